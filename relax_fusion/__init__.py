@@ -1,0 +1,1 @@
+"""Fused transformer kernels as TVM Relax passes."""

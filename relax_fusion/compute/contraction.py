@@ -1,0 +1,311 @@
+"""The TIR of the contraction family: norm -> matmul(s) -> epilogue, and the gated pair of matmuls.
+
+The PrimFunc made here says what is computed, stage by stage, and nothing of how: the dlight rule
+schedules it by the plan in its attribute.  Stages, by the names of their blocks:
+
+``x_sum``       x + residual                                [rows, k], dtype (optional)
+``x_pad``       the same with zero rows at the end          [rows', k], dtype (edges "zero")
+``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
+``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
+``x_norm``      the normalised rows                         [rows, k], float32
+``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
+``out{i}``      its epilogue                                [rows, n], out_dtype
+
+``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out
+of the inner loops; the extra elements are never stored.  With edges "clamp" (CPU) they repeat the
+last element, which costs nothing but an address; with "zero" (GPU) the padded rows are zeros, so
+that a tile in shared memory has a constant size whatever the number of rows.  ``parts`` is 2 where
+a gate and an up projection are accumulated together, else 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from tvm import te, tirx
+
+from ..errors import LoweringError
+from ..tile_plan import PLAN_ATTR, PlanTable
+from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, WeightLayout
+
+WORKLOAD_ATTR = "relax_fusion.workload"
+FAMILY = "contraction"
+ACCUMULATE = "float32"
+
+_SQRT_HALF = 0.7071067811865476
+_SQRT_2_OVER_PI = 0.7978845608028654
+
+
+def activate(name: str, x: tirx.Expr) -> tirx.Expr:
+    """Return an activation of a float32 scalar expression.
+
+    ``gelu`` is exact (erf), ``gelu_tanh`` its approximation (Hendrycks and Gimpel, 2016).
+    """
+    one = tirx.const(1.0, ACCUMULATE)
+    if name == "relu":
+        return te.max(x, tirx.const(0.0, ACCUMULATE))
+    if name == "silu":
+        return x / (one + te.exp(-x))
+    if name == "gelu":
+        return x * tirx.const(0.5, ACCUMULATE) * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
+    if name == "gelu_tanh":
+        cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
+        # tanh(y) = 1 - 2 / (exp(2 y) + 1): one exponential, which every back end vectorises.
+        twice = te.exp(tirx.const(2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic)
+        return x * (one - one / (twice + one))
+    raise LoweringError(f"no formula for activation {name!r}")
+
+
+@dataclass
+class _Stages:
+    """The growing list of a PrimFunc's inputs and outputs."""
+
+    inputs: list[te.Tensor]
+    outputs: list[te.Tensor]
+
+    def take(self, shape: tuple[object, ...], dtype: str, name: str) -> te.Tensor:
+        """Add an input."""
+        self.inputs.append(te.placeholder(shape, dtype, name))
+        return self.inputs[-1]
+
+    def give(self, tensor: te.Tensor) -> None:
+        """Add an output."""
+        self.outputs.append(tensor)
+
+
+Edges = Literal["clamp", "zero"]
+
+
+@dataclass(frozen=True)
+class _Padding:
+    """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all."""
+
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of(table: PlanTable, edges: Edges) -> _Padding:
+        """Return the padding under which every plan of `table` tiles without a remainder."""
+        plans = [plan for _, plan in table.entries]
+        rows = math.lcm(*(p.block_m for p in plans))
+        return _Padding(rows, 1 if edges == "zero" else math.lcm(*(p.block_n for p in plans)))
+
+
+Size = tirx.Expr | int
+
+
+def _rounded(size: Size, multiple: int) -> Size:
+    return (size + (multiple - 1)) // multiple * multiple if multiple > 1 else size
+
+
+def _clamped(index: tirx.Expr, size: Size, multiple: int) -> tirx.Expr:
+    exact = multiple == 1 or (isinstance(size, int) and size % multiple == 0)
+    return index if exact else te.min(index, size - 1)
+
+
+def contraction_prim_func(
+    work: NormMatmul | GatedFFN, table: PlanTable, edges: Edges
+) -> tirx.PrimFunc:
+    """Build the unscheduled PrimFunc of a `NormMatmul` or `GatedFFN`.
+
+    Parameters
+    ----------
+    work : NormMatmul or GatedFFN
+        What to compute.
+    table : PlanTable
+        Carried as the attribute `PLAN_ATTR`.
+    edges : {"clamp", "zero"}
+        How the rows and columns beyond the last are filled (see above).
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
+        operands of its epilogue in order; then the outputs: [sum], [norm], one per projection.
+        All two-dimensional ``[rows, features]`` but gamma, beta and biases.
+    """
+    rows = tirx.Var("rows", "int64") if isinstance(work.rows, DynamicDim) else work.rows
+    stages = _Stages([], [])
+    x = stages.take((rows, work.k), work.dtype, "x")
+    padding = _Padding.of(table, edges)
+    if work.norm and work.norm.residual:
+        x = _sum(stages, x, work.norm.returns_sum)
+    if edges == "zero":
+        x = _zero_rows(x, padding.rows)
+    data = _normalise(stages, x, work.norm, rows) if work.norm else x
+    if edges == "zero":  # the padding is in x already
+        padding = _Padding(1, 1)
+    if isinstance(work, GatedFFN):
+        _gated(stages, work, (rows, data), padding)
+    else:
+        for index, projection in enumerate(work.outputs):
+            _projection(stages, (work, projection, index), (rows, data), padding)
+    func = te.create_prim_func([*stages.inputs, *stages.outputs])
+    return (
+        func.with_attr("op_pattern", 8)
+        .with_attr(PLAN_ATTR, table.to_attr())
+        .with_attr(WORKLOAD_ATTR, FAMILY)
+    )
+
+
+def _sum(stages: _Stages, x: te.Tensor, returned: bool) -> te.Tensor:
+    """Add the residual in front of a norm, rounded to the dtype as the unfused addition is."""
+    residual = stages.take(x.shape, x.dtype, "residual")
+    total = te.compute(x.shape, lambda i, j: x(i, j) + residual(i, j), "x_sum")
+    if returned:
+        stages.give(total)
+    return total
+
+
+def _zero_rows(x: te.Tensor, multiple: int) -> te.Tensor:
+    """Append rows of zeros up to a multiple."""
+    rows, k = x.shape
+    zero = tirx.const(0.0, x.dtype)
+    return te.compute(
+        (_rounded(rows, multiple), k),
+        lambda i, j: te.if_then_else(i < rows, x(i, j), zero),
+        "x_pad",
+    )
+
+
+def _normalise(stages: _Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tensor:
+    """Add the statistics and the normalised rows; `rows` of them are real."""
+    dtype = x.dtype
+    padded, k = x.shape
+    gamma = stages.take((k,), dtype, "gamma")
+    beta = stages.take((k,), dtype, "beta") if norm.beta else None
+    count = tirx.const(float(int(k)), ACCUMULATE)
+    eps = tirx.const(norm.eps, ACCUMULATE)
+    wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
+    centred = wide
+    if norm.kind == "layer":
+        r = te.reduce_axis((0, k), "r")
+        total = te.compute((padded,), lambda i: te.sum(wide(i, r), axis=r), "mean_sum")
+        centred = lambda i, j: wide(i, j) - total(i) / count  # noqa: E731
+    r2 = te.reduce_axis((0, k), "r2")
+    square = te.compute(
+        (padded,), lambda i: te.sum(centred(i, r2) * centred(i, r2), axis=r2), "square_sum"
+    )
+
+    def normalised(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        value = centred(i, j) * te.rsqrt(square(i) / count + eps) * gamma(j).astype(ACCUMULATE)
+        return value + beta(j).astype(ACCUMULATE) if beta is not None else value
+
+    result = te.compute((padded, k), normalised, "x_norm")
+    if norm.returns_norm:
+        stages.give(te.compute((rows, k), lambda i, j: result(i, j).astype(dtype), "norm_out"))
+    return result
+
+
+def _weight(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+    return (w(j, k) if layout == "nk" else w(k, j)).astype(ACCUMULATE)
+
+
+Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
+
+
+def _accumulate(
+    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: _Padding
+) -> te.Tensor:
+    """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
+    parts, n = sizes
+    rows, k = data.shape
+    r = te.reduce_axis((0, k), "k")
+
+    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        row, column = _clamped(i, rows, padding.rows), _clamped(j, n, padding.columns)
+        return te.sum(data(row, r).astype(ACCUMULATE) * weight(p, column, r), axis=r)
+
+    shape = (parts, _rounded(rows, padding.rows), _rounded(n, padding.columns))
+    return te.compute(shape, product, name)
+
+
+def _projection(
+    stages: _Stages,
+    which: tuple[NormMatmul, Projection, int],
+    source: tuple[Size, te.Tensor],
+    padding: _Padding,
+) -> None:
+    """Add one matmul and its epilogue."""
+    work, projection, index = which
+    rows, data = source
+    n, k, layout = projection.n, work.k, projection.layout
+    w = stages.take((n, k) if layout == "nk" else (k, n), work.dtype, f"w{index}")
+    if layout == "kn":  # columns are vectorised there, and a clamped column would be a gather
+        padding = _Padding(padding.rows, 1)
+    acc = _accumulate(
+        data, lambda p, j, r: _weight(layout, w, j, r), (1, n), f"acc{index}", padding
+    )
+    value = lambda i, j: acc(0, i, j)  # noqa: E731
+    for position, step in enumerate(projection.epilogue):
+        value = _step(stages, step, value, (rows, n), (work.dtype, f"{step}{index}_{position}"))
+    out = te.compute((rows, n), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}")
+    stages.give(out)
+
+
+def _step(
+    stages: _Stages,
+    step: str,
+    value: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
+    shape: tuple[Size, int],
+    named: tuple[str, str],
+) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
+    """Return the function after one more step of the epilogue."""
+    dtype, name = named
+    if step == "bias":
+        bias = stages.take((shape[1],), dtype, name)
+        return lambda i, j: value(i, j) + bias(j).astype(ACCUMULATE)
+    if step == "residual":
+        residual = stages.take(shape, dtype, name)
+        return lambda i, j: value(i, j) + residual(i, j).astype(ACCUMULATE)
+    return lambda i, j: activate(step, value(i, j))
+
+
+def _gated(
+    stages: _Stages, work: GatedFFN, source: tuple[Size, te.Tensor], padding: _Padding
+) -> None:
+    """Add gate and up as one accumulation of two parts, and their product."""
+    rows, data = source
+    n = work.n
+    gate_part = 0 if work.gate_first else 1
+    weight, bias = _gated_weights(stages, work)
+    if work.layout == "kn":
+        padding = _Padding(padding.rows, 1)
+    acc = _accumulate(data, weight, (2, n), "acc0", padding)
+
+    def part(p: int, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return acc(p, i, j) + bias(p, j).astype(ACCUMULATE) if bias else acc(p, i, j)
+
+    def gated(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        product = activate(work.activation, part(gate_part, i, j)) * part(1 - gate_part, i, j)
+        return product.astype(work.out_dtype)
+
+    stages.give(te.compute((rows, n), gated, "out0"))
+
+
+def _gated_weights(
+    stages: _Stages, work: GatedFFN
+) -> tuple[
+    Reader, Callable[[int, tirx.Expr], tirx.Expr] | None
+]:
+    """Return readers of both halves of the weight and the bias: merged, or gate then up."""
+    n, k = work.n, work.k
+    count = 2 * n if work.merged else n
+    shape = (count, k) if work.layout == "nk" else (k, count)
+    if work.merged:
+        w = stages.take(shape, work.dtype, "w0")
+        b = stages.take((count,), work.dtype, "bias0") if work.bias else None
+        bias = (lambda p, j: b(p * n + j)) if b is not None else None
+        return lambda p, j, r: _weight(work.layout, w, p * n + j, r), bias
+    first, second = (stages.take(shape, work.dtype, f"w{i}") for i in range(2))
+    biases = [stages.take((n,), work.dtype, f"bias{i}") for i in range(2)] if work.bias else []
+    bias = (lambda p, j: biases[p](j)) if biases else None
+    return (
+        lambda p, j, r: te.if_then_else(
+            p == 0, _weight(work.layout, first, j, r), _weight(work.layout, second, j, r)
+        ),
+        bias,
+    )

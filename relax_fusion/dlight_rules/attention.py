@@ -1,0 +1,125 @@
+"""The dlight rule of the attention family: schedules what `relax_fusion.compute.attention` makes."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from ..compute.attention import WORKLOAD_ATTR, WORKLOAD_NAME, range_suffix
+from ..errors import LoweringError
+from ..target import is_gpu
+from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from . import attention_steps as step
+
+REGISTER_TILES = (
+    "acc_init",
+    "scores_init",
+    "scores_dot",
+    "scores_mask",
+    "values_init",
+    "values_dot",
+    "values_store",
+    "store",
+)
+"""Blocks whose last two loops run over a register tile."""
+
+ROW_VECTORS = ("max_init", "max_lanes", "sum_init", "sum_lanes", "exp")
+COPIES = ("q_load", "k_load", "v_load")
+"""Blocks whose last loop runs over neighbouring elements."""
+
+SPREAD = (
+    "q_load",
+    "row_init",
+    "k_load",
+    "scores",
+    "row_max",
+    "exp",
+    "row_sum",
+    "row_keep",
+    "v_load",
+    "row_end",
+)
+"""Blocks whose iterations the threads of a GPU thread block take in turn."""
+
+OWNED = ("acc_init", "values", "store")
+"""Blocks over (slot, thread, ...): what a thread keeps to itself."""
+
+SHARED = ("q_load", "k_load", "exp", "row_init", "row_max", "row_sum")
+"""Blocks that write, between them, all scratch that the threads of a block share."""
+
+WARP = 32
+"""Threads that a plan counts as one warp."""
+
+
+class AttentionRule(ScheduleRule):
+    """Schedule an attention PrimFunc of this library from the plans that it carries.
+
+    On a CPU the tiles run in parallel and their inner loops on vectors.  On a GPU each tile is a
+    thread block with its scratch in shared memory.
+
+    declines when: the function does not come from `relax_fusion.compute.attention`.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Return the scheduled function, or None where it is not this rule's.
+
+        Raises
+        ------
+        LoweringError
+            If a plan asks for threads on a CPU, has none on a GPU, or more than the target allows.
+        """
+        del tunable
+        if not isinstance(func, tirx.PrimFunc) or func.attrs.get(WORKLOAD_ATTR) != WORKLOAD_NAME:
+            return None
+        table = func.attrs.get(PLAN_ATTR)
+        if table is None:
+            return None
+        sch = s_tir.Schedule(func, enable_check=False)
+        blocks = sch.get_child_blocks(sch.get_sblock("root"))
+        tiles = {sch.get(block).name_hint for block in blocks}
+        for index, (_, plan) in enumerate(PlanTable.from_attr(table).entries):
+            suffix = range_suffix(index)
+            if "tile" + suffix not in tiles:
+                continue
+            if is_gpu(target):
+                _schedule_gpu(sch, plan, suffix, _thread_limit(target))
+            else:
+                _schedule_cpu(sch, plan, suffix)
+        return sch
+
+
+def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:
+    """Run the tiles in parallel, and what is inside of them on vectors."""
+    if plan.num_warps:
+        raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
+    step.parallel_tiles(sch, sch.get_sblock("tile" + suffix))
+    for name in COPIES + ROW_VECTORS:
+        step.vectorise_inner(sch, sch.get_sblock(name + suffix), plan.lanes)
+    for name in REGISTER_TILES:
+        step.register_tile(sch, sch.get_sblock(name + suffix), plan.lanes)
+
+
+def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str, limit: int) -> None:
+    """Make a thread block of each tile, with the scratch that its threads share in shared memory."""
+    threads = plan.num_warps * WARP
+    if not 0 < threads <= limit:
+        raise LoweringError(
+            f"attention: a plan of {plan.num_warps} warps of {WARP} threads was given to a GPU, "
+            f"which runs 1 to {limit} threads in a block"
+        )
+    step.block_per_tile(sch, sch.get_sblock("tile" + suffix))
+    for name in SHARED:
+        step.set_scope(sch, sch.get_sblock(name + suffix), "shared")
+    for name in SPREAD:
+        step.spread_over_threads(sch, sch.get_sblock(name + suffix), threads)
+    for name in OWNED:
+        step.bind_owners(sch, sch.get_sblock(name + suffix))
+    step.set_scope(sch, sch.get_sblock("acc_init" + suffix), "local")
+    step.skew_rows(sch, sch.get_sblock("exp" + suffix))
+    for name in REGISTER_TILES:
+        step.register_tile(sch, sch.get_sblock(name + suffix), lanes=1)
+
+
+def _thread_limit(target: Target) -> int:
+    return int(target.attrs["max_num_threads"])

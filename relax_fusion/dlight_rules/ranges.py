@@ -1,0 +1,92 @@
+"""One function out of several schedules of it, chosen by the value of a dynamic dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from ..errors import LoweringError
+
+
+def stitch(funcs: Sequence[tuple[int | None, tirx.PrimFunc]], dim: tirx.Var) -> tirx.PrimFunc:
+    """Return a function that runs the first of `funcs` whose range holds `dim`.
+
+    rewrite::
+
+        f0(a, b): root0                  ->    f(a, b):
+        f1(a, b): root1                            if dim <= 16: root0
+                                                   else: root1
+
+    Parameters
+    ----------
+    funcs : sequence of (int or None, tirx.PrimFunc)
+        Upper bounds of `dim`, rising, and the function for each; the last bound is None and its
+        function serves the rest.  All have the same signature; each body is one root block.  They
+        may share variables, as schedules of one function do.
+    dim : tirx.Var
+        An int64 parameter, or a dimension of a parameter, of the first function.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        With the parameters and the attributes of the first function.
+
+    Raises
+    ------
+    LoweringError
+        If the bounds are not as described, or the signatures differ.
+    """
+    uppers = [upper for upper, _ in funcs]
+    if not uppers or uppers[-1] is not None or None in uppers[:-1]:
+        raise LoweringError(f"stitch: the bounds {uppers} must end in None, and only there")
+    first = funcs[0][1]
+    bodies = [first.body, *(_body_over(first, func) for _, func in funcs[1:])]
+    body = bodies[-1]
+    for upper, earlier in reversed(list(zip(uppers[:-1], bodies[:-1], strict=True))):
+        # Every thread of a kernel goes the same way; said aloud, TVM puts barriers inside.
+        inside = tirx.op.tvm_thread_invariant(dim <= tirx.IntImm("int64", upper))
+        body = tirx.IfThenElse(inside, earlier, body)
+    if len(bodies) == 1:
+        return first
+    root = s_tir.SBlock([], [], [], "root", body)
+    return first.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _body_over(first: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.Stmt:
+    """Return the body of `func` over the parameters of `first`, with variables of its own."""
+    func = s_tir.renew_defs(func)
+    if len(func.params) != len(first.params):
+        raise LoweringError(
+            f"stitch: a function of {len(func.params)} parameters cannot join one of "
+            f"{len(first.params)}"
+        )
+    mapping: dict[tirx.Var, tirx.Var] = {}
+    for ours, theirs in zip(first.params, func.params, strict=True):
+        mapping[theirs] = ours
+        mapping.update(_matching_sizes(ours, theirs))
+    return tvm_ffi.structural_map(func.body, (ir.Var, lambda var: mapping.get(var, var)))
+
+
+def _matching_sizes(ours: tirx.Var, theirs: tirx.Var) -> dict[tirx.Var, tirx.Var]:
+    """Pair the symbolic sizes of two parameters.
+
+    Raises
+    ------
+    LoweringError
+        If one is a buffer and the other is not, or they differ in dtype or in a size.
+    """
+    buffers = [tirx.is_buffer_var(ours), tirx.is_buffer_var(theirs)]
+    if not any(buffers):
+        return {}
+    if not all(buffers) or ours.ty.dtype != theirs.ty.dtype:
+        raise LoweringError(f"stitch: the parameters {ours.name} and {theirs.name} differ in type")
+    pairs = list(zip(ours.ty.shape, theirs.ty.shape, strict=False))
+    same_rank = len(ours.ty.shape) == len(theirs.ty.shape)
+    if not same_rank or any(type(a) is not type(b) for a, b in pairs):
+        raise LoweringError(f"stitch: the parameters {ours.name} and {theirs.name} differ in shape")
+    fixed = [(int(a), int(b)) for a, b in pairs if isinstance(a, tirx.IntImm)]
+    if any(a != b for a, b in fixed):
+        raise LoweringError(f"stitch: the parameters {ours.name} and {theirs.name} differ in shape")
+    return {b: a for a, b in pairs if isinstance(a, ir.Var)}

@@ -1,0 +1,73 @@
+"""What can go wrong, as types.
+
+A :class:`Decline` is an answer, not an exception: a pass that meets a chain it cannot or should not
+fuse records one and leaves the module alone.  The exceptions are for bad input by a user (a plan
+that does not fit, a target nobody knows) and for broken promises inside the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Reason(str, Enum):
+    """Why a chain was not fused.  The values are stable: reports and tests name them."""
+
+    LEAKED = "leaked intermediate"
+    MULTI_USE = "intermediate used more than once"
+    AXIS = "wrong axis"
+    LAYOUT = "unsupported layout"
+    SHAPE = "unsupported shape"
+    DTYPE = "unsupported dtype"
+    SIDE_EFFECT = "impure call in the chain"
+    VDEVICE = "operands on different virtual devices"
+    ATTRIBUTE = "unsupported attribute"
+    NOT_PROFITABLE = "fusing does not pay"
+    CYCLE = "kernel would depend on itself"
+    NO_PLAN = "no tile plan fits the device"
+    DISABLED = "switched off by the user"
+
+
+@dataclass(frozen=True)
+class Decline:
+    """A typed "no, because".
+
+    Parameters
+    ----------
+    reason : Reason
+        The class of refusal.
+    detail : str
+        One sentence that names the value that was met and what would have been accepted.
+    fused_s, unfused_s : float, optional
+        Predicted seconds with and without fusing, where the estimator was asked.
+    """
+
+    reason: Reason
+    detail: str
+    fused_s: float | None = None
+    unfused_s: float | None = None
+
+    def __str__(self) -> str:
+        """Render as ``reason: detail``."""
+        return f"{self.reason.value}: {self.detail}"
+
+
+class RelaxFusionError(Exception):
+    """Base class of every error that this library raises on purpose."""
+
+
+class TilePlanError(RelaxFusionError, ValueError):
+    """A tile plan that a user gave does not fit its workload or device."""
+
+
+class TargetError(RelaxFusionError, ValueError):
+    """A target that the library cannot describe."""
+
+
+class LoweringError(RelaxFusionError, RuntimeError):
+    """A workload reached code generation in a form that it cannot express."""
+
+
+class PipelineError(RelaxFusionError, ValueError):
+    """An argument of the pipeline has a value that it cannot take."""

@@ -1,0 +1,184 @@
+"""From a workload to the plans it runs with, or to the reason why it should not be fused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import DeviceSpec
+from ..errors import Decline, Reason, TilePlanError
+from ..tile_plan import PlanTable, TilePlan
+from ..workload import Attention, Dim, DynamicDim, Workload
+from .candidates import candidates, next_power
+from .cost import predict, predict_unfused
+from .footprint import violations
+from .prediction import Prediction, format_seconds
+from .shape import AttentionSize, Size, rows_of
+
+RANGE_UPPERS = (1, 16, 64, 256)
+"""Upper ends of the ranges of a dynamic dimension: decoding, small and large batches of it, and
+short prompts; longer ones follow in an open range."""
+
+OPEN_RANGE_SIZE = 1024
+"""Where the open range is priced: a usual prompt, and past the point where more rows change the
+choice.  A static size, or a bound, is priced at itself."""
+
+DEFAULT_BATCH = 1
+"""Batch at which an attention of dynamic batch is priced, when nothing bounds it."""
+
+
+@dataclass(frozen=True)
+class RangePrediction:
+    """What one range of the dynamic dimension should cost, with and without fusing.
+
+    Parameters
+    ----------
+    upper : int, optional
+        Last size of the range, None for the open one.
+    size : int or AttentionSize
+        The size that was priced.
+    fused, unfused : Prediction
+        At that size.
+    """
+
+    upper: int | None
+    size: Size
+    fused: Prediction
+    unfused: Prediction
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The plans of a workload and why they were chosen.
+
+    Parameters
+    ----------
+    plans : PlanTable
+        By rows of a matmul workload, by query positions of an attention.
+    predictions : tuple of RangePrediction
+        One per range that was looked at, also where neighbours came out with the same plan.
+    """
+
+    plans: PlanTable
+    predictions: tuple[RangePrediction, ...]
+
+
+def choose(
+    work: Workload, dev: DeviceSpec, *, plans: PlanTable | TilePlan | None = None
+) -> Choice | Decline:
+    """Choose tile plans for `work` on `dev`.
+
+    Parameters
+    ----------
+    plans : PlanTable or TilePlan, optional
+        A user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
+
+    Returns
+    -------
+    Choice or Decline
+        `Reason.NO_PLAN` if no tile fits the device, `Reason.NOT_PROFITABLE` if separate kernels
+        are predicted to be as fast or faster in every range.
+
+    Raises
+    ------
+    TilePlanError
+        If a plan of `plans` does not fit; the message has every violation.
+    """
+    if plans is not None:
+        table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
+        return _checked(work, dev, table)
+    found = list(candidates(work, dev))
+    if not found:
+        return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
+    ranges = _ranges(work)
+    chosen = [_best(found, work, dev, size) for _, size in ranges]
+    predictions = tuple(
+        RangePrediction(upper, size, fused, predict_unfused(work, dev, size))
+        for (upper, size), (_, fused) in zip(ranges, chosen, strict=True)
+    )
+    if all(p.fused.seconds >= p.unfused.seconds for p in predictions):
+        return _unprofitable(predictions)
+    entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
+    return Choice(PlanTable(_merged(entries)), predictions)
+
+
+def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
+    """Price a user's table, or raise what is wrong with it."""
+    wrong = [
+        f"plan {plan.key}: {sentence}"
+        for plan in dict.fromkeys(plan for _, plan in table.entries)
+        for sentence in violations(plan, work, dev)
+    ]
+    if wrong:
+        raise TilePlanError("; ".join(wrong))
+    predictions = []
+    for upper, size in _ranges(work):
+        plan = table.plan_for(rows_of(work, size))
+        unfused = predict_unfused(work, dev, size, backend=plan.backend)
+        predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
+    return Choice(table, tuple(predictions))
+
+
+def _best(
+    found: list[TilePlan], work: Workload, dev: DeviceSpec, size: Size
+) -> tuple[TilePlan, Prediction]:
+    """Return the fastest plan at `size`; of equals, the first that was generated."""
+    rows = next_power(rows_of(work, size))
+    # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do.
+    lowest = max(rows, min(plan.block_m for plan in found))
+    priced = [(plan, predict(work, plan, dev, size)) for plan in found if plan.block_m <= lowest]
+    return min(priced, key=lambda pair: pair[1].seconds)
+
+
+def _unprofitable(predictions: tuple[RangePrediction, ...]) -> Decline:
+    """Return a decline with the times of the range in which fusing came closest."""
+    best = min(predictions, key=lambda p: p.fused.seconds / p.unfused.seconds)
+    fused, unfused = best.fused.seconds, best.unfused.seconds
+    detail = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)} at {_size_text(best.size)}"
+    return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
+
+
+def _size_text(size: Size) -> str:
+    if isinstance(size, int):
+        return f"{size} row{'s' if size > 1 else ''}"
+    return f"batch {size.batch}, {size.q_len} queries, {size.kv_len} keys"
+
+
+def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | None, TilePlan], ...]:
+    """Join neighbouring ranges that have the same plan."""
+    merged: list[tuple[int | None, TilePlan]] = []
+    for upper, plan in entries:
+        if merged and merged[-1][1] == plan:
+            merged.pop()
+        merged.append((upper, plan))
+    return tuple(merged)
+
+
+def _ranges(work: Workload) -> list[tuple[int | None, Size]]:
+    """Return the ranges of the dynamic dimension as (last size or None, size to price)."""
+    if not isinstance(work, Attention):
+        return [(upper, size) for upper, size in _dim_ranges(work.rows)]
+    batch = _at_bound(work.batch, DEFAULT_BATCH)
+    ranges: list[tuple[int | None, Size]] = []
+    for upper, q_len in _dim_ranges(work.q_len):
+        # Keys are at least as many as queries in every known use: a cache only adds to them.
+        kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE), q_len)
+        if not isinstance(work.kv_len, DynamicDim):
+            kv_len = work.kv_len
+        ranges.append((upper, AttentionSize(batch, q_len, kv_len)))
+    return ranges
+
+
+def _dim_ranges(dim: Dim) -> list[tuple[int | None, int]]:
+    if isinstance(dim, int):
+        return [(None, dim)]
+    bound = dim.upper
+    closed = [u for u in RANGE_UPPERS if bound is None or u < bound]
+    last = OPEN_RANGE_SIZE if bound is None else min(bound, OPEN_RANGE_SIZE)
+    return [*((u, u) for u in closed), (None, last)]
+
+
+def _at_bound(dim: Dim, default: int) -> int:
+    """Return a size of `dim` to price at: itself, or `default` clipped by its bound."""
+    if isinstance(dim, int):
+        return dim
+    return default if dim.upper is None else min(dim.upper, default)

@@ -1,0 +1,54 @@
+"""Predicted time of a workload, fused under a plan or as separate kernels."""
+
+from __future__ import annotations
+
+from ..device import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import Attention, Workload
+from . import cpu_cost, gpu_cost, unfused
+from .footprint import footprint
+from .prediction import Prediction
+from .shape import Size, attention_size, matmul_shape, rows_of
+
+
+def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
+    """Return what the fused kernel costs at `size`.
+
+    Parameters
+    ----------
+    size : int or AttentionSize
+        Rows of a matmul workload; batch, query and key positions of an attention, where entries
+        that the workload knows statically are ignored.
+
+    Returns
+    -------
+    Prediction
+        Only meaningful for a plan without `violations`.
+    """
+    foot = footprint(work, plan, dev)
+    on_cpu = dev.kind == "cpu"
+    if isinstance(work, Attention):
+        model = cpu_cost.attention_on_cpu if on_cpu else gpu_cost.attention_on_gpu
+        return model(work, plan, foot, dev, attention_size(work, size))
+    matmul = cpu_cost.matmul_on_cpu if on_cpu else gpu_cost.matmul_on_gpu
+    return matmul(matmul_shape(work), plan, foot, dev, rows_of(work, size))
+
+
+def predict_unfused(
+    work: Workload, dev: DeviceSpec, size: Size, *, backend: str = "tir"
+) -> Prediction:
+    """Return what the chain costs at `size` as separate kernels, each with its bytes and launch.
+
+    Parameters
+    ----------
+    size : int or AttentionSize
+        As for `predict`.
+    backend : {"tir", "triton"}
+        What the separate matmuls run on: plain FMAs, as TVM's own schedules do, or tensor cores,
+        as a vendor library does.  Compare like with like.
+    """
+    if isinstance(work, Attention):
+        kernels = unfused.attention_kernels(work, attention_size(work, size))
+    else:
+        kernels = unfused.matmul_kernels(work, rows_of(work, size))
+    return unfused.price(kernels, work.dtype, dev, backend)

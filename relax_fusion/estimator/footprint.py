@@ -1,0 +1,245 @@
+"""What one task of a plan occupies, and the single statement of what a plan may not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..device import STATIC_SMEM_BYTES, DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import DTYPE_BYTES, Attention, Workload
+from .shape import MatmulShape, matmul_shape
+
+STACK_LIMIT_BYTES = 1024
+"""Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""
+
+VECTOR_LOAD_BYTES = 16
+"""Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
+
+TENSOR_TILE = 16
+"""Smallest extent of a tensor-core tile that Triton's `dot` accepts."""
+
+THREAD_OVERHEAD_REGISTERS = 32
+"""Addresses, loop counters and staged loads of a GPU thread.  Assumed: what nvcc reports for a
+matmul kernel, less its accumulators and operands, lies between 20 and 40."""
+
+OPERAND_REGISTERS = 2
+"""Vector registers of a CPU tile besides accumulators and row operands: a weight and a spare."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one task occupies.
+
+    Parameters
+    ----------
+    smem_bytes : int
+        Shared memory of a GPU thread block.
+    registers_per_thread : int
+        32-bit registers of a GPU thread, vector registers of a CPU tile.
+    threads : int
+        Threads of a GPU thread block; 1 on a CPU.
+    stack_bytes : int
+        The accumulator buffer of a CPU tile, as it is before registers are allocated.
+    scratch_bytes : int
+        What a CPU task goes over again and again, so should lie in its core's L2 cache.
+    """
+
+    smem_bytes: int
+    registers_per_thread: int
+    threads: int
+    stack_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    """Return what one task of `plan` occupies on `dev`."""
+    if isinstance(work, Attention):
+        return _attention(work, plan, dev)
+    shape = matmul_shape(work)
+    return _matmul_cpu(shape, plan) if dev.kind == "cpu" else _matmul_gpu(shape, plan, dev)
+
+
+def _matmul_cpu(shape: MatmulShape, plan: TilePlan) -> Footprint:
+    tile = plan.reg_m * plan.reg_n * shape.parts
+    vectors, stack = 0, 0
+    if "nk" in shape.layouts:  # one vector along k per accumulator
+        vectors, stack = tile, tile * plan.lanes * 4
+    if "kn" in shape.layouts:  # one vector holds `lanes` columns
+        vectors = max(vectors, -(-tile // plan.lanes))
+        stack = max(stack, tile * 4)
+    return Footprint(
+        smem_bytes=0,
+        registers_per_thread=vectors + plan.reg_m + OPERAND_REGISTERS,
+        threads=1,
+        stack_bytes=stack,
+        scratch_bytes=plan.block_k * (plan.block_m * 4 + plan.reg_n * shape.parts * shape.in_bytes),
+    )
+
+
+def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    lines = plan.block_m + shape.parts * plan.block_n
+    if plan.backend == "triton":
+        threads = max(plan.num_warps, 1) * dev.warp_size
+        sums = -(-plan.block_m * plan.block_n * shape.parts // threads)
+        smem = lines * plan.block_k * shape.in_bytes * plan.num_stages
+        return Footprint(smem, sums + THREAD_OVERHEAD_REGISTERS, threads)
+    sums = plan.reg_m * plan.reg_n * shape.parts
+    operands = plan.reg_m + plan.reg_n * shape.parts
+    return Footprint(
+        smem_bytes=lines * plan.block_k * 4 * plan.num_stages,
+        registers_per_thread=sums + operands + THREAD_OVERHEAD_REGISTERS,
+        threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
+    )
+
+
+def _attention(work: Attention, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
+    # The query tile, the scores, the result so far, and per row: maximum, sum, correction.
+    tiles_bytes = 4 * (bm * d + bm * bn + bm * dv + 3 * bm)
+    sums = plan.reg_m * plan.reg_n
+    if dev.kind == "cpu":
+        registers = sums + plan.reg_m + OPERAND_REGISTERS
+        kv_bytes = bn * (d + dv) * DTYPE_BYTES[work.dtype]
+        return Footprint(0, registers, 1, sums * plan.lanes * 4, tiles_bytes + kv_bytes)
+    threads = max(plan.num_warps, 1) * dev.warp_size
+    if plan.backend == "triton":
+        smem = (bm * d + plan.num_stages * bn * (d + dv)) * DTYPE_BYTES[work.dtype]
+        held = -(-bm * (bn + dv) // threads)
+        return Footprint(smem, held + THREAD_OVERHEAD_REGISTERS, threads)
+    operands = plan.reg_m + plan.reg_n
+    return Footprint(tiles_bytes, sums + operands + THREAD_OVERHEAD_REGISTERS, threads)
+
+
+def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
+    """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
+
+    This is the only statement of the constraint set: candidates are filtered by it and a user's
+    own plan is refused by it.  Empty: the plan fits.
+    """
+    return tuple(_violations(plan, work, dev))
+
+
+def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
+    """Tell whether `violations` is empty, without collecting it."""
+    return next(_violations(plan, work, dev), None) is None
+
+
+def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    foot = footprint(work, plan, dev)
+    yield from _backend(plan, dev)
+    if isinstance(work, Attention):
+        if plan.block_k != work.head_dim:
+            yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
+    elif plan.block_k > work.k:
+        yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
+    if dev.kind == "cpu":
+        yield from _cpu_limits(foot, plan, work, dev)
+    else:
+        yield from _gpu_limits(foot, plan, dev)
+        yield from _gpu_lanes(plan, work)
+
+
+def _backend(plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
+    if plan.backend == "triton":
+        if dev.kind == "cpu":
+            yield "backend is 'triton', a CPU has 'tir' only"
+        for name in ("block_m", "block_n", "block_k"):
+            value = getattr(plan, name)
+            if value < TENSOR_TILE or value & (value - 1):
+                yield f"{name} is {value}, triton needs a power of two >= {TENSOR_TILE}"
+        return
+    if plan.num_stages != 1:
+        yield f"num_stages is {plan.num_stages}, backend 'tir' loads in 1 stage"
+    if plan.split_k != 1:
+        yield f"split_k is {plan.split_k}, backend 'tir' reduces in 1 part"
+
+
+def _cpu_limits(foot: Footprint, plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    if plan.num_warps:
+        yield f"num_warps is {plan.num_warps}, a CPU task has 0"
+    if plan.lanes & (plan.lanes - 1) or plan.lanes * 4 > dev.vector_bytes:
+        yield (
+            f"lanes is {plan.lanes}, must be a power of two and at most {dev.vector_bytes // 4}, "
+            f"the float32 elements of a vector of {dev.vector_bytes} B"
+        )
+    if foot.registers_per_thread > dev.vector_registers:
+        yield (
+            f"needs {foot.registers_per_thread} vector registers, a core of the {dev.label} has "
+            f"{dev.vector_registers}"
+        )
+    if foot.stack_bytes > STACK_LIMIT_BYTES:
+        yield (
+            f"needs {foot.stack_bytes} B of accumulators, a stack buffer may have "
+            f"{STACK_LIMIT_BYTES} B"
+        )
+    if isinstance(work, Attention):
+        if foot.scratch_bytes > dev.l2_bytes:
+            yield (
+                f"needs {foot.scratch_bytes} B of cache, a core of the {dev.label} has "
+                f"{dev.l2_bytes} B of L2"
+            )
+        for name, value in (("block_n", plan.block_n), ("v_dim", work.v_dim)):
+            if value % plan.lanes:
+                yield f"lanes is {plan.lanes}, does not divide {name}={value}"
+        return
+    if work.k % plan.block_k:
+        yield f"block_k is {plan.block_k}, does not divide k={work.k}"
+    layouts = matmul_shape(work).layouts
+    if "nk" in layouts and plan.block_k % plan.lanes:
+        yield f"lanes is {plan.lanes}, does not divide block_k={plan.block_k}"
+    if "kn" in layouts and plan.reg_n % plan.lanes:
+        yield f"lanes is {plan.lanes}, does not divide reg_n={plan.reg_n}"
+
+
+def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
+    if foot.smem_bytes > dev.smem_per_block_bytes:
+        yield (
+            f"needs {foot.smem_bytes} B of shared memory, a block of the {dev.label} has "
+            f"{dev.smem_per_block_bytes} B"
+        )
+    elif plan.backend == "tir" and foot.smem_bytes > STATIC_SMEM_BYTES:
+        yield (
+            f"needs {foot.smem_bytes} B of shared memory, backend 'tir' declares it statically "
+            f"and has {STATIC_SMEM_BYTES} B"
+        )
+    if foot.threads > dev.max_threads_per_block:
+        yield (
+            f"needs {foot.threads} threads, a block of the {dev.label} has "
+            f"{dev.max_threads_per_block}"
+        )
+    if foot.threads % dev.warp_size:
+        yield f"needs {foot.threads} threads, which is no multiple of a warp's {dev.warp_size}"
+    if plan.num_warps * dev.warp_size != foot.threads:
+        yield (
+            f"num_warps is {plan.num_warps}, the tile needs {foot.threads} threads in warps of "
+            f"{dev.warp_size}"
+        )
+    if foot.registers_per_thread > dev.max_registers_per_thread:
+        yield (
+            f"needs {foot.registers_per_thread} registers per thread, the {dev.label} has "
+            f"{dev.max_registers_per_thread}"
+        )
+    elif foot.registers_per_thread * foot.threads > dev.registers_per_sm:
+        yield (
+            f"needs {foot.registers_per_thread * foot.threads} registers per block, a "
+            f"multiprocessor of the {dev.label} has {dev.registers_per_sm}"
+        )
+
+
+def _gpu_lanes(plan: TilePlan, work: Workload) -> Iterator[str]:
+    most = VECTOR_LOAD_BYTES // DTYPE_BYTES[work.dtype]
+    if plan.lanes & (plan.lanes - 1) or plan.lanes > most:
+        yield (
+            f"lanes is {plan.lanes}, must be a power of two and at most {most}, the {work.dtype} "
+            f"elements of a load of {VECTOR_LOAD_BYTES} B"
+        )
+    if isinstance(work, Attention):
+        extents = {"head_dim": work.head_dim, "v_dim": work.v_dim}
+    else:
+        layouts = matmul_shape(work).layouts
+        extents = {"block_k": plan.block_k} if "nk" in layouts else {}
+        extents |= {"block_n": plan.block_n} if "kn" in layouts else {}
+    for name, value in extents.items():
+        if value % plan.lanes:
+            yield f"lanes is {plan.lanes}, does not divide {name}={value}"

@@ -1,0 +1,263 @@
+"""Price of one fused kernel on a GPU.
+
+A kernel is a number of equal blocks.  Its time is the launch, and then the larger of
+
+- the roofline: memory (DRAM or L2, the slower) against arithmetic on the busiest multiprocessor.
+  They overlap as well as the load pipeline and the other blocks of the multiprocessor allow;
+- the chain of dependent loads that a single block waits for, once per wave.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import DTYPE_BYTES, Attention
+from .causal import visible_blocks
+from .footprint import VECTOR_LOAD_BYTES, Footprint
+from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from .shape import AttentionSize, MatmulShape
+
+L2_EFFICIENCY = 0.85
+"""Reached part of the L2 peak.  Measured on an H200: 8.1 to 9.5 of the derived 10.1 TB/s, reading
+16 and 32 MB again and again."""
+
+TENSOR_EFFICIENCY = 0.8
+"""Reached part of the tensor-core peak.  Measured on an H200: 790 of 989 Tflop/s."""
+
+SIMT_EFFICIENCY = 0.92
+"""Reached part of what issue slots, FMA pipes and shared memory allow together.  Measured on an
+H200: TVM's 32x64 tile of 4x4 per thread, which shared memory bounds to 0.46 of the FMA peak, runs
+at 0.42 of it."""
+
+ISSUE_PER_CLOCK = 4
+"""Warp instructions that a multiprocessor starts each clock (CUDA guide: four schedulers)."""
+
+MEMORY_LATENCY_S = 0.5e-6
+"""One load from DRAM and the barrier behind it.  A chain of dependent loads on an idle H200 takes
+0.15e-6 each from L2 and 0.33e-6 where half of them miss it (measured); the rest, for a device
+under load, is assumed."""
+
+IN_FLIGHT_BYTES_PER_THREAD = 4 * VECTOR_LOAD_BYTES
+"""What a thread loads before it waits.  Assumed: four vector loads, held in registers."""
+
+LATENCY_WARPS = 16
+"""Independent warp instructions that hide the latency of arithmetic: 4 schedulers * 4 cycles."""
+
+SMEM_WORDS_PER_CLOCK = 32
+"""Four-byte words that shared memory delivers per clock and SM (CUDA guide: 32 banks)."""
+
+SFU_PER_CLOCK = 16
+"""Exponentials per clock and SM (CUDA guide, throughput of native arithmetic instructions)."""
+
+SOFTMAX_FLOPS_PER_SCORE = 8
+"""Scale, mask, maximum, subtract, sum, convert, rescale.  Counted; with `SFU_PER_CLOCK` it gives
+81 us for BERT-base at batch 32 on an H200, where Triton's FlexAttention measured 85 us."""
+
+NORM_FLOPS_PER_ELEMENT = 4
+"""Square and add for the statistics, scale and gamma to apply them; counted."""
+
+L2_SHARE = 0.5
+"""Part of L2 that data to be read again can count on.  Assumed: the rest is streamed through."""
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel as its blocks: what one computes and waits for, and what all of them move."""
+
+    blocks: int
+    block_compute_s: float
+    longest_block_s: float
+    chain_s: float
+    dram_bytes: float
+    l2_bytes: float
+
+
+def matmul_on_gpu(
+    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
+) -> Prediction:
+    """Price the fused norm and matmul at `rows` rows.
+
+    Neighbouring blocks are taken to share their columns (the row tile is the fastest index of the
+    grid), so weights come from DRAM once, and x once per wave where L2 cannot hold it.
+    """
+    tiles_m = ceil_div(rows, plan.block_m)
+    tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    blocks = tiles_m * tiles_n
+    waves = ceil_div(blocks, dev.sm_count * resident_blocks(foot, dev))
+    x_bytes = rows * shape.x_row_bytes
+    x_reads = 1 if x_bytes <= dev.l2_bytes * L2_SHARE else waves
+    stores = rows * (shape.out_row_bytes + shape.side_row_bytes)
+    # Row statistics: backend "tir" reads x once more for them, Triton gathers them on the way.
+    reads_twice = shape.has_norm and plan.backend == "tir"
+    steps = ceil_div(shape.k, plan.block_k)
+    k_padded = steps * plan.block_k
+    lines = plan.block_m + plan.block_n * shape.parts
+    chain = steps * _load_rounds(plan, foot, lines * plan.block_k * shape.in_bytes)
+    if reads_twice:
+        chain += _load_rounds(plan, foot, plan.block_m * shape.x_row_bytes)
+    flops = 2.0 * plan.block_m * plan.block_n * shape.parts * k_padded
+    block_s = flops / _matmul_rate(shape, plan, foot, dev, blocks)
+    if shape.has_norm:
+        per_sm = dev.fma_float32_flops_per_s / dev.sm_count
+        block_s += plan.block_m * k_padded * NORM_FLOPS_PER_ELEMENT / per_sm
+    kernel = _Kernel(
+        blocks=blocks,
+        block_compute_s=block_s,
+        longest_block_s=block_s,
+        chain_s=(chain / plan.num_stages + 2) * MEMORY_LATENCY_S,
+        dram_bytes=shape.weight_bytes + x_bytes * x_reads + stores,
+        l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes * (1 + reads_twice) + stores,
+    )
+    return _finish(kernel, plan, foot, dev, shape.flops(rows))
+
+
+def attention_on_gpu(
+    work: Attention, plan: TilePlan, foot: Footprint, dev: DeviceSpec, size: AttentionSize
+) -> Prediction:
+    """Price the fused attention at `size`; tiles that a causal mask hides are skipped."""
+    b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
+    tiles_m = ceil_div(size.q_len, plan.block_m)
+    blocks = size.batch * work.q_heads * tiles_m
+    mean_steps, most_steps = visible_blocks(work, plan, size)
+    scores = plan.block_m * plan.block_n
+    # The matrix units, the exponentials and the rest of the softmax take turns within a block.
+    step_s = 2.0 * scores * d / _attention_rate(work, plan, foot, dev, blocks)
+    step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
+    step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
+    kv_bytes = size.batch * work.kv_heads * size.kv_len * d * b
+    qo_bytes = attention_qo_bytes(work, size)
+    kv_loads = blocks * mean_steps * plan.block_n * d * b
+    # Blocks of one wave share the keys of as many heads as the wave covers.
+    slots = dev.sm_count * resident_blocks(foot, dev)
+    per_head = tiles_m * (work.q_heads // work.kv_heads)
+    heads = min(size.batch * work.kv_heads, ceil_div(slots, per_head))
+    wave_kv = heads * size.kv_len * d * b
+    miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
+    rounds = _load_rounds(plan, foot, plan.block_n * d * b)
+    kernel = _Kernel(
+        blocks=blocks,
+        block_compute_s=step_s * mean_steps,
+        longest_block_s=step_s * most_steps,
+        chain_s=(most_steps * rounds / plan.num_stages + 2) * MEMORY_LATENCY_S,
+        dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
+        l2_bytes=qo_bytes + kv_loads,
+    )
+    flops = work.flops(*size)
+    return _finish(kernel, plan, foot, dev, flops)
+
+
+def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
+    """Return the bytes of the query, the result and the additive mask."""
+    rows = size.batch * work.q_heads * size.q_len
+    moved = rows * work.head_dim * DTYPE_BYTES[work.dtype]
+    moved += rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
+    if work.bias_dims is not None:
+        mask = DTYPE_BYTES[work.bias_dtype]
+        full = (size.batch, work.q_heads, size.q_len, size.kv_len)
+        for is_full, extent in zip(work.bias_dims, full, strict=True):
+            mask *= extent if is_full else 1
+        moved += mask
+    return moved
+
+
+def resident_blocks(foot: Footprint, dev: DeviceSpec) -> int:
+    """Return how many blocks a multiprocessor holds at once (at least 1)."""
+    registers = foot.registers_per_thread * foot.threads
+    return max(
+        1,
+        min(
+            dev.max_blocks_per_sm,
+            dev.smem_per_sm_bytes // max(foot.smem_bytes, 1),
+            dev.max_threads_per_sm // foot.threads,
+            dev.registers_per_sm // registers,
+        ),
+    )
+
+
+def _load_rounds(plan: TilePlan, foot: Footprint, tile_bytes: int) -> int:
+    """Return the dependent rounds of loads that bring a tile; asynchronous copies need one."""
+    if plan.backend == "triton":
+        return 1
+    return ceil_div(tile_bytes, foot.threads * IN_FLIGHT_BYTES_PER_THREAD)
+
+
+def _matmul_rate(
+    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, blocks: int
+) -> float:
+    """Return the flop/s of one multiprocessor, by the units that the back end uses."""
+    columns = plan.block_n * shape.parts
+    if plan.backend == "tir":
+        hidden = _latency_hidden(plan.reg_m * plan.reg_n * shape.parts, foot, dev, blocks)
+        words = plan.reg_m + plan.reg_n * shape.parts
+        filled = plan.block_m + columns
+        clocks = _simt_clocks(plan.block_m * columns, words, filled, foot, dev)
+        return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks
+    words = (plan.block_m + columns) * plan.block_k * shape.in_bytes / 4
+    smem_s = words / (SMEM_WORDS_PER_CLOCK * dev.clock_hz)
+    step_flops = 2.0 * plan.block_m * columns * plan.block_k
+    return TENSOR_EFFICIENCY * min(_tensor_peak(shape.dtype, dev), step_flops / smem_s)
+
+
+def _attention_rate(
+    work: Attention, plan: TilePlan, foot: Footprint, dev: DeviceSpec, blocks: int
+) -> float:
+    """Return the flop/s of one multiprocessor on either of the two products."""
+    if plan.backend == "triton":
+        return TENSOR_EFFICIENCY * _tensor_peak(work.dtype, dev)
+    tile = plan.reg_m * plan.reg_n
+    fmas = foot.threads * tile
+    clocks = _simt_clocks(fmas, plan.reg_m + plan.reg_n, 0, foot, dev)
+    return _latency_hidden(tile, foot, dev, blocks) * 2.0 * fmas * dev.clock_hz / clocks
+
+
+def _simt_clocks(fmas: int, words: int, filled: int, foot: Footprint, dev: DeviceSpec) -> float:
+    """Return the clocks of one reduction step of a block, of `fmas` FMAs.
+
+    Each thread loads `words` operands for it from shared memory, where the block put `filled`.
+    """
+    warps = foot.threads / dev.warp_size
+    pipes = dev.fma_float32_flops_per_s / (dev.sm_count * dev.clock_hz * 2)
+    issued = fmas / dev.warp_size + warps * words
+    smem = (foot.threads * words + filled) / SMEM_WORDS_PER_CLOCK
+    return max(fmas / pipes, issued / ISSUE_PER_CLOCK, smem) / SIMT_EFFICIENCY
+
+
+def _latency_hidden(tile: int, foot: Footprint, dev: DeviceSpec, blocks: int) -> float:
+    """Return the part of the rate that the independent FMAs of the resident warps sustain."""
+    warps = _active_blocks(blocks, foot, dev) * foot.threads / dev.warp_size
+    return min(1.0, warps * min(tile, 4) / LATENCY_WARPS)
+
+
+def _active_blocks(blocks: int, foot: Footprint, dev: DeviceSpec) -> int:
+    return min(resident_blocks(foot, dev), ceil_div(blocks, dev.sm_count))
+
+
+def _finish(
+    kernel: _Kernel, plan: TilePlan, foot: Footprint, dev: DeviceSpec, flops: float
+) -> Prediction:
+    """Put the terms together."""
+    per_sm = ceil_div(kernel.blocks, dev.sm_count)
+    active = _active_blocks(kernel.blocks, foot, dev)
+    waves = ceil_div(kernel.blocks, dev.sm_count * resident_blocks(foot, dev))
+    dram = kernel.dram_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    l2 = kernel.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY)
+    compute = max(per_sm * kernel.block_compute_s, kernel.longest_block_s)
+    memory = max(dram, l2)
+    exposed = min(memory, compute) / (plan.num_stages * active)
+    chain = waves * kernel.chain_s
+    seconds = dev.launch_s + max(chain, max(memory, compute) + exposed)
+    terms: dict[Bound, float] = {
+        "dram": dram,
+        "l2": l2,
+        "compute": compute,
+        "latency": chain,
+        "launch": dev.launch_s,
+    }
+    return Prediction(seconds, kernel.dram_bytes, flops, waves, largest(terms))
+
+
+def _tensor_peak(dtype: str, dev: DeviceSpec) -> float:
+    """Return the flop/s of one multiprocessor's tensor cores, or FMAs where they lack `dtype`."""
+    return (dev.tensor_flops_per_s(dtype) or dev.fma_float32_flops_per_s) / dev.sm_count

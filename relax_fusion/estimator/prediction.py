@@ -1,0 +1,56 @@
+"""The result of a prediction, and the constants that more than one cost model uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = Literal["dram", "l2", "compute", "latency", "launch"]
+
+DRAM_EFFICIENCY = 0.9
+"""Reached part of the peak bandwidth.  Measured on an H200: 4.3 of 4.8 TB/s."""
+
+HALF_DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one execution should cost.
+
+    Parameters
+    ----------
+    seconds : float
+        From launch to end.
+    dram_bytes : float
+        Moved to and from memory.
+    flops : float
+        Useful operations of the matmuls, without padding.
+    waves : int
+        Times that the device is filled with tasks.
+    bound : {"dram", "l2", "compute", "latency", "launch"}
+        The largest term.
+    """
+
+    seconds: float
+    dram_bytes: float
+    flops: float
+    waves: int
+    bound: Bound
+
+
+def largest(terms: dict[Bound, float]) -> Bound:
+    """Return the name of the largest of `terms`; the first where they tie."""
+    return max(terms, key=lambda name: terms[name])
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ``a / b``, rounded up."""
+    return -(-a // b)
+
+
+def format_seconds(seconds: float) -> str:
+    """Return `seconds` with three digits and the unit that suits them: ``"54.6 us"``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"

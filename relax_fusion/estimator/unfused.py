@@ -1,0 +1,146 @@
+"""Price of the same chain as separate kernels: what the module would do if left alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..device import DeviceSpec
+from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul
+from .gpu_cost import (
+    MEMORY_LATENCY_S,
+    SFU_PER_CLOCK,
+    SOFTMAX_FLOPS_PER_SCORE,
+    TENSOR_EFFICIENCY,
+    attention_qo_bytes,
+)
+from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from .shape import AttentionSize, matmul_shape
+
+SIMT_EFFICIENCY = 0.42
+"""Reached part of the FMA peak of TVM's own matmul schedule.  Measured on an H200: 27.6 and 28.8
+of 66.9 Tflop/s at 1024 rows."""
+
+SIMT_ROW_TILE = 32
+"""Rows of a tile of that schedule (read in TVM 0.27's `dlight.gpu.Matmul`).  One row alone has a
+schedule of its own and is not padded."""
+
+CPU_FLOPS_PER_CYCLE = 0.18
+"""What TVM's default CPU pipeline reaches on a matmul: it schedules none, so loops are scalar and
+run on one core.  Measured with TVM 0.27, 64 x 1024 x 1024, float32, "nk": 0.46 Gflop/s at 2.6
+GHz."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of the separate kernels.
+
+    Parameters
+    ----------
+    rows : int
+        Rows of a matmul, which its schedule may pad; 0 for kernels without one.
+    moved_bytes : float
+        Read and written.
+    flops : float
+        Of the matmul.
+    scores : float
+        Elements that go through a softmax.
+    """
+
+    rows: int
+    moved_bytes: float
+    flops: float = 0.0
+    scores: float = 0.0
+
+
+def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
+    """Return the norm, the matmuls with the element-wise steps that TVM fuses, and the gate.
+
+    TVM's own FuseOps attaches element-wise steps to the matmul before them.  Behind a merged gate
+    and up projection stands a split, which it cannot attach: that is a kernel of its own.
+    """
+    shape = matmul_shape(work)
+    b, out = shape.in_bytes, DTYPE_BYTES[work.out_dtype]
+    x_bytes = rows * work.k * b
+    kernels = []
+    if work.norm is not None:
+        extra = rows * work.k * b if work.norm.returns_sum or work.norm.residual else 0
+        kernels.append(Kernel(0, rows * shape.x_row_bytes + x_bytes + extra))
+    if isinstance(work, NormMatmul):
+        for p in work.outputs:
+            residual = rows * p.n * b * p.epilogue.count("residual")
+            moved = x_bytes + work.k * p.n * b + rows * p.n * out + residual
+            kernels.append(Kernel(rows, moved, 2.0 * rows * work.k * p.n))
+        return kernels
+    result, weights = rows * work.n * out, work.k * work.n * b
+    if work.merged:
+        kernels.append(Kernel(rows, x_bytes + 2 * weights + 2 * result, work.flops(rows)))
+        kernels.append(Kernel(0, 3 * result))
+        return kernels
+    kernels.append(Kernel(rows, x_bytes + weights + result, work.flops(rows) / 2))
+    kernels.append(Kernel(rows, x_bytes + weights + 2 * result, work.flops(rows) / 2))
+    return kernels
+
+
+def attention_kernels(work: Attention, size: AttentionSize) -> list[Kernel]:
+    """Return scores, softmax and values; scores are written and read again twice, unmasked.
+
+    A transposition that a layout asks for is not counted: it may be fused into a neighbour.
+    """
+    b = DTYPE_BYTES[work.dtype]
+    scores = float(size.batch * work.q_heads * size.q_len * size.kv_len)
+    q_rows = size.batch * work.q_heads * size.q_len
+    kv_rows = size.batch * work.kv_heads * size.kv_len
+    q_bytes, k_bytes = q_rows * work.head_dim * b, kv_rows * work.head_dim * b
+    v_bytes, o_bytes = kv_rows * work.v_dim * b, q_rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
+    mask_bytes = attention_qo_bytes(work, size) - q_bytes - o_bytes
+    return [
+        Kernel(size.q_len, q_bytes + k_bytes + mask_bytes + scores * b, 2 * scores * work.head_dim),
+        Kernel(0, 2 * scores * b, scores=scores),
+        Kernel(size.q_len, scores * b + v_bytes + o_bytes, 2 * scores * work.v_dim),
+    ]
+
+
+def price(kernels: list[Kernel], dtype: str, dev: DeviceSpec, backend: str) -> Prediction:
+    """Add up the kernels, none of which overlaps another."""
+    rate = _rate(dtype, dev, backend)
+    terms: dict[Bound, float] = {
+        "dram": 0.0,
+        "compute": 0.0,
+        "launch": len(kernels) * dev.launch_s,
+        "latency": 0.0,
+    }
+    seconds = terms["launch"]
+    for kernel in kernels:
+        dram = kernel.moved_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+        compute = kernel.flops * _padding(kernel.rows, dev, backend) / rate
+        compute += _softmax_s(kernel.scores, dev)
+        # A load and a store that depends on it, however small the kernel is
+        latency = 2 * MEMORY_LATENCY_S if dev.kind == "gpu" else 0.0
+        terms["dram"] += dram
+        terms["compute"] += compute
+        terms["latency"] += latency
+        seconds += max(dram, compute, latency)
+    moved = sum(k.moved_bytes for k in kernels)
+    flops = sum(k.flops for k in kernels)
+    return Prediction(seconds, moved, flops, len(kernels), largest(terms))
+
+
+def _rate(dtype: str, dev: DeviceSpec, backend: str) -> float:
+    if dev.kind == "cpu":
+        return CPU_FLOPS_PER_CYCLE * dev.clock_hz
+    if backend == "tir":
+        return SIMT_EFFICIENCY * dev.fma_float32_flops_per_s
+    return TENSOR_EFFICIENCY * (dev.tensor_flops_per_s(dtype) or dev.fma_float32_flops_per_s)
+
+
+def _padding(rows: int, dev: DeviceSpec, backend: str) -> float:
+    if dev.kind == "cpu" or backend != "tir" or rows <= 1:
+        return 1.0
+    return ceil_div(rows, SIMT_ROW_TILE) * SIMT_ROW_TILE / rows
+
+
+def _softmax_s(scores: float, dev: DeviceSpec) -> float:
+    if dev.kind == "cpu":
+        return scores * SOFTMAX_FLOPS_PER_SCORE / (CPU_FLOPS_PER_CYCLE * dev.clock_hz)
+    exponentials = SFU_PER_CLOCK * dev.clock_hz * dev.sm_count
+    return scores * (1 / exponentials + SOFTMAX_FLOPS_PER_SCORE / dev.fma_float32_flops_per_s)

@@ -1,0 +1,340 @@
+"""From matches to kernels: the one place that rewrites Relax functions.
+
+Every pass hands its matcher to `fuse`.  It walks the dataflow blocks, asks the estimator about each
+match, adds a PrimFunc for each accepted one, and rebuilds the block in an order in which every
+kernel comes after its inputs and before its readers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm import ir, relax
+from tvm.target import Target
+
+from .compute import build_prim_func
+from .decision import Decision
+from .errors import Decline, Reason
+from .estimator import Choice, choose
+from .pattern import (
+    BlockView,
+    KernelArg,
+    KernelOut,
+    Match,
+    Matcher,
+    Refused,
+    free_vars,
+    is_call,
+    same_shape,
+    shape_of,
+)
+from .target import device_of, host_target, is_gpu
+from .tile_plan import PlanTable, TilePlan
+
+Plans = Mapping[str, TilePlan | PlanTable]
+
+
+@dataclass(frozen=True)
+class FuseOptions:
+    """What a user can say about fusing; shared by all passes.
+
+    Parameters
+    ----------
+    target : Target, optional
+        The device; by default the target in scope, else this machine's CPU.
+    plans : mapping of str to TilePlan or PlanTable
+        Plans that replace the estimator's, by workload key or by pass name.
+    bounds : mapping of str to int
+        Largest values of symbolic variables, by name.
+    decisions : list of Decision, optional
+        Gets a record of every chain that was looked at.
+    """
+
+    target: Target | None = None
+    plans: Plans = field(default_factory=dict)
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    decisions: list[Decision] | None = None
+
+    def resolved_target(self) -> Target:
+        """Return the target, falling back to the one in scope and then to this machine."""
+        return self.target or Target.current(allow_none=True) or host_target()
+
+
+def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions) -> ir.IRModule:
+    """Replace every chain that `matcher` recognises and the estimator favours by one kernel.
+
+    rewrite: ``a = op1(x); b = op2(a)`` -> ``b = R.call_tir(kernel, (x,))``
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        A valid module; it is not modified.
+    pattern : str
+        Name of the pass, for reports and kernel names.
+    matcher : Matcher
+        Called with every variable of every dataflow block.
+    options : FuseOptions
+        Target, plans, bounds and the list for decisions.
+
+    Returns
+    -------
+    tvm.IRModule
+        The module with fused kernels, or `mod` itself if nothing was fused.
+    """
+    fuser = _Fuser(mod, pattern, matcher, options)
+    updated: dict[ir.GlobalVar, relax.Function] = {}
+    for gvar, func in mod.functions_items():
+        if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+            new = fuser.function(gvar.name_hint, func)
+            if new is not None:
+                updated[gvar] = new
+    if not updated:
+        return mod
+    for gvar, func in updated.items():
+        fuser.builder.update_func(gvar, func)
+    return relax.transform.Normalize()(fuser.builder.get())
+
+
+@dataclass
+class _Kernel:
+    """An accepted match and the PrimFunc that computes it."""
+
+    match: Match
+    gvar: ir.GlobalVar
+
+
+class _Fuser:
+    """The state of one `fuse` call: the kernels so far and what the estimator needs."""
+
+    def __init__(self, mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions):
+        self.mod = mod
+        self.builder = relax.BlockBuilder(mod)
+        self.kernels = {g.name_hint: g for g in mod.get_global_vars()}
+        self.pattern, self.matcher, self.options = pattern, matcher, options
+        self.target = options.resolved_target()
+        self.device = device_of(self.target)
+
+    def function(self, name: str, func: relax.Function) -> relax.Function | None:
+        """Return the function with its chains fused, None if nothing changed."""
+        blocks, changed = [], False
+        for block in func.body.blocks:
+            view = BlockView(block, self.mod)
+            matches = self._matches(name, view)
+            if not isinstance(block, relax.DataflowBlock):
+                self._decline_impure(name, matches)
+                matches = []
+            kernels = [k for k in (self._kernel(name, m) for m in matches) if k is not None]
+            blocks.append(_rebuild(view, kernels) if kernels else block)
+            changed |= bool(kernels)
+        if not changed:
+            return None
+        body = relax.SeqExpr(blocks, func.body.body)
+        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+    def _matches(self, function: str, view: BlockView) -> list[Match]:
+        """Collect matches that share no binding and can be ordered among themselves."""
+        taken: set[relax.Var] = set()
+        matches: list[Match] = []
+        for binding in view.bindings:
+            if binding.var in taken:
+                continue
+            try:
+                match = self.matcher(view, binding.var)
+            except Refused as refusal:
+                self._record(function, binding.var.name, refusal.decline)
+                continue
+            if match is None or taken & set(match.covers):
+                continue
+            if _order(view, [*matches, match]) is None:
+                detail = "the kernel would need a result that depends on its own"
+                self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
+                continue
+            taken |= set(match.covers)
+            matches.append(match)
+        return matches
+
+    def _decline_impure(self, function: str, matches: list[Match]) -> None:
+        detail = "the chain is not in a dataflow block, where calls may have side effects"
+        for match in matches:
+            self._record(function, match.where, Decline(Reason.SIDE_EFFECT, detail), match)
+
+    def _kernel(self, function: str, match: Match) -> _Kernel | None:
+        """Ask the estimator; add the PrimFunc if it says yes."""
+        work = match.workload
+        plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
+        choice = choose(work, self.device, plans=plans)
+        if isinstance(choice, Decline):
+            self._record(function, match.where, choice, match)
+            return None
+        name = f"{_snake(self.pattern)}_{work.key}_{choice.plans.key}"
+        gvar = self.kernels.get(name)
+        if gvar is None:
+            func = build_prim_func(work, choice.plans, gpu=is_gpu(self.target))
+            gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
+            self.kernels[name] = gvar
+        self._record(function, match.where, None, match, (name, choice))
+        return _Kernel(match, gvar)
+
+    def _record(
+        self,
+        function: str,
+        where: str,
+        decline: Decline | None,
+        match: Match | None = None,
+        made: tuple[str, Choice] | None = None,
+    ) -> None:
+        if self.options.decisions is None:
+            return
+        kernel, choice = made if made else ("", None)
+        self.options.decisions.append(
+            Decision(
+                self.pattern,
+                match.spelling if match else "",
+                function,
+                where,
+                kernel,
+                match.workload if match else None,
+                choice.plans if choice else None,
+                choice.predictions if choice else (),
+                decline,
+            )
+        )
+
+
+def _snake(name: str) -> str:
+    """Turn ``FuseRMSNormMatmul`` into ``fuse_rms_norm_matmul``."""
+    out = ""
+    for i, c in enumerate(name):
+        starts = c.isupper() and i and (name[i - 1].islower() or name[i + 1 : i + 2].islower())
+        out += f"_{c.lower()}" if starts else c.lower()
+    return out
+
+
+# --- rebuilding a block ----------------------------------------------------------------------
+
+
+def _order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
+    """Order kernels and the remaining bindings so that each comes after what it reads.
+
+    The original order is kept where it can be.  A call that overwrites its argument in place stays
+    behind everything that reads the old value.  None if the matches depend on each other in a ring.
+    """
+    owner: dict[int, int] = {}
+    for number, match in enumerate(matches):
+        owner.update({view.index[v]: -1 - number for v in match.covers})
+    items = sorted({owner.get(i, i) for i in range(len(view.bindings))})
+    position = {n: min(i for i in owner if owner[i] == n) for n in items if n < 0}
+    needs: dict[int, set[int]] = {item: set() for item in items}
+    for i, binding in enumerate(view.bindings):
+        me = owner.get(i, i)
+        before = [view.index[v] for v in free_vars(binding.value) if v in view.index]
+        for v in _overwritten(binding.value):
+            before += [view.index[u] for u in view.uses(v) if view.index[u] < i]
+        needs[me] |= {owner.get(j, j) for j in before} - {me}
+    return _topological(items, needs, position, matches)
+
+
+def _topological(
+    items: list[int],
+    needs: dict[int, set[int]],
+    position: dict[int, int],
+    matches: list[Match],
+) -> list[Match | int] | None:
+    readers: dict[int, list[int]] = {item: [] for item in items}
+    for item, before in needs.items():
+        for other in before:
+            readers[other].append(item)
+    waiting = {item: len(before) for item, before in needs.items()}
+    ready = [(position.get(item, item), item) for item in items if not waiting[item]]
+    heapq.heapify(ready)
+    order: list[Match | int] = []
+    while ready:
+        _, item = heapq.heappop(ready)
+        order.append(matches[-1 - item] if item < 0 else item)
+        for reader in readers[item]:
+            waiting[reader] -= 1
+            if not waiting[reader]:
+                heapq.heappush(ready, (position.get(reader, reader), reader))
+    return order if len(order) == len(items) else None
+
+
+def _overwritten(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables whose storage a call writes in place."""
+    if not is_call(value, "relax.call_tir_inplace"):
+        return []
+    args = value.args[1].fields
+    return [args[int(i)] for i in value.attrs.inplace_indices if int(i) >= 0]
+
+
+def _rebuild(view: BlockView, kernels: list[_Kernel]) -> relax.DataflowBlock:
+    """Emit the block with kernels in place of the bindings that they cover."""
+    emitter = _Emitter(view)
+    by_match = {id(k.match): k for k in kernels}
+    order = _order(view, [k.match for k in kernels])
+    assert order is not None, "matches were checked to be orderable"
+    for item in order:
+        if isinstance(item, int):
+            emitter.bindings.append(view.bindings[item])
+        else:
+            emitter.kernel(by_match[id(item)])
+    return relax.DataflowBlock(emitter.bindings)
+
+
+class _Emitter:
+    """Writes the bindings around a kernel: reshapes to its shapes, the call, and back."""
+
+    def __init__(self, view: BlockView):
+        self.view = view
+        self.bindings: list[relax.Binding] = []
+        self.builder = relax.BlockBuilder()
+        self.flat: dict[relax.Var, relax.Var] = {}
+
+    def kernel(self, kernel: _Kernel) -> None:
+        """Emit one kernel call with the reshapes that it needs."""
+        match = kernel.match
+        args = [self._arg(a) for a in match.args]
+        types = [
+            relax.TensorType(o.shape, o.dtype, vdevice=o.var.ty.vdevice) for o in match.outs
+        ]
+        call = relax.op.call_tir(kernel.gvar, relax.Tuple(args), types)
+        if len(match.outs) == 1:
+            self._result(call, match.outs[0])
+            return
+        packed = self._bind(call, "fused")
+        for index, out in enumerate(match.outs):
+            self._result(relax.TupleGetItem(packed, index), out)
+
+    def _arg(self, arg: KernelArg) -> relax.Expr:
+        if arg.shape is None or same_shape(shape_of(arg.expr), arg.shape):
+            return arg.expr
+        source = self._flattened(arg)
+        if source is not None:
+            return source
+        return self._bind(relax.op.reshape(arg.expr, arg.shape), "flat")
+
+    def _flattened(self, arg: KernelArg) -> relax.Expr | None:
+        """Return a tensor of the wanted shape of which `arg` is only a reshape."""
+        flat = self.flat.get(arg.expr) if isinstance(arg.expr, relax.Var) else None
+        if flat is None:
+            reshape = self.view.call(arg.expr, "relax.reshape")
+            flat = reshape.args[0] if reshape is not None else None
+        return flat if flat is not None and same_shape(shape_of(flat), arg.shape) else None
+
+    def _result(self, value: relax.Expr, out: KernelOut) -> None:
+        if same_shape(shape_of(out.var), out.shape):
+            self.bindings.append(relax.VarBinding(out.var, value))
+            return
+        flat = self._bind(value, out.var.name)
+        self.flat[out.var] = flat
+        reshape = relax.op.reshape(flat, shape_of(out.var))
+        self.bindings.append(relax.VarBinding(out.var, self.builder.normalize(reshape)))
+
+    def _bind(self, value: relax.Expr, hint: str) -> relax.Var:
+        value = self.builder.normalize(value)
+        var = relax.DataflowVar(hint, value.ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+

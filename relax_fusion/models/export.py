@@ -1,0 +1,162 @@
+"""From a configuration to an IRModule and the list of parameters that it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+from tvm.ir import IRModule
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn import spec
+
+from . import bert, gpt2, llama
+from .config import BertConfig, Config
+from .errors import ConfigError
+from .layers import DTYPES
+from .recipes import Recipe
+
+_FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {
+    "llama": (llama, llama.LlamaForCausalLM),
+    "gpt2": (gpt2, gpt2.GPT2LMHeadModel),
+    "bert": (bert, bert.BertForMaskedLM),
+}
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter of an exported model.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the module.
+    shape : tuple[int, ...]
+        Its shape; always static.
+    dtype : str
+        Its element type.
+    recipe : Recipe
+        How it is made from a Hugging Face checkpoint.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A model as Relax functions, before any weight is read.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Decoders have ``prefill`` and ``decode``, called with ``(input_ids, total_len, caches,
+        params)``: int32 ``[batch, seq_len]``, a shape of one number, a tuple of cache tensors
+        (keys and values of layer 0, of layer 1, ...) that is updated in place, and the tuple of
+        parameters. They return ``(logits, caches)`` with float32 logits ``[batch, 1, vocab]`` of
+        the last position. An encoder has ``encode(input_ids, token_type_ids, attention_mask,
+        params)`` that returns float32 ``[batch, seq_len, vocab]``.
+    params : tuple[ParamSpec, ...]
+        The parameters, in the order of the tuple ``params``.
+    config : Config
+        What it was exported from.
+    dtype : str
+        Element type of weights, activations and caches.
+    functions : tuple[str, ...]
+        Names of the functions in ``mod``.
+    cache_shapes : tuple[tuple[int | str, ...], ...]
+        Shape of each cache tensor ``(batch, max_seq_len, kv_heads, head_dim)``.
+    max_seq_len : int
+        The most tokens that a sequence can have.
+    batch : int or str
+        The batch size, or the name of the symbolic dimension.
+    """
+
+    mod: IRModule
+    params: tuple[ParamSpec, ...]
+    config: Config
+    dtype: str
+    functions: tuple[str, ...]
+    cache_shapes: tuple[tuple[int | str, ...], ...]
+    max_seq_len: int
+    batch: int | str
+
+
+def export(
+    config: Config,
+    *,
+    dtype: str = "float32",
+    max_seq_len: int | None = None,
+    batch: int | str = 1,
+) -> ExportedModel:
+    """Build the Relax module of a configuration; no weight is allocated.
+
+    Parameters
+    ----------
+    config : Config
+        From `load_config`, `config_from_dict` or `zoo`.
+    dtype : str
+        ``"float32"`` or ``"float16"``.
+    max_seq_len : int, optional
+        Rows of the caches; by default the configuration's ``max_position``.
+    batch : int or str
+        A static batch size, or the name of a symbolic dimension such as ``"batch_size"``.
+
+    Raises
+    ------
+    ConfigError
+        If an argument does not fit the configuration.
+    """
+    max_seq_len = config.max_position if max_seq_len is None else max_seq_len
+    _check_arguments(config, dtype, max_seq_len, batch)
+    family, cls = _FAMILIES[config.family]
+    caches = _cache_shapes(config, max_seq_len, batch)
+    specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch)
+    mod, named = cls(config, max_seq_len, dtype).export_tvm(specs)
+    recipes = family.recipes(config, max_seq_len)
+    params = tuple(
+        ParamSpec(name, tuple(map(int, p.shape)), str(p.dtype), recipes.get(name, Recipe((name,))))
+        for name, p in named
+    )
+    return ExportedModel(mod, params, config, dtype, tuple(specs), caches, max_seq_len, batch)
+
+
+def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype {dtype!r} is not supported; known ones: {', '.join(DTYPES)}")
+    # A rotary table can be computed for any length; a learned one ends where its weights do.
+    learned = config.family != "llama"
+    if max_seq_len < 1 or (learned and max_seq_len > config.max_position):
+        raise ConfigError(
+            f"max_seq_len {max_seq_len} must be between 1 and the model's {config.max_position}"
+        )
+    if isinstance(batch, int) and batch < 1:
+        raise ConfigError(f"batch must be positive, got {batch}")
+
+
+def _cache_shapes(
+    config: Config, max_seq_len: int, batch: int | str
+) -> tuple[tuple[int | str, ...], ...]:
+    if isinstance(config, BertConfig):
+        return ()
+    shape = (batch, max_seq_len, config.num_kv_heads, config.head_dim)
+    return (shape,) * (2 * config.num_layers)
+
+
+def _decoder_specs(caches: tuple, dtype: str, batch: int | str) -> dict[str, dict]:
+    def one(seq_len: int | str) -> dict:
+        return {
+            "input_ids": spec.Tensor([batch, seq_len], "int32"),
+            "total_len": spec.Int(),
+            "caches": [spec.Tensor(shape, dtype) for shape in caches],
+            "$": {"param_mode": "packed", "effect_mode": "none"},
+        }
+
+    return {"prefill": one("seq_len"), "decode": one(1)}
+
+
+def _encoder_specs(batch: int | str) -> dict[str, dict]:
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    inputs = {name: spec.Tensor([batch, "seq_len"], "int32") for name in names}
+    return {"encode": inputs | {"$": {"param_mode": "packed", "effect_mode": "none"}}}

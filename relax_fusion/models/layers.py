@@ -1,0 +1,83 @@
+"""What the three model families share: attention, activations and the last position.
+
+Everything here emits plain Relax operators, because those are what the fusing passes match.
+"""
+
+from __future__ import annotations
+
+from tvm import relax, tirx
+from tvm.relax.frontend.nn import Tensor, op
+from tvm.relax.frontend.nn.core import wrap_nested
+
+DTYPES = ("float32", "float16")
+"""Element types that a model can be exported with."""
+
+
+def activation(name: str, x: Tensor) -> Tensor:
+    """Apply the activation that a Hugging Face config calls ``name``."""
+    if name == "silu":
+        return op.silu(x)
+    if name == "relu":
+        return op.relu(x)
+    if name == "gelu":
+        return op.gelu(x)
+    return op.gelu(x, approximate="tanh")  # gelu_new and gelu_pytorch_tanh are the same function
+
+
+def slice_rows(x: Tensor, axis: int, begin: tirx.Expr | int, end: tirx.Expr | int) -> Tensor:
+    """``x[..., begin:end, ...]`` along ``axis``; the caller knows that the range is in bounds."""
+    # Without assume_inbound the inferred extent is a min/max expression instead of end - begin.
+    sliced = relax.op.strided_slice(
+        x._expr, axes=[axis], begin=[begin], end=[end], assume_inbound=True
+    )
+    return wrap_nested(sliced, "slice")
+
+
+def last_position(x: Tensor) -> Tensor:
+    """``[batch, seq_len, width]`` to ``[batch, 1, width]``, dropping all but the last token."""
+    seq_len = x.shape[1]
+    if isinstance(seq_len, int) and seq_len == 1:
+        return x
+    return slice_rows(x, 1, seq_len - 1, seq_len)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """Scaled dot-product attention; causal unless an additive ``bias`` is given.
+
+    Parameters
+    ----------
+    q : Tensor
+        ``[batch, seq_len, heads, dim]``.
+    k, v : Tensor
+        ``[batch, context, kv_heads, dim]``; heads are repeated to match ``q``.
+    scale : float
+        Factor on the scores.
+    bias : Tensor, optional
+        ``[batch, 1, 1, context]``, added to the scores of an encoder.
+
+    Returns
+    -------
+    Tensor
+        ``[batch, seq_len, heads * dim]``.
+    """
+    batch, seq_len, heads, dim = q.shape
+    group = heads // k.shape[2]
+    if group > 1:
+        k, v = op.repeat(k, group, axis=2), op.repeat(v, group, axis=2)
+    call = relax.op.nn.attention(
+        q._expr,
+        k._expr,
+        v._expr,
+        bias=None if bias is None else bias._expr,
+        # TVM multiplies scores by this immediate as it is: a float32 one would promote float16
+        # scores, and the matmul that follows would then have two operand types.
+        scale=tirx.FloatImm(str(q.dtype), scale),
+        # The last query sees the whole context, however much of it was cached before.
+        causal_mask="BottomRight" if bias is None else None,
+    )
+    return op.reshape(wrap_nested(call, "attention"), (batch, seq_len, heads * dim))
+
+
+def project_to_vocabulary(x: Tensor, weight: Tensor) -> Tensor:
+    """Multiply by an embedding matrix ``[vocab, width]`` transposed; float32 logits."""
+    return op.matmul(x, op.permute_dims(weight), out_dtype="float32")

@@ -1,0 +1,227 @@
+"""Running a compiled model: the weights, the caches and the position, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from .config import BertConfig
+from .errors import ContextOverflowError, InputError, ModelError
+from .export import ExportedModel
+
+
+class _Runner:
+    """What a decoder and an encoder session share: the VM, the device and the weights."""
+
+    def __init__(
+        self,
+        compiled: Any,
+        exported: ExportedModel,
+        weights: Iterable[np.ndarray],
+        device: tvm.runtime.Device | None,
+    ) -> None:
+        self.device = tvm.cpu() if device is None else device
+        self.exported = exported
+        self._vm = relax.VirtualMachine(compiled, self.device)
+        self._params = [
+            self._put(_checked(value, param.shape, param.dtype, param.name))
+            for value, param in zip(weights, exported.params, strict=True)
+        ]
+
+    def _put(self, value: np.ndarray) -> tvm.runtime.Tensor:
+        return tvm.runtime.tensor(value, self.device)
+
+    def _tokens(self, values: Any, what: str, limit: int) -> np.ndarray:
+        tokens = np.atleast_2d(np.asarray(values))
+        if tokens.ndim != 2 or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
+            raise InputError(f"{what} must be integers of shape [batch, length], not empty")
+        if tokens.min() < 0 or tokens.max() >= limit:
+            raise InputError(
+                f"{what} must be in 0..{limit - 1}, got {tokens.min()}..{tokens.max()}"
+            )
+        return tokens.astype(np.int32)
+
+
+class Generator(_Runner):
+    """A compiled decoder with its weights, caches and position.
+
+    Parameters
+    ----------
+    compiled : tvm.relax.VMExecutable or tvm.runtime.Module
+        What ``tvm.compile(exported.mod, target)`` returned, or a library that was loaded.
+    exported : ExportedModel
+        The model that was compiled.
+    weights : Iterable[numpy.ndarray]
+        One array for each of ``exported.params``; from `load_weights` or `random_weights`. They
+        are copied to the device one at a time.
+    device : tvm.runtime.Device, optional
+        Where to run; the CPU by default.
+    batch : int, optional
+        Number of sequences, where the module was exported with a symbolic batch.
+    """
+
+    def __init__(
+        self,
+        compiled: Any,
+        exported: ExportedModel,
+        weights: Iterable[np.ndarray],
+        device: tvm.runtime.Device | None = None,
+        batch: int | None = None,
+    ) -> None:
+        if "decode" not in exported.functions:
+            raise ModelError("this model is an encoder; run it with Encoder, not Generator")
+        super().__init__(compiled, exported, weights, device)
+        fixed = exported.batch if isinstance(exported.batch, int) else None
+        self.batch = batch if batch is not None else fixed or 1
+        if fixed is not None and self.batch != fixed:
+            raise InputError(f"the model was exported for batch {fixed}, not {self.batch}")
+        self.length = 0
+        self._caches = [
+            self._put(np.zeros((self.batch, *map(int, shape[1:])), exported.dtype))
+            for shape in exported.cache_shapes
+        ]
+
+    def reset(self) -> None:
+        """Forget the context; the next `prefill` starts at position 0."""
+        # Rows at or after ``length`` are never read, so the caches need not be cleared.
+        self.length = 0
+
+    def prefill(self, ids: Any) -> np.ndarray:
+        """Append tokens to the context.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            ``[length]`` or ``[batch, length]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 logits of the last position, ``[batch, vocab]``.
+
+        Raises
+        ------
+        ContextOverflowError
+            If the context would be longer than ``exported.max_seq_len``.
+        InputError
+            If the tokens have the wrong shape or are outside the vocabulary.
+        """
+        return self._call("prefill", ids)
+
+    def decode(self, ids: Any) -> np.ndarray:
+        """Append one token to each sequence; float32 logits ``[batch, vocab]``.
+
+        Parameters
+        ----------
+        ids : int or array_like of int
+            One token, ``[batch]`` or ``[batch, 1]``.
+        """
+        tokens = np.asarray(ids)
+        if tokens.size != self.batch:
+            raise InputError(f"decode takes {self.batch} token(s), got {tokens.size}")
+        return self._call("decode", tokens.reshape(self.batch, 1))
+
+    def generate(self, ids: Any, max_new_tokens: int) -> np.ndarray:
+        """Forget the context, then extend ``ids`` greedily.
+
+        Returns
+        -------
+        numpy.ndarray
+            int32 ``[batch, max_new_tokens]``: the new tokens only.
+        """
+        if max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        self.reset()
+        # The last new token is never fed back, so it takes no room.
+        self._check_room(np.atleast_2d(np.asarray(ids)).shape[-1] + max_new_tokens - 1)
+        new = [self.prefill(ids).argmax(axis=-1)]
+        while len(new) < max_new_tokens:
+            new.append(self.decode(new[-1]).argmax(axis=-1))
+        return np.stack(new, axis=1).astype(np.int32)
+
+    def _check_room(self, total: int) -> None:
+        limit = self.exported.max_seq_len
+        if total > limit:
+            raise ContextOverflowError(
+                f"{total} tokens do not fit the context of max_seq_len={limit}; "
+                "shorten the prompt, reset, or export with a larger max_seq_len"
+            )
+
+    def _call(self, function: str, ids: Any) -> np.ndarray:
+        tokens = self._tokens(ids, "token ids", self.exported.config.vocab_size)
+        if tokens.shape[0] != self.batch:
+            raise InputError(f"the session has batch {self.batch}, got {tokens.shape[0]} rows")
+        total = self.length + tokens.shape[1]
+        self._check_room(total)
+        shape = tvm.runtime.ShapeTuple([total])
+        logits, _ = self._vm[function](self._put(tokens), shape, self._caches, self._params)
+        self.length = total
+        return logits.numpy()[:, 0]
+
+
+class Encoder(_Runner):
+    """A compiled BERT encoder with its weights; parameters as `Generator`."""
+
+    def __init__(
+        self,
+        compiled: Any,
+        exported: ExportedModel,
+        weights: Iterable[np.ndarray],
+        device: tvm.runtime.Device | None = None,
+    ) -> None:
+        if not isinstance(exported.config, BertConfig):
+            raise ModelError("this model is a decoder; run it with Generator, not Encoder")
+        self._config = exported.config
+        super().__init__(compiled, exported, weights, device)
+
+    def encode(
+        self, ids: Any, token_type_ids: Any = None, attention_mask: Any = None
+    ) -> np.ndarray:
+        """Run the encoder on whole sequences.
+
+        Parameters
+        ----------
+        ids : array_like of int
+            ``[length]`` or ``[batch, length]``.
+        token_type_ids : array_like of int, optional
+            Segment of each position; 0 by default.
+        attention_mask : array_like of int, optional
+            1 keeps a position, 0 hides it; all kept by default.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 ``[batch, length, vocab]``; of a bare model ``[batch, length, hidden]``.
+        """
+        tokens = self._tokens(ids, "token ids", self._config.vocab_size)
+        batch = self.exported.batch
+        if isinstance(batch, int) and tokens.shape[0] != batch:
+            raise InputError(f"the model was exported for batch {batch}, got {tokens.shape[0]}")
+        if tokens.shape[1] > self.exported.max_seq_len:
+            raise ContextOverflowError(
+                f"{tokens.shape[1]} tokens are more than max_seq_len={self.exported.max_seq_len}"
+            )
+        types = np.zeros_like(tokens) if token_type_ids is None else token_type_ids
+        types = self._tokens(types, "token_type_ids", self._config.type_vocab_size)
+        mask = np.ones_like(tokens) if attention_mask is None else attention_mask
+        mask = self._tokens(mask, "attention_mask", 2)
+        for name, value in (("token_type_ids", types), ("attention_mask", mask)):
+            if value.shape != tokens.shape:
+                raise InputError(
+                    f"{name} has shape {list(value.shape)}, the token ids {list(tokens.shape)}"
+                )
+        inputs = [self._put(value) for value in (tokens, types, mask)]
+        return self._vm["encode"](*inputs, self._params).numpy()
+
+
+def _checked(value: np.ndarray, shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
+    if value.shape != shape or str(value.dtype) != dtype:
+        raise InputError(
+            f"the weight {name!r} must be {dtype} {list(shape)}, got {value.dtype} "
+            f"{list(value.shape)}"
+        )
+    return value

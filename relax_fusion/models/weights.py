@@ -1,0 +1,133 @@
+"""From a checkpoint, or from a random seed, to the arrays that an exported model takes."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from .checkpoint import Checkpoint
+from .errors import WeightsError
+from .export import ExportedModel, ParamSpec
+
+# The name that a checkpoint of the bare model (without its head) leaves out.
+_BASE_PREFIX = {"llama": "", "gpt2": "transformer.", "bert": "bert."}
+
+# Tensors that checkpoints carry and no inference needs: causal-mask and position buffers saved by
+# old versions of transformers, the pooler and next-sentence head of BERT, and copies of tied
+# embeddings.
+_HARMLESS = {
+    "llama": (r"\.rotary_emb\.inv_freq$",),
+    "gpt2": (r"\.attn\.(masked_)?bias$",),
+    "bert": (
+        r"\.position_ids$",
+        r"(^|\.)pooler\.",
+        r"^cls\.seq_relationship\.",
+        r"^cls\.predictions\.decoder\.",
+    ),
+}
+
+
+class UnusedTensorsWarning(UserWarning):
+    """A checkpoint holds tensors that the model does not use."""
+
+
+def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
+    """Read the parameters of a model from a Hugging Face directory.
+
+    Parameters
+    ----------
+    path : str or Path
+        A directory with ``model.safetensors``, or an index and its shards; or one such file.
+    exported : ExportedModel
+        Says which parameters, in which order, shape and type.
+
+    Returns
+    -------
+    list[numpy.ndarray]
+        One array for each of ``exported.params``. Tensors are read and converted one at a time,
+        so the peak is the result and the largest single parameter.
+
+    Raises
+    ------
+    WeightsError
+        If a file is missing or damaged, or a tensor is missing, of another shape, or beyond the
+        range of the exported type.
+
+    Warns
+    -----
+    UnusedTensorsWarning
+        If tensors are left over that are not known to be harmless.
+    """
+    family = exported.config.family
+    checkpoint = Checkpoint(path, _BASE_PREFIX[family])
+    arrays = [_load(param, checkpoint) for param in exported.params]
+    patterns = list(_HARMLESS[family])
+    if getattr(exported.config, "tie_word_embeddings", False):
+        patterns.append(r"^lm_head\.weight$")
+    if not getattr(exported.config, "masked_lm", True):
+        patterns.append(r"^cls\.")
+    unused = [n for n in checkpoint.unread() if not any(re.search(p, n) for p in patterns)]
+    if unused:
+        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+        warnings.warn(
+            f"{path} holds {len(unused)} tensor(s) that the model does not use: {shown}",
+            UnusedTensorsWarning,
+            stacklevel=2,
+        )
+    return arrays
+
+
+def random_weights(exported: ExportedModel, seed: int = 0) -> list[np.ndarray]:
+    """Weights for timing and tests: normal with deviation 0.02, biases 0, norms 1.
+
+    Parameters
+    ----------
+    exported : ExportedModel
+        Says which parameters, in which order, shape and type.
+    seed : int
+        Two calls with one seed give the same arrays.
+    """
+    rng = np.random.default_rng(seed)
+    return [_random(param, rng) for param in exported.params]
+
+
+def _random(param: ParamSpec, rng: np.random.Generator) -> np.ndarray:
+    if param.recipe.compute is not None:
+        return param.recipe.compute()
+    if param.name.endswith("bias"):
+        return np.zeros(param.shape, param.dtype)
+    if len(param.shape) == 1:
+        return np.ones(param.shape, param.dtype)
+    values = rng.standard_normal(param.shape, dtype=np.float32)
+    values *= np.float32(0.02)
+    return values.astype(param.dtype, copy=False)
+
+
+def _load(param: ParamSpec, checkpoint: Checkpoint) -> np.ndarray:
+    recipe = param.recipe
+    if recipe.compute is not None:
+        return recipe.compute()
+    if len(recipe.names) == 1:
+        stored = param.shape[::-1] if recipe.transpose else param.shape
+        value = _convert(checkpoint.tensor(recipe.names[0], stored), param, recipe.names[0])
+        return np.ascontiguousarray(value.T) if recipe.transpose else value
+    merged = np.empty(param.shape, param.dtype)
+    row = 0
+    for name, rows in zip(recipe.names, recipe.rows, strict=True):
+        part = checkpoint.tensor(name, (rows, *param.shape[1:]))
+        merged[row : row + rows] = _convert(part, param, name)
+        row += rows
+    return merged
+
+
+def _convert(value: np.ndarray, param: ParamSpec, name: str) -> np.ndarray:
+    with np.errstate(over="raise"):
+        try:
+            return value.astype(param.dtype, copy=False)
+        except FloatingPointError as err:
+            raise WeightsError(
+                f"{name!r} has values beyond the range of {param.dtype}; export with float32"
+            ) from err

@@ -1,0 +1,214 @@
+"""FuseGatedFFN: gate, up and their product become one kernel; so does a plain MLP's first half."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import tvm
+from tvm import ir, relax
+
+from ..chains import Linear, activation, binary, check_operands, epilogue, linear
+from ..errors import Reason
+from ..lowering import FuseOptions, fuse
+from ..pattern import (
+    BlockView,
+    KernelArg,
+    KernelOut,
+    Match,
+    as_dim,
+    check_dtype,
+    check_vdevices,
+    dtype_of,
+    guard,
+    same_shape,
+    shape_of,
+)
+from ..projections import (
+    Prologue,
+    check_inner,
+    norm_matmul,
+    norm_of,
+    norm_prologue,
+    plain_prologue,
+    readers_of,
+)
+from ..workload import ACTIVATIONS, GatedFFN
+
+PATTERN = "FuseGatedFFN"
+
+
+@dataclass(frozen=True)
+class _Half:
+    """One operand of the product: a projection, or one part of a merged one."""
+
+    linear: Linear
+    part: int | None
+    bias: relax.Expr | None
+    covers: tuple[relax.Var, ...]
+
+
+@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@dataclass(frozen=True)
+class FuseGatedFFN:
+    """Fuse the first half of a feed-forward block, with the norm in front of it.
+
+    rewrite::
+
+        h = R.nn.rms_norm(x, g)                                 # optional
+        a = R.split(R.matmul(h, R.permute_dims(W)), 2, axis=-1) # or two matmuls; biases optional
+        y = R.multiply(R.nn.silu(a[0]), a[1])                   # either order; gelu, gelu_tanh, relu
+            ->
+        y = R.call_tir(fuse_gated_ffn_..., (x, g, W))
+
+        y = R.nn.gelu(R.add(R.matmul(R.nn.layer_norm(x, g, s), W), b))   # plain MLP
+            ->
+        y = R.call_tir(fuse_gated_ffn_..., (x, g, s, W, b))
+
+    declines when:
+        gate or up is read elsewhere; their weights differ in layout or size; the split is not into
+        two halves of the last axis; and as `FuseRMSNormMatmul`.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    options: FuseOptions = field(default_factory=FuseOptions)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return fuse(mod, PATTERN, self.match, self.options)
+
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the product, or the activated projection, that `var` is."""
+        for gate, up in binary(view, var, "relax.multiply"):
+            found = self._gated(view, var, gate, up)
+            if found is not None:
+                return found
+        return self._plain(view, var)
+
+    def _gated(
+        self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
+    ) -> Match | None:
+        act = activation(view, gate)
+        halves = [_half(view, act.source), _half(view, up)] if act is not None else []
+        if act is None or halves[0] is None or halves[1] is None:
+            return None
+        g, u = halves
+        merged = g.part is not None
+        if not g.linear.x.same_as(u.linear.x) or (u.part is not None) != merged:
+            return None
+        if merged and (g.linear.var is not u.linear.var and not g.linear.var.same_as(u.linear.var)):
+            return None
+        covers = (*g.covers, *u.covers, *act.covers, var)
+        before = _prologue(view, g.linear.x, {g.linear.var, u.linear.var})
+        return self._build(view, var, (g, u), act.name, (before, covers))
+
+    def _build(
+        self,
+        view: BlockView,
+        var: relax.Var,
+        halves: tuple[_Half, _Half],
+        act: str,
+        around: tuple[Prologue, tuple[relax.Var, ...]],
+    ) -> Match:
+        """Check sizes, dtypes and leaks, and describe the kernel."""
+        (g, u), (before, covers) = halves, around
+        merged = g.part is not None
+        guard(
+            g.linear.layout == u.linear.layout,
+            Reason.LAYOUT,
+            f"gate is {g.linear.layout} and up {u.linear.layout}",
+        )
+        n = g.linear.n // 2 if merged else g.linear.n
+        guard(merged or u.linear.n == n, Reason.SHAPE, f"gate has {n} features, up {u.linear.n}")
+        guard(
+            (g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias"
+        )
+        weights = [g] if merged else [g, u]
+        args = [*before.args, *(KernelArg(h.linear.weight) for h in weights)]
+        args += [KernelArg(h.bias, (h.linear.n,)) for h in weights if h.bias is not None]
+        dtype = dtype_of(before.source.expr)
+        exprs = [a.expr for a in args]
+        check_operands(view, exprs, dtype)
+        check_vdevices(exprs)
+        work = GatedFFN(
+            as_dim(before.source.rows, dict(self.options.bounds)),
+            before.source.k,
+            n,
+            g.linear.layout,
+            merged,
+            not merged or g.part == 0,
+            act,
+            before.norm,
+            dtype,
+            check_dtype(dtype_of(var), "the result"),
+            g.bias is not None,
+        )
+        outs = (*before.outs, KernelOut(var, (before.source.rows, n), work.out_dtype))
+        everything = tuple(dict.fromkeys((*before.covers, *covers)))
+        check_inner(view, everything, {o.var for o in outs})
+        spelling = f"{before.spelling} {'merged' if merged else 'separate'} {act}"
+        return Match(PATTERN, spelling, everything, tuple(args), outs, work)
+
+    def _plain(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match ``act(norm(x) @ W + b)`` where no other matmul reads the norm."""
+        lin = linear(view, var)
+        if lin is None:
+            return None
+        chain = epilogue(view, lin, set())
+        if not set(chain.projection.epilogue) & set(ACTIVATIONS):
+            return None
+        normed = norm_of(view, lin.x)
+        if normed is not None and len(readers_of(view, normed.var)) > 1:
+            return None  # FuseRMSNormMatmul takes all readers of a norm together
+        before = _prologue(view, lin.x, {lin.var})
+        match = norm_matmul(view, PATTERN, before, [chain], self.options.bounds)
+        return replace(match, spelling=f"plain MLP: {match.spelling}")
+
+
+def _prologue(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> Prologue:
+    """Take the norm along if this chain is all that projects its result."""
+    normed = norm_of(view, x)
+    if normed is None:
+        return plain_prologue(x)
+    others = [lin for lin in readers_of(view, normed.var) if lin.var not in readers]
+    return plain_prologue(x) if others else norm_prologue(view, normed, readers)
+
+
+def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
+    """Read one operand of the product: ``[split part of] x @ W [+ bias]``."""
+    if not isinstance(expr, relax.Var):
+        return None
+    part, covers, inner = None, (), expr
+    item = view.defs.get(expr)
+    if isinstance(item, relax.TupleGetItem):
+        split = view.call(item.tuple_value, "relax.split")
+        if split is None or not _is_halving(split):
+            return None
+        part, covers, inner = int(item.index), (item.tuple_value, expr), split.args[0]
+    bias = None
+    for data, other in binary(view, inner, "relax.add"):
+        lin = linear(view, data)
+        if lin is not None and _is_bias(other, lin):
+            bias, covers, inner = other, (inner, *covers), data
+            break
+    lin = linear(view, inner)
+    return _Half(lin, part, bias, (*lin.covers, *covers)) if lin is not None else None
+
+
+def _is_bias(expr: relax.Expr, lin: Linear) -> bool:
+    shape = shape_of(expr)
+    return shape is not None and len(shape) == 1 and same_shape(shape, (lin.n,))
+
+
+def _is_halving(split: relax.Call) -> bool:
+    """Tell whether a split cuts the last axis into two equal parts."""
+    shape = shape_of(split.args[0])
+    if shape is None or int(split.attrs.axis) % len(shape) != len(shape) - 1:
+        return False
+    sections = split.attrs.indices_or_sections
+    if hasattr(sections, "__len__"):
+        return len(sections) == 1 and same_shape((shape[-1],), (int(sections[0]) * 2,))
+    return int(sections) == 2

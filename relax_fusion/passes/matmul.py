@@ -1,0 +1,53 @@
+"""FuseMatmulEpilogue: a matmul takes its bias, activation and residual along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import ir, relax
+
+from ..chains import epilogue, linear
+from ..lowering import FuseOptions, fuse
+from ..pattern import BlockView, Match
+from ..projections import norm_matmul, plain_prologue
+
+PATTERN = "FuseMatmulEpilogue"
+
+
+@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@dataclass(frozen=True)
+class FuseMatmulEpilogue:
+    """Fuse the matmuls that no other pass took with the element-wise steps after them.
+
+    These are the output and down projections of a transformer, and its lm_head.  A matmul with no
+    step after it is taken too, so that every projection of a model is scheduled by our rules.
+
+    rewrite::
+
+        y = R.matmul(x, R.permute_dims(W)); z = R.add(r, R.add(y, b))
+            ->
+        z = R.call_tir(fuse_matmul_epilogue_..., (x, W, b, r))
+
+    declines when:
+        as `FuseRMSNormMatmul`, the norm aside.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    options: FuseOptions = field(default_factory=FuseOptions)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return fuse(mod, PATTERN, self.match, self.options)
+
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the projection that `var` is."""
+        lin = linear(view, var)
+        if lin is None:
+            return None
+        chain = epilogue(view, lin, set())
+        return norm_matmul(view, PATTERN, plain_prologue(lin.x), [chain], self.options.bounds)

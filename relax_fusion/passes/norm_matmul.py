@@ -1,0 +1,62 @@
+"""FuseRMSNormMatmul: a norm and the matmuls that read it become one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import ir, relax
+
+from ..chains import epilogue
+from ..lowering import FuseOptions, fuse
+from ..pattern import BlockView, Match
+from ..projections import norm_matmul, norm_of, norm_prologue, readers_of
+
+PATTERN = "FuseRMSNormMatmul"
+
+
+@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@dataclass(frozen=True)
+class FuseRMSNormMatmul:
+    """Fuse RMSNorm or LayerNorm with the projections of its result.
+
+    rewrite::
+
+        s  = R.add(x, r)                       # optional; returned if others read it
+        h  = R.nn.rms_norm(s, g)               # or layer_norm, or rms_norm written out
+        q  = R.matmul(h, R.permute_dims(Wq))   # one or more; Wq as [n, k] or [k, n]
+        q1 = act(R.add(R.add(q, b), t))        # optional steps, in any order
+            ->
+        s, q1, ... = R.call_tir(fuse_rms_norm_matmul_..., (x, r, g, Wq, b, t, ...))
+
+    declines when:
+        the norm is not over the last axis; an intermediate that no kernel can return is read
+        elsewhere; the weight's sizes are dynamic; operands differ in dtype, or it is none of
+        float16, bfloat16, float32; operands live on different virtual devices; the chain is
+        outside a dataflow block; the estimator predicts no gain or finds no plan that fits.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    options: FuseOptions = field(default_factory=FuseOptions)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return fuse(mod, PATTERN, self.match, self.options)
+
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the norm that `var` is, with everything that reads it through a matmul."""
+        normed = norm_of(view, var)
+        linears = readers_of(view, var) if normed is not None else []
+        if normed is None or not linears:
+            return None
+        chains = []
+        inside = {var}
+        for lin in linears:
+            chains.append(epilogue(view, lin, inside | {c.out for c in chains}))
+            inside |= set(chains[-1].covers)
+        before = norm_prologue(view, normed, {lin.var for lin in linears})
+        return norm_matmul(view, PATTERN, before, chains, self.options.bounds)

@@ -1,0 +1,215 @@
+"""What the projection passes share: putting norms, matmuls and outputs together into a match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from .chains import Chain, Linear, Normed, binary, check_operands, linear, normalisation
+from .errors import Reason
+from .pattern import (
+    BlockView,
+    KernelArg,
+    KernelOut,
+    Match,
+    PrimExpr,
+    as_dim,
+    check_dtype,
+    check_vdevices,
+    dtype_of,
+    guard,
+    known_shape,
+    product,
+    same_shape,
+    shape_of,
+    static,
+)
+from .workload import Norm, NormMatmul
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The input of a projection, seen as a matrix.
+
+    `expr` is the tensor, `rows` the product of its leading dimensions, `k` its last dimension.
+    """
+
+    expr: relax.Expr
+    rows: PrimExpr | int
+    k: int
+
+    @staticmethod
+    def of(expr: relax.Expr) -> Rows:
+        """Read the matrix view of a tensor, refusing an unknown shape or a dynamic last axis."""
+        shape = known_shape(expr, "the input")
+        rows = product(shape[:-1])
+        guard(rows != 0, Reason.SHAPE, "the input has no rows")
+        return Rows(expr, rows, static(shape[-1], "the input's features"))
+
+    def arg(self) -> KernelArg:
+        """Return the kernel argument: the tensor as ``[rows, k]``."""
+        return KernelArg(self.expr, (self.rows, self.k))
+
+
+@dataclass(frozen=True)
+class Prologue:
+    """What stands in front of the matmuls: the arguments, outputs and bindings of the norm."""
+
+    source: Rows
+    norm: Norm | None
+    args: tuple[KernelArg, ...]
+    outs: tuple[KernelOut, ...]
+    covers: tuple[relax.Var, ...]
+    spelling: str
+
+
+def plain_prologue(x: relax.Expr) -> Prologue:
+    """Return the prologue of a matmul that reads `x` as it is."""
+    source = Rows.of(x)
+    return Prologue(source, None, (source.arg(),), (), (), "matmul")
+
+
+def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> Prologue:
+    """Describe a norm, and the residual add in front of it, as the prologue of `readers`.
+
+    A residual add stays out if one of its operands is the single-use result of a matmul: that
+    matmul's epilogue adds it without reading the sum back.  The normalised value and the sum become
+    outputs of the kernel where anything else reads them.
+    """
+    norm, covers = normed.norm, normed.covers
+    check_inner(view, covers, {normed.var})
+    source = Rows.of(normed.source)
+    params = [normed.gamma] + ([normed.beta] if normed.beta is not None else [])
+    for param in params:
+        fits = same_shape(shape_of(param), (source.k,))
+        guard(fits, Reason.SHAPE, f"a norm parameter has shape {shape_of(param)}, not ({source.k},)")
+    args: tuple[KernelArg, ...] = (source.arg(),)
+    outs: tuple[KernelOut, ...] = ()
+    added = _residual(view, normed)
+    if added is not None:
+        first, second = (Rows.of(e) for e in added)
+        args = (first.arg(), second.arg())
+        returned = set(view.uses(normed.source)) - set(covers) or view.escapes(normed.source)
+        norm = replace(norm, residual=True, returns_sum=bool(returned))
+        if returned:
+            outs = (_out(normed.source, source, source.k),)
+        covers = (normed.source, *covers)
+    if set(view.uses(normed.var)) - readers or view.escapes(normed.var):
+        norm = replace(norm, returns_norm=True)
+        outs = (*outs, _out(normed.var, source, source.k))
+    args = (*args, *(KernelArg(p) for p in params))
+    return Prologue(source, norm, args, outs, covers, normed.spelling)
+
+
+def _residual(view: BlockView, normed: Normed) -> tuple[relax.Expr, relax.Expr] | None:
+    """Return the operands of the add in front of a norm, if the norm's kernel should do it."""
+    for a, b in binary(view, normed.source, "relax.add")[:1]:
+        if not isinstance(normed.source, relax.Var) or not same_shape(shape_of(a), shape_of(b)):
+            return None
+        if dtype_of(a) != dtype_of(b) or _made_by_matmul(view, a) or _made_by_matmul(view, b):
+            return None
+        return a, b
+    return None
+
+
+def _made_by_matmul(view: BlockView, expr: relax.Expr) -> bool:
+    """Tell whether `expr` is the single-use result of a projection, with or without its bias."""
+    if not isinstance(expr, relax.Var) or view.only_user(expr) is None:
+        return False
+    candidates = [expr, *(a for pair in binary(view, expr, "relax.add")[:1] for a in pair)]
+    return any(_is_projection(view, c) for c in candidates)
+
+
+def _is_projection(view: BlockView, expr: relax.Expr) -> bool:
+    call = view.call(expr, "relax.matmul")
+    weight = shape_of(call.args[1]) if call is not None else None
+    return weight is not None and len(weight) == 2
+
+
+def norm_of(view: BlockView, x: relax.Expr) -> Normed | None:
+    """Return the norm that makes `x`, None if `x` is something else."""
+    return normalisation(view, x)
+
+
+def readers_of(view: BlockView, var: relax.Var) -> list[Linear]:
+    """Return the projections whose input is `var`."""
+    found = (linear(view, user) for user in view.uses(var))
+    return [lin for lin in found if lin is not None and lin.x.same_as(var)]
+
+
+def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Var]) -> None:
+    """Refuse a chain of which something inside is needed outside."""
+    inside = set(covers)
+    for var in covers:
+        if var in outs:
+            continue
+        name = var.name
+        guard(not view.escapes(var), Reason.LEAKED, f"{name} is a result of the function")
+        others = [u.name for u in view.uses(var) if u not in inside]
+        guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
+
+
+def _out(var: relax.Var, source: Rows, features: int, dtype: str | None = None) -> KernelOut:
+    return KernelOut(var, (source.rows, features), dtype or dtype_of(var))
+
+
+def norm_matmul(
+    view: BlockView,
+    pattern: str,
+    before: Prologue,
+    chains: Sequence[Chain],
+    bounds: Mapping[str, int],
+) -> Match:
+    """Put a prologue and its matmuls together into the match of a `NormMatmul`."""
+    source = before.source
+    dtype = check_dtype(dtype_of(source.expr), "the input")
+    args, outs, covers = list(before.args), list(before.outs), list(before.covers)
+    for chain in chains:
+        guard(
+            chain.linear.k == source.k,
+            Reason.SHAPE,
+            f"the weight takes {chain.linear.k} features, the input has {source.k}",
+        )
+        n = chain.projection.n
+        wide = (source.rows, n)
+        args += [a if _is_vector(a) else _as_rows(a, chain, wide) for a in chain.args]
+        outs.append(_out(chain.out, source, n, chain.out_dtype))
+        covers += chain.covers
+    exprs = [a.expr for a in args]
+    check_operands(view, exprs, dtype)
+    check_vdevices(exprs)
+    out_dtypes = {c.out_dtype for c in chains}
+    guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
+    check_dtype(next(iter(out_dtypes)), "the result")
+    work = NormMatmul(
+        as_dim(source.rows, dict(bounds)),
+        source.k,
+        tuple(c.projection for c in chains),
+        before.norm,
+        dtype,
+        next(iter(out_dtypes)),
+    )
+    spelling = _spelling(before, chains)
+    covers_tuple = tuple(dict.fromkeys(covers))
+    check_inner(view, covers_tuple, {o.var for o in outs})
+    return Match(pattern, spelling, covers_tuple, tuple(args), tuple(outs), work)
+
+
+def _is_vector(arg: KernelArg) -> bool:
+    return arg.shape is not None
+
+
+def _as_rows(arg: KernelArg, chain: Chain, wide: tuple[PrimExpr | int, int]) -> KernelArg:
+    """Leave a weight alone; give a residual the kernel's two dimensions."""
+    return arg if arg.expr.same_as(chain.linear.weight) else KernelArg(arg.expr, wide)
+
+
+def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
+    layouts = {c.projection.layout for c in chains}
+    parts = [before.spelling] if before.norm else []
+    parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")
+    parts += sorted({"nk": "NT", "kn": "NN"}[layout] for layout in layouts)
+    parts += [step for c in chains[:1] for step in c.projection.epilogue]
+    return " ".join(parts)

@@ -1,0 +1,229 @@
+"""What is computed: frozen descriptions of the chains that the library fuses.
+
+A workload is the contract between a pass (which proves that a chain computes it), the estimator
+(which prices it) and a back end (which emits it).  It holds sizes, dtypes and the order of the
+steps, and nothing of how they are executed: that is :class:`relax_fusion.tile_plan.TilePlan`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one element, for the dtypes a workload may have."""
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
+
+WeightLayout = Literal["nk", "kn"]
+Causal = Literal["none", "top_left", "bottom_right"]
+
+
+@dataclass(frozen=True)
+class DynamicDim:
+    """A dimension that is only known at run time.
+
+    Parameters
+    ----------
+    name : str
+        How the Relax module calls it, for reports (``"batch_size"``, ``"b * s"``).
+    upper : int, optional
+        The largest value it can take, from the pipeline's ``variable_bounds``.
+    """
+
+    name: str
+    upper: int | None = None
+
+
+Dim = int | DynamicDim
+
+
+def extent(dim: Dim, value: int) -> int:
+    """Return the size of `dim`, taking `value` for a dynamic one."""
+    return dim if isinstance(dim, int) else value
+
+
+class _Keyed:
+    """Adds a short stable name made of the whole description, so that no two kernels share one."""
+
+    @property
+    def key(self) -> str:
+        """Eight hex digits of the SHA-1 of every field."""
+        return hashlib.sha1(repr(self).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation over the last axis, with an optional residual add in front of it.
+
+    Parameters
+    ----------
+    kind : {"rms", "layer"}
+        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta).
+    eps : float
+        Added to the mean square or the variance.
+    beta : bool
+        Whether a shift is added (LayerNorm only).
+    residual : bool
+        Whether the input is the sum of two tensors, added here.
+    returns_sum : bool
+        Whether that sum is an output too.
+    returns_norm : bool
+        Whether the normalised value is an output too (a post-norm residual reads it).
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    beta: bool = False
+    residual: bool = False
+    returns_sum: bool = False
+    returns_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One matmul with its weight of `n` output features and the steps after it.
+
+    Parameters
+    ----------
+    n : int
+        Output features.
+    layout : {"nk", "kn"}
+        Whether the weight lies as ``[n, k]`` (rows are outputs, PyTorch's Linear) or ``[k, n]``.
+    epilogue : tuple of str
+        Members of `EPILOGUE_STEPS` in the order in which they are applied.
+    """
+
+    n: int
+    layout: WeightLayout
+    epilogue: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NormMatmul(_Keyed):
+    """``outputs[i] = epilogue_i(norm(x) @ W_i)`` for x of shape ``[rows, k]``.
+
+    Parameters
+    ----------
+    rows : Dim
+        Rows of x: the product of its leading dimensions.
+    k : int
+        Features of x, the reduced dimension.
+    outputs : tuple of Projection
+        The matmuls that share the norm, in the order of the results.
+    norm : Norm, optional
+        None for a plain matmul with an epilogue.
+    dtype, out_dtype : str
+        Of x and the weights, and of the results.  Sums are kept in float32.
+    """
+
+    rows: Dim
+    k: int
+    outputs: tuple[Projection, ...]
+    norm: Norm | None
+    dtype: str
+    out_dtype: str
+
+    @property
+    def n(self) -> int:
+        """Output features of all projections together."""
+        return sum(p.n for p in self.outputs)
+
+    def flops(self, rows: int) -> float:
+        """Floating-point operations of the matmuls at `rows` rows."""
+        return 2.0 * rows * self.k * self.n
+
+
+@dataclass(frozen=True)
+class GatedFFN(_Keyed):
+    """``epilogue(act(norm(x) @ Wg) * (norm(x) @ Wu))`` for x of shape ``[rows, k]``.
+
+    Parameters
+    ----------
+    rows, k, norm, dtype, out_dtype
+        As in `NormMatmul`.
+    n : int
+        Features of the gate, which are those of the result.
+    layout : {"nk", "kn"}
+        Of the weights.
+    merged : bool
+        Whether gate and up are the two halves of one weight of ``2 n`` features.
+    gate_first : bool
+        Whether the gate is the first half (or, unmerged, simply True).
+    activation : str
+        One of `ACTIVATIONS`, applied to the gate.
+    bias : bool
+        Whether gate and up each have a bias (merged: one of ``2 n``).
+    """
+
+    rows: Dim
+    k: int
+    n: int
+    layout: WeightLayout
+    merged: bool
+    gate_first: bool
+    activation: str
+    norm: Norm | None
+    dtype: str
+    out_dtype: str
+    bias: bool = False
+
+    def flops(self, rows: int) -> float:
+        """Floating-point operations of both matmuls at `rows` rows."""
+        return 4.0 * rows * self.k * self.n
+
+
+@dataclass(frozen=True)
+class Attention(_Keyed):
+    """``softmax(scale * q @ k^T + bias, masked) @ v`` per head.
+
+    Parameters
+    ----------
+    batch, q_len, kv_len : Dim
+        Sizes that may be dynamic.
+    q_heads, kv_heads : int
+        Query heads, and key/value heads, which divide them (grouped-query attention).
+    head_dim, v_dim : int
+        Features of a query or key, and of a value.
+    scale : float
+        Multiplies the scores before the bias is added.
+    causal : {"none", "top_left", "bottom_right"}
+        Query i sees keys ``<= i`` (top left) or ``<= i + kv_len - q_len`` (bottom right).
+    bias_dims : tuple of bool, optional
+        For an additive mask of four dimensions ``[batch, heads, q_len, kv_len]``: which of them
+        have their full size (the others are 1 and broadcast).  None: no mask.
+    q_layout, kv_layout, out_layout : {"bsnh", "bnsh"}
+        Order of batch (b), sequence (s), heads (n) and features (h).
+    kv_prefix : bool
+        Whether k and v are handed over as larger buffers of which the first `kv_len` positions
+        are read (a preallocated cache).
+    dtype, out_dtype : str
+        Of q, k, v and of the result.  Scores and sums are kept in float32.
+    """
+
+    batch: Dim
+    q_len: Dim
+    kv_len: Dim
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    scale: float
+    causal: Causal
+    bias_dims: tuple[bool, bool, bool, bool] | None
+    dtype: str
+    out_dtype: str
+    q_layout: Literal["bsnh", "bnsh"] = "bsnh"
+    kv_layout: Literal["bsnh", "bnsh"] = "bsnh"
+    out_layout: Literal["bsnh", "bnsh"] = "bsnh"
+    kv_prefix: bool = False
+    bias_dtype: str = "float32"
+
+    def flops(self, batch: int, q_len: int, kv_len: int) -> float:
+        """Floating-point operations of the two matmuls (a causal mask is not discounted)."""
+        return 2.0 * batch * self.q_heads * q_len * kv_len * (self.head_dim + self.v_dim)
+
+
+Workload = NormMatmul | GatedFFN | Attention

@@ -1,0 +1,1 @@
+"""Tests of relax_fusion, laid out like the package."""

@@ -1,0 +1,187 @@
+"""The attention rule: what it schedules, what it declines, and the CUDA source that comes out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.runtime import tensor
+from tvm.s_tir import dlight
+from tvm.target import Target
+
+from relax_fusion.compute.attention import attention_prim_func
+from relax_fusion.dlight_rules.attention import AttentionRule
+from relax_fusion.errors import LoweringError
+from relax_fusion.target import host_target
+from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from relax_fusion.workload import Attention, DynamicDim
+
+from ..gpu.attention_cases import BASE, Case, cases
+
+CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
+GPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4))
+GPU_RANGES = PlanTable(
+    (
+        (1, TilePlan(1, 32, 32, num_warps=2)),
+        (None, TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=4)),
+    )
+)
+DYNAMIC = replace(
+    BASE,
+    batch=DynamicDim("batch"),
+    q_len=DynamicDim("q_len"),
+    kv_len=DynamicDim("kv_len"),
+    causal="bottom_right",
+)
+BY_NAME = {case.name: case for case in cases()}
+
+
+def cuda() -> Target:
+    """Return a CUDA target that needs no GPU to compile for."""
+    return Target(
+        {
+            "kind": "cuda",
+            "arch": "sm_90a",
+            "max_threads_per_block": 1024,
+            "max_shared_memory_per_block": 49152,
+            "thread_warp_size": 32,
+        },
+        host="llvm",
+    )
+
+
+def cuda_source(work: Attention, table: PlanTable) -> str:
+    """Schedule and cross-compile `work`, and return its device code."""
+    func = attention_prim_func(work, table).with_attr("global_symbol", "main")
+    schedule = AttentionRule().apply(func, cuda(), False)
+    library = tvm.compile(schedule.mod, target=cuda())
+    return library.mod.imports[0].inspect_source()
+
+
+def kernels(source: str) -> list[str]:
+    """Return the text of each kernel."""
+    starts = [m.start() for m in re.finditer(r'extern "C" __global__[^;{]*\{', source)]
+    return [source[a:b] for a, b in zip(starts, [*starts[1:], len(source)], strict=True)]
+
+
+def divergent_barriers(kernel: str) -> int:
+    """Count the barriers inside of an ``if`` or ``else``; TVM writes each brace on its line."""
+    inside: list[bool] = []
+    count = 0
+    for line in kernel.splitlines():
+        text = line.strip()
+        if text.startswith("}"):
+            inside.pop()
+        if "__syncthreads" in text:
+            count += any(inside)
+        if text.endswith("{"):
+            inside.append(text.startswith(("if", "}")))
+    return count
+
+
+def shared_bytes(kernel: str) -> int:
+    """Add up the static shared memory of a kernel."""
+    size = {"float": 4, "half": 2, "nv_bfloat16": 2}
+    found = re.findall(r"__shared__ (?:alignas\(\d+\) )?(\w+) \w+\[(\d+)\]", kernel)
+    return sum(size[dtype] * int(count) for dtype, count in found)
+
+
+def call_module(case: Case, table: PlanTable) -> tvm.IRModule:
+    """Return a module whose `main` calls the attention function of `case` by call_tir."""
+    builder = relax.BlockBuilder()
+    func = attention_prim_func(case.work, table).with_attr("global_symbol", "attention")
+    arrays = case.inputs()
+    args = [
+        relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
+        for name, array in arrays.items()
+    ]
+    kv_len = tirx.Var("kv_len", "int64")
+    scalars = [kv_len] if case.work.kv_prefix else []
+    params = [*args, *(relax.Var("lengths", relax.ShapeType([s])) for s in scalars)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            gvar = builder.add_func(func, "attention")
+            out_ty = relax.TensorType(case.out_shape(), case.work.out_dtype)
+            out = builder.emit_output(relax.call_tir(gvar, [*args, *scalars], out_ty))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+@pytest.mark.parametrize("name", ["grouped", "bias_1111", "cache"])
+def test_through_relax(name: str) -> None:
+    case = BY_NAME[name]
+    with host_target():
+        module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(case, CPU_PLAN))
+    assert module["attention"].attrs["tirx.is_scheduled"] == 1
+    machine = relax.VirtualMachine(tvm.compile(module, target=host_target()), tvm.cpu())
+    arrays = case.inputs()
+    length = [tvm.runtime.ShapeTuple([case.lengths[2]])] if case.work.kv_prefix else []
+    got = machine["main"](*(tensor(a) for a in arrays.values()), *length)
+    case.check(arrays, got.numpy())
+
+
+def test_cpu_schedule() -> None:
+    func = attention_prim_func(BASE, CPU_PLAN)
+    text = AttentionRule().apply(func, host_target(), False).mod.script()
+    assert text.count("T.parallel(") == 1
+    assert "T.vectorized(T.int64(16))" in text
+    assert "thread_binding" not in text and '"shared"' not in text
+
+
+def test_one_kernel_per_range() -> None:
+    assert len(kernels(cuda_source(BASE, GPU_PLAN))) == 1
+    assert len(kernels(cuda_source(DYNAMIC, GPU_RANGES))) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("table", [GPU_PLAN, GPU_RANGES], ids=["plain", "ranges"])
+def test_cuda_barriers_and_memory(dtype: str, table: PlanTable) -> None:
+    work = replace(DYNAMIC, head_dim=128, v_dim=128, dtype=dtype, out_dtype=dtype)
+    for kernel in kernels(cuda_source(work, table)):
+        assert "__syncthreads" in kernel
+        assert divergent_barriers(kernel) == 0
+        assert 0 < shared_bytes(kernel) <= 49152
+        assert "expf(" in kernel
+
+
+@pytest.mark.parametrize(
+    "name", ["tail_1x63", "odd_dims", "v_dim_48", "layout_bnsh_bnsh_bnsh", "bias_1001", "cache"]
+)
+def test_cuda_compiles(name: str) -> None:
+    (kernel,) = kernels(cuda_source(BY_NAME[name].work, GPU_PLAN))
+    assert divergent_barriers(kernel) == 0
+
+
+def test_divergence_is_noticed() -> None:
+    assert divergent_barriers("void f() {\n if (a) {\n __syncthreads();\n }\n}") == 1
+    assert divergent_barriers("void f() {\n if (a) {\n }\n __syncthreads();\n}") == 0
+
+
+def test_declines_other_functions() -> None:
+    func = attention_prim_func(BASE, CPU_PLAN)
+    assert AttentionRule().apply(func.without_attr(PLAN_ATTR), host_target(), False) is None
+    other = func.with_attr("relax_fusion.workload", "something else")
+    assert AttentionRule().apply(other, host_target(), False) is None
+
+
+def test_a_plan_for_the_wrong_machine_is_refused() -> None:
+    with pytest.raises(LoweringError, match="a plan of 4 warps was given to a CPU"):
+        AttentionRule().apply(attention_prim_func(BASE, GPU_PLAN), host_target(), False)
+    with pytest.raises(LoweringError, match="a plan of 0 warps .* runs 1 to 1024 threads"):
+        AttentionRule().apply(attention_prim_func(BASE, CPU_PLAN), cuda(), False)
+    large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
+    with pytest.raises(LoweringError, match="a plan of 64 warps"):
+        AttentionRule().apply(attention_prim_func(BASE, large), cuda(), False)
+
+
+def test_decode_runs_heads_in_parallel() -> None:
+    work = replace(BASE, batch=1, q_len=1, q_heads=8, kv_heads=2)
+    text = (
+        AttentionRule()
+        .apply(attention_prim_func(work, CPU_PLAN), host_target(), False)
+        .mod.script()
+    )
+    assert re.search(r"in T\.parallel\(T\.int64\(8\)\)", text)

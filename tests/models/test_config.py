@@ -1,0 +1,130 @@
+"""Configurations: both spellings of each field, the bundled ones, and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import transformers
+
+from relax_fusion.models import (
+    ConfigError,
+    LlamaConfig,
+    ModelError,
+    RopeScaling,
+    UnknownArchitectureError,
+    UnsupportedFeatureError,
+    config_from_dict,
+    load_config,
+    zoo_config,
+)
+from relax_fusion.models.rope import inverse_frequencies, rope_table
+from relax_fusion.models.zoo import CONFIGS
+
+from . import common
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SCALING = {key: value for key, value in common.LLAMA3_ROPE.items() if key != "rope_theta"}
+
+
+def test_old_and_new_rope_spellings_agree():
+    old = config_from_dict(LLAMA | {"rope_theta": 500000.0, "rope_scaling": SCALING})
+    new = config_from_dict(LLAMA | {"rope_parameters": common.LLAMA3_ROPE})
+    assert old == new
+    assert new.rope_theta == 500000.0 and new.rope_scaling.kind == "llama3"
+    linear = config_from_dict(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}})
+    assert linear.rope_scaling == RopeScaling("linear", factor=2.0)
+
+
+def test_defaults_of_a_short_llama_config():
+    config = config_from_dict(LLAMA | {"rope_scaling": None, "num_key_value_heads": None})
+    assert (config.num_kv_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
+    assert config.rope_scaling == RopeScaling()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_bundled_configs_are_valid(name):
+    config = zoo_config(name)
+    assert config.num_heads * config.head_dim >= config.hidden_size
+
+
+def test_bundled_sizes():
+    config = zoo_config("llama-3.1-8b")
+    assert (config.num_kv_heads, config.head_dim, config.num_layers) == (8, 128, 32)
+    with pytest.raises(ConfigError, match="no bundled config is called 'llama-9'"):
+        zoo_config("llama-9")
+
+
+def test_architectures_decide_before_model_type(tmp_path):
+    transformers.BertModel(common.bert().config).config.save_pretrained(tmp_path)
+    assert load_config(tmp_path).masked_lm
+    data = json.loads((tmp_path / "config.json").read_text())
+    assert not config_from_dict(data | {"architectures": ["BertModel"]}).masked_lm
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, UnknownArchitectureError, "Mamba.*LlamaForC"),
+        ({"model_type": "mamba"}, UnknownArchitectureError, "'mamba'.*llama, gpt2, bert"),
+        ({"model_type": None}, UnknownArchitectureError, "None"),
+        ({"hidden_size": None}, ConfigError, "needs the field 'hidden_size'"),
+        ({"hidden_size": "wide"}, ConfigError, "not a number"),
+        ({"hidden_size": [64]}, ConfigError, "wrong type"),
+        ({"num_hidden_layers": 0}, ConfigError, "num_layers must be positive, got 0"),
+        ({"num_key_value_heads": 3}, ConfigError, "4 is not divisible by key/value heads 3"),
+        ({"hidden_act": "swoosh"}, UnsupportedFeatureError, "'swoosh'.*silu"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            UnsupportedFeatureError,
+            "'yarn' is not supported; known types: default, linear, llama3",
+        ),
+        ({"rope_scaling": {"rope_type": "llama3"}}, ConfigError, "needs the field 'factor'"),
+    ],
+)
+def test_refusals_say_what_is_wrong(changes, error, message):
+    with pytest.raises(error, match=message) as caught:
+        config_from_dict(LLAMA | changes)
+    assert isinstance(caught.value, ModelError)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_decoder": True}, {"position_embedding_type": "relative_key"}]
+)
+def test_bert_variants_that_are_not_built(changes):
+    with pytest.raises(UnsupportedFeatureError, match="not supported"):
+        config_from_dict(CONFIGS["bert-base"] | changes)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "\udcff"])
+def test_unreadable_config_files(tmp_path, text):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load_config(tmp_path)
+
+
+def test_missing_config_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json does not exist"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize("scaling", [None, SCALING, {"rope_type": "linear", "factor": 4.0}])
+def test_frequencies_match_the_definition(scaling):
+    config = LlamaConfig.from_dict(LLAMA | {"rope_theta": 500000.0, "rope_scaling": scaling})
+    rope = {"rope_theta": 500000.0, "rope_type": "default"} | (scaling or {})
+    reference = transformers.LlamaConfig(head_dim=64, rope_parameters=rope)
+    freq = inverse_frequencies(config.rope_theta, 64, config.rope_scaling)
+    expected = common.Float64Rope(reference).freq.numpy()
+    # Both are float64 and differ by the order of a few operations.
+    np.testing.assert_allclose(freq, expected, rtol=16 * np.finfo(np.float64).eps)
+    table = rope_table(freq, 5)
+    assert table.shape == (5, 64) and table.dtype == np.float32
+    assert (table[0, :32] == 1).all() and (table[0, 32:] == 0).all()

@@ -1,0 +1,40 @@
+"""GPT-2 against transformers."""
+
+from __future__ import annotations
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from relax_fusion.models import Generator, export, load_config, load_weights
+
+from . import common
+
+
+def make_generator(path, dtype="float32", compiler=common.compile_for_test):
+    exported = export(load_config(path), dtype=dtype, max_seq_len=common.MAX_SEQ_LEN)
+    return Generator(compiler(exported.mod), exported, load_weights(path, exported))
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}], ids=["plain", "odd"]
+)
+def test_float32_logits_match_transformers(changes, tmp_path):
+    model = common.gpt2(**changes)
+    common.check_decoder(make_generator(common.save(model, tmp_path)), model)
+
+
+def test_float16_is_as_accurate_as_unfused(tmp_path):
+    common.check_half_decoder(make_generator, common.gpt2(), tmp_path)
+
+
+def test_names_without_prefix_and_mask_buffers_load(tmp_path, recwarn):
+    """The published GPT-2 checkpoints were saved from the bare model by an old version."""
+    file = common.save(common.gpt2(), tmp_path) / "model.safetensors"
+    exported = export(load_config(tmp_path))
+    expected = load_weights(tmp_path, exported)
+    tensors = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}
+    tensors["h.0.attn.bias"] = tensors["ln_f.bias"]
+    save_file(tensors, file)
+    for a, b in zip(load_weights(tmp_path, exported), expected, strict=True):
+        assert (a == b).all()
+    assert not recwarn.list

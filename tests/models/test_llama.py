@@ -1,0 +1,136 @@
+"""LLaMA against transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from relax_fusion.models import (
+    ContextOverflowError,
+    Encoder,
+    Generator,
+    InputError,
+    ModelError,
+    export,
+    load_config,
+    load_weights,
+    random_weights,
+)
+
+from . import common
+
+VARIANTS = {
+    "gqa-llama3-rope": {},
+    "tied-default-rope": {
+        "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "biases-linear-rope": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "num_key_value_heads": 4,
+        "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    },
+}
+
+
+def make_generator(path, dtype="float32", compiler=common.compile_for_test):
+    exported = export(load_config(path), dtype=dtype, max_seq_len=common.MAX_SEQ_LEN)
+    return Generator(compiler(exported.mod), exported, load_weights(path, exported))
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The first variant, compiled once for all tests that only run it."""
+    model = common.llama()
+    return model, make_generator(common.save(model, tmp_path_factory.mktemp("llama")))
+
+
+def test_float32_logits_match_transformers(plain):
+    common.check_decoder(plain[1], plain[0])
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS)[1:])
+def test_variants_match_transformers(variant, tmp_path):
+    model = common.llama(**VARIANTS[variant])
+    common.check_decoder(make_generator(common.save(model, tmp_path)), model)
+
+
+def test_float16_is_as_accurate_as_unfused(tmp_path):
+    common.check_half_decoder(make_generator, common.llama(), tmp_path)
+
+
+def test_prefill_in_pieces_equals_one_prefill(plain):
+    model, generator = plain
+    tokens = common.prompt(33)[:33]
+    generator.reset()
+    generator.prefill(tokens[:20])
+    got = generator.prefill(tokens[20:])
+    exact = common.torch_logits(common.to_float64(model), tokens, 33)
+    common.assert_as_accurate(got, common.torch_logits(model, tokens, 33), exact, "float32")
+
+
+def test_generate_is_greedy_and_starts_afresh(plain):
+    model, generator = plain
+    ids = common.prompt(7)[:7]
+    new = generator.generate(ids, 6)
+    assert new.shape == (1, 6) and new.dtype == np.int32
+    assert np.array_equal(new, generator.generate(ids, 6))
+    expected = model.generate(torch.from_numpy(ids)[None], max_new_tokens=6, do_sample=False)
+    assert np.array_equal(new[0], expected[0, 7:].numpy())
+
+
+def test_symbolic_batch_gives_each_row_its_own_answer(tmp_path):
+    model = common.llama()
+    config = load_config(common.save(model, tmp_path))
+    exported = export(config, max_seq_len=64, batch="batch_size")
+    compiled = common.compile_for_test(exported.mod)
+    generator = Generator(compiled, exported, load_weights(tmp_path, exported), batch=3)
+    ids = np.random.default_rng(1).integers(0, common.VOCAB, (3, 9))
+    got = [generator.prefill(ids[:, :8]), generator.decode(ids[:, 8])]
+    exact_model = common.to_float64(model)
+    for row in range(3):
+        exact = common.torch_logits(exact_model, ids[row], 8)
+        peer = common.torch_logits(model, ids[row], 8)
+        common.assert_as_accurate(np.stack([g[row] for g in got]), peer, exact, "float32")
+
+
+def test_context_overflow_names_the_limit(plain):
+    generator = plain[1]
+    generator.reset()
+    generator.prefill(common.prompt(150))
+    with pytest.raises(ContextOverflowError, match="max_seq_len=160"):
+        generator.decode(1)
+    assert generator.length == 160
+    with pytest.raises(ContextOverflowError, match="165 tokens"):
+        generator.generate(common.prompt(1), 155)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([common.VOCAB], "must be in 0..159"),
+        ([-1], "must be in 0..159"),
+        ([], "not empty"),
+        ([0.5], "must be integers"),
+        ([[1], [2]], "batch 1, got 2"),
+    ],
+)
+def test_bad_tokens_are_refused(plain, ids, message):
+    plain[1].reset()
+    with pytest.raises(InputError, match=message):
+        plain[1].prefill(ids)
+
+
+def test_a_decoder_is_not_an_encoder(plain):
+    with pytest.raises(ModelError, match="run it with Generator"):
+        Encoder(common.compile_for_test(plain[1].exported.mod), plain[1].exported, [])
+
+
+def test_weights_of_the_wrong_shape_are_refused(plain):
+    exported = plain[1].exported
+    weights = random_weights(exported)
+    weights[0] = weights[0][:-1]
+    with pytest.raises(InputError, match=r"model.embed_tokens.weight"):
+        Generator(common.compile_for_test(exported.mod), exported, weights)
