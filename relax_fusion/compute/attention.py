@@ -17,7 +17,8 @@ from tvm.script.ir_builder import tirx as T
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import Attention, Dim
-from .attention_blocks import Operands, TileEmitter, arrange, int64, tile_shape
+from .attention_blocks import TileEmitter
+from .attention_tile import Operands, arrange, int64, tile_shape
 
 WORKLOAD_ATTR = "relax_fusion.workload"
 """The PrimFunc attribute that names the workload family, for the rules to tell their own."""

@@ -20,7 +20,6 @@ a gate and an up projection are accumulated together, else 1.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -28,8 +27,9 @@ from typing import Literal
 from tvm import te, tirx
 
 from ..errors import LoweringError
-from ..tile_plan import PLAN_ATTR, PlanTable
+from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, WeightLayout
+from .ranges import stitch
 
 WORKLOAD_ATTR = "relax_fusion.workload"
 FAMILY = "contraction"
@@ -87,11 +87,9 @@ class _Padding:
     columns: int
 
     @staticmethod
-    def of(table: PlanTable, edges: Edges) -> _Padding:
-        """Return the padding under which every plan of `table` tiles without a remainder."""
-        plans = [plan for _, plan in table.entries]
-        rows = math.lcm(*(p.block_m for p in plans))
-        return _Padding(rows, 1 if edges == "zero" else math.lcm(*(p.block_n for p in plans)))
+    def of(plan: TilePlan, edges: Edges) -> _Padding:
+        """Return the padding under which `plan` tiles without a remainder."""
+        return _Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 
 Size = tirx.Expr | int
@@ -125,12 +123,27 @@ def contraction_prim_func(
     tirx.PrimFunc
         Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
         operands of its epilogue in order; then the outputs: [sum], [norm], one per projection.
-        All two-dimensional ``[rows, features]`` but gamma, beta and biases.
+        All two-dimensional ``[rows, features]`` but gamma, beta and biases.  Where `table` has
+        several ranges, the body is a choice between one root block for each.
     """
+    variants = [(upper, _variant(work, plan, edges)) for upper, plan in table.entries]
+    func = variants[0][1]
+    if len(variants) > 1:
+        rows = func.params[0].ty.shape[0]
+        func = stitch(variants, rows)
+    return (
+        func.with_attr("op_pattern", 8)
+        .with_attr(PLAN_ATTR, table.to_attr())
+        .with_attr(WORKLOAD_ATTR, FAMILY)
+    )
+
+
+def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.PrimFunc:
+    """Build the function of one range."""
     rows = tirx.Var("rows", "int64") if isinstance(work.rows, DynamicDim) else work.rows
     stages = _Stages([], [])
     x = stages.take((rows, work.k), work.dtype, "x")
-    padding = _Padding.of(table, edges)
+    padding = _Padding.of(plan, edges)
     if work.norm and work.norm.residual:
         x = _sum(stages, x, work.norm.returns_sum)
     if edges == "zero":
@@ -143,12 +156,7 @@ def contraction_prim_func(
     else:
         for index, projection in enumerate(work.outputs):
             _projection(stages, (work, projection, index), (rows, data), padding)
-    func = te.create_prim_func([*stages.inputs, *stages.outputs])
-    return (
-        func.with_attr("op_pattern", 8)
-        .with_attr(PLAN_ATTR, table.to_attr())
-        .with_attr(WORKLOAD_ATTR, FAMILY)
-    )
+    return te.create_prim_func([*stages.inputs, *stages.outputs])
 
 
 def _sum(stages: _Stages, x: te.Tensor, returned: bool) -> te.Tensor:

@@ -1,4 +1,4 @@
-"""The dlight rule of the attention family: schedules what `relax_fusion.compute.attention` makes."""
+"""The dlight rule of what `relax_fusion.compute.attention` makes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute.attention import WORKLOAD_ATTR, WORKLOAD_NAME, range_suffix
+from ..compute.attention_tile import WARP
 from ..errors import LoweringError
-from ..target import is_gpu
+from ..target import device_of, is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from . import attention_steps as step
 
@@ -24,8 +25,16 @@ REGISTER_TILES = (
 )
 """Blocks whose last two loops run over a register tile."""
 
-ROW_VECTORS = ("max_init", "max_lanes", "sum_init", "sum_lanes", "exp")
-COPIES = ("q_load", "k_load", "v_load")
+VECTORS = (
+    "q_load",
+    "k_load",
+    "v_load",
+    "max_init",
+    "max_lanes",
+    "sum_init",
+    "sum_lanes",
+    "exp",
+)
 """Blocks whose last loop runs over neighbouring elements."""
 
 SPREAD = (
@@ -48,15 +57,20 @@ OWNED = ("acc_init", "values", "store")
 SHARED = ("q_load", "k_load", "exp", "row_init", "row_max", "row_sum")
 """Blocks that write, between them, all scratch that the threads of a block share."""
 
-WARP = 32
-"""Threads that a plan counts as one warp."""
-
 
 class AttentionRule(ScheduleRule):
     """Schedule an attention PrimFunc of this library from the plans that it carries.
 
-    On a CPU the tiles run in parallel and their inner loops on vectors.  On a GPU each tile is a
-    thread block with its scratch in shared memory.
+    rewrite (CPU)::
+
+        for b, h, t in T.grid(...):      ->    for bht in T.parallel(...):
+            tile                                   tile, inner loops vectorised by `lanes`
+
+    rewrite (GPU)::
+
+        for b, h, t in T.grid(...):      ->    for b, h, t in blockIdx.z, y, x:
+            tile                                   tile, each block spread over threadIdx.x;
+                                                   scratch shared, results in registers
 
     declines when: the function does not come from `relax_fusion.compute.attention`.
     """
@@ -83,7 +97,7 @@ class AttentionRule(ScheduleRule):
             if "tile" + suffix not in tiles:
                 continue
             if is_gpu(target):
-                _schedule_gpu(sch, plan, suffix, _thread_limit(target))
+                _schedule_gpu(sch, plan, suffix, device_of(target).max_threads_per_block)
             else:
                 _schedule_cpu(sch, plan, suffix)
         return sch
@@ -94,14 +108,14 @@ def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:
     if plan.num_warps:
         raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
     step.parallel_tiles(sch, sch.get_sblock("tile" + suffix))
-    for name in COPIES + ROW_VECTORS:
+    for name in VECTORS:
         step.vectorise_inner(sch, sch.get_sblock(name + suffix), plan.lanes)
     for name in REGISTER_TILES:
         step.register_tile(sch, sch.get_sblock(name + suffix), plan.lanes)
 
 
 def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str, limit: int) -> None:
-    """Make a thread block of each tile, with the scratch that its threads share in shared memory."""
+    """Make a thread block of each tile, with its scratch in shared memory."""
     threads = plan.num_warps * WARP
     if not 0 < threads <= limit:
         raise LoweringError(
@@ -119,7 +133,3 @@ def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str, limit: int) 
     step.skew_rows(sch, sch.get_sblock("exp" + suffix))
     for name in REGISTER_TILES:
         step.register_tile(sch, sch.get_sblock(name + suffix), lanes=1)
-
-
-def _thread_limit(target: Target) -> int:
-    return int(target.attrs["max_num_threads"])

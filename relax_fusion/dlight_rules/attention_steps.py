@@ -85,7 +85,7 @@ def spread_over_threads(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> N
     rewrite::
 
         for i, j in T.grid(a, b):        ->    for e in range(ceil(a * b / threads)):
-            block(i, j)                            for tx in T.thread_binding(threads, "threadIdx.x"):
+            block(i, j)                            for tx in T.thread_binding("threadIdx.x"):
                                                        block, where e * threads + tx < a * b
     """
     _, thread = sch.split(fuse_all(sch, block), [None, threads])

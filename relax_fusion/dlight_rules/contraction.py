@@ -8,10 +8,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ..compute.contraction import FAMILY, WORKLOAD_ATTR
+from ..compute.ranges import stitch, unstitch
 from ..target import is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from . import steps
-from .ranges import stitch
 
 _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
@@ -34,12 +34,14 @@ class ContractionRule(ScheduleRule):
             return None
         table = PlanTable.from_attr(func.attrs[PLAN_ATTR])
         schedule = _schedule_gpu if is_gpu(target) else _schedule_cpu
-        variants = [(upper, schedule(func, plan)) for upper, plan in table.entries]
+        bodies = unstitch(func, len(table.entries))
+        variants = [
+            (upper, schedule(body, plan))
+            for (upper, plan), body in zip(table.entries, bodies, strict=True)
+        ]
         if len(variants) == 1:
             return s_tir.Schedule(variants[0][1])
-        rows = steps.rows_of(func)
-        assert rows is not None, "several ranges need a symbolic number of rows"
-        return s_tir.Schedule(stitch(variants, rows))
+        return s_tir.Schedule(stitch(variants, func.params[0].ty.shape[0]))
 
 
 def _projections(sch: s_tir.Schedule, names: list[str]) -> list[tuple[SBlockRV, SBlockRV]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 
@@ -40,7 +40,8 @@ def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     """
     reduction = sch.get_loops(block)[-1]
     _, lane = sch.split(reduction, [None, lanes])
-    return sch.rfactor(lane, 0)
+    last = len(sch.get(block).writes[0].region)  # lanes must lie side by side to fill a vector
+    return sch.rfactor(lane, last)
 
 
 def unroll_all(sch: s_tir.Schedule, loops: Sequence[LoopRV]) -> None:
@@ -87,9 +88,3 @@ def bind_flat(sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Sequence[in
     _, y, x = sch.split(fused, [None, *threads])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
-
-
-def rows_of(func: tirx.PrimFunc) -> ir.Var | None:
-    """Return the symbolic number of rows of a two-dimensional first parameter, or None."""
-    first = func.params[0].ty.shape[0]
-    return first if isinstance(first, ir.Var) else None

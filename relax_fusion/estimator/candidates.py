@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import DTYPE_BYTES, Attention, Workload
+from ..workload import Attention, Workload
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
@@ -23,6 +23,7 @@ MAX_BLOCK_M = 128
 """Rows beyond which a GPU block gains no reuse that shared memory could hold."""
 
 GPU_THREADS = (32, 64, 128, 256)
+GPU_ATTENTION_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 CPU_REG_M = (1, 2, 4, 8)
 CPU_REG_N = (1, 2, 3, 4, 6, 8)
 CPU_BLOCK_ROWS = (1, 4, 16, 64)
@@ -113,7 +114,7 @@ def _gpu_tiles(most_m: int) -> Iterator[tuple[int, int, int, int]]:
         for reg_m in powers(1, min(block_m, 8)):
             for reg_n in powers(1, 8):
                 # Oblong tiles load more words per FMA; they pay only where there are no more rows.
-                if reg_n > 2 * reg_m and reg_m < block_m or reg_m > 2 * reg_n:
+                if (reg_n > 2 * reg_m and reg_m < block_m) or reg_m > 2 * reg_n:
                     continue
                 # One warp alone waits at each barrier for its own loads; one row can feed no more.
                 for threads in GPU_THREADS if block_m == 1 else GPU_THREADS[1:]:
@@ -150,16 +151,27 @@ def _attention_cpu(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
     lanes = power_dividing(work.v_dim, dev.vector_bytes // 4)
     for block_m in powers(1, _most_q(work, 64)):
         for block_n in powers(16, _most_kv(work, 256)):
-            yield TilePlan(block_m, block_n, work.head_dim, lanes=lanes)
+            for reg_m in powers(1, min(block_m, 8)):
+                for reg_n in powers(lanes, min(block_n, 4 * lanes)):
+                    yield TilePlan(
+                        *(block_m, block_n, work.head_dim), reg_m=reg_m, reg_n=reg_n, lanes=lanes
+                    )
 
 
 def _attention_gpu(work: Attention) -> Iterator[TilePlan]:
-    lanes = VECTOR_LOAD_BYTES // DTYPE_BYTES[work.dtype]
-    lanes = min(power_dividing(d, lanes) for d in (work.head_dim, work.v_dim))
+    """Yield tiles whose register tiles keep at least half of the threads busy."""
     for block_m in powers(1, _most_q(work, 128)):
         for block_n in powers(16, _most_kv(work, 256)):
             for num_warps in (2, 4, 8):
-                yield TilePlan(block_m, block_n, work.head_dim, lanes=lanes, num_warps=num_warps)
+                for reg_m, reg_n in GPU_ATTENTION_TILES:
+                    tiles = block_m * block_n // (reg_m * reg_n)
+                    if block_m % reg_m == 0 and tiles >= num_warps * 16:
+                        yield TilePlan(
+                            *(block_m, block_n, work.head_dim),
+                            reg_m=reg_m,
+                            reg_n=reg_n,
+                            num_warps=num_warps,
+                        )
 
 
 def _most_q(work: Attention, limit: int) -> int:

@@ -45,6 +45,11 @@ class RangePrediction:
     fused: Prediction
     unfused: Prediction
 
+    @property
+    def pays(self) -> bool:
+        """Whether fusing is predicted to be faster."""
+        return self.fused.seconds < self.unfused.seconds
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -95,7 +100,7 @@ def choose(
         RangePrediction(upper, size, fused, predict_unfused(work, dev, size))
         for (upper, size), (_, fused) in zip(ranges, chosen, strict=True)
     )
-    if all(p.fused.seconds >= p.unfused.seconds for p in predictions):
+    if not any(p.pays for p in predictions):
         return _unprofitable(predictions)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
@@ -133,13 +138,14 @@ def _unprofitable(predictions: tuple[RangePrediction, ...]) -> Decline:
     """Return a decline with the times of the range in which fusing came closest."""
     best = min(predictions, key=lambda p: p.fused.seconds / p.unfused.seconds)
     fused, unfused = best.fused.seconds, best.unfused.seconds
-    detail = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)} at {_size_text(best.size)}"
+    times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
+    detail = f"{times} at {_size_text(best.size)}"
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 
 
 def _size_text(size: Size) -> str:
     if isinstance(size, int):
-        return f"{size} row{'s' if size > 1 else ''}"
+        return "1 row" if size == 1 else f"{size} rows"
     return f"batch {size.batch}, {size.q_len} queries, {size.kv_len} keys"
 
 
@@ -156,7 +162,7 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
 def _ranges(work: Workload) -> list[tuple[int | None, Size]]:
     """Return the ranges of the dynamic dimension as (last size or None, size to price)."""
     if not isinstance(work, Attention):
-        return [(upper, size) for upper, size in _dim_ranges(work.rows)]
+        return list(_dim_ranges(work.rows))
     batch = _at_bound(work.batch, DEFAULT_BATCH)
     ranges: list[tuple[int | None, Size]] = []
     for upper, q_len in _dim_ranges(work.q_len):

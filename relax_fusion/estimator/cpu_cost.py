@@ -14,7 +14,7 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks
-from .footprint import Footprint
+from .footprint import Footprint, attention_width
 from .gpu_cost import attention_qo_bytes
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape
@@ -36,6 +36,10 @@ NORM_CYCLES_PER_VECTOR = 4
 
 EXP_CYCLES = 20
 """Cycles of one exponential.  Assumed: a scalar call of the C library's expf."""
+
+STAGE_CYCLES = 1
+"""Cycles per key or value feature copied into its tile.  Assumed: a scalar load and store, as keys
+are transposed on the way."""
 
 RESCALE_CYCLES_PER_VECTOR = 2
 """Cycles per vector of the result that a key tile's new maximum rescales: load, multiply, store."""
@@ -116,11 +120,11 @@ def attention_on_cpu(
     tasks = size.batch * work.q_heads * ceil_div(size.q_len, plan.block_m)
     mean_steps, most_steps = visible_blocks(work, plan, size)
     scores = plan.block_m * plan.block_n
-    reg_m, reg_n = plan.reg_m, plan.reg_n
-    vector = max(1 / dev.fma_per_cycle, (reg_m + reg_n) / (reg_m * reg_n) / LOADS_PER_CYCLE)
-    if work.dtype in HALF_DTYPES:
-        vector += CONVERT_CYCLES / reg_m
-    step = scores * d / plan.lanes * vector + scores * EXP_CYCLES
+    vectors = attention_width(plan) / plan.lanes
+    sums, loads = plan.reg_m * vectors, plan.reg_m + vectors
+    tile = max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE, FMA_LATENCY_CYCLES)
+    step = scores * d / plan.lanes * tile / sums + scores * EXP_CYCLES
+    step += plan.block_n * d * STAGE_CYCLES
     # Each key tile rescales the rows' results and computes one more exponential per row.
     step += plan.block_m * (work.v_dim / plan.lanes * RESCALE_CYCLES_PER_VECTOR + EXP_CYCLES)
     cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
+from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
 
 STACK_LIMIT_BYTES = 1024
@@ -25,6 +27,10 @@ matmul kernel, less its accumulators and operands, lies between 20 and 40."""
 
 OPERAND_REGISTERS = 2
 """Vector registers of a CPU tile besides accumulators and row operands: a weight and a spare."""
+
+
+ROW_VECTORS = 4
+"""Numbers per query row of an online softmax: maximum, new maximum, sum, scale."""
 
 
 @dataclass(frozen=True)
@@ -93,22 +99,39 @@ def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprin
     )
 
 
+def attention_width(plan: TilePlan) -> int:
+    """Return the columns of an attention's register tile: whole vectors."""
+    return plan.reg_n if plan.reg_n % plan.lanes == 0 else plan.lanes
+
+
 def _attention(work: Attention, plan: TilePlan, dev: DeviceSpec) -> Footprint:
-    bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-    # The query tile, the scores, the result so far, and per row: maximum, sum, correction.
-    tiles_bytes = 4 * (bm * d + bm * bn + bm * dv + 3 * bm)
-    sums = plan.reg_m * plan.reg_n
+    """Return the tiles of queries, of keys or values (in turn), of scores, and four row vectors."""
+    b, bm, bn, d, dv = (
+        DTYPE_BYTES[work.dtype],
+        plan.block_m,
+        plan.block_n,
+        work.head_dim,
+        work.v_dim,
+    )
+    staged = bm * d + bn * max(d, dv)
+    width = attention_width(plan)
     if dev.kind == "cpu":
-        registers = sums + plan.reg_m + OPERAND_REGISTERS
-        kv_bytes = bn * (d + dv) * DTYPE_BYTES[work.dtype]
-        return Footprint(0, registers, 1, sums * plan.lanes * 4, tiles_bytes + kv_bytes)
+        vectors = plan.reg_m * ceil_div(width, plan.lanes)
+        registers = vectors + plan.reg_m + OPERAND_REGISTERS
+        # Staged as float32, beside the result so far
+        scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
+        return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
     threads = max(plan.num_warps, 1) * dev.warp_size
     if plan.backend == "triton":
-        smem = (bm * d + plan.num_stages * bn * (d + dv)) * DTYPE_BYTES[work.dtype]
-        held = -(-bm * (bn + dv) // threads)
+        smem = (bm * d + plan.num_stages * bn * (d + dv)) * b
+        held = ceil_div(bm * (bn + dv), threads)
         return Footprint(smem, held + THREAD_OVERHEAD_REGISTERS, threads)
-    operands = plan.reg_m + plan.reg_n
-    return Footprint(tiles_bytes, sums + operands + THREAD_OVERHEAD_REGISTERS, threads)
+    # A row of scores is one longer than its keys, against bank conflicts.
+    smem = staged * b + 4 * (bm * (bn + 1) + ROW_VECTORS * bm)
+    tile = plan.reg_m * math.gcd(dv, width)
+    kept = ceil_div(bm * dv // tile, threads) * tile
+    operands = plan.reg_m * width + plan.reg_m + width
+    return Footprint(smem, kept + operands + THREAD_OVERHEAD_REGISTERS, threads)
 
 
 def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
@@ -127,7 +150,7 @@ def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
 
 def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     foot = footprint(work, plan, dev)
-    yield from _backend(plan, dev)
+    yield from _backend(plan, work, dev)
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
@@ -140,10 +163,12 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         yield from _gpu_lanes(plan, work)
 
 
-def _backend(plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
+def _backend(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     if plan.backend == "triton":
         if dev.kind == "cpu":
             yield "backend is 'triton', a CPU has 'tir' only"
+        elif not dev.tensor_flops_per_s(work.dtype):
+            yield f"the {dev.label} has no tensor cores for {work.dtype}"
         for name in ("block_m", "block_n", "block_k"):
             value = getattr(plan, name)
             if value < TENSOR_TILE or value & (value - 1):

@@ -9,13 +9,14 @@ A kernel is a number of equal blocks.  Its time is the launch, and then the larg
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks
-from .footprint import VECTOR_LOAD_BYTES, Footprint
+from .footprint import VECTOR_LOAD_BYTES, Footprint, attention_width
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape
 
@@ -87,7 +88,8 @@ def matmul_on_gpu(
     blocks = tiles_m * tiles_n
     waves = ceil_div(blocks, dev.sm_count * resident_blocks(foot, dev))
     x_bytes = rows * shape.x_row_bytes
-    x_reads = 1 if x_bytes <= dev.l2_bytes * L2_SHARE else waves
+    missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / x_bytes)
+    x_reads = 1 + (waves - 1) * missing
     stores = rows * (shape.out_row_bytes + shape.side_row_bytes)
     # Row statistics: backend "tir" reads x once more for them, Triton gathers them on the way.
     reads_twice = shape.has_norm and plan.backend == "tir"
@@ -123,7 +125,7 @@ def attention_on_gpu(
     mean_steps, most_steps = visible_blocks(work, plan, size)
     scores = plan.block_m * plan.block_n
     # The matrix units, the exponentials and the rest of the softmax take turns within a block.
-    step_s = 2.0 * scores * d / _attention_rate(work, plan, foot, dev, blocks)
+    step_s = _attention_products_s(work, plan, foot, dev, blocks)
     step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
     step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
     kv_bytes = size.batch * work.kv_heads * size.kv_len * d * b
@@ -136,6 +138,8 @@ def attention_on_gpu(
     wave_kv = heads * size.kv_len * d * b
     miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
     rounds = _load_rounds(plan, foot, plan.block_n * d * b)
+    if plan.backend == "tir":  # keys and values are staged one after the other
+        rounds = max(rounds, 2)
     kernel = _Kernel(
         blocks=blocks,
         block_compute_s=step_s * mean_steps,
@@ -189,10 +193,10 @@ def _matmul_rate(
     """Return the flop/s of one multiprocessor, by the units that the back end uses."""
     columns = plan.block_n * shape.parts
     if plan.backend == "tir":
-        hidden = _latency_hidden(plan.reg_m * plan.reg_n * shape.parts, foot, dev, blocks)
-        words = plan.reg_m + plan.reg_n * shape.parts
-        filled = plan.block_m + columns
-        clocks = _simt_clocks(plan.block_m * columns, words, filled, foot, dev)
+        words, filled = plan.reg_m + plan.reg_n * shape.parts, plan.block_m + columns
+        tile = plan.reg_m * plan.reg_n * shape.parts
+        clocks = _simt_clocks(foot.threads, tile, words, filled, dev)
+        hidden = _latency_hidden(tile, foot, dev, blocks)
         return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks
     words = (plan.block_m + columns) * plan.block_k * shape.in_bytes / 4
     smem_s = words / (SMEM_WORDS_PER_CLOCK * dev.clock_hz)
@@ -200,28 +204,36 @@ def _matmul_rate(
     return TENSOR_EFFICIENCY * min(_tensor_peak(shape.dtype, dev), step_flops / smem_s)
 
 
-def _attention_rate(
+def _attention_products_s(
     work: Attention, plan: TilePlan, foot: Footprint, dev: DeviceSpec, blocks: int
 ) -> float:
-    """Return the flop/s of one multiprocessor on either of the two products."""
+    """Return the seconds that a block takes for the two products of one key tile."""
+    bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
     if plan.backend == "triton":
-        return TENSOR_EFFICIENCY * _tensor_peak(work.dtype, dev)
-    tile = plan.reg_m * plan.reg_n
-    fmas = foot.threads * tile
-    clocks = _simt_clocks(fmas, plan.reg_m + plan.reg_n, 0, foot, dev)
-    return _latency_hidden(tile, foot, dev, blocks) * 2.0 * fmas * dev.clock_hz / clocks
+        return 2.0 * bm * bn * (d + dv) / (TENSOR_EFFICIENCY * _tensor_peak(work.dtype, dev))
+    width = attention_width(plan)
+    columns = math.gcd(bn, width), math.gcd(dv, width)
+    seconds = 0.0
+    for extent, column, depth in zip((bn, dv), columns, (d, bn), strict=True):
+        tile = plan.reg_m * column
+        # A thread without a tile of its own waits for those that have one.
+        tiles = ceil_div(bm * extent // tile, foot.threads) * foot.threads
+        clocks = _simt_clocks(tiles, tile, plan.reg_m + column, 0, dev)
+        seconds += depth * clocks / dev.clock_hz / _latency_hidden(tile, foot, dev, blocks)
+    return seconds
 
 
-def _simt_clocks(fmas: int, words: int, filled: int, foot: Footprint, dev: DeviceSpec) -> float:
-    """Return the clocks of one reduction step of a block, of `fmas` FMAs.
+def _simt_clocks(tiles: int, tile: int, words: int, filled: int, dev: DeviceSpec) -> float:
+    """Return the clocks in which a block takes its register tiles one reduction step further.
 
-    Each thread loads `words` operands for it from shared memory, where the block put `filled`.
+    Each of `tiles` does `tile` FMAs on `words` operands that its thread loads from shared memory,
+    where the block put `filled` words for the step.
     """
-    warps = foot.threads / dev.warp_size
+    warps = tiles / dev.warp_size
     pipes = dev.fma_float32_flops_per_s / (dev.sm_count * dev.clock_hz * 2)
-    issued = fmas / dev.warp_size + warps * words
-    smem = (foot.threads * words + filled) / SMEM_WORDS_PER_CLOCK
-    return max(fmas / pipes, issued / ISSUE_PER_CLOCK, smem) / SIMT_EFFICIENCY
+    smem = (tiles * words + filled) / SMEM_WORDS_PER_CLOCK
+    clocks = max(tiles * tile / pipes, warps * (tile + words) / ISSUE_PER_CLOCK, smem)
+    return clocks / SIMT_EFFICIENCY
 
 
 def _latency_hidden(tile: int, foot: Footprint, dev: DeviceSpec, blocks: int) -> float:
@@ -239,13 +251,13 @@ def _finish(
 ) -> Prediction:
     """Put the terms together."""
     per_sm = ceil_div(kernel.blocks, dev.sm_count)
-    active = _active_blocks(kernel.blocks, foot, dev)
-    waves = ceil_div(kernel.blocks, dev.sm_count * resident_blocks(foot, dev))
+    resident = resident_blocks(foot, dev)
+    waves = ceil_div(kernel.blocks, dev.sm_count * resident)
     dram = kernel.dram_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     l2 = kernel.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY)
     compute = max(per_sm * kernel.block_compute_s, kernel.longest_block_s)
     memory = max(dram, l2)
-    exposed = min(memory, compute) / (plan.num_stages * active)
+    exposed = min(memory, compute) / (plan.num_stages * resident)
     chain = waves * kernel.chain_s
     seconds = dev.launch_s + max(chain, max(memory, compute) + exposed)
     terms: dict[Bound, float] = {

@@ -123,6 +123,15 @@ def test_through_relax(name: str) -> None:
     case.check(arrays, got.numpy())
 
 
+@pytest.mark.parametrize("name", ["cache", "dynamic_2x16x64"])
+def test_cuda_through_relax(name: str) -> None:
+    with cuda():
+        module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(BY_NAME[name], GPU_PLAN))
+    executable = tvm.compile(module, target=cuda())
+    devices = [m for m in executable.mod.imports[0].imports if m.kind == "cuda"]
+    assert len(kernels(devices[0].inspect_source())) == 1
+
+
 def test_cpu_schedule() -> None:
     func = attention_prim_func(BASE, CPU_PLAN)
     text = AttentionRule().apply(func, host_target(), False).mod.script()
@@ -170,7 +179,7 @@ def test_declines_other_functions() -> None:
 def test_a_plan_for_the_wrong_machine_is_refused() -> None:
     with pytest.raises(LoweringError, match="a plan of 4 warps was given to a CPU"):
         AttentionRule().apply(attention_prim_func(BASE, GPU_PLAN), host_target(), False)
-    with pytest.raises(LoweringError, match="a plan of 0 warps .* runs 1 to 1024 threads"):
+    with pytest.raises(LoweringError, match=r"a plan of 0 warps .* runs 1 to 1024 threads"):
         AttentionRule().apply(attention_prim_func(BASE, CPU_PLAN), cuda(), False)
     large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
     with pytest.raises(LoweringError, match="a plan of 64 warps"):

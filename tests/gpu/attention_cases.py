@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from relax_fusion.workload import Attention, DynamicDim
 
 Arrays = dict[str, np.ndarray]
+Edit = Callable[[Arrays], None]
 
 
 def numpy_dtype(name: str) -> np.dtype:
@@ -45,7 +45,7 @@ class Case:
     work: Attention
     sizes: dict[str, int] = field(default_factory=dict)
     magnitude: float = 1.0
-    edit: Callable[[Arrays], None] | None = None
+    edit: Edit | None = None
 
     def size(self, dim: int | DynamicDim) -> int:
         """Return the value of a dimension."""
@@ -155,7 +155,9 @@ BASE = Attention(
 """The workload that the cases vary."""
 
 
-def _case(name: str, *, magnitude: float = 1.0, edit: Any = None, **changes: Any) -> Case:
+def _case(
+    name: str, *, magnitude: float = 1.0, edit: Edit | None = None, **changes: object
+) -> Case:
     """Vary `BASE`; ``sizes`` among the changes gives the values of dynamic dimensions."""
     sizes = changes.pop("sizes", {})
     return Case(name, replace(BASE, **changes), sizes, magnitude, edit)

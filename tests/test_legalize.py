@@ -8,7 +8,7 @@ import torch
 import tvm
 from tvm import relax, tirx
 
-from relax_fusion.models.legalize import LEGALIZE_MAP
+from relax_fusion.legalize import LEGALIZE_MAP
 
 from . import common
 

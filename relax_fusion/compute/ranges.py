@@ -90,3 +90,22 @@ def _matching_sizes(ours: tirx.Var, theirs: tirx.Var) -> dict[tirx.Var, tirx.Var
     if any(a != b for a, b in fixed):
         raise LoweringError(f"stitch: the parameters {ours.name} and {theirs.name} differ in shape")
     return {b: a for a, b in pairs if isinstance(a, ir.Var)}
+
+
+def unstitch(func: tirx.PrimFunc, count: int) -> list[tirx.PrimFunc]:
+    """Take the function that `stitch` made of `count` functions apart again.
+
+    rewrite::
+
+        f(a, b):                         ->    f0(a, b): root0
+            if dim <= 16: root0                f1(a, b): root1
+            else: root1
+    """
+    if count == 1:
+        return [func]
+    body = func.body.block.body
+    bodies = []
+    for _ in range(count - 1):
+        bodies.append(body.then_case)
+        body = body.else_case
+    return [func.with_body(b) for b in (*bodies, body)]

@@ -1,0 +1,145 @@
+"""Sizes and small parts of an attention tile, shared by `attention` and `attention_blocks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import gcd
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ..tile_plan import TilePlan
+from ..workload import Attention
+
+WARP = 32
+"""Threads that a plan counts as one warp."""
+
+FLOAT = "float32"
+"""Type of scores, sums and scratch."""
+
+
+def int64(value: int) -> tirx.Expr:
+    """Return `value` as an int64 constant, the index type of Relax."""
+    return tirx.const(value, "int64")
+
+
+def arrange(layout: str, b: object, s: object, n: object, h: object) -> list[object]:
+    """Put batch, sequence, head and feature into the order of `layout`."""
+    return [{"b": b, "s": s, "n": n, "h": h}[letter] for letter in layout]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The buffers of the function; `bias` is None where there is no additive mask."""
+
+    q: tirx.Var
+    k: tirx.Var
+    v: tirx.Var
+    bias: tirx.Var | None
+    out: tirx.Var
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Sizes of one tile and of its register tiles, made by `tile_shape`.
+
+    Parameters
+    ----------
+    rows, keys : int
+        Query rows and key positions held at once.
+    reg_rows : int
+        Rows of a register tile.
+    reg_keys, reg_values : int
+        Columns of a register tile of scores, and of one of outputs.
+    threads : int
+        Threads that share the tile, 1 on a CPU.
+    stage_dtype : str
+        Of the staged q, k and v.
+    """
+
+    rows: int
+    keys: int
+    reg_rows: int
+    reg_keys: int
+    reg_values: int
+    threads: int
+    stage_dtype: str
+
+
+def tile_shape(work: Attention, plan: TilePlan) -> TileShape:
+    """Cut the tiles of `plan` down to `work`.
+
+    A tile is not larger than a static size asks for.  A GPU stages operands in their own type,
+    because shared memory is scarce; a CPU stages them as float32, because it converts a value once
+    there and otherwise once for every row.
+    """
+    on_gpu = plan.num_warps > 0
+    width = plan.reg_n if plan.reg_n % plan.lanes == 0 else plan.lanes
+    rows, keys = plan.block_m, plan.block_n
+    if isinstance(work.q_len, int):
+        rows = min(rows, _round_up(work.q_len, plan.reg_m))
+    if isinstance(work.kv_len, int):
+        keys = min(keys, _round_up(work.kv_len, width))
+    return TileShape(
+        rows=rows,
+        keys=keys,
+        reg_rows=plan.reg_m,
+        reg_keys=gcd(keys, width),
+        reg_values=gcd(work.v_dim, width),
+        threads=max(1, plan.num_warps * WARP),
+        stage_dtype=work.dtype if on_gpu else FLOAT,
+    )
+
+
+def _round_up(value: int, step: int) -> int:
+    return max(1, -(-value // step)) * step
+
+
+@contextmanager
+def block(name: str, **axes: int) -> Iterator[list[tirx.Var]]:
+    """Open loops of the given extents with a block in them; an axis in capitals is reduced."""
+    with T.grid(*(int64(extent) for extent in axes.values())) as loops:
+        # One loop or one axis comes as itself, several as a list.
+        loops = list(loops) if len(axes) > 1 else [loops]
+        IRBuilder.name_many([axis.lower() for axis in axes], loops)
+        with T.sblock(name):
+            kinds = "".join("R" if axis.isupper() else "S" for axis in axes)
+            bound = T.axis.remap(kinds, loops)
+            bound = list(bound) if len(axes) > 1 else [bound]
+            IRBuilder.name_many(["v" + axis.lower() for axis in axes], bound)
+            yield bound
+
+
+def scratch(
+    name: str, shape: tuple[int, ...], dtype: str = FLOAT, scope: str = "global"
+) -> tirx.Var:
+    """Allocate a buffer in the block that is open."""
+    buffer = T.sblock_alloc_buffer([int64(size) for size in shape], dtype, scope=scope)
+    IRBuilder.name(name, buffer)
+    return buffer
+
+
+def minus_infinity() -> tirx.Expr:
+    """Return the score of a key that a query does not see."""
+    return tirx.const(float("-inf"), FLOAT)
+
+
+def finite(value: tirx.Expr) -> tirx.Expr:
+    """Return `value`, or 0 where it is minus infinity: a row with no key yet has no maximum.
+
+    ``exp(-inf - 0)`` is 0, and ``exp(-inf - (-inf))`` would be NaN.
+    """
+    return tirx.Select(value == minus_infinity(), tirx.const(0, FLOAT), value)
+
+
+def zero() -> tirx.Expr:
+    """Return 0 in the type of the scores."""
+    return tirx.const(0, FLOAT)
+
+
+def cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """Return `value` as `dtype`."""
+    return value.astype(dtype)

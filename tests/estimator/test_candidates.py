@@ -1,0 +1,73 @@
+"""The search space: fits, small, without duplicates."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.estimator import candidates, violations
+from relax_fusion.estimator.candidates import next_power, power_dividing
+
+from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
+
+
+@pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_candidates_fit_and_are_few_and_distinct(work, dev):
+    found = list(candidates(work, dev))
+    assert 0 < len(found) <= 1000
+    assert len(set(found)) == len(found)
+    assert not any(violations(plan, work, dev) for plan in found)
+    assert {plan.backend for plan in found} == {"tir"}
+
+
+def test_static_rows_bound_the_tile():
+    assert {p.block_m for p in candidates(norm_matmul(rows=1), GPU)} == {1}
+    assert max(p.block_m for p in candidates(norm_matmul(rows=20), GPU)) == 32
+
+
+def test_gpu_block_k_divides_k_where_any_does():
+    for k in (4096, 1001, 80):
+        assert all(k % p.block_k == 0 for p in candidates(norm_matmul(k=k), GPU))
+    assert {p.block_k for p in candidates(norm_matmul(k=10007), GPU)} == {16, 32}
+
+
+def test_gpu_columns_pad_little():
+    work = norm_matmul(n=768 + 32)
+    for p in candidates(work, GPU):
+        padded = -(-800 // p.block_n) * p.block_n
+        assert p.block_n <= 32 or padded <= 840
+
+
+@pytest.mark.parametrize(("dev", "k", "lanes"), [(AVX512, 4096, 16), (AVX2, 4096, 8), (AVX2, 6, 2)])
+def test_cpu_lanes_are_the_widest_that_divide_k(dev, k, lanes):
+    assert {p.lanes for p in candidates(norm_matmul(k=k), dev)} == {lanes}
+
+
+def test_cpu_odd_k_is_scalar():
+    assert {p.lanes for p in candidates(WORKLOADS["odd"], AVX2)} == {1}
+
+
+def test_cpu_tiles_divide_n_and_make_a_task_for_every_core():
+    found = list(candidates(gated_ffn(), AVX2))
+    assert all(14336 % p.block_n == 0 for p in found)
+    assert all(14336 // p.block_n >= AVX2.sm_count for p in found)
+
+
+def test_nothing_fits_a_device_without_shared_memory():
+    tiny = replace(GPU, smem_per_block_bytes=64)
+    assert not list(candidates(norm_matmul(), tiny))
+    assert not list(candidates(WORKLOADS["bert"], tiny))
+
+
+@pytest.mark.parametrize(("value", "power"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_next_power(value, power):
+    assert next_power(value) == power
+
+
+@pytest.mark.parametrize(
+    ("value", "most", "power"), [(12, 8, 4), (64, 8, 8), (7, 8, 1), (64, 6, 4)]
+)
+def test_power_dividing(value, most, power):
+    assert power_dividing(value, most) == power

@@ -1,0 +1,206 @@
+"""Choosing: ranges, declines with numbers, and a user's own plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_fusion.errors import Decline, Reason, TilePlanError
+from relax_fusion.estimator import (
+    AttentionSize,
+    Choice,
+    candidates,
+    choose,
+    predict,
+    predict_unfused,
+    violations,
+)
+from relax_fusion.estimator.shape import rows_of
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
+
+from .cases import (
+    AVX2,
+    AVX512,
+    DEVICES,
+    GPU,
+    SMALL_GPU,
+    WORKLOADS,
+    attention,
+    gated_ffn,
+    norm_matmul,
+)
+
+
+def chosen(work, dev, **options) -> Choice:
+    found = choose(work, dev, **options)
+    assert isinstance(found, Choice), str(found)
+    return found
+
+
+@pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
+@pytest.mark.parametrize("work", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_choice_fits_and_a_decline_has_numbers(work, dev):
+    found = choose(work, dev)
+    if isinstance(found, Decline):
+        assert found.reason is Reason.NOT_PROFITABLE
+        assert found.fused_s is not None and found.unfused_s is not None
+        assert found.fused_s >= found.unfused_s
+        return
+    assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
+    assert any(p.pays for p in found.predictions)
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    k=st.integers(1, 5000),
+    n=st.integers(1, 5000),
+    layout=st.sampled_from(["nk", "kn"]),
+    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
+    rows=st.one_of(st.integers(1, 300), st.builds(DynamicDim, st.just("s"), st.integers(1, 4096))),
+    dev=st.sampled_from([SMALL_GPU, GPU, AVX2, AVX512]),
+)
+def test_any_shape_gets_a_plan_that_fits_or_a_reason(k, n, layout, dtype, rows, dev):
+    work = NormMatmul(rows, k, (Projection(n, layout),), Norm("rms", 1e-6), dtype, dtype)
+    found = choose(work, dev)
+    if isinstance(found, Decline):
+        assert found.reason is Reason.NOT_PROFITABLE
+    else:
+        assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
+
+
+UPPERS = [
+    (None, [1, 16, 64, 256, None], [1, 16, 64, 256, 1024]),
+    (4096, [1, 16, 64, 256, None], [1, 16, 64, 256, 1024]),
+    (512, [1, 16, 64, 256, None], [1, 16, 64, 256, 512]),
+    (256, [1, 16, 64, None], [1, 16, 64, 256]),
+    (40, [1, 16, None], [1, 16, 40]),
+    (16, [1, None], [1, 16]),
+    (1, [None], [1]),
+]
+
+
+@pytest.mark.parametrize(("bound", "uppers", "sizes"), UPPERS)
+def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
+    found = chosen(norm_matmul(rows=DynamicDim("b", bound)), AVX2)
+    assert [p.upper for p in found.predictions] == uppers
+    assert [p.size for p in found.predictions] == sizes
+
+
+def test_every_range_has_the_fastest_candidate():
+    work = norm_matmul()
+    found = chosen(work, AVX2)
+    for p in found.predictions:
+        fastest = min(predict(work, c, AVX2, p.size).seconds for c in candidates(work, AVX2))
+        assert (
+            predict(work, found.plans.plan_for(rows_of(work, p.size)), AVX2, p.size).seconds
+            == fastest
+        )
+        assert p.fused.seconds == fastest
+        assert p.unfused == predict_unfused(work, AVX2, p.size)
+
+
+def test_neighbours_with_one_plan_are_merged():
+    entries = chosen(norm_matmul(), AVX2).plans.entries
+    assert all(a[1] != b[1] for a, b in pairwise(entries))
+    # One row has little in common with many, and a tiny device has one plan for everything
+    assert len(entries) > 1
+    assert len(chosen(norm_matmul(k=3, n=5), SMALL_GPU).plans.entries) == 1
+
+
+def test_one_row_accumulates_one_row():
+    plan = chosen(norm_matmul(), AVX2).plans.plan_for(1)
+    assert plan.reg_m == plan.block_m == 1
+    assert chosen(norm_matmul(), AVX2).plans.plan_for(300).reg_m >= 2
+
+
+def test_a_static_size_has_one_entry():
+    found = chosen(norm_matmul(rows=20), AVX2)
+    assert [p.size for p in found.predictions] == [20]
+    assert len(found.plans.entries) == 1
+
+
+def test_attention_is_chosen_by_query_positions():
+    found = chosen(attention(DynamicDim("b", 8), DynamicDim("s", 64), DynamicDim("t", 2048)), AVX2)
+    assert [p.size for p in found.predictions] == [
+        AttentionSize(1, 1, 1024),
+        AttentionSize(1, 16, 1024),
+        AttentionSize(1, 64, 1024),
+    ]
+    static = chosen(attention(4, 32, 48), AVX2)
+    assert [p.size for p in static.predictions] == [AttentionSize(4, 32, 48)]
+
+
+def test_longer_queries_price_longer_keys():
+    found = chosen(attention(1, 3000, DynamicDim("t", 4096)), AVX2)
+    assert found.predictions[0].size == AttentionSize(1, 3000, 3000)
+
+
+def test_decline_when_separate_kernels_are_faster():
+    found = choose(norm_matmul(rows=1), GPU)
+    assert isinstance(found, Decline)
+    assert found.reason is Reason.NOT_PROFITABLE
+    assert found.detail.startswith("fused ") and found.detail.endswith(" us at 1 row")
+    assert found.unfused_s == predict_unfused(norm_matmul(rows=1), GPU, 1).seconds
+
+
+def test_decline_names_the_range_in_which_fusing_came_closest():
+    work, weak = norm_matmul(), replace(GPU, fma_float32_flops_per_s=66.9e12, l2_bytes_per_s=1e9)
+    found = choose(work, weak)
+    assert isinstance(found, Decline)
+    assert found.fused_s is not None and found.unfused_s is not None
+    assert found.fused_s > found.unfused_s
+    assert "rows" in found.detail
+
+
+@pytest.mark.parametrize("work", [norm_matmul(), gated_ffn(), attention()])
+def test_decline_when_nothing_fits(work):
+    found = choose(work, replace(GPU, smem_per_block_bytes=64))
+    assert found == Decline(Reason.NO_PLAN, "no tile of the family fits the H200")
+
+
+GOOD = TilePlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8)
+BAD = replace(GOOD, lanes=16, num_warps=4)
+
+
+def test_a_user_s_plan_is_taken_and_priced():
+    found = chosen(norm_matmul(), AVX2, plans=GOOD)
+    assert found.plans == PlanTable.single(GOOD)
+    for p in found.predictions:
+        assert p.fused == predict(norm_matmul(), GOOD, AVX2, p.size)
+
+
+def test_a_user_s_plan_is_taken_even_if_it_does_not_pay():
+    plan = TilePlan(16, 16, 16, num_warps=8, lanes=8)
+    found = chosen(norm_matmul(), GPU, plans=plan)
+    assert not any(p.pays for p in found.predictions)
+
+
+def test_a_user_s_table_is_kept_as_it_is():
+    table = PlanTable(((8, GOOD), (None, replace(GOOD, block_m=8))))
+    found = chosen(norm_matmul(), AVX2, plans=table)
+    assert found.plans is table
+    assert found.predictions[0].fused == predict(norm_matmul(), GOOD, AVX2, 1)
+
+
+def test_a_bad_plan_raises_every_sentence():
+    with pytest.raises(TilePlanError) as err:
+        choose(norm_matmul(), AVX2, plans=PlanTable(((8, GOOD), (None, BAD))))
+    for part in (BAD.key, "lanes is 16, must be", "num_warps is 4, a CPU task has 0"):
+        assert part in str(err.value)
+    assert GOOD.key not in str(err.value)
+
+
+def test_a_triton_plan_is_compared_with_tensor_cores():
+    plan = TilePlan(128, 128, 64, num_stages=4, num_warps=8, backend="triton")
+    found = chosen(gated_ffn(), GPU, plans=plan)
+    last = found.predictions[-1]
+    assert last.unfused == predict_unfused(gated_ffn(), GPU, 1024, backend="triton")
+
+
+def test_choosing_twice_gives_the_same():
+    assert choose(gated_ffn(), SMALL_GPU) == choose(gated_ffn(), SMALL_GPU)

@@ -1,0 +1,296 @@
+"""Predictions: against measured times, and the properties that any cost model must have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_fusion.device import device
+from relax_fusion.estimator import (
+    AttentionSize,
+    candidates,
+    format_seconds,
+    predict,
+    predict_unfused,
+    violations,
+)
+from relax_fusion.estimator.causal import visible_blocks
+from relax_fusion.tile_plan import TilePlan
+
+from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, attention, gated_ffn, norm_matmul, size_of
+
+PLANS = {
+    (work, dev): list(candidates(WORKLOADS[work], DEVICES[dev]))
+    for work in WORKLOADS
+    for dev in DEVICES
+}
+KEYS = st.sampled_from(sorted(PLANS))
+ROUNDING = 1e-9
+"""Relative slack for sums that are added in another order."""
+
+steady = settings(derandomize=True, deadline=None, max_examples=80)
+
+TENSOR_PLAN = TilePlan(128, 128, 64, num_stages=4, num_warps=8, backend="triton")
+MEASURED_FUSED_MS = [
+    # LLaMA-3.1-8B norm and gate/up, torch.compile on one H200
+    (gated_ffn(), TENSOR_PLAN, 1, 0.0650),
+    (gated_ffn(), TENSOR_PLAN, 16, 0.0736),
+    (gated_ffn(), TENSOR_PLAN, 256, 0.1155),
+    (gated_ffn(), TENSOR_PLAN, 1024, 0.348),
+    (gated_ffn(), TENSOR_PLAN, 4096, 1.366),
+    (norm_matmul(), TENSOR_PLAN, 1024, 0.0799),
+]
+
+
+@pytest.mark.parametrize(("work", "plan", "rows", "measured_ms"), MEASURED_FUSED_MS)
+def test_tensor_core_kernels_are_priced_near_a_compiler_s(work, plan, rows, measured_ms):
+    assert violations(plan, work, GPU) == ()
+    ratio = predict(work, plan, GPU, rows).seconds / (measured_ms * 1e-3)
+    assert 1 / 1.5 < ratio < 1.5
+
+
+MEASURED_ATTENTION_MS = [
+    # FlexAttention (Triton), full and causal, on one H200
+    (attention(batch=32), 64, 0.085),
+    (attention(q_len=2048, kv_len=2048, heads=(32, 8), dims=(128, 128)), 128, 0.155),
+    (attention(1, 2048, 2048, (32, 8), (128, 128), causal="top_left"), 128, 0.122),
+    (attention(1, 8192, 8192, (32, 8), (128, 128)), 128, 2.16),
+    (attention(1, 8192, 8192, (32, 8), (128, 128), causal="top_left"), 128, 1.31),
+]
+
+
+@pytest.mark.parametrize(("work", "head_dim", "measured_ms"), MEASURED_ATTENTION_MS)
+def test_tensor_core_attention_is_priced_near_triton_s(work, head_dim, measured_ms):
+    plan = TilePlan(128, 64, head_dim, num_stages=2, num_warps=8, backend="triton")
+    assert violations(plan, work, GPU) == ()
+    size = AttentionSize(work.batch, work.q_len, work.kv_len)
+    ratio = predict(work, plan, GPU, size).seconds / (measured_ms * 1e-3)
+    assert 1 / 1.5 < ratio < 1.5
+
+
+MEASURED_UNFUSED_MS = [
+    # A norm and cuBLAS (bare matmul), and TVM's own schedules, on one H200
+    (norm_matmul(), "triton", 1, 0.0214),
+    (norm_matmul(), "triton", 1024, 0.0737),
+    (gated_ffn(), "triton", 1, 0.0679),
+    (gated_ffn(), "triton", 1024, 0.3220),
+    (norm_matmul(), "tir", 1, 0.0155),
+    (norm_matmul(), "tir", 256, 0.500),
+    (norm_matmul(), "tir", 1024, 1.87),
+    (norm_matmul(), "tir", 4096, 7.19),
+    (gated_ffn(), "tir", 256, 2.18),
+    (gated_ffn(), "tir", 1024, 8.35),
+]
+
+
+@pytest.mark.parametrize(("work", "backend", "rows", "measured_ms"), MEASURED_UNFUSED_MS)
+def test_separate_kernels_are_priced_near_what_was_measured(work, backend, rows, measured_ms):
+    seconds = predict_unfused(work, GPU, rows, backend=backend).seconds
+    assert 1 / 1.3 < seconds / (measured_ms * 1e-3) < 1.3
+
+
+@steady
+@given(key=KEYS, pick=st.integers(0, 10**6), rows=st.integers(1, 3000), more=st.integers(0, 3000))
+def test_more_rows_never_take_less_time(key, pick, rows, more):
+    work, dev = WORKLOADS[key[0]], DEVICES[key[1]]
+    plan = PLANS[key][pick % len(PLANS[key])]
+    few = predict(work, plan, dev, size_of(work, rows)).seconds
+    many = predict(work, plan, dev, size_of(work, rows + more)).seconds
+    if getattr(work, "causal", "none") == "none":
+        assert many >= few * (1 - ROUNDING)
+    few = predict_unfused(work, dev, size_of(work, rows)).seconds
+    assert predict_unfused(work, dev, size_of(work, rows + more)).seconds >= few * (1 - ROUNDING)
+
+
+FASTER = (
+    *("dram_bytes_per_s", "l2_bytes_per_s", "fma_float32_flops_per_s"),
+    "tensor_float16_flops_per_s",
+)
+
+
+@steady
+@given(
+    key=KEYS,
+    pick=st.integers(0, 10**6),
+    rows=st.integers(1, 5000),
+    field=st.sampled_from(FASTER),
+    factor=st.floats(1, 10),
+)
+def test_a_faster_device_is_never_slower(key, pick, rows, field, factor):
+    work, dev = WORKLOADS[key[0]], DEVICES[key[1]]
+    plan = PLANS[key][pick % len(PLANS[key])]
+    better = replace(dev, **{field: getattr(dev, field) * factor})
+    size = size_of(work, rows)
+    slow, fast = predict(work, plan, dev, size), predict(work, plan, better, size)
+    assert fast.seconds <= slow.seconds * (1 + ROUNDING)
+    slow, fast = predict_unfused(work, dev, size), predict_unfused(work, better, size)
+    assert fast.seconds <= slow.seconds * (1 + ROUNDING)
+
+
+@steady
+@given(key=KEYS, pick=st.integers(0, 10**6), rows=st.integers(1, 5000))
+def test_a_prediction_respects_the_roofline(key, pick, rows):
+    work, dev = WORKLOADS[key[0]], DEVICES[key[1]]
+    plan = PLANS[key][pick % len(PLANS[key])]
+    p = predict(work, plan, dev, size_of(work, rows))
+    assert p.seconds >= dev.launch_s + p.dram_bytes / dev.dram_bytes_per_s
+    if getattr(work, "causal", "none") == "none":
+        assert p.seconds >= dev.launch_s + p.flops / dev.fma_float32_flops_per_s
+    assert p.waves >= 1
+
+
+def test_more_stages_hide_more():
+    times = [
+        predict(gated_ffn(), replace(TENSOR_PLAN, num_stages=s), GPU, 1024).seconds
+        for s in (1, 2, 3, 4)
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[0] > times[-1]
+
+
+def test_waves_are_quantised():
+    # 16 column tiles, one block per multiprocessor: 132 blocks make one wave, 144 two
+    work = gated_ffn(n=16 * 128)
+    one, two = (predict(work, TENSOR_PLAN, GPU, 128 * tiles) for tiles in (8, 9))
+    assert (one.waves, two.waves) == (1, 2)
+    assert two.seconds > 1.5 * one.seconds
+
+
+def test_rows_that_do_not_fit_l2_are_read_again():
+    work, small = gated_ffn(), replace(GPU, l2_bytes=1 << 20)
+    assert (
+        predict(work, TENSOR_PLAN, small, 4096).dram_bytes
+        > predict(work, TENSOR_PLAN, GPU, 4096).dram_bytes
+    )
+
+
+def test_one_row_reads_the_weights_once_and_little_else():
+    p = predict(gated_ffn(), TENSOR_PLAN, GPU, 1)
+    assert 1 <= p.dram_bytes / (4096 * 14336 * 2 * 2) < 1.01
+    assert p.bound == "dram"
+    cpu = predict(norm_matmul(), TilePlan(1, 64, 4096, reg_n=4, lanes=8), AVX2, 1)
+    assert 1 <= cpu.dram_bytes / (4096 * 6144 * 2) < 1.01
+    assert cpu.bound == "dram"
+
+
+def test_larger_register_tiles_feed_the_pipes_better():
+    def seconds(reg: int) -> float:
+        plan = TilePlan(64, 64, 32, reg_m=reg, reg_n=reg, num_warps=(64 // reg) ** 2 // 32)
+        return predict(norm_matmul(), plan, GPU, 4096).seconds
+
+    assert seconds(8) < seconds(4) < seconds(2)
+
+
+def test_larger_register_tiles_pay_for_attention_too():
+    work, size = attention(batch=32), AttentionSize(32, 512, 512)
+    small, large = (TilePlan(32, 32, 64, reg_m=reg, reg_n=reg, num_warps=2) for reg in (1, 4))
+    assert predict(work, large, GPU, size).seconds < predict(work, small, GPU, size).seconds / 2
+    # 16 register tiles leave three quarters of 64 threads idle
+    idle = TilePlan(16, 16, 64, reg_m=4, reg_n=4, num_warps=2)
+    assert predict(work, idle, GPU, size).seconds > predict(work, large, GPU, size).seconds
+    small, large = (TilePlan(16, 64, 64, reg_m=reg, reg_n=16, lanes=16) for reg in (1, 4))
+    assert predict(work, large, AVX512, size).seconds < predict(work, small, AVX512, size).seconds
+
+
+def test_cpu_reuse_wider_vectors_and_cores_pay():
+    work = norm_matmul(k=512, dtype="float32")
+    plan = TilePlan(1, 64, 512, lanes=8)
+    tall = TilePlan(4, 64, 512, reg_m=4, reg_n=2, lanes=8)
+    assert predict(work, tall, AVX2, 64).seconds < predict(work, plan, AVX2, 64).seconds
+    assert (
+        predict(work, tall, AVX2, 64).seconds
+        < predict(work, replace(tall, lanes=4), AVX2, 64).seconds
+    )
+    one_core = replace(AVX2, sm_count=1)
+    assert predict(work, tall, AVX2, 64).seconds < predict(work, tall, one_core, 64).seconds
+    panel = replace(tall, block_m=64)
+    converted = predict(norm_matmul(k=512), panel, AVX512, 64).seconds
+    assert converted > predict(work, panel, AVX512, 64).seconds
+
+
+def test_separate_kernels_are_counted():
+    launch = GPU.launch_s
+    for work, kernels in (
+        (norm_matmul(), 2),
+        (norm_matmul(norm=None), 1),
+        (gated_ffn(merged=True), 3),
+        (gated_ffn(merged=False), 3),
+        (attention(), 3),
+    ):
+        p = predict_unfused(work, GPU, size_of(work, 1))
+        assert p.waves == kernels
+        assert p.seconds > kernels * launch
+
+
+def test_unfused_attention_writes_and_reads_the_scores():
+    work = attention(batch=32)
+    fused = predict(
+        work,
+        TilePlan(128, 64, 64, num_stages=2, num_warps=4, backend="triton"),
+        *(GPU, AttentionSize(32, 512, 512)),
+    )
+    unfused = predict_unfused(work, GPU, AttentionSize(32, 512, 512), backend="triton")
+    assert unfused.dram_bytes - fused.dram_bytes == pytest.approx(4 * 2 * 32 * 12 * 512 * 512)
+    assert unfused.seconds > 2 * fused.seconds
+
+
+def test_static_sizes_win_over_given_ones():
+    work, plan = attention(batch=32), TilePlan(32, 64, 64, num_warps=4)
+    assert predict(work, plan, GPU, AttentionSize(1, 1, 1)) == predict(
+        work, plan, GPU, AttentionSize(32, 512, 512)
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "size", "message"),
+    [
+        (attention(), 5, "an Attention is priced at an AttentionSize, not at 5"),
+        (norm_matmul(), AttentionSize(1, 2, 3), "a matmul workload is priced at a number of rows"),
+    ],
+)
+def test_a_size_of_the_wrong_kind_is_refused(work, size, message):
+    with pytest.raises(TypeError, match=message):
+        predict_unfused(work, GPU, size)
+
+
+def exact_steps(causal: str, lengths: tuple[int, int], bm: int, bn: int) -> list[int]:
+    q_len, kv_len = lengths
+    shift = kv_len - q_len if causal == "bottom_right" else 0
+    ends = [min(start + bm, q_len) + shift for start in range(0, q_len, bm)]
+    return [-(-max(1, min(end, kv_len)) // bn) for end in ends]
+
+
+@steady
+@given(
+    causal=st.sampled_from(["none", "top_left", "bottom_right"]),
+    lengths=st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    block_m=st.sampled_from([1, 16, 64]),
+    block_n=st.sampled_from([16, 32, 128]),
+)
+def test_visible_blocks_are_close_to_a_count(causal, lengths, block_m, block_n):
+    work = attention(1, *lengths, causal=causal)
+    plan = TilePlan(block_m, block_n, 64)
+    mean, most = visible_blocks(work, plan, AttentionSize(1, *lengths))
+    if causal == "none":
+        assert mean == most == -(-lengths[1] // block_n)
+        return
+    steps = exact_steps(causal, lengths, block_m, block_n)
+    assert most == max(steps)
+    assert abs(mean - sum(steps) / len(steps)) <= 0.51
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0, "2 s"), (0.0123, "12.3 ms"), (54.63e-6, "54.6 us"), (3.4e-9, "3.4 ns"), (0.0, "0 ns")],
+)
+def test_format_seconds(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+def test_slower_cards_are_slower():
+    order = ["h200", "h100", "a100", "a100_40gb", "rtx3080"]
+    times = [predict_unfused(gated_ffn(), device(d), 1, backend="triton").seconds for d in order]
+    assert times == sorted(times)
