@@ -1,1 +1,69 @@
-"""Fused transformer kernels as TVM Relax passes."""
+"""Fused transformer kernels as TVM Relax passes.
+
+Importing the package registers the pipeline ``relax_fusion``::
+
+    import relax_fusion
+    from tvm import relax
+
+    pipeline = relax.get_pipeline("relax_fusion", target="h200")
+"""
+
+from .decision import Decision
+from .device import DEVICES, DeviceSpec, device
+from .errors import (
+    Decline,
+    LoweringError,
+    PipelineError,
+    Reason,
+    RelaxFusionError,
+    TargetError,
+    TilePlanError,
+)
+from .lowering import FuseOptions
+from .passes import (
+    PATTERNS,
+    FuseAttentionChain,
+    FuseGatedFFN,
+    FuseMatmulEpilogue,
+    FuseRMSNormMatmul,
+)
+from .pipeline import PipelineOptions, relax_fusion_pipeline
+from .report import Report
+from .target import host_target, make_target
+from .tile_plan import PlanTable, TilePlan
+from .workload import Attention, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DEVICES",
+    "PATTERNS",
+    "Attention",
+    "Decision",
+    "Decline",
+    "DeviceSpec",
+    "DynamicDim",
+    "FuseAttentionChain",
+    "FuseGatedFFN",
+    "FuseMatmulEpilogue",
+    "FuseOptions",
+    "FuseRMSNormMatmul",
+    "GatedFFN",
+    "LoweringError",
+    "Norm",
+    "NormMatmul",
+    "PipelineError",
+    "PipelineOptions",
+    "PlanTable",
+    "Projection",
+    "Reason",
+    "RelaxFusionError",
+    "Report",
+    "TargetError",
+    "TilePlan",
+    "TilePlanError",
+    "device",
+    "host_target",
+    "make_target",
+    "relax_fusion_pipeline",
+]

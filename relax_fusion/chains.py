@@ -426,11 +426,10 @@ def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> C
     if dtype_of(other) != dtype_of(chain.out):
         return None
     ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
-    if other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones and len(shape) > 1:
-        # A residual of one static row looks like a bias, and adding it as one is the same.
-        arg, kind = KernelArg(other, (chain.projection.n,)), "bias"
-    elif same_shape(other_shape, shape):
+    if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         arg, kind = KernelArg(other), "residual"
+    elif other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones:
+        arg, kind = KernelArg(other, (chain.projection.n,)), "bias"
     else:
         return None
     projection = replace(chain.projection, epilogue=(*chain.projection.epilogue, kind))

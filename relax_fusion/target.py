@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 
 from tvm.target import Target, codegen
 
-from .device import DEVICES, DeviceSpec, device, generic_cpu
+from .device import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
 from .errors import TargetError
 
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 """The device that stands for an architecture when the target names none (``model``)."""
-
-STATIC_SHARED_BYTES = 49152
-"""What TVM's CUDA code generator can declare statically per block (CUDA guide, 48 KB)."""
-
 
 def is_gpu(target: Target) -> bool:
     """Tell whether `target` executes kernels on a GPU."""
@@ -68,7 +65,7 @@ def make_target(name: str | Target) -> Target:
                 "arch": spec.arch,
                 "model": spec.name,
                 "max_threads_per_block": spec.max_threads_per_block,
-                "max_shared_memory_per_block": STATIC_SHARED_BYTES,
+                "max_shared_memory_per_block": STATIC_SMEM_BYTES,
                 "thread_warp_size": spec.warp_size,
             },
             host=Target("llvm"),
@@ -101,7 +98,22 @@ def device_of(target: Target) -> DeviceSpec:
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")
     model = str(attrs.get("model", "")).lower()
-    if model in DEVICES:
-        return device(model)
     arch = str(attrs.get("arch", "")).rstrip("af")
-    return device(_GPU_BY_ARCH.get(arch, "rtx3080"))
+    spec = device(model if model in DEVICES else _GPU_BY_ARCH.get(arch, "rtx3080"))
+    limits = {
+        "max_threads_per_block": min(
+            spec.max_threads_per_block, int(attrs.get("max_threads_per_block", 1 << 30))
+        ),
+        "smem_per_block_bytes": min(
+            spec.smem_per_block_bytes, int(attrs.get("max_shared_memory_per_block", 1 << 30))
+        ),
+    }
+    return spec if is_cuda(target) else replace(spec, **limits)
+
+
+def without_tensor_cores(target: Target) -> Target:
+    """Return a CUDA target of an architecture before tensor cores; any other target as it is."""
+    if not is_cuda(target):
+        return target
+    config = {str(k): v for k, v in target.attrs.items()}
+    return Target({**config, "kind": "cuda", "arch": "sm_60"})

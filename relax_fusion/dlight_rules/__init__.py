@@ -1,0 +1,7 @@
+"""Schedule rules: ours for what the passes emit, and safe ones for everything else."""
+
+from .attention import AttentionRule
+from .contraction import ContractionRule
+from .foreign import CPUSpatialRule, ScalarMatmulRule
+
+__all__ = ["AttentionRule", "CPUSpatialRule", "ContractionRule", "ScalarMatmulRule"]

@@ -1,0 +1,22 @@
+"""The fusing passes, one file per pattern."""
+
+from .attention import FuseAttentionChain
+from .gated_ffn import FuseGatedFFN
+from .matmul import FuseMatmulEpilogue
+from .norm_matmul import FuseRMSNormMatmul
+
+PATTERNS = {
+    "FuseAttentionChain": FuseAttentionChain,
+    "FuseGatedFFN": FuseGatedFFN,
+    "FuseRMSNormMatmul": FuseRMSNormMatmul,
+    "FuseMatmulEpilogue": FuseMatmulEpilogue,
+}
+"""Every pass by name, in the order in which the pipeline runs them: longer chains first."""
+
+__all__ = [
+    "PATTERNS",
+    "FuseAttentionChain",
+    "FuseGatedFFN",
+    "FuseMatmulEpilogue",
+    "FuseRMSNormMatmul",
+]

@@ -1,0 +1,120 @@
+"""Small passes that attach information to a module before and after fusing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from .errors import PipelineError
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
+@dataclass(frozen=True)
+class AttachFunctionAttrs:
+    """Attach bounds of symbolic variables and CUDA graph hints to the Relax functions.
+
+    rewrite: ``def decode(...)`` ->
+    ``def decode(...): R.func_attr({"tir_var_upper_bound": ..., "relax.rewrite_cuda_graph...": ...})``
+
+    Parameters
+    ----------
+    bounds : mapping of str to int
+        Largest values of symbolic variables; they go to every function.
+    hints : mapping of str to sequence of str
+        By function name: variables that a captured CUDA graph may depend on.
+    """
+
+    bounds: Mapping[str, int]
+    hints: Mapping[str, Sequence[str]]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with attributes; `mod` itself if there are none to attach."""
+        names = {g.name_hint for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+        missing = sorted(set(self.hints) - names)
+        if missing:
+            raise PipelineError(
+                f"cuda_graph_symbolic_capture_hints names {missing[0]!r}; the module has "
+                f"{', '.join(sorted(names))}"
+            )
+        updated = {}
+        for gvar, func in mod.functions_items():
+            if not isinstance(func, relax.Function):
+                continue
+            if self.bounds:
+                func = func.with_attr("tir_var_upper_bound", dict(self.bounds))
+            if gvar.name_hint in self.hints:
+                variables = list(self.hints[gvar.name_hint])
+                func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
+            updated[gvar] = func
+        return _with_functions(mod, updated) if self.bounds or self.hints else mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
+@dataclass(frozen=True)
+class AttachAdditionalPrimFuncs:
+    """Add PrimFuncs to the module under given names, callable from outside."""
+
+    functions: Mapping[str, tirx.PrimFunc]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with the functions; refuse a name that is taken."""
+        taken = {g.name_hint for g in mod.get_global_vars()}
+        for name in self.functions:
+            if name in taken:
+                raise PipelineError(f"additional_tirs names {name!r}, which the module has already")
+        new = {
+            ir.GlobalVar(name): func.with_attr("global_symbol", name)
+            for name, func in self.functions.items()
+        }
+        return _with_functions(mod, new) if new else mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachMetadata")
+@dataclass(frozen=True)
+class AttachMetadata:
+    """Add a function ``_metadata`` that returns a JSON string, as MLC-LLM's engine expects.
+
+    The planned memory of each function, in bytes, is part of it.
+    """
+
+    metadata: Mapping[str, Any]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with the function; `mod` itself if there is no metadata."""
+        if not self.metadata:
+            return mod
+        content = {**self.metadata, "memory_usage": _memory_usage(mod)}
+        builder = relax.BlockBuilder(mod)
+        with builder.function("_metadata", params=[]):
+            builder.emit_func_output(relax.StringImm(json.dumps(content)))
+        return builder.get()
+
+
+def _memory_usage(mod: ir.IRModule) -> dict[str, int]:
+    """Sum the bytes of the storage that the planner allocated in each function."""
+    usage = {}
+    for gvar, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            sizes: list[int] = []
+            relax.analysis.post_order_visit(func, lambda node, s=sizes: s.extend(_bytes(node)))
+            usage[gvar.name_hint] = sum(sizes)
+    return usage
+
+
+def _bytes(node: object) -> list[int]:
+    if not isinstance(node, relax.Call) or not isinstance(node.op, ir.Op):
+        return []
+    if node.op.name != "relax.memory.alloc_storage":
+        return []
+    return [int(d) for d in node.args[0].values if isinstance(d, tirx.IntImm)]
+
+
+def _with_functions(mod: ir.IRModule, functions: dict[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
+    """Return a copy of `mod` with functions replaced or added."""
+    merged = {**dict(mod.functions_items()), **functions}
+    return ir.IRModule(merged, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -1,0 +1,67 @@
+"""Rules for PrimFuncs that no pass of ours made."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir import dlight as dl
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from ..target import is_cpu, without_tensor_cores
+from . import steps
+
+SERIAL_ELEMENTS = 16384
+"""Elements below which a loop stays on one core: about the 5 us that waking the pool takes."""
+
+
+class ScalarMatmulRule(ScheduleRule):
+    """TVM's matmul rule, kept away from its tensor-core branch.
+
+    On float16 with ``sm_70`` to ``sm_90`` that branch ends in a segmentation fault inside Tensorize
+    for every shape that is not tiny, static ones included (seen with TVM 0.26 and 0.27), and a
+    segmentation fault cannot be caught.  On an older architecture the same rule makes a correct
+    schedule of scalar tiles, so that is what it is told.
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Return TVM's scalar schedule of a matmul, None if the function is no matmul."""
+        return dl.gpu.Matmul().apply(func, without_tensor_cores(target), tunable)
+
+
+class CPUSpatialRule(ScheduleRule):
+    """Spread element-wise PrimFuncs over the cores of a CPU; TVM leaves them on one.
+
+    rewrite: ``for i, j: S(i, j)`` -> ``parallel for ij: S(ij // n, ij % n)``
+    """
+
+    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+        """Return the schedule, None unless every block is one element-wise statement of a CPU."""
+        if not is_cpu(target):
+            return None
+        sch = s_tir.Schedule(func)
+        blocks = [sch.get_sblock(name) for name in steps.block_names(func)]
+        if not blocks or not all(_is_spatial(sch, block) for block in blocks):
+            return None
+        for block in blocks:
+            loops = sch.get_loops(block)
+            extents = [steps.extent(sch, loop) for loop in loops]
+            if len(loops) < 2 or _small(extents):
+                continue
+            sch.parallel(sch.fuse(*loops[:-1]))
+        return sch
+
+
+def _is_spatial(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
+    found = sch.get(block)
+    spatial = all(iv.iter_type == tirx.IterVar.DataPar for iv in found.iter_vars)
+    loops = sch.get_loops(block)
+    return spatial and len(loops) == len(found.iter_vars) and isinstance(found.body, tirx.BufferStore)
+
+
+def _small(extents: list[int | None]) -> bool:
+    total = 1
+    for e in extents:
+        if e is None:
+            return False
+        total *= e
+    return total < SERIAL_ELEMENTS

@@ -1,0 +1,117 @@
+"""The decisions of one compilation: as data, as text, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .decision import Decision
+from .estimator import format_seconds
+
+
+@dataclass
+class Report:
+    """Collects what the fusing passes decided.
+
+    Parameters
+    ----------
+    decisions : list of Decision
+        In the order in which they were made; pass the report to the pipeline to have it filled.
+    """
+
+    decisions: list[Decision] = field(default_factory=list)
+
+    @property
+    def fused(self) -> list[Decision]:
+        """The chains that became kernels."""
+        return [d for d in self.decisions if d.fused]
+
+    @property
+    def declined(self) -> list[Decision]:
+        """The chains that were left alone."""
+        return [d for d in self.decisions if not d.fused]
+
+    def to_json(self) -> str:
+        """Return every decision as JSON, workloads and plans included."""
+        return json.dumps([_record(d) for d in self.decisions], indent=2)
+
+    def text(self) -> str:
+        """Return two tables: what was fused (equal kernels counted), and what was not and why."""
+        lines = [_fused_table(self.fused), _declined_table(self.declined)]
+        return "\n\n".join(line for line in lines if line) or "no chain of any pattern was found"
+
+
+def _record(decision: Decision) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "pattern": decision.pattern,
+        "spelling": decision.spelling,
+        "function": decision.function,
+        "where": decision.where,
+        "kernel": decision.kernel,
+        "fused": decision.fused,
+    }
+    if decision.workload is not None:
+        record["workload"] = {"key": decision.workload.key, **asdict(decision.workload)}
+    if decision.plans is not None:
+        record["plans"] = decision.plans.to_attr()
+    record["predictions"] = [
+        {
+            "upper": p.upper,
+            "size": p.size if isinstance(p.size, int) else asdict(p.size),
+            "fused_s": p.fused.seconds,
+            "unfused_s": p.unfused.seconds,
+            "bound": p.fused.bound,
+        }
+        for p in decision.predictions
+    ]
+    if decision.decline is not None:
+        record["decline"] = {
+            "reason": decision.decline.reason.value,
+            "detail": decision.decline.detail,
+            "fused_s": decision.decline.fused_s,
+            "unfused_s": decision.decline.unfused_s,
+        }
+    return record
+
+
+def _fused_table(decisions: list[Decision]) -> str:
+    """One row per kernel and function, with how often it is called."""
+    if not decisions:
+        return ""
+    counts = Counter((d.function, d.kernel) for d in decisions)
+    rows = [("function", "pass", "chain", "calls", "tile", "predicted", "unfused")]
+    seen = set()
+    for d in decisions:
+        if (d.function, d.kernel) in seen:
+            continue
+        seen.add((d.function, d.kernel))
+        last = d.predictions[-1]
+        tile = d.plans.entries[-1][1] if d.plans is not None else None
+        rows.append(
+            (
+                d.function,
+                d.pattern,
+                d.spelling,
+                str(counts[d.function, d.kernel]),
+                f"{tile.block_m}x{tile.block_n}x{tile.block_k}" if tile else "",
+                format_seconds(last.fused.seconds),
+                format_seconds(last.unfused.seconds),
+            )
+        )
+    return _table(rows)
+
+
+def _declined_table(decisions: list[Decision]) -> str:
+    if not decisions:
+        return ""
+    rows = [("function", "pass", "where", "not fused because")]
+    rows += [(d.function, d.pattern, d.where, str(d.decline)) for d in decisions]
+    return _table(rows)
+
+
+def _table(rows: list[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    text = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
