@@ -19,7 +19,7 @@ class AttachFunctionAttrs:
     """Attach bounds of symbolic variables and CUDA graph hints to the Relax functions.
 
     rewrite: ``def decode(...)`` ->
-    ``def decode(...): R.func_attr({"tir_var_upper_bound": ..., "relax.rewrite_cuda_graph...": ...})``
+    ``def decode(...): R.func_attr({"tir_var_upper_bound": ..., ...})``
 
     Parameters
     ----------

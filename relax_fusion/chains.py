@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tvm import ir, relax, te, tirx
 
@@ -113,7 +114,8 @@ def _decomposed_gelu(view: BlockView, var: relax.Var) -> Activated | None:
         for inner, one in binary(view, one_plus, "relax.add"):
             if not _near(scalar(view, one), 1.0):
                 continue
-            for op, name, read in (("erf", "gelu", _erf_source), ("tanh", "gelu_tanh", _tanh_source)):
+            spellings = (("erf", "gelu", _erf_source), ("tanh", "gelu_tanh", _tanh_source))
+            for op, name, read in spellings:
                 call = view.call(inner, f"relax.{op}")
                 found = read(view, call.args[0], source) if call is not None else None
                 if found is not None:
@@ -204,7 +206,7 @@ def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
     call = view.call(var, "relax.nn.rms_norm", "relax.nn.layer_norm")
     if call is None:
         return _decomposed_rms(view, var)
-    kind = "rms" if call.op.name == "relax.nn.rms_norm" else "layer"
+    kind: Literal["rms", "layer"] = "rms" if call.op.name == "relax.nn.rms_norm" else "layer"
     source, gamma = call.args[0], call.args[1]
     shape = known_shape(source, "the normalised tensor")
     axes = [int(a) % len(shape) for a in call.attrs.axes]
@@ -410,8 +412,9 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     user = users[0]
     if is_call(view.defs[user], "relax.astype"):
         dtype = dtype_of(user)
-        fits = dtype in ("float16", "bfloat16", "float32")
-        return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype) if fits else None
+        if dtype not in ("float16", "bfloat16", "float32"):
+            return None
+        return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
     for data, other in binary(view, user, "relax.add"):
         if data.same_as(chain.out) and not view.depends_on(other, forbidden):
             return _add(view, chain, user, other)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
@@ -16,8 +17,8 @@ from tvm.sym import Analyzer
 from .errors import Decline, Reason
 from .workload import DTYPE_BYTES, Dim, DynamicDim, Workload
 
-PrimExpr = ir.Expr
-Shape = Sequence[PrimExpr | int]
+PrimExpr: TypeAlias = ir.Expr
+Shape: TypeAlias = Sequence[PrimExpr | int]
 
 _ANALYZER = Analyzer()
 
@@ -238,7 +239,8 @@ def _upper(value: PrimExpr, bounds: dict[str, int]) -> int | None:
 def check_dtype(dtype: str, what: str) -> str:
     """Return `dtype`, refusing the chain if the kernels do not handle it."""
     allowed = [d for d in DTYPE_BYTES if d != "float64"]
-    guard(dtype in allowed, Reason.DTYPE, f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}")
+    detail = f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}"
+    guard(dtype in allowed, Reason.DTYPE, detail)
     return dtype
 
 

@@ -10,7 +10,6 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
+from tvm.ir.transform import Pass
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
-from tvm.ir.transform import Pass
 
 from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
 from .dlight_rules import AttentionRule, ContractionRule, CPUSpatialRule, ScalarMatmulRule

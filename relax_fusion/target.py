@@ -100,15 +100,15 @@ def device_of(target: Target) -> DeviceSpec:
     model = str(attrs.get("model", "")).lower()
     arch = str(attrs.get("arch", "")).rstrip("af")
     spec = device(model if model in DEVICES else _GPU_BY_ARCH.get(arch, "rtx3080"))
-    limits = {
-        "max_threads_per_block": min(
-            spec.max_threads_per_block, int(attrs.get("max_threads_per_block", 1 << 30))
-        ),
-        "smem_per_block_bytes": min(
-            spec.smem_per_block_bytes, int(attrs.get("max_shared_memory_per_block", 1 << 30))
-        ),
-    }
-    return spec if is_cuda(target) else replace(spec, **limits)
+    if is_cuda(target):
+        return spec
+    threads = int(attrs.get("max_threads_per_block", spec.max_threads_per_block))
+    smem = int(attrs.get("max_shared_memory_per_block", spec.smem_per_block_bytes))
+    return replace(
+        spec,
+        max_threads_per_block=min(spec.max_threads_per_block, threads),
+        smem_per_block_bytes=min(spec.smem_per_block_bytes, smem),
+    )
 
 
 def without_tensor_cores(target: Target) -> Target:

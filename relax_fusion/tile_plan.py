@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from .errors import TilePlanError
 
@@ -77,7 +78,7 @@ class TilePlan:
         return asdict(self)
 
     @staticmethod
-    def from_attr(attr: Mapping[str, object]) -> TilePlan:
+    def from_attr(attr: Mapping[str, Any]) -> TilePlan:
         """Read a plan from a dictionary, complaining about unknown and missing fields.
 
         Raises
@@ -93,7 +94,9 @@ class TilePlan:
                 f"tile plan: unknown field {unknown[0]!r}; the fields are {', '.join(known)}"
             )
         try:
-            typed = {k: str(v) if known[k] == "str" else int(v) for k, v in values.items()}  # type: ignore[call-overload]
+            typed: dict[str, Any] = {
+                k: str(v) if known[k] == "str" else int(v) for k, v in values.items()
+            }
             return TilePlan(**typed)
         except (TypeError, ValueError) as err:
             raise TilePlanError(f"tile plan: {err}") from err
@@ -138,10 +141,10 @@ class PlanTable:
         return [{"upper": -1 if u is None else u, **p.to_attr()} for u, p in self.entries]
 
     @staticmethod
-    def from_attr(attr: object) -> PlanTable:
+    def from_attr(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
         """Read a table from the form that `to_attr` writes."""
         entries = []
-        for item in attr:  # type: ignore[attr-defined]
+        for item in attr:
             row = {str(k): v for k, v in item.items()}
             upper = int(row.pop("upper"))
             entries.append((None if upper < 0 else upper, TilePlan.from_attr(row)))

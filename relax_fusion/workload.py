@@ -19,6 +19,7 @@ EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
 
 WeightLayout = Literal["nk", "kn"]
 Causal = Literal["none", "top_left", "bottom_right"]
+HeadLayout = Literal["bsnh", "bnsh"]
 
 
 @dataclass(frozen=True)
@@ -215,9 +216,9 @@ class Attention(_Keyed):
     bias_dims: tuple[bool, bool, bool, bool] | None
     dtype: str
     out_dtype: str
-    q_layout: Literal["bsnh", "bnsh"] = "bsnh"
-    kv_layout: Literal["bsnh", "bnsh"] = "bsnh"
-    out_layout: Literal["bsnh", "bnsh"] = "bsnh"
+    q_layout: HeadLayout = "bsnh"
+    kv_layout: HeadLayout = "bsnh"
+    out_layout: HeadLayout = "bsnh"
     kv_prefix: bool = False
     bias_dtype: str = "float32"
 

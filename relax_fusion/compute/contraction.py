@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
@@ -92,7 +92,7 @@ class _Padding:
         return _Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 
-Size = tirx.Expr | int
+Size: TypeAlias = tirx.Expr | int
 
 
 def _rounded(size: Size, multiple: int) -> Size:

@@ -55,7 +55,8 @@ def _is_spatial(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     found = sch.get(block)
     spatial = all(iv.iter_type == tirx.IterVar.DataPar for iv in found.iter_vars)
     loops = sch.get_loops(block)
-    return spatial and len(loops) == len(found.iter_vars) and isinstance(found.body, tirx.BufferStore)
+    one_store = isinstance(found.body, tirx.BufferStore)
+    return spatial and one_store and len(loops) == len(found.iter_vars)
 
 
 def _small(extents: list[int | None]) -> bool:

@@ -17,6 +17,7 @@ from ..pattern import (
     KernelOut,
     Match,
     PrimExpr,
+    Refused,
     as_dim,
     check_dtype,
     check_vdevices,
@@ -28,7 +29,7 @@ from ..pattern import (
     static,
 )
 from ..projections import check_inner
-from ..workload import Attention, Causal
+from ..workload import Attention, Causal, HeadLayout
 
 PATTERN = "FuseAttentionChain"
 
@@ -51,7 +52,7 @@ class _Operand:
     """
 
     expr: relax.Expr
-    layout: str
+    layout: HeadLayout
     groups: int = 1
     length: PrimExpr | None = None
     covers: tuple[relax.Var, ...] = ()
@@ -65,7 +66,7 @@ class _Chain:
     q: relax.Expr
     k: relax.Expr
     v: relax.Expr
-    layout: str
+    layout: HeadLayout
     scale: float
     causal: Causal
     bias: relax.Expr | None
@@ -223,7 +224,8 @@ def _written_out(view: BlockView, var: relax.Var) -> _Chain | None:
         return None
     q, k = first.args
     transposed = view.call(k, "relax.permute_dims")
-    guard(transposed is not None, Reason.LAYOUT, "the key is not transposed by a permute_dims")
+    if transposed is None:
+        raise Refused(Reason.LAYOUT, "the key is not transposed by a permute_dims")
     axes = tuple(int(a) for a in transposed.attrs.axes or range(rank)[::-1])
     covers = (k, scores, *covers)
     q, factor, covers = _scale(view, q, covers, rank=rank)
@@ -299,9 +301,9 @@ def _cached(view: BlockView, chain: _Chain) -> tuple[_Operand, _Operand]:
             k, v = swapped
     guard(k.layout == v.layout, Reason.LAYOUT, f"key is {k.layout}, value {v.layout}")
     for step in (_through_repeat, _through_prefix):
-        both = step(view, k), step(view, v)
-        if both[0] is not None and both[1] is not None and _agree(*both):
-            k, v = both
+        k_next, v_next = step(view, k), step(view, v)
+        if k_next is not None and v_next is not None and _agree(k_next, v_next):
+            k, v = k_next, v_next
     return k, v
 
 
@@ -311,8 +313,7 @@ def _key_layout(k: _Operand, axes: tuple[int, ...]) -> _Operand:
         return k
     if axes == (0, 2, 3, 1):
         return replace(k, layout="bsnh")
-    guard(False, Reason.LAYOUT, f"the key is transposed by {list(axes)}")
-    return k
+    raise Refused(Reason.LAYOUT, f"the key is transposed by {list(axes)}")
 
 
 def _agree(k: _Operand, v: _Operand) -> bool:
@@ -328,7 +329,7 @@ def _through_transpose(view: BlockView, operand: _Operand) -> _Operand:
         return operand
     if [int(a) for a in call.attrs.axes] != _SWAP_HEADS:
         return operand
-    layout = "bsnh" if operand.layout == "bnsh" else "bnsh"
+    layout: HeadLayout = "bsnh" if operand.layout == "bnsh" else "bnsh"
     covers = (operand.expr, *operand.covers)
     return replace(operand, expr=call.args[0], layout=layout, covers=covers)
 
@@ -369,8 +370,8 @@ def _values(expr: relax.Expr) -> list[PrimExpr]:
 
 
 def _out_transpose(
-    view: BlockView, var: relax.Var, layout: str
-) -> tuple[relax.Var, str, tuple[relax.Var, ...]]:
+    view: BlockView, var: relax.Var, layout: HeadLayout
+) -> tuple[relax.Var, HeadLayout, tuple[relax.Var, ...]]:
     """Write the result as the transpose after it wants it."""
     user = view.only_user(var)
     call = view.call(user, "relax.permute_dims") if user is not None else None

@@ -92,14 +92,15 @@ class FuseGatedFFN:
         self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
     ) -> Match | None:
         act = activation(view, gate)
-        halves = [_half(view, act.source), _half(view, up)] if act is not None else []
-        if act is None or halves[0] is None or halves[1] is None:
+        if act is None:
             return None
-        g, u = halves
+        g, u = _half(view, act.source), _half(view, up)
+        if g is None or u is None:
+            return None
         merged = g.part is not None
         if not g.linear.x.same_as(u.linear.x) or (u.part is not None) != merged:
             return None
-        if merged and (g.linear.var is not u.linear.var and not g.linear.var.same_as(u.linear.var)):
+        if merged and not g.linear.var.same_as(u.linear.var):
             return None
         covers = (*g.covers, *u.covers, *act.covers, var)
         before = _prologue(view, g.linear.x, {g.linear.var, u.linear.var})
@@ -181,7 +182,9 @@ def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
     """Read one operand of the product: ``[split part of] x @ W [+ bias]``."""
     if not isinstance(expr, relax.Var):
         return None
-    part, covers, inner = None, (), expr
+    part: int | None = None
+    covers: tuple[relax.Var, ...] = ()
+    inner = expr
     item = view.defs.get(expr)
     if isinstance(item, relax.TupleGetItem):
         split = view.call(item.tuple_value, "relax.split")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import epilogue
+from ..chains import Chain, epilogue
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
 from ..projections import norm_matmul, norm_of, norm_prologue, readers_of
@@ -53,7 +53,7 @@ class FuseRMSNormMatmul:
         linears = readers_of(view, var) if normed is not None else []
         if normed is None or not linears:
             return None
-        chains = []
+        chains: list[Chain] = []
         inside = {var}
         for lin in linears:
             chains.append(epilogue(view, lin, inside | {c.out for c in chains}))
