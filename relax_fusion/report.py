@@ -60,7 +60,7 @@ def _record(decision: Decision) -> dict[str, Any]:
     record["predictions"] = [
         {
             "upper": p.upper,
-            "size": p.size if isinstance(p.size, int) else asdict(p.size),
+            "size": p.size if isinstance(p.size, int) else p.size._asdict(),
             "fused_s": p.fused.seconds,
             "unfused_s": p.unfused.seconds,
             "bound": p.fused.bound,

@@ -141,6 +141,7 @@ def _parameters(work: Attention) -> tuple[_Sizes, Operands]:
 def _bias(work: Attention, sizes: _Sizes) -> tirx.Var:
     """Declare the additive mask, of size 1 where it broadcasts."""
     full = (sizes.batch, int64(work.q_heads), sizes.q_len, sizes.kv_len)
+    assert work.bias_dims is not None
     shape = [size if has else int64(1) for size, has in zip(full, work.bias_dims, strict=True)]
     return T.arg("bias", T.buffer(shape, work.bias_dtype))
 

@@ -201,7 +201,7 @@ class TileEmitter:
         if self.work.causal != "none":
             visible = tirx.And(visible, key <= row + self._diagonal())
         score = dot * tirx.const(self.work.scale, FLOAT)
-        if self.operands.bias is not None:
+        if self.operands.bias is not None and self.work.bias_dims is not None:
             places = (self.batch, self.head, row, key)
             at = [
                 place if has else int64(0)

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 import transformers
 import tvm
+from tvm import relax
+
+from relax_fusion import host_target
 
 PROMPT_LENGTHS = (1, 7, 33, 130)
 NEW_TOKENS = 10
@@ -27,7 +30,10 @@ LLAMA3_ROPE = {
 
 def compile_for_test(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
     """Compile a model with the pipeline that these tests are about."""
-    return tvm.compile(mod, target="llvm")
+    target = host_target()
+    return tvm.compile(
+        mod, target=target, relax_pipeline=relax.get_pipeline("relax_fusion", target=target)
+    )
 
 
 def compile_unfused(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
