@@ -312,7 +312,10 @@ class _Emitter:
         source = self._flattened(arg)
         if source is not None:
             return source
-        return self._bind(relax.op.reshape(arg.expr, arg.shape), "flat")
+        flat = self._bind(relax.op.reshape(arg.expr, arg.shape), "flat")
+        if isinstance(arg.expr, relax.Var):
+            self.flat[arg.expr] = flat
+        return flat
 
     def _flattened(self, arg: KernelArg) -> relax.Expr | None:
         """Return a tensor of the wanted shape of which `arg` is only a reshape."""
@@ -326,7 +329,7 @@ class _Emitter:
         if same_shape(shape_of(out.var), out.shape):
             self.bindings.append(relax.VarBinding(out.var, value))
             return
-        flat = self._bind(value, out.var.name)
+        flat = self._bind(value, f"{out.var.name}_flat")
         self.flat[out.var] = flat
         reshape = relax.op.reshape(flat, shape_of(out.var))
         self.bindings.append(relax.VarBinding(out.var, self.builder.normalize(reshape)))

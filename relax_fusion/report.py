@@ -105,10 +105,13 @@ def _fused_table(decisions: list[Decision]) -> str:
 
 
 def _declined_table(decisions: list[Decision]) -> str:
+    """One row per reason, with how often it was met and where first."""
     if not decisions:
         return ""
-    rows = [("function", "pass", "where", "not fused because")]
-    rows += [(d.function, d.pattern, d.where, str(d.decline)) for d in decisions]
+    counts = Counter((d.function, d.pattern, str(d.decline)) for d in decisions)
+    first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
+    rows = [("function", "pass", "chains", "first", "not fused because")]
+    rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
     return _table(rows)
 
 
