@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from tvm import ir, relax, te, tirx
@@ -33,15 +34,18 @@ from .workload import Norm, Projection, WeightLayout
 def scalar(view: BlockView, expr: relax.Expr) -> float | None:
     """Return the value of a constant with one element, or None."""
     value = view.definition(expr)
-    if isinstance(value, ir.GenericConst):
-        data = value.value.numpy()
-        return float(data.reshape(-1)[0]) if data.size == 1 else None
-    return None
+    shape = shape_of(value) if isinstance(value, ir.GenericConst) else None
+    if shape is None or any(int(d) != 1 for d in shape):
+        return None  # a large constant is not even copied
+    return float(value.value.numpy().reshape(-1)[0])
 
 
-def _near(value: float | None, wanted: float) -> bool:
-    # Constants come rounded to float16 (three digits) at worst.
-    return value is not None and math.isclose(value, wanted, rel_tol=2e-3)
+_CONSTANT_DIGITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Relative rounding of a constant; front ends write five digits of the irrational ones."""
+
+
+def _near(value: float, wanted: float, dtype: str) -> bool:
+    return math.isclose(value, wanted, rel_tol=_CONSTANT_DIGITS.get(dtype, 1e-5))
 
 
 def binary(
@@ -56,11 +60,13 @@ def scaled(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, float] | None
     """Read ``x * c`` or ``x / c`` for a constant c as ``(x, factor)``."""
     for data, factor in binary(view, expr, "relax.multiply"):
         value = scalar(view, factor)
-        if value is not None:
+        if value is not None and same_shape(shape_of(data), shape_of(expr)):
             return data, value
     call = view.call(expr, "relax.divide")
     value = scalar(view, call.args[1]) if call is not None else None
-    return (call.args[0], 1.0 / value) if call is not None and value else None
+    if call is None or not value or not same_shape(shape_of(call.args[0]), shape_of(expr)):
+        return None
+    return call.args[0], 1.0 / value
 
 
 # --- activations -----------------------------------------------------------------------------
@@ -106,13 +112,13 @@ def activation(view: BlockView, var: relax.Expr) -> Activated | None:
 def _decomposed_gelu(view: BlockView, var: relax.Var) -> Activated | None:
     """Recognise ``0.5 * x * (1 + f(x))`` for the erf and the tanh form of GELU."""
     factors, covers = _factors(view, var)
-    halves = [f for f in factors if _near(scalar(view, f), 0.5)]
+    halves = [f for f in factors if scalar(view, f) == 0.5]
     rest = [f for f in factors if scalar(view, f) is None]
     if len(halves) != 1 or len(rest) != 2:
         return None
     for source, one_plus in (rest, rest[::-1]):
         for inner, one in binary(view, one_plus, "relax.add"):
-            if not _near(scalar(view, one), 1.0):
+            if scalar(view, one) != 1.0:
                 continue
             spellings = (("erf", "gelu", _erf_source), ("tanh", "gelu_tanh", _tanh_source))
             for op, name, read in spellings:
@@ -144,7 +150,8 @@ def _erf_source(
     view: BlockView, arg: relax.Expr, source: relax.Expr
 ) -> tuple[relax.Var, ...] | None:
     found = scaled(view, arg)
-    if found is None or not _near(found[1], math.sqrt(0.5)) or not found[0].same_as(source):
+    wanted = math.sqrt(0.5)
+    if found is None or not found[0].same_as(source) or not _near(found[1], wanted, dtype_of(arg)):
         return None
     return (arg,)
 
@@ -153,11 +160,12 @@ def _tanh_source(
     view: BlockView, arg: relax.Expr, source: relax.Expr
 ) -> tuple[relax.Var, ...] | None:
     outer = scaled(view, arg)
-    if outer is None or not _near(outer[1], math.sqrt(2 / math.pi)):
+    if outer is None or not _near(outer[1], math.sqrt(2 / math.pi), dtype_of(arg)):
         return None
     for plain, cubic in binary(view, outer[0], "relax.add"):
         term = scaled(view, cubic)
-        if plain.same_as(source) and term is not None and _near(term[1], 0.044715):
+        dtype = dtype_of(cubic)
+        if plain.same_as(source) and term is not None and _near(term[1], 0.044715, dtype):
             cube = _cube(view, term[0], source)
             if cube is not None:
                 return (*cube, cubic, outer[0], arg)
@@ -349,15 +357,19 @@ def _computes_nt_matmul(func: tirx.PrimFunc, rank: int) -> bool:
     w = te.placeholder(shapes[1], dtypes[1])
     k = te.reduce_axis((0, shapes[0][-1]), name="k")
     for cast in (False, True):
-
-        def value(*idx: PrimExpr, cast: bool = cast) -> PrimExpr:
-            a, b = x(*idx[:-1], k), w(idx[-1], k)
-            return te.sum(a.astype(dtypes[2]) * b.astype(dtypes[2]) if cast else a * b, axis=k)
-
-        wanted = te.create_prim_func([x, w, te.compute(shapes[2], value)])
+        value = partial(_row_by_row, x, w, k, dtypes[2] if cast else "")
+        wanted = te.create_prim_func([x, w, te.compute(shapes[2], lambda *i, f=value: f(i))])
         if ir.structural_equal(func.body, wanted.body, map_free_vars=True):
             return True
     return False
+
+
+def _row_by_row(
+    x: te.Tensor, w: te.Tensor, k: tirx.IterVar, cast: str, idx: tuple[PrimExpr, ...]
+) -> PrimExpr:
+    """Return one element of ``x @ w^T``, its operands cast where `cast` names a dtype."""
+    a, b = x(*idx[:-1], k), w(idx[-1], k)
+    return te.sum(a.astype(cast) * b.astype(cast) if cast else a * b, axis=k)
 
 
 @dataclass(frozen=True)
@@ -426,8 +438,8 @@ def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> C
     shape, other_shape = shape_of(chain.out), shape_of(other)
     if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
         return None
-    if dtype_of(other) != dtype_of(chain.out):
-        return None
+    if not dtype_of(other) == dtype_of(chain.out) == dtype_of(chain.linear.x):
+        return None  # all inputs of a kernel are of one dtype
     ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         arg, kind = KernelArg(other), "residual"

@@ -86,7 +86,7 @@ def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions)
     fuser = _Fuser(mod, pattern, matcher, options)
     updated: dict[ir.GlobalVar, relax.Function] = {}
     for gvar, func in mod.functions_items():
-        if isinstance(func, relax.Function) and isinstance(func.body, relax.SeqExpr):
+        if isinstance(func, relax.Function) and not _belongs_to_a_library(func):
             new = fuser.function(gvar.name_hint, func)
             if new is not None:
                 updated[gvar] = new
@@ -147,7 +147,7 @@ class _Fuser:
                 continue
             if match is None or taken & set(match.covers):
                 continue
-            if _order(view, [*matches, match]) is None:
+            if _reads_itself(view, match) or _order(view, [*matches, match]) is None:
                 detail = "the kernel would need a result that depends on its own"
                 self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
                 continue
@@ -210,6 +210,19 @@ def _snake(name: str) -> str:
         starts = c.isupper() and i and (name[i - 1].islower() or name[i + 1 : i + 2].islower())
         out += f"_{c.lower()}" if starts else c.lower()
     return out
+
+
+def _belongs_to_a_library(func: relax.Function) -> bool:
+    """Tell whether an earlier pass cut `func` out for an external code generator or one kernel."""
+    attrs = func.attrs or {}
+    return any(name in attrs for name in ("Codegen", "Composite", "Primitive"))
+
+
+def _reads_itself(view: BlockView, match: Match) -> bool:
+    """Tell whether an input of a kernel is computed from one of its own results."""
+    inside = set(match.covers)
+    tensors = (a.expr for a in match.args if isinstance(a.expr.ty, relax.TensorType))
+    return any(view.depends_on(expr, inside) for expr in tensors)
 
 
 # --- rebuilding a block ----------------------------------------------------------------------

@@ -113,12 +113,15 @@ class BlockView:
         for binding in self.bindings:
             for var in dict.fromkeys(free_vars(binding.value)):
                 self.users.setdefault(var, []).append(binding.var)
-        self.is_output = {b.var for b in self.bindings if not isinstance(b.var, relax.DataflowVar)}
+        # In a plain block every variable may be read anywhere; nothing is fused there, only looked at.
+        outputs = self.bindings if isinstance(block, relax.DataflowBlock) else []
+        self.is_output = {b.var for b in outputs if not isinstance(b.var, relax.DataflowVar)}
+        self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value bound to `expr` in this block, following plain aliases."""
+        """Return the value bound to `expr` in this block, following aliases that keep its type."""
         seen = expr
-        while isinstance(seen, relax.Var) and seen in self.defs:
+        while isinstance(seen, relax.Var) and seen in self.defs and seen not in self.casts:
             seen = self.defs[seen]
         return seen
 

@@ -135,8 +135,19 @@ def norm_of(view: BlockView, x: relax.Expr) -> Normed | None:
 
 def readers_of(view: BlockView, var: relax.Var) -> list[Linear]:
     """Return the projections whose input is `var`."""
-    found = (linear(view, user) for user in view.uses(var))
+    found = (linear(view, user) for user in view.uses(var) if _projects(view, user, var))
     return [lin for lin in found if lin is not None and lin.x.same_as(var)]
+
+
+def _projects(view: BlockView, user: relax.Var, var: relax.Var) -> bool:
+    """Tell whether `user` could be a projection of `var`, not one whose weight it is."""
+    call = view.call(user, "relax.matmul")
+    return call is None or call.args[0].same_as(var)
+
+
+def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:
+    """Return what the kernel of a norm makes: its result and, where it adds it, the sum."""
+    return {normed.var, normed.source} if _residual(view, normed) is not None else {normed.var}
 
 
 def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Var]) -> None:

@@ -8,6 +8,7 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
 ``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
 ``x_norm``      the normalised rows                         [rows, k], float32
+``w_parts``     gate and up of a gated pair, stacked        [2, n, k], dtype (edges "zero")
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
 ``out{i}``      its epilogue                                [rows, n], out_dtype
 
@@ -20,7 +21,7 @@ a gate and an up projection are accumulated together, else 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -33,6 +34,7 @@ from .ranges import stitch
 
 WORKLOAD_ATTR = "relax_fusion.workload"
 FAMILY = "contraction"
+Size: TypeAlias = tirx.Expr | int
 ACCUMULATE = "float32"
 
 _SQRT_HALF = 0.7071067811865476
@@ -50,7 +52,8 @@ def activate(name: str, x: tirx.Expr) -> tirx.Expr:
     if name == "silu":
         return x / (one + te.exp(-x))
     if name == "gelu":
-        return x * tirx.const(0.5, ACCUMULATE) * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
+        half = tirx.const(0.5, ACCUMULATE)
+        return half * x * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
     if name == "gelu_tanh":
         cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
         # tanh(y) = 1 - 2 / (exp(2 y) + 1): one exponential, which every back end vectorises.
@@ -66,9 +69,9 @@ class _Stages:
     inputs: list[te.Tensor]
     outputs: list[te.Tensor]
 
-    def take(self, shape: tuple[object, ...], dtype: str, name: str) -> te.Tensor:
+    def take(self, shape: Sequence[Size], dtype: str, name: str) -> te.Tensor:
         """Add an input."""
-        self.inputs.append(te.placeholder(shape, dtype, name))
+        self.inputs.append(te.placeholder(_int64(shape), dtype, name))
         return self.inputs[-1]
 
     def give(self, tensor: te.Tensor) -> None:
@@ -92,7 +95,9 @@ class _Padding:
         return _Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 
-Size: TypeAlias = tirx.Expr | int
+def _int64(shape: Sequence[Size]) -> tuple[tirx.Expr, ...]:
+    """Give every dimension Relax's index type, which the kernel's callers have."""
+    return tuple(tirx.IntImm("int64", d) if isinstance(d, int) else d for d in shape)
 
 
 def _rounded(size: Size, multiple: int) -> Size:
@@ -152,7 +157,7 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
     if edges == "zero":  # the padding is in x already
         padding = _Padding(1, 1)
     if isinstance(work, GatedFFN):
-        _gated(stages, work, (rows, data), padding)
+        _gated(stages, work, (rows, data), padding, stacked=edges == "zero")
     else:
         for index, projection in enumerate(work.outputs):
             _projection(stages, (work, projection, index), (rows, data), padding)
@@ -173,7 +178,7 @@ def _zero_rows(x: te.Tensor, multiple: int) -> te.Tensor:
     rows, k = x.shape
     zero = tirx.const(0.0, x.dtype)
     return te.compute(
-        (_rounded(rows, multiple), k),
+        _int64((_rounded(rows, multiple), k)),
         lambda i, j: te.if_then_else(i < rows, x(i, j), zero),
         "x_pad",
     )
@@ -204,12 +209,13 @@ def _normalise(stages: _Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tens
 
     result = te.compute((padded, k), normalised, "x_norm")
     if norm.returns_norm:
-        stages.give(te.compute((rows, k), lambda i, j: result(i, j).astype(dtype), "norm_out"))
+        rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
+        stages.give(te.compute(_int64((rows, k)), rounded, "norm_out"))
     return result
 
 
-def _weight(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
-    return (w(j, k) if layout == "nk" else w(k, j)).astype(ACCUMULATE)
+def _element(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+    return w(j, k) if layout == "nk" else w(k, j)
 
 
 Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
@@ -225,10 +231,11 @@ def _accumulate(
 
     def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         row, column = _clamped(i, rows, padding.rows), _clamped(j, n, padding.columns)
-        return te.sum(data(row, r).astype(ACCUMULATE) * weight(p, column, r), axis=r)
+        x, w = data(row, r), weight(p, column, r)
+        return te.sum(x.astype(ACCUMULATE) * w.astype(ACCUMULATE), axis=r)
 
     shape = (parts, _rounded(rows, padding.rows), _rounded(n, padding.columns))
-    return te.compute(shape, product, name)
+    return te.compute(_int64(shape), product, name)
 
 
 def _projection(
@@ -245,12 +252,14 @@ def _projection(
     if layout == "kn":  # columns are vectorised there, and a clamped column would be a gather
         padding = _Padding(padding.rows, 1)
     acc = _accumulate(
-        data, lambda p, j, r: _weight(layout, w, j, r), (1, n), f"acc{index}", padding
+        data, lambda p, j, r: _element(layout, w, j, r), (1, n), f"acc{index}", padding
     )
     value = lambda i, j: acc(0, i, j)  # noqa: E731
     for position, step in enumerate(projection.epilogue):
         value = _step(stages, step, value, (rows, n), (work.dtype, f"{step}{index}_{position}"))
-    out = te.compute((rows, n), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}")
+    out = te.compute(
+        _int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
+    )
     stages.give(out)
 
 
@@ -273,13 +282,19 @@ def _step(
 
 
 def _gated(
-    stages: _Stages, work: GatedFFN, source: tuple[Size, te.Tensor], padding: _Padding
+    stages: _Stages,
+    work: GatedFFN,
+    source: tuple[Size, te.Tensor],
+    padding: _Padding,
+    stacked: bool,
 ) -> None:
     """Add gate and up as one accumulation of two parts, and their product."""
     rows, data = source
     n = work.n
     gate_part = 0 if work.gate_first else 1
     weight, bias = _gated_weights(stages, work)
+    if stacked:
+        weight = _stacked(work, weight)
     if work.layout == "kn":
         padding = _Padding(padding.rows, 1)
     acc = _accumulate(data, weight, (2, n), "acc0", padding)
@@ -291,14 +306,12 @@ def _gated(
         product = activate(work.activation, part(gate_part, i, j)) * part(1 - gate_part, i, j)
         return product.astype(work.out_dtype)
 
-    stages.give(te.compute((rows, n), gated, "out0"))
+    stages.give(te.compute(_int64((rows, n)), gated, "out0"))
 
 
 def _gated_weights(
     stages: _Stages, work: GatedFFN
-) -> tuple[
-    Reader, Callable[[int, tirx.Expr], tirx.Expr] | None
-]:
+) -> tuple[Reader, Callable[[int, tirx.Expr], tirx.Expr] | None]:
     """Return readers of both halves of the weight and the bias: merged, or gate then up."""
     n, k = work.n, work.k
     count = 2 * n if work.merged else n
@@ -307,13 +320,27 @@ def _gated_weights(
         w = stages.take(shape, work.dtype, "w0")
         b = stages.take((count,), work.dtype, "bias0") if work.bias else None
         bias = (lambda p, j: b(p * n + j)) if b is not None else None
-        return lambda p, j, r: _weight(work.layout, w, p * n + j, r), bias
+        return lambda p, j, r: _element(work.layout, w, p * n + j, r), bias
     first, second = (stages.take(shape, work.dtype, f"w{i}") for i in range(2))
     biases = [stages.take((n,), work.dtype, f"bias{i}") for i in range(2)] if work.bias else []
     bias = (lambda p, j: biases[p](j)) if biases else None
     return (
         lambda p, j, r: te.if_then_else(
-            p == 0, _weight(work.layout, first, j, r), _weight(work.layout, second, j, r)
+            p == 0, _element(work.layout, first, j, r), _element(work.layout, second, j, r)
         ),
         bias,
     )
+
+
+def _stacked(work: GatedFFN, weight: Reader) -> Reader:
+    """Put both halves into one tensor ``[2, n, k]``, so that a tile of both is one small box.
+
+    In a merged weight the tiles of gate and up lie n rows apart, and a schedule that stages them in
+    shared memory would stage everything between them.
+    """
+    n, k = work.n, work.k
+    if work.layout == "nk":
+        both = te.compute(_int64((2, n, k)), lambda p, j, r: weight(p, j, r), "w_parts")
+        return lambda p, j, r: both(p, j, r)
+    both = te.compute(_int64((2, k, n)), lambda p, r, j: weight(p, j, r), "w_parts")
+    return lambda p, j, r: both(p, r, j)

@@ -159,6 +159,8 @@ def _schedule_gpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     accumulate = []
     for acc, out in projections:
         k_outer = _tile_gpu(sch, acc, out, plan)
+        if "w_parts" in names:
+            sch.compute_inline(sch.get_sblock("w_parts"))
         if in_block and "x_norm" in names:
             sch.compute_inline(sch.get_sblock("x_norm"))
         if in_block:

@@ -26,7 +26,7 @@ GPU_THREADS = (32, 64, 128, 256)
 GPU_ATTENTION_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 CPU_REG_M = (1, 2, 4, 8)
 CPU_REG_N = (1, 2, 3, 4, 6, 8)
-CPU_BLOCK_ROWS = (1, 4, 16, 64)
+CPU_BLOCK_ROWS = (1, 2, 4, 8, 16)
 CPU_TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
@@ -46,12 +46,13 @@ def candidates(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
 def _matmul_cpu(shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
     for lanes in _cpu_lanes(shape, dev):
         for reg_m, reg_n in _cpu_tiles(shape, dev, lanes):
-            # A panel of rows in half of L2: the other half is for the weights that stream by.
-            rows_in_l2 = max(1, dev.l2_bytes // 2 // (shape.k * 4) // reg_m)
-            for rows in sorted({min(r, rows_in_l2) for r in CPU_BLOCK_ROWS}):
+            for block_m in (reg_m * r for r in CPU_BLOCK_ROWS):
+                # Rows in half of L2: the other half is for the weights that stream by.
+                if block_m > reg_m and block_m * shape.k * 4 > dev.l2_bytes // 2:
+                    break
                 for block_n in _cpu_block_n(shape, dev, reg_n):
                     yield TilePlan(
-                        *(rows * reg_m, block_n, shape.k), reg_m=reg_m, reg_n=reg_n, lanes=lanes
+                        *(block_m, block_n, shape.k), reg_m=reg_m, reg_n=reg_n, lanes=lanes
                     )
 
 

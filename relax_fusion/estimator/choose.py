@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
-from ..workload import Attention, Dim, DynamicDim, Workload
+from ..workload import Attention, Dim, DynamicDim, NormMatmul, Workload
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
 from .footprint import violations
@@ -21,6 +21,10 @@ short prompts; longer ones follow in an open range."""
 OPEN_RANGE_SIZE = 1024
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
+
+CLOSED_RANGE_LOSS = 0.1
+"""Part of its time that a closed range may lose for the others' sake.  The kernels of a chain are
+replaced for all sizes or for none, and predictions of close alternatives err by as much."""
 
 DEFAULT_BATCH = 1
 """Batch at which an attention of dynamic batch is priced, when nothing bounds it."""
@@ -47,8 +51,14 @@ class RangePrediction:
 
     @property
     def pays(self) -> bool:
-        """Whether fusing is predicted to be faster."""
-        return self.fused.seconds < self.unfused.seconds
+        """Whether fusing is predicted to be no slower."""
+        return self.fused.seconds <= self.unfused.seconds
+
+    @property
+    def loses(self) -> bool:
+        """Whether this range speaks against fusing: an open one by any loss, others by a large."""
+        allowed = 1 if self.upper is None else 1 + CLOSED_RANGE_LOSS
+        return self.fused.seconds > self.unfused.seconds * allowed
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,9 @@ def choose(
     -------
     Choice or Decline
         `Reason.NO_PLAN` if no tile fits the device, `Reason.NOT_PROFITABLE` if separate kernels
-        are predicted to be as fast or faster in every range.
+        are predicted to be faster in the open range (or for a static size), or faster by more than
+        `CLOSED_RANGE_LOSS` in a closed one.  A workload of one kernel is never declined so: left
+        alone, it would be the same kernel.
 
     Raises
     ------
@@ -95,15 +107,22 @@ def choose(
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
     ranges = _ranges(work)
-    chosen = [_best(found, work, dev, size) for _, size in ranges]
+    chosen = [_best(found, work, dev, inside) for _, inside in ranges]
     predictions = tuple(
-        RangePrediction(upper, size, fused, predict_unfused(work, dev, size))
-        for (upper, size), (_, fused) in zip(ranges, chosen, strict=True)
+        RangePrediction(upper, inside[-1], fused, predict_unfused(work, dev, inside[-1]))
+        for (upper, inside), (_, fused) in zip(ranges, chosen, strict=True)
     )
-    if not any(p.pays for p in predictions):
-        return _unprofitable(predictions)
+    losing = [p for p in predictions if p.loses]
+    if losing and not _is_one_kernel(work):
+        return _unprofitable(losing)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
+
+
+def _is_one_kernel(work: Workload) -> bool:
+    """Tell whether nothing is fused: a matmul alone."""
+    alone = isinstance(work, NormMatmul) and work.norm is None and len(work.outputs) == 1
+    return alone and not work.outputs[0].epilogue
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -116,7 +135,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     predictions = []
-    for upper, size in _ranges(work):
+    for upper, (*_, size) in _ranges(work):
         plan = table.plan_for(rows_of(work, size))
         unfused = predict_unfused(work, dev, size, backend=plan.backend)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
@@ -124,22 +143,34 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
 
 
 def _best(
-    found: list[TilePlan], work: Workload, dev: DeviceSpec, size: Size
+    found: list[TilePlan], work: Workload, dev: DeviceSpec, sizes: list[Size]
 ) -> tuple[TilePlan, Prediction]:
-    """Return the fastest plan at `size`; of equals, the first that was generated."""
-    rows = next_power(rows_of(work, size))
+    """Return the plan that loses least over `sizes`, and its price at the last of them.
+
+    What counts is the mean of its time over the best time at each size: a plan that pads few rows
+    to many is fast at the end of a range only.  Of equals, the first that was generated.
+    """
+    rows = next_power(rows_of(work, sizes[-1]))
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do.
     lowest = max(rows, min(plan.block_m for plan in found))
-    priced = [(plan, predict(work, plan, dev, size)) for plan in found if plan.block_m <= lowest]
-    return min(priced, key=lambda pair: pair[1].seconds)
+    low = [plan for plan in found if plan.block_m <= lowest]
+    priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]
+    least = [min(p.seconds for p in column) for column in priced]
+    losses = [
+        sum(column[i].seconds / best for column, best in zip(priced, least, strict=True))
+        for i in range(len(low))
+    ]
+    index = losses.index(min(losses))
+    return low[index], priced[-1][index]
 
 
-def _unprofitable(predictions: tuple[RangePrediction, ...]) -> Decline:
-    """Return a decline with the times of the range in which fusing came closest."""
-    best = min(predictions, key=lambda p: p.fused.seconds / p.unfused.seconds)
-    fused, unfused = best.fused.seconds, best.unfused.seconds
+def _unprofitable(losing: list[RangePrediction]) -> Decline:
+    """Return a decline with the times of the range in which fusing loses most."""
+    worst = max(losing, key=lambda p: p.fused.seconds / p.unfused.seconds)
+    fused, unfused = worst.fused.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
-    detail = f"{times} at {_size_text(best.size)}"
+    where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
+    detail = f"{times} at {_size_text(worst.size)}, {where}"
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 
 
@@ -159,28 +190,41 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
     return tuple(merged)
 
 
-def _ranges(work: Workload) -> list[tuple[int | None, Size]]:
-    """Return the ranges of the dynamic dimension as (last size or None, size to price)."""
+def _ranges(work: Workload) -> list[tuple[int | None, list[Size]]]:
+    """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
     if not isinstance(work, Attention):
-        return list(_dim_ranges(work.rows))
+        return [(upper, list(sizes)) for upper, sizes in _dim_ranges(work.rows)]
     batch = _at_bound(work.batch, DEFAULT_BATCH)
-    ranges: list[tuple[int | None, Size]] = []
-    for upper, q_len in _dim_ranges(work.q_len):
-        # Keys are at least as many as queries in every known use: a cache only adds to them.
-        kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE), q_len)
-        if not isinstance(work.kv_len, DynamicDim):
-            kv_len = work.kv_len
-        ranges.append((upper, AttentionSize(batch, q_len, kv_len)))
+    ranges: list[tuple[int | None, list[Size]]] = []
+    for upper, lengths in _dim_ranges(work.q_len):
+        sizes: list[Size] = []
+        for q_len in lengths:
+            # Keys are at least as many as queries in every known use: a cache only adds to them.
+            kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE), q_len)
+            if not isinstance(work.kv_len, DynamicDim):
+                kv_len = work.kv_len
+            sizes.append(AttentionSize(batch, q_len, kv_len))
+        ranges.append((upper, sizes))
     return ranges
 
 
-def _dim_ranges(dim: Dim) -> list[tuple[int | None, int]]:
+def _dim_ranges(dim: Dim) -> list[tuple[int | None, list[int]]]:
     if isinstance(dim, int):
-        return [(None, dim)]
+        return [(None, [dim])]
     bound = dim.upper
     closed = [u for u in RANGE_UPPERS if bound is None or u < bound]
     last = OPEN_RANGE_SIZE if bound is None else min(bound, OPEN_RANGE_SIZE)
-    return [*((u, u) for u in closed), (None, last)]
+    lower, ranges = 0, []
+    for upper in [*closed, None]:
+        end = last if upper is None else upper
+        ranges.append((upper, _inside(lower + 1, max(end, lower + 1))))
+        lower = end
+    return ranges
+
+
+def _inside(first: int, last: int) -> list[int]:
+    """Return the sizes at which a range is priced: both ends and their geometric mean."""
+    return sorted({first, round((first * last) ** 0.5), last})
 
 
 def _at_bound(dim: Dim, default: int) -> int:

@@ -1,8 +1,9 @@
 """Price of one fused kernel on a CPU: register tiles, walked by parallel tasks.
 
-The time is the parallel regions, and then the larger of two: DRAM traffic, which the prefetchers
-overlap with everything else; and arithmetic on the busiest core plus what it loads from its second
-level cache, which are added, because out-of-order execution hides only part of those loads.
+The time is the parallel regions, and then DRAM traffic against the busiest core: what it computes
+and what it waits for its caches, which are added, because out-of-order execution hides little of
+loads that miss the first level all along.  The larger counts in full, of the smaller a part is not
+hidden.
 """
 
 from __future__ import annotations
@@ -45,6 +46,28 @@ RESCALE_CYCLES_PER_VECTOR = 2
 """Cycles per vector of the result that a key tile's new maximum rescales: load, multiply, store."""
 
 
+L1_STREAMS = 9
+"""Rows and columns that a register tile can walk along before they push each other out of the first
+level.  Their distance is a multiple of 4 KB for usual k, so they share sets of 8 to 12 lines.
+Fitted by scripts/calibrate_cpu.py on Zen 5 (12 ways): 8 streams run free, 10 do not."""
+
+CROWDING = 1.0
+"""Power of the streams beyond `L1_STREAMS` by which loads get slower.  Fitted as above."""
+
+L2_SPEED = 1.7
+"""Reached part of `DeviceSpec.l2_bytes_per_s`, which is stated for older cores.  Fitted as above:
+a line takes 1.2 cycles."""
+
+L3_CYCLES_PER_BYTE = 2.7 / 64
+"""For data that no second-level cache holds, per core.  Fitted as above: 2.7 cycles a line."""
+
+TILE_CYCLES = 10
+"""Cycles to start and end the loop over k of one register tile.  Fitted as above."""
+
+UNHIDDEN = 0.1
+"""Part of the smaller of DRAM and core time that the larger one does not hide.  Assumed."""
+
+
 @dataclass(frozen=True)
 class _Traffic:
     """Cycles of the busiest core and bytes of all of them."""
@@ -56,60 +79,98 @@ class _Traffic:
     tasks: int
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What a register tile does per step along k.
+
+    Parameters
+    ----------
+    cycles : float
+        With all operands in the first level.
+    steps : float
+        Steps along k.
+    x_bytes, w_bytes : float
+        Operands of one step.
+    streams : int
+        Rows and columns that are walked along at once.
+    """
+
+    cycles: float
+    steps: float
+    x_bytes: float
+    w_bytes: float
+    streams: int
+
+
 def matmul_on_cpu(
     shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
 ) -> Prediction:
-    """Price the fused norm and matmul at `rows` rows."""
+    """Price the fused norm and matmul at `rows` rows, padded to whole blocks."""
     tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
-    row_tiles = ceil_div(rows, plan.reg_m)
-    column_tiles = ceil_div(plan.block_n, plan.reg_n)
-    tile_cycles = max(_tile_cycles(shape, plan, dev, layout) for layout in shape.layouts)
-    cycles = ceil_div(tasks, dev.sm_count) * row_tiles * column_tiles * tile_cycles
-    norm_vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
-    regions = 1
+    blocks = ceil_div(rows, plan.block_m)
+    steps = [_step(shape, plan, dev, layout) for layout in sorted(shape.layouts)]
+    task = max(
+        _compute_cycles(shape, plan, step, blocks) + _cache_cycles(shape, plan, dev, step, blocks)
+        for step in steps
+    )
+    cycles = ceil_div(tasks, dev.sm_count) * task
+    regions = len(shape.n_parts)
     if shape.has_norm:
-        regions = 2
+        regions += 1
+        norm_vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
         cycles += norm_vectors * NORM_CYCLES_PER_VECTOR
-    dram, l2 = _matmul_bytes(shape, plan, foot, dev, rows)
-    traffic = _Traffic(cycles, dram, l2, regions, tasks)
+    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    traffic = _Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
     return _finish(traffic, dev, shape.flops(rows))
 
 
-def _tile_cycles(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, layout: str) -> float:
-    """Return the cycles of one register tile over all of k."""
+def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, layout: str) -> _Step:
+    """Return a step of the tile: `lanes` elements of k for "nk", one for "kn"."""
     along_k = layout == "nk"
     columns = plan.reg_n * shape.parts
-    weight_vectors = columns if along_k else columns / plan.lanes
-    sums = plan.reg_m * weight_vectors
-    loads = plan.reg_m + weight_vectors
-    convert = weight_vectors * CONVERT_CYCLES if shape.dtype in HALF_DTYPES else 0
-    step = max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE + convert, FMA_LATENCY_CYCLES)
-    if not along_k:
-        return shape.k * step
-    levels = math.log2(plan.lanes) if plan.lanes > 1 else 0
-    return shape.k / plan.lanes * step + sums * levels * REDUCE_CYCLES_PER_LEVEL
+    weights = columns if along_k else columns / plan.lanes
+    sums, loads = plan.reg_m * weights, plan.reg_m + weights
+    convert = weights * CONVERT_CYCLES if shape.dtype in HALF_DTYPES else 0
+    lanes = plan.lanes if along_k else 1
+    return _Step(
+        cycles=max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE + convert, FMA_LATENCY_CYCLES),
+        steps=shape.k / lanes,
+        x_bytes=plan.reg_m * lanes * 4,
+        w_bytes=columns * lanes * shape.in_bytes,
+        streams=plan.reg_m + (columns if along_k else 1),
+    )
 
 
-def _matmul_bytes(
-    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
-) -> tuple[float, float]:
-    """Return the bytes that come from DRAM and those that come from the second-level caches."""
-    row_blocks = ceil_div(rows, plan.block_m)
-    task_weight_bytes = plan.block_n * shape.k * shape.parts * shape.in_bytes
-    walks = 1 if task_weight_bytes <= dev.l2_bytes else row_blocks
-    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-    dram = float(shape.weight_bytes * walks + moved)
-    column_tiles = sum(ceil_div(n, plan.reg_n) for n in shape.n_parts)
-    panel_bytes = rows * shape.k * 4.0
-    l2 = float(shape.weight_bytes * row_blocks)
-    if foot.scratch_bytes > dev.l1_bytes:
-        # Each column tile streams the rows again, each row tile the weights of the column tile.
-        again = panel_bytes * column_tiles
-        if foot.scratch_bytes > dev.l2_bytes:
-            dram += again
-        else:
-            l2 += again
-    return dram, l2
+def _compute_cycles(shape: MatmulShape, plan: TilePlan, step: _Step, blocks: int) -> float:
+    """Return the cycles in which a task computes `blocks` blocks of rows."""
+    tiles = blocks * (plan.block_m // plan.reg_m) * ceil_div(plan.block_n, plan.reg_n)
+    levels = math.log2(plan.lanes) if "nk" in shape.layouts and plan.lanes > 1 else 0
+    sums = plan.reg_m * plan.reg_n * shape.parts
+    return tiles * (step.steps * step.cycles + TILE_CYCLES + sums * levels * REDUCE_CYCLES_PER_LEVEL)
+
+
+def _cache_cycles(
+    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, step: _Step, blocks: int
+) -> float:
+    """Return the cycles in which a task waits for operands that are not in the first level.
+
+    A task walks blocks of rows; in each, columns by `reg_n`; in each, rows by `reg_m`.  An operand
+    is in a cache if what is touched between its two uses fits there.
+    """
+    per_byte = dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
+    x_tile, w_tile = step.x_bytes * step.steps, step.w_bytes * step.steps
+    rows = plan.block_m // plan.reg_m
+    x_block, panel = x_tile * rows, w_tile * ceil_div(plan.block_n, plan.reg_n)
+    flows = step.streams <= L1_STREAMS
+    w_again = 0.0 if flows and x_tile + w_tile <= dev.l1_bytes else per_byte
+    w_block = per_byte if x_block + panel <= dev.l2_bytes else L3_CYCLES_PER_BYTE
+    x_again = per_byte if x_block + w_tile <= dev.l2_bytes else L3_CYCLES_PER_BYTE
+    if flows and x_block + w_tile <= dev.l1_bytes:
+        x_again = 0.0
+    weights = L3_CYCLES_PER_BYTE + (blocks - 1) * w_block + blocks * (rows - 1) * w_again
+    columns = ceil_div(plan.block_n, plan.reg_n)
+    crowding = max(1.0, step.streams / L1_STREAMS) ** CROWDING
+    return columns * (w_tile * weights + blocks * x_block * x_again) * crowding
 
 
 def attention_on_cpu(
@@ -144,6 +205,7 @@ def _finish(traffic: _Traffic, dev: DeviceSpec, flops: float) -> Prediction:
         "compute": traffic.cycles / dev.clock_hz,
         "launch": traffic.regions * dev.launch_s,
     }
-    seconds = terms["launch"] + max(terms["dram"], terms["l2"] + terms["compute"])
+    core = terms["l2"] + terms["compute"]
+    seconds = terms["launch"] + max(terms["dram"], core) + UNHIDDEN * min(terms["dram"], core)
     waves = ceil_div(traffic.tasks, dev.sm_count)
     return Prediction(seconds, traffic.dram_bytes, flops, waves, largest(terms))

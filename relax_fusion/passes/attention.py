@@ -72,6 +72,7 @@ class _Chain:
     bias: relax.Expr | None
     covers: tuple[relax.Var, ...]
     k_axes: tuple[int, ...] | None = None
+    rank: int = 4
 
 
 @tvm.transform.module_pass(opt_level=0, name=PATTERN)
@@ -123,7 +124,7 @@ class FuseAttentionChain:
         work, kv_len = self._workload(view, chain, (q, k, v), var)
         args = [KernelArg(o.expr, _four_shape(o.expr)) for o in (q, k, v)]
         if chain.bias is not None:
-            args.append(KernelArg(chain.bias, _four_shape(chain.bias)))
+            args.append(KernelArg(chain.bias, _mask_shape(chain.bias, chain.rank)))
         covers = (*q.covers, *k.covers, *v.covers, *chain.covers)
         tensors = [a.expr for a in args]
         if work.kv_prefix:
@@ -150,6 +151,7 @@ class FuseAttentionChain:
         for name, operand in (("key", k), ("value", v)):
             got = dtype_of(operand.expr)
             guard(got == dtype, Reason.DTYPE, f"the {name} is {got}, the query {dtype}")
+        _check_shapes(chain, operands)
         qs, ks, vs = (_four_shape(o.expr) for o in operands)
         batch, q_len = qs[0], qs[_SEQUENCE_AXIS[q.layout]]
         heads = static(qs[_HEAD_AXIS[q.layout]], "the number of query heads")
@@ -174,7 +176,7 @@ class FuseAttentionChain:
             v_dim=static(vs[3], "the value dimension"),
             scale=chain.scale,
             causal=causal,
-            bias_dims=_bias_dims(chain.bias, (batch, heads, q_len, kv_len)),
+            bias_dims=_bias_dims(chain, (batch, heads, q_len, kv_len)),
             dtype=dtype,
             out_dtype=check_dtype(dtype_of(var), "the result"),
             q_layout=q.layout,
@@ -199,6 +201,9 @@ def _operator(view: BlockView, var: relax.Var) -> _Chain | None:
     scale = head_dim**-0.5 if attrs.scale is None else float(attrs.scale)
     causal = _CAUSAL[None if attrs.causal_mask is None else str(attrs.causal_mask)]
     bias = call.args[3] if len(call.args) > 3 else None
+    if bias is not None:
+        rank = len(known_shape(bias, "the mask"))
+        guard(rank == 4, Reason.LAYOUT, f"a mask of rank {rank}, whose axes libraries read differently")
     q, k, v = call.args[:3]
     name = "attention" if bias is None else "attention_bias"
     return _Chain(name, q, k, v, "bsnh", scale, causal, bias, (var,))
@@ -240,6 +245,7 @@ def _written_out(view: BlockView, var: relax.Var) -> _Chain | None:
         bias,
         covers,
         axes,
+        rank,
     )
 
 
@@ -337,7 +343,9 @@ def _through_transpose(view: BlockView, operand: _Operand) -> _Operand:
 def _through_repeat(view: BlockView, operand: _Operand) -> _Operand | None:
     """Read one head in place of the copies that a repeat made of it."""
     call = view.call(operand.expr, "relax.repeat")
-    if call is None or view.only_user(operand.expr) is None or call.attrs.axis is None:
+    if call is None or len(shape_of(operand.expr) or ()) != 4:
+        return None
+    if view.only_user(operand.expr) is None or call.attrs.axis is None:
         return None
     if int(call.attrs.axis) % 4 != _HEAD_AXIS[operand.layout]:
         return None
@@ -349,7 +357,9 @@ def _through_repeat(view: BlockView, operand: _Operand) -> _Operand | None:
 def _through_prefix(view: BlockView, operand: _Operand) -> _Operand | None:
     """Read a cache in place of the copy of its first positions."""
     call = view.call(operand.expr, "relax.strided_slice")
-    if call is None or view.only_user(operand.expr) is None:
+    if call is None or len(shape_of(operand.expr) or ()) != 4:
+        return None
+    if view.only_user(operand.expr) is None:
         return None
     axes, begin, end = (_values(a) for a in call.args[1:4])
     strides = _values(call.args[4]) if len(call.args) > 4 else [1]
@@ -391,13 +401,36 @@ def _four_shape(expr: relax.Expr) -> tuple[PrimExpr | int, ...]:
     return tuple(shape) if len(shape) == 4 else (shape[0], 1, shape[1], shape[2])
 
 
+def _check_shapes(chain: _Chain, operands: tuple[_Operand, _Operand, _Operand]) -> None:
+    """Refuse operands that the matmuls would broadcast: the kernel takes them as they are."""
+    for operand in operands:
+        rank = len(known_shape(operand.expr, "an operand of the attention"))
+        guard(rank == chain.rank, Reason.SHAPE, f"an operand of rank {rank} among {chain.rank}")
+    q, k, v = (_four_shape(o.expr) for o in operands)
+    for name, first, second in (
+        ("batch sizes of query and key", q[:1], k[:1]),
+        ("features of query and key", q[3:], k[3:]),
+        ("batch, positions and heads of key and value", k[:3], v[:3]),
+    ):
+        differ = f"{name} differ: {list(first)} and {list(second)}"
+        guard(same_shape(first, second), Reason.SHAPE, differ)
+
+
+def _mask_shape(bias: relax.Expr, rank: int) -> tuple[PrimExpr | int, ...]:
+    """Return the four dimensions of a mask, lined up with scores of `rank` as an add does it."""
+    shape = known_shape(bias, "the mask")
+    guard(len(shape) <= rank, Reason.SHAPE, f"a mask of rank {len(shape)} on scores of rank {rank}")
+    full = (*(1,) * (rank - len(shape)), *shape)
+    return full if rank == 4 else (full[0], 1, full[1], full[2])
+
+
 def _bias_dims(
-    bias: relax.Expr | None, full: Sequence[PrimExpr | int]
+    chain: _Chain, full: Sequence[PrimExpr | int]
 ) -> tuple[bool, bool, bool, bool] | None:
     """Tell which dimensions of a mask have their full size, refusing others than full and 1."""
-    if bias is None:
+    if chain.bias is None:
         return None
-    shape = _four_shape(bias)
+    shape = _mask_shape(chain.bias, chain.rank)
     dims = []
     for got, want, name in zip(shape, full, ("batch", "heads", "queries", "keys"), strict=True):
         is_full = same_shape((got,), (want,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..chains import Linear, activation, binary, check_operands, epilogue, linear
 from ..errors import Reason
@@ -26,6 +26,7 @@ from ..pattern import (
 from ..projections import (
     Prologue,
     check_inner,
+    made_by,
     norm_matmul,
     norm_of,
     norm_prologue,
@@ -100,7 +101,7 @@ class FuseGatedFFN:
         merged = g.part is not None
         if not g.linear.x.same_as(u.linear.x) or (u.part is not None) != merged:
             return None
-        if merged and not g.linear.var.same_as(u.linear.var):
+        if merged and not _two_halves(g, u):
             return None
         covers = (*g.covers, *u.covers, *act.covers, var)
         before = _prologue(view, g.linear.x, {g.linear.var, u.linear.var})
@@ -158,10 +159,10 @@ class FuseGatedFFN:
         lin = linear(view, var)
         if lin is None:
             return None
-        chain = epilogue(view, lin, set())
+        normed = norm_of(view, lin.x)
+        chain = epilogue(view, lin, made_by(view, normed) if normed is not None else set())
         if not set(chain.projection.epilogue) & set(ACTIVATIONS):
             return None
-        normed = norm_of(view, lin.x)
         if normed is not None and len(readers_of(view, normed.var)) > 1:
             return None  # FuseRMSNormMatmul takes all readers of a norm together
         before = _prologue(view, lin.x, {lin.var})
@@ -201,6 +202,12 @@ def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
     return _Half(lin, part, bias, (*lin.covers, *covers)) if lin is not None else None
 
 
+def _two_halves(g: _Half, u: _Half) -> bool:
+    """Tell whether two parts are the different halves of the same biased projection."""
+    same_bias = g.bias is u.bias or (u.bias is not None and u.bias.same_as(g.bias))
+    return g.linear.var.same_as(u.linear.var) and same_bias and g.part != u.part
+
+
 def _is_bias(expr: relax.Expr, lin: Linear) -> bool:
     shape = shape_of(expr)
     return shape is not None and len(shape) == 1 and same_shape(shape, (lin.n,))
@@ -214,4 +221,4 @@ def _is_halving(split: relax.Call) -> bool:
     sections = split.attrs.indices_or_sections
     if hasattr(sections, "__len__"):
         return len(sections) == 1 and same_shape((shape[-1],), (int(sections[0]) * 2,))
-    return int(sections) == 2
+    return int(sections) == 2 and isinstance(shape[-1], tirx.IntImm) and int(shape[-1]) % 2 == 0

@@ -10,7 +10,7 @@ from tvm import ir, relax
 from ..chains import Chain, epilogue
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
-from ..projections import norm_matmul, norm_of, norm_prologue, readers_of
+from ..projections import made_by, norm_matmul, norm_of, norm_prologue, readers_of
 
 PATTERN = "FuseRMSNormMatmul"
 
@@ -54,7 +54,7 @@ class FuseRMSNormMatmul:
         if normed is None or not linears:
             return None
         chains: list[Chain] = []
-        inside = {var}
+        inside = made_by(view, normed)
         for lin in linears:
             chains.append(epilogue(view, lin, inside | {c.out for c in chains}))
             inside |= set(chains[-1].covers)

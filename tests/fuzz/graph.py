@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from tvm import relax, tirx
+
 
 @dataclass(frozen=True)
 class Size:
@@ -262,15 +263,13 @@ _MOVES: dict[str, Callable[..., Any]] = {
 def to_relax(builder: relax.BlockBuilder, graph: Graph, name: str) -> None:
     """Add the graph as a function to the module that `builder` makes."""
     symbols = {s: tirx.Var(s, "int64") for n in graph.nodes for d in n.shape for s in d.symbols}
-    content = arrays(replace(graph, nodes=graph.nodes), {s: 1 for s in symbols}, 0)
+    content = arrays(graph, dict.fromkeys(symbols, 1), 0)
 
     def dim(size: Size) -> Any:
-        value: Any = tirx.IntImm("int64", size.factor)
-        for symbol in size.symbols:
-            value = symbols[symbol] if size.factor == 1 and value is not None and _one(value) else (
-                value * symbols[symbol]
-            )
-        return value
+        factors: list[Any] = [symbols[s] for s in size.symbols]
+        if size.factor != 1 or not factors:
+            factors.append(tirx.IntImm("int64", size.factor))
+        return math.prod(factors[1:], start=factors[0])
 
     exprs: dict[int, Any] = {}
     params = []
@@ -290,10 +289,6 @@ def to_relax(builder: relax.BlockBuilder, graph: Graph, name: str) -> None:
             _block(builder, graph, (begin, stop), exprs, dim)
         results = [exprs[o] for o in graph.outputs]
         builder.emit_func_output(results[0] if len(results) == 1 else relax.Tuple(results))
-
-
-def _one(value: Any) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 1
 
 
 def _block(

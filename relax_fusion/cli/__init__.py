@@ -1,0 +1,64 @@
+"""The command ``relax-fusion``: demo, compile, run, explain.
+
+Results go to stdout, progress and errors to stderr.  Exit codes: 0 done, 1 it could not be done,
+2 the command line was wrong, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import RelaxFusionError
+from ..models import ModelError
+from .console import CliError, Console
+from .parser import make_parser
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments after the program's name; those of the process by default.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    try:
+        args = make_parser().parse_args(argv)
+    except SystemExit as stop:  # argparse: 0 after --help and --version, 2 after a usage error
+        return stop.code if isinstance(stop.code, int) else 2
+    console = Console(quiet=args.quiet)
+    try:
+        return args.handler(args, console)
+    except KeyboardInterrupt:
+        return _failed("interrupted", 130, show_traceback=False)
+    except BrokenPipeError:
+        # The reader (``| head``) has what it wanted; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except CliError as err:
+        return _failed(str(err), err.code, show_traceback=args.traceback)
+    except (RelaxFusionError, ModelError, OSError, MemoryError) as err:
+        return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)
+    except Exception as err:
+        # The last resort: whatever is left is a defect of ours, and is reported as one.
+        text = f"unexpected {type(err).__name__}: {err}; --traceback shows where"
+        return _failed(text, 1, show_traceback=args.traceback)
+
+
+def _failed(message: str, code: int, *, show_traceback: bool) -> int:
+    if show_traceback:
+        # Only on demand: imported here because nothing else needs it.
+        import traceback
+
+        traceback.print_exc()
+    print(f"relax-fusion: error: {' '.join(message.split())}", file=sys.stderr)
+    return code

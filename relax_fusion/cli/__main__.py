@@ -1,0 +1,7 @@
+"""``python -m relax_fusion.cli``, for installs whose scripts are not on the path."""
+
+import sys
+
+from . import main
+
+sys.exit(main())

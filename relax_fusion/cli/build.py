@@ -1,0 +1,80 @@
+"""Compiling, and looking into what came out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.support import cc
+from tvm.target import Target
+
+from ..errors import RelaxFusionError
+from ..models import ExportedModel
+from .console import CliError, first_line
+
+FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""What TVM raises: every failed check of its C++ side arrives as one of these."""
+
+_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\s*\(")
+
+
+def build(exported: ExportedModel, target: Target, **pipeline: Any) -> relax.VMExecutable:
+    """Compile with the pipeline ``relax_fusion``.
+
+    Parameters
+    ----------
+    **pipeline
+        Arguments of the pipeline.
+
+    Raises
+    ------
+    RelaxFusionError, CliError
+        If an argument is refused, or TVM cannot compile the module.
+    """
+    made = relax.get_pipeline("relax_fusion", target=target, **pipeline)
+    return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)
+
+
+def build_default(exported: ExportedModel, target: Target) -> relax.VMExecutable:
+    """Compile with the pipeline that TVM itself takes for `target`."""
+    with target:
+        made = relax.get_default_pipeline(target)
+        return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)
+
+
+def guarded(compile_it: Callable[[], Any], target: Target) -> Any:
+    """Call, turning what TVM raises into one line."""
+    try:
+        return compile_it()
+    except (RelaxFusionError, OSError):
+        raise
+    except FOREIGN_ERRORS as err:
+        kind = target.kind.name
+        raise CliError(f"TVM could not compile the model for {kind}: {first_line(err)}") from err
+
+
+def require_linker() -> None:
+    """Complain, before anything is compiled, where TVM will not be able to link a library."""
+    if not cc.get_cc():
+        raise CliError(
+            "no C++ compiler was found, and TVM needs one to link lib.so; install g++ or clang++ "
+            "(on Debian: apt install g++)"
+        )
+
+
+def cuda_kernels(executable: relax.VMExecutable) -> list[str]:
+    """Return the names of the CUDA kernels that an executable holds as source."""
+    names: set[str] = set()
+    for module in _walk(executable.mod):
+        if module.kind == "cuda":
+            names.update(_KERNEL.findall(module.inspect_source()))
+    return sorted(names)
+
+
+def _walk(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
+    yield module
+    for child in module.imports:
+        yield from _walk(child)

@@ -1,0 +1,70 @@
+"""What the commands print, and the errors that they end with."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+
+class CliError(Exception):
+    """A command cannot do what it was asked to.
+
+    Parameters
+    ----------
+    message : str
+        What was wrong, where, and what to do about it.
+    code : int
+        The exit code: 1, or 2 where the command line itself was wrong.
+    """
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Console:
+    """Progress on stderr, results on stdout.
+
+    Parameters
+    ----------
+    quiet : bool
+        Whether to leave out progress.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._start = time.perf_counter()
+
+    def step(self, text: str) -> None:
+        """Say what starts now, with the seconds since the command began."""
+        if not self.quiet:
+            elapsed = time.perf_counter() - self._start
+            print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def result(self, text: str = "") -> None:
+        """Print a line, or several, of the result."""
+        print(text, flush=True)
+
+    def json(self, document: dict[str, Any]) -> None:
+        """Print the one JSON document of a command that was called with ``--json``."""
+        self.result(json.dumps(document, indent=2))
+
+    def warn(self, text: str) -> None:
+        """Print a warning, also where progress is left out."""
+        print(f"relax-fusion: warning: {text}", file=sys.stderr, flush=True)
+
+
+def table(rows: list[tuple[str, ...]]) -> str:
+    """Align `rows` in columns, with a rule under the first."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    text = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
+
+
+def first_line(err: BaseException) -> str:
+    """Condense an exception, which from TVM can carry pages of stack, to its first sentence."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    # TVM puts the failed check or the message first and its own frames after.
+    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__

@@ -1,0 +1,121 @@
+"""``relax-fusion explain``: what would be fused, and why not the rest."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+import tvm
+
+from ..decision import Decision
+from ..estimator import AttentionSize, RangePrediction, format_seconds
+from ..pipeline import PipelineOptions, phase0_annotate, phase1_fuse
+from ..report import Report
+from ..target import device_of
+from .build import guarded
+from .console import Console, table
+from .source import export_for, open_source
+
+
+def explain_command(args: argparse.Namespace, console: Console) -> int:
+    """Run the phases that decide, and print what they decided."""
+    source = open_source(args.source)
+    device = device_of(args.target)
+    console.step(f"exporting {source.name}")
+    exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
+    report = Report()
+    options = PipelineOptions(
+        args.target, disable=tuple(args.disable), backend=args.backend, report=report
+    )
+    console.step(f"looking for chains to fuse for {device.label}")
+    passes = [*phase0_annotate(options), *phase1_fuse(options)]
+    with options.target:
+        guarded(lambda: tvm.transform.Sequential(passes)(exported.mod), args.target)
+    facts = {
+        "source": source.name,
+        "target": str(args.target),
+        "device": device.label,
+        "dtype": exported.dtype,
+        "max_seq_len": exported.max_seq_len,
+        "batch": exported.batch,
+        "fused": len(report.fused),
+        "declined": len(report.declined),
+    }
+    if args.json:
+        console.json({**facts, "decisions": json.loads(report.to_json())})
+        return 0
+    console.result(
+        f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.label}: "
+        f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
+    )
+    for part in (fused_text(report.fused), declined_text(report.declined)):
+        if part:
+            console.result("\n" + part)
+    return 0
+
+
+def fused_text(decisions: list[Decision]) -> str:
+    """One row per kernel and range of the dynamic dimension; equal kernels are counted."""
+    if not decisions:
+        return ""
+    counts = Counter((d.function, d.kernel) for d in decisions)
+    first = {(d.function, d.kernel): d for d in reversed(decisions)}
+    head = ("function", "chain", "calls", "size", "tile", "fused", "unfused", "limited by")
+    rows: list[tuple[str, ...]] = [head]
+    for key, count in counts.items():
+        names: tuple[str, ...] = (key[0], first[key].spelling, str(count))
+        for cells in _ranges(first[key]):
+            rows.append((*names, *cells))
+            names = ("", "", "")
+    return "Fused (predicted seconds of one call, at the size given)\n\n" + table(rows)
+
+
+def _ranges(decision: Decision) -> list[tuple[str, ...]]:
+    """Size, tile, times and bound of each range."""
+    rows: list[tuple[str, ...]] = []
+    for prediction in decision.predictions:
+        assert decision.plans is not None, "a fused chain has plans"
+        entries = decision.plans.entries
+        upper = prediction.upper
+        plan = entries[-1][1] if upper is None else decision.plans.plan_for(upper)
+        rows.append(
+            (
+                _size(prediction),
+                f"{plan.block_m}x{plan.block_n}x{plan.block_k}",
+                format_seconds(prediction.fused.seconds),
+                format_seconds(prediction.unfused.seconds),
+                prediction.fused.bound,
+            )
+        )
+    return rows
+
+
+def _size(prediction: RangePrediction) -> str:
+    size = prediction.size
+    if isinstance(size, AttentionSize):
+        return f"{size.q_len} x {size.kv_len} keys"
+    return "1 row" if size == 1 else f"{size} rows"
+
+
+def declined_text(decisions: list[Decision]) -> str:
+    """One row per reason; equal ones are counted."""
+    if not decisions:
+        return ""
+    counts: Counter[tuple[str, ...]] = Counter()
+    example: dict[tuple[str, ...], str] = {}
+    for d in decisions:
+        key = (d.function, d.pattern, d.spelling or "-", str(d.decline))
+        counts[key] += 1
+        example.setdefault(key, d.where)
+    rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
+    for key, count in counts.items():
+        rows.append((*key[:3], str(count), example[key], key[3]))
+    return "Left to TVM\n\n" + table(rows)
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """Count what was fused by pass, and what was declined."""
+    by_pass = Counter(d.pattern for d in report.fused)
+    return {"fused": dict(by_pass), "declined": len(report.declined)}

@@ -1,0 +1,98 @@
+"""Running a compiled decoder for its times and its logits, and comparing two such runs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..models import ExportedModel, Generator
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to run: prompt tokens, steps after them, and how often the prompt is repeated."""
+
+    prompt: int
+    decode_steps: int
+    prefill_runs: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one compiled model did.
+
+    Parameters
+    ----------
+    logits : tuple of numpy.ndarray
+        After the prompt and after each step.
+    prefill_s, decode_s : tuple of float
+        Seconds of each prompt and of each step.
+    compile_s : float
+        Seconds that compiling took.
+    """
+
+    logits: tuple[np.ndarray, ...]
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    compile_s: float = 0.0
+
+    @property
+    def prefill(self) -> float:
+        """Median seconds of the prompt."""
+        return statistics.median(self.prefill_s)
+
+    @property
+    def decode(self) -> float:
+        """Median seconds of a step."""
+        return statistics.median(self.decode_s)
+
+
+def tokens(count: int, vocab_size: int) -> np.ndarray:
+    """Return `count` token numbers, the same in every run, spread over the vocabulary."""
+    return (np.arange(1, count + 1, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
+
+
+def measure(
+    executable: Any, exported: ExportedModel, weights: list[np.ndarray], plan: Plan
+) -> Run:
+    """Run a prompt and some steps, feeding fixed tokens so that two runs can be compared."""
+    generator = Generator(executable, exported, weights)
+    ids = tokens(plan.prompt + plan.decode_steps, exported.config.vocab_size)
+    # A single token starts the threads and touches the weights, which the first call pays for.
+    generator.decode(ids[:1])
+    logits, prefill_s, decode_s = [], [], []
+    for _ in range(plan.prefill_runs):
+        generator.reset()
+        start = time.perf_counter()
+        last = generator.prefill(ids[: plan.prompt])
+        prefill_s.append(time.perf_counter() - start)
+    logits.append(last)
+    for token in ids[plan.prompt :]:
+        start = time.perf_counter()
+        logits.append(generator.decode(token))
+        decode_s.append(time.perf_counter() - start)
+    return Run(tuple(logits), tuple(prefill_s), tuple(decode_s))
+
+
+def compare(one: Run, two: Run, exported: ExportedModel) -> tuple[float, float]:
+    """Return the largest difference of two runs' logits, and what rounding alone can explain.
+
+    A sum of ``k`` products, in any order, errs by about ``sqrt(k)`` roundings of its size.  The
+    logits come out of a chain of such sums: in each layer the projection to q, k and v, the scores,
+    their mean of the values, the output projection, the two steps of the FFN and the norms; then
+    the head.  Each is about as large as its inputs, because a norm resets the scale.  Both runs
+    err, hence the factor 2.
+    """
+    config = exported.config
+    longest = max(config.hidden_size, config.intermediate_size)
+    sums = 7 * config.num_layers + 1
+    rounding = float(np.finfo(exported.dtype).eps) / 2
+    pairs = list(zip(one.logits, two.logits, strict=False))
+    largest = max(float(np.abs(a).max()) for a, _ in pairs)
+    tolerance = 2 * sums * longest**0.5 * rounding * largest
+    worst = float(np.max([np.abs(a - b).max() for a, b in pairs]))
+    return worst, tolerance

@@ -1,0 +1,199 @@
+"""The arguments of the commands."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from tvm.target import Target
+
+from .. import __version__
+from ..device import DEVICES
+from ..errors import TargetError
+from ..passes import PATTERNS
+from ..pipeline import BACKENDS
+from ..target import make_target
+from .compile import compile_command
+from .demo import demo_command
+from .explain import explain_command
+from .run import run_command
+from .source import ZOO
+
+EXAMPLES = """\
+examples:
+  relax-fusion demo                                    see what fusing gives on this machine
+  relax-fusion explain llama-3.1-8b --target h200      what would be fused, and why not the rest
+  relax-fusion compile ./my-llama -o my-llama.cpu      for this machine's processor
+  relax-fusion compile ./my-llama --target h200 -o my-llama.h200
+                                                       cross-compile; no GPU is needed
+  relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
+"""
+
+SRC_HELP = (
+    "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
+    f"or a bundled configuration: {', '.join(ZOO)}"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line, like every other error of the program."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("\n", " ")
+        self.exit(2, f"relax-fusion: error: {message} (see {self.prog} --help)\n")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser; ``args.handler(args, console)`` runs the command that was chosen."""
+    parser = _Parser(
+        prog="relax-fusion",
+        description="Fused transformer kernels as TVM Relax passes.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    _add_compile(commands)
+    _add_run(commands)
+    _add_explain(commands)
+    return parser
+
+
+def _versions() -> str:
+    try:
+        tvm = version("apache-tvm")
+    except PackageNotFoundError:  # TVM built from source has no such distribution
+        tvm = "from source"
+    return f"relax-fusion {__version__} (TVM {tvm})"
+
+
+def _command(commands, name: str, handler, summary: str, details: str = ""):
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}. {details}".strip(),
+    )
+    parser.set_defaults(handler=handler)
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("-q", "--quiet", action="store_true", help="no progress on stderr")
+    parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _add_demo(commands) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        demo_command,
+        "compile a small LLaMA and GPT-2 with TVM's pipeline and with ours, and compare",
+        "Takes about a minute on 2 cores; needs no network, checkpoint or GPU. Weights are random. "
+        "The exit code is 1 if the outputs disagree.",
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny models, for a quick check")
+
+
+def _add_compile(commands) -> None:
+    parser = _command(
+        commands,
+        "compile",
+        compile_command,
+        "compile a model to a directory that `run` and TVM can load",
+        "OUT gets lib.so, manifest.json and, where SRC has them, params.safetensors and "
+        "tokenizer.json. It appears when everything is written, or not at all.",
+    )
+    _add_model_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="directory to make")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it was made by us")
+    parser.add_argument("--no-weights", action="store_true", help="compile only; copy no weights")
+    parser.add_argument(
+        "--debug-dump", metavar="DIR", help="write the module after each phase as TVMScript"
+    )
+
+
+def _add_run(commands) -> None:
+    parser = _command(
+        commands, "run", run_command, "generate tokens, greedily, with what `compile` made"
+    )
+    parser.add_argument("out", metavar="OUT", help="a directory that `compile` made")
+    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt.add_argument(
+        "--prompt-ids", type=_token_ids, metavar="1,2,3", help="the prompt as token numbers"
+    )
+    prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; needs OUT/tokenizer.json")
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, default=16, metavar="N", help="default: 16"
+    )
+    parser.add_argument(
+        "--seed", type=int, help="of the random weights, where OUT has none (default: 0)"
+    )
+
+
+def _add_explain(commands) -> None:
+    parser = _command(
+        commands,
+        "explain",
+        explain_command,
+        "say what would be fused, with which tiles and predicted times, and why not the rest",
+        "Reads only the configuration; allocates no weights and compiles nothing.",
+    )
+    _add_model_arguments(parser)
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
+    parser.add_argument("source", metavar="SRC", help=SRC_HELP)
+    parser.add_argument(
+        "--target",
+        type=_target,
+        default="llvm",
+        help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        help="of weights and activations (default: float32 on a CPU, float16 on a GPU)",
+    )
+    parser.add_argument(
+        "--max-seq-len",
+        type=_positive,
+        metavar="N",
+        help="most tokens of a sequence (default: the model's own, at most 4096)",
+    )
+    parser.add_argument(
+        "--batch", type=_positive, default=1, metavar="N", help="sequences at once (default: 1)"
+    )
+    parser.add_argument(
+        "--disable",
+        action="append",
+        choices=tuple(PATTERNS),
+        default=[],
+        metavar="PASS",
+        help=f"leave out a pass; can be repeated: {', '.join(PATTERNS)}",
+    )
+    parser.add_argument(
+        "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
+    )
+
+
+def _target(name: str) -> Target:
+    try:
+        return make_target(name)
+    except TargetError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _token_ids(text: str) -> list[int]:
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of token numbers such as 1,2,3"
+        )
+    return [int(part) for part in parts]

@@ -1,0 +1,172 @@
+"""``relax-fusion run``: greedy generation with a compiled directory."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.target import Target
+
+from ..models import ExportedModel, Generator, random_weights
+from ..target import host_target, is_cpu
+from .artifact import (
+    LIBRARY,
+    TOKENIZER,
+    Manifest,
+    check_files,
+    exported_again,
+    read_manifest,
+    stored_weights,
+    versions,
+)
+from .build import FOREIGN_ERRORS
+from .console import CliError, Console, first_line
+
+
+@dataclass(frozen=True)
+class Timing:
+    """New tokens and how long they took: seconds of the prompt and of all later steps."""
+
+    tokens: list[int]
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def decode_s_per_token(self) -> float:
+        """Mean seconds of one step; 0 where only the prompt was run."""
+        return self.decode_s / max(len(self.tokens) - 1, 1)
+
+
+def run_command(args: argparse.Namespace, console: Console) -> int:
+    """Generate from a prompt, print the tokens and the times."""
+    directory = Path(args.out)
+    manifest = read_manifest(directory)
+    _check_runnable(manifest, args)
+    tokenizer = _tokenizer(directory) if args.prompt is not None else None
+    prompt = args.prompt_ids if tokenizer is None else tokenizer.encode(args.prompt).ids
+    _check_room(len(prompt), args.max_new_tokens, manifest)
+    check_files(directory, manifest)
+    device = _device(manifest, console)
+    console.step("loading the library and the weights")
+    generator = _generator(directory, manifest, device, args.seed or 0)
+    console.step("generating")
+    timing = _generate(generator, prompt, args.max_new_tokens, _end_tokens(manifest))
+    _print(args, console, prompt, timing, tokenizer)
+    return 0
+
+
+def _check_runnable(manifest: Manifest, args: argparse.Namespace) -> None:
+    if "decode" not in manifest.functions:
+        raise CliError(
+            f"{manifest.source} is an encoder, which has no generation; call it from Python with "
+            "relax_fusion.models.Encoder",
+            code=2,
+        )
+    if manifest.weights == "none":
+        raise CliError(f"{args.out} was compiled with --no-weights; compile it with weights to run")
+    if manifest.weights == "file" and args.seed is not None:
+        raise CliError(f"--seed is for random weights, but {args.out} has its own", code=2)
+    made, here = manifest.versions.get("tvm", ""), versions()["tvm"]
+    if made.split(".")[:2] != here.split(".")[:2]:
+        raise CliError(f"{args.out} was compiled with TVM {made}, this is {here}; compile it again")
+
+
+def _check_room(prompt: int, new: int, manifest: Manifest) -> None:
+    # The last new token is never fed back, so it takes no room.
+    if prompt + new - 1 > manifest.max_seq_len:
+        raise CliError(
+            f"{prompt} prompt tokens and {new} new ones do not fit the {manifest.max_seq_len} that "
+            "the model was compiled for; ask for fewer, or compile with a larger --max-seq-len"
+        )
+
+
+def _tokenizer(directory: Path) -> Any:
+    file = directory / TOKENIZER
+    if not file.is_file():
+        raise CliError(
+            f"{file} does not exist, because the model came without one; pass --prompt-ids",
+            code=2,
+        )
+    from tokenizers import Tokenizer  # slow to import, and of use to text prompts only
+
+    return Tokenizer.from_file(str(file))
+
+
+def _device(manifest: Manifest, console: Console) -> tvm.runtime.Device:
+    target = Target(manifest.target)
+    if is_cpu(target):
+        made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
+        if made and made != here:
+            console.warn(f"compiled for a {made} processor, this is a {here}; it may stop at once")
+        return tvm.cpu()
+    device = tvm.device(target.kind.name)
+    if not device.exist:
+        raise CliError(
+            f"compiled for {target.kind.name}, and TVM finds no such device here; copy the "
+            "directory to a machine that has one, or compile with --target llvm"
+        )
+    return device
+
+
+def _generator(
+    directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
+) -> Generator:
+    exported: ExportedModel = exported_again(manifest)
+    weights: Iterable[np.ndarray] = (
+        stored_weights(directory, manifest)
+        if manifest.weights == "file"
+        else random_weights(exported, seed)
+    )
+    try:
+        library = tvm.runtime.load_module(str(directory / LIBRARY))
+    except FOREIGN_ERRORS as err:
+        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
+    return Generator(library, exported, weights, device)
+
+
+def _end_tokens(manifest: Manifest) -> frozenset[int]:
+    """The tokens that end a text: a number, a list of them, or none in a ``config.json``."""
+    end = manifest.config.get("eos_token_id")
+    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
+
+
+def _generate(
+    generator: Generator, prompt: list[int], max_new_tokens: int, end: frozenset[int]
+) -> Timing:
+    """Generate greedily; every sequence of a batch gets the same prompt."""
+    start = time.perf_counter()
+    logits = generator.prefill(np.tile(np.asarray(prompt, "int32"), (generator.batch, 1)))
+    prefilled = time.perf_counter()
+    tokens = [int(logits[0].argmax())]
+    while len(tokens) < max_new_tokens and tokens[-1] not in end:
+        logits = generator.decode(np.full(generator.batch, tokens[-1], "int32"))
+        tokens.append(int(logits[0].argmax()))
+    return Timing(tokens, prefilled - start, time.perf_counter() - prefilled)
+
+
+def _print(
+    args: argparse.Namespace, console: Console, prompt: list[int], timing: Timing, tokenizer: Any
+) -> None:
+    text = None if tokenizer is None else tokenizer.decode(timing.tokens)
+    if args.json:
+        console.json(
+            {
+                "prompt_ids": list(prompt),
+                "tokens": timing.tokens,
+                "text": text,
+                "prefill_ms": timing.prefill_s * 1e3,
+                "decode_ms_per_token": timing.decode_s_per_token * 1e3,
+            }
+        )
+        return
+    console.result(",".join(map(str, timing.tokens)) if text is None else args.prompt + text)
+    console.result(
+        f"\n{len(prompt)} prompt tokens in {timing.prefill_s * 1e3:.1f} ms; "
+        f"{len(timing.tokens)} new tokens, {timing.decode_s_per_token * 1e3:.1f} ms each"
+    )

@@ -1,0 +1,207 @@
+"""Chains written down in few words, and what the tests do with them.
+
+A `Chain` is a Relax function: its tensors, its bindings in TVMScript, its result.  Many of them go
+into one module, which is compiled once fused and once not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import ir, relax
+
+from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
+
+from .reference import evaluate
+
+HEADER = """
+@I.ir_module
+class Module:
+"""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A Relax function.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the module and in test reports.
+    inputs : str
+        ``"x[b,s,32] W[48,32]:float16 n:shape"``: tensors with their shapes; a dtype of its own
+        after a colon.  Names among the dimensions are symbolic.
+    body : str
+        Bindings of a dataflow block, one a line (or after a semicolon).
+    result : str
+        What the function returns; names among its parts are outputs of the block.
+    sizes : dict of str to int
+        Values of the symbolic dimensions when it is run.
+    dtype : str
+        Of the inputs that do not say otherwise.
+    """
+
+    name: str
+    inputs: str
+    body: str
+    result: str
+    sizes: dict[str, int] = field(default_factory=dict)
+    dtype: str = "float32"
+    dataflow: bool = True
+
+    def tensors(self) -> list[tuple[str, list[str], str]]:
+        """Return name, dimensions and dtype of every input."""
+        found = re.findall(r"(\w+)\[([^\]]*)\](?::(\w+))?", self.inputs)
+        return [(n, [d for d in dims.split(",") if d], t or self.dtype) for n, dims, t in found]
+
+    def script(self) -> str:
+        """Return the function as TVMScript."""
+        params, symbols = [], set()
+        for name, dims, dtype in self.tensors():
+            symbols |= {d for d in dims if d.isidentifier()}
+            shape = ", ".join(f'"{d}"' if d.isidentifier() else d for d in dims)
+            params.append(f'{name}: R.Tensor(({shape}{"," if len(dims) == 1 else ""}), "{dtype}")')
+        lines = [f"{s} = T.int64()" for s in sorted(symbols)]
+        bindings = [line.strip() for line in re.split(r"[;\n]", self.body) if line.strip()]
+        made = {line.split("=")[0].strip() for line in bindings}
+        outputs = [v for v in re.findall(r"\w+", self.result) if v in made]
+        inner = [*bindings, f"R.output({', '.join(outputs)})"] if self.dataflow else bindings
+        if self.dataflow:
+            lines += ["with R.dataflow():", *(f"    {line}" for line in inner)]
+        else:
+            lines += inner
+        lines += [f"return {self.result}"]
+        text = "".join(f"        {line}\n" for line in lines)
+        return f"    @R.function\n    def {self.name}({', '.join(params)}):\n{text}"
+
+    def arrays(self) -> list[np.ndarray]:
+        """Return inputs of unit size (weights smaller, so that results are of unit size too)."""
+        rng = np.random.default_rng(7)
+        out = []
+        for name, dims, dtype in self.tensors():
+            shape = [self.sizes[d] if d.isidentifier() else int(d) for d in dims]
+            values = rng.standard_normal(shape)
+            if name.startswith("W"):
+                values /= np.sqrt(shape[0])
+            out.append(values.astype(numpy_dtype(dtype)))
+        return out
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """Return the numpy type called `name`, bfloat16 included."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def module(chains: Iterable[Chain], header: str = "") -> ir.IRModule:
+    """Parse chains into one module; `header` goes in front of them, inside the class."""
+    return tvm.script.from_source(HEADER + header + "".join(c.script() for c in chains))
+
+
+def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModule, list[Decision]]:
+    """Apply one fusing pass alone; return the new module, well formed, and its decisions."""
+    decisions: list[Decision] = []
+    given = FuseOptions(**{"target": host_target(), "decisions": decisions, **options})
+    out = PATTERNS[name](given)(mod)
+    assert relax.analysis.well_formed(out)
+    return out, decisions
+
+
+def fused(chain: Chain, name: str) -> tuple[relax.Function, Decision]:
+    """Apply one pass to one chain that it must fuse into one kernel."""
+    mod, decisions = run_pass(module([chain]), name)
+    assert [str(d.decline) for d in decisions if not d.fused] == []
+    assert len(decisions) == 1
+    return mod[chain.name], decisions[0]
+
+
+def calls(func: relax.Function) -> list[str]:
+    """Return the operators of a function in order; a fused kernel under the name of its pass."""
+    names: list[str] = []
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call) and isinstance(value.op, ir.Op):
+                names.append(value.op.name.removeprefix("relax."))
+    return names
+
+
+def kernel_args(func: relax.Function) -> list[str]:
+    """Return the names of the tensors of the only kernel, reshapes looked through."""
+    made = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    kernels = [v for v in made.values() if _is(v, "relax.call_tir")]
+    assert len(kernels) == 1
+    return [_name(made, a) for a in kernels[0].args[1].fields]
+
+
+def _name(made: dict[relax.Var, relax.Expr], expr: relax.Expr) -> str:
+    while _is(made.get(expr), "relax.reshape"):
+        expr = made[expr].args[0]
+    return expr.name if isinstance(expr, relax.Var) else str(expr)
+
+
+def _is(value: relax.Expr | None, op: str) -> bool:
+    return isinstance(value, relax.Call) and isinstance(value.op, ir.Op) and value.op.name == op
+
+
+def assert_declined(mod: ir.IRModule, name: str, reason: Reason, words: str = "") -> Decision:
+    """Check that a pass leaves the module as it is, for `reason`, and says `words` about it."""
+    out, decisions = run_pass(mod, name)
+    tvm.ir.assert_structural_equal(out, mod)
+    assert [d.decline.reason for d in decisions if d.decline] == [reason]
+    assert words in decisions[0].decline.detail
+    return decisions[0]
+
+
+def assert_untouched(mod: ir.IRModule, name: str) -> None:
+    """Check that a pass sees no chain of its own in a module."""
+    out, decisions = run_pass(mod, name)
+    tvm.ir.assert_structural_equal(out, mod)
+    assert decisions == []
+
+
+def compile_pair(
+    mod: ir.IRModule, disable: Sequence[str] = ()
+) -> tuple[relax.VirtualMachine, relax.VirtualMachine]:
+    """Compile a module with the pipeline and with none of its fusing passes."""
+    machines = []
+    for off in (tuple(disable), tuple(PATTERNS)):
+        pipeline = relax.get_pipeline("relax_fusion", target="llvm", disable=off)
+        built = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
+        machines.append(relax.VirtualMachine(built, tvm.cpu()))
+    return machines[0], machines[1]
+
+
+def outputs(vm: relax.VirtualMachine, name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """Run a function; always return a list of arrays."""
+    got = vm[name](*(tvm.runtime.tensor(a) for a in arrays))
+    return [got.numpy()] if isinstance(got, tvm.runtime.Tensor) else [g.numpy() for g in got]
+
+
+def assert_numbers(
+    machines: tuple[relax.VirtualMachine, relax.VirtualMachine], mod: ir.IRModule, chain: Chain
+) -> None:
+    """The library's rule: error <= 2 x the unfused error + one rounding step.
+
+    Errors are root mean squares against numpy in float64; the step is that of the results' dtype at
+    the size of the results.  Where the inputs are rounded coarser than the results, the kernel may
+    still not round to the inputs' dtype inside, so nothing is added for them.
+    """
+    arrays = chain.arrays()
+    exact = evaluate(mod[chain.name], arrays)
+    ours, peer = (outputs(vm, chain.name, arrays) for vm in machines)
+    assert len(ours) == len(peer) == len(exact)
+    for got, unfused, want in zip(ours, peer, exact, strict=True):
+        assert got.shape == want.shape and got.dtype == unfused.dtype
+        eps = float(ml_dtypes.finfo(got.dtype).eps)
+        limit = 2 * rms(unfused - want) + eps * rms(want)
+        assert rms(got - want) <= limit, f"error {rms(got - want):.3g}, limit {limit:.3g}"
+
+
+def rms(values: np.ndarray) -> float:
+    """Return the root mean square."""
+    return float(np.sqrt(np.mean(np.square(np.asarray(values, "float64")))))

@@ -1,0 +1,133 @@
+"""Relax functions evaluated by numpy in float64: what the compiled ones are measured against.
+
+Nothing is rounded between the operators, so a cast is the identity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+
+Values = dict[Any, Any]
+
+_erf = np.vectorize(math.erf, otypes=["float64"])
+
+
+def evaluate(func: relax.Function, inputs: list[np.ndarray | int]) -> list[np.ndarray]:
+    """Run `func` on float64 copies of `inputs`; always return a list of results."""
+    values: Values = {}
+    for param, given in zip(func.params, inputs, strict=True):
+        values[param] = np.asarray(given, "float64")
+        if isinstance(param.ty, relax.TensorType):
+            for dim, size in zip(param.ty.shape.values, values[param].shape, strict=True):
+                if isinstance(dim, tirx.Var):
+                    values[dim] = size
+        elif isinstance(param.ty, relax.ShapeType):
+            values.update(zip(param.ty.values, given, strict=True))
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            values[binding.var] = _value(binding.value, values)
+    result = _value(func.body.body, values)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _value(expr: relax.Expr, values: Values) -> Any:
+    if expr in values:
+        return values[expr]
+    if isinstance(expr, ir.GenericConst):
+        return expr.value.numpy().astype("float64")
+    if isinstance(expr, relax.Tuple):
+        return tuple(_value(f, values) for f in expr.fields)
+    if isinstance(expr, relax.TupleGetItem):
+        return _value(expr.tuple_value, values)[int(expr.index)]
+    if isinstance(expr, relax.ShapeExpr):
+        return tuple(size(d, values) for d in expr.values)
+    if isinstance(expr, relax.Call):
+        args = [_value(a, values) for a in expr.args]
+        return _OPS[expr.op.name.removeprefix("relax.")](expr.attrs, *args)
+    return size(expr, values)
+
+
+def size(dim: Any, values: Values) -> int:
+    """Return the value of a symbolic size."""
+    variables = {v: tirx.IntImm("int64", values[v]) for v in tirx.analysis.undefined_vars(dim)}
+    return int(tirx.stmt_functor.substitute(dim, variables)) if variables else int(dim)
+
+
+def _norm(x: np.ndarray, gamma: np.ndarray, eps: float, axes: tuple[int, ...]) -> np.ndarray:
+    mean = np.mean(x * x, axis=axes, keepdims=True)
+    return x / np.sqrt(mean + eps) * gamma
+
+
+def _layer_norm(attrs: Any, x: np.ndarray, gamma: np.ndarray, beta: np.ndarray) -> np.ndarray:
+    axes = tuple(int(a) for a in attrs.axes)
+    normal = _norm(x - np.mean(x, axis=axes, keepdims=True), np.ones(()), attrs.epsilon, axes)
+    return normal * (gamma if attrs.scale else 1.0) + (beta if attrs.center else 0.0)
+
+
+def _softmax(attrs: Any, x: np.ndarray) -> np.ndarray:
+    exp = np.exp(x - np.max(x, axis=attrs.axis, keepdims=True))
+    return exp / np.sum(exp, axis=attrs.axis, keepdims=True)
+
+
+def _split(attrs: Any, x: np.ndarray) -> tuple[np.ndarray, ...]:
+    parts = attrs.indices_or_sections
+    parts = [int(p) for p in parts] if hasattr(parts, "__len__") else int(parts)
+    return tuple(np.split(x, parts, axis=int(attrs.axis)))
+
+
+def _slice(_: Any, x: np.ndarray, axes: tuple, begin: tuple, end: tuple, *rest: Any) -> np.ndarray:
+    strides = rest[0] if rest else (1,) * len(axes)
+    index = [slice(None)] * x.ndim
+    for axis, first, last, step in zip(axes, begin, end, strides, strict=True):
+        index[int(axis)] = slice(int(first), int(last), int(step))
+    return x[tuple(index)]
+
+
+def _attention(attrs: Any, q: np.ndarray, k: np.ndarray, v: np.ndarray, *bias: Any) -> np.ndarray:
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if attrs.scale is None else float(attrs.scale)
+    scores = q @ k.swapaxes(-1, -2) * scale + (bias[0] if bias else 0.0)
+    if attrs.causal_mask is not None:
+        corner = k.shape[2] - q.shape[2] if attrs.causal_mask == "BottomRight" else 0
+        scores = np.where(np.tril(np.ones(scores.shape[-2:]), corner) > 0, scores, -np.inf)
+    exp = np.exp(scores - np.max(scores, axis=-1, keepdims=True))
+    return (exp / exp.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3)
+
+
+_OPS: dict[str, Callable[..., Any]] = {
+    "add": lambda _, a, b: a + b,
+    "subtract": lambda _, a, b: a - b,
+    "multiply": lambda _, a, b: a * b,
+    "divide": lambda _, a, b: a / b,
+    "maximum": lambda _, a, b: np.maximum(a, b),
+    "power": lambda _, a, b: a**b,
+    "square": lambda _, a: a * a,
+    "rsqrt": lambda _, a: 1 / np.sqrt(a),
+    "tanh": lambda _, a: np.tanh(a),
+    "erf": lambda _, a: _erf(a),
+    "sigmoid": lambda _, a: 1 / (1 + np.exp(-a)),
+    "astype": lambda _, a: a,
+    "mean": lambda at, a: np.mean(a, tuple(map(int, at.axis)), keepdims=bool(at.keepdims)),
+    "matmul": lambda _, a, b: a @ b,
+    "reshape": lambda _, a, shape: a.reshape(shape),
+    "permute_dims": lambda at, a: a.transpose(at.axes and [int(i) for i in at.axes]),
+    "repeat": lambda at, a: np.repeat(a, int(at.repeats), int(at.axis)),
+    "split": _split,
+    "strided_slice": _slice,
+    "nn.silu": lambda _, a: a / (1 + np.exp(-a)),
+    "nn.relu": lambda _, a: np.maximum(a, 0),
+    "nn.gelu": lambda _, a: a * 0.5 * (1 + _erf(a / math.sqrt(2))),
+    "nn.gelu_tanh": lambda _, a: (
+        0.5 * a * (1 + np.tanh(math.sqrt(2 / math.pi) * (a + 0.044715 * a**3)))
+    ),
+    "nn.softmax": _softmax,
+    "nn.rms_norm": lambda at, x, g: _norm(x, g, at.epsilon, tuple(map(int, at.axes))),
+    "nn.layer_norm": _layer_norm,
+    "nn.attention": _attention,
+    "nn.attention_bias": _attention,
+}
