@@ -8,11 +8,12 @@ compose them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 from tvm import ir, relax, te, tirx
+from tvm_ffi import structural_equal
 
 from .errors import Reason
 from .pattern import (
@@ -357,19 +358,24 @@ def _computes_nt_matmul(func: tirx.PrimFunc, rank: int) -> bool:
     w = te.placeholder(shapes[1], dtypes[1])
     k = te.reduce_axis((0, shapes[0][-1]), name="k")
     for cast in (False, True):
-        value = partial(_row_by_row, x, w, k, dtypes[2] if cast else "")
-        wanted = te.create_prim_func([x, w, te.compute(shapes[2], lambda *i, f=value: f(i))])
-        if ir.structural_equal(func.body, wanted.body, map_free_vars=True):
+        value = _row_by_row(x, w, k, dtypes[2] if cast else "")
+        stages = [x, w, te.compute(shapes[2], value)]
+        wanted = te.create_prim_func(stages, index_dtype_override="int64")
+        if structural_equal(func.body, wanted.body, map_free_vars=True):
             return True
     return False
 
 
 def _row_by_row(
-    x: te.Tensor, w: te.Tensor, k: tirx.IterVar, cast: str, idx: tuple[PrimExpr, ...]
-) -> PrimExpr:
-    """Return one element of ``x @ w^T``, its operands cast where `cast` names a dtype."""
-    a, b = x(*idx[:-1], k), w(idx[-1], k)
-    return te.sum(a.astype(cast) * b.astype(cast) if cast else a * b, axis=k)
+    x: te.Tensor, w: te.Tensor, k: tirx.IterVar, cast: str
+) -> Callable[..., PrimExpr]:
+    """Return the elements of ``x @ w^T``, its operands cast where `cast` names a dtype."""
+
+    def element(*idx: PrimExpr) -> PrimExpr:
+        a, b = x(*idx[:-1], k), w(idx[-1], k)
+        return te.sum(a.astype(cast) * b.astype(cast) if cast else a * b, axis=k)
+
+    return element
 
 
 @dataclass(frozen=True)

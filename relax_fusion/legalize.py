@@ -10,8 +10,12 @@ scores and sums in float16. Here they are float32, and a masked score is minus i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from tvm import relax, te, tirx, topi
+import tvm
+from tvm import ir, relax, te, tirx, topi
+
+from .pattern import is_call
 
 
 def attention(
@@ -53,9 +57,71 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = call.attrs
     if attrs.window_size is not None:
         return call  # TVM has no legalisation of a window either; a library must take the call
-    scale = float(q.ty.shape[-1]) ** -0.5 if attrs.scale is None else float(attrs.scale)
+    scale = int(q.ty.shape[-1]) ** -0.5 if attrs.scale is None else float(attrs.scale)
     return bb.call_te(attention, q, k, v, scale, attrs.causal_mask, primfunc_name_hint="attention")
 
 
 LEGALIZE_MAP: Mapping[str, Callable] = {"relax.nn.attention": _attention}
 """For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="UnshareTransposes")
+class UnshareTransposes:
+    """Give every matmul a transpose of its own.
+
+    rewrite: ``wt = R.permute_dims(w); a = R.matmul(x, wt); b = R.matmul(y, wt)`` ->
+    ``wt = R.permute_dims(w); a = R.matmul(x, wt); wt1 = R.permute_dims(w); b = R.matmul(y, wt1)``
+
+    TVM 0.27's FuseTransposeMatmul raises an AttributeError where anything else reads the transpose.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Copy the transposes, and drop those that are left without a reader."""
+        mutator = _Unshare(mod)
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
+        return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _Unshare(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not isinstance(call.op, ir.Op) or call.op.name != "relax.matmul":
+            return call
+        right = call.args[1]
+        value = self.lookup_binding(right) if isinstance(right, relax.Var) else None
+        is_op = isinstance(value, relax.Call) and isinstance(value.op, ir.Op)
+        if value is None or not is_op or value.op.name != "relax.permute_dims":
+            return call
+        return relax.op.matmul(call.args[0], self.builder_.emit(value), call.attrs.out_dtype)
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseTransposeMatmul")
+@dataclass(frozen=True)
+class FuseTransposeMatmul:
+    """TVM's pass of that name, kept away from a product of a tensor with its own transpose.
+
+    ``matmul(x, permute_dims(x))`` has one input where that pass reads two, which ends in an
+    IndexError (seen with TVM 0.27).  A module that has one is left to the legalisation.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite `mod`, unless it has a product that TVM's pass cannot take."""
+        if any(_multiplies_itself(f) for f in mod.functions.values()):
+            return mod
+        return relax.transform.FuseTransposeMatmul()(mod)
+
+
+def _multiplies_itself(func: ir.BaseFunc) -> bool:
+    """Tell whether a function multiplies a tensor by its own transpose."""
+    if not isinstance(func, relax.Function):
+        return False
+    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    for product in values.values():
+        if is_call(product, "relax.matmul"):
+            right = values.get(product.args[1])
+            if is_call(right, "relax.permute_dims") and right.args[0].same_as(product.args[0]):
+                return True
+    return False

@@ -33,9 +33,7 @@ RMS, ROWS = Norm("rms", 1e-5), DynamicDim("rows")
 SIZES = (1, 4, 16, 64, 256)
 WORKLOADS: dict[str, NormMatmul | GatedFFN] = {
     "norm_qkv": NormMatmul(ROWS, 1536, (Projection(3072, "nk"),), RMS, "float32", "float32"),
-    "norm_gated": GatedFFN(
-        ROWS, 1024, 3072, "nk", True, True, "silu", RMS, "float32", "float32"
-    ),
+    "norm_gated": GatedFFN(ROWS, 1024, 3072, "nk", True, True, "silu", RMS, "float32", "float32"),
     "o_proj": NormMatmul(
         ROWS, 2048, (Projection(2048, "nk", ("residual",)),), None, "float32", "float32"
     ),
@@ -44,8 +42,8 @@ WORKLOADS: dict[str, NormMatmul | GatedFFN] = {
     ),
     "norm_qkv_kn": NormMatmul(ROWS, 768, (Projection(2304, "kn"),), RMS, "float32", "float32"),
 }
-SLOWEST_S = 0.25
-"""A plan that takes longer than this for some rows is not timed for more rows."""
+SLOWEST = 4
+"""A plan that takes this many times as long as the best is not timed again."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +68,9 @@ def arguments(
     func: tvm.tirx.PrimFunc, rows: int, rng: np.random.Generator
 ) -> list[tvm.runtime.Tensor]:
     """Return inputs (and outputs, which are overwritten) for the parameters of `func`."""
-    shapes = [[d if isinstance(d, int) else None for d in map(_fixed, p.ty.shape)]
-              for p in func.params]
+    shapes = [
+        [d if isinstance(d, int) else None for d in map(_fixed, p.ty.shape)] for p in func.params
+    ]
     return [
         tensor(rng.standard_normal([rows if d is None else d for d in shape], np.float32))
         for shape in shapes
@@ -95,19 +94,28 @@ def sample(
     return list(wanted)
 
 
-def measure(name: str, plan: TilePlan, dev: DeviceSpec) -> list[Point]:
-    """Time `plan` at every size: the least of several runs, as others may use the machine."""
+def measure(name: str, plans: list[TilePlan], dev: DeviceSpec, rounds: int) -> list[Point]:
+    """Time `plans` at every size, in turn, round after round, and keep the least of each.
+
+    Whatever else runs on the machine slows down a stretch of time, which is then one round of
+    many plans and not every run of one plan.
+    """
     work = WORKLOADS[name]
-    kernel = compiled(work, plan)
-    func = build_prim_func(work, PlanTable.single(plan), gpu=False)
+    kernels = [compiled(work, plan) for plan in plans]
+    func = build_prim_func(work, PlanTable.single(plans[0]), gpu=False)
     points: list[Point] = []
     for rows in SIZES:
-        if points and points[-1].measured_s > SLOWEST_S:
-            break
         args = arguments(func, rows, np.random.default_rng(rows))
-        timer = kernel.time_evaluator("main", tvm.cpu(), number=1, repeat=5, min_repeat_ms=3)
-        seconds = min(timer(*args).results)
-        points.append(Point(name, rows, plan, predict(work, plan, dev, rows).seconds, seconds))
+        best = [float("inf")] * len(plans)
+        for number in range(rounds):
+            print(f"{name}, {rows} rows: round {number + 1}", end="\r", file=sys.stderr)
+            for index, kernel in enumerate(kernels):
+                if best[index] < SLOWEST * min(best) or not number:
+                    timer = kernel.time_evaluator("main", tvm.cpu(), number=1, repeat=3)
+                    best[index] = min(best[index], *timer(*args).results)
+        for plan, seconds in zip(plans, best, strict=True):
+            predicted = predict(work, plan, dev, rows).seconds
+            points.append(Point(name, rows, plan, predicted, seconds))
     return points
 
 
@@ -174,6 +182,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sample", type=int, default=10, help="random plans per workload")
+    parser.add_argument("--rounds", type=int, default=8, help="times that each plan is timed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
@@ -183,9 +192,7 @@ def main() -> None:
     points: list[Point] = []
     for name in args.workload or WORKLOADS:
         plans = sample(WORKLOADS[name], dev, args.sample, rng)
-        for number, plan in enumerate(plans, 1):
-            print(f"{name}: {number} of {len(plans)}", end="\r", file=sys.stderr)
-            points += measure(name, plan, dev)
+        points += measure(name, plans, dev, args.rounds)
     table = [summary(points, n, r) for n in args.workload or WORKLOADS for r in SIZES]
     environment: dict[str, object] = {
         "date": datetime.date.today().isoformat(),

@@ -40,9 +40,9 @@ def build(exported: ExportedModel, target: Target, **pipeline: Any) -> relax.VME
 
 def build_default(exported: ExportedModel, target: Target) -> relax.VMExecutable:
     """Compile with the pipeline that TVM itself takes for `target`."""
+    made = relax.get_default_pipeline(target)
     with target:
-        made = relax.get_default_pipeline(target)
-        return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)
+        return guarded(lambda: tvm.compile(exported.mod, target, relax_pipeline=made), target)
 
 
 def guarded(compile_it: Callable[[], Any], target: Target) -> Any:

@@ -59,8 +59,11 @@ class Console:
 def table(rows: list[tuple[str, ...]]) -> str:
     """Align `rows` in columns, with a rule under the first."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    text = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
+    rule = tuple("-" * width for width in widths)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (rows[0], rule, *rows[1:])
+    )
 
 
 def first_line(err: BaseException) -> str:

@@ -62,13 +62,20 @@ def fused_text(decisions: list[Decision]) -> str:
         return ""
     counts = Counter((d.function, d.kernel) for d in decisions)
     first = {(d.function, d.kernel): d for d in reversed(decisions)}
-    head = ("function", "chain", "calls", "size", "tile", "fused", "unfused", "limited by")
-    rows: list[tuple[str, ...]] = [head]
+    rows: list[tuple[str, ...]] = [
+        ("function", "pass", "chain", "calls", "size", "tile", "fused", "unfused", "limited by")
+    ]
     for key, count in counts.items():
-        names: tuple[str, ...] = (key[0], first[key].spelling, str(count))
-        for cells in _ranges(first[key]):
+        decision = first[key]
+        names: tuple[str, ...] = (
+            decision.function,
+            decision.pattern,
+            decision.spelling,
+            str(count),
+        )
+        for cells in _ranges(decision):
             rows.append((*names, *cells))
-            names = ("", "", "")
+            names = ("",) * 4
     return "Fused (predicted seconds of one call, at the size given)\n\n" + table(rows)
 
 
@@ -106,12 +113,11 @@ def declined_text(decisions: list[Decision]) -> str:
     counts: Counter[tuple[str, ...]] = Counter()
     example: dict[tuple[str, ...], str] = {}
     for d in decisions:
-        key = (d.function, d.pattern, d.spelling or "-", str(d.decline))
-        counts[key] += 1
-        example.setdefault(key, d.where)
+        why = (d.function, d.pattern, d.spelling or "-", str(d.decline))
+        counts[why] += 1
+        example.setdefault(why, d.where)
     rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
-    for key, count in counts.items():
-        rows.append((*key[:3], str(count), example[key], key[3]))
+    rows += [(*why[:3], str(count), example[why], why[3]) for why, count in counts.items()]
     return "Left to TVM\n\n" + table(rows)
 
 

@@ -14,11 +14,15 @@ from ..models import ExportedModel, Generator
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to run: prompt tokens, steps after them, and how often the prompt is repeated."""
+    """How long to run: prompt tokens, steps after them, and how often the prompt is repeated.
+
+    ``warm`` runs one token first: the first call starts the threads and touches the weights.
+    """
 
     prompt: int
     decode_steps: int
     prefill_runs: int
+    warm: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,12 @@ def tokens(count: int, vocab_size: int) -> np.ndarray:
     return (np.arange(1, count + 1, dtype=np.int64) * 7919 % vocab_size).astype(np.int32)
 
 
-def measure(
-    executable: Any, exported: ExportedModel, weights: list[np.ndarray], plan: Plan
-) -> Run:
+def measure(executable: Any, exported: ExportedModel, weights: list[np.ndarray], plan: Plan) -> Run:
     """Run a prompt and some steps, feeding fixed tokens so that two runs can be compared."""
     generator = Generator(executable, exported, weights)
     ids = tokens(plan.prompt + plan.decode_steps, exported.config.vocab_size)
-    # A single token starts the threads and touches the weights, which the first call pays for.
-    generator.decode(ids[:1])
+    if plan.warm:
+        generator.decode(ids[:1])
     logits, prefill_s, decode_s = [], [], []
     for _ in range(plan.prefill_runs):
         generator.reset()

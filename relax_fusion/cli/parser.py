@@ -193,7 +193,5 @@ def _positive(text: str) -> int:
 def _token_ids(text: str) -> list[int]:
     parts = text.replace(",", " ").split()
     if not parts or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of token numbers such as 1,2,3"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token numbers such as 1,2,3")
     return [int(part) for part in parts]

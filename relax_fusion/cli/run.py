@@ -131,7 +131,7 @@ def _generator(
 
 
 def _end_tokens(manifest: Manifest) -> frozenset[int]:
-    """The tokens that end a text: a number, a list of them, or none in a ``config.json``."""
+    """Return the tokens that end a text; a ``config.json`` has one, a list of them, or none."""
     end = manifest.config.get("eos_token_id")
     return frozenset(end if isinstance(end, list) else [] if end is None else [end])
 

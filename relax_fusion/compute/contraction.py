@@ -254,7 +254,7 @@ def _projection(
     acc = _accumulate(
         data, lambda p, j, r: _element(layout, w, j, r), (1, n), f"acc{index}", padding
     )
-    value = lambda i, j: acc(0, i, j)  # noqa: E731
+    value = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
     for position, step in enumerate(projection.epilogue):
         value = _step(stages, step, value, (rows, n), (work.dtype, f"{step}{index}_{position}"))
     out = te.compute(
@@ -300,7 +300,8 @@ def _gated(
     acc = _accumulate(data, weight, (2, n), "acc0", padding)
 
     def part(p: int, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        return acc(p, i, j) + bias(p, j).astype(ACCUMULATE) if bias else acc(p, i, j)
+        total = acc(tirx.IntImm("int64", p), i, j)
+        return total + bias(p, j).astype(ACCUMULATE) if bias else total
 
     def gated(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         product = activate(work.activation, part(gate_part, i, j)) * part(1 - gate_part, i, j)

@@ -23,20 +23,30 @@ def threads_of(plan: TilePlan, warp: int) -> tuple[int, int]:
     return columns, plan.num_warps * warp // columns
 
 
-def reduce_over_block(
-    sch: s_tir.Schedule, block: SBlockRV, lanes: int, threads: tuple[int, int]
+def spread_over_block(
+    sch: s_tir.Schedule, block: SBlockRV, plan: TilePlan, warp: int
 ) -> None:
-    """Add up one row by all threads of a block, each taking vectors of `lanes` elements in turn.
+    """Spread the last loop over all threads, each taking vectors of `lanes` elements in turn.
+
+    Where it is a reduction, TVM adds up what the threads have.
 
     rewrite::
 
         for r in k: s += f(r)    ->    for o: bind y: bind x: for l in lanes: s += f(o, y, x, l)
     """
-    r = sch.get_loops(block)[-1]
-    vectors, _ = sch.split(r, [None, lanes])
-    _, y, x = sch.split(vectors, [None, *threads])
+    vectors, lane = sch.split(sch.get_loops(block)[-1], [None, plan.lanes])
+    _, y, x = sch.split(vectors, [None, *threads_of(plan, warp)])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
+    sch.unroll(lane)
+
+
+def loops_below(sch: s_tir.Schedule, block: SBlockRV, outer: LoopRV) -> list[LoopRV]:
+    """Return the loops of `block` inside `outer`."""
+    loops = sch.get_loops(block)
+    variables = [sch.get(loop).loop_var for loop in loops]
+    position = next(n for n, v in enumerate(variables) if v.same_as(sch.get(outer).loop_var))
+    return loops[position + 1 :]
 
 
 def dot_products(
@@ -83,15 +93,29 @@ def _one_thread(sch: s_tir.Schedule, out: SBlockRV, x: int) -> None:
     sch.bind(thread, "threadIdx.x")
 
 
-def finish(sch: s_tir.Schedule, partial: SBlockRV, plan: TilePlan) -> None:
+def finish(sch: s_tir.Schedule, partial: SBlockRV) -> None:
     """Load the operands of the partial sums in vectors, unroll a step, and start sums at zero."""
     thread, p, i, j, k_outer, k_step, lane = sch.get_loops(partial)[-7:]
     sch.reorder(thread, k_outer, k_step, p, i, j, lane)
     sch.bind(thread, "threadIdx.x")
-    weights = steps.weight_operands(sch, partial)
-    for index in steps.vector_operands(sch, partial):
-        # A gate and an up that are halves of one weight lie far apart: each is loaded by itself.
-        inner = j if weights == [index] else k_step
-        steps.load_vectors(sch, partial, index, inner, plan.lanes)
+    # Row by row of the weight, as a gate and an up can be far apart; x once for all of them.
+    for index, loop in ((1, j), (0, k_step)):
+        _load_vectors(sch, sch.cache_read(partial, index, "local", [partial]), loop)
     steps.unroll_all(sch, [k_step, p, i, j, lane])
     sch.decompose_reduction(partial, k_outer)
+
+
+def _load_vectors(sch: s_tir.Schedule, copy: SBlockRV, loop: LoopRV) -> None:
+    """Copy what one iteration of `loop` reads, with the widest loads there are.
+
+    rewrite::
+
+        for a, l in (1, 16): S    ->    unrolled a, l in 2: vector l in 8: S
+    """
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
+    loops = loops_below(sch, copy, loop)
+    element = DTYPE_BYTES[str(sch.get(copy).writes[0].source.ty.dtype)]
+    lanes = steps.extent(sch, loops[-1]) or 1
+    outer, inner = sch.split(loops[-1], [None, min(lanes, VECTOR_LOAD_BYTES // element)])
+    sch.vectorize(inner)
+    steps.unroll_all(sch, [*loops[:-1], outer])

@@ -8,6 +8,7 @@ because each dimension of the search is generated from what decides it; tiles th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
@@ -23,6 +24,8 @@ MAX_BLOCK_M = 128
 """Rows beyond which a GPU block gains no reuse that shared memory could hold."""
 
 GPU_THREADS = (32, 64, 128, 256)
+GEMV_COLUMNS = (1, 2, 4)
+GEMV_STEPS = (1, 2, 4)
 GPU_ATTENTION_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 CPU_REG_M = (1, 2, 4, 8)
 CPU_REG_N = (1, 2, 3, 4, 6, 8)
@@ -39,7 +42,10 @@ def candidates(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
         found = _attention_cpu(work, dev) if dev.kind == "cpu" else _attention_gpu(work)
     else:
         shape = matmul_shape(work)
-        found = _matmul_cpu(shape, dev) if dev.kind == "cpu" else _matmul_gpu(shape, work.rows)
+        if dev.kind == "cpu":
+            found = _matmul_cpu(shape, dev)
+        else:
+            found = chain(_gemv(shape, dev), _matmul_gpu(shape, work.rows))
     return (plan for plan in found if fits(plan, work, dev))
 
 
@@ -91,11 +97,11 @@ def _cpu_block_n(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
 
 
 def _matmul_gpu(shape: MatmulShape, rows: object) -> Iterator[TilePlan]:
-    most_m = MAX_BLOCK_M
+    most_m, first_m = MAX_BLOCK_M, 2 if shape.layouts == {"nk"} else 1
     if isinstance(rows, int):
         most_m = min(most_m, next_power(rows))
     blocks_k = _gpu_block_k(shape.k)
-    for block_m, reg_m, reg_n, threads in _gpu_tiles(most_m):
+    for block_m, reg_m, reg_n, threads in _gpu_tiles(first_m, most_m):
         block_n = threads // (block_m // reg_m) * reg_n
         if not 16 <= block_n <= 256 or not _columns_fit(shape, block_n):
             continue
@@ -109,9 +115,31 @@ def _matmul_gpu(shape: MatmulShape, rows: object) -> Iterator[TilePlan]:
             )
 
 
-def _gpu_tiles(most_m: int) -> Iterator[tuple[int, int, int, int]]:
+def _gemv(shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
+    """Yield dot products of whole warps along k, for weights in which k is contiguous."""
+    if shape.layouts != {"nk"}:
+        return
+    lanes = power_dividing(shape.k, VECTOR_LOAD_BYTES // shape.in_bytes)
+    for threads in (t for t in GPU_THREADS if t > dev.warp_size):
+        for along_k in powers(dev.warp_size, threads):
+            for reg_n in GEMV_COLUMNS:
+                block_n = threads // along_k * reg_n
+                if not _columns_fit(shape, block_n):
+                    continue
+                for step in GEMV_STEPS:
+                    block_k = along_k * lanes * step
+                    if step == 1 or block_k <= shape.k:
+                        yield TilePlan(
+                            *(1, block_n, block_k),
+                            reg_n=reg_n,
+                            lanes=lanes,
+                            num_warps=threads // dev.warp_size,
+                        )
+
+
+def _gpu_tiles(first_m: int, most_m: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (block_m, reg_m, reg_n, threads) with register tiles not far from square."""
-    for block_m in powers(1, most_m):
+    for block_m in powers(first_m, most_m):
         for reg_m in powers(1, min(block_m, 8)):
             for reg_n in powers(1, 8):
                 # Oblong tiles load more words per FMA; they pay only where there are no more rows.

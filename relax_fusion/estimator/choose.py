@@ -114,7 +114,7 @@ def choose(
     )
     losing = [p for p in predictions if p.loses]
     if losing and not _is_one_kernel(work):
-        return _unprofitable(losing)
+        return _unprofitable(losing, is_static=len(ranges) == 1)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
 
@@ -164,13 +164,13 @@ def _best(
     return low[index], priced[-1][index]
 
 
-def _unprofitable(losing: list[RangePrediction]) -> Decline:
+def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     """Return a decline with the times of the range in which fusing loses most."""
     worst = max(losing, key=lambda p: p.fused.seconds / p.unfused.seconds)
     fused, unfused = worst.fused.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
-    detail = f"{times} at {_size_text(worst.size)}, {where}"
+    detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
@@ -28,6 +28,9 @@ matmul kernel, less its accumulators and operands, lies between 20 and 40."""
 OPERAND_REGISTERS = 2
 """Vector registers of a CPU tile besides accumulators and row operands: a weight and a spare."""
 
+
+STATISTICS = 64
+"""Words of shared memory beside a GEMV's row: mean, mean square, and one per warp to add them up."""
 
 ROW_VECTORS = 4
 """Numbers per query row of an online softmax: maximum, new maximum, sum, scale."""
@@ -83,7 +86,34 @@ def _matmul_cpu(shape: MatmulShape, plan: TilePlan) -> Footprint:
     )
 
 
+def is_gemv(plan: TilePlan, layouts: Collection[str]) -> bool:
+    """Tell whether a GPU computes dot products under `plan`, not tiles."""
+    return plan.backend == "tir" and plan.block_m == 1 and set(layouts) == {"nk"}
+
+
+def stages_norm(k: int) -> bool:
+    """Tell whether a GEMV holds its normalised row, and its statistics, in shared memory."""
+    return (k + STATISTICS) * 4 <= STATIC_SMEM_BYTES
+
+
+def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    """Return what a block of dot products occupies: the row, and a step of operands in flight."""
+    threads = plan.num_warps * dev.warp_size
+    columns = plan.reg_n * shape.parts
+    x_bytes = 4 if shape.has_norm else shape.in_bytes
+    elements = plan.block_k * (plan.block_n // plan.reg_n) // threads
+    held = ceil_div(elements * (columns * shape.in_bytes + x_bytes), 4)
+    staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k)
+    return Footprint(
+        smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
+        registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
+        threads=threads,
+    )
+
+
 def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    if is_gemv(plan, shape.layouts):
+        return _gemv(shape, plan, dev)
     lines = plan.block_m + shape.parts * plan.block_n
     if plan.backend == "triton":
         threads = max(plan.num_warps, 1) * dev.warp_size
@@ -154,13 +184,38 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
-    elif plan.block_k > work.k:
+    elif plan.block_k > work.k and not _is_gemv_of(work, plan, dev):
         yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
     if dev.kind == "cpu":
         yield from _cpu_limits(foot, plan, work, dev)
     else:
         yield from _gpu_limits(foot, plan, dev)
         yield from _gpu_lanes(plan, work)
+        if not isinstance(work, Attention) and _is_gemv_of(work, plan, dev):
+            yield from _gemv_groups(plan, work.k, dev)
+
+
+def _is_gemv_of(work: Workload, plan: TilePlan, dev: DeviceSpec) -> bool:
+    if isinstance(work, Attention) or dev.kind == "cpu":
+        return False
+    return is_gemv(plan, matmul_shape(work).layouts)
+
+
+def _gemv_groups(plan: TilePlan, k: int, dev: DeviceSpec) -> Iterator[str]:
+    """Check that the threads of a GEMV form groups of whole warps along k."""
+    threads, groups = plan.num_warps * dev.warp_size, plan.block_n // plan.reg_n
+    if threads % (groups * dev.warp_size):
+        yield (
+            f"{plan.num_warps} warps do not form {groups} equal groups, one for each "
+            f"reg_n={plan.reg_n} of block_n={plan.block_n}"
+        )
+    elif plan.block_k % (threads // groups * plan.lanes):
+        yield (
+            f"block_k is {plan.block_k}, no multiple of the {threads // groups * plan.lanes} "
+            f"elements that a group of {threads // groups} threads loads at once"
+        )
+    if k % plan.lanes:
+        yield f"lanes is {plan.lanes}, does not divide k={k}"
 
 
 def _backend(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:

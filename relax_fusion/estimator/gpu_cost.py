@@ -16,7 +16,7 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks
-from .footprint import VECTOR_LOAD_BYTES, Footprint, attention_width
+from .footprint import VECTOR_LOAD_BYTES, Footprint, attention_width, is_gemv
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape
 
@@ -59,6 +59,17 @@ SOFTMAX_FLOPS_PER_SCORE = 8
 NORM_FLOPS_PER_ELEMENT = 4
 """Square and add for the statistics, scale and gamma to apply them; counted."""
 
+GEMV_DRAM_EFFICIENCY = 0.85 * DRAM_EFFICIENCY
+"""Reached part of the peak bandwidth by dot products of one row.  Assumed: a little less than what
+a streaming copy reaches, as warps drain at the end of each column."""
+
+GEMV_INSTRUCTIONS_PER_WEIGHT = 2.5
+"""Convert, multiply-add, and a share of the loads and of converting x.  Counted."""
+
+GEMV_PROLOGUE_LOADS = 4
+"""Dependent trips to memory or through a barrier before the first weight is used, with a norm: x,
+its statistics, x and gamma again, the row in shared memory.  Counted."""
+
 L2_SHARE = 0.5
 """Part of L2 that data to be read again can count on.  Assumed: the rest is streamed through."""
 
@@ -73,6 +84,7 @@ class _Kernel:
     chain_s: float
     dram_bytes: float
     l2_bytes: float
+    dram_efficiency: float = DRAM_EFFICIENCY
 
 
 def matmul_on_gpu(
@@ -83,6 +95,8 @@ def matmul_on_gpu(
     Neighbouring blocks are taken to share their columns (the row tile is the fastest index of the
     grid), so weights come from DRAM once, and x once per wave where L2 cannot hold it.
     """
+    if is_gemv(plan, shape.layouts):
+        return _gemv_on_gpu(shape, plan, foot, dev, rows)
     tiles_m = ceil_div(rows, plan.block_m)
     tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
     blocks = tiles_m * tiles_n
@@ -111,6 +125,35 @@ def matmul_on_gpu(
         chain_s=(chain / plan.num_stages + 2) * MEMORY_LATENCY_S,
         dram_bytes=shape.weight_bytes + x_bytes * x_reads + stores,
         l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes * (1 + reads_twice) + stores,
+    )
+    return _finish(kernel, plan, foot, dev, shape.flops(rows))
+
+
+def _gemv_on_gpu(
+    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
+) -> Prediction:
+    """Price dot products; each row goes through all weights again, from L2 where they fit."""
+    tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    steps = ceil_div(shape.k, plan.block_k)
+    weights = steps * plan.block_k * plan.block_n * shape.parts
+    issued = weights * GEMV_INSTRUCTIONS_PER_WEIGHT / dev.warp_size
+    block_s = issued / (ISSUE_PER_CLOCK * dev.clock_hz)
+    # Sums are float32 FMAs on at most as many lanes as there are.
+    block_s = max(block_s, 2.0 * weights * dev.sm_count / dev.fma_float32_flops_per_s)
+    if shape.has_norm:
+        norm_s = shape.k * NORM_FLOPS_PER_ELEMENT * dev.sm_count / dev.fma_float32_flops_per_s
+        block_s += norm_s
+    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
+    x_reads = tiles_n * (2 if shape.has_norm else 1)
+    kernel = _Kernel(
+        blocks=rows * tiles_n,
+        block_compute_s=block_s,
+        longest_block_s=block_s,
+        chain_s=(steps + (GEMV_PROLOGUE_LOADS if shape.has_norm else 1)) * MEMORY_LATENCY_S,
+        dram_bytes=shape.weight_bytes * (1 + (rows - 1) * missing) + moved,
+        l2_bytes=rows * (shape.weight_bytes + x_reads * shape.x_row_bytes) + moved,
+        dram_efficiency=GEMV_DRAM_EFFICIENCY,
     )
     return _finish(kernel, plan, foot, dev, shape.flops(rows))
 
@@ -253,7 +296,7 @@ def _finish(
     per_sm = ceil_div(kernel.blocks, dev.sm_count)
     resident = resident_blocks(foot, dev)
     waves = ceil_div(kernel.blocks, dev.sm_count * resident)
-    dram = kernel.dram_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    dram = kernel.dram_bytes / (dev.dram_bytes_per_s * kernel.dram_efficiency)
     l2 = kernel.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY)
     compute = max(per_sm * kernel.block_compute_s, kernel.longest_block_s)
     memory = max(dram, l2)

@@ -7,7 +7,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from .config import BertConfig
-from .layers import activation, attention, slice_rows
+from .layers import Embedding, activation, attention, slice_rows
 from .recipes import Recipe
 
 
@@ -22,6 +22,7 @@ class BertAttention(nn.Module):
         self.norm = nn.LayerNorm(hidden, config.norm_eps)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Attend within ``[batch, seq_len, hidden]``, the mask as an additive ``bias``."""
         batch, seq_len, _ = x.shape
         q, k, v = (
             op.reshape(part, (batch, seq_len, self.heads, self.dim))
@@ -41,6 +42,7 @@ class BertLayer(nn.Module):
         self.norm = nn.LayerNorm(config.hidden_size, config.norm_eps)
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Map ``[batch, seq_len, hidden]`` to itself: attention, then the MLP, each post-normed."""
         x = self.attention(x, bias)
         return self.norm(x + self.output(activation(self.hidden_act, self.intermediate(x))))
 
@@ -50,12 +52,13 @@ class BertEmbeddings(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         hidden = config.hidden_size
-        self.word_embeddings = nn.Embedding(config.vocab_size, hidden)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, hidden)
-        self.position_embeddings = nn.Embedding(config.max_position, hidden)
+        self.word_embeddings = Embedding(config.vocab_size, hidden)
+        self.token_type_embeddings = Embedding(config.type_vocab_size, hidden)
+        self.position_embeddings = Embedding(config.max_position, hidden)
         self.norm = nn.LayerNorm(hidden, config.norm_eps)
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor) -> Tensor:
+        """Sum the embeddings of ``[batch, seq_len]`` tokens, their types and their positions."""
         positions = slice_rows(self.position_embeddings.weight, 0, 0, input_ids.shape[1])
         words = self.word_embeddings(input_ids) + self.token_type_embeddings(token_type_ids)
         return self.norm(words + positions)
@@ -71,6 +74,7 @@ class BertHead(nn.Module):
         self.bias = nn.Parameter((config.vocab_size,))
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
+        """Map ``[batch, seq_len, hidden]`` to float32 logits over the vocabulary."""
         x = self.norm(activation(self.hidden_act, self.dense(x)))
         logits = op.matmul(x, op.permute_dims(words), out_dtype="float32")
         return logits + op.astype(self.bias, "float32")

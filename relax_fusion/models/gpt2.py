@@ -8,7 +8,14 @@ from tvm.relax.frontend.nn import Tensor
 
 from . import kv_cache
 from .config import GPT2Config
-from .layers import activation, attention, last_position, project_to_vocabulary, slice_rows
+from .layers import (
+    Embedding,
+    activation,
+    attention,
+    last_position,
+    project_to_vocabulary,
+    slice_rows,
+)
 from .recipes import Recipe
 
 
@@ -26,6 +33,7 @@ class GPT2Attention(nn.Module):
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         q, keys, values = kv_cache.append(self.c_attn(x), cache, total_len, self.heads)
         k = slice_rows(keys, 1, 0, total_len)
         v = slice_rows(values, 1, 0, total_len)
@@ -41,6 +49,7 @@ class GPT2MLP(nn.Module):
         self.c_proj = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, seq_len, hidden]`` to itself through the wide activation."""
         return self.c_proj(activation(self.hidden_act, self.c_fc(x)))
 
 
@@ -56,6 +65,7 @@ class GPT2Layer(nn.Module):
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         attended, cache = self.attn(self.ln_1(x), cache, total_len)
         x = x + attended
         return x + self.mlp(self.ln_2(x)), cache
@@ -65,8 +75,8 @@ class GPT2Model(nn.Module):
     """Token and position embeddings, layers and final norm."""
 
     def __init__(self, config: GPT2Config) -> None:
-        self.wte = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.wpe = nn.Embedding(config.max_position, config.hidden_size)
+        self.wte = Embedding(config.vocab_size, config.hidden_size)
+        self.wpe = Embedding(config.max_position, config.hidden_size)
         self.h = nn.ModuleList([GPT2Layer(config, i) for i in range(config.num_layers)])
         self.ln_f = nn.LayerNorm(config.hidden_size, config.norm_eps)
 

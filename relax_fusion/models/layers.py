@@ -6,6 +6,7 @@ Everything here emits plain Relax operators, because those are what the fusing p
 from __future__ import annotations
 
 from tvm import relax, tirx
+from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 from tvm.relax.frontend.nn.core import wrap_nested
 
@@ -22,6 +23,19 @@ def activation(name: str, x: Tensor) -> Tensor:
     if name == "gelu":
         return op.gelu(x)
     return op.gelu(x, approximate="tanh")  # gelu_new and gelu_pytorch_tanh are the same function
+
+
+class Embedding(nn.Embedding):
+    """A table of rows by token id; an id outside of it reads the nearest row.
+
+    TVM's own layer takes rows without a bounds check, and a wrong id crashes the process.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up ``[batch, seq_len]`` ids: ``[batch, seq_len, width]``."""
+        flat = relax.op.reshape(ids._expr, [-1])
+        rows = wrap_nested(relax.op.take(self.weight._expr, flat, axis=0, mode="clip"), "take")
+        return op.reshape(rows, [*ids.shape, self.weight.shape[1]])
 
 
 def slice_rows(x: Tensor, axis: int, begin: tirx.Expr | int, end: tirx.Expr | int) -> Tensor:

@@ -10,7 +10,14 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from . import kv_cache
 from .config import LlamaConfig
-from .layers import activation, attention, last_position, project_to_vocabulary, slice_rows
+from .layers import (
+    Embedding,
+    activation,
+    attention,
+    last_position,
+    project_to_vocabulary,
+    slice_rows,
+)
 from .recipes import Recipe
 from .rope import inverse_frequencies, rope_table
 
@@ -28,6 +35,7 @@ class LlamaAttention(nn.Module):
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, rope: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         q, keys, values = kv_cache.append(self.qkv_proj(x), cache, total_len, self.heads, rope)
         k = slice_rows(keys, 1, 0, total_len)
         v = slice_rows(values, 1, 0, total_len)
@@ -44,6 +52,7 @@ class LlamaMLP(nn.Module):
         self.down_proj = nn.Linear(wide, config.hidden_size, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map ``[batch, seq_len, hidden]`` to itself through the gated activation."""
         gate, up = op.split(self.gate_up_proj(x), 2, axis=-1)
         return self.down_proj(activation(self.hidden_act, gate) * up)
 
@@ -61,6 +70,7 @@ class LlamaLayer(nn.Module):
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, rope: Tensor
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         attended, cache = self.self_attn(self.input_layernorm(x), cache, total_len, rope)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
@@ -70,7 +80,7 @@ class LlamaModel(nn.Module):
     """Embedding, layers and final norm; holds the rotary table."""
 
     def __init__(self, config: LlamaConfig, max_seq_len: int) -> None:
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.rope = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
         self.layers = nn.ModuleList([LlamaLayer(config) for _ in range(config.num_layers)])
         self.norm = nn.RMSNorm(config.hidden_size, -1, config.norm_eps, bias=False)

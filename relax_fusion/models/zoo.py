@@ -107,7 +107,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def zoo_config(name: str) -> Config:
-    """The configuration record of a bundled model.
+    """Return the configuration record of a bundled model.
 
     Raises
     ------

@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from relax_fusion import Report
 from relax_fusion.decision import Decision
+from relax_fusion.legalize import UnshareTransposes
 from relax_fusion.lowering import FuseOptions
 from relax_fusion.passes import PATTERNS
 
@@ -111,7 +112,7 @@ def build(graphs: Sequence[Graph]) -> ir.IRModule:
 def fuse(mod: ir.IRModule, setup: Setup, decisions: list[Decision]) -> ir.IRModule:
     """Run the fusing passes one at a time, looking at the module after each."""
     if setup.nt_first:
-        mod = relax.transform.FuseTransposeMatmul()(mod)
+        mod = relax.transform.FuseTransposeMatmul()(UnshareTransposes()(mod))
     options = FuseOptions(target=target(), decisions=decisions)
     for name in setup.passes:
         mod = PATTERNS[name](options)(mod)
@@ -280,21 +281,17 @@ def minimise(failure: Failure, budget: int = 60) -> Failure:
 
     Outputs are dropped, and values replaced by parameters, as long as something is still wrong.
     """
-    best = failure
-    for _ in range(3):
-        size = len(best.graph.nodes)
+    best, tried = failure, True
+    while tried:
+        tried = False
         for smaller in _smaller(best.graph):
             if budget <= 0:
                 return best
             budget -= 1
             found = isolate([smaller], best.setup).failures
             if found:
-                best = found[0]
+                best, tried = found[0], True
                 break
-        else:
-            return best
-        while len(best.graph.nodes) < size and budget > 0:
-            size = len(best.graph.nodes)
     return best
 
 
@@ -305,10 +302,13 @@ def _smaller(graph: Graph) -> list[Graph]:
         candidates += [replace(graph, outputs=(o,)) for o in graph.outputs]
     if graph.cut is not None:
         candidates.append(replace(graph, cut=None))
-    for i in range(len(graph.nodes) - 1, -1, -1):
+    leaves = ("param", "const", "scalar", "split")
+    inner = [i for i, n in enumerate(graph.nodes) if n.op not in leaves and i not in graph.outputs]
+    if len(graph.outputs) == 1:
+        candidates += [replace(graph, outputs=(i,)) for i in (*inner[-1:], *inner[len(inner) // 2 :])]
+    middle = len(inner) // 2
+    for i in (*inner[middle:], *inner[:middle]):
         node = graph.nodes[i]
-        if node.op in ("param", "const", "scalar", "split") or i in graph.outputs:
-            continue
         leaf = replace(node, op="param", args=(), attrs={"kind": "data"})
         candidates.append(replace(graph, nodes=(*graph.nodes[:i], leaf, *graph.nodes[i + 1 :])))
     return [prune(c) for c in candidates]

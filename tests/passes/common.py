@@ -15,6 +15,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
+from relax_fusion.workload import Workload
 from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 
 from .reference import evaluate
@@ -107,7 +108,7 @@ def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModul
     decisions: list[Decision] = []
     given = FuseOptions(**{"target": host_target(), "decisions": decisions, **options})
     out = PATTERNS[name](given)(mod)
-    assert relax.analysis.well_formed(out)
+    relax.analysis.well_formed(out)  # raises
     return out, decisions
 
 
@@ -205,3 +206,32 @@ def assert_numbers(
 def rms(values: np.ndarray) -> float:
     """Return the root mean square."""
     return float(np.sqrt(np.mean(np.square(np.asarray(values, "float64")))))
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A chain, the workload that it must become, and the kernel's inputs by name and order.
+
+    `left` are the operators that remain beside the kernel, reshapes left out.
+    """
+
+    chain: Chain
+    work: Workload
+    args: str
+    left: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Name the test."""
+        return self.chain.name
+
+    def check(self, name: str) -> None:
+        """Apply the pass and compare."""
+        func, decision = fused(self.chain, name)
+        assert decision.workload == self.work
+        assert kernel_args(func) == self.args.split()
+        assert sorted(c for c in calls(func) if c != "reshape") == sorted(("call_tir", *self.left))
+
+
+def shape_ops(func: relax.Function) -> list[str]:
+    """Return the operators beside kernels and reshapes."""
+    return [c for c in calls(func) if c not in ("call_tir", "reshape")]

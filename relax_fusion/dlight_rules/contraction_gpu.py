@@ -1,0 +1,159 @@
+"""The GPU half of the contraction rule: tiles for many rows, dot products for few."""
+
+from __future__ import annotations
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ..estimator.footprint import is_gemv, stages_norm
+from ..target import device_of
+from ..tile_plan import TilePlan
+from . import contraction_gemv as gemv
+from . import steps
+
+Projections = list[tuple[SBlockRV, SBlockRV]]
+Threads = tuple[int, int]
+
+
+def schedule_gpu(
+    sch: s_tir.Schedule, projections: Projections, plan: TilePlan, target: Target
+) -> tirx.PrimFunc:
+    """Schedule every stage of a contraction.
+
+    A single projection normalises its rows in each of its thread blocks.  Several, or one whose
+    normalised rows are a result too, share a kernel that does it once.
+
+    Parameters
+    ----------
+    projections : list of (SBlockRV, SBlockRV)
+        Accumulation and epilogue of each.
+    """
+    names = steps.block_names(sch.mod["main"])
+    statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
+    warp = device_of(target).warp_size
+    dots = is_gemv(plan, {"nk" if is_dot(sch, acc) else "kn" for acc, _ in projections})
+    in_block = len(projections) == 1 and "norm_out" not in names
+    if dots and statistics:
+        in_block &= stages_norm(int(sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]))
+    threads = plan.num_warps * warp
+    if "x_sum" in names:
+        _kernel(sch, sch.get_sblock("x_sum"), threads)
+    if not in_block and statistics:
+        _norm_kernel(sch, statistics, names, threads)
+    fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
+    schedule = _dots if dots else _tile
+    for acc, out in projections:
+        schedule(sch, (acc, out), fused, plan, warp)
+    sch.compute_inline(sch.get_sblock("x_pad"))
+    return sch.mod["main"]
+
+
+def is_dot(sch: s_tir.Schedule, acc: SBlockRV) -> bool:
+    """Tell whether the weight is contiguous along the reduction (``[n, k]``)."""
+    block = sch.get(acc)
+    reduced = block.iter_vars[-1].var
+    return bool(block.reads[-1].region[-1].min.same_as(reduced))
+
+
+def _kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
+    """Give an element-wise block a kernel of its own."""
+    fused = sch.fuse(*sch.get_loops(block))
+    grid, thread = sch.split(fused, [None, threads])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+
+
+def _norm_kernel(
+    sch: s_tir.Schedule, statistics: list[SBlockRV], names: list[str], threads: int
+) -> None:
+    """Normalise in a kernel of its own: one thread block per row."""
+    x_norm = sch.get_sblock("x_norm")
+    row = sch.get_loops(x_norm)[0]
+    for block in reversed(statistics):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "shared")
+    if "norm_out" in names:
+        sch.reverse_compute_at(sch.get_sblock("norm_out"), row, preserve_unit_loops=True)
+    sch.bind(row, "blockIdx.x")
+    spread = [*statistics, x_norm]
+    spread += [sch.get_sblock("norm_out")] if "norm_out" in names else []
+    for block in spread:
+        _, thread = sch.split(sch.get_loops(block)[-1], [None, threads])
+        sch.bind(thread, "threadIdx.x")
+
+
+def _dots(
+    sch: s_tir.Schedule,
+    blocks: tuple[SBlockRV, SBlockRV],
+    fused: list[SBlockRV],
+    plan: TilePlan,
+    warp: int,
+) -> None:
+    """Schedule one projection as dot products, with the norm of a row in shared memory."""
+    row, partial = gemv.dot_products(sch, *blocks, plan, warp)
+    for block in fused[:1]:
+        sch.compute_at(block, row, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "shared")
+        gemv.spread_over_block(sch, block, plan, warp)
+    for block in reversed(fused[1:]):
+        sch.compute_at(block, row, preserve_unit_loops=True)
+        sch.set_scope(block, 0, "shared")
+        gemv.spread_over_block(sch, block, plan, warp)
+    gemv.finish(sch, partial)
+    _inline_parts(sch)
+
+
+def _inline_parts(sch: s_tir.Schedule) -> None:
+    """Dissolve the stacked gate and up into the copies of their tiles."""
+    if "w_parts" in steps.block_names(sch.mod["main"]):
+        sch.compute_inline(sch.get_sblock("w_parts"))
+
+
+def _tile(
+    sch: s_tir.Schedule,
+    blocks: tuple[SBlockRV, SBlockRV],
+    fused: list[SBlockRV],
+    plan: TilePlan,
+    warp: int,
+) -> None:
+    """Tile one projection over thread blocks, with both operands in shared memory.
+
+    Neighbouring blocks share their columns, and so their tile of the weight in L2.
+    """
+    del warp
+    acc, out = blocks
+    threads = plan.block_m // plan.reg_m, plan.block_n // plan.reg_n
+    i, j = sch.get_loops(out)
+    block_i, thread_i, reg_i = sch.split(i, [None, threads[0], plan.reg_m])
+    block_j, thread_j, reg_j = sch.split(j, [None, threads[1], plan.reg_n])
+    sch.reorder(block_i, block_j, thread_i, thread_j, reg_i, reg_j)
+    axes = ("blockIdx.x", "blockIdx.y", "threadIdx.y", "threadIdx.x")
+    for loop, axis in zip((block_i, block_j, thread_i, thread_j), axes, strict=True):
+        sch.bind(loop, axis)
+    sch.compute_at(acc, thread_j, preserve_unit_loops=True)
+    sch.set_scope(acc, 0, "local")
+    p, ai, aj, k = sch.get_loops(acc)[-4:]
+    k_outer, k_inner = sch.split(k, [None, plan.block_k])
+    sch.reorder(k_outer, k_inner, p, ai, aj)
+    for index in (0, 1):
+        staged = sch.cache_read(acc, index, "shared", [acc])
+        sch.compute_at(staged, k_outer, preserve_unit_loops=True)
+        steps.bind_flat(sch, gemv.loops_below(sch, staged, k_outer), threads)
+    _inline_parts(sch)
+    for block in fused[:1]:
+        sch.compute_inline(block)
+    for block in reversed(fused[1:]):
+        _statistic(sch, block, block_j, threads)
+    sch.decompose_reduction(acc, k_outer)
+
+
+def _statistic(sch: s_tir.Schedule, block: SBlockRV, grid: LoopRV, threads: Threads) -> None:
+    """Compute a row statistic of a tile in its own thread block, in shared memory."""
+    sch.compute_at(block, grid, preserve_unit_loops=True)
+    sch.set_scope(block, 0, "shared")
+    row, r = sch.get_loops(block)[-2:]
+    _, row = sch.split(row, [None, threads[0]])
+    _, r = sch.split(r, [None, threads[1]])
+    sch.bind(row, "threadIdx.y")
+    sch.bind(r, "threadIdx.x")

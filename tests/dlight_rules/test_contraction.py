@@ -1,0 +1,177 @@
+"""The contraction rule: numbers on this CPU, the CUDA source that comes out, and what it leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.runtime import tensor
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.dlight_rules.contraction import ContractionRule
+from relax_fusion.estimator import candidates
+from relax_fusion.target import device_of, host_target, make_target
+from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul
+
+from ..gpu.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
+from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
+
+Work = NormMatmul | GatedFFN
+HOST = host_target()
+
+
+def spread(work: Work, gpu: bool, rows: int, offset: int = 0) -> TilePlan:
+    """Return one of the candidates for `rows` rows: another one for another `offset`."""
+    dev = device_of(make_target("h200") if gpu else HOST)
+    found = [p for p in candidates(work, dev) if p.block_m <= max(rows, 2)]
+    assert found
+    return found[(len(found) * 5 // 8 + offset * 7) % len(found)]
+
+
+def ranges(work: Work, gpu: bool) -> PlanTable:
+    """Return plans for 1, up to 4, and more rows."""
+    return PlanTable(
+        (
+            (1, spread(work, gpu, 1)),
+            (4, spread(work, gpu, 4, 1)),
+            (None, spread(work, gpu, 33, 2)),
+        )
+    )
+
+
+def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
+    func = build_prim_func(work, table, gpu=False)
+    return tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST)
+
+
+def check(case: Case, library: tvm.runtime.Module) -> None:
+    arrays = case.inputs()
+    outs = [tvm.runtime.empty(shape, dtype) for shape, dtype in case.out_shapes()]
+    library["main"](*(tensor(a) for a in arrays.values()), *outs)
+    case.check(arrays, [o.numpy() for o in outs])
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+def test_numbers(case: Case) -> None:
+    check(case, built(case.work, PlanTable.single(spread(case.work, False, case.rows))))
+
+
+@pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
+def test_dynamic_rows_in_every_range(work: Work) -> None:
+    library = built(work, ranges(work, gpu=False))
+    for rows in DYNAMIC_ROWS:
+        check(Case(f"{rows} rows", work, rows), library)
+
+
+@pytest.mark.parametrize("reg", [(1, 8), (2, 8), (4, 4), (8, 2)])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_register_tiles(reg: tuple[int, int], blocks: int) -> None:
+    work = replace(BASE, rows=33)
+    plan = TilePlan(reg[0] * blocks, 16, 64, reg_m=reg[0], reg_n=reg[1], lanes=4)
+    check(Case(f"{reg}", work), built(work, PlanTable.single(plan)))
+
+
+def test_the_check_notices_an_error() -> None:
+    case = Case("wrong", BASE)
+    arrays = case.inputs()
+    (good,) = (a.astype(np.float32) for a in case.reference(arrays, "float64"))
+    case.check(arrays, [good])
+    wrong = good.copy()
+    wrong[3, 5] += 1e-3
+    with pytest.raises(AssertionError, match="wrong, result 0: error 0.001"):
+        case.check(arrays, [wrong])
+
+
+def cuda_source(work: Work, table: PlanTable) -> str:
+    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
+    return library.mod.imports[0].inspect_source()
+
+
+@cache
+def gpu_cases() -> list[Case]:
+    """Return the cases, less those that differ in an activation only."""
+    return [c for c in cases() if not c.name.endswith(("relu", "gelu", "silu", "tanh"))]
+
+
+@pytest.mark.parametrize("case", gpu_cases(), ids=lambda case: case.name)
+def test_cuda_compiles(case: Case) -> None:
+    table = PlanTable.single(spread(case.work, True, case.rows))
+    for kernel in kernels(cuda_source(case.work, table)):
+        assert divergent_barriers(kernel) == 0
+        assert shared_bytes(kernel) <= 49152
+
+
+SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
+KERNELS = [
+    (BASE, 1),
+    (replace(BASE, norm=None), 1),
+    (GATED, 1),
+    (replace(BASE, norm=SUM), 2),  # the addition, then the rest
+    (replace(BASE, outputs=THREE), 4),  # the norm once, then each projection
+    (replace(BASE, outputs=THREE, norm=None), 3),
+]
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+@pytest.mark.parametrize(("work", "count"), KERNELS)
+def test_number_of_kernels(work: Work, count: int, rows: int) -> None:
+    work = replace(work, rows=rows)
+    source = cuda_source(work, PlanTable.single(spread(work, True, rows)))
+    assert len(kernels(source)) == count
+    assert source.count("__global__") == 2 * count  # declared, then defined
+
+
+@pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
+def test_cuda_ranges(work: Work) -> None:
+    source = cuda_source(work, ranges(work, gpu=True))
+    per_range = 4 if isinstance(work, NormMatmul) and len(work.outputs) > 1 else 1
+    assert len(kernels(source)) == 3 * per_range
+    assert not any(divergent_barriers(kernel) for kernel in kernels(source))
+
+
+GEMV = TilePlan(1, 8, 512, reg_n=2, lanes=8, num_warps=4)
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_row_is_dot_products_with_wide_loads(merged: bool) -> None:
+    gated = replace(GATED, rows=1, k=1024, dtype="float16", out_dtype="float16", merged=merged)
+    matmul = replace(BASE, rows=1, k=1024, dtype="float16", out_dtype="float16")
+    for work in (gated, matmul):
+        (kernel,) = kernels(cuda_source(work, PlanTable.single(GEMV)))
+        assert "__launch_bounds__(128)" in kernel
+        assert "*(uint4*)(w0" in kernel
+        assert "__shfl_down_sync" in kernel
+        assert shared_bytes(kernel) < (1024 + 64) * 4
+
+
+def test_a_long_row_is_normalised_by_a_kernel_of_its_own() -> None:
+    work = replace(BASE, rows=1, k=16384, dtype="float16", out_dtype="float16")
+    assert len(kernels(cuda_source(work, PlanTable.single(GEMV)))) == 2
+
+
+def test_neighbouring_blocks_share_their_columns() -> None:
+    work = replace(BASE, rows=128, outputs=(replace(BASE.outputs[0], n=64),))
+    plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4)
+    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+    text = ContractionRule().apply(func, cuda(), False).mod.script()
+    assert 'T.thread_binding(T.int64(8), thread="blockIdx.x")' in text
+    assert 'T.thread_binding(T.int64(2), thread="blockIdx.y")' in text
+
+
+def test_other_functions_are_left_alone() -> None:
+    x = te.placeholder((8,), "float32", "x")
+    foreign = te.create_prim_func([x, te.compute((8,), lambda i: x(i) + x(i), "y")])
+    func = build_prim_func(BASE, PlanTable.single(spread(BASE, False, 7)), gpu=False)
+    for other in (
+        foreign,
+        func.without_attr(PLAN_ATTR),
+        func.with_attr("relax_fusion.workload", "something else"),
+    ):
+        for target in (HOST, cuda()):
+            assert ContractionRule().apply(other, target, False) is None

@@ -1,0 +1,279 @@
+"""Contraction workloads with inputs and a float64 reference, for any target.
+
+`cases()` lists them, `Case.check` judges the results; neither needs a GPU or TVM.  The CPU tests
+run all of them, and a machine with a GPU runs the same ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import erf
+
+import ml_dtypes
+import numpy as np
+
+from relax_fusion.workload import (
+    ACTIVATIONS,
+    DynamicDim,
+    GatedFFN,
+    Norm,
+    NormMatmul,
+    Projection,
+    WeightLayout,
+    extent,
+)
+
+from .attention_cases import numpy_dtype
+
+Arrays = dict[str, np.ndarray]
+RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
+ROWS = DynamicDim("rows")
+DYNAMIC_ROWS = (1, 3, 4, 7, 33)
+
+_erf = np.vectorize(erf, otypes=[np.float64])
+
+
+
+def activate(name: str, x: np.ndarray) -> np.ndarray:
+    """Apply an activation in the dtype of `x`."""
+    if name == "relu":
+        return np.maximum(x, 0)
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    if name == "gelu":
+        return (0.5 * x * (1 + _erf(x / np.sqrt(2.0)))).astype(x.dtype)
+    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the value of its rows, where they are dynamic.
+
+    Parameters
+    ----------
+    name : str
+        For test reports.
+    work : NormMatmul or GatedFFN
+        What to compute.
+    dynamic_rows : int
+        Value of the dynamic dimension.
+    """
+
+    name: str
+    work: NormMatmul | GatedFFN
+    dynamic_rows: int = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows of x."""
+        return extent(self.work.rows, self.dynamic_rows)
+
+    def inputs(self) -> Arrays:
+        """Return x, [residual], [gamma, [beta]], weights and operands of the epilogues, in order."""
+        work, rng = self.work, np.random.default_rng(11)
+
+        def tensor(*shape: int, scale: float = 1.0, shift: float = 0.0) -> np.ndarray:
+            values = rng.standard_normal(shape) * scale + shift
+            return values.astype(numpy_dtype(work.dtype))
+
+        arrays = {"x": tensor(self.rows, work.k, shift=0.25)}
+        if work.norm and work.norm.residual:
+            arrays["residual"] = tensor(self.rows, work.k)
+        if work.norm:
+            arrays["gamma"] = tensor(work.k, scale=0.1, shift=1.0)
+            if work.norm.beta:
+                arrays["beta"] = tensor(work.k, scale=0.1)
+
+        def weight(n: int, layout: WeightLayout) -> np.ndarray:
+            shape = (n, work.k) if layout == "nk" else (work.k, n)
+            return tensor(*shape, scale=work.k**-0.5)
+
+        if isinstance(work, GatedFFN):
+            widths = (2 * work.n,) if work.merged else (work.n, work.n)
+            arrays |= {f"w{i}": weight(n, work.layout) for i, n in enumerate(widths)}
+            if work.bias:
+                arrays |= {f"bias{i}": tensor(n, scale=0.5) for i, n in enumerate(widths)}
+            return arrays
+        for i, p in enumerate(work.outputs):
+            arrays[f"w{i}"] = weight(p.n, p.layout)
+            for position, step in enumerate(p.epilogue):
+                if step in ("bias", "residual"):
+                    shape = (p.n,) if step == "bias" else (self.rows, p.n)
+                    arrays[f"{step}{i}_{position}"] = tensor(*shape)
+        return arrays
+
+    def out_shapes(self) -> list[tuple[tuple[int, ...], str]]:
+        """Return shape and dtype of every result, in order."""
+        work = self.work
+        whole = ((self.rows, work.k), work.dtype)
+        shapes = []
+        if work.norm:
+            shapes += [whole] * (int(work.norm.returns_sum) + int(work.norm.returns_norm))
+        widths = [work.n] if isinstance(work, GatedFFN) else [p.n for p in work.outputs]
+        return [*shapes, *(((self.rows, n), work.out_dtype) for n in widths)]
+
+    def reference(self, arrays: Arrays, dtype: str) -> list[np.ndarray]:
+        """Compute every result, step by step, with sums and intermediates in `dtype`."""
+        work, norm = self.work, self.work.norm
+        a = {name: array.astype(dtype) for name, array in arrays.items()}
+        x, results = a["x"], []
+        if norm and norm.residual:
+            # The sum is a tensor of its own, rounded as one
+            x = (x + a["residual"]).astype(numpy_dtype(work.dtype)).astype(dtype)
+            if norm.returns_sum:
+                results.append(x)
+        if norm:
+            x = self._normalised(a, x)
+            if norm.returns_norm:
+                results.append(x)
+        if isinstance(work, GatedFFN):
+            return [*results, self._gated(a, x)]
+        for i, p in enumerate(work.outputs):
+            value = x @ (a[f"w{i}"].T if p.layout == "nk" else a[f"w{i}"])
+            for position, step in enumerate(p.epilogue):
+                other = a.get(f"{step}{i}_{position}")
+                value = activate(step, value) if other is None else value + other
+            results.append(value)
+        return results
+
+    def _normalised(self, a: Arrays, x: np.ndarray) -> np.ndarray:
+        norm = self.work.norm
+        assert norm is not None
+        if norm.kind == "layer":
+            x = x - x.mean(-1, keepdims=True)
+        scale = np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(norm.eps))
+        return x / scale * a["gamma"] + a.get("beta", x.dtype.type(0))
+
+    def _gated(self, a: Arrays, x: np.ndarray) -> np.ndarray:
+        work = self.work
+        assert isinstance(work, GatedFFN)
+        axis = 0 if work.layout == "nk" else 1
+        halves = np.split(a["w0"], 2, axis) if work.merged else [a["w0"], a["w1"]]
+        both = [x @ (w.T if work.layout == "nk" else w) for w in halves]
+        if work.bias:
+            biases = np.split(a["bias0"], 2) if work.merged else [a["bias0"], a["bias1"]]
+            both = [value + bias for value, bias in zip(both, biases, strict=True)]
+        gate, up = both if work.gate_first else reversed(both)
+        return activate(work.activation, gate) * up
+
+    def check(self, arrays: Arrays, results: list[np.ndarray]) -> None:
+        """Assert that every result errs at most twice as much as numpy's float32 steps do.
+
+        Added are one rounding step of the result's dtype at its largest value, and what the float32
+        sums of k terms may differ by when they are added in another order (k / 8 steps, as eight
+        or more partial sums are kept; numpy's own error can be zero by chance).
+        """
+        exact_all = self.reference(arrays, "float64")
+        plain_all = self.reference(arrays, "float32")
+        assert len(results) == len(exact_all)
+        for index, (got, exact, plain) in enumerate(
+            zip(results, exact_all, plain_all, strict=True)
+        ):
+            largest = float(np.abs(exact).max())
+            rounded = plain.astype(got.dtype).astype(np.float64)
+            order = (self.work.k / 8 + 1) * float(np.finfo(np.float32).eps)
+            step = float(ml_dtypes.finfo(got.dtype).eps)
+            allowed = 2 * np.abs(rounded - exact).max() + (step + order) * largest
+            error = np.abs(got.astype(np.float64) - exact).max()
+            where = f"{self.name}, result {index}"
+            assert error <= allowed, f"{where}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def plain(n: int, *epilogue: str, layout: WeightLayout = "nk") -> Projection:
+    """Return a projection."""
+    return Projection(n, layout, epilogue)
+
+
+BASE = NormMatmul(7, 64, (plain(48),), RMS, "float32", "float32")
+GATED = GatedFFN(7, 64, 48, "nk", True, True, "silu", RMS, "float32", "float32")
+THREE = (plain(48), plain(16, "bias"), plain(32))
+
+
+def _norms() -> list[Case]:
+    after_add = replace(RMS, residual=True, returns_sum=True)
+    everything = replace(LAYER, residual=True, returns_sum=True, returns_norm=True)
+    found = {
+        "plain": replace(BASE, norm=None),
+        "rms": BASE,
+        "layer": replace(BASE, norm=LAYER),
+        "layer_no_beta": replace(BASE, norm=Norm("layer", 1e-5)),
+        "residual": replace(BASE, norm=replace(RMS, residual=True)),
+        "residual_sum": replace(BASE, norm=after_add),
+        "norm_out": replace(BASE, norm=replace(LAYER, returns_norm=True)),
+        "sum_and_norm_out": replace(BASE, norm=everything),
+        "three": replace(BASE, outputs=THREE),
+        "three_layer_sum": replace(BASE, outputs=THREE, norm=everything),
+        "mixed_layouts": replace(BASE, outputs=(plain(48), plain(32, layout="kn"))),
+        "kn": replace(BASE, outputs=(plain(48, layout="kn"),)),
+        "kn_layer": replace(BASE, outputs=(plain(48, "bias", layout="kn"),), norm=LAYER),
+    }
+    return [Case(name, work) for name, work in found.items()]
+
+
+def _epilogues() -> list[Case]:
+    steps = [(a,) for a in ACTIVATIONS]
+    steps += [("bias",), ("residual",), ("bias", "gelu"), ("bias", "residual"), ("silu", "residual")]
+    return [
+        Case("_".join(s), replace(BASE, outputs=(plain(48, *s),), norm=None)) for s in steps
+    ]
+
+
+def _gated() -> list[Case]:
+    found = {f"gated_{a}": replace(GATED, activation=a) for a in ACTIVATIONS}
+    found |= {
+        "gated_bias": replace(GATED, bias=True),
+        "gated_up_first": replace(GATED, gate_first=False),
+        "gated_separate": replace(GATED, merged=False),
+        "gated_separate_bias": replace(GATED, merged=False, bias=True),
+        "gated_separate_kn": replace(GATED, merged=False, layout="kn"),
+        "gated_kn": replace(GATED, layout="kn"),
+        "gated_no_norm": replace(GATED, norm=None),
+        "gated_sum": replace(GATED, norm=replace(RMS, residual=True, returns_sum=True)),
+        "gated_half": replace(GATED, dtype="float16", out_dtype="float16", rows=1),
+        "gated_odd": replace(GATED, n=33, k=7),
+    }
+    return [Case(name, work) for name, work in found.items()]
+
+
+def _sizes() -> list[Case]:
+    odd = [(50, 48), (48, 50), (7, 33), (33, 7), (31, 37), (64, 1), (1, 48), (1, 1)]
+    layouts: tuple[WeightLayout, ...] = ("nk", "kn")
+    found = [
+        Case(f"size_{k}x{n}_{layout}_{rows}", replace(BASE, rows=rows, k=k, outputs=(p,)))
+        for k, n in odd
+        for layout in layouts
+        for rows in (1, 3)
+        for p in (plain(n, layout=layout),)
+    ]
+    return [*found, *(Case(f"rows_{r}", replace(BASE, rows=r)) for r in DYNAMIC_ROWS)]
+
+
+def _dtypes() -> list[Case]:
+    pairs = [("float16", "float16"), ("bfloat16", "bfloat16"), ("float16", "float32")]
+    return [
+        Case(
+            f"{dtype}_to_{out}_{layout}_{rows}",
+            NormMatmul(rows, 96, (plain(40, "bias", layout=layout),), LAYER, dtype, out),
+        )
+        for dtype, out in pairs
+        for layout in ("nk", "kn")
+        for rows in (1, 4)
+    ]
+
+
+def cases() -> list[Case]:
+    """Return the static cases; each is a kernel of its own."""
+    return [*_norms(), *_epilogues(), *_gated(), *_sizes(), *_dtypes()]
+
+
+def dynamic_works() -> dict[str, NormMatmul | GatedFFN]:
+    """Return workloads to compile once and to run for each of `DYNAMIC_ROWS`."""
+    return {
+        "rms": replace(BASE, rows=ROWS),
+        "layer_half": replace(BASE, rows=ROWS, norm=LAYER, dtype="float16", out_dtype="float16"),
+        "kn": replace(BASE, rows=ROWS, outputs=(plain(48, layout="kn"),)),
+        "gated": replace(GATED, rows=ROWS),
+        "odd": replace(BASE, rows=ROWS, k=50, outputs=(plain(33, "bias"),)),
+        "three": replace(BASE, rows=ROWS, outputs=THREE),
+    }

@@ -1,0 +1,339 @@
+"""FuseGatedFFN: gates and plain MLPs in every spelling, refusals, numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from relax_fusion import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Reason
+
+from .common import (
+    Chain,
+    Rewrite,
+    assert_declined,
+    assert_numbers,
+    assert_untouched,
+    compile_pair,
+    fused,
+    module,
+)
+
+PASS = "FuseGatedFFN"
+H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+RMS = Norm("rms", 1e-5)
+N = 48
+
+ACTIVATION_SPELLINGS = {
+    "silu": ("silu", "a = R.nn.silu(p)"),
+    "gelu": ("gelu", "a = R.nn.gelu(p)"),
+    "gelu_tanh": ("gelu_tanh", "a = R.nn.gelu_tanh(p)"),
+    "relu": ("relu", "a = R.nn.relu(p)"),
+    "silu_by_sigmoid": ("silu", "e = R.sigmoid(p); a = R.multiply(p, e)"),
+    "relu_by_maximum": ("relu", 'a = R.maximum(R.const(0.0, "float32"), p)'),
+    "gelu_by_erf": (
+        "gelu",
+        'e = R.multiply(p, R.const(0.70710678, "float32")); f = R.erf(e)\n'
+        'o = R.add(R.const(1.0, "float32"), f); q = R.multiply(R.const(0.5, "float32"), p)\n'
+        "a = R.multiply(q, o)",
+    ),
+    "gelu_by_erf_of_a_quotient": (
+        "gelu",
+        'e = R.divide(p, R.const(1.41421356, "float32")); f = R.erf(e)\n'
+        'o = R.add(f, R.const(1.0, "float32")); q = R.multiply(p, o)\n'
+        'a = R.multiply(q, R.const(0.5, "float32"))',
+    ),
+    "gelu_by_tanh": (
+        "gelu_tanh",
+        'c = R.power(p, R.const(3.0, "float32")); d = R.multiply(c, R.const(0.044715, "float32"))\n'
+        'e = R.add(p, d); f = R.multiply(R.const(0.79788456, "float32"), e); t = R.tanh(f)\n'
+        'o = R.add(t, R.const(1.0, "float32")); q = R.multiply(p, R.const(0.5, "float32"))\n'
+        "a = R.multiply(q, o)",
+    ),
+    "gelu_by_tanh_of_products": (
+        "gelu_tanh",
+        "s = R.multiply(p, p); c = R.multiply(s, p)\n"
+        'd = R.multiply(R.const(0.044715, "float32"), c); e = R.add(d, p)\n'
+        'f = R.multiply(e, R.const(0.79788456, "float32")); t = R.tanh(f)\n'
+        'o = R.add(t, R.const(1.0, "float32")); q = R.multiply(p, o)\n'
+        'a = R.multiply(R.const(0.5, "float32"), q)',
+    ),
+}
+
+
+def gated(
+    activation: str = "silu",
+    *,
+    rows: int | DynamicDim = 6,
+    merged: bool = False,
+    gate_first: bool = True,
+    norm: Norm | None = RMS,
+    layout: str = "kn",
+    bias: bool = False,
+    dtype: str = "float32",
+) -> GatedFFN:
+    return GatedFFN(
+        rows, 32, N, layout, merged, gate_first, activation, norm, dtype, dtype, bias
+    )
+
+
+def merged_case(gate_first: bool, swapped: bool, bias: bool, norm: bool) -> Rewrite:
+    words = [w for w, on in (("swapped", swapped), ("bias", bias), ("norm", norm)) if on]
+    name = "_".join(["merged", "gate_first" if gate_first else "gate_second", *words])
+    gate, up = ("p[0]", "p[1]") if gate_first else ("p[1]", "p[0]")
+    body = (H if norm else "") + f"t = R.permute_dims(W); m = R.matmul({'h' if norm else 'x'}, t)\n"
+    body += f"n = {'R.add(m, c)' if bias else 'm'}; p = R.split(n, 2, axis=-1)\n"
+    body += f"a = {gate}; b = {up}; s = R.nn.silu(a)\n"
+    body += "y = R.multiply(b, s)" if swapped else "y = R.multiply(s, b)"
+    inputs = "x[6,32] g[32] W[96,32]" if norm else "x[6,32] W[96,32]"
+    chain = Chain(name, inputs + (" c[96]" if bias else ""), body, "y")
+    work = gated(
+        merged=True, gate_first=gate_first, layout="nk", bias=bias, norm=RMS if norm else None
+    )
+    return Rewrite(chain, work, "x g W c" if norm and bias else "x g W" if norm else "x W" + " c" * bias)
+
+
+SEPARATE = "x[6,32] g[32] Wg[32,48] Wu[32,48]"
+TWO = H + "p = R.matmul(h, Wg); u = R.matmul(h, Wu)\n"
+REWRITES = [
+    *(
+        Rewrite(
+            Chain(f"separate_{name}", SEPARATE, TWO + text + "; y = R.multiply(a, u)", "y"),
+            gated(activation),
+            "x g Wg Wu",
+        )
+        for name, (activation, text) in ACTIVATION_SPELLINGS.items()
+    ),
+    *(merged_case(*flags) for flags in itertools.product([True, False], repeat=4)),
+    Rewrite(
+        Chain(
+            "separate_biases_symbolic_float16",
+            "x[b,s,32] r[b,s,32] g[32] Wg[48,32] Wu[48,32] c[48] d[48]",
+            "s0 = R.add(x, r); h = R.nn.rms_norm(s0, g, axes=[-1], epsilon=1e-5)\n"
+            "tg = R.permute_dims(Wg); tu = R.permute_dims(Wu)\n"
+            "p0 = R.matmul(h, tg); p = R.add(p0, c); u0 = R.matmul(h, tu); u = R.add(d, u0)\n"
+            "a = R.nn.gelu_tanh(p); y = R.multiply(u, a)",
+            "(y, s0)",
+            {"b": 2, "s": 5},
+            "float16",
+        ),
+        gated(
+            "gelu_tanh",
+            rows=DynamicDim("b * s"),
+            layout="nk",
+            bias=True,
+            dtype="float16",
+            norm=Norm("rms", 1e-5, residual=True, returns_sum=True),
+        ),
+        "x r g Wg Wu c d",
+    ),
+    Rewrite(
+        Chain(
+            "split_by_index",
+            "x[6,32] W[32,96]",
+            "m = R.matmul(x, W); p = R.split(m, [48], axis=1); a = p[0]; b = p[1]\n"
+            "s = R.nn.relu(a); y = R.multiply(s, b)",
+            "y",
+        ),
+        gated("relu", merged=True, norm=None),
+        "x W",
+    ),
+    Rewrite(
+        Chain(
+            "gate_is_also_the_up_projection",
+            "x[6,32] W[32,48]",
+            "p = R.matmul(x, W); a = R.nn.gelu(p); y = R.multiply(a, p)",
+            "y",
+        ),
+        gated("gelu", norm=None),
+        "x W W",
+    ),
+    Rewrite(
+        Chain(
+            "plain_mlp",
+            "x[2,3,32] g[32] c[32] W[32,48] b[48]",
+            "h = R.nn.layer_norm(x, g, c, axes=[-1], epsilon=1e-5); m = R.matmul(h, W)\n"
+            "n = R.add(m, b); y = R.nn.gelu_tanh(n)",
+            "y",
+        ),
+        NormMatmul(
+            6,
+            32,
+            (Projection(N, "kn", ("bias", "gelu_tanh")),),
+            Norm("layer", 1e-5, beta=True),
+            *["float32"] * 2,
+        ),
+        "x g c W b",
+    ),
+    Rewrite(
+        Chain(
+            "plain_mlp_whose_residual_is_the_norm",
+            "x[6,32] g[32] W[32,32]",
+            H + "m = R.matmul(h, W); a = R.nn.gelu(m); y = R.add(a, h)",
+            "y",
+        ),
+        NormMatmul(
+            6,
+            32,
+            (Projection(32, "kn", ("gelu",)),),
+            Norm("rms", 1e-5, returns_norm=True),
+            *["float32"] * 2,
+        ),
+        "x g W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain(
+            "norm_read_by_another_projection",
+            SEPARATE + " Wo[32,16]",
+            TWO + "a = R.nn.silu(p); y = R.multiply(a, u); z = R.matmul(h, Wo)",
+            "(y, z)",
+        ),
+        gated(norm=None),
+        "h Wg Wu",
+        ("matmul", "nn.rms_norm"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REWRITES, ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check(PASS)
+
+
+def test_constants_that_are_only_close_are_no_gelu() -> None:
+    for wrong, right in (("0.5005", "0.5"), ("0.7069", "0.70710678"), ("1.001", "1.0")):
+        text = ACTIVATION_SPELLINGS["gelu_by_erf"][1].replace(f"({right},", f"({wrong},")
+        assert wrong in text
+        chain = Chain("main", "x[6,32] W[32,48]", "p = R.matmul(x, W)\n" + text, "a")
+        assert_untouched(module([chain]), PASS)
+
+
+def test_float16_constants_are_read_as_rounded() -> None:
+    name, text = ACTIVATION_SPELLINGS["gelu_by_tanh"]
+    body = "p = R.matmul(x, W)\n" + text.replace("float32", "float16")
+    _, decision = fused(Chain("main", "x[6,32] W[32,48]", body, "a", dtype="float16"), PASS)
+    assert decision.workload.outputs[0].epilogue == (name,)
+
+
+# --- declines --------------------------------------------------------------------------------
+
+SPLIT = "m = R.matmul(x, W); p = R.split(m, {}, axis={}); a = p[0]; b = p[1]\n"
+GATE = "s = R.nn.silu(a); y = R.multiply(s, b)"
+DECLINES = [
+    ("gate_leaks", SEPARATE, TWO + "a = R.nn.silu(p); y = R.multiply(a, u)", "(y, p)", Reason.LEAKED),
+    ("act_leaks", SEPARATE, TWO + "a = R.nn.silu(p); y = R.multiply(a, u)", "(y, a)", Reason.LEAKED),
+    (
+        "gate_read_elsewhere",
+        SEPARATE,
+        TWO + "a = R.nn.silu(p); y = R.multiply(a, u); z = R.nn.softmax(p)",
+        "(y, z)",
+        Reason.MULTI_USE,
+    ),
+    (
+        "merged_matmul_read_elsewhere",
+        "x[6,32] W[32,96]",
+        SPLIT.format(2, -1) + GATE + "; z = R.nn.softmax(m)",
+        "(y, z)",
+        Reason.MULTI_USE,
+    ),
+    (
+        "layouts_differ",
+        "x[6,32] Wg[32,48] Wu[48,32]",
+        "t = R.permute_dims(Wu); a = R.matmul(x, Wg); b = R.matmul(x, t)\n" + GATE,
+        "y",
+        Reason.LAYOUT,
+    ),
+    (
+        "one_bias",
+        "x[6,32] Wg[32,48] Wu[32,48] c[48]",
+        "m = R.matmul(x, Wg); a = R.add(m, c); b = R.matmul(x, Wu)\n" + GATE,
+        "y",
+        Reason.ATTRIBUTE,
+    ),
+    (
+        "up_of_one_feature",
+        "x[6,32] Wg[32,48] Wu[32,1]",
+        "a = R.matmul(x, Wg); b = R.matmul(x, Wu)\n" + GATE,
+        "y",
+        Reason.SHAPE,
+    ),
+    (
+        "up_weight_depends_on_the_norm",
+        "x[32,32] g[32] Wg[32,32]",
+        H + "a = R.matmul(h, Wg); b = R.matmul(h, h)\n" + GATE,
+        "y",
+        Reason.CYCLE,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DECLINES, ids=lambda c: c[0])
+def test_declines(case: tuple[str, str, str, str, Reason]) -> None:
+    name, inputs, body, result, reason = case
+    assert_declined(module([Chain(name, inputs, body, result)]), PASS, reason)
+
+
+def test_declines_dtype() -> None:
+    body = TWO + "a = R.nn.silu(p); y = R.multiply(a, u)"
+    chain = Chain("main", SEPARATE, body, "y", dtype="float64")
+    assert_declined(module([chain]), PASS, Reason.DTYPE, "float64")
+
+
+UNTOUCHED = [
+    ("thirds", "x[6,32] W[32,96]", SPLIT.format(3, -1) + GATE, "y"),
+    ("halves_of_rows", "x[6,32] W[32,96]", SPLIT.format(2, 0) + GATE, "y"),
+    ("uneven", "x[6,32] W[32,2]", SPLIT.format("[1]", 0) + GATE, "y"),
+    ("odd", "x[6,32] W[32,3]", SPLIT.format(2, -1) + GATE, "y"),
+    (
+        "the_same_half_twice",
+        "x[6,32] W[32,96]",
+        SPLIT.format(2, -1).replace("p[1]", "p[0]") + GATE,
+        "y",
+    ),
+    (
+        "halves_of_two_biases",
+        "x[6,32] W[32,96] c[96] d[96]",
+        "m = R.matmul(x, W); k = R.add(m, c); l = R.add(m, d); p = R.split(k, 2, axis=-1)\n"
+        "q = R.split(l, 2, axis=-1); a = p[0]; b = q[1]\n" + GATE,
+        "y",
+    ),
+    (
+        "halves_of_two_matmuls",
+        "x[6,32] W[32,96] Wo[32,96]",
+        "k = R.matmul(x, W); l = R.matmul(x, Wo); p = R.split(k, 2, axis=-1)\n"
+        "q = R.split(l, 2, axis=-1); a = p[0]; b = q[1]\n" + GATE,
+        "y",
+    ),
+    (
+        "two_inputs",
+        "x[6,32] z[6,32] Wg[32,48] Wu[32,48]",
+        "a = R.matmul(x, Wg); b = R.matmul(z, Wu)\n" + GATE,
+        "y",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", UNTOUCHED, ids=lambda c: c[0])
+def test_is_no_gate(case: tuple[str, str, str, str]) -> None:
+    mod = module([Chain(*case)])
+    if case[0] == "odd":  # ceil(3 / 2) and 1 features, of which the second is broadcast
+        assert [int(d) for d in mod["odd"].ret_ty.shape.values] == [6, 2]
+    assert_untouched(mod, PASS)
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+CHAINS = [r.chain for r in REWRITES]
+CHAINS += [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not in ("odd", "uneven")]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    mod = module(CHAINS)
+    return compile_pair(mod), mod
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
+def test_numbers(compiled, chain: Chain) -> None:
+    assert_numbers(*compiled, chain)
