@@ -91,7 +91,7 @@ class AttachMetadata:
         content = {**self.metadata, "memory_usage": _memory_usage(mod)}
         builder = relax.BlockBuilder(mod)
         with builder.function("_metadata", params=[]):
-            builder.emit_func_output(relax.StringImm(json.dumps(content)))
+            builder.emit_func_output(ir.StringImm(json.dumps(content)))
         return builder.get()
 
 

@@ -11,12 +11,13 @@ import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import tvm_ffi
 from tvm import ir, relax
 from tvm.target import Target
 
 from .compute import build_prim_func
 from .decision import Decision
-from .errors import Decline, Reason
+from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, TilePlanError
 from .estimator import Choice, choose
 from .pattern import (
     BlockView,
@@ -32,6 +33,10 @@ from .pattern import (
 )
 from .target import device_of, host_target, is_gpu
 from .tile_plan import PlanTable, TilePlan
+
+# Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
+for _error in (LoweringError, PipelineError, TargetError, TilePlanError):
+    tvm_ffi.register_error(_error)
 
 Plans = Mapping[str, TilePlan | PlanTable]
 

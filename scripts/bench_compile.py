@@ -67,7 +67,8 @@ def main() -> int:
     text = (
         f"{args.model}, float16, for {args.target}; the last stage includes code generation.\n\n"
         f"{_record.markdown_table(rows)}\n\n"
-        f"Peak memory {peak_gb:.2f} GB (limit {LIMIT_GB:.0f} GB); {len(report.fused)} chains fused, {len(report.declined)} left to TVM."
+        f"Peak memory {peak_gb:.2f} GB (limit {LIMIT_GB:.0f} GB). "
+        f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM."
     )
     files = _record.write("bench_compile", record, text, args.results)
     print(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,11 @@ def _write_weights(
     if source.directory is None:
         return "random"
     console.step("reading the weights")
-    arrays = load_weights(source.directory, exported)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        arrays = load_weights(source.directory, exported)
+    for warning in caught:
+        console.warn(str(warning.message))
     names = [param.name for param in exported.params]
     save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
     return "file"

@@ -85,7 +85,7 @@ def _config(name: str, quick: bool) -> Config:
     if not quick:
         return config
     sizes: dict[str, Any] = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512}
-    sizes |= {"num_heads": 4}
+    sizes |= {"num_heads": 4, "num_layers": 1}
     if config.family == "llama":
         sizes |= {"num_kv_heads": 2}
     return replace(config, **sizes)

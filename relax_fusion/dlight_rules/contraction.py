@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.s_tir.schedule import SBlockRV
@@ -22,8 +24,9 @@ class ContractionRule(ScheduleRule):
 
     On a CPU: a parallel loop normalises the rows; then, for each projection, panels of ``block_n``
     columns run in parallel.  In each, ``block_m`` rows stay in cache while the panel passes over
-    them in register tiles of ``reg_m x reg_n`` accumulators.  Weights in ``[n, k]`` become dot products with one partial sum per lane, so that
-    neither operand has to be repacked; weights in ``[k, n]`` are vectorised along n.
+    them in register tiles of ``reg_m x reg_n`` accumulators.  Weights in ``[n, k]`` become dot
+    products with one partial sum per lane, so that neither operand has to be repacked; weights in
+    ``[k, n]`` are vectorised along n.
 
     On a GPU: thread blocks of ``block_m x block_n`` outputs with both operands staged in shared
     memory, ``block_k`` at a time, and the row statistics recomputed by each block.  With
@@ -80,8 +83,11 @@ def _rows_cpu(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> No
     ordered: list[SBlockRV] = []
     partials: list[SBlockRV] = []
     for block in blocks:
-        if _is_reduction(sch, block) and plan.lanes > 1:
-            partials.append(steps.split_lanes(sch, block, plan.lanes))
+        # Only an even split: moving a block under the row loop drops the guard of an uneven one.
+        width = steps.extent(sch, sch.get_loops(block)[-1]) or 1
+        lanes = math.gcd(width, plan.lanes)
+        if _is_reduction(sch, block) and lanes > 1:
+            partials.append(steps.split_lanes(sch, block, lanes))
             ordered.append(partials[-1])
         ordered.append(block)
     row = sch.get_loops(ordered[0])[0]

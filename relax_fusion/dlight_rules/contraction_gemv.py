@@ -10,7 +10,6 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ..device import STATIC_SMEM_BYTES
 from ..estimator.footprint import VECTOR_LOAD_BYTES
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
@@ -23,9 +22,7 @@ def threads_of(plan: TilePlan, warp: int) -> tuple[int, int]:
     return columns, plan.num_warps * warp // columns
 
 
-def spread_over_block(
-    sch: s_tir.Schedule, block: SBlockRV, plan: TilePlan, warp: int
-) -> None:
+def spread_over_block(sch: s_tir.Schedule, block: SBlockRV, plan: TilePlan, warp: int) -> None:
     """Spread the last loop over all threads, each taking vectors of `lanes` elements in turn.
 
     Where it is a reduction, TVM adds up what the threads have.

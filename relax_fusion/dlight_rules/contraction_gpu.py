@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
@@ -35,7 +37,9 @@ def schedule_gpu(
     dots = is_gemv(plan, {"nk" if is_dot(sch, acc) else "kn" for acc, _ in projections})
     in_block = len(projections) == 1 and "norm_out" not in names
     if dots and statistics:
-        in_block &= stages_norm(int(sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]))
+        in_block &= stages_norm(
+            int(sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1])
+        )
     threads = plan.num_warps * warp
     if "x_sum" in names:
         _kernel(sch, sch.get_sblock("x_sum"), threads)
@@ -136,15 +140,22 @@ def _tile(
     p, ai, aj, k = sch.get_loops(acc)[-4:]
     k_outer, k_inner = sch.split(k, [None, plan.block_k])
     sch.reorder(k_outer, k_inner, p, ai, aj)
-    for index in (0, 1):
-        staged = sch.cache_read(acc, index, "shared", [acc])
-        sch.compute_at(staged, k_outer, preserve_unit_loops=True)
-        steps.bind_flat(sch, gemv.loops_below(sch, staged, k_outer), threads)
+    staged = [sch.cache_read(acc, index, "shared", [acc]) for index in (0, 1)]
+    for block in staged:
+        sch.compute_at(block, k_outer, preserve_unit_loops=True)
     _inline_parts(sch)
     for block in fused[:1]:
         sch.compute_inline(block)
     for block in reversed(fused[1:]):
         _statistic(sch, block, block_j, threads)
+    # Only now: where threads outnumber a tile's elements, its rows would seem to be more.
+    x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
+    for block, fits in zip(staged, (x_fits, True), strict=True):
+        loops = gemv.loops_below(sch, block, k_outer)
+        if fits:
+            steps.bind_flat(sch, loops, threads)
+        else:  # TVM sizes the tile by its indices, which must not mix rows and k under a condition
+            _bind_each(sch, loops[-2:], threads)
     sch.decompose_reduction(acc, k_outer)
 
 
@@ -152,8 +163,11 @@ def _statistic(sch: s_tir.Schedule, block: SBlockRV, grid: LoopRV, threads: Thre
     """Compute a row statistic of a tile in its own thread block, in shared memory."""
     sch.compute_at(block, grid, preserve_unit_loops=True)
     sch.set_scope(block, 0, "shared")
-    row, r = sch.get_loops(block)[-2:]
-    _, row = sch.split(row, [None, threads[0]])
-    _, r = sch.split(r, [None, threads[1]])
-    sch.bind(row, "threadIdx.y")
-    sch.bind(r, "threadIdx.x")
+    _bind_each(sch, sch.get_loops(block)[-2:], threads)
+
+
+def _bind_each(sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Threads) -> None:
+    """Spread two loops over the threads, the outer over ``threadIdx.y``, the inner over x."""
+    for loop, count, axis in zip(loops, threads, "yx", strict=True):
+        _, thread = sch.split(loop, [None, count])
+        sch.bind(thread, f"threadIdx.{axis}")

@@ -146,7 +146,9 @@ def _compute_cycles(shape: MatmulShape, plan: TilePlan, step: _Step, blocks: int
     tiles = blocks * (plan.block_m // plan.reg_m) * ceil_div(plan.block_n, plan.reg_n)
     levels = math.log2(plan.lanes) if "nk" in shape.layouts and plan.lanes > 1 else 0
     sums = plan.reg_m * plan.reg_n * shape.parts
-    return tiles * (step.steps * step.cycles + TILE_CYCLES + sums * levels * REDUCE_CYCLES_PER_LEVEL)
+    return tiles * (
+        step.steps * step.cycles + TILE_CYCLES + sums * levels * REDUCE_CYCLES_PER_LEVEL
+    )
 
 
 def _cache_cycles(

@@ -30,7 +30,7 @@ OPERAND_REGISTERS = 2
 
 
 STATISTICS = 64
-"""Words of shared memory beside a GEMV's row: mean, mean square, and one per warp to add them up."""
+"""Words of shared memory beside a GEMV's row: mean, mean square, and one per warp to add up."""
 
 ROW_VECTORS = 4
 """Numbers per query row of an online softmax: maximum, new maximum, sum, scale."""
@@ -191,6 +191,9 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     else:
         yield from _gpu_limits(foot, plan, dev)
         yield from _gpu_lanes(plan, work)
+        if not isinstance(work, Attention) and plan.backend == "tir" and work.k == 1:
+            # TVM 0.27 mixes index types when it simplifies a bound reduction of one element.
+            yield "the reduction has 1 element, backend 'tir' needs 2 on a GPU"
         if not isinstance(work, Attention) and _is_gemv_of(work, plan, dev):
             yield from _gemv_groups(plan, work.k, dev)
 

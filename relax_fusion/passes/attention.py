@@ -274,7 +274,8 @@ def _mask(
 
 def _scores_below(view: BlockView, expr: relax.Expr) -> bool:
     inner = scaled(view, expr)
-    return view.call(inner[0] if inner else expr, "relax.matmul") is not None
+    base, _ = _through_casts(view, inner[0] if inner else expr, ())
+    return view.call(base, "relax.matmul") is not None
 
 
 def _scale(

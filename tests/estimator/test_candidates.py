@@ -8,6 +8,7 @@ import pytest
 
 from relax_fusion.estimator import candidates, violations
 from relax_fusion.estimator.candidates import next_power, power_dividing
+from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
 
@@ -29,8 +30,23 @@ def test_static_rows_bound_the_tile():
 
 def test_gpu_block_k_divides_k_where_any_does():
     for k in (4096, 1001, 80):
-        assert all(k % p.block_k == 0 for p in candidates(norm_matmul(k=k), GPU))
-    assert {p.block_k for p in candidates(norm_matmul(k=10007), GPU)} == {16, 32}
+        assert all(k % p.block_k == 0 for p in tiles(k))
+    assert {p.block_k for p in tiles(10007)} == {16, 32}
+
+
+def tiles(k: int) -> list[TilePlan]:
+    return [p for p in candidates(norm_matmul(k=k), GPU) if p.block_m > 1]
+
+
+def test_gpu_rows_of_one_are_whole_warps_along_k():
+    dots = [p for p in candidates(norm_matmul(), GPU) if p.block_m == 1]
+    assert dots
+    for p in dots:
+        threads_along_k = p.num_warps * 32 // (p.block_n // p.reg_n)
+        assert threads_along_k % 32 == 0
+        assert p.block_k % (threads_along_k * p.lanes) == 0
+    wrong = replace(dots[0], block_k=dots[0].block_k + 8)
+    assert "no multiple of the" in violations(wrong, norm_matmul(), GPU)[0]
 
 
 def test_gpu_columns_pad_little():

@@ -52,7 +52,7 @@ def test_a_choice_fits_and_a_decline_has_numbers(work, dev):
         assert found.fused_s >= found.unfused_s
         return
     assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
-    assert any(p.pays for p in found.predictions)
+    assert work == WORKLOADS["plain"] or not any(p.loses for p in found.predictions)
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
@@ -68,7 +68,8 @@ def test_any_shape_gets_a_plan_that_fits_or_a_reason(k, n, layout, dtype, rows, 
     work = NormMatmul(rows, k, (Projection(n, layout),), Norm("rms", 1e-6), dtype, dtype)
     found = choose(work, dev)
     if isinstance(found, Decline):
-        assert found.reason is Reason.NOT_PROFITABLE
+        nothing = dev.kind == "gpu" and k == 1
+        assert found.reason is (Reason.NO_PLAN if nothing else Reason.NOT_PROFITABLE)
     else:
         assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
 
@@ -91,17 +92,26 @@ def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
     assert [p.size for p in found.predictions] == sizes
 
 
-def test_every_range_has_the_fastest_candidate():
+def test_every_range_has_a_plan_near_the_fastest():
     work = norm_matmul()
     found = chosen(work, AVX2)
     for p in found.predictions:
         fastest = min(predict(work, c, AVX2, p.size).seconds for c in candidates(work, AVX2))
-        assert (
-            predict(work, found.plans.plan_for(rows_of(work, p.size)), AVX2, p.size).seconds
-            == fastest
-        )
-        assert p.fused.seconds == fastest
+        plan = found.plans.plan_for(rows_of(work, p.size))
+        assert predict(work, plan, AVX2, p.size) == p.fused
+        assert p.fused.seconds <= 1.2 * fastest
         assert p.unfused == predict_unfused(work, AVX2, p.size)
+
+
+def test_a_matmul_alone_is_never_declined():
+    for dev in (GPU, AVX2, SMALL_GPU):
+        for rows in (1, 16, 300, DynamicDim("s")):
+            assert isinstance(choose(norm_matmul(rows=rows, norm=None), dev), Choice)
+
+
+def test_a_dynamic_norm_and_matmul_pays_on_a_gpu():
+    assert isinstance(choose(norm_matmul(), GPU), Choice)
+    assert isinstance(choose(gated_ffn(), GPU), Choice)
 
 
 def test_neighbours_with_one_plan_are_merged():
@@ -109,7 +119,7 @@ def test_neighbours_with_one_plan_are_merged():
     assert all(a[1] != b[1] for a, b in pairwise(entries))
     # One row has little in common with many, and a tiny device has one plan for everything
     assert len(entries) > 1
-    assert len(chosen(norm_matmul(k=3, n=5), SMALL_GPU).plans.entries) == 1
+    assert len(chosen(norm_matmul(k=4, n=4, rows=DynamicDim("b", 1)), AVX2).plans.entries) == 1
 
 
 def test_one_row_accumulates_one_row():
@@ -141,20 +151,21 @@ def test_longer_queries_price_longer_keys():
 
 
 def test_decline_when_separate_kernels_are_faster():
-    found = choose(norm_matmul(rows=1), GPU)
+    work = norm_matmul(rows=1, layout="kn")
+    found = choose(work, GPU)
     assert isinstance(found, Decline)
     assert found.reason is Reason.NOT_PROFITABLE
     assert found.detail.startswith("fused ") and found.detail.endswith(" us at 1 row")
-    assert found.unfused_s == predict_unfused(norm_matmul(rows=1), GPU, 1).seconds
+    assert found.unfused_s == predict_unfused(work, GPU, 1).seconds
 
 
-def test_decline_names_the_range_in_which_fusing_came_closest():
-    work, weak = norm_matmul(), replace(GPU, fma_float32_flops_per_s=66.9e12, l2_bytes_per_s=1e9)
+def test_decline_names_the_range_in_which_fusing_loses_most():
+    work, weak = norm_matmul(), replace(GPU, l2_bytes_per_s=1e9)
     found = choose(work, weak)
     assert isinstance(found, Decline)
     assert found.fused_s is not None and found.unfused_s is not None
     assert found.fused_s > found.unfused_s
-    assert "rows" in found.detail
+    assert "range" in found.detail
 
 
 @pytest.mark.parametrize("work", [norm_matmul(), gated_ffn(), attention()])
@@ -176,7 +187,7 @@ def test_a_user_s_plan_is_taken_and_priced():
 
 def test_a_user_s_plan_is_taken_even_if_it_does_not_pay():
     plan = TilePlan(16, 16, 16, num_warps=8, lanes=8)
-    found = chosen(norm_matmul(), GPU, plans=plan)
+    found = chosen(norm_matmul(rows=1), GPU, plans=plan)
     assert not any(p.pays for p in found.predictions)
 
 

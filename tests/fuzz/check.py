@@ -25,6 +25,9 @@ from .graph import Graph, arrays, evaluate, numpy_dtype, to_relax
 ATTEMPTS = (2, 12, 60)
 """Inputs drawn per run; more of them only where fewer show a difference that may be luck."""
 
+ROUNDS = 4
+"""How often the passes may be repeated before nothing more changes."""
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -124,12 +127,24 @@ def fuse(mod: ir.IRModule, setup: Setup, decisions: list[Decision]) -> ir.IRModu
         refusal = decision.decline
         if refusal is not None and not (refusal.reason and refusal.detail.strip()):
             raise Broken(f"{decision.where}: declined without a reason")
-    again = mod
-    for name in setup.passes:
-        again = PATTERNS[name](FuseOptions(target=target()))(again)
-    if not tvm_ffi.structural_equal(mod, again, map_free_vars=True):
-        raise Broken("running the passes a second time changes the module")
+    _settles(mod, setup)
     return mod
+
+
+def _settles(mod: ir.IRModule, setup: Setup) -> None:
+    """Run the passes again until nothing changes.
+
+    Two chains may want the same addition.  One gets it, and the other, shorter now, is found the
+    next time; every such round leaves fewer operators, and never as many as there are rounds.
+    """
+    for _ in range(ROUNDS):
+        again = mod
+        for name in setup.passes:
+            again = PATTERNS[name](FuseOptions(target=target()))(again)
+        if tvm_ffi.structural_equal(mod, again, map_free_vars=True):
+            return
+        mod = again
+    raise Broken(f"running the passes {ROUNDS} times still changes the module")
 
 
 def pipeline(disable: Sequence[str], report: Report | None = None) -> tvm.transform.Pass:
@@ -303,10 +318,12 @@ def _smaller(graph: Graph) -> list[Graph]:
     if graph.cut is not None:
         candidates.append(replace(graph, cut=None))
     leaves = ("param", "const", "scalar", "split")
-    inner = [i for i, n in enumerate(graph.nodes) if n.op not in leaves and i not in graph.outputs]
-    if len(graph.outputs) == 1:
-        candidates += [replace(graph, outputs=(i,)) for i in (*inner[-1:], *inner[len(inner) // 2 :])]
+    results = set(graph.outputs)
+    inner = [i for i, n in enumerate(graph.nodes) if n.op not in leaves and i not in results]
     middle = len(inner) // 2
+    if len(results) == 1:
+        earlier = (*inner[-1:], *inner[middle:])
+        candidates += [replace(graph, outputs=(i,)) for i in earlier]
     for i in (*inner[middle:], *inner[:middle]):
         node = graph.nodes[i]
         leaf = replace(node, op="param", args=(), attrs={"kind": "data"})

@@ -99,7 +99,8 @@ class Graph:
         lines = [f"  %{i} = {n}" for i, n in enumerate(self.nodes)]
         runs = "; ".join(str(dict(r)) for r in self.runs)
         tail = f"  return {', '.join(f'%{o}' for o in self.outputs)}"
-        return "\n".join([f"graph at {runs}, cut {self.cut}, dataflow {self.dataflow}", *lines, tail])
+        head = f"graph at {runs}, cut {self.cut}, dataflow {self.dataflow}"
+        return "\n".join([head, *lines, tail])
 
 
 # --- contents --------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def _content(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.
     if kind == "weight_nk":
         return noise / math.sqrt(max(shape[1], 1))
     if kind == "zeros":
-        return noise * (rng.random(shape[:-1] + (1,)) < 0.5)
+        return noise * (rng.random((*shape[:-1], 1)) < 0.5)
     if kind == "shifted":
         return noise + 3.0
     if kind in ("hidden", "infinite"):

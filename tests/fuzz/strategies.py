@@ -65,9 +65,7 @@ def _written_rms(d: Draft, x: int, gamma: int, eps: float) -> int:
     mean = d.reduce("mean", squared, axis)
     inverse = d.unary("rsqrt", d.either("add", mean, d.scalar(eps, mean)))
     scaled = d.either("multiply", wide, inverse)
-    if d.nodes[scaled].dtype != narrow:
-        scaled = d.astype(scaled, narrow)
-    elif d.chance(10):
+    if d.nodes[scaled].dtype != narrow or d.chance(10):
         scaled = d.astype(scaled, narrow)
     return d.either("multiply", scaled, gamma)
 

@@ -33,7 +33,6 @@ DYNAMIC_ROWS = (1, 3, 4, 7, 33)
 _erf = np.vectorize(erf, otypes=[np.float64])
 
 
-
 def activate(name: str, x: np.ndarray) -> np.ndarray:
     """Apply an activation in the dtype of `x`."""
     if name == "relu":
@@ -70,7 +69,7 @@ class Case:
         return extent(self.work.rows, self.dynamic_rows)
 
     def inputs(self) -> Arrays:
-        """Return x, [residual], [gamma, [beta]], weights and operands of the epilogues, in order."""
+        """Return x, [residual], [gamma, [beta]], weights and epilogue operands, in order."""
         work, rng = self.work, np.random.default_rng(11)
 
         def tensor(*shape: int, scale: float = 1.0, shift: float = 0.0) -> np.ndarray:
@@ -213,10 +212,14 @@ def _norms() -> list[Case]:
 
 def _epilogues() -> list[Case]:
     steps = [(a,) for a in ACTIVATIONS]
-    steps += [("bias",), ("residual",), ("bias", "gelu"), ("bias", "residual"), ("silu", "residual")]
-    return [
-        Case("_".join(s), replace(BASE, outputs=(plain(48, *s),), norm=None)) for s in steps
+    steps += [
+        ("bias",),
+        ("residual",),
+        ("bias", "gelu"),
+        ("bias", "residual"),
+        ("silu", "residual"),
     ]
+    return [Case("_".join(s), replace(BASE, outputs=(plain(48, *s),), norm=None)) for s in steps]
 
 
 def _gated() -> list[Case]:

@@ -51,7 +51,9 @@ def decomposed(x: str = "x") -> str:
 
 
 REWRITES = [
-    Rewrite(Chain("plain", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y"), work(), "x g W"),
+    Rewrite(
+        Chain("plain", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y"), work(), "x g W"
+    ),
     Rewrite(
         Chain(
             "transposed_weight",
@@ -313,7 +315,9 @@ def test_nt_matmul_left_by_tvm_is_read_by_its_body() -> None:
 
 
 def test_a_call_that_only_looks_like_an_nt_matmul_is_left() -> None:
-    chain = Chain("main", "x[6,32] g[32] W[48,32]", H + "t = R.permute_dims(W); y = R.matmul(h, t)", "y")
+    chain = Chain(
+        "main", "x[6,32] g[32] W[48,32]", H + "t = R.permute_dims(W); y = R.matmul(h, t)", "y"
+    )
     mod = relax.transform.FuseTransposeMatmul()(module([chain]))
     text = mod["NT_matmul"].script()
     assert text.count(" * W[") == 1
@@ -348,7 +352,8 @@ DECLINES = [
     (
         "mean_over_axis_0",
         "x[32,32] g[32] W[32,48]",
-        decomposed().replace("axis=[-1]", "axis=[0]") + "h = R.multiply(scaled, g); y = R.matmul(h, W)",
+        decomposed().replace("axis=[-1]", "axis=[0]")
+        + "h = R.multiply(scaled, g); y = R.matmul(h, W)",
         "y",
         Reason.AXIS,
         "axes [0]",
@@ -399,7 +404,8 @@ DECLINES = [
     (
         "mixed_dtypes",
         "x[6,32] g[32]:float16 W[32,48]:float16",
-        decomposed() + 'half = R.astype(scaled, "float16"); h = R.multiply(g, half); y = R.matmul(h, W)',
+        decomposed()
+        + 'half = R.astype(scaled, "float16"); h = R.multiply(g, half); y = R.matmul(h, W)',
         "y",
         Reason.DTYPE,
         "an operand is float16, the chain float32",

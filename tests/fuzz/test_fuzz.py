@@ -1,0 +1,43 @@
+"""Random programs, fused against unfused; `scripts/fuzz.py` runs longer campaigns of the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relax_fusion.compute import contraction
+from relax_fusion.passes import PATTERNS
+
+from . import campaign, check
+
+SHARDS = 4
+GRAPHS_PER_SHARD = 36
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_fused_programs_compute_the_same(shard: int) -> None:
+    found = campaign.run(GRAPHS_PER_SHARD, seed=shard)
+    assert found.graphs == GRAPHS_PER_SHARD
+    if found.failures:
+        pytest.fail(str(check.minimise(found.failures[0], budget=20)))
+    assert set(found.passes()) == set(PATTERNS), "a pass that never fired was not tested"
+    assert len(found.spellings) >= 10
+    assert found.dynamic * 4 >= found.graphs
+    assert found.fused_graphs * 2 >= found.graphs
+
+
+def test_the_same_seed_draws_the_same_programs() -> None:
+    assert list(map(str, campaign.draw(5, 3))) == list(map(str, campaign.draw(5, 3)))
+
+
+def test_a_kernel_without_its_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = contraction._step
+
+    def forgetful(stages: Any, name: str, value: Any, shape: Any, named: Any) -> Any:
+        after = step(stages, name, value, shape, named)
+        return value if name == "bias" else after
+
+    monkeypatch.setattr(contraction, "_step", forgetful)
+    failures = campaign.run(campaign.BATCH, seed=0).failures
+    assert any("relative error" in f.what for f in failures)

@@ -1,0 +1,311 @@
+"""FuseMatmulEpilogue: what a matmul takes along, what it leaves, numbers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import tvm
+from tvm import relax
+
+from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
+
+from .common import (
+    Chain,
+    Rewrite,
+    assert_declined,
+    assert_numbers,
+    assert_untouched,
+    compile_pair,
+    module,
+    run_pass,
+)
+
+PASS = "FuseMatmulEpilogue"
+
+
+def work(
+    *steps: str,
+    rows: int | DynamicDim = 6,
+    layout: str = "kn",
+    n: int = 48,
+    dtype: str = "float32",
+    out: str | None = None,
+) -> NormMatmul:
+    return NormMatmul(rows, 32, (Projection(n, layout, steps),), None, dtype, out or dtype)
+
+
+M = "m = R.matmul(x, W)\n"
+STEPS = {
+    "bias": "{0} = R.add({1}, b)",
+    "residual": "{0} = R.add(r, {1})",
+    "gelu": "{0} = R.nn.gelu({1})",
+}
+
+
+def in_order(steps: tuple[str, ...]) -> Rewrite:
+    names = ["m", *(f"v{i}" for i in range(1, len(steps))), "y"]
+    lines = [STEPS[s].format(names[i + 1], names[i]) for i, s in enumerate(steps)]
+    args = [{"bias": "b", "residual": "r"}[s] for s in steps if s != "gelu"]
+    chain = Chain("_".join(steps), "x[6,32] W[32,48] b[48] r[6,48]", M + "; ".join(lines), "y")
+    return Rewrite(chain, work(*steps), " ".join(["x W", *args]))
+
+
+REWRITES = [
+    Rewrite(Chain("alone", "x[6,32] W[32,48]", "y = R.matmul(x, W)", "y"), work(), "x W"),
+    *(in_order(steps) for steps in itertools.permutations(STEPS)),
+    Rewrite(
+        Chain(
+            "symbolic_float16_nt",
+            "x[b,s,32] W[48,32] c[48] r[b,s,48]",
+            "t = R.permute_dims(W); m = R.matmul(x, t); n = R.add(m, c); y = R.add(r, n)",
+            "y",
+            {"b": 2, "s": 7},
+            "float16",
+        ),
+        work("bias", "residual", rows=DynamicDim("b * s"), layout="nk", dtype="float16"),
+        "x W c r",
+    ),
+    Rewrite(
+        Chain("bias_with_ones", "x[2,3,32] W[32,48] b[1,1,48]", M + "y = R.add(m, b)", "y"),
+        work("bias"),
+        "x W b",
+    ),
+    Rewrite(
+        Chain("bias_of_one", "x[6,32] W[32,48] b[1]", M + "y = R.add(m, b)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("column_added", "x[6,32] W[32,48] b[6,1]", M + "y = R.add(m, b)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("added_per_sequence", "x[2,3,32] W[32,48] r[3,48]", M + "y = R.add(m, r)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("broadcast_up", "x[1,32] W[32,48] r[6,48]", M + "y = R.add(m, r)", "y"),
+        work(rows=1),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("rank_raised", "x[6,32] W[32,48] r[1,6,48]", M + "y = R.add(m, r)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("one_row_and_bias_alike", "x[1,32] W[32,48] r[1,48]", M + "y = R.add(m, r)", "y"),
+        work("residual", rows=1),
+        "x W r",
+    ),
+    Rewrite(
+        Chain("added_to_itself", "x[6,32] W[32,48]", M + "y = R.add(m, m)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain("residual_is_x", "x[6,32] W[32,32]", M + "y = R.add(m, x)", "y"),
+        work("residual", n=32),
+        "x W x",
+    ),
+    Rewrite(
+        Chain("residual_is_the_weight", "x[32,32] W[32,32]", M + "y = R.add(m, W)", "y"),
+        work("residual", n=32, rows=32),
+        "x W W",
+    ),
+    Rewrite(
+        Chain(
+            "product_read_twice",
+            "x[6,32] W[32,48] b[48]",
+            M + "n = R.add(m, b); y = R.add(n, m)",
+            "y",
+        ),
+        work(),
+        "x W",
+        ("add", "add"),
+    ),
+    Rewrite(
+        Chain("product_returned", "x[6,32] W[32,48]", M + "y = R.nn.silu(m)", "(y, m)"),
+        work(),
+        "x W",
+        ("nn.silu",),
+    ),
+    Rewrite(
+        Chain(
+            "activation_source_read_elsewhere",
+            "x[6,32] W[32,48]",
+            M + "e = R.sigmoid(m); a = R.multiply(m, e); y = R.add(a, m)",
+            "y",
+        ),
+        work(),
+        "x W",
+        ("add", "multiply", "sigmoid"),
+    ),
+    Rewrite(
+        Chain(
+            "sigmoid_returned",
+            "x[6,32] W[32,48]",
+            M + "e = R.sigmoid(m); y = R.multiply(m, e)",
+            "(y, e)",
+        ),
+        work(),
+        "x W",
+        ("multiply", "sigmoid"),
+    ),
+    Rewrite(
+        Chain(
+            "transposed_input", "x[32,6] W[32,48]", "t = R.permute_dims(x); y = R.matmul(t, W)", "y"
+        ),
+        work(),
+        "t W",
+        ("permute_dims",),
+    ),
+    Rewrite(
+        Chain(
+            "times_its_own_transpose", "x[6,32]", "t = R.permute_dims(x); y = R.matmul(x, t)", "y"
+        ),
+        work(n=6, layout="nk"),
+        "x x",
+    ),
+    Rewrite(
+        Chain(
+            "float16_to_float32",
+            "x[6,32] W[32,48]",
+            M + 'y = R.astype(m, "float32")',
+            "y",
+            dtype="float16",
+        ),
+        work(dtype="float16", out="float32"),
+        "x W",
+    ),
+    Rewrite(
+        Chain(
+            "bias_after_a_cast",
+            "x[6,32]:float16 W[32,48]:float16 b[48]",
+            M + 'w = R.astype(m, "float32"); y = R.add(w, b)',
+            "y",
+        ),
+        work(dtype="float16", out="float32"),
+        "x W",
+        ("add",),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REWRITES, ids=str)
+def test_rewrites(case: Rewrite) -> None:
+    case.check(PASS)
+
+
+def test_constant_weight() -> None:
+    mod = module([Chain("main", "x[6,32] W[32,48]", M + "y = R.nn.relu(m)", "y")])
+    weight = tvm.runtime.tensor(Chain("w", "W[32,48]", "", "").arrays()[0])
+    bound = relax.transform.BindParams("main", {"W": weight})(mod)
+    out, (decision,) = run_pass(bound, PASS)
+    assert decision.workload == work("relu") and len(out["main"].params) == 1
+
+
+# --- declines --------------------------------------------------------------------------------
+
+DECLINES = [
+    (
+        "dynamic_n",
+        "x[6,32] W[32,n]",
+        "y = R.matmul(x, W)",
+        Reason.SHAPE,
+        "output features is dynamic",
+    ),
+    (
+        "dynamic_k",
+        "x[6,k] W[k,48]",
+        "y = R.matmul(x, W)",
+        Reason.SHAPE,
+        "input features is dynamic",
+    ),
+    ("no_rows", "x[0,32] W[32,48]", "y = R.matmul(x, W)", Reason.SHAPE, "no rows"),
+    ("no_features", "x[6,0] W[0,48]", "y = R.matmul(x, W)", Reason.SHAPE, "at least 1"),
+    (
+        "int8",
+        "x[6,32]:int8 W[32,48]:int8",
+        'y = R.matmul(x, W, out_dtype="int32")',
+        Reason.DTYPE,
+        "int8",
+    ),
+    (
+        "float64",
+        "x[6,32]:float64 W[32,48]:float64",
+        "y = R.matmul(x, W)",
+        Reason.DTYPE,
+        "float64",
+    ),
+    (
+        "float16_to_float64",
+        "x[6,32]:float16 W[32,48]:float16",
+        'y = R.matmul(x, W, out_dtype="float64")',
+        Reason.DTYPE,
+        "float64",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DECLINES, ids=lambda c: c[0])
+def test_declines(case: tuple[str, str, str, Reason, str]) -> None:
+    name, inputs, body, reason, words = case
+    assert_declined(module([Chain(name, inputs, body, "y")]), PASS, reason, words)
+
+
+UNTOUCHED = [
+    ("weight_of_three_dimensions", "x[2,6,32] W[2,32,48]", "y = R.matmul(x, W)"),
+    ("vector_times_matrix", "x[32] W[32,48]", "y = R.matmul(x, W)"),
+    ("matrix_times_vector", "x[6,32] W[32]", "y = R.matmul(x, W)"),
+]
+
+
+@pytest.mark.parametrize("case", UNTOUCHED, ids=lambda c: c[0])
+def test_is_no_projection(case: tuple[str, str, str]) -> None:
+    assert_untouched(module([Chain(*case, "y")]), PASS)
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+CHAINS = [r.chain for r in REWRITES] + [Chain(*case, "y") for case in UNTOUCHED]
+CHAINS += [Chain(*case[:3], "y", dict(n=5, k=32)) for case in DECLINES if case[0].startswith("dyn")]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    mod = module(CHAINS)
+    return compile_pair(mod), mod
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
+def test_numbers(compiled, chain: Chain) -> None:
+    assert_numbers(*compiled, chain)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 17, 70, 300])
+def test_every_range_of_rows(ranges, rows: int) -> None:
+    machines, mod, chain = ranges
+    sized = Chain(chain.name, chain.inputs, chain.body, chain.result, {"n": rows})
+    if rows == 0:
+        arrays = sized.arrays()
+        assert machines[0]["rows"](*map(tvm.runtime.tensor, arrays)).shape == (0, 40)
+    else:
+        assert_numbers(machines, mod, sized)
+
+
+@pytest.fixture(scope="module")
+def ranges():
+    body = "t = R.permute_dims(W); m = R.matmul(x, t); y = R.add(m, r)"
+    chain = Chain("rows", "x[n,32] W[40,32] r[n,40]", body, "y")
+    mod = module([chain])
+    return compile_pair(mod), mod, chain

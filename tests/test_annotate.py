@@ -1,0 +1,45 @@
+"""Attributes, extra functions and metadata that are attached to a module."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tvm
+
+from relax_fusion import PipelineError
+from relax_fusion.annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
+
+from .passes.common import Chain, module
+
+MOD = module([Chain(n, "x[n,4]", "y = R.nn.relu(x)", "y") for n in ("prefill", "decode")])
+
+
+def test_bounds_go_to_every_function_and_hints_to_the_named() -> None:
+    out = AttachFunctionAttrs({"n": 8}, {"decode": ["n"]})(MOD)
+    assert all(dict(out[f].attrs["tir_var_upper_bound"]) == {"n": 8} for f in ("prefill", "decode"))
+    key = "relax.rewrite_cuda_graph.capture_symbolic_vars"
+    assert key in out["decode"].attrs and key not in out["prefill"].attrs
+
+
+def test_nothing_to_attach_changes_nothing() -> None:
+    for made in (AttachFunctionAttrs({}, {}), AttachAdditionalPrimFuncs({}), AttachMetadata({})):
+        assert made(MOD).same_as(MOD)
+
+
+def test_a_hint_for_an_unknown_function_is_refused() -> None:
+    with pytest.raises(PipelineError, match="'decoder'"):
+        AttachFunctionAttrs({}, {"decoder": ["n"]}).transform_module(MOD, None)
+
+
+def test_a_taken_name_is_refused() -> None:
+    with pytest.raises(PipelineError, match="'decode'"):
+        AttachAdditionalPrimFuncs({"decode": None}).transform_module(MOD, None)
+
+
+def test_metadata_is_json() -> None:
+    out = AttachMetadata({"a": [1, "ü"]})(MOD)
+    body = out["_metadata"].body.body
+    tvm.relax.analysis.well_formed(out)
+    text = json.loads(body.value) if hasattr(body, "value") else None
+    assert text is None or text["a"] == [1, "ü"]

@@ -1,0 +1,109 @@
+"""Imports go downwards only, and files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import relax_fusion
+
+ROOT = Path(relax_fusion.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+FLOORS = (
+    ("device", "workload", "tile_plan", "errors", "estimator", "decision"),
+    ("target", "pattern", "chains", "projections", "lowering", "compute", "legalize", "annotate"),
+    ("passes", "dlight_rules", "triton_bridge"),
+    ("pipeline", "models", "report"),
+    ("cli",),
+)
+FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+SIBLINGS = FLOORS[2]
+HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
+
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 350, 60, 7
+LONGER_FILES = {"chains.py": 520, "passes/attention.py": 450, "lowering.py": 370}
+"""Exceptions, with limits of their own: raise one on purpose, or split the file."""
+
+
+def unit(path: Path) -> str:
+    """Return the part of the package that a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> list[tuple[int, str]]:
+    """Return line and full name of every module that a file imports, wherever it does."""
+    package = ["relax_fusion", *path.relative_to(ROOT).parent.parts]
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            names = [a.name for a in node.names] if module == "relax_fusion" else [""]
+            found += [(node.lineno, f"{module}.{n}".strip(".")) for n in names]
+    return found
+
+
+def test_every_file_has_a_floor() -> None:
+    units = {unit(p) for p in FILES} - {"__init__", "__main__"}
+    assert units <= set(FLOOR_OF)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_downwards(path: Path) -> None:
+    here = unit(path)
+    if here in ("__init__", "__main__"):
+        return  # the top of the package offers everything
+    wrong = []
+    for line, name in imported(path):
+        parts = name.split(".")
+        if parts[0] != "relax_fusion":
+            if FLOOR_OF[here] == 0 and parts[0] in HEAVY:
+                wrong.append(f"line {line}: floor 0 imports {name}")
+            continue
+        there = parts[1] if len(parts) > 1 else "__init__"
+        if there == here:
+            continue
+        if there == "__init__" or there == "__version__":
+            wrong += [] if FLOOR_OF[here] == 4 else [f"line {line}: imports the whole package"]
+        elif there not in FLOOR_OF:
+            wrong.append(f"line {line}: {name} is no part of the package")
+        elif FLOOR_OF[there] > FLOOR_OF[here]:
+            wrong.append(f"line {line}: upward, from {here} to {there}")
+        elif here in SIBLINGS and there in SIBLINGS:
+            wrong.append(f"line {line}: sideways, from {here} to {there}")
+    assert wrong == []
+
+
+def test_the_checks_see_what_they_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {
+        "passes/one.py": "from ..dlight_rules import steps\n",
+        "device.py": "import numpy as np\n",
+        "pattern.py": "def f():\n    from .pipeline import PHASES\n",
+        "report.py": "from . import cli\n",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        monkeypatch.setitem(globals(), "ROOT", tmp_path)
+        with pytest.raises(AssertionError):
+            test_imports_go_downwards(path)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_budget(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    name = path.relative_to(ROOT).as_posix()
+    assert len(text.splitlines()) <= LONGER_FILES.get(name, MAX_LINES)
+    over = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            arguments = node.args
+            count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
+            if lines > MAX_FUNCTION_LINES or count > MAX_PARAMETERS:
+                over.append(f"{node.name}: {lines} lines, {count} parameters")
+    assert over == []

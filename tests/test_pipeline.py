@@ -1,0 +1,268 @@
+"""The pipeline as users call it: arguments, phases, dumps, cross-compiling, kernels per layer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import tirx as T
+
+import relax_fusion
+from relax_fusion import PATTERNS, PipelineError, PipelineOptions, Report, make_target
+from relax_fusion.models import LlamaConfig, export
+from relax_fusion.pipeline import PHASES
+
+from .passes.common import Chain, assert_numbers, calls, module
+
+H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+BLOCK = Chain(
+    "main", "x[n,32] g[32] W[32,48]", H + "m = R.matmul(h, W); y = R.nn.silu(m)", "y", {"n": 5}
+)
+
+
+def pipeline(**options: object):
+    return relax.get_pipeline("relax_fusion", **{"target": "llvm", **options})
+
+
+def compiled(mod: tvm.IRModule, **options: object) -> relax.VirtualMachine:
+    built = tvm.compile(mod, target=make_target("llvm"), relax_pipeline=pipeline(**options))
+    return relax.VirtualMachine(built, tvm.cpu())
+
+
+# --- arguments -------------------------------------------------------------------------------
+
+
+def test_registered_by_the_import() -> None:
+    code = "import relax_fusion; from tvm import relax; relax.get_pipeline('relax_fusion', target='h200')"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_argument_of_mlc_is_taken() -> None:
+    report = Report()
+    vm = compiled(
+        module([BLOCK]),
+        flashinfer=False,
+        cublas_gemm=False,
+        faster_transformer=False,
+        allreduce_strategy=0,
+        variable_bounds={"n": 64},
+        cuda_graph_symbolic_capture_hints={"main": ["n"]},
+        additional_tirs=None,
+        metadata={"model_type": "llama"},
+        ext_mods=[],
+        debug_dump=None,
+        report=report,
+    )
+    assert vm["main"](*map(tvm.runtime.tensor, BLOCK.arrays())).shape == (5, 48)
+    assert report.fused[0].workload.rows.upper == 64
+
+
+@pytest.mark.parametrize("name", ["flashinfer", "cublas_gemm", "faster_transformer"])
+def test_libraries_that_are_not_there_are_refused(name: str) -> None:
+    with pytest.raises(PipelineError, match=name):
+        pipeline(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"flash_infer": True}, "no argument 'flash_infer'"),
+        ({"disable": ["FuseEverything"]}, "FuseEverything"),
+        ({"backend": "cutlass"}, "cutlass"),
+        ({"variable_bounds": {"n": 0}}, "variable_bounds\\['n'\\]"),
+        ({"variable_bounds": {"n": "many"}}, "integer"),
+        ({"target": None}, "no target"),
+    ],
+)
+def test_bad_arguments(options: dict[str, object], words: str) -> None:
+    with pytest.raises(PipelineError, match=words):
+        pipeline(**options)
+
+
+def test_target_by_name_in_scope_and_unknown() -> None:
+    pipeline(target="a100")
+    with make_target("h200"):
+        pipeline(target=None)
+    with pytest.raises(relax_fusion.TargetError, match="h200"):
+        pipeline(target="h201")
+
+
+def test_bounds_and_capture_hints_reach_the_functions() -> None:
+    options = PipelineOptions(
+        make_target("h200"),
+        variable_bounds={"n": 64},
+        cuda_graph_symbolic_capture_hints={"main": ["n"]},
+    )
+    mod = tvm.transform.Sequential(PHASES[0][1](options))(module([BLOCK]))
+    attrs = mod["main"].attrs
+    assert dict(attrs["tir_var_upper_bound"]) == {"n": 64}
+    assert list(attrs["relax.rewrite_cuda_graph.capture_symbolic_vars"]) == ["n"]
+
+
+def test_metadata_and_additional_functions() -> None:
+    @T.prim_func(s_tir=True)
+    def twice(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+        for i in range(4):
+            with T.sblock("twice"):
+                vi = T.axis.spatial(4, i)
+                b[vi] = a[vi] * T.float32(2)
+
+    vm = compiled(module([BLOCK]), metadata={"kind": "test"}, additional_tirs={"twice": twice})
+    metadata = json.loads(vm["_metadata"]())
+    assert metadata["kind"] == "test" and set(metadata["memory_usage"]) == {"main"}
+    given, result = (
+        tvm.runtime.tensor(np.ones(4, "float32")),
+        tvm.runtime.tensor(np.zeros(4, "float32")),
+    )
+    vm.module["twice"](given, result)
+    assert result.numpy().tolist() == [2.0] * 4
+
+
+def test_disabled_passes_do_nothing() -> None:
+    for name in PATTERNS:
+        report = Report()
+        compiled(module([BLOCK]), disable=[name], report=report)
+        assert name not in {d.pattern for d in report.fused}
+
+
+# --- phases and dumps ------------------------------------------------------------------------
+
+DUMPS = [*(f"debug-phase{i}.py" for i in range(5)), "debug-final.py"]
+
+
+def test_dumps_can_be_read_again(tmp_path: Path) -> None:
+    """TVM 0.27 cannot parse its own output after phase 5: VM calls print no types of results."""
+    for _ in range(2):  # a second run writes over the first
+        compiled(module([BLOCK]), debug_dump=str(tmp_path / "dump"))
+    assert sorted(p.name for p in (tmp_path / "dump").iterdir()) == sorted(DUMPS)
+    unread = []
+    for name in DUMPS:
+        text = (tmp_path / "dump" / name).read_text()
+        try:
+            tvm.script.from_source(text)
+        except Exception:
+            unread.append(name)
+    assert unread in ([], ["debug-final.py"])
+
+
+def test_phases_one_by_one_with_one_replaced() -> None:
+    options = PipelineOptions(make_target("llvm"), disable=("FuseGatedFFN",))
+    seen = []
+
+    def own_phase2(_: PipelineOptions) -> list[tvm.ir.transform.Pass]:
+        seen.append("phase 2")
+        return [relax.transform.LegalizeOps(), relax.transform.FoldConstant()]
+
+    mod = module([BLOCK])
+    with options.target:
+        for number, (_, phase, _) in enumerate(PHASES):
+            mod = tvm.transform.Sequential((own_phase2 if number == 2 else phase)(options))(mod)
+    built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
+    vm = relax.VirtualMachine(built, tvm.cpu())
+    assert seen == ["phase 2"]
+    machines = (vm, compiled(module([BLOCK]), disable=list(PATTERNS)))
+    assert_numbers(machines, module([BLOCK]), BLOCK)
+
+
+def test_progress_names_every_phase() -> None:
+    lines: list[str] = []
+    compiled(module([BLOCK]), progress=lines.append)
+    assert lines == [doing for _, _, doing in PHASES]
+
+
+# --- CUDA ------------------------------------------------------------------------------------
+
+COMPILE = """
+import tvm, relax_fusion
+from tvm import relax
+from tests.passes.common import Chain, module
+chain = Chain("main", {inputs!r}, {body!r}, "y", dtype="float16")
+target = relax_fusion.make_target("h200")
+off = list(relax_fusion.PATTERNS) if {off} else []
+pipeline = relax.get_pipeline("relax_fusion", target=target, disable=off)
+tvm.compile(module([chain]), target=target, relax_pipeline=pipeline)
+print("compiled")
+"""
+NT = "t = R.permute_dims(W); y = R.matmul(x, t)"
+
+
+@pytest.mark.parametrize("off", [False, True], ids=["ours", "all_passes_off"])
+@pytest.mark.parametrize("x", ["b,1,2048", "1,512,2048"])
+def test_matmuls_that_crash_tvms_own_rule(x: str, off: bool) -> None:
+    """In a process of its own: a regression would be a segmentation fault."""
+    code = COMPILE.format(inputs=f"x[{x}] W[3072,2048]", body=NT, off=off)
+    root = Path(__file__).parent.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0 and "compiled" in done.stdout, done.stderr[-2000:]
+
+
+TINY = LlamaConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=64,
+)
+
+
+def test_cross_compiles_a_llama_for_h200(tmp_path: Path) -> None:
+    target = make_target("h200")
+    mod = export(TINY, dtype="float16", max_seq_len=32).mod
+    built = tvm.compile(mod, target=target, relax_pipeline=pipeline(target=target))
+    built.export_library(str(tmp_path / "llama.so"))
+    assert (tmp_path / "llama.so").stat().st_size > 10_000
+
+
+# --- kernels of a layer ----------------------------------------------------------------------
+
+LAYER = {
+    "norm + q, k, v": "fuse_rms_norm_matmul",
+    "rope and cache update": "rope_append",
+    "attention": "fuse_attention_chain",
+    "output projection + residual": "fuse_matmul_epilogue",
+    "norm + gate, up + activation": "fuse_gated_ffn",
+    "down projection + residual": "fuse_matmul_epilogue",
+}
+"""Of a decoder layer while decoding.  The issue asks for five: rope and the cache update write the
+cache in place, which no projection kernel does yet, so they are a sixth."""
+
+
+def test_kernels_of_a_decoder_layer() -> None:
+    mods = [export(config, max_seq_len=32).mod for config in (TINY, two_layers())]
+    one, two = (kernels(mod, "decode") for mod in mods)
+    assert len(two) - len(one) == len(LAYER) == 6
+    start = next(i for i, name in enumerate(one) if name.startswith("fuse_rms_norm_matmul"))
+    for name, prefix in zip(one[start:], LAYER.values(), strict=False):
+        assert name.startswith(prefix), f"{name} where a layer has {prefix}"
+
+
+def two_layers() -> LlamaConfig:
+    from dataclasses import replace
+
+    return replace(TINY, num_layers=2)
+
+
+def kernels(mod: tvm.IRModule, function: str) -> list[str]:
+    """Return the names of the kernels that a function calls after phase 3."""
+    options = PipelineOptions(make_target("llvm"))
+    with options.target:
+        for _, phase, _ in PHASES[:4]:
+            mod = tvm.transform.Sequential(phase(options))(mod)
+    found = []
+    for block in mod[function].body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+                if value.op.name in ("relax.call_tir", "relax.call_tir_inplace"):
+                    found.append(value.args[0].name_hint)
+    assert len(found) == sum(c.startswith("call_tir") for c in calls(mod[function]))
+    return found
