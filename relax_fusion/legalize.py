@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
-from .pattern import is_call
+from .pattern import is_call, same_shape, shape_of
 
 
 def attention(
@@ -125,3 +125,37 @@ def _multiplies_itself(func: ir.BaseFunc) -> bool:
             if is_call(right, "relax.permute_dims") and right.args[0].same_as(product.args[0]):
                 return True
     return False
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldReshapes")
+@dataclass(frozen=True)
+class FoldReshapes:
+    """Make one reshape of two in a row, and none where the shape comes out as it was.
+
+    rewrite: ``b = R.reshape(a, s); c = R.reshape(b, t)`` -> ``c = R.reshape(a, t)``
+
+    One reshape becomes a view of its input; two fused into one PrimFunc would be a copy.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function, and drop the reshapes that are left without a reader."""
+        mutator = _Fold(mod)
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
+        return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+
+
+@relax.expr_functor.mutator
+class _Fold(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not is_call(call, "relax.reshape") or not isinstance(call.args[0], relax.Var):
+            return call
+        inner = self.lookup_binding(call.args[0])
+        if not is_call(inner, "relax.reshape"):
+            return call
+        source, shape = inner.args[0], call.args[1]
+        if isinstance(shape, relax.ShapeExpr) and same_shape(shape_of(source), list(shape.values)):
+            return source
+        return relax.op.reshape(source, shape)

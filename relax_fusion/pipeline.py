@@ -24,7 +24,7 @@ from tvm.target import Target
 from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
 from .dlight_rules import AttentionRule, ContractionRule, CPUSpatialRule, ScalarMatmulRule
 from .errors import PipelineError
-from .legalize import LEGALIZE_MAP, FuseTransposeMatmul, UnshareTransposes
+from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .lowering import FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
@@ -136,7 +136,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
             ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), opt_level=0),
             relax.transform.RunCodegen(),
         ]
-    return [*passes, UnshareTransposes(), FuseTransposeMatmul()]
+    return [*passes, FoldReshapes(), UnshareTransposes(), FuseTransposeMatmul()]
 
 
 def phase2_lower(options: PipelineOptions) -> list[Pass]:

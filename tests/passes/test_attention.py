@@ -425,7 +425,7 @@ def test_declines_mixed_virtual_devices() -> None:
 # --- numbers ---------------------------------------------------------------------------------
 
 CHAINS = [r.chain for r in REWRITES] + [
-    Chain(*case[:4], dict(h=3)) for case in DECLINES if case[0] not in NO_NUMBERS
+    Chain(*case[:4], {"h": 3}) for case in DECLINES if case[0] not in NO_NUMBERS
 ]
 CHAINS += [
     Chain(

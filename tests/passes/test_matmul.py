@@ -278,7 +278,9 @@ def test_is_no_projection(case: tuple[str, str, str]) -> None:
 # --- numbers ---------------------------------------------------------------------------------
 
 CHAINS = [r.chain for r in REWRITES] + [Chain(*case, "y") for case in UNTOUCHED]
-CHAINS += [Chain(*case[:3], "y", dict(n=5, k=32)) for case in DECLINES if case[0].startswith("dyn")]
+CHAINS += [
+    Chain(*case[:3], "y", {"n": 5, "k": 32}) for case in DECLINES if case[0].startswith("dyn")
+]
 
 
 @pytest.fixture(scope="module")

@@ -502,7 +502,7 @@ NO_NUMBERS = ("no_rows", "axis_0", "two_axes")
 """Nothing to compare, and two norms that TVM 0.27 cannot legalise."""
 
 CHAINS = [r.chain for r in REWRITES] + [
-    Chain(name, inputs, body, result, dict(n=5, k=32))
+    Chain(name, inputs, body, result, {"n": 5, "k": 32})
     for name, inputs, body, result, reason, _ in DECLINES
     if name not in NO_NUMBERS
 ]
