@@ -152,13 +152,28 @@ class _Fuser:
                 continue
             if match is None or taken & set(match.covers):
                 continue
-            if _reads_itself(view, match) or _order(view, [*matches, match]) is None:
-                detail = "the kernel would need a result that depends on its own"
-                self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
+            if _reads_itself(view, match):
+                self._decline_cycle(function, match)
                 continue
             taken |= set(match.covers)
             matches.append(match)
-        return matches
+        return self._orderable(function, view, matches)
+
+    def _orderable(self, function: str, view: BlockView, matches: list[Match]) -> list[Match]:
+        """Drop, one by one, matches that cannot be ordered together with those before them."""
+        if _order(view, matches) is not None:
+            return matches
+        kept: list[Match] = []
+        for match in matches:
+            if _order(view, [*kept, match]) is None:
+                self._decline_cycle(function, match)
+            else:
+                kept.append(match)
+        return kept
+
+    def _decline_cycle(self, function: str, match: Match) -> None:
+        detail = "the kernel would need a result that depends on its own"
+        self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
 
     def _decline_impure(self, function: str, matches: list[Match]) -> None:
         detail = "the chain is not in a dataflow block, where calls may have side effects"
@@ -243,11 +258,13 @@ def _order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
     for number, match in enumerate(matches):
         owner.update({view.index[v]: -1 - number for v in match.covers})
     items = sorted({owner.get(i, i) for i in range(len(view.bindings))})
-    position = {n: min(i for i in owner if owner[i] == n) for n in items if n < 0}
+    position: dict[int, int] = {}
+    for i, number in owner.items():
+        position[number] = min(i, position.get(number, i))
     needs: dict[int, set[int]] = {item: set() for item in items}
     for i, binding in enumerate(view.bindings):
         me = owner.get(i, i)
-        before = [view.index[v] for v in free_vars(binding.value) if v in view.index]
+        before = [view.index[v] for v in view.reads[binding.var] if v in view.index]
         for v in _overwritten(binding.value):
             before += [view.index[u] for u in view.uses(v) if view.index[u] < i]
         needs[me] |= {owner.get(j, j) for j in before} - {me}

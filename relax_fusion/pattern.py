@@ -109,11 +109,12 @@ class BlockView:
         self.bindings = list(block.bindings)
         self.index = {b.var: i for i, b in enumerate(self.bindings)}
         self.defs = {b.var: b.value for b in self.bindings}
+        self.reads = {b.var: list(dict.fromkeys(free_vars(b.value))) for b in self.bindings}
         self.users: dict[relax.Var, list[relax.Var]] = {}
         for binding in self.bindings:
-            for var in dict.fromkeys(free_vars(binding.value)):
+            for var in self.reads[binding.var]:
                 self.users.setdefault(var, []).append(binding.var)
-        # In a plain block every variable may be read anywhere; nothing is fused there, only looked at.
+        # A plain block is only looked at: what it could fuse is declined as impure.
         outputs = self.bindings if isinstance(block, relax.DataflowBlock) else []
         self.is_output = {b.var for b in outputs if not isinstance(b.var, relax.DataflowVar)}
         self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
@@ -145,14 +146,16 @@ class BlockView:
 
     def depends_on(self, expr: relax.Expr, targets: set[relax.Var]) -> bool:
         """Tell whether `expr` is computed, within this block, from any of `targets`."""
+        # What is bound before the first target cannot depend on any of them.
+        first = min((self.index[t] for t in targets if t in self.index), default=len(self.index))
         stack, seen = list(free_vars(expr)), set()
         while stack:
             var = stack.pop()
             if var in targets:
                 return True
-            if var not in seen and var in self.defs:
+            if var not in seen and self.index.get(var, -1) > first:
                 seen.add(var)
-                stack.extend(free_vars(self.defs[var]))
+                stack.extend(self.reads[var])
         return False
 
 

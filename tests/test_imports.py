@@ -23,7 +23,7 @@ SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 350, 60, 7
-LONGER_FILES = {"chains.py": 520, "passes/attention.py": 450, "lowering.py": 370}
+LONGER_FILES = {"chains.py": 520, "passes/attention.py": 450, "lowering.py": 390}
 """Exceptions, with limits of their own: raise one on purpose, or split the file."""
 
 

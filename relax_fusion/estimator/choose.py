@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
@@ -77,6 +78,7 @@ class Choice:
     predictions: tuple[RangePrediction, ...]
 
 
+@lru_cache(maxsize=1024)  # a model asks for the same few workloads once per layer
 def choose(
     work: Workload, dev: DeviceSpec, *, plans: PlanTable | TilePlan | None = None
 ) -> Choice | Decline:
@@ -121,8 +123,9 @@ def choose(
 
 def _is_one_kernel(work: Workload) -> bool:
     """Tell whether nothing is fused: a matmul alone."""
-    alone = isinstance(work, NormMatmul) and work.norm is None and len(work.outputs) == 1
-    return alone and not work.outputs[0].epilogue
+    if not isinstance(work, NormMatmul) or work.norm is not None:
+        return False
+    return len(work.outputs) == 1 and not work.outputs[0].epilogue
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:

@@ -241,8 +241,8 @@ def _matmul_rate(
         clocks = _simt_clocks(foot.threads, tile, words, filled, dev)
         hidden = _latency_hidden(tile, foot, dev, blocks)
         return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks
-    words = (plan.block_m + columns) * plan.block_k * shape.in_bytes / 4
-    smem_s = words / (SMEM_WORDS_PER_CLOCK * dev.clock_hz)
+    smem_words = (plan.block_m + columns) * plan.block_k * shape.in_bytes / 4
+    smem_s = smem_words / (SMEM_WORDS_PER_CLOCK * dev.clock_hz)
     step_flops = 2.0 * plan.block_m * columns * plan.block_k
     return TENSOR_EFFICIENCY * min(_tensor_peak(shape.dtype, dev), step_flops / smem_s)
 

@@ -203,7 +203,7 @@ def _operator(view: BlockView, var: relax.Var) -> _Chain | None:
     bias = call.args[3] if len(call.args) > 3 else None
     if bias is not None:
         rank = len(known_shape(bias, "the mask"))
-        guard(rank == 4, Reason.LAYOUT, f"a mask of rank {rank}, whose axes libraries read differently")
+        guard(rank == 4, Reason.LAYOUT, f"a mask of rank {rank}: its axes are ambiguous")
     q, k, v = call.args[:3]
     name = "attention" if bias is None else "attention_bias"
     return _Chain(name, q, k, v, "bsnh", scale, causal, bias, (var,))
