@@ -11,6 +11,7 @@ from tvm.target import Target
 from ..estimator.footprint import is_gemv, stages_norm
 from ..target import device_of
 from ..tile_plan import TilePlan
+from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps
 
@@ -23,8 +24,9 @@ def schedule_gpu(
 ) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
-    A single projection normalises its rows in each of its thread blocks.  Several, or one whose
-    normalised rows are a result too, share a kernel that does it once.
+    Dot products of a single projection normalise their row in each of its thread blocks.
+    Everything else is preceded by a kernel that normalises all rows once: in a tile, TVM orders the
+    statistics of a row and their readers only where the two use different threads.
 
     Parameters
     ----------
@@ -35,20 +37,21 @@ def schedule_gpu(
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     warp = device_of(target).warp_size
     dots = is_gemv(plan, {"nk" if is_dot(sch, acc) else "kn" for acc, _ in projections})
-    in_block = len(projections) == 1 and "norm_out" not in names
-    if dots and statistics:
-        in_block &= stages_norm(
-            int(sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1])
-        )
+    in_block = dots and len(projections) == 1 and "norm_out" not in names
+    if in_block and statistics:
+        k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]
+        in_block = stages_norm(int(k))
     threads = plan.num_warps * warp
     if "x_sum" in names:
         _kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
     fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
-    schedule = _dots if dots else _tile
-    for acc, out in projections:
-        schedule(sch, (acc, out), fused, plan, warp)
+    for blocks in projections:
+        if dots:
+            _dots(sch, blocks, fused, plan, warp)
+        else:
+            _tile(sch, blocks, plan)
     sch.compute_inline(sch.get_sblock("x_pad"))
     return sch.mod["main"]
 
@@ -114,43 +117,36 @@ def _inline_parts(sch: s_tir.Schedule) -> None:
         sch.compute_inline(sch.get_sblock("w_parts"))
 
 
-def _tile(
-    sch: s_tir.Schedule,
-    blocks: tuple[SBlockRV, SBlockRV],
-    fused: list[SBlockRV],
-    plan: TilePlan,
-    warp: int,
-) -> None:
+def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan) -> None:
     """Tile one projection over thread blocks, with both operands in shared memory.
 
-    Neighbouring blocks share their columns, and so their tile of the weight in L2.
+    Neighbouring blocks share their columns, and so their tile of the weight in L2.  The columns of
+    a thread lie as far apart as there are threads: with the rows of a staged tile one word longer
+    than they need to be, the threads of a warp then read from different banks.
     """
-    del warp
     acc, out = blocks
     threads = plan.block_m // plan.reg_m, plan.block_n // plan.reg_n
     i, j = sch.get_loops(out)
     block_i, thread_i, reg_i = sch.split(i, [None, threads[0], plan.reg_m])
-    block_j, thread_j, reg_j = sch.split(j, [None, threads[1], plan.reg_n])
-    sch.reorder(block_i, block_j, thread_i, thread_j, reg_i, reg_j)
-    axes = ("blockIdx.x", "blockIdx.y", "threadIdx.y", "threadIdx.x")
-    for loop, axis in zip((block_i, block_j, thread_i, thread_j), axes, strict=True):
+    block_j, reg_j, thread_j = sch.split(j, [None, plan.reg_n, threads[1]])
+    sch.reorder(block_i, block_j, reg_j, thread_i, thread_j, reg_i)
+    axes = ("blockIdx.x", "blockIdx.y", "vthread.x", "threadIdx.y", "threadIdx.x")
+    for loop, axis in zip((block_i, block_j, reg_j, thread_i, thread_j), axes, strict=True):
         sch.bind(loop, axis)
     sch.compute_at(acc, thread_j, preserve_unit_loops=True)
     sch.set_scope(acc, 0, "local")
     p, ai, aj, k = sch.get_loops(acc)[-4:]
     k_outer, k_inner = sch.split(k, [None, plan.block_k])
     sch.reorder(k_outer, k_inner, p, ai, aj)
+    steps.unroll_all(sch, [p, ai, aj, reg_i])
     staged = [sch.cache_read(acc, index, "shared", [acc]) for index in (0, 1)]
     for block in staged:
         sch.compute_at(block, k_outer, preserve_unit_loops=True)
     _inline_parts(sch)
-    for block in fused[:1]:
-        sch.compute_inline(block)
-    for block in reversed(fused[1:]):
-        _statistic(sch, block, block_j, threads)
     # Only now: where threads outnumber a tile's elements, its rows would seem to be more.
     x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
     for block, fits in zip(staged, (x_fits, True), strict=True):
+        _pad_rows(sch, block)
         loops = gemv.loops_below(sch, block, k_outer)
         if fits:
             steps.bind_flat(sch, loops, threads)
@@ -159,11 +155,14 @@ def _tile(
     sch.decompose_reduction(acc, k_outer)
 
 
-def _statistic(sch: s_tir.Schedule, block: SBlockRV, grid: LoopRV, threads: Threads) -> None:
-    """Compute a row statistic of a tile in its own thread block, in shared memory."""
-    sch.compute_at(block, grid, preserve_unit_loops=True)
-    sch.set_scope(block, 0, "shared")
-    _bind_each(sch, sch.get_loops(block)[-2:], threads)
+def _pad_rows(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Lengthen the rows of a staged tile by one word of shared memory, so that they shift banks.
+
+    rewrite: ``shared[row * k + c]`` -> ``shared[row * (k + pad) + c]``
+    """
+    buffer = sch.get(block).writes[0].source.ty
+    word = 4 // DTYPE_BYTES[str(buffer.dtype)]
+    sch.storage_align(block, 0, len(buffer.shape) - 2, 2 * word, word)  # an odd number of words
 
 
 def _bind_each(sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Threads) -> None:

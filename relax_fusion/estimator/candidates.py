@@ -99,7 +99,7 @@ def _cpu_block_n(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
 def _matmul_gpu(shape: MatmulShape, rows: object) -> Iterator[TilePlan]:
     most_m, first_m = MAX_BLOCK_M, 2 if shape.layouts == {"nk"} else 1
     if isinstance(rows, int):
-        most_m = min(most_m, next_power(rows))
+        most_m = max(first_m, min(most_m, next_power(rows)))
     blocks_k = _gpu_block_k(shape.k)
     for block_m, reg_m, reg_n, threads in _gpu_tiles(first_m, most_m):
         block_n = threads // (block_m // reg_m) * reg_n
@@ -128,7 +128,7 @@ def _gemv(shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
                     continue
                 for step in GEMV_STEPS:
                     block_k = along_k * lanes * step
-                    if step == 1 or block_k <= shape.k:
+                    if shape.k % block_k == 0:
                         yield TilePlan(
                             *(1, block_n, block_k),
                             reg_n=reg_n,
@@ -192,7 +192,7 @@ def _attention_gpu(work: Attention) -> Iterator[TilePlan]:
     """Yield tiles whose register tiles keep at least half of the threads busy."""
     for block_m in powers(1, _most_q(work, 128)):
         for block_n in powers(16, _most_kv(work, 256)):
-            for num_warps in (2, 4, 8):
+            for num_warps in (1, 2, 4, 8):
                 for reg_m, reg_n in GPU_ATTENTION_TILES:
                     tiles = block_m * block_n // (reg_m * reg_n)
                     if block_m % reg_m == 0 and tiles >= num_warps * 16:

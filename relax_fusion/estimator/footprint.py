@@ -123,7 +123,7 @@ def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprin
     sums = plan.reg_m * plan.reg_n * shape.parts
     operands = plan.reg_m + plan.reg_n * shape.parts
     return Footprint(
-        smem_bytes=lines * plan.block_k * 4 * plan.num_stages,
+        smem_bytes=lines * (plan.block_k + 1) * 4 * plan.num_stages,  # rows padded by a word
         registers_per_thread=sums + operands + THREAD_OVERHEAD_REGISTERS,
         threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
     )
@@ -219,6 +219,9 @@ def _gemv_groups(plan: TilePlan, k: int, dev: DeviceSpec) -> Iterator[str]:
         )
     if k % plan.lanes:
         yield f"lanes is {plan.lanes}, does not divide k={k}"
+    elif k % plan.block_k:
+        # A last step of fewer elements would multiply registers that were never loaded.
+        yield f"block_k is {plan.block_k}, does not divide k={k}"
 
 
 def _backend(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:

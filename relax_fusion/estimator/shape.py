@@ -77,7 +77,8 @@ def matmul_shape(work: NormMatmul | GatedFFN) -> MatmulShape:
     side = work.k * b * (int(norm.returns_sum) + int(norm.returns_norm)) if norm else 0
     gamma = 0 if norm is None else work.k * b * (2 if norm.beta else 1)
     if isinstance(work, GatedFFN):
-        n_parts, parts, layouts = (work.n,), 2, frozenset({work.layout})
+        n_parts: tuple[int, ...] = (work.n,)
+        parts, layouts = 2, frozenset({work.layout})
         bias = 2 * work.n * b if work.bias else 0
     else:
         n_parts, parts = tuple(p.n for p in work.outputs), 1

@@ -109,30 +109,41 @@ def test_cuda_compiles(case: Case) -> None:
 
 
 SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
+TILE = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4)
+DOTS = TilePlan(1, 4, 64, reg_n=2, lanes=2, num_warps=2)
 KERNELS = [
-    (BASE, 1),
-    (replace(BASE, norm=None), 1),
-    (GATED, 1),
-    (replace(BASE, norm=SUM), 2),  # the addition, then the rest
-    (replace(BASE, outputs=THREE), 4),  # the norm once, then each projection
-    (replace(BASE, outputs=THREE, norm=None), 3),
+    (BASE, TILE, 2),  # the norm once, then the projection
+    (BASE, DOTS, 1),
+    (replace(BASE, norm=None), TILE, 1),
+    (replace(BASE, norm=None), DOTS, 1),
+    (GATED, TILE, 2),
+    (GATED, DOTS, 1),
+    (replace(BASE, norm=SUM), TILE, 3),  # the addition in front
+    (replace(BASE, norm=SUM), DOTS, 2),
+    (replace(BASE, outputs=THREE), TILE, 4),  # several projections share the norm
+    (replace(BASE, outputs=THREE), DOTS, 4),
+    (replace(BASE, outputs=THREE, norm=None), DOTS, 3),
 ]
 
 
-@pytest.mark.parametrize("rows", [1, 33])
-@pytest.mark.parametrize(("work", "count"), KERNELS)
-def test_number_of_kernels(work: Work, count: int, rows: int) -> None:
-    work = replace(work, rows=rows)
-    source = cuda_source(work, PlanTable.single(spread(work, True, rows)))
+@pytest.mark.parametrize(("work", "plan", "count"), KERNELS)
+def test_number_of_kernels(work: Work, plan: TilePlan, count: int) -> None:
+    work = replace(work, rows=33)
+    source = cuda_source(work, PlanTable.single(plan))
     assert len(kernels(source)) == count
     assert source.count("__global__") == 2 * count  # declared, then defined
 
 
 @pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
 def test_cuda_ranges(work: Work) -> None:
-    source = cuda_source(work, ranges(work, gpu=True))
-    per_range = 4 if isinstance(work, NormMatmul) and len(work.outputs) > 1 else 1
-    assert len(kernels(source)) == 3 * per_range
+    table = ranges(work, gpu=True)
+    source = cuda_source(work, table)
+    outputs = len(work.outputs) if isinstance(work, NormMatmul) else 1
+    # Only dot products of a single projection normalise their own row.
+    norms = sum(plan.block_m > 1 or outputs > 1 for _, plan in table.entries)
+    layout = "kn" if isinstance(work, NormMatmul) and work.outputs[0].layout == "kn" else "nk"
+    norms = 3 if layout == "kn" else norms
+    assert len(kernels(source)) == 3 * outputs + norms
     assert not any(divergent_barriers(kernel) for kernel in kernels(source))
 
 

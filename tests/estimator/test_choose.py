@@ -109,9 +109,12 @@ def test_a_matmul_alone_is_never_declined():
             assert isinstance(choose(norm_matmul(rows=rows, norm=None), dev), Choice)
 
 
-def test_a_dynamic_norm_and_matmul_pays_on_a_gpu():
-    assert isinstance(choose(norm_matmul(), GPU), Choice)
-    assert isinstance(choose(gated_ffn(), GPU), Choice)
+def test_plain_tiles_pay_on_a_gpu_where_a_pass_over_x_is_saved():
+    # Measured on an H200: a gated pair of 1024 rows 7.5 ms, unfused 8.4; qkv of 256 rows .76, .50.
+    assert isinstance(choose(replace(gated_ffn(), rows=1024), GPU), Choice)
+    declined = choose(norm_matmul(rows=256), GPU)
+    assert isinstance(declined, Decline)
+    assert declined.reason is Reason.NOT_PROFITABLE
 
 
 def test_neighbours_with_one_plan_are_merged():
