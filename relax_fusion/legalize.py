@@ -9,13 +9,16 @@ scores and sums in float16. Here they are float32, and a masked score is minus i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, te, tirx, topi
 
-from .pattern import is_call, same_shape, shape_of
+from .pattern import is_call
+from .rebuild import overwritten_by
+from .shapes import same_shape, shape_of
 
 
 def attention(
@@ -66,13 +69,16 @@ LEGALIZE_MAP: Mapping[str, Callable] = {"relax.nn.attention": _attention}
 
 
 @tvm.transform.module_pass(opt_level=0, name="UnshareTransposes")
+@dataclass(frozen=True)
 class UnshareTransposes:
     """Give every matmul a transpose of its own.
 
     rewrite: ``wt = R.permute_dims(w); a = R.matmul(x, wt); b = R.matmul(y, wt)`` ->
-    ``wt = R.permute_dims(w); a = R.matmul(x, wt); wt1 = R.permute_dims(w); b = R.matmul(y, wt1)``
+    ``t1 = R.permute_dims(w); t2 = R.permute_dims(w); a = R.matmul(x, t1); b = R.matmul(y, t2)``
 
     TVM 0.27's FuseTransposeMatmul raises an AttributeError where anything else reads the transpose.
+    The copies stand where the original does: between there and its readers, the tensor may be
+    overwritten in place.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -86,44 +92,79 @@ class UnshareTransposes:
 
 @relax.expr_functor.mutator
 class _Unshare(relax.PyExprMutator):
+    def __init__(self, mod: ir.IRModule):
+        super().__init__(mod)
+        self.readers: Counter[relax.Expr] = Counter()
+        self.copies: dict[relax.Expr, list[relax.Var]] = {}
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        made = {b.var for b in block.bindings}
+        rights = [b.value.args[1] for b in block.bindings if is_call(b.value, "relax.matmul")]
+        self.readers = Counter(r for r in rights if r in made)
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        super().visit_var_binding_(binding)
+        if is_call(binding.value, "relax.permute_dims"):
+            source = self.visit_expr(binding.value.args[0])
+            # TVM tells values apart by object: each copy is a call of its own.
+            self.copies[binding.var] = [
+                self.builder_.emit(relax.op.permute_dims(source, binding.value.attrs.axes))
+                for _ in range(self.readers[binding.var])
+            ]
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        if not isinstance(call.op, ir.Op) or call.op.name != "relax.matmul":
-            return call
-        right = call.args[1]
-        value = self.lookup_binding(right) if isinstance(right, relax.Var) else None
-        is_op = isinstance(value, relax.Call) and isinstance(value.op, ir.Op)
-        if value is None or not is_op or value.op.name != "relax.permute_dims":
-            return call
-        return relax.op.matmul(call.args[0], self.builder_.emit(value), call.attrs.out_dtype)
+        new = super().visit_call_(call)
+        if is_call(call, "relax.matmul") and self.copies.get(call.args[1]):
+            right = self.copies[call.args[1]].pop(0)
+            return relax.op.matmul(new.args[0], right, call.attrs.out_dtype)
+        return new
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseTransposeMatmul")
 @dataclass(frozen=True)
 class FuseTransposeMatmul:
-    """TVM's pass of that name, kept away from a product of a tensor with its own transpose.
+    """TVM's pass of that name, kept away from two modules that it does not take.
 
     ``matmul(x, permute_dims(x))`` has one input where that pass reads two, which ends in an
-    IndexError (seen with TVM 0.27).  A module that has one is left to the legalisation.
+    IndexError (seen with TVM 0.27).  And where a tensor is overwritten in place between its
+    transpose and the matmul, the fused kernel would read the new values.  A module that has either
+    is left to the legalisation.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite `mod`, unless it has a product that TVM's pass cannot take."""
-        if any(_multiplies_itself(f) for f in mod.functions.values()):
-            return mod
+        for func in mod.functions.values():
+            if isinstance(func, relax.Function):
+                bindings = [b for block in func.body.blocks for b in block.bindings]
+                if _multiplies_itself(bindings) or _overwrites_a_factor(bindings):
+                    return mod
         return relax.transform.FuseTransposeMatmul()(mod)
 
 
-def _multiplies_itself(func: ir.BaseFunc) -> bool:
-    """Tell whether a function multiplies a tensor by its own transpose."""
-    if not isinstance(func, relax.Function):
-        return False
-    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+def _multiplies_itself(bindings: Sequence[relax.Binding]) -> bool:
+    """Tell whether a tensor is multiplied by its own transpose."""
+    values = {b.var: b.value for b in bindings}
     for product in values.values():
         if is_call(product, "relax.matmul"):
             right = values.get(product.args[1])
             if is_call(right, "relax.permute_dims") and right.args[0].same_as(product.args[0]):
                 return True
+    return False
+
+
+def _overwrites_a_factor(bindings: Sequence[relax.Binding]) -> bool:
+    """Tell whether a tensor is overwritten between its transpose and a matmul that reads that."""
+    sources: dict[relax.Var, relax.Expr] = {}
+    stale: set[relax.Expr] = set()
+    for binding in bindings:
+        value = binding.value
+        if is_call(value, "relax.permute_dims"):
+            sources[binding.var] = value.args[0]
+        elif is_call(value, "relax.matmul") and value.args[1] in stale:
+            return True
+        overwritten = set(overwritten_by(value))
+        stale.update(t for t, source in sources.items() if source in overwritten)
     return False
 
 

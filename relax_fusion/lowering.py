@@ -7,7 +7,6 @@ kernel comes after its inputs and before its readers.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,18 +18,8 @@ from .compute import build_prim_func
 from .decision import Decision
 from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, TilePlanError
 from .estimator import Choice, choose
-from .pattern import (
-    BlockView,
-    KernelArg,
-    KernelOut,
-    Match,
-    Matcher,
-    Refused,
-    free_vars,
-    is_call,
-    same_shape,
-    shape_of,
-)
+from .pattern import BlockView, Match, Matcher, Refused
+from .rebuild import Kernel, order, rebuild
 from .target import device_of, host_target, is_gpu
 from .tile_plan import PlanTable, TilePlan
 
@@ -102,14 +91,6 @@ def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions)
     return relax.transform.Normalize()(fuser.builder.get())
 
 
-@dataclass
-class _Kernel:
-    """An accepted match and the PrimFunc that computes it."""
-
-    match: Match
-    gvar: ir.GlobalVar
-
-
 class _Fuser:
     """The state of one `fuse` call: the kernels so far and what the estimator needs."""
 
@@ -131,7 +112,7 @@ class _Fuser:
                 self._decline_impure(name, matches)
                 matches = []
             kernels = [k for k in (self._kernel(name, m) for m in matches) if k is not None]
-            blocks.append(_rebuild(view, kernels) if kernels else block)
+            blocks.append(rebuild(view, kernels) if kernels else block)
             changed |= bool(kernels)
         if not changed:
             return None
@@ -140,32 +121,33 @@ class _Fuser:
 
     def _matches(self, function: str, view: BlockView) -> list[Match]:
         """Collect matches that share no binding and can be ordered among themselves."""
-        taken: set[relax.Var] = set()
         matches: list[Match] = []
         for binding in view.bindings:
-            if binding.var in taken:
+            if binding.var in view.taken:
                 continue
             try:
                 match = self.matcher(view, binding.var)
             except Refused as refusal:
                 self._record(function, binding.var.name, refusal.decline)
                 continue
-            if match is None or taken & set(match.covers):
+            if match is None:
                 continue
-            if _reads_itself(view, match):
+            if not view.is_free(*match.covers):
+                self._decline_overlap(function, view, match)
+            elif _reads_itself(view, match):
                 self._decline_cycle(function, match)
-                continue
-            taken |= set(match.covers)
-            matches.append(match)
+            else:
+                view.take(match)
+                matches.append(match)
         return self._orderable(function, view, matches)
 
     def _orderable(self, function: str, view: BlockView, matches: list[Match]) -> list[Match]:
         """Drop, one by one, matches that cannot be ordered together with those before them."""
-        if _order(view, matches) is not None:
+        if order(view, matches) is not None:
             return matches
         kept: list[Match] = []
         for match in matches:
-            if _order(view, [*kept, match]) is None:
+            if order(view, [*kept, match]) is None:
                 self._decline_cycle(function, match)
             else:
                 kept.append(match)
@@ -175,12 +157,17 @@ class _Fuser:
         detail = "the kernel would need a result that depends on its own"
         self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
 
+    def _decline_overlap(self, function: str, view: BlockView, match: Match) -> None:
+        var = next(v for v in match.covers if v in view.taken)
+        detail = f"{var.name} is computed by the kernel of {view.taken[var].where}"
+        self._record(function, match.where, Decline(Reason.OVERLAP, detail), match)
+
     def _decline_impure(self, function: str, matches: list[Match]) -> None:
         detail = "the chain is not in a dataflow block, where calls may have side effects"
         for match in matches:
             self._record(function, match.where, Decline(Reason.SIDE_EFFECT, detail), match)
 
-    def _kernel(self, function: str, match: Match) -> _Kernel | None:
+    def _kernel(self, function: str, match: Match) -> Kernel | None:
         """Ask the estimator; add the PrimFunc if it says yes."""
         work = match.workload
         plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
@@ -195,7 +182,7 @@ class _Fuser:
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
         self._record(function, match.where, None, match, (name, choice))
-        return _Kernel(match, gvar)
+        return Kernel(match, gvar)
 
     def _record(
         self,
@@ -243,136 +230,3 @@ def _reads_itself(view: BlockView, match: Match) -> bool:
     inside = set(match.covers)
     tensors = (a.expr for a in match.args if isinstance(a.expr.ty, relax.TensorType))
     return any(view.depends_on(expr, inside) for expr in tensors)
-
-
-# --- rebuilding a block ----------------------------------------------------------------------
-
-
-def _order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
-    """Order kernels and the remaining bindings so that each comes after what it reads.
-
-    The original order is kept where it can be.  A call that overwrites its argument in place stays
-    behind everything that reads the old value.  None if the matches depend on each other in a ring.
-    """
-    owner: dict[int, int] = {}
-    for number, match in enumerate(matches):
-        owner.update({view.index[v]: -1 - number for v in match.covers})
-    items = sorted({owner.get(i, i) for i in range(len(view.bindings))})
-    position: dict[int, int] = {}
-    for i, number in owner.items():
-        position[number] = min(i, position.get(number, i))
-    needs: dict[int, set[int]] = {item: set() for item in items}
-    for i, binding in enumerate(view.bindings):
-        me = owner.get(i, i)
-        before = [view.index[v] for v in view.reads[binding.var] if v in view.index]
-        for v in _overwritten(binding.value):
-            before += [view.index[u] for u in view.uses(v) if view.index[u] < i]
-        needs[me] |= {owner.get(j, j) for j in before} - {me}
-    return _topological(items, needs, position, matches)
-
-
-def _topological(
-    items: list[int],
-    needs: dict[int, set[int]],
-    position: dict[int, int],
-    matches: list[Match],
-) -> list[Match | int] | None:
-    readers: dict[int, list[int]] = {item: [] for item in items}
-    for item, before in needs.items():
-        for other in before:
-            readers[other].append(item)
-    waiting = {item: len(before) for item, before in needs.items()}
-    ready = [(position.get(item, item), item) for item in items if not waiting[item]]
-    heapq.heapify(ready)
-    order: list[Match | int] = []
-    while ready:
-        _, item = heapq.heappop(ready)
-        order.append(matches[-1 - item] if item < 0 else item)
-        for reader in readers[item]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heapq.heappush(ready, (position.get(reader, reader), reader))
-    return order if len(order) == len(items) else None
-
-
-def _overwritten(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables whose storage a call writes in place."""
-    if not is_call(value, "relax.call_tir_inplace"):
-        return []
-    args = value.args[1].fields
-    return [args[int(i)] for i in value.attrs.inplace_indices if int(i) >= 0]
-
-
-def _rebuild(view: BlockView, kernels: list[_Kernel]) -> relax.DataflowBlock:
-    """Emit the block with kernels in place of the bindings that they cover."""
-    emitter = _Emitter(view)
-    by_match = {id(k.match): k for k in kernels}
-    order = _order(view, [k.match for k in kernels])
-    assert order is not None, "matches were checked to be orderable"
-    for item in order:
-        if isinstance(item, int):
-            emitter.bindings.append(view.bindings[item])
-        else:
-            emitter.kernel(by_match[id(item)])
-    return relax.DataflowBlock(emitter.bindings)
-
-
-class _Emitter:
-    """Writes the bindings around a kernel: reshapes to its shapes, the call, and back."""
-
-    def __init__(self, view: BlockView):
-        self.view = view
-        self.bindings: list[relax.Binding] = []
-        self.builder = relax.BlockBuilder()
-        self.flat: dict[relax.Var, relax.Var] = {}
-
-    def kernel(self, kernel: _Kernel) -> None:
-        """Emit one kernel call with the reshapes that it needs."""
-        match = kernel.match
-        args = [self._arg(a) for a in match.args]
-        types = [
-            relax.TensorType(o.shape, o.dtype, vdevice=o.var.ty.vdevice) for o in match.outs
-        ]
-        call = relax.op.call_tir(kernel.gvar, relax.Tuple(args), types)
-        if len(match.outs) == 1:
-            self._result(call, match.outs[0])
-            return
-        packed = self._bind(call, "fused")
-        for index, out in enumerate(match.outs):
-            self._result(relax.TupleGetItem(packed, index), out)
-
-    def _arg(self, arg: KernelArg) -> relax.Expr:
-        if arg.shape is None or same_shape(shape_of(arg.expr), arg.shape):
-            return arg.expr
-        source = self._flattened(arg)
-        if source is not None:
-            return source
-        flat = self._bind(relax.op.reshape(arg.expr, arg.shape), "flat")
-        if isinstance(arg.expr, relax.Var):
-            self.flat[arg.expr] = flat
-        return flat
-
-    def _flattened(self, arg: KernelArg) -> relax.Expr | None:
-        """Return a tensor of the wanted shape of which `arg` is only a reshape."""
-        flat = self.flat.get(arg.expr) if isinstance(arg.expr, relax.Var) else None
-        if flat is None:
-            reshape = self.view.call(arg.expr, "relax.reshape")
-            flat = reshape.args[0] if reshape is not None else None
-        return flat if flat is not None and same_shape(shape_of(flat), arg.shape) else None
-
-    def _result(self, value: relax.Expr, out: KernelOut) -> None:
-        if same_shape(shape_of(out.var), out.shape):
-            self.bindings.append(relax.VarBinding(out.var, value))
-            return
-        flat = self._bind(value, f"{out.var.name}_flat")
-        self.flat[out.var] = flat
-        reshape = relax.op.reshape(flat, shape_of(out.var))
-        self.bindings.append(relax.VarBinding(out.var, self.builder.normalize(reshape)))
-
-    def _bind(self, value: relax.Expr, hint: str) -> relax.Var:
-        value = self.builder.normalize(value)
-        var = relax.DataflowVar(hint, value.ty)
-        self.bindings.append(relax.VarBinding(var, value))
-        return var
-
-

@@ -9,18 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
-from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
+from tvm import ir, relax
 
 from .errors import Decline, Reason
-from .workload import DTYPE_BYTES, Dim, DynamicDim, Workload
+from .workload import Workload
 
 PrimExpr: TypeAlias = ir.Expr
 Shape: TypeAlias = Sequence[PrimExpr | int]
-
-_ANALYZER = Analyzer()
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ def guard(condition: bool, reason: Reason, detail: str) -> None:
 
 
 class BlockView:
-    """Def-use chains of one dataflow block.
+    """Def-use chains of one dataflow block, and the bindings that kernels have taken already.
 
     Parameters
     ----------
@@ -118,6 +115,18 @@ class BlockView:
         outputs = self.bindings if isinstance(block, relax.DataflowBlock) else []
         self.is_output = {b.var for b in outputs if not isinstance(b.var, relax.DataflowVar)}
         self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
+        self.taken: dict[relax.Var, Match] = {}
+        self.spans: list[tuple[int, int]] = []
+
+    def take(self, match: Match) -> None:
+        """Give the bindings of a match to its kernel."""
+        self.taken.update(dict.fromkeys(match.covers, match))
+        places = [self.index[v] for v in match.covers]
+        self.spans.append((min(places), max(places)))
+
+    def is_free(self, *variables: relax.Expr) -> bool:
+        """Tell whether no kernel has taken any of `variables`."""
+        return self.taken.keys().isdisjoint(variables)
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
         """Return the value bound to `expr` in this block, following aliases that keep its type."""
@@ -145,116 +154,57 @@ class BlockView:
         return users[0] if len(users) == 1 and not self.escapes(var) else None
 
     def depends_on(self, expr: relax.Expr, targets: set[relax.Var]) -> bool:
-        """Tell whether `expr` is computed, within this block, from any of `targets`."""
-        # What is bound before the first target cannot depend on any of them.
-        first = min((self.index[t] for t in targets if t in self.index), default=len(self.index))
-        stack, seen = list(free_vars(expr)), set()
+        """Tell whether `expr` is computed, within this block, from any of `targets`.
+
+        A kernel needs all its inputs for each of its outputs, whatever the bindings that it took.
+        """
+        first = self._first_that_can_read(targets)
+        stack = list(free_vars(expr))
+        seen: set[relax.Var] = set()
         while stack:
             var = stack.pop()
             if var in targets:
                 return True
-            if var not in seen and self.index.get(var, -1) > first:
-                seen.add(var)
-                stack.extend(self.reads[var])
+            if var not in seen and self.index.get(var, -1) >= first:
+                together = self.taken[var].covers if var in self.taken else (var,)
+                seen.update(together)
+                stack.extend(read for v in together for read in self.reads[v])
         return False
+
+    def _first_that_can_read(self, targets: set[relax.Var]) -> int:
+        """Return an index before which no binding is computed from any of `targets`."""
+        first = min((self.index[t] for t in targets if t in self.index), default=len(self.index))
+        while True:
+            # An early binding of a kernel waits for what the kernel's late bindings read.
+            earlier = [start for start, end in self.spans if start < first <= end]
+            if not earlier:
+                return first
+            first = min(earlier)
 
 
 def free_vars(expr: relax.Expr) -> list[relax.Var]:
-    """Return the Relax variables read by a bound value (a nested function's inner ones excluded)."""
+    """Return the Relax variables read by a bound value, but not those inside a nested function."""
     if isinstance(expr, relax.Var):
         return [expr]
     return list(relax.analysis.free_vars(expr))
 
 
-def is_call(expr: relax.Expr | None, *ops: str) -> bool:
+def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
     """Tell whether `expr` is a call of one of the operators named `ops`."""
     return isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) and expr.op.name in ops
 
 
-def shape_of(expr: relax.Expr) -> list[PrimExpr] | None:
-    """Return the dimensions of a tensor, or None if its rank or shape is unknown."""
-    ty = expr.ty
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    return list(ty.shape.values)
-
-
-def dtype_of(expr: relax.Expr) -> str:
-    """Return the element type of a tensor, ``""`` if it is unknown."""
-    ty = expr.ty
-    return str(ty.dtype) if isinstance(ty, relax.TensorType) and ty.dtype is not None else ""
-
-
-def known_shape(expr: relax.Expr, what: str) -> list[PrimExpr]:
-    """Return the shape of `expr`, refusing the chain if it is not known at compile time."""
-    shape = shape_of(expr)
-    if shape is None:
-        raise Refused(Reason.SHAPE, f"{what} has no known shape: {expr.ty}")
-    return shape
-
-
-def static(dim: PrimExpr | int, what: str) -> int:
-    """Return a dimension as an int, refusing the chain if it is dynamic or zero."""
-    value = dim if isinstance(dim, int) else int(dim) if isinstance(dim, tirx.IntImm) else None
-    if value is None:
-        raise Refused(Reason.SHAPE, f"{what} is dynamic ({dim}); it must be static")
-    guard(value > 0, Reason.SHAPE, f"{what} is {value}; it must be at least 1")
-    return value
-
-
-def same_shape(a: Shape | None, b: Shape | None) -> bool:
-    """Tell whether two shapes are provably equal."""
-    return a is not None and b is not None and len(a) == len(b) and all(map(_same_dim, a, b))
-
-
-def _same_dim(a: PrimExpr | int, b: PrimExpr | int) -> bool:
-    return bool(_ANALYZER.can_prove_equal(a, b))
-
-
-def product(dims: Shape) -> PrimExpr | int:
-    """Return the simplified product of dimensions, an int where all are static."""
-    total: PrimExpr | int = tirx.IntImm("int64", 1)
-    for dim in dims:
-        total = total * dim
-    total = _ANALYZER.simplify(total)
-    return int(total) if isinstance(total, tirx.IntImm) else total
-
-
-def as_dim(value: PrimExpr | int, bounds: dict[str, int] | None = None) -> Dim:
-    """Describe a size for a workload: an int, or a `DynamicDim` named as it prints.
-
-    `bounds` maps the names of symbolic variables to their largest values.
-    """
-    if isinstance(value, int):
-        return value
-    if isinstance(value, tirx.IntImm):
-        return int(value)
-    return DynamicDim(str(value), _upper(value, bounds or {}))
-
-
-def _upper(value: PrimExpr, bounds: dict[str, int]) -> int | None:
-    """Return the largest value of a size, None if a variable in it has no bound."""
-    analyzer = Analyzer()
-    for var in tirx.analysis.undefined_vars(value):
-        if var.name not in bounds:
-            return None
-        analyzer.bind(var, ir.Range(0, bounds[var.name] + 1))
-    return int(analyzer.const_int_bound(value).max_value)
-
-
-def check_dtype(dtype: str, what: str) -> str:
-    """Return `dtype`, refusing the chain if the kernels do not handle it."""
-    allowed = [d for d in DTYPE_BYTES if d != "float64"]
-    detail = f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}"
-    guard(dtype in allowed, Reason.DTYPE, detail)
-    return dtype
-
-
-def check_vdevices(exprs: Sequence[relax.Expr]) -> None:
-    """Refuse operands that live on different virtual devices."""
-    places = {str(e.ty.vdevice) for e in exprs if isinstance(e.ty, relax.TensorType) and e.ty.vdevice}
-    guard(len(places) <= 1, Reason.VDEVICE, f"operands live on {' and '.join(sorted(places))}")
+def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Var]) -> None:
+    """Refuse a chain of which something inside is needed outside."""
+    inside = set(covers)
+    for var in covers:
+        if var in outs:
+            continue
+        name = var.name
+        guard(not view.escapes(var), Reason.LEAKED, f"{name} is a result of the function")
+        others = [u.name for u in view.uses(var) if u not in inside]
+        guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
 
 
 Matcher = Callable[[BlockView, relax.Var], Match | None]
-"""Looks at the binding of one variable: a match, None (not an anchor of this pattern), or Refused."""
+"""Looks at the binding of a variable: a match, None (no anchor of this pattern), or Refused."""

@@ -107,7 +107,8 @@ class PipelineOptions:
         bad = [k for k, v in self.variable_bounds.items() if not isinstance(v, int) or v < 1]
         if bad:
             value = self.variable_bounds[bad[0]]
-            raise PipelineError(f"variable_bounds[{bad[0]!r}] is {value!r}; must be an integer >= 1")
+            detail = f"is {value!r}; it must be an integer >= 1"
+            raise PipelineError(f"variable_bounds[{bad[0]!r}] {detail}")
 
     @property
     def fuse(self) -> FuseOptions:
@@ -127,7 +128,10 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
 
 def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     """Rewrite the operator graph: our patterns first, then libraries for what is left."""
-    passes: list[Pass] = [relax.transform.ConvertToDataflow(min_size=1)]
+    passes: list[Pass] = [
+        relax.transform.ConvertToDataflow(min_size=1),
+        relax.transform.CanonicalizeBindings(),
+    ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
@@ -278,5 +282,3 @@ def dump(mod: ir.IRModule, path: Path) -> None:
     """Write a module as TVMScript, constants left out, making the directory if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(mod.script(show_meta=False) + "\n", encoding="utf-8")
-
-

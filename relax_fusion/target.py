@@ -14,6 +14,7 @@ from .errors import TargetError
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 """The device that stands for an architecture when the target names none (``model``)."""
 
+
 def is_gpu(target: Target) -> bool:
     """Tell whether `target` executes kernels on a GPU."""
     return "gpu" in target.keys

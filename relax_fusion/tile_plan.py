@@ -65,7 +65,8 @@ class TilePlan:
                     f"{block}={getattr(self, block)}"
                 )
         if self.backend not in ("tir", "triton"):
-            raise TilePlanError(f"tile plan: backend is {self.backend!r}, must be 'tir' or 'triton'")
+            detail = f"backend is {self.backend!r}, must be 'tir' or 'triton'"
+            raise TilePlanError(f"tile plan: {detail}")
 
     @property
     def key(self) -> str:

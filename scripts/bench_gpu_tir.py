@@ -69,9 +69,7 @@ def time_chain(
     pipeline = relax.get_pipeline(
         "relax_fusion", target=target, report=report, disable=[] if fuse else list(PATTERNS)
     )
-    vm = relax.VirtualMachine(
-        tvm.compile(mod, target=target, relax_pipeline=pipeline), tvm.cuda(0)
-    )
+    vm = relax.VirtualMachine(tvm.compile(mod, target=target, relax_pipeline=pipeline), tvm.cuda(0))
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(v, "float32") for v in shapes(chain, rows).values()]
     values += [rng.standard_normal([int(d) for d in p.shape], "float32") * 0.02 for _, p in params]

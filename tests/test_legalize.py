@@ -1,4 +1,4 @@
-"""Attention with scores so negative that TVM's own legalisation divides zero by zero."""
+"""Legalisation of attention whose scores underflow, and the transposes of matmuls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 import tvm
 from tvm import relax, tirx
 
-from relax_fusion.legalize import LEGALIZE_MAP
+from relax_fusion.legalize import LEGALIZE_MAP, FuseTransposeMatmul, UnshareTransposes
+from relax_fusion.pattern import is_call
 
-from . import common
+from .models import common
+from .passes.common import HEADER, Chain, calls, compile_pair, module, outputs, run_pass
 
 
 def attention_module(dtype: str, dim: int) -> tvm.IRModule:
@@ -52,3 +54,57 @@ def torch_attention(dtype: str, *arrays: np.ndarray) -> np.ndarray:
     visible = visible.tril(k.shape[2] - q.shape[2])
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     return out.transpose(1, 2).double().numpy()
+
+
+# --- transposes ------------------------------------------------------------------------------
+
+OVERWRITTEN = """
+    @T.prim_func(s_tir=True, private=True)
+    def zero(w: T.Buffer((T.int64(5), T.int64(8)), "float32")):
+        for i, j in T.grid(T.int64(5), T.int64(8)):
+            with T.sblock("zero"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                w[vi, vj] = T.float32(0)
+
+    @R.function
+    def main(x: R.Tensor((3, 8), "float32"), y: R.Tensor((4, 8), "float32"),
+             w: R.Tensor((5, 8), "float32")):
+        cls = Module
+        with R.dataflow():
+            t = R.permute_dims(w)
+            new = R.call_tir_inplace(cls.zero, (w,), out_ty=R.Tensor((5, 8), "float32"),
+                                     inplace_indices=[0])
+            a = R.matmul(x, t)
+            b = R.matmul(y, t)
+            R.output(a, b, new)
+        return (a, b, new)
+"""
+
+
+def test_transposes_are_copied_where_they_stand() -> None:
+    mod = UnshareTransposes()(tvm.script.from_source(HEADER + OVERWRITTEN))
+    names = ["permute_dims", "permute_dims", "call_tir_inplace", "matmul", "matmul"]
+    assert calls(mod["main"]) == names
+    block = mod["main"].body.blocks[0]
+    assert len({b.value.args[1] for b in block.bindings if is_call(b.value, "relax.matmul")}) == 2
+
+
+def test_a_transpose_is_read_before_its_tensor_is_overwritten() -> None:
+    rng = np.random.default_rng(0)
+    x, y, w = (rng.standard_normal(s).astype("float32") for s in ((3, 8), (4, 8), (5, 8)))
+    mod = tvm.script.from_source(HEADER + OVERWRITTEN)
+    fused, _ = run_pass(mod, "FuseMatmulEpilogue")  # its kernels read w, not the transpose
+    assert calls(fused["main"])[-2:] == ["call_tir", "call_tir_inplace"]
+    for machine in compile_pair(mod):
+        a, b, new = outputs(machine, "main", [x, y, w])
+        np.testing.assert_allclose(a, x @ w.T, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(b, y @ w.T, rtol=0, atol=1e-5)
+        assert not new.any()
+
+
+def test_transpose_that_is_a_result_and_read_twice() -> None:
+    body = "t = R.permute_dims(w); a = R.matmul(x, t); b = R.matmul(y, t)"
+    mod = module([Chain("main", "x[3,8] y[4,8] w[5,8]", body, "(a, b, t)")])
+    assert calls(UnshareTransposes()(mod)["main"]).count("permute_dims") == 3
+    out = FuseTransposeMatmul()(UnshareTransposes()(mod))
+    assert calls(out["main"]) == ["permute_dims", "call_tir", "call_tir"]

@@ -10,8 +10,19 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from relax_fusion import FuseOptions, FuseRMSNormMatmul, Reason, TilePlan, TilePlanError, lowering
+from relax_fusion import (
+    Decision,
+    FuseMatmulEpilogue,
+    FuseOptions,
+    FuseRMSNormMatmul,
+    Reason,
+    TilePlan,
+    TilePlanError,
+    host_target,
+    lowering,
+)
 from relax_fusion.errors import Decline
+from relax_fusion.pattern import BlockView, Match
 from relax_fusion.tile_plan import PLAN_ATTR
 
 from .passes.common import (
@@ -116,8 +127,9 @@ def test_kernels_that_need_each_other() -> None:
     chain = Chain("main", "x[6,32] g[32] Wa[32,32] Wb[32,32]", RING, "(v, z)")
     mod = module([chain])
     _, decisions = run_pass(mod, "FuseRMSNormMatmul")
-    assert [d.decline.reason for d in decisions if d.decline] == [Reason.CYCLE]
-    assert len(decisions) == 2
+    # Each would be a residual of the other: the second kernel leaves its last addition alone.
+    epilogues = [[p.epilogue for p in d.workload.outputs] for d in decisions if d.workload]
+    assert epilogues == [[(), ("residual",)], [(), ()]]
     assert_numbers(compile_pair(mod), mod, chain)
 
 
@@ -164,6 +176,23 @@ def test_a_kernel_reads_a_buffer_before_it_is_overwritten() -> None:
     # TVM's own pipeline is no peer here: it reads the cache after it was overwritten.
     assert rms(ours[0] - exact) <= 2 * np.finfo("float32").eps * rms(exact) * np.sqrt(8 + 7)
     assert not ours[1].any()
+
+
+def test_a_matcher_that_wants_what_another_kernel_has() -> None:
+    body = "m = R.matmul(x, W); p = R.add(m, b); n = R.matmul(x, V); y = R.add(p, n)"
+    mod = module([Chain("main", "x[6,32] W[32,48] V[32,48] b[48]", body, "y")])
+    decisions: list[Decision] = []
+    options = FuseOptions(target=host_target(), decisions=decisions)
+
+    def greedy(view: BlockView, var: relax.Var) -> Match | None:
+        untouched = BlockView(mod["main"].body.blocks[0], mod)
+        return FuseMatmulEpilogue(options).match(untouched, var)
+
+    out = lowering.fuse(mod, "Greedy", greedy, options)
+    second, first = decisions  # kernels are made when all matches of a block are known
+    assert first.fused and second.decline.reason == Reason.OVERLAP
+    assert "y is computed by the kernel of y" in second.decline.detail
+    assert calls(out["main"]) == ["matmul", "call_tir"]
 
 
 # --- hostile modules -------------------------------------------------------------------------

@@ -5,18 +5,9 @@ from __future__ import annotations
 import pytest
 from tvm import tirx
 
-from relax_fusion import DynamicDim, Reason
-from relax_fusion.pattern import (
-    BlockView,
-    Refused,
-    as_dim,
-    check_dtype,
-    free_vars,
-    guard,
-    product,
-    same_shape,
-    static,
-)
+from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
+from relax_fusion.pattern import BlockView, Match, Refused, free_vars, guard
+from relax_fusion.shapes import as_dim, as_dims, check_dtype, product, same_shape, static
 
 from .passes.common import Chain, module
 
@@ -51,6 +42,16 @@ def test_dependence(view: BlockView) -> None:
     assert free_vars(v["e"]) == [v["e"]]
 
 
+def test_dependence_through_a_kernel(view: BlockView) -> None:
+    v = named(view)
+    work = NormMatmul(6, 32, (Projection(48, "kn"),), None, "float32", "float32")
+    assert view.is_free(v["a"], v["d"]) and not view.depends_on(v["a"], {v["c"]})
+    view.take(Match("", "", (v["a"], v["d"]), (), (), work))
+    assert not view.is_free(v["b"], v["d"]) and view.is_free(v["c"])
+    # One kernel computes a and d, so a waits for c, which only d reads.
+    assert view.depends_on(v["a"], {v["c"]})
+
+
 def test_guards() -> None:
     guard(True, Reason.AXIS, "")
     for call, reason in (
@@ -63,6 +64,14 @@ def test_guards() -> None:
         with pytest.raises(Refused) as caught:
             call()
         assert caught.value.decline.reason == reason
+
+
+def test_a_name_stands_for_one_size() -> None:
+    n, m, other = (tirx.Var(name, "int64") for name in ("n", "m", "n"))
+    names = [getattr(d, "name", d) for d in as_dims([n, other, 3, n, other])]
+    assert names == ["n", "n_2", 3, "n", "n_2"]
+    assert len({d.name for d in as_dims([n * m, m * n, n * 2])}) == 2
+    assert [d.name for d in as_dims([n, m], {"m": 5}, reserved=["m", "m_2"])] == ["n", "m_3"]
 
 
 def test_sizes() -> None:

@@ -41,7 +41,8 @@ def compiled(mod: tvm.IRModule, **options: object) -> relax.VirtualMachine:
 
 
 def test_registered_by_the_import() -> None:
-    code = "import relax_fusion\nfrom tvm import relax\nrelax.get_pipeline('relax_fusion', target='llvm')"
+    code = "import relax_fusion\nfrom tvm import relax\n"
+    code += "relax.get_pipeline('relax_fusion', target='llvm')"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -132,6 +133,14 @@ def test_disabled_passes_do_nothing() -> None:
         report = Report()
         compiled(module([BLOCK]), disable=[name], report=report)
         assert name not in {d.pattern for d in report.fused}
+
+
+def test_aliases_inside_a_chain() -> None:
+    body = H + "m = R.matmul(h, W); n = m; o = n; y = R.nn.silu(o)"
+    chain = replace(BLOCK, body=body)
+    report = Report()
+    compiled(module([chain]), report=report)
+    assert [d.workload.outputs[0].epilogue for d in report.fused] == [("silu",)]
 
 
 # --- phases and dumps ------------------------------------------------------------------------

@@ -29,8 +29,8 @@ TENSOR_EFFICIENCY = 0.8
 
 SIMT_EFFICIENCY = 0.55
 """Reached part of what issue slots, FMA pipes and shared memory allow together.  With
-`LATENCY_WARPS`, fitted to ten plans measured on an H200 (16 to 1024 rows, float16), whose times it
-gives to within a factor of 1.2 (root mean square): loads are not wide, and nothing is loaded ahead."""
+`LATENCY_WARPS` fitted to ten plans measured on an H200 (16 to 1024 rows, float16), whose times the
+model gives to within a factor of 1.2 (root mean square).  Loads are not wide, nor done ahead."""
 
 ISSUE_PER_CLOCK = 4
 """Warp instructions that a multiprocessor starts each clock (CUDA guide: four schedulers)."""
@@ -137,9 +137,7 @@ def matmul_on_gpu(
     return _after_norm(whole, shape, dev, rows) if apart else whole
 
 
-def _after_norm(
-    rest: Prediction, shape: MatmulShape, dev: DeviceSpec, rows: int
-) -> Prediction:
+def _after_norm(rest: Prediction, shape: MatmulShape, dev: DeviceSpec, rows: int) -> Prediction:
     """Add a kernel that writes normalised rows in float32, one thread block a row."""
     moved = rows * (shape.x_row_bytes + shape.k * WORKSPACE_BYTES)
     streamed = moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)

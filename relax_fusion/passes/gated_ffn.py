@@ -7,31 +7,31 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import ir, relax, tirx
 
-from ..chains import Linear, activation, binary, check_operands, epilogue, linear
-from ..errors import Reason
-from ..lowering import FuseOptions, fuse
-from ..pattern import (
-    BlockView,
-    KernelArg,
-    KernelOut,
-    Match,
-    as_dim,
-    check_dtype,
-    check_vdevices,
-    dtype_of,
-    guard,
-    same_shape,
-    shape_of,
-)
-from ..projections import (
+from ..chains import (
+    Linear,
     Prologue,
-    check_inner,
+    activation,
+    binary,
+    epilogue,
+    linear,
     made_by,
     norm_matmul,
-    norm_of,
     norm_prologue,
+    normalisation,
     plain_prologue,
     readers_of,
+)
+from ..errors import Reason
+from ..lowering import FuseOptions, fuse
+from ..pattern import BlockView, KernelArg, KernelOut, Match, Refused, check_inner, guard
+from ..shapes import (
+    as_dim,
+    check_dtype,
+    check_operands,
+    check_vdevices,
+    dtype_of,
+    same_shape,
+    shape_of,
 )
 from ..workload import ACTIVATIONS, GatedFFN
 
@@ -57,7 +57,7 @@ class FuseGatedFFN:
 
         h = R.nn.rms_norm(x, g)                                 # optional
         a = R.split(R.matmul(h, R.permute_dims(W)), 2, axis=-1) # or two matmuls; biases optional
-        y = R.multiply(R.nn.silu(a[0]), a[1])                   # either order; gelu, gelu_tanh, relu
+        y = R.multiply(R.nn.silu(a[0]), a[1])                   # either order; gelu, tanh, relu
             ->
         y = R.call_tir(fuse_gated_ffn_..., (x, g, W))
 
@@ -83,11 +83,22 @@ class FuseGatedFFN:
 
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the product, or the activated projection, that `var` is."""
+        return self._product(view, var) or self._plain(view, var)
+
+    def _product(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the product of an activated gate and its other half, in either order."""
         for gate, up in binary(view, var, "relax.multiply"):
             found = self._gated(view, var, gate, up)
             if found is not None:
                 return found
-        return self._plain(view, var)
+        return None
+
+    def _is_gate(self, view: BlockView, var: relax.Var) -> bool:
+        """Tell whether an activated projection is to become half of a product's kernel."""
+        try:
+            return any(self._product(view, user) is not None for user in view.uses(var))
+        except Refused:
+            return False  # the product is declined when its turn comes
 
     def _gated(
         self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
@@ -125,18 +136,16 @@ class FuseGatedFFN:
         )
         n = g.linear.n // 2 if merged else g.linear.n
         guard(merged or u.linear.n == n, Reason.SHAPE, f"gate has {n} features, up {u.linear.n}")
-        guard(
-            (g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias"
-        )
+        guard((g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias")
         weights = [g] if merged else [g, u]
         args = [*before.args, *(KernelArg(h.linear.weight) for h in weights)]
         args += [KernelArg(h.bias, (h.linear.n,)) for h in weights if h.bias is not None]
         dtype = dtype_of(before.source.expr)
         exprs = [a.expr for a in args]
-        check_operands(view, exprs, dtype)
+        check_operands(exprs, dtype)
         check_vdevices(exprs)
         work = GatedFFN(
-            as_dim(before.source.rows, dict(self.options.bounds)),
+            as_dim(before.source.rows, self.options.bounds),
             before.source.k,
             n,
             g.linear.layout,
@@ -159,12 +168,14 @@ class FuseGatedFFN:
         lin = linear(view, var)
         if lin is None:
             return None
-        normed = norm_of(view, lin.x)
+        normed = normalisation(view, lin.x)
         chain = epilogue(view, lin, made_by(view, normed) if normed is not None else set())
         if not set(chain.projection.epilogue) & set(ACTIVATIONS):
             return None
         if normed is not None and len(readers_of(view, normed.var)) > 1:
             return None  # FuseRMSNormMatmul takes all readers of a norm together
+        if self._is_gate(view, chain.out):
+            return None
         before = _prologue(view, lin.x, {lin.var})
         match = norm_matmul(view, PATTERN, before, [chain], self.options.bounds)
         return replace(match, spelling=f"plain MLP: {match.spelling}")
@@ -172,8 +183,8 @@ class FuseGatedFFN:
 
 def _prologue(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> Prologue:
     """Take the norm along if this chain is all that projects its result."""
-    normed = norm_of(view, x)
-    if normed is None:
+    normed = normalisation(view, x)
+    if normed is None or not view.is_free(*normed.covers):
         return plain_prologue(x)
     others = [lin for lin in readers_of(view, normed.var) if lin.var not in readers]
     return plain_prologue(x) if others else norm_prologue(view, normed, readers)

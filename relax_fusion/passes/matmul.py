@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import epilogue, linear
+from ..chains import epilogue, linear, norm_matmul, plain_prologue
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
-from ..projections import norm_matmul, plain_prologue
 
 PATTERN = "FuseMatmulEpilogue"
 

@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import Chain, epilogue
+from ..chains import (
+    Chain,
+    epilogue,
+    made_by,
+    norm_matmul,
+    norm_prologue,
+    normalisation,
+    readers_of,
+)
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
-from ..projections import made_by, norm_matmul, norm_of, norm_prologue, readers_of
 
 PATTERN = "FuseRMSNormMatmul"
 
@@ -49,7 +56,7 @@ class FuseRMSNormMatmul:
 
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the norm that `var` is, with everything that reads it through a matmul."""
-        normed = norm_of(view, var)
+        normed = normalisation(view, var)
         linears = readers_of(view, var) if normed is not None else []
         if normed is None or not linears:
             return None

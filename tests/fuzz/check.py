@@ -25,9 +25,6 @@ from .graph import Graph, arrays, evaluate, numpy_dtype, to_relax
 ATTEMPTS = (2, 12, 60)
 """Inputs drawn per run; more of them only where fewer show a difference that may be luck."""
 
-ROUNDS = 4
-"""How often the passes may be repeated before nothing more changes."""
-
 
 @dataclass(frozen=True)
 class Setup:
@@ -132,19 +129,12 @@ def fuse(mod: ir.IRModule, setup: Setup, decisions: list[Decision]) -> ir.IRModu
 
 
 def _settles(mod: ir.IRModule, setup: Setup) -> None:
-    """Run the passes again until nothing changes.
-
-    Two chains may want the same addition.  One gets it, and the other, shorter now, is found the
-    next time; every such round leaves fewer operators, and never as many as there are rounds.
-    """
-    for _ in range(ROUNDS):
-        again = mod
-        for name in setup.passes:
-            again = PATTERNS[name](FuseOptions(target=target()))(again)
-        if tvm_ffi.structural_equal(mod, again, map_free_vars=True):
-            return
-        mod = again
-    raise Broken(f"running the passes {ROUNDS} times still changes the module")
+    """Run the passes again: nothing may change."""
+    again = mod
+    for name in setup.passes:
+        again = PATTERNS[name](FuseOptions(target=target()))(again)
+    if not tvm_ffi.structural_equal(mod, again, map_free_vars=True):
+        raise Broken("running the passes again changes the module")
 
 
 def pipeline(disable: Sequence[str], report: Report | None = None) -> tvm.transform.Pass:

@@ -43,48 +43,48 @@ def compile_unfused(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
 
 def llama(**changes) -> transformers.PreTrainedModel:
     """A LLaMA of two layers with grouped-query attention and heads wider than hidden / heads."""
-    fields = dict(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=112,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        rms_norm_eps=1e-5,
-        rope_parameters=LLAMA3_ROPE,
-        tie_word_embeddings=False,
-    )
+    fields = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": LLAMA3_ROPE,
+        "tie_word_embeddings": False,
+    }
     config = transformers.LlamaConfig(**(fields | changes))
     return randomize(transformers.LlamaForCausalLM(config))
 
 
 def gpt2(**changes) -> transformers.PreTrainedModel:
     """A GPT-2 of two layers."""
-    fields = dict(
-        vocab_size=VOCAB,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        n_positions=192,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
+    fields = {
+        "vocab_size": VOCAB,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 192,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
     config = transformers.GPT2Config(**(fields | changes))
     return randomize(transformers.GPT2LMHeadModel(config))
 
 
 def bert(cls=transformers.BertForMaskedLM, **changes) -> transformers.PreTrainedModel:
     """A BERT of two layers."""
-    fields = dict(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=192,
-    )
+    fields = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 192,
+    }
     return randomize(cls(transformers.BertConfig(**(fields | changes))))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ml_dtypes
 import numpy as np
@@ -108,6 +108,8 @@ def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModul
     decisions: list[Decision] = []
     given = FuseOptions(**{"target": host_target(), "decisions": decisions, **options})
     out = PATTERNS[name](given)(mod)
+    again = PATTERNS[name](replace(given, decisions=None))(out)
+    tvm.ir.assert_structural_equal(again, out, map_free_vars=True)
     relax.analysis.well_formed(out)  # raises
     return out, decisions
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tvm
+from tvm import relax, tirx
 
 from relax_fusion import Attention, DynamicDim, Reason
 
@@ -16,8 +18,11 @@ from .common import (
     assert_declined,
     assert_numbers,
     assert_untouched,
+    calls,
     compile_pair,
     module,
+    outputs,
+    run_pass,
 )
 
 PASS = "FuseAttentionChain"
@@ -54,7 +59,8 @@ REWRITES = [
             Chain(
                 f"operator_{kind}",
                 QKV,
-                f'o = R.nn.attention(q, k, v, causal_mask="{word}", scale=T.FloatImm("float32", 0.5))',
+                f'o = R.nn.attention(q, k, v, causal_mask="{word}", '
+                'scale=T.FloatImm("float32", 0.5))',
                 "o",
             ),
             replace(BASE, causal=kind, scale=0.5),
@@ -100,7 +106,8 @@ REWRITES = [
         Chain(
             "grouped_queries_by_repeat",
             "q[2,5,4,8] k[2,7,2,8] v[2,7,2,8]",
-            "k2 = R.repeat(k, 2, axis=2); v2 = R.repeat(v, 2, axis=-2); o = R.nn.attention(q, k2, v2)",
+            "k2 = R.repeat(k, 2, axis=2); v2 = R.repeat(v, 2, axis=-2)\n"
+            "o = R.nn.attention(q, k2, v2)",
             "o",
         ),
         replace(BASE, kv_heads=2),
@@ -420,6 +427,57 @@ def test_declines_mixed_virtual_devices() -> None:
     text = text.replace('(2, 5, 4, 8), "float32"', '(2, 5, 4, 8), "float32", "cuda:0"')
     text = text.replace('(2, 7, 4, 8), "float32"', '(2, 7, 4, 8), "float32", "llvm:0"')
     assert_declined(tvm.script.from_source(text), PASS, Reason.VDEVICE, "cuda")
+
+
+# --- sizes and neighbours --------------------------------------------------------------------
+
+
+def test_a_transpose_between_two_attentions_goes_to_one_of_them() -> None:
+    body = "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t)\n"
+    body += "p = R.nn.softmax(s, axis=-1); m = R.matmul(p, v)\n"
+    body += "u = R.permute_dims(m, axes=[0, 2, 1, 3]); o = R.nn.attention(u, k2, v2)"
+    inputs = "q[2,4,5,8] k[2,4,7,8] v[2,4,7,8] k2[2,9,4,8] v2[2,9,4,8]"
+    chain = Chain("main", inputs, body, "o")
+    mod = module([chain])
+    out, decisions = run_pass(mod, PASS)
+    assert [d.workload.out_layout for d in decisions] == ["bsnh", "bsnh"]
+    assert calls(out["main"]) == ["call_tir", "call_tir"]
+    assert_numbers(compile_pair(mod), mod, chain)
+
+
+def test_two_sizes_of_one_name_stay_two() -> None:
+    rows, positions = tirx.Var("n", "int64"), tirx.Var("n", "int64")
+    q, k, v = (
+        relax.Var(name, relax.TensorType((1, length, 2, 8), "float32"))
+        for name, length in (("q", rows), ("k", positions), ("v", positions))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [q, k, v]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.nn.attention(q, k, v))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    _, (decision,) = run_pass(mod, PASS)
+    work = decision.workload
+    assert (work.q_len, work.kv_len) == (DynamicDim("n"), DynamicDim("n_2"))
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((1, s, 2, 8)).astype("float32") for s in (3, 7, 7)]
+    ours, unfused = (outputs(vm, "main", arrays)[0] for vm in compile_pair(mod))
+    np.testing.assert_allclose(ours, unfused, rtol=0, atol=8 * np.finfo("float32").eps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "name"), [("s", "s"), ("kv_len", "kv_len_2"), ("kv_capacity", "kv_capacity_2")]
+)
+def test_sizes_called_like_those_of_the_kernel(rows: str, name: str) -> None:
+    body = "k1 = R.strided_slice(k, axes=[1], begin=[0], end=[9])\n"
+    body += "v1 = R.strided_slice(v, axes=[1], begin=[0], end=[9])\n"
+    body += "o = R.nn.attention(q, k1, v1)"
+    chain = Chain("main", f"q[1,{rows},4,8] k[1,12,4,8] v[1,12,4,8]", body, "o", {rows: 3})
+    mod = module([chain])
+    _, (decision,) = run_pass(mod, PASS)
+    assert decision.workload.kv_prefix and decision.workload.q_len == DynamicDim(name)
+    assert_numbers(compile_pair(mod), mod, chain)
 
 
 # --- numbers ---------------------------------------------------------------------------------

@@ -338,6 +338,15 @@ def test_is_no_gate(case: tuple[str, str, str, str]) -> None:
     assert_untouched(mod, PASS)
 
 
+@pytest.mark.parametrize("up_first", [False, True])
+def test_gate_and_up_without_a_norm(up_first: bool) -> None:
+    """The gate's projection with its activation alone would be a plain MLP."""
+    gate, up = "a = R.matmul(x, Wg)\n", "b = R.matmul(x, Wu)\n"
+    body = (up + gate if up_first else gate + up) + GATE
+    func, decision = fused(Chain("main", "x[6,32] Wg[32,48] Wu[32,48]", body, "y"), PASS)
+    assert decision.workload == gated(norm=None) and calls(func) == ["call_tir"]
+
+
 def test_gate_and_up_of_two_inputs() -> None:
     body = "a = R.matmul(x, Wg); b = R.matmul(z, Wu)\n" + GATE
     func, decision = fused(Chain("main", "x[6,32] z[6,32] Wg[32,48] Wu[32,48]", body, "y"), PASS)

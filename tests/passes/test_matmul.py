@@ -275,6 +275,37 @@ def test_is_no_projection(case: tuple[str, str, str]) -> None:
     assert_untouched(module([Chain(*case, "y")]), PASS)
 
 
+# --- chains that meet ------------------------------------------------------------------------
+
+MEETING = {
+    "two": (
+        "m = R.matmul(x, W); p = R.add(m, b); n = R.matmul(x, V); q = R.add(n, c)\ny = R.add(p, q)",
+        [("bias", "residual"), ("bias",)],
+    ),
+    "one_of_them_activated": (
+        "m = R.matmul(x, W); p = R.add(m, b); n = R.matmul(x, V); q = R.nn.gelu(n)\n"
+        "y = R.add(q, p)",
+        [("bias", "residual"), ("gelu",)],
+    ),
+    "a_sum_of_three": (
+        "m = R.matmul(x, W); n = R.matmul(x, V); p = R.add(m, n); o = R.matmul(x, U)\n"
+        "q = R.add(o, c); y = R.add(p, q)",
+        [("residual", "residual"), (), ("bias",)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_an_addition_goes_to_one_of_two_kernels(name: str) -> None:
+    body, epilogues = MEETING[name]
+    inputs = "x[6,32] W[32,48] V[32,48] U[32,48] b[48] c[48]"
+    chain = Chain(name, inputs, body, "y")
+    mod = module([chain])
+    _, decisions = run_pass(mod, PASS)
+    assert [d.workload.outputs[0].epilogue for d in decisions if d.fused] == epilogues
+    assert_numbers(compile_pair(mod), mod, chain)
+
+
 # --- numbers ---------------------------------------------------------------------------------
 
 CHAINS = [r.chain for r in REWRITES] + [Chain(*case, "y") for case in UNTOUCHED]

@@ -15,6 +15,7 @@ from .common import (
     assert_declined,
     assert_numbers,
     assert_untouched,
+    calls,
     compile_pair,
     fused,
     module,
@@ -331,6 +332,18 @@ def test_merged_sum_of_an_o_projection_stays_with_the_projection() -> None:
     chain = Chain("main", "a[6,32] x[6,32] g[32] Wo[32,32] W[32,48]", body, "(y, s)")
     _, decision = fused(chain, PASS)
     assert decision.workload == work()
+
+
+def test_residual_that_another_kernel_adds_is_left_to_it() -> None:
+    body = H + "m = R.matmul(h, W); a = R.nn.gelu(m); s = R.add(a, x)\n"
+    body += "i = R.nn.rms_norm(s, g, axes=[-1], epsilon=1e-5); y = R.matmul(i, V)"
+    chain = Chain("main", "x[6,32] g[32] W[32,32] V[32,48]", body, "(y, s)")
+    mod = module([chain])
+    out, decisions = run_pass(mod, PASS)
+    assert [d.workload.norm.residual for d in decisions] == [False, False]
+    assert decisions[0].workload.outputs[0].epilogue == ("gelu", "residual")
+    assert calls(out["main"]) == ["call_tir", "call_tir"]
+    assert_numbers(compile_pair(mod), mod, chain)
 
 
 def test_second_run_changes_nothing() -> None:

@@ -7,26 +7,25 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from .chains import Chain, Linear, Normed, binary, check_operands, linear, normalisation
-from .errors import Reason
-from .pattern import (
-    BlockView,
-    KernelArg,
-    KernelOut,
-    Match,
-    PrimExpr,
+from ..errors import Reason
+from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from ..shapes import (
     as_dim,
     check_dtype,
+    check_operands,
     check_vdevices,
     dtype_of,
-    guard,
     known_shape,
     product,
     same_shape,
     shape_of,
     static,
 )
-from .workload import Norm, NormMatmul
+from ..workload import Norm, NormMatmul
+from .constants import binary
+from .epilogue import Chain
+from .linear import Linear, linear
+from .norms import Normed
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,8 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
     params = [normed.gamma] + ([normed.beta] if normed.beta is not None else [])
     for param in params:
         fits = same_shape(shape_of(param), (source.k,))
-        guard(fits, Reason.SHAPE, f"a norm parameter has shape {shape_of(param)}, not ({source.k},)")
+        detail = f"a norm parameter has shape {shape_of(param)}, not ({source.k},)"
+        guard(fits, Reason.SHAPE, detail)
     args: tuple[KernelArg, ...] = (source.arg(),)
     outs: tuple[KernelOut, ...] = ()
     added = _residual(view, normed)
@@ -105,6 +105,8 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
 
 def _residual(view: BlockView, normed: Normed) -> tuple[relax.Expr, relax.Expr] | None:
     """Return the operands of the add in front of a norm, if the norm's kernel should do it."""
+    if not view.is_free(normed.source):
+        return None
     for a, b in binary(view, normed.source, "relax.add")[:1]:
         if not isinstance(normed.source, relax.Var) or not same_shape(shape_of(a), shape_of(b)):
             return None
@@ -128,11 +130,6 @@ def _is_projection(view: BlockView, expr: relax.Expr) -> bool:
     return weight is not None and len(weight) == 2
 
 
-def norm_of(view: BlockView, x: relax.Expr) -> Normed | None:
-    """Return the norm that makes `x`, None if `x` is something else."""
-    return normalisation(view, x)
-
-
 def readers_of(view: BlockView, var: relax.Var) -> list[Linear]:
     """Return the projections whose input is `var`."""
     found = (linear(view, user) for user in view.uses(var) if _projects(view, user, var))
@@ -148,18 +145,6 @@ def _projects(view: BlockView, user: relax.Var, var: relax.Var) -> bool:
 def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:
     """Return what the kernel of a norm makes: its result and, where it adds it, the sum."""
     return {normed.var, normed.source} if _residual(view, normed) is not None else {normed.var}
-
-
-def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Var]) -> None:
-    """Refuse a chain of which something inside is needed outside."""
-    inside = set(covers)
-    for var in covers:
-        if var in outs:
-            continue
-        name = var.name
-        guard(not view.escapes(var), Reason.LEAKED, f"{name} is a result of the function")
-        others = [u.name for u in view.uses(var) if u not in inside]
-        guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
 
 
 def _out(var: relax.Var, source: Rows, features: int, dtype: str | None = None) -> KernelOut:
@@ -189,13 +174,13 @@ def norm_matmul(
         outs.append(_out(chain.out, source, n, chain.out_dtype))
         covers += chain.covers
     exprs = [a.expr for a in args]
-    check_operands(view, exprs, dtype)
+    check_operands(exprs, dtype)
     check_vdevices(exprs)
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
     check_dtype(next(iter(out_dtypes)), "the result")
     work = NormMatmul(
-        as_dim(source.rows, dict(bounds)),
+        as_dim(source.rows, bounds),
         source.k,
         tuple(c.projection for c in chains),
         before.norm,

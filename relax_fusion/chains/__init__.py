@@ -1,0 +1,36 @@
+"""The chains of operators that transformers are made of, recognised one step at a time.
+
+Each module looks at one step (constants, activations, norms, linear, epilogue, attention), in all
+the spellings in which front ends write it; its functions return a frozen description, or None.
+`projections` puts norms and matmuls together into a match.  The passes compose them.
+"""
+
+from .activations import activation
+from .constants import binary
+from .epilogue import Chain, epilogue
+from .linear import Linear, linear
+from .norms import normalisation
+from .projections import (
+    Prologue,
+    made_by,
+    norm_matmul,
+    norm_prologue,
+    plain_prologue,
+    readers_of,
+)
+
+__all__ = [
+    "Chain",
+    "Linear",
+    "Prologue",
+    "activation",
+    "binary",
+    "epilogue",
+    "linear",
+    "made_by",
+    "norm_matmul",
+    "norm_prologue",
+    "normalisation",
+    "plain_prologue",
+    "readers_of",
+]
