@@ -40,6 +40,8 @@ class FuseOptions:
         The device; by default the target in scope, else this machine's CPU.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or by pass name.
+    always_fuse : bool
+        Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     bounds : mapping of str to int
         Largest values of symbolic variables, by name.
     decisions : list of Decision, optional
@@ -50,6 +52,7 @@ class FuseOptions:
     plans: Plans = field(default_factory=dict)
     bounds: Mapping[str, int] = field(default_factory=dict)
     decisions: list[Decision] | None = None
+    always_fuse: bool = False
 
     def resolved_target(self) -> Target:
         """Return the target, falling back to the one in scope and then to this machine."""
@@ -171,7 +174,7 @@ class _Fuser:
         """Ask the estimator; add the PrimFunc if it says yes."""
         work = match.workload
         plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
-        choice = choose(work, self.device, plans=plans)
+        choice = choose(work, self.device, plans=plans, always=self.options.always_fuse)
         if isinstance(choice, Decline):
             self._record(function, match.where, choice, match)
             return None

@@ -63,6 +63,8 @@ class PipelineOptions:
         Who emits fused kernels.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
+    always_fuse : bool
+        Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     disable : iterable of str
         Names of passes that are left out.
     report : Report, optional
@@ -85,6 +87,7 @@ class PipelineOptions:
     backend: str = "auto"
     plans: Plans = field(default_factory=dict)
     disable: tuple[str, ...] = ()
+    always_fuse: bool = False
     report: Report | None = None
     progress: Callable[[str], None] | None = None
 
@@ -114,7 +117,9 @@ class PipelineOptions:
     def fuse(self) -> FuseOptions:
         """The part that the fusing passes see."""
         decisions = self.report.decisions if self.report is not None else None
-        return FuseOptions(self.target, self.plans, self.variable_bounds, decisions)
+        return FuseOptions(
+            self.target, self.plans, self.variable_bounds, decisions, self.always_fuse
+        )
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:

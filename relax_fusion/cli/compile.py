@@ -111,6 +111,7 @@ def _write_library(
         report=report,
         backend=args.backend,
         disable=args.disable,
+        always_fuse=args.always_fuse,
         debug_dump=args.debug_dump,
         progress=console.step,
     )

@@ -27,7 +27,11 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
     report = Report()
     options = PipelineOptions(
-        args.target, disable=tuple(args.disable), backend=args.backend, report=report
+        args.target,
+        disable=tuple(args.disable),
+        always_fuse=args.always_fuse,
+        backend=args.backend,
+        report=report,
     )
     console.step(f"looking for chains to fuse for {device.label}")
     passes = [*phase0_annotate(options), *phase1_fuse(options)]

@@ -173,6 +173,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"leave out a pass; can be repeated: {', '.join(PATTERNS)}",
     )
     parser.add_argument(
+        "--always-fuse",
+        action="store_true",
+        help="fuse also where the estimator predicts a loss, to look at kernels or measure them",
+    )
+    parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
 

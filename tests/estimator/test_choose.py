@@ -19,6 +19,7 @@ from relax_fusion.estimator import (
     predict_unfused,
     violations,
 )
+from relax_fusion.estimator.choose import MODEL_ERROR
 from relax_fusion.estimator.shape import rows_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
@@ -49,10 +50,10 @@ def test_a_choice_fits_and_a_decline_has_numbers(work, dev):
     if isinstance(found, Decline):
         assert found.reason is Reason.NOT_PROFITABLE
         assert found.fused_s is not None and found.unfused_s is not None
-        assert found.fused_s >= found.unfused_s
+        assert found.fused_s * MODEL_ERROR[dev.kind] >= found.unfused_s
         return
     assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
-    assert work == WORKLOADS["plain"] or not any(p.loses for p in found.predictions)
+    assert not any(p.loses for p in found.predictions)
 
 
 @settings(derandomize=True, deadline=None, max_examples=40)
@@ -103,15 +104,20 @@ def test_every_range_has_a_plan_near_the_fastest():
         assert p.unfused == predict_unfused(work, AVX2, p.size)
 
 
-def test_a_matmul_alone_is_never_declined():
-    for dev in (GPU, AVX2, SMALL_GPU):
-        for rows in (1, 16, 300, DynamicDim("s")):
-            assert isinstance(choose(norm_matmul(rows=rows, norm=None), dev), Choice)
+def test_a_matmul_alone_is_taken_where_our_schedule_is_faster():
+    for rows in (1, 16, 300, DynamicDim("s")):
+        assert isinstance(choose(norm_matmul(rows=rows, norm=None), AVX2), Choice)
 
 
-def test_plain_tiles_pay_on_a_gpu_where_a_pass_over_x_is_saved():
-    # Measured on an H200: a gated pair of 1024 rows 7.5 ms, unfused 8.4; qkv of 256 rows .76, .50.
-    assert isinstance(choose(replace(gated_ffn(), rows=1024), GPU), Choice)
+def test_always_overrules_a_decline():
+    work = norm_matmul(rows=256)
+    assert isinstance(choose(work, GPU), Decline)
+    assert isinstance(choose(work, GPU, always=True), Choice)
+
+
+def test_plain_tiles_on_a_gpu_are_taken_where_they_were_measured_to_win():
+    # Measured on an H200: qkv of 16 rows 105 us, unfused 195; of 256 rows 593 us, unfused 502.
+    assert isinstance(choose(norm_matmul(rows=16, k=4096, n=6144), GPU), Choice)
     declined = choose(norm_matmul(rows=256), GPU)
     assert isinstance(declined, Decline)
     assert declined.reason is Reason.NOT_PROFITABLE
@@ -191,7 +197,7 @@ def test_a_user_s_plan_is_taken_and_priced():
 def test_a_user_s_plan_is_taken_even_if_it_does_not_pay():
     plan = TilePlan(16, 16, 16, num_warps=8, lanes=8)
     found = chosen(norm_matmul(rows=1), GPU, plans=plan)
-    assert not any(p.pays for p in found.predictions)
+    assert all(p.loses for p in found.predictions)
 
 
 def test_a_user_s_table_is_kept_as_it_is():

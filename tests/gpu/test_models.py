@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 def _generate(name: str, target: tvm.target.Target, device: object) -> tuple[np.ndarray, Report]:
     exported = models.export(models.zoo_config(name), dtype="float32", max_seq_len=64)
     report = Report()
-    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
+    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report, always_fuse=True)
     compiled = tvm.compile(exported.mod, target=target, relax_pipeline=pipeline)
     session = models.Generator(compiled, exported, models.random_weights(exported), device=device)
     logits = [session.prefill(np.arange(1, 34, dtype="int32")[None])]
@@ -29,7 +29,7 @@ def _generate(name: str, target: tvm.target.Target, device: object) -> tuple[np.
 def test_gpu_and_cpu_agree(name: str) -> None:
     on_gpu, report = _generate(name, gpu_target(), tvm.cuda(0))
     on_cpu, _ = _generate(name, host_target(), tvm.cpu())
-    assert report.fused, "nothing was fused for the GPU"
+    assert not report.declined, "this test is about the fused kernels"
     # Both sum in float32 in different orders: sqrt(k) rounding steps at the logits' magnitude,
     # through the layers' longest reduction (8192), and four matmuls in each of two layers.
     allowed = 8 * np.sqrt(8192) * np.finfo("float32").eps * np.abs(on_cpu).max()
