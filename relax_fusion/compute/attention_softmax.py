@@ -102,7 +102,9 @@ class OnlineSoftmax:
             with self._named("sum_fold", JI=self.shape.reg_keys) as (ji,):
                 T.buffer_store(total, total[0] + part[ji], [0])
             ratio = scratch("ratio", (1,), scope="local")
-            change = finite(self.row_max[i]) - finite(self.new_max[i])
+            # Minus infinity, before the first key, has to come out as a ratio of 0: with 0 in its
+            # place, a row whose scores are all below -88 would get exp(88) and NaN.
+            change = self.row_max[i] - finite(self.new_max[i])
             T.buffer_store(ratio, tirx.exp(change), [0])
             T.buffer_store(self.row_scale, ratio[0], [i])
             T.buffer_store(self.row_sum, self.row_sum[i] * ratio[0] + total[0], [i])

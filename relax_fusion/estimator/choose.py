@@ -29,7 +29,7 @@ replaced for all sizes or for none, and predictions of close alternatives err by
 
 MODEL_ERROR = {"gpu": 1.2, "cpu": 1.0}
 """Factor by which a predicted ratio may be wrong.  Chains that were predicted to win by less on an
-H200 came out between 0.6 and 1.1 of the unfused speed; on a CPU the alternative is a scalar loop."""
+H200 came out between 0.6 and 1.1 of the unfused speed; on a CPU they are far apart."""
 
 DEFAULT_BATCH = 1
 """Batch at which an attention of dynamic batch is priced, when nothing bounds it."""
