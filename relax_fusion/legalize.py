@@ -22,13 +22,18 @@ from .shapes import same_shape, shape_of
 
 
 def attention(
-    q: te.Tensor, k: te.Tensor, v: te.Tensor, scale: float, causal_mask: str | None
+    q: te.Tensor, k: te.Tensor, v: te.Tensor, scale: float | None, causal_mask: str | None
 ) -> te.Tensor:
-    """Attention in float32 on ``[batch, seq, heads, dim]`` tensors, rounded once at the end."""
+    """Attention in float32 on ``[batch, seq, heads, dim]`` tensors, rounded once at the end.
+
+    A `scale` of None stands for ``dim ** -0.5``, which may be dynamic.
+    """
     batch, seq_len, heads, dim = q.shape
     context, width = v.shape[1], v.shape[3]
     offset = context - seq_len if causal_mask == "BottomRight" else tirx.IntImm("int64", 0)
     lane = te.reduce_axis((0, dim), name="lane")
+    one = tirx.FloatImm("float32", 1.0)
+    factor = one / tirx.sqrt(dim.astype("float32")) if scale is None else one * scale
 
     def score(b, h, i, j):
         product = q[b, i, h, lane].astype("float32") * k[b, j, h, lane].astype("float32")
@@ -37,7 +42,7 @@ def attention(
     scores = te.compute((batch, heads, seq_len, context), score, name="scores")
 
     def visible(b, h, i, j):
-        value = scores[b, h, i, j] * tirx.FloatImm("float32", scale)
+        value = scores[b, h, i, j] * factor
         if causal_mask is None:
             return value
         return tirx.if_then_else(j <= i + offset, value, tirx.min_value("float32"))
@@ -60,7 +65,10 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     attrs = call.attrs
     if attrs.window_size is not None:
         return call  # TVM has no legalisation of a window either; a library must take the call
-    scale = int(q.ty.shape[-1]) ** -0.5 if attrs.scale is None else float(attrs.scale)
+    dim = q.ty.shape[-1]
+    scale = None if attrs.scale is None else float(attrs.scale)
+    if scale is None and isinstance(dim, tirx.IntImm):
+        scale = int(dim) ** -0.5
     return bb.call_te(attention, q, k, v, scale, attrs.causal_mask, primfunc_name_hint="attention")
 
 

@@ -284,6 +284,15 @@ def _options(target: Target | str | None, kwargs: dict[str, Any]) -> PipelineOpt
 
 
 def dump(mod: ir.IRModule, path: Path) -> None:
-    """Write a module as TVMScript, constants left out, making the directory if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(mod.script(show_meta=False) + "\n", encoding="utf-8")
+    """Write a module as TVMScript, constants left out, making the directory if needed.
+
+    Raises
+    ------
+    PipelineError
+        If the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(mod.script(show_meta=False) + "\n", encoding="utf-8")
+    except OSError as err:
+        raise PipelineError(f"debug_dump: {path} cannot be written ({err.strerror})") from err

@@ -284,6 +284,8 @@ def test_run_refuses_a_damaged_directory(damaged, capsys, damage, says):
     [
         (["--prompt-ids", "1,x"], 2, "token numbers"),
         (["--prompt-ids", "96"], 1, "must be in 0..95"),
+        (["--prompt-ids", "99999999999999"], 1, "must be in 0..95"),
+        (["--prompt-ids", "1", "--seed", "-1"], 2, "at least 0"),
         (["--prompt-ids", "1", "--max-new-tokens", "65"], 1, "do not fit the 64"),
         (["--prompt-ids", "1", "--max-new-tokens", "0"], 2, "positive integer"),
         (["--prompt-ids", "1", "--seed", "1"], 2, "--seed"),

@@ -143,18 +143,16 @@ def read_manifest(directory: Path) -> Manifest:
     file = directory / MANIFEST
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        manifest = Manifest(**data)
+        found = data.get("format") if isinstance(data, dict) else None
+        if isinstance(found, int) and found != FORMAT:
+            raise CliError(f"{file} has format {found}, this version reads {FORMAT}; compile again")
+        return Manifest(**data)
     except FileNotFoundError as err:
         raise CliError(
             f"{directory} has no {MANIFEST}; give a directory that `relax-fusion compile` made"
         ) from err
     except (ValueError, TypeError) as err:
         raise CliError(f"{file} is damaged ({err}); compile the model again") from err
-    if manifest.format != FORMAT:
-        raise CliError(
-            f"{file} has format {manifest.format}, this version reads {FORMAT}; compile again"
-        )
-    return manifest
 
 
 def check_files(directory: Path, manifest: Manifest) -> None:

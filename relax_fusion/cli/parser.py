@@ -126,7 +126,10 @@ def _add_run(commands) -> None:
         "--max-new-tokens", type=_positive, default=16, metavar="N", help="default: 16"
     )
     parser.add_argument(
-        "--seed", type=int, help="of the random weights, where OUT has none (default: 0)"
+        "--seed",
+        type=_natural,
+        metavar="N",
+        help="of the random weights, where OUT has none (default: 0)",
     )
 
 
@@ -192,6 +195,12 @@ def _target(name: str) -> Target:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
+    return int(text)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
     return int(text)
 
 

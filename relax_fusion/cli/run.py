@@ -95,7 +95,10 @@ def _tokenizer(directory: Path) -> Any:
         )
     from tokenizers import Tokenizer  # slow to import, and of use to text prompts only
 
-    return Tokenizer.from_file(str(file))
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as err:  # the library raises nothing more particular
+        raise CliError(f"{file} cannot be read as a tokenizer ({err})") from err
 
 
 def _device(manifest: Manifest, console: Console) -> tvm.runtime.Device:
@@ -141,7 +144,7 @@ def _generate(
 ) -> Timing:
     """Generate greedily; every sequence of a batch gets the same prompt."""
     start = time.perf_counter()
-    logits = generator.prefill(np.tile(np.asarray(prompt, "int32"), (generator.batch, 1)))
+    logits = generator.prefill(np.tile(np.asarray(prompt), (generator.batch, 1)))
     prefilled = time.perf_counter()
     tokens = [int(logits[0].argmax())]
     while len(tokens) < max_new_tokens and tokens[-1] not in end:

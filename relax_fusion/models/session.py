@@ -119,6 +119,18 @@ class Generator(_Runner):
         ----------
         ids : int or array_like of int
             One token, ``[batch]`` or ``[batch, 1]``.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32 ``[batch, vocab]``.
+
+        Raises
+        ------
+        ContextOverflowError
+            If the context is full.
+        InputError
+            If there are more or fewer tokens, or one is outside the vocabulary.
         """
         tokens = np.asarray(ids)
         if tokens.size != self.batch:
@@ -128,10 +140,24 @@ class Generator(_Runner):
     def generate(self, ids: Any, max_new_tokens: int) -> np.ndarray:
         """Forget the context, then extend ``ids`` greedily.
 
+        Parameters
+        ----------
+        ids : array_like of int
+            The prompt, ``[length]`` or ``[batch, length]``.
+        max_new_tokens : int
+            How many tokens to add to each sequence.
+
         Returns
         -------
         numpy.ndarray
             int32 ``[batch, max_new_tokens]``: the new tokens only.
+
+        Raises
+        ------
+        ContextOverflowError
+            If the prompt and the new tokens do not fit ``exported.max_seq_len``.
+        InputError
+            If the prompt is not one that `prefill` takes, or `max_new_tokens` is below 1.
         """
         if max_new_tokens < 1:
             raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}")

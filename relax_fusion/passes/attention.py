@@ -53,8 +53,9 @@ class FuseAttentionChain:
     declines when:
         the softmax is not over the last axis; scores are read elsewhere; heads of k and v do not
         divide those of q; heads or features are dynamic; a window is asked for; the mask does not
-        broadcast to ``[b, n, s_q, s_k]``; the mask is bottom-right causal with fewer keys than
-        queries (front ends disagree on what that means); dtypes or virtual devices differ.
+        broadcast to ``[b, n, s_q, s_k]``; the mask is bottom-right causal and both lengths are
+        static, with fewer keys than queries (front ends disagree on what that means); dtypes or
+        virtual devices differ.
 
     Parameters
     ----------

@@ -167,6 +167,11 @@ def _hide_all(arrays: Arrays) -> None:
     arrays["bias"][..., 3, :] = -np.inf
 
 
+def _far_below_zero(arrays: Arrays) -> None:
+    # Every score of the first key block is negative, and so far that exp(-score) overflows.
+    arrays["bias"][...] -= 200
+
+
 def _nan_in_query(arrays: Arrays) -> None:
     arrays["q"][1, 5, 1, 3] = np.nan
 
@@ -218,6 +223,7 @@ def _masks() -> list[Case]:
         *biased,
         _case("bias_float16", bias_dims=every, bias_dtype="float16", causal="bottom_right"),
         _case("bias_hides_a_row", bias_dims=every, edit=_hide_all),
+        _case("bias_far_below_zero", bias_dims=every, edit=_far_below_zero),
     ]
 
 
