@@ -27,7 +27,6 @@ class Reason(str, Enum):
     CYCLE = "kernel would depend on itself"
     OVERLAP = "binding belongs to another kernel"
     NO_PLAN = "no tile plan fits the device"
-    DISABLED = "switched off by the user"
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,10 @@ def attention(
     row = te.reduce_axis((0, context), name="row")
 
     def mix(b, i, h, d):
-        return te.sum(weights[b, h, i, row] * v[b, row, h, d].astype("float32"), axis=row)
+        weight = weights[b, h, i, row]
+        if causal_mask is not None:  # a row that sees no key is zero, as in the fused kernel
+            weight = tirx.if_then_else(row <= i + offset, weight, tirx.const(0.0, "float32"))
+        return te.sum(weight * v[b, row, h, d].astype("float32"), axis=row)
 
     mixed = te.compute((batch, seq_len, heads, width), mix, name="mixed")
     if q.dtype == "float32":

@@ -54,6 +54,14 @@ class FuseOptions:
     decisions: list[Decision] | None = None
     always_fuse: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse plans that are none, before any chain is looked at."""
+        if not isinstance(self.plans, Mapping):
+            raise TilePlanError(f"plans is {self.plans!r}; it must map names to tile plans")
+        for name, plan in self.plans.items():
+            if not isinstance(plan, TilePlan | PlanTable):
+                raise TilePlanError(f"plans[{name!r}] is {plan!r}; must be a TilePlan or PlanTable")
+
     def resolved_target(self) -> Target:
         """Return the target, falling back to the one in scope and then to this machine."""
         return self.target or Target.current(allow_none=True) or host_target()

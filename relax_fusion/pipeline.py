@@ -10,6 +10,7 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -107,11 +108,27 @@ class PipelineOptions:
                 raise PipelineError(f"{name}=True needs kernels that TVM's wheels do not have")
         if self.cublas_gemm and tvm.get_global_func("relax.ext.cublas", True) is None:
             raise PipelineError("cublas_gemm=True needs a TVM that was built with cuBLAS")
-        bad = [k for k, v in self.variable_bounds.items() if not isinstance(v, int) or v < 1]
-        if bad:
-            value = self.variable_bounds[bad[0]]
-            detail = f"is {value!r}; it must be an integer >= 1"
-            raise PipelineError(f"variable_bounds[{bad[0]!r}] {detail}")
+        self._check_bounds()
+        self._check_plans()
+
+    def _check_bounds(self) -> None:
+        if not isinstance(self.variable_bounds, Mapping):
+            raise PipelineError(f"variable_bounds is {self.variable_bounds!r}; must be a mapping")
+        for name, value in self.variable_bounds.items():
+            fits = isinstance(value, int) and not isinstance(value, bool)
+            if not fits or not 1 <= value < 2**63:
+                detail = f"is {value!r}; it must be an integer >= 1 that fits 64 bits"
+                raise PipelineError(f"variable_bounds[{name!r}] {detail}")
+
+    def _check_plans(self) -> None:
+        """Refuse the name of a plan that could never be asked for, such as a misspelt pass."""
+        _ = self.fuse  # checks the plans themselves
+        for name in self.plans:
+            if name not in PATTERNS and not re.fullmatch(r"[0-9a-f]{8}", str(name)):
+                raise PipelineError(
+                    f"plans names {name!r}; it must be a workload key (8 hex digits) or one of "
+                    f"{', '.join(PATTERNS)}"
+                )
 
     @property
     def fuse(self) -> FuseOptions:
