@@ -20,6 +20,7 @@ from .errors import (
     TilePlanError,
 )
 from .lowering import FuseOptions
+from .options import PipelineOptions
 from .passes import (
     PATTERNS,
     FuseAttentionChain,
@@ -27,7 +28,7 @@ from .passes import (
     FuseMatmulEpilogue,
     FuseRMSNormMatmul,
 )
-from .pipeline import PipelineOptions, relax_fusion_pipeline
+from .pipeline import relax_fusion_pipeline
 from .report import Report
 from .target import host_target, make_target
 from .tile_plan import PlanTable, TilePlan

@@ -57,7 +57,15 @@ class AttachFunctionAttrs:
 @tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
 @dataclass(frozen=True)
 class AttachAdditionalPrimFuncs:
-    """Add PrimFuncs to the module under given names, callable from outside."""
+    """Add PrimFuncs to the module under given names, callable from outside.
+
+    rewrite: ``module`` -> ``module; @T.prim_func def name(...)`` for each name
+
+    Parameters
+    ----------
+    functions : mapping of str to PrimFunc
+        By the names that they get; a name that the module has already is refused.
+    """
 
     functions: Mapping[str, tirx.PrimFunc]
 
@@ -80,6 +88,13 @@ class AttachMetadata:
     """Add a function ``_metadata`` that returns a JSON string, as MLC-LLM's engine expects.
 
     The planned memory of each function, in bytes, is part of it.
+
+    rewrite: ``module`` -> ``module; def _metadata(): return R.str("{...}")``
+
+    Parameters
+    ----------
+    metadata : mapping
+        What to attach, JSON-serialisable; nothing is added if it is empty.
     """
 
     metadata: Mapping[str, Any]

@@ -82,6 +82,11 @@ class TilePlan:
     def from_attr(attr: Mapping[str, Any]) -> TilePlan:
         """Read a plan from a dictionary, complaining about unknown and missing fields.
 
+        Parameters
+        ----------
+        attr : mapping
+            Field names to values, as `to_attr` writes them.
+
         Raises
         ------
         TilePlanError
@@ -134,7 +139,7 @@ class PlanTable:
         return f"{len(self.entries)}ranges_{digest}"
 
     def plan_for(self, size: int) -> TilePlan:
-        """Return the plan that serves `size`."""
+        """Return the plan that serves `size` (rows, or query positions of an attention)."""
         return next(plan for upper, plan in self.entries if upper is None or size <= upper)
 
     def to_attr(self) -> list[dict[str, int | str]]:
@@ -143,7 +148,13 @@ class PlanTable:
 
     @staticmethod
     def from_attr(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
-        """Read a table from the form that `to_attr` writes."""
+        """Read a table from the form that `to_attr` writes.
+
+        Raises
+        ------
+        TilePlanError
+            If a plan is none, or the ranges do not rise to an open one.
+        """
         entries = []
         for item in attr:
             row = {str(k): v for k, v in item.items()}

@@ -25,7 +25,7 @@ FLOORS = (
         "annotate",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
-    ("pipeline", "models", "report"),
+    ("pipeline", "options", "models", "report"),
     ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

@@ -15,7 +15,15 @@ from tvm import relax
 from tvm.script import tirx as T
 
 import relax_fusion
-from relax_fusion import PATTERNS, PipelineError, PipelineOptions, Report, make_target
+from relax_fusion import (
+    PATTERNS,
+    PipelineError,
+    PipelineOptions,
+    Report,
+    TilePlan,
+    TilePlanError,
+    make_target,
+)
 from relax_fusion.models import LlamaConfig, export
 from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES
@@ -278,3 +286,22 @@ def kernels(mod: tvm.IRModule, function: str) -> list[str]:
             if is_call(value, "relax.call_tir", "relax.call_tir_inplace"):
                 found.append(value.args[0].name_hint)
     return found
+
+
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ({"FuseGatedFNN": TilePlan(4, 64, 64)}, "plans names 'FuseGatedFNN'"),
+        ({"FuseGatedFFN": 5}, r"plans\['FuseGatedFFN'\] is 5"),
+        ([1], r"plans is \[1\]"),
+    ],
+)
+def test_plans_that_are_none_are_refused(plans: object, message: str) -> None:
+    with pytest.raises((PipelineError, TilePlanError), match=message):
+        relax.get_pipeline("relax_fusion", target="llvm", plans=plans)
+
+
+@pytest.mark.parametrize("bounds", [{"s": True}, {"s": 2**63}, {"s": 0}, ["s"]])
+def test_bounds_that_are_none_are_refused(bounds: object) -> None:
+    with pytest.raises(PipelineError, match="variable_bounds"):
+        relax.get_pipeline("relax_fusion", target="llvm", variable_bounds=bounds)

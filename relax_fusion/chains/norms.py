@@ -71,7 +71,9 @@ def _decomposed_rms(view: BlockView, var: relax.Var) -> Normed | None:
             eps, inner = found
             covers = (*inner, scaled_x, *covers)
             wide = view.call(source, "relax.astype")
-            if wide is not None and dtype_of(source) == "float32":
+            # A cast that another kernel has already made is this norm's input.
+            free = isinstance(source, relax.Var) and view.is_free(source)
+            if wide is not None and free and dtype_of(source) == "float32":
                 covers, source = (source, *covers), wide.args[0]
             return Normed(Norm("rms", eps), var, source, gamma, None, covers, "rms_decomposed")
     return None

@@ -11,7 +11,8 @@ import tvm
 
 from ..decision import Decision
 from ..estimator import AttentionSize, RangePrediction, format_seconds
-from ..pipeline import PipelineOptions, phase0_annotate, phase1_fuse
+from ..options import PipelineOptions
+from ..pipeline import phase0_annotate, phase1_fuse
 from ..report import Report
 from ..target import device_of
 from .build import guarded

@@ -11,8 +11,8 @@ from tvm.target import Target
 from .. import __version__
 from ..device import DEVICES
 from ..errors import TargetError
+from ..options import BACKENDS
 from ..passes import PATTERNS
-from ..pipeline import BACKENDS
 from ..target import make_target
 from .compile import compile_command
 from .demo import demo_command

@@ -7,7 +7,17 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_fusion import DynamicDim, Norm, NormMatmul, Projection, Reason
+from relax_fusion import (
+    Decision,
+    DynamicDim,
+    FuseOptions,
+    FuseRMSNormMatmul,
+    Norm,
+    NormMatmul,
+    Projection,
+    Reason,
+    host_target,
+)
 
 from .common import (
     Chain,
@@ -530,3 +540,25 @@ def compiled():
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(compiled, chain: Chain) -> None:
     assert_numbers(*compiled, chain)
+
+
+def test_a_cast_that_a_kernel_made_is_the_input_of_the_next_norm() -> None:
+    bb = relax.BlockBuilder()
+    shapes = {"x": (5, 24), "g": (24,), "w": (24, 24), "v": (24, 72)}
+    x, g, w, v = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items())
+    op = relax.op
+    with bb.function("main", [x, g, w, v]):
+        with bb.dataflow():
+            first = bb.emit(op.matmul(bb.emit(op.nn.rms_norm(x, g, axes=[-1])), w))
+            wide = bb.emit(op.astype(bb.emit(op.add(x, first)), "float32"))
+            mean = bb.emit(op.mean(bb.emit(op.multiply(wide, wide)), axis=[-1], keepdims=True))
+            inverse = bb.emit(op.rsqrt(bb.emit(op.add(mean, relax.const(1e-6, "float32")))))
+            normed = bb.emit(op.multiply(bb.emit(op.multiply(wide, inverse)), g))
+            out = bb.emit_output(op.matmul(normed, v))
+        bb.emit_func_output(out)
+    decisions: list[Decision] = []
+    FuseRMSNormMatmul(FuseOptions(target=host_target(), decisions=decisions))(bb.get())
+    assert sorted(d.spelling.split()[0] for d in decisions if d.fused) == [
+        "rms_decomposed",
+        "rms_norm",
+    ]
