@@ -184,7 +184,7 @@ def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
     detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")
-    if worst.upper is None and worst.error > 1:
+    if fused < unfused:
         detail += f"; a gain of {worst.error} times is asked for, as predictions err by that"
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 

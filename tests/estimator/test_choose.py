@@ -224,3 +224,11 @@ def test_a_triton_plan_is_compared_with_tensor_cores():
 
 def test_choosing_twice_gives_the_same():
     assert choose(gated_ffn(), SMALL_GPU) == choose(gated_ffn(), SMALL_GPU)
+
+
+def test_a_gain_within_the_model_s_error_is_named():
+    found = choose(replace(gated_ffn(), rows=1024), GPU)
+    assert isinstance(found, Decline)
+    assert found.fused_s is not None and found.unfused_s is not None
+    assert found.fused_s < found.unfused_s
+    assert found.detail.endswith("; a gain of 1.2 times is asked for, as predictions err by that")
