@@ -12,6 +12,7 @@ from .decision import Decision
 from .device import DEVICES, DeviceSpec, device
 from .errors import (
     Decline,
+    KernelError,
     LoweringError,
     PipelineError,
     Reason,
@@ -32,6 +33,7 @@ from .pipeline import relax_fusion_pipeline
 from .report import Report
 from .target import host_target, make_target
 from .tile_plan import PlanTable, TilePlan
+from .triton_bridge import EmbedTritonKernels, call_tir_extern
 from .workload import Attention, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 
 __version__ = "0.1.0"
@@ -44,12 +46,14 @@ __all__ = [
     "Decline",
     "DeviceSpec",
     "DynamicDim",
+    "EmbedTritonKernels",
     "FuseAttentionChain",
     "FuseGatedFFN",
     "FuseMatmulEpilogue",
     "FuseOptions",
     "FuseRMSNormMatmul",
     "GatedFFN",
+    "KernelError",
     "LoweringError",
     "Norm",
     "NormMatmul",
@@ -63,6 +67,7 @@ __all__ = [
     "TargetError",
     "TilePlan",
     "TilePlanError",
+    "call_tir_extern",
     "device",
     "host_target",
     "make_target",

@@ -71,3 +71,7 @@ class LoweringError(RelaxFusionError, RuntimeError):
 
 class PipelineError(RelaxFusionError, ValueError):
     """An argument of the pipeline has a value that it cannot take."""
+
+
+class KernelError(RelaxFusionError, ValueError):
+    """A Triton kernel, its arguments, its options and its device do not fit together."""

@@ -27,6 +27,7 @@ from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTr
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .target import is_cpu, is_cuda
+from .triton_bridge import EmbedTritonKernels
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -120,7 +121,7 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
-    """Schedule every PrimFunc: ours by their plans, the others by safe rules.
+    """Schedule every PrimFunc, ours by their plans, and embed the kernels that are Triton's.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.GeneralReduction(),
             dl.gpu.Fallback(),
         ]
-    return [dl.ApplyDefaultSchedule(*rules)]
+    return [dl.ApplyDefaultSchedule(*rules), EmbedTritonKernels()]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

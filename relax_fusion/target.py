@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 from tvm.target import Target, codegen
 
@@ -118,3 +119,33 @@ def without_tensor_cores(target: Target) -> Target:
         return target
     config = {str(k): v for k, v in target.attrs.items()}
     return Target({**config, "kind": "cuda", "arch": "sm_60"})
+
+
+def compute_capability(target: Target) -> int:
+    """Return ten times the major plus the minor compute capability of a CUDA target.
+
+    Raises
+    ------
+    TargetError
+        If the target is not CUDA, or names no architecture.
+    """
+    arch = str(target.attrs.get("arch", "")) if is_cuda(target) else ""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    if not arch.startswith("sm_") or not digits.isdigit():
+        raise TargetError(
+            f"target {target} names no CUDA architecture; Triton kernels need one, such as 'h200' "
+            'or {"kind": "cuda", "arch": "sm_90a"}'
+        )
+    return int(digits)
+
+
+def user_cache_directory() -> Path:
+    """Return where this user keeps what can be made again.
+
+    ``RELAX_FUSION_CACHE_DIR``, else ``relax_fusion`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    """
+    ours = os.environ.get("RELAX_FUSION_CACHE_DIR")
+    if ours:
+        return Path(ours)
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "relax_fusion"

@@ -1,4 +1,27 @@
-"""The seam for ahead-of-time Triton kernels: ``call_tir_extern``, launch ABI and kernels go here.
+"""Triton kernels inside Relax modules: compiled ahead of time, launched by the library itself.
 
-Nothing is here yet; the pipeline refuses ``backend="triton"`` and emits TIR.
+- :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
+- :mod:`.arguments`: what a kernel can be called with;
+- :mod:`.kernel`, :mod:`.compile`, :mod:`.cache`: sources to cubins, and where those are kept;
+- :mod:`.prim_func`, :mod:`.embed`, :mod:`.launcher`: the PrimFunc that calls a kernel, and the C
+  code that launches it.
 """
+
+from __future__ import annotations
+
+from .arguments import OUT, InOut, Out, TensorMap, Workspace
+from .cache import KernelCache
+from .call import Variant, call_tir_extern
+from .embed import EmbedTritonKernels
+
+__all__ = [
+    "OUT",
+    "EmbedTritonKernels",
+    "InOut",
+    "KernelCache",
+    "Out",
+    "TensorMap",
+    "Variant",
+    "Workspace",
+    "call_tir_extern",
+]

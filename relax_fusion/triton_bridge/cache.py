@@ -1,0 +1,101 @@
+"""Compiled kernels on disk, so that a second compilation of a model starts where the first ended.
+
+One file per kernel, named by its key.  A file is three lines of text and two blobs::
+
+    relax_fusion kernel 1
+    <SHA-256 of everything behind this line, hexadecimal>
+    <JSON: key, kernel, lengths of the blobs>
+    <zlib: PTX><cubin>
+
+Nothing in it is executed by reading it.  A file is written beside its place and moved there in one
+step, so a reader sees all of it or none, however many processes write; a file that is cut short or
+changed fails its checksum, counts as absent and is written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+import zlib
+from pathlib import Path
+
+from ..target import user_cache_directory
+from .kernel import CompiledKernel
+
+_MAGIC = b"relax_fusion kernel 1"
+_LOG = logging.getLogger(__name__)
+
+
+class KernelCache:
+    """Compiled kernels by key, in a directory.
+
+    Parameters
+    ----------
+    directory : Path, optional
+        Made when first written to; `relax_fusion.target.user_cache_directory` by default.
+    """
+
+    def __init__(self, directory: Path | None = None):
+        self.directory = directory or user_cache_directory()
+
+    def path(self, key: str) -> Path:
+        """Return the file of the kernel called `key`."""
+        return self.directory / f"{key}.kernel"
+
+    def get(self, key: str) -> CompiledKernel | None:
+        """Return the kernel called `key`; None if there is none, or none that can be trusted."""
+        try:
+            data = self.path(key).read_bytes()
+        except OSError:
+            return None
+        try:
+            return _decode(key, data)
+        except (ValueError, KeyError, TypeError, zlib.error) as err:
+            _LOG.warning("%s is damaged (%s); it will be made again", self.path(key), err)
+            return None
+
+    def put(self, key: str, kernel: CompiledKernel) -> None:
+        """Keep `kernel` as `key`.  A directory that cannot be written to is no error: it warns."""
+        temporary = None
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
+                temporary = Path(file.name)
+                file.write(_encode(key, kernel))
+            os.replace(temporary, self.path(key))
+        except OSError as err:
+            _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Remove every kernel, and what an interrupted writer left."""
+        for path in [*self.directory.glob("*.kernel"), *self.directory.glob("tmp*")]:
+            path.unlink(missing_ok=True)
+
+
+def _encode(key: str, kernel: CompiledKernel) -> bytes:
+    ptx = zlib.compress(kernel.ptx)
+    header = {"key": key, "kernel": kernel.to_json(), "blobs": [len(ptx), len(kernel.image)]}
+    body = json.dumps(header).encode() + b"\n" + ptx + kernel.image
+    return b"\n".join([_MAGIC, hashlib.sha256(body).hexdigest().encode(), body])
+
+
+def _decode(key: str, data: bytes) -> CompiledKernel:
+    magic, checksum, body = data.split(b"\n", 2)
+    if magic != _MAGIC:
+        raise ValueError("it is no kernel file of this version")
+    if checksum.decode(errors="replace") != hashlib.sha256(body).hexdigest():
+        raise ValueError("its checksum is wrong")
+    line, blobs = body.split(b"\n", 1)
+    header = json.loads(line)
+    if header["key"] != key:
+        raise ValueError(f"it holds the kernel {header['key']}")
+    ptx_length, image_length = header["blobs"]
+    if len(blobs) != ptx_length + image_length:
+        raise ValueError("its blobs have other lengths")
+    ptx = zlib.decompress(blobs[:ptx_length])
+    return CompiledKernel.from_json(header["kernel"], blobs[ptx_length:], ptx)

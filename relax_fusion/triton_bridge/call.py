@@ -1,0 +1,256 @@
+"""`call_tir_extern`: a Triton kernel as an operation of a Relax module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import tvm
+from triton.runtime.jit import JITFunction
+from tvm import ir, relax
+from tvm.target import Target
+
+from ..errors import KernelError
+from ..target import compute_capability, make_target
+from .arguments import (
+    InOut,
+    Out,
+    TensorMap,
+    Workspace,
+    all_constexprs,
+    bind,
+    is_tensor,
+    scalar,
+    triton_dtype,
+)
+from .compile import compile_kernels
+from .kernel import CONSTEXPR, KernelOptions, KernelSource
+from .prim_func import Launch, emit_call
+
+Grid = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What replaces the kernel of a call where `when` holds.
+
+    Parameters
+    ----------
+    when : PrimExpr
+        A condition over the symbolic dims of the inputs, such as ``n <= 16``.
+    constexprs, options : mapping
+        Values that differ from those of the call.
+    grid : sequence or callable, optional
+        As in `call_tir_extern`; the call's own by default.
+    kernel : triton.JITFunction, optional
+        Another kernel with the same run-time parameters; then `constexprs` are all of its own.
+    """
+
+    when: ir.Expr
+    constexprs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    grid: Grid | None = None
+    kernel: JITFunction | None = None
+
+
+def call_tir_extern(
+    kernel: JITFunction,
+    grid: Grid,
+    args: Sequence[Any] | Mapping[str, Any],
+    out_ty: relax.TensorType | Sequence[relax.TensorType],
+    *,
+    constexprs: Mapping[str, Any] | None = None,
+    variants: Sequence[Variant] = (),
+    **options: Any,
+) -> relax.Expr:
+    """Compile a Triton kernel for a CUDA target and return the call of it.
+
+    The kernel is compiled at once, with no GPU, and added to the module of the current
+    `relax.BlockBuilder` inside a PrimFunc that launches it.  `EmbedTritonKernels`, which the
+    pipeline runs by itself, turns what was compiled into the code of the library.
+
+    Parameters
+    ----------
+    kernel : triton.JITFunction
+        A ``@triton.jit`` function.
+    grid : sequence of int or PrimExpr, or callable
+        Up to three numbers of programs; may use the symbolic dims of the inputs.  A callable gets
+        the constexprs: ``lambda c: (T.ceildiv(n, c["BLOCK"]),)``.
+    args : sequence or mapping
+        The run-time arguments in the order of the kernel's parameters, or by name:
+
+        - a tensor: a pointer to it;
+        - `Out`, `InOut`, `Workspace`: a pointer to an output, to a tensor that is changed in place
+          and is an output, to memory for this call only;
+        - `TensorMap`: a TMA descriptor of any of these;
+        - an int, float or bool, or an expression over symbolic dims;
+        - None: no argument, which the kernel sees as the constant None.
+    out_ty : TensorType or sequence of TensorType
+        The outputs.
+    constexprs : mapping of str to object, optional
+        Values of the kernel's ``tl.constexpr`` parameters, of any type that Triton takes.
+    variants : sequence of Variant
+        Kernels for some values of the symbolic dims; the first whose condition holds runs.
+    **options
+        ``target``, as `relax_fusion.make_target` takes it (by default the one in scope), and the
+        fields of `KernelOptions`: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``, ``cooperative``,
+        ``dependent_launch``.
+
+    Returns
+    -------
+    relax.Expr
+        The output, or a tuple of several, to be emitted.
+
+    Raises
+    ------
+    KernelError
+        If the arguments don't match the kernel, the kernel does not compile, or the device lacks
+        what it needs.
+    TargetError
+        If the target is no CUDA target with an architecture.
+
+    Examples
+    --------
+    ::
+
+        with bb.function("main", [x, y]), bb.dataflow():
+            z = bb.emit_output(
+                call_tir_extern(add, (T.ceildiv(n, 256),), [x, y, OUT, n], x.ty,
+                                constexprs={"BLOCK": 256}, target=target))
+    """
+    target = options.pop("target", None) or Target.current(allow_none=True)
+    if target is None:
+        raise KernelError("no target: pass target=... or call within `with target:`")
+    capability = compute_capability(make_target(target))
+    builder = relax.BlockBuilder.current()
+    if builder is None:
+        raise KernelError("call_tir_extern adds a function: call it where a BlockBuilder is active")
+    # `R.Tensor(...)` outside of TVMScript stands for a type
+    outputs = [
+        tvm.runtime.convert(o) for o in (out_ty if isinstance(out_ty, Sequence) else [out_ty])
+    ]
+    base = _Choice(True, kernel, grid, dict(constexprs or {}), options)
+    choices = [base.varied(v) for v in variants] + [base]
+    bound = [bind(c.kernel, args, c.constexprs) for c in choices]
+    _check_outputs(kernel.__name__, bound, outputs)
+    sources = [_source(c, b, outputs, capability) for c, b in zip(choices, bound, strict=True)]
+    compiled = compile_kernels(sources)
+    launches = []
+    for choice, code, source, values in zip(choices, compiled, sources, bound, strict=True):
+        passed = [v for name, v in values.items() if source.types[name] != CONSTEXPR]
+        launches.append(Launch(choice.when, code, choice.programs(), passed))
+    return emit_call(builder, outputs, launches)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One kernel that a call may run: a `Variant` with nothing left out."""
+
+    when: Any
+    kernel: JITFunction
+    grid: Grid
+    constexprs: Mapping[str, Any]
+    options: Mapping[str, Any]
+
+    def varied(self, variant: Variant) -> _Choice:
+        """Return what `variant` makes of this."""
+        own = variant.kernel is not None and variant.kernel is not self.kernel
+        return _Choice(
+            variant.when,
+            variant.kernel or self.kernel,
+            variant.grid if variant.grid is not None else self.grid,
+            {**({} if own else self.constexprs), **variant.constexprs},
+            {**self.options, **variant.options},
+        )
+
+    def programs(self) -> list[Any]:
+        """Return the three dimensions of the grid."""
+        grid = self.grid
+        if callable(grid):
+            grid = grid(all_constexprs(self.kernel, self.constexprs))
+        if not isinstance(grid, Sequence) or not 1 <= len(grid) <= 3:
+            raise KernelError(
+                f"{self.kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
+            )
+        return [*grid, *[1] * (3 - len(grid))]
+
+    def compile_options(self) -> KernelOptions:
+        """Return the options with their names checked."""
+        known = [f.name for f in fields(KernelOptions)]
+        for name in self.options:
+            if name not in known:
+                raise KernelError(f"no option {name!r}; there are target, {', '.join(known)}")
+        return KernelOptions(**self.options)
+
+
+def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
+    """Check that every output is an argument, and every argument that is an output exists."""
+    for values in bound:
+        plain = [v.of if isinstance(v, TensorMap) else v for v in values.values()]
+        used = {v.index for v in plain if isinstance(v, Out | InOut)}
+        for index in sorted(used | set(range(len(outputs)))):
+            if not 0 <= index < len(outputs):
+                raise KernelError(f"{name}: Out({index}) is used; out_ty has {len(outputs)} types")
+            if index not in used:
+                raise KernelError(f"{name}: nothing writes output {index}; pass Out({index})")
+    for ty in outputs:
+        if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+            raise KernelError(f"{name}: out_ty has {ty}; it must be a tensor type with a shape")
+
+
+def _source(
+    choice: _Choice, bound: Mapping[str, Any], outputs: Sequence[Any], capability: int
+) -> KernelSource:
+    """Return what to compile for one choice of kernel."""
+    types: dict[str, str] = {}
+    aligned = set()
+    constants = all_constexprs(choice.kernel, choice.constexprs)
+    for p in choice.kernel.params:
+        if p.name not in bound:
+            types[p.name] = CONSTEXPR
+            continue
+        what = f"{choice.kernel.__name__}: argument {p.name!r}"
+        kind, multiple = _type_of(p, bound[p.name], outputs, what)
+        types[p.name] = kind
+        if kind == CONSTEXPR:
+            constants[p.name] = None if bound[p.name] is None else 1
+        elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
+            aligned.add(p.name)
+    options = choice.compile_options()
+    return KernelSource(choice.kernel, types, constants, frozenset(aligned), capability, options)
+
+
+def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:
+    """Return the Triton type of an argument and whether it is a multiple of 16."""
+    dtype = _dtype(value.of if isinstance(value, TensorMap) else value, outputs, what)
+    if isinstance(value, TensorMap):
+        if dtype is None:
+            raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
+        block = ", ".join(str(int(n)) for n in value.block)
+        return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>", False
+    if dtype is not None:
+        kind, multiple = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}", True
+    else:
+        number = scalar(value, what)
+        if number is None and (value is None or not p.do_not_specialize):
+            return CONSTEXPR, False
+        kind, multiple = (number.kind, number.aligned) if number is not None else ("i32", False)
+    wanted = p.annotation_type
+    if wanted and wanted != kind and (dtype is not None or {wanted[0], kind[0]} - {"i", "u"}):
+        raise KernelError(f"{what} is {kind}; the kernel declares {wanted}")
+    return wanted or kind, multiple
+
+
+def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
+    """Return the dtype of a tensor argument; None for a number."""
+    if isinstance(value, Out):
+        return str(outputs[value.index].dtype)
+    if isinstance(value, InOut):
+        if not is_tensor(value.tensor):
+            raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
+        ir.assert_structural_equal(value.tensor.ty, outputs[value.index])
+        return str(value.tensor.ty.dtype)
+    if isinstance(value, Workspace):
+        return value.dtype
+    return str(value.ty.dtype) if is_tensor(value) else None

@@ -1,0 +1,196 @@
+"""Ahead-of-time compilation: Triton kernels to cubins, with no GPU, driver or torch.
+
+`triton.compile` compiles for any `GPUTarget`; what its own launcher would do at the first call
+(checking resources, reading the metadata) is done here.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.errors import TritonError
+
+from ..errors import KernelError
+from .cache import KernelCache
+from .kernel import CompiledKernel, KernelSource, TensorMap, check_entry
+
+MIN_TRITON = (3, 6)
+"""The oldest Triton whose calling convention and metadata these modules know."""
+
+SMEM_PER_BLOCK_BYTES = {
+    80: 163 << 10,
+    86: 99 << 10,
+    87: 163 << 10,
+    89: 99 << 10,
+    90: 227 << 10,
+    100: 227 << 10,
+    103: 227 << 10,
+    120: 99 << 10,
+    121: 99 << 10,
+}
+"""Shared memory that one thread block may use, by compute capability (CUDA C++ Programming Guide,
+table "Technical Specifications per Compute Capability")."""
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource],
+    *,
+    cache: KernelCache | None = None,
+    jobs: int | None = None,
+) -> list[CompiledKernel]:
+    """Compile kernels, several at a time; those in the cache are read from it.
+
+    Parameters
+    ----------
+    sources : sequence of KernelSource
+        What to compile; equal ones are compiled once.
+    cache : KernelCache, optional
+        Where compiled kernels are kept; the user's own by default.
+    jobs : int, optional
+        Threads; as many as this process may use cores by default.  (Triton's passes and ptxas run
+        outside of Python's lock.)
+
+    Returns
+    -------
+    list of CompiledKernel
+        In the order of `sources`.
+
+    Raises
+    ------
+    KernelError
+        If this Triton is not supported, a kernel does not compile, or it needs more than its device
+        has.
+    """
+    check_triton(triton.__version__)
+    for source in sources:
+        _check_device(source)
+    cache = cache or KernelCache()
+    keys = [source.key() for source in sources]
+    done = {key: kernel for key in set(keys) if (kernel := cache.get(key)) is not None}
+    missing = {k: s for k, s in zip(keys, sources, strict=True) if k not in done}
+    if missing:
+        workers = jobs or len(os.sched_getaffinity(0))
+        with _nothing_kept(), ThreadPoolExecutor(workers) as pool:
+            for key, kernel in zip(
+                missing, pool.map(_compile, missing, missing.values()), strict=True
+            ):
+                done[key] = kernel
+                cache.put(key, kernel)
+    return [done[key] for key in keys]
+
+
+def check_triton(version: str) -> None:
+    """Check that Triton's `version` is one whose calling convention is known.
+
+    Raises
+    ------
+    KernelError
+        If it is not.
+    """
+    parts = [int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit()]
+    if tuple(parts) < MIN_TRITON or parts[0] != MIN_TRITON[0]:
+        wanted = ".".join(map(str, MIN_TRITON))
+        raise KernelError(
+            f"Triton {version} is installed; {wanted} or a newer {MIN_TRITON[0]}.x is needed"
+        )
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Keep Triton from reading or filling its own cache, which has no checksums."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        knobs.cache.scope(),
+        knobs.compilation.scope(),
+    ):
+        knobs.cache.dir = directory
+        knobs.compilation.always_compile = True
+        yield
+
+
+def _check_device(source: KernelSource) -> None:
+    """Refuse what an architecture lacks, before the compiler fails in words of its own."""
+    wants = {
+        "num_ctas > 1 (clusters)": source.options.num_ctas > 1,
+        "dependent_launch": source.options.dependent_launch,
+        "a tensor map": any(kind.startswith("tensordesc") for kind in source.types.values()),
+    }
+    if source.capability < 80:
+        raise KernelError(f"{source.name}: sm_{source.capability} is older than sm_80")
+    for what, wanted in wants.items():
+        if wanted and source.capability < 90:
+            raise KernelError(
+                f"{source.name}: {what} needs sm_90 or newer; the target is sm_{source.capability}"
+            )
+
+
+def _compile(key: str, source: KernelSource) -> CompiledKernel:
+    """Compile one kernel.  Triton reports bad code by its own errors, RuntimeErrors and asserts."""
+    try:
+        built = triton.compile(
+            source.ast(), target=source.gpu_target, options=source.options.for_triton()
+        )
+    except (TritonError, RuntimeError, AssertionError, ValueError) as err:
+        kinds = ", ".join(f"{name}: {kind}" for name, kind in source.types.items())
+        raise KernelError(
+            f"{source.name}({kinds}) does not compile for sm_{source.capability}: {err}"
+        ) from err
+    kernel = _compiled(key, source, built)
+    check_entry(kernel)
+    _check_resources(kernel, built.metadata)
+    return kernel
+
+
+def _compiled(key: str, source: KernelSource, built: Any) -> CompiledKernel:
+    meta = built.metadata
+    runtime = [name for name, kind in source.types.items() if kind != "constexpr"]
+    return CompiledKernel(
+        symbol=f"{source.name}_{key}",
+        entry=meta.name,
+        capability=source.capability,
+        constants=tuple((name, str(value)) for name, value in source.constexprs.items()),
+        params=tuple(source.types[name] for name in runtime),
+        aligned=tuple(name in source.aligned for name in runtime),
+        tensor_maps=tuple(_tensor_map(m) for m in meta.tensordesc_meta or ()),
+        options=source.options,
+        num_warps=meta.num_warps,
+        shared_bytes=meta.shared,
+        scratch_bytes=meta.global_scratch_size,
+        scratch_align=meta.global_scratch_align,
+        image=built.asm["cubin"],
+        ptx=built.asm["ptx"].encode(),
+    )
+
+
+# Device code numbers the element types of tensor maps otherwise than the driver's
+# ``CUtensorMapDataType`` does: there, 8 is float32 with denormals flushed.
+_DRIVER_TYPE = {8: 10, 9: 8, 10: 9}
+
+
+def _tensor_map(meta: dict[str, Any]) -> TensorMap:
+    if meta["fp4_padded"] or meta.get("is_im2col"):
+        raise KernelError("tensor maps of fp4 data and im2col ones are not supported")
+    return TensorMap(
+        block=tuple(meta["block_size"]),
+        element_bytes=meta["elem_size"],
+        element_type=_DRIVER_TYPE.get(meta["elem_type"], meta["elem_type"]),
+        swizzle=meta["swizzle"],
+    )
+
+
+def _check_resources(kernel: CompiledKernel, meta: Any) -> None:
+    limit = SMEM_PER_BLOCK_BYTES.get(kernel.capability)
+    if limit is not None and kernel.shared_bytes > limit:
+        raise KernelError(
+            f"{kernel.entry} needs {kernel.shared_bytes} bytes of shared memory; {kernel.arch} has "
+            f"{limit} per thread block: use smaller tiles or fewer stages"
+        )
+    if meta.profile_scratch_size:
+        raise KernelError(f"{kernel.entry} was compiled with Triton's profiler; turn it off")

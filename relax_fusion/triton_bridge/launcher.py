@@ -1,0 +1,175 @@
+"""From compiled kernels to a C module that TVM links into a library.
+
+Why C over the driver API, and not TVM's serialised module of kind "cuda": that one can only be made
+where libcuda is, its byte format is private to a TVM version, and it cannot encode tensor maps.  C
+is compiled by `export_library` like any other source, its functions are linked straight to the host
+code that calls them, and the result needs nothing but TVM's runtime and the driver.
+
+`launcher.h` is the part that is the same for all kernels; what is generated here is a table entry,
+the image, and one function per kernel that unpacks the arguments of the PrimFunc's call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib.resources import files
+
+import tvm_ffi
+
+from .kernel import CompiledKernel, TensorMap, c_type, tensor_map_rank
+
+_BYTES_PER_LINE = 64
+
+
+def launcher_module(kernels: Iterable[CompiledKernel]) -> tvm_ffi.Module:
+    """Return the C module with a function for each of `kernels` that launches it.
+
+    The function has TVM's packed calling convention and is called by ``T.call_cpacked`` with the
+    arguments of the kernel (a tensor map as pointer, sizes and strides), a pointer to scratch
+    memory if the kernel needs any, and the three dimensions of the grid.  It is hidden in the
+    library that it is linked into, so that two libraries with the same kernel don't meet.
+    """
+    make = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
+    kernels = list(kernels)
+    return make(launcher_source(kernels), "c", [k.launcher for k in kernels], None)
+
+
+def launcher_source(kernels: Iterable[CompiledKernel]) -> str:
+    """Return the text of `launcher_module`: C99 that is also C++11."""
+    parts = [_header(), *(_kernel(k) for k in kernels), _END]
+    return "\n".join(parts)
+
+
+_END = """#ifdef __cplusplus
+}  // extern "C"
+#endif
+"""
+
+
+@lru_cache
+def _header() -> str:
+    return files(__package__).joinpath("launcher.h").read_text(encoding="utf-8")
+
+
+def _kernel(kernel: CompiledKernel) -> str:
+    """Return the image, the table entry and the function of one kernel."""
+    name = kernel.symbol
+    options = kernel.options
+    return f"""/* {kernel.to_json()} */
+static const unsigned char rf_image_{name}[] __attribute__((aligned(64))) =
+{_c_string(kernel.image)};
+static rf_kernel rf_kernel_{name} = {{
+    "{name}", "{kernel.entry}", rf_image_{name}, {kernel.capability}, {kernel.threads},
+    {kernel.shared_bytes}, {options.num_ctas}, {int(options.cooperative)}, {
+        int(options.dependent_launch)
+    }, {{NULL}}}};
+
+__attribute__((visibility("hidden"))) int {kernel.launcher}(
+    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
+  rf_kernel* kernel = &rf_kernel_{name};
+{_body(kernel)}
+}}
+"""
+
+
+def _body(kernel: CompiledKernel) -> str:
+    """Return the statements that unpack the arguments, check them and launch."""
+    unpack, params, used = _unpack(kernel)
+    grid = used + bool(kernel.scratch_bytes)
+    scratch = f"args[{used}].v_ptr" if kernel.scratch_bytes else "NULL"
+    lines = [
+        "int32_t device;",
+        "int state;",
+        "int64_t grid[3];",
+        "void *scratch, *profile = NULL;",
+        "(void)self;",
+        "(void)result;",
+        f"if (num_args != {grid + 3})",
+        f'  return rf_fail(kernel->symbol, "it takes {grid + 3} arguments, grid included");',
+        *(f"grid[{i}] = args[{grid + i}].v_int64;" for i in range(3)),
+        "if ((state = rf_check_grid(kernel, grid)) != 0) return state < 0 ? -1 : 0;",
+        "if (rf_current_device(kernel->symbol, &device)) return -1;",
+        f"scratch = {scratch};",
+        "{",
+        *(f"  {line}" for line in unpack),
+        f"  void* params[] = {{{', '.join([*params, '&scratch', '&profile'])}}};",
+        "  return rf_launch(kernel, device, grid, params);",
+        "}",
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _unpack(kernel: CompiledKernel) -> tuple[list[str], list[str], int]:
+    """Return declarations, the addresses to pass on, and how many arguments they take up."""
+    lines: list[str] = []
+    params: list[str] = []
+    maps = iter(kernel.tensor_maps)
+    position = 0
+    for number, (kind, aligned) in enumerate(zip(kernel.params, kernel.aligned, strict=True)):
+        if kind.startswith("tensordesc"):
+            rank = tensor_map_rank(kind)
+            lines += _tensor_map(number, position, rank, next(maps))
+            params.append(f"&m{number}")
+            params += [f"&n{number}_{d}" for d in range(rank)]
+            params += [f"&s{number}[{d}]" for d in range(rank)]
+            position += 1 + 2 * rank
+            continue
+        lines += _scalar(number, position, kind, aligned)
+        params.append(f"&a{number}")
+        position += 1
+    return lines, params, position
+
+
+def _scalar(number: int, position: int, kind: str, aligned: bool) -> list[str]:
+    """Return the declaration of a pointer or number, and the checks of what was promised of it."""
+    c = c_type(kind)
+    value = f"args[{position}]"
+    if c == "void*":
+        checked = f"(int64_t)(uintptr_t){value}.v_ptr"
+        lines = [f"void* a{number} = {value}.v_ptr;"]
+    elif c in ("float", "double"):
+        return [f"{c} a{number} = ({c}){value}.v_float64;"]
+    else:
+        checked = f"{value}.v_int64"
+        lines = [f"{c} a{number} = ({c}){value}.v_int64;"]
+        bits = 1 if kind in ("i1", "u1") else int(kind[1:])
+        if bits < 64:
+            signed = kind[0] == "i" and bits > 1
+            least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+            lines.append(
+                f"if (rf_check_range(kernel, {number}, {checked}, {least}LL, {most}LL)) return -1;"
+            )
+    if aligned:
+        lines.append(f"if (rf_check_aligned(kernel, {number}, {checked})) return -1;")
+    return lines
+
+
+def _tensor_map(number: int, position: int, rank: int, layout: TensorMap) -> list[str]:
+    """Return what encodes a tensor map from a pointer, sizes and strides."""
+    sizes = ", ".join(f"args[{position + 1 + d}].v_int64" for d in range(rank))
+    strides = ", ".join(f"args[{position + 1 + rank + d}].v_int64" for d in range(rank))
+    block = ", ".join(map(str, layout.block))
+    fixed = f"{rank}, {layout.element_bytes}, {layout.element_type}, {layout.swizzle}"
+    return [
+        f"static const rf_tensor_map_layout l{number} = {{{fixed}, {{{block}}}}};",
+        f"rf_tensor_map m{number};",
+        f"int64_t z{number}[] = {{{sizes}}};",
+        f"int64_t s{number}[] = {{{strides}}};",
+        *(f"int32_t n{number}_{d} = (int32_t)z{number}[{d}];" for d in range(rank)),
+        f"if (rf_encode(kernel, {number}, &l{number}, args[{position}].v_ptr, z{number}, "
+        f"s{number}, &m{number})) return -1;",
+    ]
+
+
+def _c_string(data: bytes) -> str:
+    """Return a C string literal of `data`.
+
+    Compilers read a literal ten times faster than a list of numbers.  Octal escapes of three digits
+    end by themselves; a hexadecimal one would swallow a following digit.
+    """
+    lines = (data[i : i + _BYTES_PER_LINE] for i in range(0, len(data), _BYTES_PER_LINE))
+    return "\n".join(f'"{"".join(_ESCAPES[byte] for byte in line)}"' for line in lines)
+
+
+_ESCAPES = [f"\\{byte:03o}" for byte in range(256)]

@@ -1,0 +1,275 @@
+"""The PrimFunc around a kernel: its parameters, its launches, and the call of it.
+
+rewrite::
+
+    add[(ceildiv(n, 256),)](x, y, out, n)
+    ->
+    @T.prim_func
+    def add_1f2e(in0: T.Buffer((n,)), in1: T.Buffer((n,)), out0: T.Buffer((n,))):
+        T.call_cpacked("launch_add_1f2e", in0.data, in1.data, out0.data, n, (n + 255) // 256, 1, 1)
+    z = R.call_tir(add_1f2e, (x, y), out_ty)
+
+A launch is opaque to TVM (``op_pattern`` 8) and already scheduled.  Workspaces are outputs that
+nobody reads, so that Relax plans their memory together with all other tensors, and a CUDA graph
+holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ..errors import KernelError
+from .arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
+from .kernel import CompiledKernel
+
+KERNELS_ATTR = "relax_fusion.triton_kernels"
+"""PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the condition of running it (True for the last), what, on which grid, with what.
+
+    `args` are the run-time arguments of the kernel as `call_tir_extern` takes them.
+    """
+
+    when: Any
+    kernel: CompiledKernel
+    grid: Sequence[Any]
+    args: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    """A tensor parameter of the PrimFunc, its sizes in the variables of the caller."""
+
+    name: str
+    shape: tuple[Any, ...]
+    dtype: str
+
+
+def emit_call(
+    builder: relax.BlockBuilder, outputs: Sequence[relax.TensorType], launches: Sequence[Launch]
+) -> relax.Expr:
+    """Add the PrimFunc that runs the first launch whose condition holds; return the call of it."""
+    memory = _Memory(outputs)
+    for launch in launches:
+        for value in launch.args:
+            memory.add(value)
+    scratch = _scratch(launches)
+    if scratch is not None:
+        memory.add(scratch)
+    numbers = _unknown_variables(memory, launches)
+    func = _prim_func(memory, numbers, launches, scratch)
+    gvar = builder.add_func(func, launches[-1].kernel.symbol)
+    args = relax.Tuple([*memory.inputs, *numbers])
+    types = [*outputs, *(relax.TensorType(list(w.shape), w.dtype) for w in memory.workspaces)]
+    if memory.in_place:
+        aliases = [memory.in_place.get(i, -1) for i in range(len(types))]
+        call = relax.op.call_tir_inplace(gvar, args, aliases, types)
+    else:
+        call = relax.op.call_tir(gvar, args, types)
+    if not memory.workspaces:
+        return call
+    packed = builder.emit(call)
+    results = [relax.TupleGetItem(packed, i) for i in range(len(outputs))]
+    return results[0] if len(results) == 1 else relax.Tuple(results)
+
+
+class _Memory:
+    """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc."""
+
+    def __init__(self, outputs: Sequence[relax.TensorType]):
+        self.outputs = outputs
+        self.inputs: list[relax.Expr] = []
+        self.workspaces: list[Workspace] = []
+        self.in_place: dict[int, int] = {}
+
+    def add(self, value: Any) -> None:
+        """Take note of an argument if it is memory."""
+        if isinstance(value, TensorMap):
+            self.add(value.of)
+        elif isinstance(value, InOut):
+            self.add(value.tensor)
+            self.in_place[value.index] = self._input(value.tensor)
+        elif isinstance(value, Workspace):
+            if not any(w is value for w in self.workspaces):
+                self.workspaces.append(value)
+        elif is_tensor(value) and self._input(value) < 0:
+            if not isinstance(value.ty.shape, relax.ShapeExpr):
+                raise KernelError(f"{value} has no known shape: R.match_cast gives it one")
+            self.inputs.append(value)
+
+    def _input(self, tensor: relax.Expr) -> int:
+        return next((i for i, t in enumerate(self.inputs) if t.same_as(tensor)), -1)
+
+    def buffer_of(self, value: Any) -> _Buffer | None:
+        """Return the parameter that an argument points to; None for a number."""
+        if isinstance(value, TensorMap):
+            return self.buffer_of(value.of)
+        if isinstance(value, InOut):
+            return self.buffer_of(value.tensor)
+        if isinstance(value, Out):
+            if value.index in self.in_place:
+                return self.read()[self.in_place[value.index]]
+            ty = self.outputs[value.index]
+            return _Buffer(f"out{value.index}", tuple(ty.shape.values), str(ty.dtype))
+        if isinstance(value, Workspace):
+            index = next(i for i, w in enumerate(self.workspaces) if w is value)
+            return _Buffer(f"workspace{index}", tuple(value.shape), value.dtype)
+        return self.read()[self._input(value)] if is_tensor(value) else None
+
+    def read(self) -> list[_Buffer]:
+        """Return the parameters in front of the numbers."""
+        return [
+            _Buffer(f"in{i}", tuple(t.ty.shape.values), str(t.ty.dtype))
+            for i, t in enumerate(self.inputs)
+        ]
+
+    def written(self) -> list[_Buffer]:
+        """Return the parameters behind the numbers: outputs not in place, then workspaces."""
+        fresh = [Out(i) for i in range(len(self.outputs)) if i not in self.in_place]
+        return [b for v in (*fresh, *self.workspaces) if (b := self.buffer_of(v)) is not None]
+
+
+def _scratch(launches: Sequence[Launch]) -> Workspace | None:
+    """Return the global memory that Triton's compiler asked for, enough for the largest launch."""
+    sizes = []
+    for launch in launches:
+        per_program = launch.kernel.scratch_bytes * launch.kernel.options.num_ctas
+        if per_program:
+            size: Any = tirx.IntImm("int64", per_program)
+            for count in launch.grid:
+                size = size * count
+            sizes.append(size)
+    if not sizes:
+        return None
+    most = sizes[0]
+    for size in sizes[1:]:
+        most = tirx.max(most, size)
+    return Workspace((tvm.sym.Analyzer().simplify(most),), "uint8")
+
+
+def _unknown_variables(memory: _Memory, launches: Sequence[Launch]) -> list[ir.Var]:
+    """Return the symbolic dims in use that are no dim of a parameter: they are passed by value."""
+    shapes = [b.shape for b in (*memory.read(), *memory.written())]
+    told = {d for shape in shapes for d in shape if isinstance(d, ir.Var)}
+    used = [d for shape in shapes for d in shape]
+    for launch in launches:
+        used += [launch.when, *launch.grid]
+        used += [v for v in launch.args if memory.buffer_of(v) is None]
+    return [v for v in dict.fromkeys(_variables(used)) if v not in told]
+
+
+def _variables(values: Iterable[Any]) -> list[ir.Var]:
+    found: list[ir.Var] = []
+    for value in values:
+        if isinstance(value, ir.Expr):
+            tvm_ffi.structural_walk(value, (ir.Var, found.append))
+    return found
+
+
+class _Own:
+    """Expressions over variables of the PrimFunc's own instead of the caller's."""
+
+    def __init__(self) -> None:
+        self._vars: dict[ir.Var, ir.Var] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return tirx.IntImm("int64", value)
+        if not isinstance(value, ir.Expr):
+            return value
+        return tvm_ffi.structural_map(value, (ir.Var, self._renamed))
+
+    def _renamed(self, var: ir.Var) -> ir.Var:
+        return self._vars.setdefault(var, tirx.Var(var.name, str(var.ty.dtype)))
+
+
+def _prim_func(
+    memory: _Memory,
+    numbers: Sequence[ir.Var],
+    launches: Sequence[Launch],
+    scratch: Workspace | None,
+) -> tirx.PrimFunc:
+    """Write the PrimFunc."""
+    own = _Own()
+    data: dict[str, Any] = {}
+
+    def declare(buffers: Sequence[_Buffer]) -> None:
+        for b in buffers:
+            made = T.arg(b.name, T.buffer([own(d) for d in b.shape], b.dtype))
+            data[b.name] = made.data
+
+    def dispatch(launch: Launch, *rest: Launch) -> None:
+        if not rest:
+            T.evaluate(_launch(launch, memory, data, scratch, own))
+            return
+        with T.If(own(launch.when)):
+            with T.Then():
+                T.evaluate(_launch(launch, memory, data, scratch, own))
+            with T.Else():
+                dispatch(*rest)
+
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        kernels = {x.kernel.symbol: x.kernel for x in launches}
+        attrs = {name: kernel_attr(k) for name, k in kernels.items()}
+        T.func_attr({"op_pattern": 8, "tirx.is_scheduled": 1, KERNELS_ATTR: attrs})
+        declare(memory.read())
+        for var in numbers:
+            T.arg(var.name, own(var))
+        declare(memory.written())
+        dispatch(*launches)
+    func = builder.get().without_attr("global_symbol")
+    # Relax's passes expect the root block that TVMScript would have put around the body
+    root = s_tir.SBlock([], [], [], "root", func.body)
+    return func.with_body(s_tir.SBlockRealize([], True, root))
+
+
+def _launch(
+    launch: Launch, memory: _Memory, data: dict[str, Any], scratch: Workspace | None, own: _Own
+) -> tirx.Call:
+    """Return the call of the launcher: arguments, scratch memory, grid."""
+    args: list[Any] = []
+    for value in launch.args:
+        buffer = memory.buffer_of(value)
+        if buffer is None:
+            number = scalar(value, "a number")
+            args.append(own(number.value if number is not None else value))
+            continue
+        args.append(data[buffer.name])
+        if isinstance(value, TensorMap):
+            args += [own(d) for d in buffer.shape]
+            args += [own(s) for s in _row_major_strides(buffer.shape)]
+    room = memory.buffer_of(scratch) if scratch is not None else None
+    if room is not None and launch.kernel.scratch_bytes:
+        args.append(data[room.name])
+    return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, launch.grid))
+
+
+def _row_major_strides(shape: Sequence[Any]) -> list[Any]:
+    """Return the distance, in elements, between neighbours along every dimension."""
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
+
+
+def kernel_attr(kernel: CompiledKernel) -> dict[str, Any]:
+    """Return a kernel as an attribute that TVMScript prints in one line."""
+    image = np.frombuffer(kernel.image, dtype="uint8")
+    return {"kernel": kernel.to_json(), "image": tvm.runtime.tensor(image)}
+
+
+def kernel_of_attr(attr: Any) -> CompiledKernel:
+    """Return the kernel that `kernel_attr` stored."""
+    return CompiledKernel.from_json(str(attr["kernel"]), attr["image"].numpy().tobytes())
