@@ -33,13 +33,14 @@ from .pipeline import relax_fusion_pipeline
 from .report import Report
 from .target import host_target, make_target
 from .tile_plan import PlanTable, TilePlan
-from .triton_bridge import EmbedTritonKernels, call_tir_extern
+from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 from .workload import Attention, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DEVICES",
+    "OUT",
     "PATTERNS",
     "Attention",
     "Decision",

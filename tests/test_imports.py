@@ -32,7 +32,8 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 
-MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 350, 60, 7
+# A function's docstring is free; a Triton kernel takes flat what Python would take in objects
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 350, 50, 7
 
 
 def unit(path: Path) -> str:
@@ -101,6 +102,21 @@ def test_the_checks_see_what_they_must(tmp_path: Path, monkeypatch: pytest.Monke
             test_imports_go_downwards(path)
 
 
+def code_lines(function: ast.FunctionDef) -> int:
+    """Return the lines of a function without its docstring."""
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function, clean=False) is None:
+        return lines
+    docstring = function.body[0]
+    return lines - (docstring.end_lineno - docstring.lineno + 1)
+
+
+def is_kernel(function: ast.FunctionDef) -> bool:
+    """Tell whether a function is decorated by ``@triton.jit``."""
+    names = [d.func if isinstance(d, ast.Call) else d for d in function.decorator_list]
+    return any(isinstance(d, ast.Attribute) and d.attr == "jit" for d in names)
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_budget(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -108,9 +124,10 @@ def test_budget(path: Path) -> None:
     over = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            lines = node.end_lineno - node.lineno + 1
+            lines = code_lines(node)
             arguments = node.args
             count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
-            if lines > MAX_FUNCTION_LINES or count > MAX_PARAMETERS:
+            too_many = count > MAX_PARAMETERS and not is_kernel(node)
+            if lines > MAX_FUNCTION_LINES or too_many:
                 over.append(f"{node.name}: {lines} lines, {count} parameters")
     assert over == []

@@ -9,6 +9,11 @@
 
 from __future__ import annotations
 
+from .versions import check_triton
+
+check_triton()  # in front of the imports of what an older Triton does not have
+
+# ruff: noqa: E402
 from .arguments import OUT, InOut, Out, TensorMap, Workspace
 from .cache import KernelCache
 from .call import Variant, call_tir_extern

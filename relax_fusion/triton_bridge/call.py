@@ -94,8 +94,8 @@ def call_tir_extern(
         Kernels for some values of the symbolic dims; the first whose condition holds runs.
     **options
         ``target``, as `relax_fusion.make_target` takes it (by default the one in scope), and the
-        fields of `KernelOptions`: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``, ``cooperative``,
-        ``dependent_launch``.
+        fields of `KernelOptions`: ``num_warps``, ``num_stages``, ``num_ctas``, ``maxnreg``,
+        ``cooperative``, ``dependent_launch``.
 
     Returns
     -------
@@ -249,7 +249,9 @@ def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     if isinstance(value, InOut):
         if not is_tensor(value.tensor):
             raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
-        ir.assert_structural_equal(value.tensor.ty, outputs[value.index])
+        if not ir.structural_equal(value.tensor.ty, outputs[value.index]):
+            is_, wanted = value.tensor.ty, outputs[value.index]
+            raise KernelError(f"{what} is {is_}; as output {value.index} it is to be {wanted}")
         return str(value.tensor.ty.dtype)
     if isinstance(value, Workspace):
         return value.dtype

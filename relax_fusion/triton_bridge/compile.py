@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +21,6 @@ from triton.errors import TritonError
 from ..errors import KernelError
 from .cache import KernelCache
 from .kernel import CompiledKernel, KernelSource, TensorMap, check_entry
-
-MIN_TRITON = (3, 6)
-"""The oldest Triton whose calling convention and metadata these modules know."""
 
 SMEM_PER_BLOCK_BYTES = {
     80: 163 << 10,
@@ -65,10 +63,8 @@ def compile_kernels(
     Raises
     ------
     KernelError
-        If this Triton is not supported, a kernel does not compile, or it needs more than its device
-        has.
+        If a kernel does not compile, or needs more than its device has.
     """
-    check_triton(triton.__version__)
     for source in sources:
         _check_device(source)
     cache = cache or KernelCache()
@@ -86,26 +82,14 @@ def compile_kernels(
     return [done[key] for key in keys]
 
 
-def check_triton(version: str) -> None:
-    """Check that Triton's `version` is one whose calling convention is known.
-
-    Raises
-    ------
-    KernelError
-        If it is not.
-    """
-    parts = [int(p) for p in version.split("+")[0].split(".")[:2] if p.isdigit()]
-    if tuple(parts) < MIN_TRITON or parts[0] != MIN_TRITON[0]:
-        wanted = ".".join(map(str, MIN_TRITON))
-        raise KernelError(
-            f"Triton {version} is installed; {wanted} or a newer {MIN_TRITON[0]}.x is needed"
-        )
+_KNOBS = threading.Lock()  # Triton's settings are the process's
 
 
 @contextmanager
 def _nothing_kept() -> Iterator[None]:
     """Keep Triton from reading or filling its own cache, which has no checksums."""
     with (
+        _KNOBS,
         tempfile.TemporaryDirectory() as directory,
         knobs.cache.scope(),
         knobs.compilation.scope(),
@@ -155,7 +139,7 @@ def _compiled(key: str, source: KernelSource, built: Any) -> CompiledKernel:
         symbol=f"{source.name}_{key}",
         entry=meta.name,
         capability=source.capability,
-        constants=tuple((name, str(value)) for name, value in source.constexprs.items()),
+        constants=tuple((n, str(getattr(v, "__name__", v))) for n, v in source.constexprs.items()),
         params=tuple(source.types[name] for name in runtime),
         aligned=tuple(name in source.aligned for name in runtime),
         tensor_maps=tuple(_tensor_map(m) for m in meta.tensordesc_meta or ()),
