@@ -1,7 +1,7 @@
 """Triton kernels inside Relax modules: compiled ahead of time, launched by the library itself.
 
 - :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
-- :mod:`.arguments`: what a kernel can be called with;
+- :mod:`.arguments`, :mod:`.specialize`: what a kernel can be called with, and what is compiled;
 - :mod:`.kernel`, :mod:`.compile`, :mod:`.cache`: sources to cubins, and where those are kept;
 - :mod:`.prim_func`, :mod:`.embed`, :mod:`.launcher`: the PrimFunc that calls a kernel, and the C
   code that launches it.

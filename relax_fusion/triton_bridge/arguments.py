@@ -1,13 +1,12 @@
-"""What a kernel can be called with, and the Triton type of each."""
+"""What a kernel can be called with: tensors and numbers of Relax, and what they don't say."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from triton.runtime.jit import JITFunction
 from tvm import ir, relax, tirx
 
 from ..errors import KernelError
@@ -52,12 +51,25 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Rows `start` to `stop` of a tensor, counted along its first dim: a pointer to the first.
+
+    The other dims of the tensor must be known.  For a merged weight, of which a kernel wants each
+    half.
+    """
+
+    of: Any
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A tensor passed as a TMA descriptor that the host makes (``desc.load([...])`` in the kernel).
 
     Parameters
     ----------
-    of : relax.Expr, Out, InOut or Workspace
+    of : relax.Expr, Out, InOut, Workspace or Rows
         A row-major tensor of rank 1 to 5, whose rows are multiples of 16 bytes.
     block : sequence of int
         Elements that one copy moves, outermost dimension first.
@@ -69,79 +81,6 @@ class TensorMap:
 
 OUT = Out(0)
 """The first output."""
-
-_TRITON_DTYPES = {
-    **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
-    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
-    "bfloat16": "bf16",
-    "bool": "i1",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e5m2": "fp8e5",
-}
-
-
-def triton_dtype(dtype: str, what: str) -> str:
-    """Return Triton's name of a dtype of TVM.
-
-    Raises
-    ------
-    KernelError
-        If it has none; the message begins with `what`.
-    """
-    if dtype not in _TRITON_DTYPES:
-        raise KernelError(f"{what} has dtype {dtype}; Triton has {', '.join(_TRITON_DTYPES)}")
-    return _TRITON_DTYPES[dtype]
-
-
-def bind(
-    function: JITFunction, args: Sequence[Any] | Mapping[str, Any], constexprs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Match arguments with the run-time parameters of a kernel, in the order of its signature.
-
-    Raises
-    ------
-    KernelError
-        If there are too many or too few, or a name is no parameter.
-    """
-    name = function.__name__
-    runtime = [p for p in function.params if not p.is_constexpr and p.name not in constexprs]
-    names = [p.name for p in runtime]
-    all_names = {p.name for p in function.params}
-    fixed = [p for p in function.params if p.is_constexpr or p.name in constexprs]
-    for given in constexprs:
-        if given not in all_names:
-            raise KernelError(f"{name} has no parameter {given!r}; it has {', '.join(all_names)}")
-    for p in fixed:
-        if p.name not in constexprs and not p.has_default:
-            raise KernelError(f"{name} needs a value for its constexpr {p.name!r}")
-    if isinstance(args, Mapping):
-        bound = dict(args)
-    else:
-        if len(args) > len(names):
-            raise KernelError(_count(name, len(args), names))
-        bound = dict(zip(names, args, strict=False))
-    for given in bound:
-        if given not in names:
-            raise KernelError(f"{name} has no run-time parameter {given!r}; {_list(names)}")
-    missing = [p.name for p in runtime if p.name not in bound and not p.has_default]
-    if missing:
-        raise KernelError(_count(name, len(bound), names) + f"; {missing[0]!r} is missing")
-    return {p.name: bound.get(p.name, p.default) for p in runtime}
-
-
-def _count(name: str, given: int, names: list[str]) -> str:
-    return f"{name} takes {len(names)} run-time arguments ({', '.join(names)}), {given} were given"
-
-
-def _list(names: list[str]) -> str:
-    return f"it takes {', '.join(names)}" if names else "it takes none"
-
-
-def all_constexprs(function: JITFunction, constexprs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `constexprs` and the defaults of those that were left out."""
-    defaults = {p.name: p.default for p in function.params if p.is_constexpr and p.has_default}
-    return {**defaults, **constexprs}
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,11 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..target import compute_capability, make_target
-from .arguments import (
-    InOut,
-    Out,
-    TensorMap,
-    Workspace,
-    all_constexprs,
-    bind,
-    is_tensor,
-    scalar,
-    triton_dtype,
-)
+from .arguments import InOut, Out, Rows, TensorMap
 from .compile import compile_kernels
-from .kernel import CONSTEXPR, KernelOptions, KernelSource
-from .prim_func import Launch, emit_call
+from .kernel import KernelOptions
+from .prim_func import Branch, Launch, emit_call
+from .specialize import all_constexprs, bind, specialize
 
 Grid = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]
 
@@ -134,13 +125,16 @@ def call_tir_extern(
     choices = [base.varied(v) for v in variants] + [base]
     bound = [bind(c.kernel, args, c.constexprs) for c in choices]
     _check_outputs(kernel.__name__, bound, outputs)
-    sources = [_source(c, b, outputs, capability) for c, b in zip(choices, bound, strict=True)]
-    compiled = compile_kernels(sources)
-    launches = []
-    for choice, code, source, values in zip(choices, compiled, sources, bound, strict=True):
-        passed = [v for name, v in values.items() if source.types[name] != CONSTEXPR]
-        launches.append(Launch(choice.when, code, choice.programs(), passed))
-    return emit_call(builder, outputs, launches)
+    special = [
+        specialize(c.kernel, b, c.constexprs, c.compile_options(), outputs, capability)
+        for c, b in zip(choices, bound, strict=True)
+    ]
+    compiled = compile_kernels([source for source, _ in special])
+    branches = [
+        Branch(choice.when, [Launch(kernel, choice.programs(), passed)])
+        for choice, kernel, (_, passed) in zip(choices, compiled, special, strict=True)
+    ]
+    return emit_call(builder, outputs, branches, compiled[-1].symbol)
 
 
 @dataclass(frozen=True)
@@ -187,7 +181,7 @@ class _Choice:
 def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
     """Check that every output is an argument, and every argument that is an output exists."""
     for values in bound:
-        plain = [v.of if isinstance(v, TensorMap) else v for v in values.values()]
+        plain = [v.of if isinstance(v, TensorMap | Rows) else v for v in values.values()]
         used = {v.index for v in plain if isinstance(v, Out | InOut)}
         for index in sorted(used | set(range(len(outputs)))):
             if not 0 <= index < len(outputs):
@@ -197,62 +191,3 @@ def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Seque
     for ty in outputs:
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise KernelError(f"{name}: out_ty has {ty}; it must be a tensor type with a shape")
-
-
-def _source(
-    choice: _Choice, bound: Mapping[str, Any], outputs: Sequence[Any], capability: int
-) -> KernelSource:
-    """Return what to compile for one choice of kernel."""
-    types: dict[str, str] = {}
-    aligned = set()
-    constants = all_constexprs(choice.kernel, choice.constexprs)
-    for p in choice.kernel.params:
-        if p.name not in bound:
-            types[p.name] = CONSTEXPR
-            continue
-        what = f"{choice.kernel.__name__}: argument {p.name!r}"
-        kind, multiple = _type_of(p, bound[p.name], outputs, what)
-        types[p.name] = kind
-        if kind == CONSTEXPR:
-            constants[p.name] = None if bound[p.name] is None else 1
-        elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
-            aligned.add(p.name)
-    options = choice.compile_options()
-    return KernelSource(choice.kernel, types, constants, frozenset(aligned), capability, options)
-
-
-def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:
-    """Return the Triton type of an argument and whether it is a multiple of 16."""
-    dtype = _dtype(value.of if isinstance(value, TensorMap) else value, outputs, what)
-    if isinstance(value, TensorMap):
-        if dtype is None:
-            raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
-        block = ", ".join(str(int(n)) for n in value.block)
-        return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>", False
-    if dtype is not None:
-        kind, multiple = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}", True
-    else:
-        number = scalar(value, what)
-        if number is None and (value is None or not p.do_not_specialize):
-            return CONSTEXPR, False
-        kind, multiple = (number.kind, number.aligned) if number is not None else ("i32", False)
-    wanted = p.annotation_type
-    if wanted and wanted != kind and (dtype is not None or {wanted[0], kind[0]} - {"i", "u"}):
-        raise KernelError(f"{what} is {kind}; the kernel declares {wanted}")
-    return wanted or kind, multiple
-
-
-def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
-    """Return the dtype of a tensor argument; None for a number."""
-    if isinstance(value, Out):
-        return str(outputs[value.index].dtype)
-    if isinstance(value, InOut):
-        if not is_tensor(value.tensor):
-            raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
-        if not ir.structural_equal(value.tensor.ty, outputs[value.index]):
-            is_, wanted = value.tensor.ty, outputs[value.index]
-            raise KernelError(f"{what} is {is_}; as output {value.index} it is to be {wanted}")
-        return str(value.tensor.ty.dtype)
-    if isinstance(value, Workspace):
-        return value.dtype
-    return str(value.ty.dtype) if is_tensor(value) else None

@@ -20,7 +20,7 @@ from triton.errors import TritonError
 
 from ..errors import KernelError
 from .cache import KernelCache
-from .kernel import CompiledKernel, KernelSource, TensorMap, check_entry
+from .kernel import CompiledKernel, KernelSource, TensorMapLayout, check_entry
 
 SMEM_PER_BLOCK_BYTES = {
     80: 163 << 10,
@@ -158,10 +158,10 @@ def _compiled(key: str, source: KernelSource, built: Any) -> CompiledKernel:
 _DRIVER_TYPE = {8: 10, 9: 8, 10: 9}
 
 
-def _tensor_map(meta: dict[str, Any]) -> TensorMap:
+def _tensor_map(meta: dict[str, Any]) -> TensorMapLayout:
     if meta["fp4_padded"] or meta.get("is_im2col"):
         raise KernelError("tensor maps of fp4 data and im2col ones are not supported")
-    return TensorMap(
+    return TensorMapLayout(
         block=tuple(meta["block_size"]),
         element_bytes=meta["elem_size"],
         element_type=_DRIVER_TYPE.get(meta["elem_type"], meta["elem_type"]),

@@ -152,7 +152,7 @@ class KernelSource:
 
 
 @dataclass(frozen=True)
-class TensorMap:
+class TensorMapLayout:
     """How the host encodes one tensor-map argument (CUDA driver API, `cuTensorMapEncodeTiled`).
 
     Parameters
@@ -188,7 +188,7 @@ class CompiledKernel:
         Triton types of the arguments of a launch, in order, constants left out.
     aligned : tuple of bool
         Which of them must be multiples of `ALIGNMENT`.
-    tensor_maps : tuple of TensorMap
+    tensor_maps : tuple of TensorMapLayout
         One for each ``tensordesc`` among `params`.
     options : KernelOptions
         As in the source.
@@ -208,7 +208,7 @@ class CompiledKernel:
     constants: tuple[tuple[str, str], ...]
     params: tuple[str, ...]
     aligned: tuple[bool, ...]
-    tensor_maps: tuple[TensorMap, ...]
+    tensor_maps: tuple[TensorMapLayout, ...]
     options: KernelOptions
     num_warps: int
     shared_bytes: int
@@ -250,7 +250,7 @@ class CompiledKernel:
         fields = json.loads(text)
         fields["options"] = KernelOptions(**fields["options"])
         fields["tensor_maps"] = tuple(
-            TensorMap(**{**m, "block": tuple(m["block"])}) for m in fields["tensor_maps"]
+            TensorMapLayout(**{**m, "block": tuple(m["block"])}) for m in fields["tensor_maps"]
         )
         fields["constants"] = tuple((name, value) for name, value in fields["constants"])
         fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])

@@ -17,7 +17,7 @@ from importlib.resources import files
 
 import tvm_ffi
 
-from .kernel import CompiledKernel, TensorMap, c_type, tensor_map_rank
+from .kernel import CompiledKernel, TensorMapLayout, c_type, tensor_map_rank
 
 _BYTES_PER_LINE = 64
 
@@ -145,7 +145,7 @@ def _scalar(number: int, position: int, kind: str, aligned: bool) -> list[str]:
     return lines
 
 
-def _tensor_map(number: int, position: int, rank: int, layout: TensorMap) -> list[str]:
+def _tensor_map(number: int, position: int, rank: int, layout: TensorMapLayout) -> list[str]:
     """Return what encodes a tensor map from a pointer, sizes and strides."""
     sizes = ", ".join(f"args[{position + 1 + d}].v_int64" for d in range(rank))
     strides = ", ".join(f"args[{position + 1 + rank + d}].v_int64" for d in range(rank))

@@ -28,7 +28,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..errors import KernelError
-from .arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
+from .arguments import InOut, Out, Rows, TensorMap, Workspace, is_tensor, scalar
 from .kernel import CompiledKernel
 
 KERNELS_ATTR = "relax_fusion.triton_kernels"
@@ -37,15 +37,19 @@ KERNELS_ATTR = "relax_fusion.triton_kernels"
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: the condition of running it (True for the last), what, on which grid, with what.
+    """One launch: a kernel, its grid, its run-time arguments as `call_tir_extern` takes them."""
 
-    `args` are the run-time arguments of the kernel as `call_tir_extern` takes them.
-    """
-
-    when: Any
     kernel: CompiledKernel
     grid: Sequence[Any]
     args: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Launches that run one after the other where `when` holds (the last branch: in any case)."""
+
+    when: Any
+    launches: Sequence[Launch]
 
 
 @dataclass(frozen=True)
@@ -58,19 +62,34 @@ class _Buffer:
 
 
 def emit_call(
-    builder: relax.BlockBuilder, outputs: Sequence[relax.TensorType], launches: Sequence[Launch]
+    builder: relax.BlockBuilder,
+    outputs: Sequence[relax.TensorType],
+    branches: Sequence[Branch],
+    name: str,
 ) -> relax.Expr:
-    """Add the PrimFunc that runs the first launch whose condition holds; return the call of it."""
+    """Add a PrimFunc that runs the first branch whose condition holds; return the call of it.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+        Gets the function, and, if there are workspaces, the binding of its results.
+    outputs : sequence of TensorType
+        What the call returns.
+    branches : sequence of Branch
+        All over the same tensors.
+    name : str
+        Of the function, made unique where another has it.
+    """
     memory = _Memory(outputs)
-    for launch in launches:
+    for launch in _launches(branches):
         for value in launch.args:
             memory.add(value)
-    scratch = _scratch(launches)
+    scratch = _scratch(branches)
     if scratch is not None:
         memory.add(scratch)
-    numbers = _unknown_variables(memory, launches)
-    func = _prim_func(memory, numbers, launches, scratch)
-    gvar = builder.add_func(func, launches[-1].kernel.symbol)
+    numbers = _unknown_variables(memory, branches)
+    func = _prim_func(memory, numbers, branches, scratch)
+    gvar = builder.add_func(func, name)
     args = relax.Tuple([*memory.inputs, *numbers])
     types = [*outputs, *(relax.TensorType(list(w.shape), w.dtype) for w in memory.workspaces)]
     if memory.in_place:
@@ -85,6 +104,10 @@ def emit_call(
     return results[0] if len(results) == 1 else relax.Tuple(results)
 
 
+def _launches(branches: Sequence[Branch]) -> list[Launch]:
+    return [launch for branch in branches for launch in branch.launches]
+
+
 class _Memory:
     """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc."""
 
@@ -96,7 +119,7 @@ class _Memory:
 
     def add(self, value: Any) -> None:
         """Take note of an argument if it is memory."""
-        if isinstance(value, TensorMap):
+        if isinstance(value, TensorMap | Rows):
             self.add(value.of)
         elif isinstance(value, InOut):
             self.add(value.tensor)
@@ -114,7 +137,7 @@ class _Memory:
 
     def buffer_of(self, value: Any) -> _Buffer | None:
         """Return the parameter that an argument points to; None for a number."""
-        if isinstance(value, TensorMap):
+        if isinstance(value, TensorMap | Rows):
             return self.buffer_of(value.of)
         if isinstance(value, InOut):
             return self.buffer_of(value.tensor)
@@ -141,10 +164,10 @@ class _Memory:
         return [b for v in (*fresh, *self.workspaces) if (b := self.buffer_of(v)) is not None]
 
 
-def _scratch(launches: Sequence[Launch]) -> Workspace | None:
+def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     """Return the global memory that Triton's compiler asked for, enough for the largest launch."""
     sizes = []
-    for launch in launches:
+    for launch in _launches(branches):
         per_program = launch.kernel.scratch_bytes * launch.kernel.options.num_ctas
         if per_program:
             size: Any = tirx.IntImm("int64", per_program)
@@ -159,14 +182,14 @@ def _scratch(launches: Sequence[Launch]) -> Workspace | None:
     return Workspace((tvm.sym.Analyzer().simplify(most),), "uint8")
 
 
-def _unknown_variables(memory: _Memory, launches: Sequence[Launch]) -> list[ir.Var]:
+def _unknown_variables(memory: _Memory, branches: Sequence[Branch]) -> list[ir.Var]:
     """Return the symbolic dims in use that are no dim of a parameter: they are passed by value."""
     shapes = [b.shape for b in (*memory.read(), *memory.written())]
     told = {d for shape in shapes for d in shape if isinstance(d, ir.Var)}
     used = [d for shape in shapes for d in shape]
-    for launch in launches:
-        used += [launch.when, *launch.grid]
-        used += [v for v in launch.args if memory.buffer_of(v) is None]
+    used += [branch.when for branch in branches]
+    for launch in _launches(branches):
+        used += [*launch.grid, *(v for v in launch.args if memory.buffer_of(v) is None)]
     return [v for v in dict.fromkeys(_variables(used)) if v not in told]
 
 
@@ -198,7 +221,7 @@ class _Own:
 def _prim_func(
     memory: _Memory,
     numbers: Sequence[ir.Var],
-    launches: Sequence[Launch],
+    branches: Sequence[Branch],
     scratch: Workspace | None,
 ) -> tirx.PrimFunc:
     """Write the PrimFunc."""
@@ -210,25 +233,29 @@ def _prim_func(
             made = T.arg(b.name, T.buffer([own(d) for d in b.shape], b.dtype))
             data[b.name] = made.data
 
-    def dispatch(launch: Launch, *rest: Launch) -> None:
-        if not rest:
+    def run(branch: Branch) -> None:
+        for launch in branch.launches:
             T.evaluate(_launch(launch, memory, data, scratch, own))
+
+    def dispatch(branch: Branch, *rest: Branch) -> None:
+        if not rest:
+            run(branch)
             return
-        with T.If(own(launch.when)):
+        with T.If(own(branch.when)):
             with T.Then():
-                T.evaluate(_launch(launch, memory, data, scratch, own))
+                run(branch)
             with T.Else():
                 dispatch(*rest)
 
     with IRBuilder() as builder, T.prim_func(s_tir=True):
-        kernels = {x.kernel.symbol: x.kernel for x in launches}
+        kernels = {x.kernel.symbol: x.kernel for x in _launches(branches)}
         attrs = {name: kernel_attr(k) for name, k in kernels.items()}
         T.func_attr({"op_pattern": 8, "tirx.is_scheduled": 1, KERNELS_ATTR: attrs})
         declare(memory.read())
         for var in numbers:
             T.arg(var.name, own(var))
         declare(memory.written())
-        dispatch(*launches)
+        dispatch(*branches)
     func = builder.get().without_attr("global_symbol")
     # Relax's passes expect the root block that TVMScript would have put around the body
     root = s_tir.SBlock([], [], [], "root", func.body)
@@ -246,14 +273,29 @@ def _launch(
             number = scalar(value, "a number")
             args.append(own(number.value if number is not None else value))
             continue
-        args.append(data[buffer.name])
+        tensor = value.of if isinstance(value, TensorMap) else value
+        shape = buffer.shape
+        pointer = data[buffer.name]
+        if isinstance(tensor, Rows):
+            pointer = _offset(pointer, tensor.start, buffer)
+            shape = (tensor.stop - tensor.start, *shape[1:])
+        args.append(pointer)
         if isinstance(value, TensorMap):
-            args += [own(d) for d in buffer.shape]
-            args += [own(s) for s in _row_major_strides(buffer.shape)]
+            args += [own(d) for d in shape]
+            args += [own(s) for s in _row_major_strides(shape)]
     room = memory.buffer_of(scratch) if scratch is not None else None
     if room is not None and launch.kernel.scratch_bytes:
         args.append(data[room.name])
     return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, launch.grid))
+
+
+def _offset(pointer: ir.Expr, row: int, buffer: _Buffer) -> ir.Expr:
+    """Return the pointer to a row of a buffer whose other sizes are known."""
+    elements = row
+    for size in buffer.shape[1:]:
+        elements *= int(size)
+    size_bytes = elements * tvm.DataType(buffer.dtype).itemsize
+    return tirx.handle_add_byte_offset(pointer, size_bytes) if size_bytes else pointer
 
 
 def _row_major_strides(shape: Sequence[Any]) -> list[Any]:

@@ -1,0 +1,184 @@
+"""From a kernel and its arguments to what is compiled, as Triton's JIT finds out at a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tvm
+from triton.runtime.jit import JITFunction
+from tvm import ir
+
+from ..errors import KernelError
+from .arguments import InOut, Out, Rows, TensorMap, Workspace, is_tensor, scalar
+from .kernel import ALIGNMENT, CONSTEXPR, KernelOptions, KernelSource
+
+_TRITON_DTYPES = {
+    **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    "bfloat16": "bf16",
+    "bool": "i1",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+}
+
+
+def triton_dtype(dtype: str, what: str) -> str:
+    """Return Triton's name of a dtype of TVM.
+
+    Raises
+    ------
+    KernelError
+        If it has none; the message begins with `what`.
+    """
+    if dtype not in _TRITON_DTYPES:
+        raise KernelError(f"{what} has dtype {dtype}; Triton has {', '.join(_TRITON_DTYPES)}")
+    return _TRITON_DTYPES[dtype]
+
+
+def bind(
+    function: JITFunction, args: Sequence[Any] | Mapping[str, Any], constexprs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Match arguments with the run-time parameters of a kernel, in the order of its signature.
+
+    Raises
+    ------
+    KernelError
+        If there are too many or too few, or a name is no parameter.
+    """
+    name = function.__name__
+    runtime = [p for p in function.params if not p.is_constexpr and p.name not in constexprs]
+    names = [p.name for p in runtime]
+    all_names = {p.name for p in function.params}
+    fixed = [p for p in function.params if p.is_constexpr or p.name in constexprs]
+    for given in constexprs:
+        if given not in all_names:
+            raise KernelError(f"{name} has no parameter {given!r}; it has {', '.join(all_names)}")
+    for p in fixed:
+        if p.name not in constexprs and not p.has_default:
+            raise KernelError(f"{name} needs a value for its constexpr {p.name!r}")
+    if isinstance(args, Mapping):
+        bound = dict(args)
+    else:
+        if len(args) > len(names):
+            raise KernelError(_count(name, len(args), names))
+        bound = dict(zip(names, args, strict=False))
+    for given in bound:
+        if given not in names:
+            raise KernelError(f"{name} has no run-time parameter {given!r}; {_list(names)}")
+    missing = [p.name for p in runtime if p.name not in bound and not p.has_default]
+    if missing:
+        raise KernelError(_count(name, len(bound), names) + f"; {missing[0]!r} is missing")
+    return {p.name: bound.get(p.name, p.default) for p in runtime}
+
+
+def _count(name: str, given: int, names: list[str]) -> str:
+    return f"{name} takes {len(names)} run-time arguments ({', '.join(names)}), {given} were given"
+
+
+def _list(names: list[str]) -> str:
+    return f"it takes {', '.join(names)}" if names else "it takes none"
+
+
+def all_constexprs(function: JITFunction, constexprs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `constexprs` and the defaults of those that were left out."""
+    defaults = {p.name: p.default for p in function.params if p.is_constexpr and p.has_default}
+    return {**defaults, **constexprs}
+
+
+def specialize(
+    function: JITFunction,
+    args: Mapping[str, Any],
+    constexprs: Mapping[str, Any],
+    options: KernelOptions,
+    outputs: Sequence[Any],
+    capability: int,
+) -> tuple[KernelSource, list[Any]]:
+    """Return what to compile, and the arguments that are left for run time.
+
+    Parameters
+    ----------
+    function : triton.JITFunction
+        The kernel.
+    args : mapping of str to object
+        What `bind` returned.
+    constexprs : mapping of str to object
+        Values of constexpr parameters, without those that keep their defaults.
+    options : KernelOptions
+        How it is compiled and launched.
+    outputs : sequence of TensorType
+        What `Out` and `InOut` count.
+    capability : int
+        Compute capability, ten times major plus minor.
+
+    Raises
+    ------
+    KernelError
+        If an argument has a type that a kernel, or this one, does not take.
+    """
+    types: dict[str, str] = {}
+    aligned = set()
+    constants = all_constexprs(function, constexprs)
+    for p in function.params:
+        if p.name not in args:
+            types[p.name] = CONSTEXPR
+            continue
+        what = f"{function.__name__}: argument {p.name!r}"
+        kind, multiple = _type_of(p, args[p.name], outputs, what)
+        types[p.name] = kind
+        if kind == CONSTEXPR:
+            constants[p.name] = None if args[p.name] is None else 1
+        elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
+            aligned.add(p.name)
+    source = KernelSource(function, types, constants, frozenset(aligned), capability, options)
+    return source, [value for name, value in args.items() if types[name] != CONSTEXPR]
+
+
+def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:
+    """Return the Triton type of an argument and whether it is a multiple of `ALIGNMENT`."""
+    dtype = _dtype(value, outputs, what)
+    if isinstance(value, TensorMap):
+        if dtype is None:
+            raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
+        block = ", ".join(str(int(n)) for n in value.block)
+        return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>", False
+    if dtype is not None:
+        kind, multiple = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}", _aligned(value)
+    else:
+        number = scalar(value, what)
+        if number is None and (value is None or not p.do_not_specialize):
+            return CONSTEXPR, False
+        kind, multiple = (number.kind, number.aligned) if number is not None else ("i32", False)
+    wanted = p.annotation_type
+    if wanted and wanted != kind and (dtype is not None or {wanted[0], kind[0]} - {"i", "u"}):
+        raise KernelError(f"{what} is {kind}; the kernel declares {wanted}")
+    return wanted or kind, multiple
+
+
+def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
+    """Return the dtype of a tensor argument; None for a number."""
+    if isinstance(value, TensorMap | Rows):
+        return _dtype(value.of, outputs, what)
+    if isinstance(value, Out):
+        return str(outputs[value.index].dtype)
+    if isinstance(value, InOut):
+        if not is_tensor(value.tensor):
+            raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
+        if not ir.structural_equal(value.tensor.ty, outputs[value.index]):
+            is_, wanted = value.tensor.ty, outputs[value.index]
+            raise KernelError(f"{what} is {is_}; as output {value.index} it is to be {wanted}")
+        return str(value.tensor.ty.dtype)
+    if isinstance(value, Workspace):
+        return value.dtype
+    return str(value.ty.dtype) if is_tensor(value) else None
+
+
+def _aligned(value: Any) -> bool:
+    """Tell whether a pointer is a multiple of `ALIGNMENT`: TVM's tensors begin at one of 64."""
+    if not isinstance(value, Rows):
+        return True
+    row_bytes = tvm.DataType(str(value.of.ty.dtype)).itemsize
+    for size in value.of.ty.shape.values[1:]:
+        row_bytes *= int(size)
+    return value.start * row_bytes % ALIGNMENT == 0
