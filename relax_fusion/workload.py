@@ -8,8 +8,12 @@ steps, and nothing of how they are executed: that is :class:`relax_fusion.tile_p
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+WORKLOAD_ATTR = "relax_fusion.workload"
+"""The PrimFunc attribute that carries a `Workload`, as `to_json` writes it."""
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for the dtypes a workload may have."""
@@ -228,3 +232,34 @@ class Attention(_Keyed):
 
 
 Workload = NormMatmul | GatedFFN | Attention
+
+
+def to_json(work: Workload) -> str:
+    """Return `work` as JSON with its type under ``"type"``, the form of a PrimFunc attribute."""
+    return json.dumps({"type": type(work).__name__, **asdict(work)})
+
+
+def from_json(text: str) -> Workload:
+    """Rebuild a workload from `to_json`.
+
+    Raises
+    ------
+    KeyError, TypeError, ValueError
+        If `text` is no such JSON.
+    """
+    values = json.loads(text)
+    kind = values.pop("type")
+    for name, value in values.items():
+        values[name] = _rebuilt(name, value)
+    return {"NormMatmul": NormMatmul, "GatedFFN": GatedFFN, "Attention": Attention}[kind](**values)
+
+
+def _rebuilt(name: str, value: Any) -> Any:
+    """Turn a JSON value back into what the field `name` holds."""
+    if name == "norm" and value is not None:
+        return Norm(**value)
+    if name == "outputs":
+        return tuple(Projection(**{**p, "epilogue": tuple(p["epilogue"])}) for p in value)
+    if name == "bias_dims" and value is not None:
+        return tuple(value)
+    return DynamicDim(**value) if isinstance(value, dict) else value

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ..tile_plan import PlanTable
-from ..workload import Attention, Workload
+from ..tile_plan import PLAN_ATTR, PlanTable
+from ..workload import WORKLOAD_ATTR, Attention, Workload, from_json
 from .attention import attention_prim_func
 from .contraction import contraction_prim_func
 
-__all__ = ["attention_prim_func", "build_prim_func", "contraction_prim_func"]
+__all__ = ["attention_prim_func", "build_prim_func", "contraction_prim_func", "description"]
 
 
 def build_prim_func(work: Workload, table: PlanTable, *, gpu: bool) -> tirx.PrimFunc:
@@ -20,3 +20,14 @@ def build_prim_func(work: Workload, table: PlanTable, *, gpu: bool) -> tirx.Prim
     if isinstance(work, Attention):
         return attention_prim_func(work, table)
     return contraction_prim_func(work, table, "zero" if gpu else "clamp")
+
+
+def description(func: object) -> tuple[Workload, PlanTable] | None:
+    """Return what a PrimFunc made here computes, and its plans; None for any other function."""
+    attrs = func.attrs if isinstance(func, tirx.PrimFunc) else None
+    if attrs is None or WORKLOAD_ATTR not in attrs or PLAN_ATTR not in attrs:
+        return None
+    try:
+        return from_json(str(attrs[WORKLOAD_ATTR])), PlanTable.from_attr(attrs[PLAN_ATTR])
+    except (ValueError, KeyError, TypeError):  # somebody else's attributes of these names
+        return None

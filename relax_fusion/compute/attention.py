@@ -16,15 +16,9 @@ from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import Attention, Dim
+from ..workload import WORKLOAD_ATTR, Attention, Dim, to_json
 from .attention_blocks import TileEmitter
 from .attention_tile import Operands, arrange, int64, tile_shape
-
-WORKLOAD_ATTR = "relax_fusion.workload"
-"""The PrimFunc attribute that names the workload family, for the rules to tell their own."""
-
-WORKLOAD_NAME = "attention"
-"""Value of `WORKLOAD_ATTR` for the functions made here."""
 
 CAPACITY = "kv_capacity"
 """Name of the position dimension of preallocated key and value buffers."""
@@ -93,7 +87,7 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
             {
                 "op_pattern": 8,
                 "tirx.noalias": True,
-                WORKLOAD_ATTR: WORKLOAD_NAME,
+                WORKLOAD_ATTR: to_json(work),
                 PLAN_ATTR: table.to_attr(),
             }
         )

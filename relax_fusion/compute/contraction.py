@@ -29,11 +29,18 @@ from tvm import te, tirx
 
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, WeightLayout
+from ..workload import (
+    WORKLOAD_ATTR,
+    DynamicDim,
+    GatedFFN,
+    Norm,
+    NormMatmul,
+    Projection,
+    WeightLayout,
+    to_json,
+)
 from .ranges import stitch
 
-WORKLOAD_ATTR = "relax_fusion.workload"
-FAMILY = "contraction"
 Size: TypeAlias = tirx.Expr | int
 ACCUMULATE = "float32"
 
@@ -139,7 +146,7 @@ def contraction_prim_func(
     return (
         func.with_attr("op_pattern", 8)
         .with_attr(PLAN_ATTR, table.to_attr())
-        .with_attr(WORKLOAD_ATTR, FAMILY)
+        .with_attr(WORKLOAD_ATTR, to_json(work))
     )
 
 

@@ -6,11 +6,13 @@ from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from ..compute.attention import WORKLOAD_ATTR, WORKLOAD_NAME, range_suffix
+from ..compute import description
+from ..compute.attention import range_suffix
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
 from ..target import device_of, is_gpu
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..tile_plan import TilePlan
+from ..workload import Attention
 from . import attention_steps as step
 
 REGISTER_TILES = (
@@ -84,15 +86,13 @@ class AttentionRule(ScheduleRule):
             If a plan asks for threads on a CPU, has none on a GPU, or more than the target allows.
         """
         del tunable
-        if not isinstance(func, tirx.PrimFunc) or func.attrs.get(WORKLOAD_ATTR) != WORKLOAD_NAME:
-            return None
-        table = func.attrs.get(PLAN_ATTR)
-        if table is None:
+        described = description(func)
+        if described is None or not isinstance(described[0], Attention):
             return None
         sch = s_tir.Schedule(func, enable_check=False)
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         tiles = {sch.get(block).name_hint for block in blocks}
-        for index, (_, plan) in enumerate(PlanTable.from_attr(table).entries):
+        for index, (_, plan) in enumerate(described[1].entries):
             suffix = range_suffix(index)
             if "tile" + suffix not in tiles:
                 continue

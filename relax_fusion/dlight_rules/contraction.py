@@ -9,10 +9,11 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
-from ..compute.contraction import FAMILY, WORKLOAD_ATTR
+from ..compute import description
 from ..compute.ranges import stitch, unstitch
 from ..target import is_gpu
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..tile_plan import TilePlan
+from ..workload import Attention
 from . import steps
 from .contraction_gpu import is_dot, schedule_gpu
 
@@ -38,9 +39,10 @@ class ContractionRule(ScheduleRule):
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Return the schedule, or None if the function is not of this family."""
-        if func.attrs.get(WORKLOAD_ATTR) != FAMILY or PLAN_ATTR not in func.attrs:
+        described = description(func)
+        if described is None or isinstance(described[0], Attention):
             return None
-        table = PlanTable.from_attr(func.attrs[PLAN_ATTR])
+        table = described[1]
         bodies = unstitch(func, len(table.entries))
         variants = [
             (upper, _schedule(body, plan, target))

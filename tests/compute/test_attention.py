@@ -10,11 +10,12 @@ import tvm
 from tvm import tirx
 from tvm.runtime import tensor
 
-from relax_fusion.compute.attention import WORKLOAD_ATTR, attention_prim_func
+from relax_fusion.compute import description
+from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import LoweringError
 from relax_fusion.target import host_target
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim
 
 from ..gpu.attention_cases import BASE, Case, cases, numpy_dtype
@@ -90,8 +91,7 @@ def test_signature_and_attributes() -> None:
     assert int(bias.ty.shape[1]) == 1
     assert func.attrs["op_pattern"] == 8
     assert func.attrs["tirx.noalias"]
-    assert func.attrs[WORKLOAD_ATTR] == "attention"
-    assert PlanTable.from_attr(func.attrs[PLAN_ATTR]) == BY_LENGTH
+    assert description(func) == (work, BY_LENGTH)
 
 
 def test_heads_that_do_not_divide_are_refused() -> None:
