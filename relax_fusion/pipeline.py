@@ -121,7 +121,7 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
-    """Schedule every PrimFunc, ours by their plans, and embed the kernels that are Triton's.
+    """Schedule every PrimFunc: ours by their plans, the others by safe rules.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.GeneralReduction(),
             dl.gpu.Fallback(),
         ]
-    return [dl.ApplyDefaultSchedule(*rules), EmbedTritonKernels()]
+    return [dl.ApplyDefaultSchedule(*rules)]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
@@ -181,7 +181,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     ]
     if options.ext_mods:
         passes.append(relax.transform.AttachExternModules(list(options.ext_mods)))
-    return passes
+    return [*passes, EmbedTritonKernels()]
 
 
 PHASES: tuple[tuple[str, Callable[[PipelineOptions], list[Pass]], str], ...] = (

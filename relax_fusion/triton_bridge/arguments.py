@@ -105,22 +105,24 @@ def scalar(value: Any, what: str) -> Scalar | None:
         If `value` is no number; the message begins with `what`.
     """
     if isinstance(value, tirx.IntImm | tirx.FloatImm):
-        value = value.value
+        value = bool(value.value) if str(value.ty.dtype) == "bool" else value.value
     if isinstance(value, bool):
         return Scalar("i1", tirx.IntImm("int64", int(value)))
     if value is None or (isinstance(value, int) and value == 1):
         return None
     if isinstance(value, int):
-        return _integer(tirx.IntImm("int64", value), value)
+        if not -(2**63) <= value < 2**63:
+            raise KernelError(f"{what} is {value}; it must fit 64 bits")
+        return _integer(tirx.IntImm("int64", value), value, value)
     if isinstance(value, float):
         return Scalar("fp32", tirx.FloatImm("float64", value))
     dtype = str(value.ty.dtype) if is_number(value) else ""
     if dtype == "int64":
         bound = tvm.sym.Analyzer().const_int_bound(value)
-        return _integer(value, max(abs(bound.min_value), abs(bound.max_value)))
+        return _integer(value, bound.min_value, bound.max_value)
     if dtype == "int32":
         narrowed = isinstance(value, tirx.Cast) and str(value.value.ty.dtype) == "int64"
-        return _integer(value.value if narrowed else tirx.Cast("int64", value), 0)
+        return _integer(value.value if narrowed else tirx.Cast("int64", value), 0, 0)
     raise KernelError(
         f"{what} is {value!r}; it must be a tensor, a number, an expression of int32 or int64, "
         "Out, InOut, Workspace, TensorMap or None"
@@ -137,7 +139,8 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, ir.Expr) and isinstance(value.ty, relax.TensorType)
 
 
-def _integer(value: ir.Expr, magnitude: int) -> Scalar:
+def _integer(value: ir.Expr, least: int, most: int) -> Scalar:
     rest = tvm.sym.Analyzer().simplify(tirx.floormod(value, ALIGNMENT))
     aligned = isinstance(rest, tirx.IntImm) and int(rest.value) == 0
-    return Scalar("i32" if magnitude <= INT32_MAX else "i64", value, aligned)
+    small = least >= -INT32_MAX - 1 and most <= INT32_MAX
+    return Scalar("i32" if small else "i64", value, aligned)

@@ -13,10 +13,10 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..target import compute_capability, make_target
-from .arguments import InOut, Out, Rows, TensorMap
+from .arguments import InOut, Out, Rows, TensorMap, is_number
 from .compile import compile_kernels
 from .kernel import KernelOptions
-from .prim_func import Branch, Launch, emit_call
+from .prim_func import Branch, ExternFunc, Launch
 from .specialize import all_constexprs, bind, specialize
 
 Grid = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]
@@ -123,6 +123,9 @@ def call_tir_extern(
     ]
     base = _Choice(True, kernel, grid, dict(constexprs or {}), options)
     choices = [base.varied(v) for v in variants] + [base]
+    for choice in choices:
+        if not isinstance(choice.kernel, JITFunction):
+            raise KernelError(f"{choice.kernel!r} is no @triton.jit function")
     bound = [bind(c.kernel, args, c.constexprs) for c in choices]
     _check_outputs(kernel.__name__, bound, outputs)
     special = [
@@ -134,7 +137,8 @@ def call_tir_extern(
         Branch(choice.when, [Launch(kernel, choice.programs(), passed)])
         for choice, kernel, (_, passed) in zip(choices, compiled, special, strict=True)
     ]
-    return emit_call(builder, outputs, branches, compiled[-1].symbol)
+    extern = ExternFunc.of(outputs, branches)
+    return extern.call(builder, builder.add_func(extern.func, compiled[-1].symbol))
 
 
 @dataclass(frozen=True)
@@ -161,9 +165,10 @@ class _Choice:
     def programs(self) -> list[Any]:
         """Return the three dimensions of the grid."""
         grid = self.grid
-        if callable(grid):
+        if callable(grid) and not isinstance(grid, ir.Expr):
             grid = grid(all_constexprs(self.kernel, self.constexprs))
-        if not isinstance(grid, Sequence) or not 1 <= len(grid) <= 3:
+        fits = isinstance(grid, Sequence) and 1 <= len(grid) <= 3
+        if not fits or not all(is_number(n) or (type(n) is int and n >= 0) for n in grid):
             raise KernelError(
                 f"{self.kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
             )
@@ -180,14 +185,17 @@ class _Choice:
 
 def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
     """Check that every output is an argument, and every argument that is an output exists."""
-    for values in bound:
-        plain = [v.of if isinstance(v, TensorMap | Rows) else v for v in values.values()]
-        used = {v.index for v in plain if isinstance(v, Out | InOut)}
-        for index in sorted(used | set(range(len(outputs)))):
-            if not 0 <= index < len(outputs):
-                raise KernelError(f"{name}: Out({index}) is used; out_ty has {len(outputs)} types")
-            if index not in used:
-                raise KernelError(f"{name}: nothing writes output {index}; pass Out({index})")
     for ty in outputs:
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise KernelError(f"{name}: out_ty has {ty}; it must be a tensor type with a shape")
+    for values in bound:
+        plain = [v.of if isinstance(v, TensorMap | Rows) else v for v in values.values()]
+        written = [v for v in plain if isinstance(v, Out | InOut)]
+        for index in sorted({v.index for v in written} | set(range(len(outputs)))):
+            if not 0 <= index < len(outputs):
+                raise KernelError(f"{name}: Out({index}) is used; out_ty has {len(outputs)} types")
+            here = [v for v in written if v.index == index]
+            if not here:
+                raise KernelError(f"{name}: nothing writes output {index}; pass Out({index})")
+            if len({id(v.tensor) for v in here if isinstance(v, InOut)}) > 1:
+                raise KernelError(f"{name}: two tensors are to be output {index} in place")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.cache import get_cache_key
@@ -67,6 +68,9 @@ class KernelOptions:
             optional = name == "maxnreg" and value is None
             if not optional and (type(value) is not int or not least <= value <= most):
                 raise KernelError(f"{name} is {value!r}; it must be from {least} to {most}")
+        for name in ("cooperative", "dependent_launch"):
+            if type(getattr(self, name)) is not bool:
+                raise KernelError(f"{name} is {getattr(self, name)!r}; it must be True or False")
 
     def for_triton(self) -> dict[str, Any]:
         """Return them under the names of Triton's CUDA back end."""
@@ -139,16 +143,25 @@ class KernelSource:
 
         They hash the source of the function and of all that it calls, its types, constants,
         alignment and options, the device, and the versions of Triton and of ptxas.  (Triton's own
-        key takes 1, True and "1" for the same constant; ours names their types.)
+        key spells constants without their names and types: 1, True and "1" look the same.)
         """
         from triton._C.libtriton import get_cache_invalidating_env_vars
 
         backend = make_backend(self.gpu_target)
         options = backend.parse_options(self.options.for_triton())
         theirs = get_cache_key(self.ast(), backend, options, get_cache_invalidating_env_vars())
-        names = {name: f"{type(value).__name__}" for name, value in self.constexprs.items()}
-        ours = json.dumps([_FORMAT, theirs, sorted(names.items()), asdict(self.options)])
+        constants = sorted((name, _spelled(value)) for name, value in self.constexprs.items())
+        ours = json.dumps([_FORMAT, theirs, constants, asdict(self.options)])
         return hashlib.sha256(ours.encode()).hexdigest()[:16]
+
+
+def _spelled(value: Any) -> Any:
+    """Return JSON that no other constant shares."""
+    if isinstance(value, tl.constexpr):
+        return ["constexpr", _spelled(value.value)]
+    if isinstance(value, tuple | list):
+        return [type(value).__qualname__, [_spelled(v) for v in value]]
+    return [type(value).__qualname__, str(getattr(value, "cache_key", value))]
 
 
 @dataclass(frozen=True)

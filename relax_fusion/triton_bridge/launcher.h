@@ -17,6 +17,7 @@
 extern "C" {
 #endif
 
+#define RF_UNUSED __attribute__((unused)) /* not every kernel needs every check */
 #define RF_MAX_DEVICES 64
 #define RF_CUDA_SUCCESS 0
 #define RF_SHARED_BYTES_OPTIN 97          /* CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
@@ -50,13 +51,8 @@ typedef struct {
 } rf_launch_config;
 
 typedef struct {
-#ifdef __cplusplus
-  alignas(128)
-#else
-  _Alignas(128)
-#endif
   uint64_t opaque[16];
-} rf_tensor_map;
+} __attribute__((aligned(128))) rf_tensor_map;
 
 /* The driver's functions that are used here, as they are named in libcuda. */
 typedef struct {
@@ -104,8 +100,11 @@ static int rf_fail_cuda(const char* symbol, const char* what, int32_t code) {
   const char *name = "", *text = "";
   rf_driver.cuGetErrorName(code, &name);
   rf_driver.cuGetErrorString(code, &text);
-  snprintf(message, sizeof message, "%s failed with %s (%s)", what, name ? name : "an unknown code",
-           text ? text : "");
+  if (name != NULL && name[0] != 0) {
+    snprintf(message, sizeof message, "%s failed with %s (%s)", what, name, text ? text : "");
+  } else {
+    snprintf(message, sizeof message, "%s failed with the CUDA error %d", what, code);
+  }
   return rf_fail(symbol, message);
 }
 
@@ -152,9 +151,11 @@ static int rf_load_locked(rf_kernel* kernel, int32_t device, void** function) {
   char message[512];
   int32_t major = 0, minor = 0, most = 0, code;
   void *module, *found;
-  rf_driver.cuDeviceGetAttribute(&major, RF_CAPABILITY_MAJOR, device);
-  rf_driver.cuDeviceGetAttribute(&minor, RF_CAPABILITY_MINOR, device);
-  rf_driver.cuDeviceGetAttribute(&most, RF_SHARED_BYTES_OPTIN, device);
+  if ((code = rf_driver.cuDeviceGetAttribute(&major, RF_CAPABILITY_MAJOR, device)) ||
+      (code = rf_driver.cuDeviceGetAttribute(&minor, RF_CAPABILITY_MINOR, device)) ||
+      (code = rf_driver.cuDeviceGetAttribute(&most, RF_SHARED_BYTES_OPTIN, device))) {
+    return rf_fail_cuda(kernel->symbol, "cuDeviceGetAttribute", code);
+  }
   /* From sm_90 on, code uses instructions of one architecture; before, of one major version. */
   if (kernel->capability / 10 != major || kernel->capability % 10 > minor ||
       (major >= 9 && kernel->capability % 10 != minor)) {
@@ -270,21 +271,20 @@ static int rf_launch(rf_kernel* kernel, int32_t device, const int64_t* grid, voi
 
 /* Check a grid: 1 if it is empty and nothing needs to run, -1 and an error if it is too large. */
 static int rf_check_grid(const rf_kernel* kernel, const int64_t* grid) {
-  static const int64_t limits[3] = {2147483647, 65535, 65535};
   char message[256];
   int i;
   for (i = 0; i < 3; ++i) {
-    int64_t blocks = i == 0 ? grid[0] * (int64_t)kernel->num_ctas : grid[i];
-    if (grid[i] < 0 || blocks > limits[i]) {
+    int64_t most = i > 0 ? 65535 : 2147483647 / (int64_t)kernel->num_ctas;
+    if (grid[i] < 0 || grid[i] > most) {
       snprintf(message, sizeof message, "dimension %d of its grid is %lld; CUDA takes 0 to %lld", i,
-               (long long)blocks, (long long)limits[i]);
+               (long long)grid[i], (long long)most);
       return rf_fail(kernel->symbol, message);
     }
   }
   return grid[0] == 0 || grid[1] == 0 || grid[2] == 0;
 }
 
-static int rf_check_aligned(const rf_kernel* kernel, int index, int64_t value) {
+RF_UNUSED static int rf_check_aligned(const rf_kernel* kernel, int index, int64_t value) {
   char message[256];
   if (value % 16 == 0) return 0;
   snprintf(message, sizeof message,
@@ -293,8 +293,8 @@ static int rf_check_aligned(const rf_kernel* kernel, int index, int64_t value) {
   return rf_fail(kernel->symbol, message);
 }
 
-static int rf_check_range(const rf_kernel* kernel, int index, int64_t value, int64_t least,
-                          int64_t most) {
+RF_UNUSED static int rf_check_range(const rf_kernel* kernel, int index, int64_t value,
+                                    int64_t least, int64_t most) {
   char message[256];
   if (value >= least && value <= most) return 0;
   snprintf(message, sizeof message, "argument %d is %lld; the kernel takes %lld to %lld", index,
@@ -309,8 +309,9 @@ typedef struct {
   uint32_t block[5];
 } rf_tensor_map_layout;
 
-static int rf_encode(const rf_kernel* kernel, int index, const rf_tensor_map_layout* layout,
-                     void* base, const int64_t* sizes, const int64_t* strides, rf_tensor_map* map) {
+RF_UNUSED static int rf_encode(const rf_kernel* kernel, int index,
+                               const rf_tensor_map_layout* layout, void* base,
+                               const int64_t* sizes, const int64_t* strides, rf_tensor_map* map) {
   /* The driver counts dimensions from the innermost, and strides in bytes, without the first. */
   uint64_t size[5], stride[5];
   uint32_t box[5], step[5];
@@ -318,6 +319,8 @@ static int rf_encode(const rf_kernel* kernel, int index, const rf_tensor_map_lay
   int i, rank = layout->rank;
   int32_t code;
   for (i = 0; i < rank; ++i) {
+    /* The kernel gets sizes as int32. */
+    if (rf_check_range(kernel, index, sizes[i], 1, 2147483647)) return -1;
     size[i] = (uint64_t)sizes[rank - 1 - i];
     stride[i] = (uint64_t)strides[rank - 1 - i] * (uint64_t)layout->element_bytes;
     box[i] = layout->block[rank - 1 - i];

@@ -56,7 +56,8 @@ def _kernel(kernel: CompiledKernel) -> str:
     """Return the image, the table entry and the function of one kernel."""
     name = kernel.symbol
     options = kernel.options
-    return f"""/* {kernel.to_json()} */
+    comment = kernel.to_json().replace("/", "\\u002f")  # a comment could end, or begin another
+    return f"""/* {comment} */
 static const unsigned char rf_image_{name}[] __attribute__((aligned(64))) =
 {_c_string(kernel.image)};
 static rf_kernel rf_kernel_{name} = {{
@@ -133,10 +134,11 @@ def _scalar(number: int, position: int, kind: str, aligned: bool) -> list[str]:
     else:
         checked = f"{value}.v_int64"
         lines = [f"{c} a{number} = ({c}){value}.v_int64;"]
-        bits = 1 if kind in ("i1", "u1") else int(kind[1:])
-        if bits < 64:
-            signed = kind[0] == "i" and bits > 1
-            least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        bits = int(kind[1:])
+        signed = kind[0] == "i" and bits > 1
+        least, most = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        most = min(most, 2**63 - 1)  # what a PrimFunc can pass
+        if kind != "i64":
             lines.append(
                 f"if (rf_check_range(kernel, {number}, {checked}, {least}LL, {most}LL)) return -1;"
             )

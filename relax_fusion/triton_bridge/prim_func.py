@@ -16,7 +16,7 @@ holds them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,47 +61,96 @@ class _Buffer:
     dtype: str
 
 
-def emit_call(
-    builder: relax.BlockBuilder,
-    outputs: Sequence[relax.TensorType],
-    branches: Sequence[Branch],
-    name: str,
-) -> relax.Expr:
-    """Add a PrimFunc that runs the first branch whose condition holds; return the call of it.
+@dataclass(frozen=True)
+class ExternFunc:
+    """A PrimFunc of launches and the signature of its calls, in the variables of `branches`.
 
     Parameters
     ----------
-    builder : relax.BlockBuilder
-        Gets the function, and, if there are workspaces, the binding of its results.
-    outputs : sequence of TensorType
-        What the call returns.
-    branches : sequence of Branch
-        All over the same tensors.
-    name : str
-        Of the function, made unique where another has it.
+    func : tirx.PrimFunc
+        Takes `inputs`, `numbers`, the `outputs` that are not in place, and `workspaces`.
+    inputs : tuple of relax.Expr
+        Tensors that are read, or changed in place.
+    numbers : tuple of Var
+        Symbolic dims that no tensor's shape tells the value of.
+    outputs : tuple of TensorType
+        What a call returns.
+    in_place : mapping of int to int
+        By output, the input that it is.
+    workspaces : tuple of Workspace
+        Memory for one call.
     """
-    memory = _Memory(outputs)
-    for launch in _launches(branches):
-        for value in launch.args:
-            memory.add(value)
-    scratch = _scratch(branches)
-    if scratch is not None:
-        memory.add(scratch)
-    numbers = _unknown_variables(memory, branches)
-    func = _prim_func(memory, numbers, branches, scratch)
-    gvar = builder.add_func(func, name)
-    args = relax.Tuple([*memory.inputs, *numbers])
-    types = [*outputs, *(relax.TensorType(list(w.shape), w.dtype) for w in memory.workspaces)]
-    if memory.in_place:
-        aliases = [memory.in_place.get(i, -1) for i in range(len(types))]
-        call = relax.op.call_tir_inplace(gvar, args, aliases, types)
-    else:
-        call = relax.op.call_tir(gvar, args, types)
-    if not memory.workspaces:
-        return call
-    packed = builder.emit(call)
-    results = [relax.TupleGetItem(packed, i) for i in range(len(outputs))]
-    return results[0] if len(results) == 1 else relax.Tuple(results)
+
+    func: tirx.PrimFunc
+    inputs: tuple[relax.Expr, ...]
+    numbers: tuple[ir.Var, ...]
+    outputs: tuple[relax.TensorType, ...]
+    in_place: Mapping[int, int]
+    workspaces: tuple[Workspace, ...]
+
+    @staticmethod
+    def of(outputs: Sequence[relax.TensorType], branches: Sequence[Branch]) -> ExternFunc:
+        """Write the function that runs the first of `branches` whose condition holds."""
+        memory = _Memory(outputs)
+        for launch in _launches(branches):
+            for value in launch.args:
+                memory.add(value)
+        scratch = _scratch(branches)
+        if scratch is not None:
+            memory.add(scratch)
+        numbers = _unknown_variables(memory, branches)
+        return ExternFunc(
+            _prim_func(memory, numbers, branches, scratch),
+            tuple(memory.inputs),
+            tuple(numbers),
+            tuple(outputs),
+            memory.in_place,
+            tuple(memory.workspaces),
+        )
+
+    def call(
+        self,
+        builder: relax.BlockBuilder,
+        gvar: ir.GlobalVar,
+        tensors: Mapping[relax.Expr, relax.Expr] | None = None,
+        dims: Mapping[ir.Var, ir.Expr] | None = None,
+    ) -> relax.Expr:
+        """Return a call of the function under the name `gvar`.
+
+        Parameters
+        ----------
+        builder : relax.BlockBuilder
+            Gets a binding if there are workspaces, which are results that nobody reads.
+        tensors, dims : mapping, optional
+            What stands for the inputs and their symbolic dims here; by default themselves.
+        """
+
+        def here(value: Any) -> Any:
+            return _substituted(value, dims or {})
+
+        args = [(tensors or {}).get(t, t) for t in self.inputs] + [here(n) for n in self.numbers]
+        types = [_type(o.shape.values, str(o.dtype), here, o.vdevice) for o in self.outputs]
+        types += [_type(w.shape, w.dtype, here) for w in self.workspaces]
+        if self.in_place:
+            aliases = [self.in_place.get(i, -1) for i in range(len(types))]
+            call = relax.op.call_tir_inplace(gvar, relax.Tuple(args), aliases, types)
+        else:
+            call = relax.op.call_tir(gvar, relax.Tuple(args), types)
+        if not self.workspaces:
+            return call
+        packed = builder.emit(call)
+        results = [relax.TupleGetItem(packed, i) for i in range(len(self.outputs))]
+        return results[0] if len(results) == 1 else relax.Tuple(results)
+
+
+def _type(shape: Iterable[Any], dtype: str, here: Any, vdevice: Any = None) -> relax.TensorType:
+    return relax.TensorType([here(d) for d in shape], dtype, vdevice)
+
+
+def _substituted(value: Any, dims: Mapping[ir.Var, ir.Expr]) -> Any:
+    if not isinstance(value, ir.Expr) or not dims:
+        return value
+    return tvm_ffi.structural_map(value, (ir.Var, lambda v: dims.get(v, v)))
 
 
 def _launches(branches: Sequence[Branch]) -> list[Launch]:

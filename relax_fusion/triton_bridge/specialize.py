@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
+import tvm_ffi
 from triton.runtime.jit import JITFunction
-from tvm import ir
 
 from ..errors import KernelError
 from .arguments import InOut, Out, Rows, TensorMap, Workspace, is_tensor, scalar
@@ -50,7 +50,7 @@ def bind(
     name = function.__name__
     runtime = [p for p in function.params if not p.is_constexpr and p.name not in constexprs]
     names = [p.name for p in runtime]
-    all_names = {p.name for p in function.params}
+    all_names = [p.name for p in function.params]
     fixed = [p for p in function.params if p.is_constexpr or p.name in constexprs]
     for given in constexprs:
         if given not in all_names:
@@ -139,21 +139,52 @@ def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str
     """Return the Triton type of an argument and whether it is a multiple of `ALIGNMENT`."""
     dtype = _dtype(value, outputs, what)
     if isinstance(value, TensorMap):
-        if dtype is None:
-            raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
-        block = ", ".join(str(int(n)) for n in value.block)
-        return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>", False
+        return _map_type(value, dtype, outputs, what), False
     if dtype is not None:
         kind, multiple = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}", _aligned(value)
-    else:
-        number = scalar(value, what)
-        if number is None and (value is None or not p.do_not_specialize):
-            return CONSTEXPR, False
-        kind, multiple = (number.kind, number.aligned) if number is not None else ("i32", False)
-    wanted = p.annotation_type
-    if wanted and wanted != kind and (dtype is not None or {wanted[0], kind[0]} - {"i", "u"}):
+        return _declared(p, kind, {kind}, what), multiple
+    number = scalar(value, what)
+    if value is None:
+        return CONSTEXPR, False
+    if number is None:  # a 1
+        declared = _declared(p, "i32", _INTEGERS, what)
+        return (declared if p.do_not_specialize else CONSTEXPR), False
+    allowed = {"fp32", "fp64"} if number.kind == "fp32" else _INTEGERS
+    return _declared(p, number.kind, allowed, what), number.aligned
+
+
+_INTEGERS = {"i1", "u1", *(f"{s}{bits}" for s in "iu" for bits in (8, 16, 32, 64))}
+
+
+def _declared(p: Any, kind: str, allowed: set[str], what: str) -> str:
+    """Return the type that the kernel declares for a parameter, `kind` if it declares none."""
+    wanted = p.annotation_type or kind
+    if wanted != kind and wanted not in allowed:
         raise KernelError(f"{what} is {kind}; the kernel declares {wanted}")
-    return wanted or kind, multiple
+    return wanted
+
+
+def _map_type(value: TensorMap, dtype: str | None, outputs: Sequence[Any], what: str) -> str:
+    if dtype is None:
+        raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
+    rank = _rank(value.of, outputs)
+    if rank is not None and rank != len(value.block):
+        raise KernelError(
+            f"{what}: the tile {list(value.block)} of a tensor map has {len(value.block)} "
+            f"dimensions, its tensor has {rank}"
+        )
+    block = ", ".join(str(int(n)) for n in value.block)
+    return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>"
+
+
+def _rank(value: Any, outputs: Sequence[Any]) -> int | None:
+    """Return the number of dims of a tensor argument; None where it is not known."""
+    if isinstance(value, Rows):
+        return _rank(value.of, outputs)
+    if isinstance(value, Workspace):
+        return len(value.shape)
+    ty = outputs[value.index] if isinstance(value, Out | InOut) else value.ty
+    return int(ty.ndim) if int(ty.ndim) >= 0 else None
 
 
 def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
@@ -165,7 +196,7 @@ def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     if isinstance(value, InOut):
         if not is_tensor(value.tensor):
             raise KernelError(f"{what}: InOut takes a tensor, not {value.tensor!r}")
-        if not ir.structural_equal(value.tensor.ty, outputs[value.index]):
+        if not tvm_ffi.structural_equal(value.tensor.ty, outputs[value.index]):
             is_, wanted = value.tensor.ty, outputs[value.index]
             raise KernelError(f"{what} is {is_}; as output {value.index} it is to be {wanted}")
         return str(value.tensor.ty.dtype)

@@ -1,0 +1,1 @@
+"""Triton kernels as operations of Relax modules: everything that needs no GPU."""
