@@ -46,6 +46,9 @@ class FuseOptions:
         Largest values of symbolic variables, by name.
     decisions : list of Decision, optional
         Gets a record of every chain that was looked at.
+    backend : {"tir", "triton"}
+        Who emits the kernels.  Those of "triton" are put in place by a later pass,
+        `relax_fusion.triton_bridge.EmitTritonKernels`.
     """
 
     target: Target | None = None
@@ -53,6 +56,7 @@ class FuseOptions:
     bounds: Mapping[str, int] = field(default_factory=dict)
     decisions: list[Decision] | None = None
     always_fuse: bool = False
+    backend: str = "tir"
 
     def __post_init__(self) -> None:
         """Refuse plans that are none, before any chain is looked at."""
@@ -182,7 +186,10 @@ class _Fuser:
         """Ask the estimator; add the PrimFunc if it says yes."""
         work = match.workload
         plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
-        choice = choose(work, self.device, plans=plans, always=self.options.always_fuse)
+        options = self.options
+        choice = choose(
+            work, self.device, plans=plans, always=options.always_fuse, backend=options.backend
+        )
         if isinstance(choice, Decline):
             self._record(function, match.where, choice, match)
             return None

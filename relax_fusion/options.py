@@ -16,7 +16,7 @@ from .errors import PipelineError
 from .lowering import FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
-from .target import make_target
+from .target import has_triton, make_target
 
 BACKENDS = ("auto", "tir", "triton")
 
@@ -48,7 +48,8 @@ class PipelineOptions:
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``.
     backend : {"auto", "tir", "triton"}
-        Who emits fused kernels.
+        Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
+        kernel, and TIR elsewhere.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
     always_fuse : bool
@@ -83,8 +84,10 @@ class PipelineOptions:
         """Refuse values that no phase could honour."""
         if self.backend not in BACKENDS:
             raise PipelineError(f"backend is {self.backend!r}; it must be one of {BACKENDS}")
-        if self.backend == "triton":
-            raise PipelineError("backend 'triton' has no kernels in this version; use 'tir'")
+        if self.backend == "triton" and not has_triton(self.target):
+            raise PipelineError(
+                f"backend 'triton' needs a CUDA target, sm_80 or newer: {self.target}"
+            )
         unknown = sorted(set(self.disable) - set(PATTERNS))
         if unknown:
             raise PipelineError(
@@ -122,8 +125,18 @@ class PipelineOptions:
         """The part that the fusing passes see."""
         decisions = self.report.decisions if self.report is not None else None
         return FuseOptions(
-            self.target, self.plans, self.variable_bounds, decisions, self.always_fuse
+            self.target,
+            self.plans,
+            self.variable_bounds,
+            decisions,
+            self.always_fuse,
+            "triton" if self.uses_triton else "tir",
         )
+
+    @property
+    def uses_triton(self) -> bool:
+        """Whether fused kernels are Triton's, where it has one."""
+        return self.backend != "tir" and has_triton(self.target)
 
 
 def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> PipelineOptions:

@@ -27,7 +27,7 @@ from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTr
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .target import is_cpu, is_cuda
-from .triton_bridge import EmbedTritonKernels
+from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -121,7 +121,7 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
-    """Schedule every PrimFunc: ours by their plans, the others by safe rules.
+    """Make kernels of all PrimFuncs: ours by their plans, the others by safe rules.
 
     Parameters
     ----------
@@ -144,7 +144,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.GeneralReduction(),
             dl.gpu.Fallback(),
         ]
-    return [dl.ApplyDefaultSchedule(*rules)]
+    schedule = [dl.ApplyDefaultSchedule(*rules)]
+    return [EmitTritonKernels(options.target), *schedule] if options.uses_triton else schedule
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

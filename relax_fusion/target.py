@@ -121,6 +121,12 @@ def without_tensor_cores(target: Target) -> Target:
     return Target({**config, "kind": "cuda", "arch": "sm_60"})
 
 
+def has_triton(target: Target) -> bool:
+    """Tell whether Triton kernels can be compiled for `target`: CUDA, sm_80 or newer."""
+    arch = str(target.attrs.get("arch", "")) if is_cuda(target) else ""
+    return arch.startswith("sm_") and compute_capability(target) >= 80
+
+
 def compute_capability(target: Target) -> int:
     """Return ten times the major plus the minor compute capability of a CUDA target.
 

@@ -34,6 +34,8 @@ class TilePlan:
         Warps of a GPU thread block; 0 on a CPU.
     backend : {"tir", "triton"}
         Who emits the kernel.
+    family : str
+        Which of the kernels of the back end "triton"; "tir" has one for each workload.
     """
 
     block_m: int
@@ -46,6 +48,7 @@ class TilePlan:
     num_stages: int = 1
     num_warps: int = 0
     backend: str = "tir"
+    family: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""

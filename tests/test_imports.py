@@ -32,8 +32,9 @@ FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
 
-# A function's docstring is free; a Triton kernel takes flat what Python would take in objects
-MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 350, 50, 7
+# Signatures and docstrings are free.  A Triton kernel takes flat what Python takes in objects, and
+# its calls are as long.
+MAX_LINES, MAX_FUNCTION_LINES, MAX_KERNEL_LINES, MAX_PARAMETERS = 350, 50, 60, 7
 
 
 def unit(path: Path) -> str:
@@ -103,12 +104,11 @@ def test_the_checks_see_what_they_must(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def code_lines(function: ast.FunctionDef) -> int:
-    """Return the lines of a function without its docstring."""
-    lines = function.end_lineno - function.lineno + 1
-    if ast.get_docstring(function, clean=False) is None:
-        return lines
-    docstring = function.body[0]
-    return lines - (docstring.end_lineno - docstring.lineno + 1)
+    """Return the lines of a function's body, without its docstring."""
+    first = function.body[0]
+    if ast.get_docstring(function, clean=False) is not None:
+        first = function.body[min(1, len(function.body) - 1)]
+    return function.end_lineno - first.lineno + 1
 
 
 def is_kernel(function: ast.FunctionDef) -> bool:
@@ -127,7 +127,7 @@ def test_budget(path: Path) -> None:
             lines = code_lines(node)
             arguments = node.args
             count = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
-            too_many = count > MAX_PARAMETERS and not is_kernel(node)
-            if lines > MAX_FUNCTION_LINES or too_many:
+            most = MAX_KERNEL_LINES if is_kernel(node) else MAX_FUNCTION_LINES
+            if lines > most or (count > MAX_PARAMETERS and not is_kernel(node)):
                 over.append(f"{node.name}: {lines} lines, {count} parameters")
     assert over == []

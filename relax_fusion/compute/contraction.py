@@ -27,7 +27,6 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import (
     WORKLOAD_ATTR,
@@ -39,34 +38,10 @@ from ..workload import (
     WeightLayout,
     to_json,
 )
+from .activations import ACCUMULATE, activate
 from .ranges import stitch
 
 Size: TypeAlias = tirx.Expr | int
-ACCUMULATE = "float32"
-
-_SQRT_HALF = 0.7071067811865476
-_SQRT_2_OVER_PI = 0.7978845608028654
-
-
-def activate(name: str, x: tirx.Expr) -> tirx.Expr:
-    """Return an activation of a float32 scalar expression.
-
-    ``gelu`` is exact (erf), ``gelu_tanh`` its approximation (Hendrycks and Gimpel, 2016).
-    """
-    one = tirx.const(1.0, ACCUMULATE)
-    if name == "relu":
-        return te.max(x, tirx.const(0.0, ACCUMULATE))
-    if name == "silu":
-        return x / (one + te.exp(-x))
-    if name == "gelu":
-        half = tirx.const(0.5, ACCUMULATE)
-        return half * x * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
-    if name == "gelu_tanh":
-        cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
-        # tanh(y) = 1 - 2 / (exp(2 y) + 1): one exponential, which every back end vectorises.
-        twice = te.exp(tirx.const(2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic)
-        return x * (one - one / (twice + one))
-    raise LoweringError(f"no formula for activation {name!r}")
 
 
 @dataclass
@@ -87,6 +62,9 @@ class _Stages:
 
 
 Edges = Literal["clamp", "zero"]
+
+
+_UNTILED = TilePlan(1, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -136,8 +114,13 @@ def contraction_prim_func(
         Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
         operands of its epilogue in order; then the outputs: [sum], [norm], one per projection.
         All two-dimensional ``[rows, features]`` but gamma, beta and biases.  Where `table` has
-        several ranges, the body is a choice between one root block for each.
+        several ranges, the body is a choice between one root block for each; where its plans are
+        Triton's, the body only says what is computed.
     """
+    if any(plan.backend == "triton" for _, plan in table.entries):
+        table, edges, whole = PlanTable.single(_UNTILED), "clamp", table
+    else:
+        whole = table
     variants = [(upper, _variant(work, plan, edges)) for upper, plan in table.entries]
     func = variants[0][1]
     if len(variants) > 1:
@@ -145,7 +128,7 @@ def contraction_prim_func(
         func = stitch(variants, rows)
     return (
         func.with_attr("op_pattern", 8)
-        .with_attr(PLAN_ATTR, table.to_attr())
+        .with_attr(PLAN_ATTR, whole.to_attr())
         .with_attr(WORKLOAD_ATTR, to_json(work))
     )
 

@@ -38,11 +38,13 @@ class ContractionRule(ScheduleRule):
     """
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
-        """Return the schedule, or None if the function is not of this family."""
+        """Return the schedule, or None if the function is not of this family or not for TIR."""
         described = description(func)
         if described is None or isinstance(described[0], Attention):
             return None
         table = described[1]
+        if any(plan.backend != "tir" for _, plan in table.entries):
+            return None
         bodies = unstitch(func, len(table.entries))
         variants = [
             (upper, _schedule(body, plan, target))

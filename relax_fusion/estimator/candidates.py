@@ -13,6 +13,7 @@ from itertools import chain
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
+from . import triton
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
@@ -33,11 +34,26 @@ CPU_BLOCK_ROWS = (1, 2, 4, 8, 16)
 CPU_TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
-def candidates(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
-    """Yield plans of backend "tir" that fit `work` on `dev`, each once.
+def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
+    """Yield plans that fit `work` on `dev`, each once.
 
     Some hundred for a usual workload; none if the smallest tile of the family does not fit.
+
+    Parameters
+    ----------
+    backend : {"tir", "triton"}
+        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
     """
+    if backend == "triton" and not isinstance(work, Attention):
+        found = triton.candidates(work, dev)
+        first = next(found, None)
+        if first is not None:
+            yield from chain([first], found)
+            return
+    yield from _tir(work, dev)
+
+
+def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
     if isinstance(work, Attention):
         found = _attention_cpu(work, dev) if dev.kind == "cpu" else _attention_gpu(work)
     else:

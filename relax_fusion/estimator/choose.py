@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device import DeviceSpec
@@ -14,6 +14,7 @@ from .cost import predict, predict_unfused
 from .footprint import violations
 from .prediction import Prediction, format_seconds
 from .shape import AttentionSize, Size, rows_of
+from .triton import FILL_S
 
 RANGE_UPPERS = (1, 16, 64, 256)
 """Upper ends of the ranges of a dynamic dimension: decoding, small and large batches of it, and
@@ -91,6 +92,7 @@ def choose(
     *,
     plans: PlanTable | TilePlan | None = None,
     always: bool = False,
+    backend: str = "tir",
 ) -> Choice | Decline:
     """Choose tile plans for `work` on `dev`.
 
@@ -100,6 +102,8 @@ def choose(
         A user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
     always : bool
         Choose plans even if fusing is predicted not to pay.
+    backend : {"tir", "triton"}
+        Who is to emit the kernel, where it has one for `work`.
 
     Returns
     -------
@@ -116,7 +120,7 @@ def choose(
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
         return _checked(work, dev, table)
-    found = list(candidates(work, dev))
+    found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
     ranges = _ranges(work)
@@ -126,16 +130,27 @@ def choose(
             upper,
             inside[-1],
             fused,
-            predict_unfused(work, dev, inside[-1]),
+            _unfused(work, dev, inside[-1], fused_by=plan.backend),
             MODEL_ERROR[dev.kind],
         )
-        for (upper, inside), (_, fused) in zip(ranges, chosen, strict=True)
+        for (upper, inside), (plan, fused) in zip(ranges, chosen, strict=True)
     )
     losing = [p for p in predictions if p.loses]
     if losing and not always:
         return _unprofitable(losing, is_static=len(ranges) == 1)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
+
+
+def _unfused(work: Workload, dev: DeviceSpec, size: Size, *, fused_by: str) -> Prediction:
+    """Return what the chain costs if it is left to TVM, under the assumptions of the other side.
+
+    The model of Triton's kernels counts the time in which a kernel fills and drains the device.
+    """
+    alone = predict_unfused(work, dev, size)
+    if fused_by == "triton" and not isinstance(work, Attention):
+        return replace(alone, seconds=alone.seconds + FILL_S)
+    return alone
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -150,7 +165,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     predictions = []
     for upper, (*_, size) in _ranges(work):
         plan = table.plan_for(rows_of(work, size))
-        unfused = predict_unfused(work, dev, size, backend=plan.backend)
+        unfused = _unfused(work, dev, size, fused_by=plan.backend)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
     return Choice(table, tuple(predictions))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
+from . import triton
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
 
@@ -88,7 +89,7 @@ def _matmul_cpu(shape: MatmulShape, plan: TilePlan) -> Footprint:
 
 def is_gemv(plan: TilePlan, layouts: Collection[str]) -> bool:
     """Tell whether a GPU computes dot products under `plan`, not tiles."""
-    return plan.backend == "tir" and plan.block_m == 1 and set(layouts) == {"nk"}
+    return plan.block_m == 1 and set(layouts) == {"nk"}
 
 
 def stages_norm(k: int) -> bool:
@@ -115,11 +116,6 @@ def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprin
     if is_gemv(plan, shape.layouts):
         return _gemv(shape, plan, dev)
     lines = plan.block_m + shape.parts * plan.block_n
-    if plan.backend == "triton":
-        threads = max(plan.num_warps, 1) * dev.warp_size
-        sums = -(-plan.block_m * plan.block_n * shape.parts // threads)
-        smem = lines * plan.block_k * shape.in_bytes * plan.num_stages
-        return Footprint(smem, sums + THREAD_OVERHEAD_REGISTERS, threads)
     sums = plan.reg_m * plan.reg_n * shape.parts
     operands = plan.reg_m + plan.reg_n * shape.parts
     return Footprint(
@@ -179,6 +175,9 @@ def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
 
 
 def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    if plan.backend == "triton" and not isinstance(work, Attention):
+        yield from triton.violations(plan, work, dev)
+        return
     foot = footprint(work, plan, dev)
     yield from _backend(plan, work, dev)
     if isinstance(work, Attention):
@@ -191,7 +190,7 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     else:
         yield from _gpu_limits(foot, plan, dev)
         yield from _gpu_lanes(plan, work)
-        if not isinstance(work, Attention) and plan.backend == "tir" and work.k == 1:
+        if not isinstance(work, Attention) and work.k == 1:
             # TVM 0.27 mixes index types when it simplifies a bound reduction of one element.
             yield "the reduction has 1 element, backend 'tir' needs 2 on a GPU"
         if not isinstance(work, Attention) and _is_gemv_of(work, plan, dev):

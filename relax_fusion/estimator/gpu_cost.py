@@ -252,18 +252,13 @@ def _load_rounds(plan: TilePlan, foot: Footprint, tile_bytes: int) -> int:
 def _matmul_rate(
     shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, blocks: int
 ) -> float:
-    """Return the flop/s of one multiprocessor, by the units that the back end uses."""
+    """Return the flop/s of one multiprocessor."""
     columns = plan.block_n * shape.parts
-    if plan.backend == "tir":
-        words, filled = plan.reg_m + plan.reg_n * shape.parts, plan.block_m + columns
-        tile = plan.reg_m * plan.reg_n * shape.parts
-        clocks = _simt_clocks(foot.threads, tile, words, filled, dev)
-        hidden = _latency_hidden(tile, foot, dev, blocks)
-        return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks
-    smem_words = (plan.block_m + columns) * plan.block_k * shape.in_bytes / 4
-    smem_s = smem_words / (SMEM_WORDS_PER_CLOCK * dev.clock_hz)
-    step_flops = 2.0 * plan.block_m * columns * plan.block_k
-    return TENSOR_EFFICIENCY * min(_tensor_peak(shape.dtype, dev), step_flops / smem_s)
+    words, filled = plan.reg_m + plan.reg_n * shape.parts, plan.block_m + columns
+    tile = plan.reg_m * plan.reg_n * shape.parts
+    clocks = _simt_clocks(foot.threads, tile, words, filled, dev)
+    hidden = _latency_hidden(tile, foot, dev, blocks)
+    return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks
 
 
 def _attention_products_s(

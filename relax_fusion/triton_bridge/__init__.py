@@ -3,6 +3,8 @@
 - :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
 - :mod:`.arguments`, :mod:`.specialize`: what a kernel can be called with, and what is compiled;
 - :mod:`.kernel`, :mod:`.compile`, :mod:`.cache`: sources to cubins, and where those are kept;
+- :mod:`.emit`, :mod:`.contraction`, :mod:`.kernels`, :mod:`.math`: the library's own kernels, which
+  take the place of fused PrimFuncs;
 - :mod:`.prim_func`, :mod:`.embed`, :mod:`.launcher`: the PrimFunc that calls a kernel, and the C
   code that launches it.
 """
@@ -18,10 +20,12 @@ from .arguments import OUT, InOut, Out, TensorMap, Workspace
 from .cache import KernelCache
 from .call import Variant, call_tir_extern
 from .embed import EmbedTritonKernels
+from .emit import EmitTritonKernels
 
 __all__ = [
     "OUT",
     "EmbedTritonKernels",
+    "EmitTritonKernels",
     "InOut",
     "KernelCache",
     "Out",

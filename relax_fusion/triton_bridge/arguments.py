@@ -51,25 +51,12 @@ class Workspace:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows `start` to `stop` of a tensor, counted along its first dim: a pointer to the first.
-
-    The other dims of the tensor must be known.  For a merged weight, of which a kernel wants each
-    half.
-    """
-
-    of: Any
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
 class TensorMap:
     """A tensor passed as a TMA descriptor that the host makes (``desc.load([...])`` in the kernel).
 
     Parameters
     ----------
-    of : relax.Expr, Out, InOut, Workspace or Rows
+    of : relax.Expr, Out, InOut or Workspace
         A row-major tensor of rank 1 to 5, whose rows are multiples of 16 bytes.
     block : sequence of int
         Elements that one copy moves, outermost dimension first.

@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..target import compute_capability, make_target
-from .arguments import InOut, Out, Rows, TensorMap, is_number
+from .arguments import InOut, Out, TensorMap, is_number
 from .compile import compile_kernels
 from .kernel import KernelOptions
 from .prim_func import Branch, ExternFunc, Launch
@@ -163,7 +163,7 @@ class _Choice:
         )
 
     def programs(self) -> list[Any]:
-        """Return the three dimensions of the grid."""
+        """Return the dimensions of the grid."""
         grid = self.grid
         if callable(grid) and not isinstance(grid, ir.Expr):
             grid = grid(all_constexprs(self.kernel, self.constexprs))
@@ -172,7 +172,7 @@ class _Choice:
             raise KernelError(
                 f"{self.kernel.__name__}: the grid is {grid!r}; it must be one to three numbers"
             )
-        return [*grid, *[1] * (3 - len(grid))]
+        return list(grid)
 
     def compile_options(self) -> KernelOptions:
         """Return the options with their names checked."""
@@ -189,7 +189,7 @@ def _check_outputs(name: str, bound: Sequence[Mapping[str, Any]], outputs: Seque
         if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
             raise KernelError(f"{name}: out_ty has {ty}; it must be a tensor type with a shape")
     for values in bound:
-        plain = [v.of if isinstance(v, TensorMap | Rows) else v for v in values.values()]
+        plain = [v.of if isinstance(v, TensorMap) else v for v in values.values()]
         written = [v for v in plain if isinstance(v, Out | InOut)]
         for index in sorted({v.index for v in written} | set(range(len(outputs)))):
             if not 0 <= index < len(outputs):

@@ -16,6 +16,7 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
+from .abi import c_type, size_of, tensor_map_rank
 
 ALIGNMENT = 16
 """Bytes, or elements of an integer, that a specialised argument is a multiple of: with them known,
@@ -286,37 +287,6 @@ class CompiledKernel:
         return [*out, "void*", "void*"]
 
 
-_C_TYPES = {
-    **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": f"uint{bits}_t" for bits in (8, 16, 32, 64)},
-    "i1": "int8_t",
-    "u1": "uint8_t",
-    "fp32": "float",
-    "fp64": "double",
-}
-_SIZES = {"tensor_map": 128, "void*": 8, "float": 4, "double": 8}
-
-
-def c_type(kind: str) -> str:
-    """Return the C type in which a launch passes an argument of Triton's type `kind`.
-
-    Raises
-    ------
-    KernelError
-        If there is none.
-    """
-    if kind.startswith("*"):
-        return "void*"
-    if kind not in _C_TYPES:
-        raise KernelError(f"type {kind!r} cannot be passed at run time; use fp32 or an integer")
-    return _C_TYPES[kind]
-
-
-def tensor_map_rank(kind: str) -> int:
-    """Return the rank of a type like ``tensordesc<fp16[64, 64]>``."""
-    return kind.count(",") + 1
-
-
 def check_entry(kernel: CompiledKernel) -> None:
     """Check that the machine code takes what a launch will pass, by the PTX of its entry.
 
@@ -337,7 +307,7 @@ def check_entry(kernel: CompiledKernel) -> None:
     for _, bits, rest in declared:
         length = re.search(r"\[(\d+)\]", rest)
         sizes.append(int(bits) // 8 * (int(length[1]) if length else 1))
-    expected = [_size(c) for c in kernel.machine_params()]
+    expected = [size_of(c) for c in kernel.machine_params()]
     # Parameters narrower than a register are widened in PTX
     if len(sizes) != len(expected) or any(
         s != e and e >= 4 for s, e in zip(sizes, expected, strict=True)
@@ -346,7 +316,3 @@ def check_entry(kernel: CompiledKernel) -> None:
             f"{kernel.entry}: Triton compiled it with parameters of {sizes} bytes where a launch "
             f"passes {expected}; this version of Triton has another calling convention"
         )
-
-
-def _size(c: str) -> int:
-    return _SIZES[c] if c in _SIZES else int("".join(filter(str.isdigit, c))) // 8

@@ -17,7 +17,8 @@ from importlib.resources import files
 
 import tvm_ffi
 
-from .kernel import CompiledKernel, TensorMapLayout, c_type, tensor_map_rank
+from .abi import c_type, tensor_map_rank
+from .kernel import CompiledKernel, TensorMapLayout
 
 _BYTES_PER_LINE = 64
 

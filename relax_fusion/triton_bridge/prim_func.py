@@ -27,9 +27,9 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..errors import KernelError
-from .arguments import InOut, Out, Rows, TensorMap, Workspace, is_tensor, scalar
+from .arguments import TensorMap, Workspace, scalar
 from .kernel import CompiledKernel
+from .memory import Buffer, Memory
 
 KERNELS_ATTR = "relax_fusion.triton_kernels"
 """PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
@@ -37,7 +37,7 @@ KERNELS_ATTR = "relax_fusion.triton_kernels"
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch: a kernel, its grid, its run-time arguments as `call_tir_extern` takes them."""
+    """One launch: a kernel, one to three numbers of programs, and its run-time arguments."""
 
     kernel: CompiledKernel
     grid: Sequence[Any]
@@ -50,15 +50,6 @@ class Branch:
 
     when: Any
     launches: Sequence[Launch]
-
-
-@dataclass(frozen=True)
-class _Buffer:
-    """A tensor parameter of the PrimFunc, its sizes in the variables of the caller."""
-
-    name: str
-    shape: tuple[Any, ...]
-    dtype: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +82,7 @@ class ExternFunc:
     @staticmethod
     def of(outputs: Sequence[relax.TensorType], branches: Sequence[Branch]) -> ExternFunc:
         """Write the function that runs the first of `branches` whose condition holds."""
-        memory = _Memory(outputs)
+        memory = Memory(outputs)
         for launch in _launches(branches):
             for value in launch.args:
                 memory.add(value)
@@ -157,62 +148,6 @@ def _launches(branches: Sequence[Branch]) -> list[Launch]:
     return [launch for branch in branches for launch in branch.launches]
 
 
-class _Memory:
-    """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc."""
-
-    def __init__(self, outputs: Sequence[relax.TensorType]):
-        self.outputs = outputs
-        self.inputs: list[relax.Expr] = []
-        self.workspaces: list[Workspace] = []
-        self.in_place: dict[int, int] = {}
-
-    def add(self, value: Any) -> None:
-        """Take note of an argument if it is memory."""
-        if isinstance(value, TensorMap | Rows):
-            self.add(value.of)
-        elif isinstance(value, InOut):
-            self.add(value.tensor)
-            self.in_place[value.index] = self._input(value.tensor)
-        elif isinstance(value, Workspace):
-            if not any(w is value for w in self.workspaces):
-                self.workspaces.append(value)
-        elif is_tensor(value) and self._input(value) < 0:
-            if not isinstance(value.ty.shape, relax.ShapeExpr):
-                raise KernelError(f"{value} has no known shape: R.match_cast gives it one")
-            self.inputs.append(value)
-
-    def _input(self, tensor: relax.Expr) -> int:
-        return next((i for i, t in enumerate(self.inputs) if t.same_as(tensor)), -1)
-
-    def buffer_of(self, value: Any) -> _Buffer | None:
-        """Return the parameter that an argument points to; None for a number."""
-        if isinstance(value, TensorMap | Rows):
-            return self.buffer_of(value.of)
-        if isinstance(value, InOut):
-            return self.buffer_of(value.tensor)
-        if isinstance(value, Out):
-            if value.index in self.in_place:
-                return self.read()[self.in_place[value.index]]
-            ty = self.outputs[value.index]
-            return _Buffer(f"out{value.index}", tuple(ty.shape.values), str(ty.dtype))
-        if isinstance(value, Workspace):
-            index = next(i for i, w in enumerate(self.workspaces) if w is value)
-            return _Buffer(f"workspace{index}", tuple(value.shape), value.dtype)
-        return self.read()[self._input(value)] if is_tensor(value) else None
-
-    def read(self) -> list[_Buffer]:
-        """Return the parameters in front of the numbers."""
-        return [
-            _Buffer(f"in{i}", tuple(t.ty.shape.values), str(t.ty.dtype))
-            for i, t in enumerate(self.inputs)
-        ]
-
-    def written(self) -> list[_Buffer]:
-        """Return the parameters behind the numbers: outputs not in place, then workspaces."""
-        fresh = [Out(i) for i in range(len(self.outputs)) if i not in self.in_place]
-        return [b for v in (*fresh, *self.workspaces) if (b := self.buffer_of(v)) is not None]
-
-
 def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     """Return the global memory that Triton's compiler asked for, enough for the largest launch."""
     sizes = []
@@ -231,7 +166,7 @@ def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     return Workspace((tvm.sym.Analyzer().simplify(most),), "uint8")
 
 
-def _unknown_variables(memory: _Memory, branches: Sequence[Branch]) -> list[ir.Var]:
+def _unknown_variables(memory: Memory, branches: Sequence[Branch]) -> list[ir.Var]:
     """Return the symbolic dims in use that are no dim of a parameter: they are passed by value."""
     shapes = [b.shape for b in (*memory.read(), *memory.written())]
     told = {d for shape in shapes for d in shape if isinstance(d, ir.Var)}
@@ -268,7 +203,7 @@ class _Own:
 
 
 def _prim_func(
-    memory: _Memory,
+    memory: Memory,
     numbers: Sequence[ir.Var],
     branches: Sequence[Branch],
     scratch: Workspace | None,
@@ -277,7 +212,7 @@ def _prim_func(
     own = _Own()
     data: dict[str, Any] = {}
 
-    def declare(buffers: Sequence[_Buffer]) -> None:
+    def declare(buffers: Sequence[Buffer]) -> None:
         for b in buffers:
             made = T.arg(b.name, T.buffer([own(d) for d in b.shape], b.dtype))
             data[b.name] = made.data
@@ -312,7 +247,7 @@ def _prim_func(
 
 
 def _launch(
-    launch: Launch, memory: _Memory, data: dict[str, Any], scratch: Workspace | None, own: _Own
+    launch: Launch, memory: Memory, data: dict[str, Any], scratch: Workspace | None, own: _Own
 ) -> tirx.Call:
     """Return the call of the launcher: arguments, scratch memory, grid."""
     args: list[Any] = []
@@ -322,29 +257,15 @@ def _launch(
             number = scalar(value, "a number")
             args.append(own(number.value if number is not None else value))
             continue
-        tensor = value.of if isinstance(value, TensorMap) else value
-        shape = buffer.shape
-        pointer = data[buffer.name]
-        if isinstance(tensor, Rows):
-            pointer = _offset(pointer, tensor.start, buffer)
-            shape = (tensor.stop - tensor.start, *shape[1:])
-        args.append(pointer)
+        args.append(data[buffer.name])
         if isinstance(value, TensorMap):
-            args += [own(d) for d in shape]
-            args += [own(s) for s in _row_major_strides(shape)]
+            args += [own(d) for d in buffer.shape]
+            args += [own(s) for s in _row_major_strides(buffer.shape)]
     room = memory.buffer_of(scratch) if scratch is not None else None
     if room is not None and launch.kernel.scratch_bytes:
         args.append(data[room.name])
-    return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, launch.grid))
-
-
-def _offset(pointer: ir.Expr, row: int, buffer: _Buffer) -> ir.Expr:
-    """Return the pointer to a row of a buffer whose other sizes are known."""
-    elements = row
-    for size in buffer.shape[1:]:
-        elements *= int(size)
-    size_bytes = elements * tvm.DataType(buffer.dtype).itemsize
-    return tirx.handle_add_byte_offset(pointer, size_bytes) if size_bytes else pointer
+    grid = [*launch.grid, *[1] * (3 - len(launch.grid))]
+    return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, grid))
 
 
 def _row_major_strides(shape: Sequence[Any]) -> list[Any]:

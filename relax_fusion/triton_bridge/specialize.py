@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tvm
 import tvm_ffi
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
-from .arguments import InOut, Out, Rows, TensorMap, Workspace, is_tensor, scalar
-from .kernel import ALIGNMENT, CONSTEXPR, KernelOptions, KernelSource
+from .arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
+from .kernel import CONSTEXPR, KernelOptions, KernelSource
 
 _TRITON_DTYPES = {
     **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
@@ -132,7 +131,7 @@ def specialize(
         elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
             aligned.add(p.name)
     source = KernelSource(function, types, constants, frozenset(aligned), capability, options)
-    return source, [value for name, value in args.items() if types[name] != CONSTEXPR]
+    return source, [args[name] for name, kind in types.items() if kind != CONSTEXPR]
 
 
 def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:
@@ -141,8 +140,8 @@ def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str
     if isinstance(value, TensorMap):
         return _map_type(value, dtype, outputs, what), False
     if dtype is not None:
-        kind, multiple = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}", _aligned(value)
-        return _declared(p, kind, {kind}, what), multiple
+        kind = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}"
+        return _declared(p, kind, {kind}, what), True  # TVM's tensors begin at multiples of 64
     number = scalar(value, what)
     if value is None:
         return CONSTEXPR, False
@@ -179,8 +178,6 @@ def _map_type(value: TensorMap, dtype: str | None, outputs: Sequence[Any], what:
 
 def _rank(value: Any, outputs: Sequence[Any]) -> int | None:
     """Return the number of dims of a tensor argument; None where it is not known."""
-    if isinstance(value, Rows):
-        return _rank(value.of, outputs)
     if isinstance(value, Workspace):
         return len(value.shape)
     ty = outputs[value.index] if isinstance(value, Out | InOut) else value.ty
@@ -189,7 +186,7 @@ def _rank(value: Any, outputs: Sequence[Any]) -> int | None:
 
 def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     """Return the dtype of a tensor argument; None for a number."""
-    if isinstance(value, TensorMap | Rows):
+    if isinstance(value, TensorMap):
         return _dtype(value.of, outputs, what)
     if isinstance(value, Out):
         return str(outputs[value.index].dtype)
@@ -203,13 +200,3 @@ def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     if isinstance(value, Workspace):
         return value.dtype
     return str(value.ty.dtype) if is_tensor(value) else None
-
-
-def _aligned(value: Any) -> bool:
-    """Tell whether a pointer is a multiple of `ALIGNMENT`: TVM's tensors begin at one of 64."""
-    if not isinstance(value, Rows):
-        return True
-    row_bytes = tvm.DataType(str(value.of.ty.dtype)).itemsize
-    for size in value.of.ty.shape.values[1:]:
-        row_bytes *= int(size)
-    return value.start * row_bytes % ALIGNMENT == 0

@@ -215,13 +215,6 @@ def test_a_bad_plan_raises_every_sentence():
     assert GOOD.key not in str(err.value)
 
 
-def test_a_triton_plan_is_compared_with_tensor_cores():
-    plan = TilePlan(128, 128, 64, num_stages=4, num_warps=8, backend="triton")
-    found = chosen(gated_ffn(), GPU, plans=plan)
-    last = found.predictions[-1]
-    assert last.unfused == predict_unfused(gated_ffn(), GPU, 1024, backend="triton")
-
-
 def test_choosing_twice_gives_the_same():
     assert choose(gated_ffn(), SMALL_GPU) == choose(gated_ffn(), SMALL_GPU)
 

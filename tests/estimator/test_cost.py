@@ -33,25 +33,6 @@ ROUNDING = 1e-9
 
 steady = settings(derandomize=True, deadline=None, max_examples=80)
 
-TENSOR_PLAN = TilePlan(128, 128, 64, num_stages=4, num_warps=8, backend="triton")
-MEASURED_FUSED_MS = [
-    # LLaMA-3.1-8B norm and gate/up, torch.compile on one H200
-    (gated_ffn(), TENSOR_PLAN, 1, 0.0650),
-    (gated_ffn(), TENSOR_PLAN, 16, 0.0736),
-    (gated_ffn(), TENSOR_PLAN, 256, 0.1155),
-    (gated_ffn(), TENSOR_PLAN, 1024, 0.348),
-    (gated_ffn(), TENSOR_PLAN, 4096, 1.366),
-    (norm_matmul(), TENSOR_PLAN, 1024, 0.0799),
-]
-
-
-@pytest.mark.parametrize(("work", "plan", "rows", "measured_ms"), MEASURED_FUSED_MS)
-def test_tensor_core_kernels_are_priced_near_a_compiler_s(work, plan, rows, measured_ms):
-    assert violations(plan, work, GPU) == ()
-    ratio = predict(work, plan, GPU, rows).seconds / (measured_ms * 1e-3)
-    assert 1 / 1.5 < ratio < 1.5
-
-
 MEASURED_ATTENTION_MS = [
     # FlexAttention (Triton), full and causal, on one H200
     (attention(batch=32), 64, 0.085),
@@ -142,33 +123,16 @@ def test_a_prediction_respects_the_roofline(key, pick, rows):
     assert p.waves >= 1
 
 
-def test_more_stages_hide_more():
-    times = [
-        predict(gated_ffn(), replace(TENSOR_PLAN, num_stages=s), GPU, 1024).seconds
-        for s in (1, 2, 3, 4)
-    ]
-    assert times == sorted(times, reverse=True)
-    assert times[0] > times[-1]
-
-
-def test_waves_are_quantised():
-    # 16 column tiles, one block per multiprocessor: 132 blocks make one wave, 144 two
-    work = gated_ffn(n=16 * 128)
-    one, two = (predict(work, TENSOR_PLAN, GPU, 128 * tiles) for tiles in (8, 9))
-    assert (one.waves, two.waves) == (1, 2)
-    assert two.seconds > 1.5 * one.seconds
-
-
 def test_rows_that_do_not_fit_l2_are_read_again():
     work, small = gated_ffn(), replace(GPU, l2_bytes=1 << 20)
-    assert (
-        predict(work, TENSOR_PLAN, small, 4096).dram_bytes
-        > predict(work, TENSOR_PLAN, GPU, 4096).dram_bytes
-    )
+    plan = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+    far, near = (predict(work, plan, dev, 4096).dram_bytes for dev in (small, GPU))
+    assert far > near
 
 
 def test_one_row_reads_the_weights_once_and_little_else():
-    p = predict(gated_ffn(), TENSOR_PLAN, GPU, 1)
+    plan = TilePlan(1, 2, 2048, num_warps=4, backend="triton", family="gemv")
+    p = predict(gated_ffn(), plan, GPU, 1)
     assert 1 <= p.dram_bytes / (4096 * 14336 * 2 * 2) < 1.01
     assert p.bound == "dram"
     cpu = predict(norm_matmul(), TilePlan(1, 64, 4096, reg_n=4, lanes=8), AVX2, 1)

@@ -112,8 +112,11 @@ class Case:
         widths = [work.n] if isinstance(work, GatedFFN) else [p.n for p in work.outputs]
         return [*shapes, *(((self.rows, n), work.out_dtype) for n in widths)]
 
-    def reference(self, arrays: Arrays, dtype: str) -> list[np.ndarray]:
-        """Compute every result, step by step, with sums and intermediates in `dtype`."""
+    def reference(self, arrays: Arrays, dtype: str, stored: bool = False) -> list[np.ndarray]:
+        """Compute every result, step by step, with sums and intermediates in `dtype`.
+
+        `stored`: the norm is rounded to the workload's dtype, as where it is a tensor of its own.
+        """
         work, norm = self.work, self.work.norm
         a = {name: array.astype(dtype) for name, array in arrays.items()}
         x, results = a["x"], []
@@ -124,6 +127,8 @@ class Case:
                 results.append(x)
         if norm:
             x = self._normalised(a, x)
+            if stored:
+                x = x.astype(numpy_dtype(work.dtype)).astype(dtype)
             if norm.returns_norm:
                 results.append(x)
         if isinstance(work, GatedFFN):
@@ -156,15 +161,17 @@ class Case:
         gate, up = both if work.gate_first else reversed(both)
         return activate(work.activation, gate) * up
 
-    def check(self, arrays: Arrays, results: list[np.ndarray]) -> None:
+    def check(self, arrays: Arrays, results: list[np.ndarray], stored: bool = False) -> None:
         """Assert that every result errs at most twice as much as numpy's float32 steps do.
+
+        `stored`: as numpy's with a norm that is rounded to the workload's dtype.
 
         Added are one rounding step of the result's dtype at its largest value, and what the float32
         sums of k terms may differ by when they are added in another order (k / 8 steps, as eight
         or more partial sums are kept; numpy's own error can be zero by chance).
         """
         exact_all = self.reference(arrays, "float64")
-        plain_all = self.reference(arrays, "float32")
+        plain_all = self.reference(arrays, "float32", stored)
         assert len(results) == len(exact_all)
         for index, (got, exact, plain) in enumerate(
             zip(results, exact_all, plain_all, strict=True)

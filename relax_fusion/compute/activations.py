@@ -1,0 +1,34 @@
+"""Activations of the TIR path, as expressions."""
+
+from __future__ import annotations
+
+from tvm import te, tirx
+
+from ..errors import LoweringError
+
+ACCUMULATE = "float32"
+"""The dtype that sums and activations are computed in."""
+
+_SQRT_HALF = 0.7071067811865476
+_SQRT_2_OVER_PI = 0.7978845608028654
+
+
+def activate(name: str, x: tirx.Expr) -> tirx.Expr:
+    """Return an activation of a float32 scalar expression.
+
+    ``gelu`` is exact (erf), ``gelu_tanh`` its approximation (Hendrycks and Gimpel, 2016).
+    """
+    one = tirx.const(1.0, ACCUMULATE)
+    if name == "relu":
+        return te.max(x, tirx.const(0.0, ACCUMULATE))
+    if name == "silu":
+        return x / (one + te.exp(-x))
+    if name == "gelu":
+        half = tirx.const(0.5, ACCUMULATE)
+        return half * x * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
+    if name == "gelu_tanh":
+        cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
+        # tanh(y) = 1 - 2 / (exp(2 y) + 1): one exponential, which every back end vectorises.
+        twice = te.exp(tirx.const(2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic)
+        return x * (one - one / (twice + one))
+    raise LoweringError(f"no formula for activation {name!r}")

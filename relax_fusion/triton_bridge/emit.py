@@ -1,0 +1,177 @@
+"""The pass that turns fused PrimFuncs whose plans say "triton" into launches of Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.target import Target
+
+from ..compute import description
+from ..device import DeviceSpec
+from ..target import compute_capability, device_of
+from ..tile_plan import PlanTable
+from ..workload import Attention, GatedFFN, NormMatmul
+from .arguments import Workspace
+from .compile import compile_kernels
+from .contraction import Step, contraction_steps
+from .prim_func import Branch, ExternFunc, Launch
+from .specialize import specialize
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A PrimFunc to be replaced: what it computes, its plans, and its parameters as tensors."""
+
+    work: NormMatmul | GatedFFN
+    plans: PlanTable
+    inputs: list[relax.Var]
+    outputs: list[relax.TensorType]
+
+    def steps(self, dev: DeviceSpec) -> list[list[Step]]:
+        """Return the launches of every range."""
+        rows = self.work.rows
+        bound = rows if isinstance(rows, int) else rows.upper
+        rooms: dict[str, Workspace] = {}
+        return [
+            contraction_steps(
+                self.work, plan, self.inputs, bound if upper is None else upper, dev, rooms
+            )
+            for upper, plan in self.plans.entries
+        ]
+
+
+@tvm.transform.module_pass(opt_level=0, name="EmitTritonKernels")
+class EmitTritonKernels:
+    """Replace every PrimFunc whose plans are for Triton by one that launches the kernels.
+
+    rewrite::
+
+        R.call_tir(f, (x, g, w), out)   ->   R.call_tir(f, (x, g, w), [out, workspace])[0]
+
+    Kernels of the whole module are compiled together, in parallel.
+
+    Parameters
+    ----------
+    target : Target
+        A CUDA target.
+    """
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with its Triton kernels in place."""
+        fused = {
+            gvar: found
+            for gvar, func in mod.functions_items()
+            if isinstance(func, tirx.PrimFunc) and (found := _fused(func)) is not None
+        }
+        if not fused:
+            return mod
+        made = self._make(fused)
+        return _Rewriter(mod, fused, made).run()
+
+    def _make(self, fused: dict[ir.GlobalVar, _Fused]) -> dict[ir.GlobalVar, ExternFunc]:
+        """Compile the kernels of all functions, then write the functions."""
+        dev = device_of(self.target)
+        steps = {gvar: f.steps(dev) for gvar, f in fused.items()}
+        capability = compute_capability(self.target)
+        special = [
+            specialize(s.function, s.args, s.constexprs, s.options, fused[gvar].outputs, capability)
+            for gvar, s in _every(steps)
+        ]
+        kernels = iter(compile_kernels([source for source, _ in special]))
+        passed = iter(args for _, args in special)
+        made = {}
+        for gvar, ranges in steps.items():
+            f = fused[gvar]
+            rows = f.inputs[0].ty.shape.values[0]
+            branches = []
+            for (upper, _), launches in zip(f.plans.entries, ranges, strict=True):
+                when = True if upper is None else rows <= tirx.IntImm("int64", upper)
+                branches.append(
+                    Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in launches])
+                )
+            made[gvar] = ExternFunc.of(f.outputs, branches)
+        return made
+
+
+def _every(
+    steps: dict[ir.GlobalVar, list[list[Step]]],
+) -> Iterator[tuple[ir.GlobalVar, Step]]:
+    for gvar, ranges in steps.items():
+        for launches in ranges:
+            for step in launches:
+                yield gvar, step
+
+
+def _fused(func: tirx.PrimFunc) -> _Fused | None:
+    """Return what a PrimFunc computes if its plans are for Triton."""
+    work, plans = description(func) or (None, None)
+    if work is None or plans is None or isinstance(work, Attention):
+        return None
+    if any(plan.backend != "triton" for _, plan in plans.entries):
+        return None
+    types = [relax.TensorType(list(p.ty.shape), str(p.ty.dtype)) for p in func.params]
+    count = _count_outputs(work)
+    inputs = [
+        relax.Var(p.name, ty) for p, ty in zip(func.params[:-count], types[:-count], strict=True)
+    ]
+    return _Fused(work, plans, inputs, types[-count:])
+
+
+def _count_outputs(work: NormMatmul | GatedFFN) -> int:
+    products = 1 if isinstance(work, GatedFFN) else len(work.outputs)
+    extra = work.norm.returns_sum + work.norm.returns_norm if work.norm else 0
+    return products + extra
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    """Puts the new functions and calls in place of the old."""
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        fused: dict[ir.GlobalVar, _Fused],
+        made: dict[ir.GlobalVar, ExternFunc],
+    ):
+        kept = {gvar: func for gvar, func in mod.functions_items() if gvar not in made}
+        super().__init__(ir.IRModule(kept, attrs=mod.attrs))
+        self.kept, self.fused, self.made = kept, fused, made
+        # Functions of other signatures, so other variables, under the same names
+        self.launchers = {
+            gvar: self.builder_.add_func(extern.func, gvar.name_hint)
+            for gvar, extern in made.items()
+        }
+
+    def run(self) -> ir.IRModule:
+        """Return the module with every function visited."""
+        for gvar, func in self.kept.items():
+            if isinstance(func, relax.Function):
+                self.builder_.update_func(gvar, self.visit_expr(func))
+        return self.builder_.get()
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        """Rewrite the calls of the functions that were replaced."""
+        call = super().visit_call_(call)
+        if not call.op.same_as(ir.Op.get("relax.call_tir")) or call.args[0] not in self.made:
+            return call
+        gvar = call.args[0]
+        inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)
+        dims = _symbols(inputs, args)
+        tensors = dict(zip(inputs, args, strict=True))
+        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims)
+
+
+def _symbols(params: Sequence[relax.Var], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:
+    """Return the value, at a call, of every symbolic dim of the parameters."""
+    return {
+        dim: size
+        for param, arg in zip(params, args, strict=True)
+        for dim, size in zip(param.ty.shape.values, arg.ty.shape.values, strict=True)
+        if isinstance(dim, ir.Var)
+    }

@@ -1,0 +1,149 @@
+"""One row times a weight, normalised on the way: ``norm(x) @ W^T`` and its gated form.
+
+Regime: weight bytes.  ``2 n k`` bytes of a 16-bit weight are read once (gated: twice that) and
+everything else is smaller by a factor of n or k; four operations a weight.  The time is that of
+streaming the weight, so all that matters is how many bytes are in flight.
+
+Shape: `BLOCK_N` weight rows a program, `BLOCK_K` elements of each at a time, 16 bytes a lane.  Each
+lane sums its own elements in float32 and the lanes are added once, at the end: splitting k over
+the lanes and warps of a program gives more parallelism than any n in use needs, so there is no
+split over programs.  Every program computes the statistics of the row again, from L2: that is
+``2 k`` bytes beside ``2 k BLOCK_N``, and it saves a launch.  With ``BLOCK_K >= K`` the weights are
+requested before anything else and the statistics are computed while they come.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..math import affine, inverse_rms
+from .tiles import half_pointer, load_in_range, store_output, weight_offsets
+
+
+@triton.jit
+def load_row(x_row_ptr, k_index, K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Return the float32 elements of a row at those positions, zero beyond its end."""
+    if EVEN_K:
+        return tl.load(x_row_ptr + k_index).to(tl.float32)
+    else:
+        return tl.load(x_row_ptr + k_index, mask=k_index < K, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def layer_statistics(x_row_ptr, eps, K: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return mean and inverse deviation of a row, the squares summed about the mean."""
+    total = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        total += load_row(x_row_ptr, start + tl.arange(0, BLOCK_K), K, K % BLOCK_K == 0)
+    mean = tl.sum(total, axis=0) / K
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        k_index = start + tl.arange(0, BLOCK_K)
+        x = load_row(x_row_ptr, k_index, K, K % BLOCK_K == 0)
+        centred = tl.where(k_index < K, x - mean, 0.0)
+        squares += centred * centred
+    return mean, inverse_rms(tl.sum(squares, axis=0), K, eps)
+
+
+@triton.jit
+def gemv(
+    x_ptr,
+    gamma_ptr,
+    beta_ptr,
+    w_ptr,
+    up_ptr,
+    bias_ptr,
+    up_bias_ptr,
+    residual_ptr,
+    out_ptr,
+    M,
+    eps,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    NORM: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    GATED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    PDL: tl.constexpr,
+    MERGED: tl.constexpr = "no",
+):
+    """Compute `BLOCK_N` outputs of one row.  Grid: ``(ceil(N / BLOCK_N), M)``.
+
+    Parameters
+    ----------
+    x_ptr : [M, K];  gamma_ptr, beta_ptr : [K]
+    w_ptr, up_ptr : [N, K] or [K, N]
+        The weight, or the gate's; the up projection's where `GATED`.
+    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    M : int32;  eps : float32
+    NORM : {"none", "rms", "layer"};  LAYOUT : {"nk", "kn"}
+    GATED : bool
+        ``activation(gate) * up`` (plus the residual, if ``"after"``).
+    MERGED : {"no", "gate_first", "up_first"}
+        Whether both weights (and biases) lie in one tensor, which both pointers then point to.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    EVEN_N: tl.constexpr = N % BLOCK_N == 0
+    EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    w_ptr = half_pointer(w_ptr, False, N, K, LAYOUT, MERGED)
+    up_ptr = half_pointer(up_ptr, True, N, K, LAYOUT, MERGED)
+    row = tl.program_id(1)
+    n_index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    x_row_ptr = x_ptr + row.to(tl.int64) * K
+    mean, scale = 0.0, 1.0
+    if NORM == "layer":
+        mean, scale = layer_statistics(x_row_ptr, eps, K, BLOCK_K)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    acc_up = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    squares = tl.zeros([BLOCK_K], tl.float32)
+    for start in tl.static_range(0, K, BLOCK_K):
+        k_index = start + tl.arange(0, BLOCK_K)
+        w_offsets = weight_offsets(n_index, k_index, N, K, LAYOUT, MERGED)
+        # A weight is read once: it should not push x out of the caches.
+        w = load_in_range(w_ptr + w_offsets, n_index, k_index, N, K, EVEN_N, EVEN_K, "evict_first")
+        if GATED:
+            up = load_in_range(
+                up_ptr + w_offsets, n_index, k_index, N, K, EVEN_N, EVEN_K, "evict_first"
+            )
+        x = load_row(x_row_ptr, k_index, K, EVEN_K)
+        if NORM != "none":
+            gamma = load_row(gamma_ptr, k_index, K, EVEN_K)
+            beta = load_row(beta_ptr, k_index, K, EVEN_K) if HAS_BETA else 0.0
+            squares += x * x
+            x = affine((x - mean) * scale, gamma, beta, HAS_BETA)
+        acc += w.to(tl.float32) * x[None, :]
+        if GATED:
+            acc_up += up.to(tl.float32) * x[None, :]
+    # An RMSNorm's scale is one number for the row, so it waits until after the sum.
+    if NORM == "rms":
+        scale = inverse_rms(tl.sum(squares, axis=0), K, eps)
+    else:
+        scale = 1.0
+    total = tl.sum(acc, axis=1) * scale
+    total_up = tl.sum(acc_up, axis=1) * scale
+    store_output(
+        out_ptr,
+        residual_ptr,
+        bias_ptr,
+        up_bias_ptr,
+        total[None, :],
+        total_up[None, :],
+        row + tl.arange(0, 1),
+        n_index,
+        M,
+        N,
+        GATED,
+        MERGED,
+        HAS_BIAS,
+        ACTIVATION,
+        RESIDUAL,
+    )

@@ -1,0 +1,90 @@
+"""RMSNorm and LayerNorm of rows, with an optional residual add in front.
+
+``y = norm(x [+ residual]) * gamma [+ beta]`` for x of shape ``[rows, width]``.
+
+Regime: bytes.  Each element of x (and of the residual) is read once and each of y (and of the sum)
+written once; some ten operations an element.  With few rows it is latency: one load, one reduction
+and one store, a few microseconds.  It precedes a matmul that wants its operand in memory: the
+copy engine of Hopper feeds the matrix units straight from there, and the result is what the
+unfused graph computes, to the bit that it rounds.
+
+Shape: a row stays in the registers of one program from the load to the store, so the second pass
+of a variance costs no traffic.  `ROWS` short rows share a program.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from ..math import affine, inverse_rms
+
+
+@triton.jit
+def row_norm(
+    x_ptr,
+    residual_ptr,
+    gamma_ptr,
+    beta_ptr,
+    y_ptr,
+    sum_ptr,
+    M,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    NORM: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_BETA: tl.constexpr,
+    STORE_SUM: tl.constexpr,
+    PDL: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Normalise `ROWS` rows.  Grid: ``(ceil(M / ROWS),)``.
+
+    Parameters
+    ----------
+    x_ptr, residual_ptr : [M, WIDTH], float16, bfloat16 or float32
+    gamma_ptr, beta_ptr : [WIDTH]
+    y_ptr, sum_ptr : [M, WIDTH]
+        The result, and ``x + residual`` (rounded to its dtype before it is normalised, as the
+        unfused graph rounds it).
+    M : int32
+    eps : float32
+    BLOCK : power of two, at least WIDTH
+    NORM : {"rms", "layer"}
+    PDL : bool
+        Wait for a predecessor and let a dependent start, where launched with that attribute.
+    EARLY : bool
+        Let the dependent start at once, not at the end.  That hides its launch where rows are few;
+        with many, its programs would take the room of those of this kernel that are yet to start.
+    """
+    if PDL:
+        gdc_wait()
+        if EARLY:
+            gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    offsets = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    mask = (row < M)[:, None] & (column < WIDTH)[None, :]
+    in_row = column < WIDTH
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+    x = x.to(tl.float32)
+    # Before the reductions, so that their latency is behind that of x.
+    gamma = tl.load(gamma_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    beta = 0.0
+    if HAS_BETA:
+        beta = tl.load(beta_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]
+    if HAS_RESIDUAL:
+        x += tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
+        x = x.to(y_ptr.dtype.element_ty).to(tl.float32)
+    if STORE_SUM:
+        tl.store(sum_ptr + offsets, x.to(sum_ptr.dtype.element_ty), mask=mask)
+    if NORM == "layer":
+        x = tl.where(mask, x - tl.sum(x, axis=1)[:, None] / WIDTH, 0.0)
+    scale = inverse_rms(tl.sum(x * x, axis=1), WIDTH, eps)
+    y = affine(x * scale[:, None], gamma[None, :], beta, HAS_BETA)
+    tl.store(y_ptr + offsets, y.to(y_ptr.dtype.element_ty), mask=mask)
+    if PDL and not EARLY:
+        gdc_launch_dependents()

@@ -1,0 +1,108 @@
+"""Maths of the Triton kernels: values in, values out.
+
+Nothing here knows a pointer, a stride or a mask, so every kernel family shares these functions and
+a change of formula happens once.  Values are float32 unless a docstring says otherwise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def silu(x):
+    """Return ``x * sigmoid(x)`` of a float32 tensor of any shape."""
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def gelu(x):
+    """Return the exact GELU, ``x * Phi(x)``, of a float32 tensor of any shape."""
+    inverse_sqrt_2: tl.constexpr = 0.7071067811865476
+    return 0.5 * x * (1.0 + tl.erf(x * inverse_sqrt_2))
+
+
+@triton.jit
+def gelu_tanh(x):
+    """Return GELU's tanh approximation of a float32 tensor of any shape.
+
+    ``0.5 * (1 + tanh(u))`` is ``sigmoid(2 u)``, which needs one exponential and no tanh.
+    """
+    twice_sqrt_2_over_pi: tl.constexpr = 1.5957691216057308
+    return x * tl.sigmoid(twice_sqrt_2_over_pi * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def relu(x):
+    """Return ``max(x, 0)`` of a float32 tensor of any shape, NaN staying NaN."""
+    return tl.where(x < 0.0, 0.0, x)
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """Apply the activation of that name; ``"none"`` returns `x`."""
+    if ACTIVATION == "silu":
+        return silu(x)
+    elif ACTIVATION == "gelu":
+        return gelu(x)
+    elif ACTIVATION == "gelu_tanh":
+        return gelu_tanh(x)
+    elif ACTIVATION == "relu":
+        return relu(x)
+    else:
+        tl.static_assert(ACTIVATION == "none", "no such activation")
+        return x
+
+
+@triton.jit
+def glu(gate, up, ACTIVATION: tl.constexpr):
+    """Return ``activation(gate) * up`` of two float32 tensors of one shape."""
+    return activate(gate, ACTIVATION) * up
+
+
+@triton.jit
+def finish(acc, residual, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr):
+    """Apply activation and residual to a sum that already has its bias.
+
+    Parameters
+    ----------
+    acc, residual : float32 tensors of one shape
+        `residual` is ignored (and may be a scalar) where `RESIDUAL` is ``"none"``.
+    RESIDUAL : {"none", "before", "after"}
+        Whether the residual is added before or after the activation.
+    """
+    if RESIDUAL == "before":
+        acc += residual
+    acc = activate(acc, ACTIVATION)
+    if RESIDUAL == "after":
+        acc += residual
+    return acc
+
+
+@triton.jit
+def inverse_rms(sum_squares, width, eps):
+    """Return ``1 / sqrt(mean square + eps)`` of float32 sums over `width` elements."""
+    return 1.0 / tl.sqrt_rn(sum_squares / width + eps)
+
+
+@triton.jit
+def merge_moments(count_a, mean_a, m2_a, count_b, mean_b, m2_b):
+    """Merge the counts, means and summed squared deviations of two disjoint sets.
+
+    The squares are about each set's own mean, so a mean far from zero costs no digits, which
+    ``E[x^2] - E[x]^2`` would lose.  Two empty sets merge to zeros.
+    """
+    count = count_a + count_b
+    share = count_b / tl.maximum(count, 1.0)
+    delta = mean_b - mean_a
+    return count, mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share
+
+
+@triton.jit
+def affine(x, gamma, beta, HAS_BETA: tl.constexpr):
+    """Return ``x * gamma`` plus `beta` where there is one."""
+    x = x * gamma
+    if HAS_BETA:
+        x += beta
+    return x

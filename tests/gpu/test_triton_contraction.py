@@ -1,0 +1,78 @@
+"""The contraction kernels of the Triton back end, run on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.device import device
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.triton import unsupported
+from relax_fusion.target import device_of
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul
+
+from .common import gpu_target, needs_gpu
+from .contraction_cases import RMS, Case, cases, plain
+from .triton_common import build_triton, run_triton
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+ROWS = DynamicDim("rows")
+LARGER = NormMatmul(ROWS, 256, (plain(384),), RMS, "float16", "float16")
+LARGER_GATED = GatedFFN(ROWS, 256, 192, "nk", True, True, "silu", RMS, "bfloat16", "bfloat16")
+
+
+def _halved(case: Case) -> Case:
+    """Return the case in a dtype of tensor cores: half of them in float16."""
+    work = case.work
+    if work.dtype == "float32":
+        dtype = "float16" if len(case.name) % 2 else "bfloat16"
+        work = replace(work, dtype=dtype, out_dtype=dtype)
+    return replace(case, work=work)
+
+
+H200 = device("h200")
+CASES = [c for c in map(_halved, cases()) if unsupported(c.work, H200) is None]
+
+
+def _one_of_each(work: NormMatmul | GatedFFN) -> list[TilePlan]:
+    """Return a plan of every family, and of every way to reduce k, that fits."""
+    found = {}
+    for plan in candidates(work, device_of(gpu_target()), "triton"):
+        if plan.backend == "triton":
+            found.setdefault((plan.family, plan.split_k, plan.block_m > 16), plan)
+    return list(found.values())
+
+
+def _check(case: Case, plans: PlanTable) -> None:
+    arrays = case.inputs()
+    executable = build_triton(case.work, plans, len(case.out_shapes()), gpu_target())
+    case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_family_matches_reference(case: Case) -> None:
+    for plan in _one_of_each(case.work):
+        _check(case, PlanTable.single(plan))
+
+
+@pytest.mark.parametrize("work", [LARGER, LARGER_GATED], ids=["norm_matmul", "gated"])
+def test_every_candidate_matches_reference(work: NormMatmul | GatedFFN) -> None:
+    for plan in candidates(work, device_of(gpu_target()), "triton"):
+        for rows in (3, 300) if plan.family != "gemv" else (1, 5):
+            case = Case(plan.key, replace(work, rows=rows))
+            _check(case, PlanTable.single(plan))
+
+
+@pytest.mark.parametrize("work", [LARGER, LARGER_GATED], ids=["norm_matmul", "gated"])
+def test_ranges_are_picked_at_run_time(work: NormMatmul | GatedFFN) -> None:
+    plans = _one_of_each(work)
+    uppers = [1, 16, 64, 100, 150, 200, 250, 300, 400, 500][: len(plans) - 1]
+    table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
+    executable = build_triton(work, table, 1, gpu_target())
+    for rows in (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000):
+        case = Case(f"rows_{rows}", work, rows)
+        arrays = case.inputs()
+        case.check(arrays, run_triton(executable, list(arrays.values())), stored=True)

@@ -1,0 +1,143 @@
+"""A chain at a small size: its tensors, its result in float64, and the arguments of a kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+EPS = 1e-5
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+ACTIVATIONS = {
+    "none": lambda v: v,
+    "silu": lambda v: v / (1 + np.exp(-v)),
+    "gelu": lambda v: 0.5 * v * (1 + np.vectorize(math.erf)(v / math.sqrt(2))),
+    "gelu_tanh": lambda v: 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))),
+    "relu": lambda v: np.maximum(v, 0),
+}
+
+
+def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | None) -> np.ndarray:
+    """Return the norm of rows in float64."""
+    if norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    if norm != "none":
+        x = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * gamma
+    return x if beta is None else x + beta
+
+
+@dataclass(frozen=True)
+class Case:
+    """One chain; the names are those of the kernels' parameters."""
+
+    rows: int = 3
+    n: int = 24
+    k: int = 40
+    layout: str = "nk"
+    norm: str = "none"
+    beta: bool = False
+    gated: bool = False
+    merged: str = "no"
+    bias: bool = False
+    activation: str = "none"
+    residual: str = "none"
+    dtype: str = "float16"
+
+    def tensors(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """Return values (exact in the dtype) and dtypes of every tensor."""
+        rng = np.random.default_rng(7)
+        shape = (self.n, self.k) if self.layout == "nk" else (self.k, self.n)
+        values = {
+            # A mean far from zero: a variance by E[x^2] - E[x]^2 would show.
+            "x": rng.standard_normal((self.rows, self.k)) + 3,
+            "gamma": 1 + 0.3 * rng.standard_normal(self.k),
+            "beta": 0.3 * rng.standard_normal(self.k),
+            "w": rng.standard_normal(shape) * 0.2,
+            "up": rng.standard_normal(shape) * 0.2,
+            "bias": rng.standard_normal(self.n),
+            "up_bias": rng.standard_normal(self.n),
+            "residual": rng.standard_normal((self.rows, self.n)),
+        }
+        exact = {n: v.astype(DTYPES[self.dtype]).astype(np.float64) for n, v in values.items()}
+        dtypes = dict.fromkeys((*exact, "out", "y"), self.dtype)
+        halves = ("w", "up") if self.merged == "gate_first" else ("up", "w")
+        axis = 0 if self.layout == "nk" else 1
+        exact["both"] = np.concatenate([exact[h] for h in halves], axis)
+        both = [exact[{"w": "bias", "up": "up_bias"}[h]] for h in halves]
+        exact["both_bias"] = np.concatenate(both)
+        dtypes |= {"both": self.dtype, "both_bias": self.dtype}
+        exact["out"] = np.full((self.rows, self.n), np.nan)
+        exact["y"] = np.full((self.rows, self.k), np.nan)
+        exact["workspace"] = np.full(1 << 16, np.nan)
+        return exact, {**dtypes, "workspace": "float32"}
+
+    def reference(self, t: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the result in float64."""
+        beta = t["beta"] if self.beta else None
+        x = normalise(t["x"], self.norm, t["gamma"], beta)
+        products = [x @ (w.T if self.layout == "nk" else w) for w in (t["w"], t["up"])]
+        if self.bias:
+            products = [p + b for p, b in zip(products, (t["bias"], t["up_bias"]), strict=True)]
+        act = ACTIVATIONS[self.activation]
+        if self.gated:
+            out = act(products[0]) * products[1]
+        else:
+            out = act(products[0] + (t["residual"] if self.residual == "before" else 0))
+        return out + (t["residual"] if self.residual == "after" else 0)
+
+    @property
+    def weight(self) -> str:
+        """The tensor that holds the weight (the gate's)."""
+        return "w" if self.merged == "no" else "both"
+
+    @property
+    def up_weight(self) -> str:
+        """The tensor that holds the up projection's weight."""
+        return "up" if self.merged == "no" else "both"
+
+    def pointers(self, *names: str) -> dict[str, Any]:
+        """Return pointer arguments by the names of their tensors."""
+        if self.merged == "no":
+            return {f"{n}_ptr": n for n in names}
+        both = {"w": "both", "up": "both", "bias": "both_bias", "up_bias": "both_bias"}
+        return {f"{n}_ptr": both.get(n, n) for n in names}
+
+    def constants(self) -> dict[str, Any]:
+        """Return the constexprs that every matmul has."""
+        return {
+            "N": self.n,
+            "K": self.k,
+            "GATED": self.gated,
+            "MERGED": self.merged,
+            "HAS_BIAS": self.bias,
+            "ACTIVATION": self.activation,
+            "RESIDUAL": self.residual,
+            "PDL": False,
+        }
+
+    def check(self, result: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> None:
+        """Compare with float64: the result rounds once, and float32 sums are far finer.
+
+        An operand that is rounded on the way (gamma times a weight, the normalised x) costs one
+        rounding of each product, so the bound has the norm of the row beside the element.
+        """
+        want = self.reference(tensors)
+        step = 2.0**-11 if self.dtype == "float16" else 2.0**-8
+        scale = np.abs(want) + np.sqrt((want * want).mean(-1, keepdims=True))
+        assert np.all(np.abs(result["out"] - want) <= 3 * step * scale + step)
+
+
+EPILOGUES = [  # in float16: the interpreter has no bfloat16 matmul
+    Case(),
+    Case(bias=True, activation="silu", residual="after"),
+    Case(bias=True, activation="gelu", residual="before"),
+    Case(activation="gelu_tanh", n=32, k=64),
+    Case(activation="relu", layout="kn"),
+    Case(gated=True, activation="silu"),
+    Case(gated=True, activation="silu", merged="gate_first", bias=True),
+    Case(gated=True, activation="silu", merged="up_first", layout="kn", n=32),
+    Case(gated=True, activation="gelu", bias=True, residual="after", layout="kn"),
+]

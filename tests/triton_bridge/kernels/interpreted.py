@@ -1,0 +1,89 @@
+"""Runs the kernels in Triton's interpreter, in a process of its own.
+
+Whether a function is interpreted is settled when it is decorated, Triton's own library included, so
+the interpreter needs a process in which TRITON_INTERPRET was set before Triton was imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor map of one of the tensors."""
+
+    tensor: str
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the kernel, its grid, and its arguments by name (a string names a tensor)."""
+
+    module: str
+    grid: tuple[int, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+
+def run(
+    tensors: dict[str, np.ndarray],
+    dtypes: dict[str, str],
+    launches: list[Launch],
+    device: str = "cpu",
+    package: str = "relax_fusion.triton_bridge",
+) -> Any:
+    """Do the launches, in the worker or on a GPU, and return the tensors after them in float64."""
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    held = {
+        n: torch.from_numpy(v).to(device, getattr(torch, dtypes[n])) for n, v in tensors.items()
+    }
+
+    def value(argument: Any) -> Any:
+        if isinstance(argument, Descriptor):
+            tensor = held[argument.tensor]
+            return TensorDescriptor(
+                tensor, list(tensor.shape), [tensor.shape[1], 1], list(argument.block)
+            )
+        return held[argument] if isinstance(argument, str) else argument
+
+    for launch in launches:
+        module = importlib.import_module(f"{package}.kernels.{launch.module}")
+        kernel = getattr(module, launch.module)
+        arguments = {n: value(a) for n, a in launch.arguments.items()}
+        kernel[launch.grid](**arguments, **launch.constants)
+    return {n: v.double().cpu().numpy() for n, v in held.items()}
+
+
+class Interpreter:
+    """A worker process, started at the first use."""
+
+    def __init__(self) -> None:
+        self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+
+    def __call__(self, *args: Any) -> dict[str, np.ndarray]:
+        """Do `run` there."""
+        before = os.environ.get("TRITON_INTERPRET")
+        os.environ["TRITON_INTERPRET"] = "1"
+        try:
+            future: Future[Any] = self.pool.submit(run, *args)  # the process starts here
+        finally:
+            if before is None:
+                del os.environ["TRITON_INTERPRET"]
+            else:
+                os.environ["TRITON_INTERPRET"] = before
+        return future.result(timeout=120)
+
+    def close(self) -> None:
+        """End the process."""
+        self.pool.shutdown()

@@ -1,0 +1,95 @@
+"""Every kernel family in the interpreter, against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from .cases import EPILOGUES, EPS, Case, normalise
+from .interpreted import Interpreter, Launch
+from .launches import gemv, matmul_pointer, matmul_tma
+
+
+def label(case: Case) -> str:
+    default = Case()
+    changed = {k: v for k, v in vars(case).items() if v != getattr(default, k)}
+    return "-".join(f"{k}={v}" for k, v in changed.items()) or "plain"
+
+
+def check(interpreter: Interpreter, case: Case, launches: list[Launch]) -> dict[str, np.ndarray]:
+    tensors, dtypes = case.tensors()
+    result = interpreter(tensors, dtypes, launches)
+    case.check(result, tensors)
+    return result
+
+
+@pytest.mark.parametrize("case", EPILOGUES, ids=label)
+def test_gemv(interpreter: Interpreter, case: Case) -> None:
+    check(interpreter, replace(case, rows=1), gemv(replace(case, rows=1)))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_gemv_norms(interpreter: Interpreter, norm: str, layout: str) -> None:
+    case = Case(rows=2, norm=norm, beta=norm == "layer", layout=layout, gated=True)
+    check(interpreter, case, gemv(case))
+
+
+@pytest.mark.parametrize("case", EPILOGUES, ids=label)
+@pytest.mark.parametrize("split", [1, 2])
+def test_matmul_pointer(interpreter: Interpreter, case: Case, split: int) -> None:
+    check(interpreter, case, matmul_pointer(case, split, swap=True))
+
+
+@pytest.mark.parametrize("split", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+def test_rms_norm_rides_along(interpreter: Interpreter, split: int, gated: bool) -> None:
+    case = Case(rows=5, norm="rms", gated=gated, activation="silu", bias=True)
+    check(interpreter, case, matmul_pointer(case, split, swap=True))
+
+
+def test_many_row_tiles(interpreter: Interpreter) -> None:
+    case = Case(rows=70, n=40, residual="after")
+    check(interpreter, case, matmul_pointer(case, 1, swap=False))
+
+
+@pytest.mark.parametrize("case", EPILOGUES, ids=label)
+def test_matmul_tma(interpreter: Interpreter, case: Case) -> None:
+    check(interpreter, replace(case, rows=35), matmul_tma(replace(case, rows=35)))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_row_norm(interpreter: Interpreter, norm: str, dtype: str) -> None:
+    case = Case(rows=5, k=43, n=43, norm=norm, dtype=dtype)
+    tensors, dtypes = case.tensors()
+    beta = norm == "layer"
+    launch = Launch(
+        "row_norm",
+        (3,),
+        {
+            **case.pointers("x", "residual", "gamma", "beta", "y"),
+            "sum_ptr": "out",
+            "M": case.rows,
+            "eps": EPS,
+        },
+        {
+            "WIDTH": 43,
+            "BLOCK": 64,
+            "ROWS": 2,
+            "NORM": norm,
+            "HAS_RESIDUAL": True,
+            "HAS_BETA": beta,
+            "STORE_SUM": True,
+            "PDL": False,
+            "EARLY": False,
+        },
+    )
+    result = interpreter(tensors, dtypes, [launch])
+    step = 2.0**-11 if dtype == "float16" else 2.0**-7  # the interpreter truncates to bfloat16
+    total = tensors["x"] + tensors["residual"]
+    assert np.all(np.abs(result["out"] - total) <= step * np.abs(total))
+    want = normalise(result["out"], norm, tensors["gamma"], tensors["beta"] if beta else None)
+    assert np.all(np.abs(result["y"] - want) <= step * (np.abs(want) + 1e-2))

@@ -1,0 +1,163 @@
+"""Fused PrimFuncs with Triton plans become launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import tvm
+from tvm import ir, relax, tirx
+from tvm.relax.frontend import nn
+
+from relax_fusion import Report
+from relax_fusion.errors import PipelineError
+from relax_fusion.target import make_target
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.triton_bridge import EmitTritonKernels
+from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
+from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from tests.gpu.triton_common import module_of
+
+H200 = make_target("h200")
+ROWS = DynamicDim("rows")
+RMS = Norm("rms", 1e-5)
+WORK = NormMatmul(ROWS, 256, (Projection(384, "nk", ("residual",)),), RMS, "float16", "float16")
+GATED = GatedFFN(ROWS, 256, 192, "nk", True, False, "silu", RMS, "bfloat16", "bfloat16", bias=True)
+
+
+def plan(family: str, *block: int, **fields: int) -> TilePlan:
+    return TilePlan(*block, num_warps=4, backend="triton", family=family, **fields)
+
+
+GEMV = plan("gemv", 1, 2, 256)
+POINTER = plan("pointer", 16, 64, 64, num_stages=3)
+SPLIT = replace(POINTER, split_k=2)
+TMA = plan("tma", 64, 64, 64, num_stages=3)
+
+
+def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
+    return EmitTritonKernels(H200)(module_of(work, plans, outputs))
+
+
+def launched(mod: ir.IRModule) -> list[str]:
+    """Return the functions of the kernels, in the order in which they are called."""
+    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
+    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
+    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (GEMV, ["gemv"]),
+        (POINTER, ["matmul_pointer"]),
+        (replace(POINTER, block_m=64), ["row_norm", "matmul_pointer"]),
+        (SPLIT, ["matmul_pointer", "split_reduce"]),
+        (TMA, ["row_norm", "matmul_tma"]),
+    ],
+)
+@pytest.mark.parametrize("work", [WORK, GATED], ids=["norm_matmul", "gated"])
+def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) -> None:
+    mod = emitted(work, PlanTable.single(chosen))
+    assert launched(mod) == expected
+    assert isinstance(mod["main"].ret_ty, relax.TensorType)
+
+
+def test_ranges_become_branches_that_share_a_workspace() -> None:
+    table = PlanTable(((1, GEMV), (64, replace(POINTER, block_m=64)), (None, TMA)))
+    mod = emitted(WORK, table)
+    assert launched(mod) == ["gemv", "row_norm", "matmul_pointer", "row_norm", "matmul_tma"]
+    text = mod.script()
+    assert "<= T.int64(1)" in text and "<= T.int64(64)" in text
+    assert text.count("workspace0: T.Buffer") == 1 and "workspace1" not in text
+
+
+def test_launches_overlap_where_rows_are_few() -> None:
+    table = PlanTable(((64, replace(POINTER, block_m=64)), (None, TMA)))
+    (func,) = [f for _, f in emitted(WORK, table).functions_items() if KERNELS_ATTR in f.attrs]
+    kernels = {str(k): str(v["kernel"]) for k, v in func.attrs[KERNELS_ATTR].items()}
+    overlaps = {k.rsplit("_", 1)[0] for k, v in kernels.items() if '"dependent_launch": true' in v}
+    assert overlaps == {"matmul_pointer"}
+
+
+def test_several_projections_share_one_norm() -> None:
+    layer = Norm("layer", 1e-5, beta=True, residual=True, returns_sum=True, returns_norm=True)
+    outputs = tuple(Projection(n, "nk") for n in (64, 32, 32))
+    mod = emitted(replace(WORK, outputs=outputs, norm=layer), PlanTable.single(TMA), outputs=5)
+    assert launched(mod) == ["row_norm", *["matmul_tma"] * 3]
+    assert len(mod["main"].ret_ty.fields) == 5
+
+
+def test_plans_for_tir_are_left_alone() -> None:
+    tir = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+    mod = module_of(WORK, PlanTable.single(tir), 1)
+    assert EmitTritonKernels(H200)(mod).same_as(mod)
+
+
+class Block(nn.Module):
+    """A norm, a gated FFN and its down projection, twice."""
+
+    def __init__(self) -> None:
+        self.norm = nn.RMSNorm(256, -1, 1e-5, bias=False)
+        self.gate_up = nn.Linear(256, 1024, bias=False)
+        self.down = nn.Linear(512, 256, bias=False)
+
+    def main(self, x: nn.Tensor) -> nn.Tensor:
+        for _ in range(2):
+            gate, up = nn.op.split(self.gate_up(self.norm(x)), 2, axis=-1)
+            x = x + self.down(nn.op.silu(gate) * up)
+        return x
+
+
+def launchers(built: tvm.runtime.Executable) -> list[str]:
+    """Return the C sources in a compiled module."""
+    return [
+        m.inspect_source() for m in built.mod._collect_from_import_tree(lambda m: m.kind == "c")
+    ]
+
+
+@pytest.fixture
+def block() -> Callable[[], ir.IRModule]:
+    def make() -> ir.IRModule:
+        module = Block()
+        module.to("float16")
+        spec = {"main": {"x": nn.spec.Tensor([1, "n", 256], "float16")}}
+        return module.export_tvm(spec=spec)[0]
+
+    return make
+
+
+def test_the_pipeline_uses_triton_on_nvidia_gpus(block) -> None:
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=H200, report=report)
+    built = tvm.compile(block(), H200, relax_pipeline=pipeline)
+    assert {p.backend for d in report.fused for _, p in d.plans.entries} == {"triton"}
+    assert len(report.fused) == 4  # two layers; each kernel is made once and called twice
+    (source,) = launchers(built)
+    assert "launch_gemv_" in source and "launch_matmul_tma_" in source
+
+
+def test_tir_on_request(block) -> None:
+    report = Report()
+    pipeline = relax.get_pipeline(
+        "relax_fusion", target=H200, report=report, backend="tir", always_fuse=True
+    )
+    built = tvm.compile(block(), H200, relax_pipeline=pipeline)
+    assert {p.backend for d in report.fused for _, p in d.plans.entries} == {"tir"}
+    assert launchers(built) == []
+
+
+def test_triton_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(PipelineError, match="backend 'triton' needs a CUDA target, sm_80 or newer"):
+        relax.get_pipeline("relax_fusion", target="llvm", backend="triton")
+
+
+def test_a_users_own_plan(block) -> None:
+    report = Report()
+    own = PlanTable.single(replace(TMA, num_stages=4))
+    pipeline = relax.get_pipeline(
+        "relax_fusion", target=H200, report=report, plans={"FuseMatmulEpilogue": own}
+    )
+    tvm.compile(block(), H200, relax_pipeline=pipeline)
+    assert [d.plans for d in report.fused if d.pattern == "FuseMatmulEpilogue"] == [own, own]
