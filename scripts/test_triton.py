@@ -3,7 +3,8 @@
     python scripts/test_triton.py 3.6.0 3.9.0
 
 Each version is downloaded into a temporary directory that comes first on the import path; the
-environment is left as it is.
+environment is left as it is.  Triton 3.6's interpreter calls ``int()`` on arrays of one element,
+which NumPy refuses from 2.4 on: there, an older NumPy comes along.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ def run(version: str) -> bool:
     """Return whether the tests pass with `version`."""
     with tempfile.TemporaryDirectory() as directory:
         pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", directory]
-        subprocess.run([*pip, f"triton=={version}"], check=True)
+        packages = [f"triton=={version}"]
+        if version.startswith("3.6."):
+            packages.append("numpy<2.4")
+        subprocess.run([*pip, *packages], check=True)
         path = os.pathsep.join([directory, str(ROOT), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "PYTHONPATH": path}
         asked = "import triton; print(triton.__version__)"
