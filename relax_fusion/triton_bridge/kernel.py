@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -87,6 +88,22 @@ class KernelOptions:
         }
 
 
+_PARSING = threading.Lock()
+
+
+class _OneAtATime(ASTSource):
+    """A source that only one thread turns into Triton's IR at a time.
+
+    That part runs under Python's lock anyway; and CPython 3.11's `ast.parse` counts its recursion
+    in one place for all threads, and fails when they interleave.
+    """
+
+    def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the IR, as `ASTSource` makes it."""
+        with _PARSING:
+            return super().make_ir(*args, **kwargs)
+
+
 @dataclass(frozen=True)
 class KernelSource:
     """Everything that decides the code of one kernel.
@@ -128,7 +145,7 @@ class KernelSource:
     def ast(self) -> ASTSource:
         """Return what `triton.compile` takes."""
         position = {name: (i,) for i, name in enumerate(self.types)}
-        return ASTSource(
+        return _OneAtATime(
             self.function,
             signature=dict(self.types),
             constexprs={position[name]: value for name, value in self.constexprs.items()},

@@ -50,7 +50,7 @@ def test_a_choice_fits_and_a_decline_has_numbers(work, dev):
     if isinstance(found, Decline):
         assert found.reason is Reason.NOT_PROFITABLE
         assert found.fused_s is not None and found.unfused_s is not None
-        assert found.fused_s * MODEL_ERROR[dev.kind] >= found.unfused_s
+        assert found.fused_s * MODEL_ERROR[dev.kind, "tir"] >= found.unfused_s
         return
     assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
     assert not any(p.loses for p in found.predictions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import triton
 import triton.language as tl
 from triton import knobs
+from triton.compiler import ASTSource
 
 from relax_fusion.errors import KernelError
 from relax_fusion.triton_bridge import KernelCache
@@ -346,3 +348,24 @@ def test_what_is_compiled_twice_is_the_same(tmp_path: Path) -> None:
     first, second = (one(copy_tile_source(), cache=KernelCache(tmp_path / n)) for n in "ab")
     assert first == second and first.ptx == second.ptx
     check_entry(replace(second, ptx=first.ptx))
+
+
+def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.11's `ast.parse` fails when threads interleave in it."""
+    inside: list[int] = []
+    most: list[int] = []
+    make_ir = ASTSource.make_ir
+
+    def watched(self: ASTSource, *args: Any, **kwargs: Any) -> Any:
+        inside.append(1)
+        most.append(len(inside))
+        try:
+            time.sleep(0.02)
+            return make_ir(self, *args, **kwargs)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(ASTSource, "make_ir", watched)
+    sources = [add_source("fp32", block) for block in (32, 64, 128, 256)]
+    assert len(compile_kernels(sources, cache=KernelCache(tmp_path), jobs=4)) == 4
+    assert most == [1] * 4
