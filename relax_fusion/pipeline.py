@@ -26,7 +26,7 @@ from .errors import PipelineError
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
-from .target import is_cpu, is_cuda
+from .target import has_triton, is_cpu, is_cuda
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
@@ -145,7 +145,9 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.Fallback(),
         ]
     schedule = [dl.ApplyDefaultSchedule(*rules)]
-    return [EmitTritonKernels(options.target), *schedule] if options.uses_triton else schedule
+    return (
+        [EmitTritonKernels(options.target), *schedule] if has_triton(options.target) else schedule
+    )
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

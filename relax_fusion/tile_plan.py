@@ -125,10 +125,13 @@ class PlanTable:
     entries: tuple[tuple[int | None, TilePlan], ...]
 
     def __post_init__(self) -> None:
-        """Check that the ranges rise and cover everything."""
+        """Check that the ranges rise and cover everything, and that one back end serves them."""
         uppers = [u for u, _ in self.entries]
         if not uppers or uppers[-1] is not None or None in uppers[:-1]:
             raise TilePlanError("plan table: the last range, and only it, must be open (None)")
+        backends = sorted({plan.backend for _, plan in self.entries})
+        if len(backends) > 1:
+            raise TilePlanError(f"plan table: one kernel has one back end, not {backends}")
         bounded = [u for u in uppers if u is not None]
         if bounded != sorted(set(bounded)):
             raise TilePlanError(f"plan table: upper bounds {bounded} must rise")

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relax_fusion.device import device
+from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.triton import norm_inside, split_epilogue, unsupported
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Norm, Projection
 
 from .cases import AVX2, GPU, RMS, SMALL_GPU, gated_ffn, norm_matmul
@@ -180,3 +181,9 @@ def test_few_rows_stream_weights_and_many_fill_tensor_cores(work) -> None:
     assert families == {1: "gemv", 16: "pointer", 1024: "tma"}
     assert found.plans.plan_for(1024).block_m == 128
     assert all(p.fused.seconds < p.unfused.seconds for p in found.predictions[1:])
+
+
+def test_a_table_has_one_back_end() -> None:
+    tir = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+    with pytest.raises(TilePlanError, match=r"one back end, not \['tir', 'triton'\]"):
+        PlanTable(((16, GEMV), (None, tir)))
