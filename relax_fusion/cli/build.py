@@ -18,7 +18,10 @@ from .console import CliError, first_line
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 """What TVM raises: every failed check of its C++ side arrives as one of these."""
 
-_KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\s*\(")
+_KERNEL = {
+    "cuda": re.compile(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\s*\("),
+    "c": re.compile(r"static rf_kernel rf_kernel_(\w+) ="),
+}
 
 
 def build(exported: ExportedModel, target: Target, **pipeline: Any) -> relax.VMExecutable:
@@ -66,11 +69,11 @@ def require_linker() -> None:
 
 
 def cuda_kernels(executable: relax.VMExecutable) -> list[str]:
-    """Return the names of the CUDA kernels that an executable holds as source."""
+    """Return the names of an executable's CUDA kernels: TVM's, held as source, and Triton's."""
     names: set[str] = set()
     for module in _walk(executable.mod):
-        if module.kind == "cuda":
-            names.update(_KERNEL.findall(module.inspect_source()))
+        if module.kind in _KERNEL:
+            names.update(_KERNEL[module.kind].findall(module.inspect_source()))
     return sorted(names)
 
 

@@ -1,4 +1,4 @@
-"""A kernel cache of the test session's own."""
+"""What all tests share: a cache of compiled kernels that is not the user's."""
 
 from __future__ import annotations
 
