@@ -36,6 +36,9 @@ SMEM_PER_BLOCK_BYTES = {
 """Shared memory that one thread block may use, by compute capability (CUDA C++ Programming Guide,
 table "Technical Specifications per Compute Capability")."""
 
+SCRATCH_ALIGN = 256
+"""Alignment of what TVM allocates on a CUDA device (that of `cudaMalloc`)."""
+
 
 def compile_kernels(
     sources: Sequence[KernelSource],
@@ -128,7 +131,7 @@ def _compile(key: str, source: KernelSource) -> CompiledKernel:
         ) from err
     kernel = _compiled(key, source, built)
     check_entry(kernel)
-    _check_resources(kernel, built.metadata)
+    check_resources(kernel, built.metadata.profile_scratch_size)
     return kernel
 
 
@@ -169,12 +172,25 @@ def _tensor_map(meta: dict[str, Any]) -> TensorMapLayout:
     )
 
 
-def _check_resources(kernel: CompiledKernel, meta: Any) -> None:
+def check_resources(kernel: CompiledKernel, profiler_bytes: int) -> None:
+    """Check that a launch can give a kernel what it needs.
+
+    Raises
+    ------
+    KernelError
+        If it needs more shared memory than a thread block has, global memory that is aligned
+        better than TVM's, or the buffer of Triton's profiler.
+    """
     limit = SMEM_PER_BLOCK_BYTES.get(kernel.capability)
     if limit is not None and kernel.shared_bytes > limit:
         raise KernelError(
             f"{kernel.entry} needs {kernel.shared_bytes} bytes of shared memory; {kernel.arch} has "
             f"{limit} per thread block: use smaller tiles or fewer stages"
         )
-    if meta.profile_scratch_size:
+    if kernel.scratch_align > SCRATCH_ALIGN:
+        raise KernelError(
+            f"{kernel.entry} needs global memory aligned to {kernel.scratch_align} bytes; a tensor "
+            f"of TVM's begins at a multiple of {SCRATCH_ALIGN}"
+        )
+    if profiler_bytes:
         raise KernelError(f"{kernel.entry} was compiled with Triton's profiler; turn it off")

@@ -87,19 +87,6 @@ def inverse_rms(sum_squares, width, eps):
 
 
 @triton.jit
-def merge_moments(count_a, mean_a, m2_a, count_b, mean_b, m2_b):
-    """Merge the counts, means and summed squared deviations of two disjoint sets.
-
-    The squares are about each set's own mean, so a mean far from zero costs no digits, which
-    ``E[x^2] - E[x]^2`` would lose.  Two empty sets merge to zeros.
-    """
-    count = count_a + count_b
-    share = count_b / tl.maximum(count, 1.0)
-    delta = mean_b - mean_a
-    return count, mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share
-
-
-@triton.jit
 def affine(x, gamma, beta, HAS_BETA: tl.constexpr):
     """Return ``x * gamma`` plus `beta` where there is one."""
     x = x * gamma

@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 from relax_fusion.errors import KernelError
 from relax_fusion.triton_bridge import KernelCache
-from relax_fusion.triton_bridge.compile import compile_kernels
+from relax_fusion.triton_bridge.compile import check_resources, compile_kernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelSource, check_entry
 from relax_fusion.triton_bridge.versions import check_triton
 
@@ -369,3 +369,11 @@ def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sources = [add_source("fp32", block) for block in (32, 64, 128, 256)]
     assert len(compile_kernels(sources, cache=KernelCache(tmp_path), jobs=4)) == 4
     assert most == [1] * 4
+
+
+def test_scratch_memory_is_aligned_as_tvm_allocates_it() -> None:
+    kernel = replace(one(add_source()), scratch_bytes=512, scratch_align=512)
+    with pytest.raises(KernelError, match="aligned to 512 bytes; .* begins at a multiple of 256"):
+        check_resources(kernel, profiler_bytes=0)
+    with pytest.raises(KernelError, match="compiled with Triton's profiler"):
+        check_resources(one(add_source()), profiler_bytes=8)
