@@ -373,7 +373,7 @@ def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_scratch_memory_is_aligned_as_tvm_allocates_it() -> None:
     kernel = replace(one(add_source()), scratch_bytes=512, scratch_align=512)
-    with pytest.raises(KernelError, match="aligned to 512 bytes; .* begins at a multiple of 256"):
+    with pytest.raises(KernelError, match=r"aligned to 512 bytes; .* begins at a multiple of 256"):
         check_resources(kernel, profiler_bytes=0)
     with pytest.raises(KernelError, match="compiled with Triton's profiler"):
         check_resources(one(add_source()), profiler_bytes=8)
