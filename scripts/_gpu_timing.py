@@ -1,0 +1,157 @@
+"""Timing on an NVIDIA GPU: calls captured into CUDA graphs, a cold L2, contenders in turn.
+
+Needs torch; TVM's stream is set where a call is one of TVM's.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import tvm_ffi
+
+DEVICE = "cuda"
+WARMUP = 3
+L2_FLUSH_BYTES = 256 << 20
+COPY_ELEMENTS = 1 << 30
+
+SAMPLES = ((1.0, 60), (5.0, 24), (float("inf"), 8))
+"""How often to time: the least for calls of up to so many ms."""
+
+
+class Call:
+    """A call that gives a tensor, as a CUDA graph where it can be captured.
+
+    Parameters
+    ----------
+    call : callable
+        Launches work on torch's current stream, which is TVM's too while it runs, and returns the
+        result: a tensor of torch, or of TVM.
+    """
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        for _ in range(WARMUP):  # modules are loaded, and the allocators get what they need
+            self._run()
+        torch.cuda.synchronize()
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.why_no_graph = ""
+        self._result: Any = None
+        try:
+            self._capture()
+        except Exception as err:
+            self.why_no_graph = f"{type(err).__name__}: {str(err)[:200]}"
+            self.graph = None
+            torch.cuda.synchronize()
+
+    def _run(self) -> Any:
+        stream = torch.cuda.current_stream().cuda_stream
+        with tvm_ffi.use_raw_stream(tvm_ffi.device(f"cuda:{torch.cuda.current_device()}"), stream):
+            return self._call()
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # Relaxed: what an allocator that is not torch's does is its own affair; it keeps its memory
+        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+            self._result = self._run()
+        self.graph = graph
+
+    def launch(self) -> None:
+        """Do the work once, without waiting for it."""
+        if self.graph is None:
+            self._result = self._run()
+        else:
+            self.graph.replay()
+
+    def checked_result(self) -> torch.Tensor:
+        """Return what one more launch computes; it cannot be a left-over of an earlier one."""
+        if self.graph is not None:
+            as_torch(self._result).fill_(float("nan"))
+        self.launch()
+        torch.cuda.synchronize()
+        return as_torch(self._result)
+
+
+def as_torch(tensor: Any) -> torch.Tensor:
+    """Return a tensor of TVM as one of torch, sharing its memory."""
+    return tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+
+
+class Sampler:
+    """Times calls in turn, each with a cold L2 cache; holds what is read to flush it."""
+
+    def __init__(self) -> None:
+        self._flush = torch.zeros(L2_FLUSH_BYTES // 4, device=DEVICE, dtype=torch.float32)
+
+    def _events(self, launch: Callable[[], None]) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._flush.sum()  # by reading: dirty lines would be written back while we are timed
+        start.record()
+        launch()
+        end.record()
+        return start, end
+
+    def once_ms(self, launch: Callable[[], None]) -> float:
+        """Return the time of one launch, the second of two."""
+        for _ in range(2):
+            start, end = self._events(launch)
+            torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    def sample_ms(self, launches: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+        """Return the times of every launch, one of each in turn, so that drift hits all alike."""
+        counts = {name: samples_for(self.once_ms(launch)) for name, launch in launches.items()}
+        rounds = max(counts.values(), default=0)
+        events: dict[str, list] = {name: [] for name in launches}
+        gc.collect()
+        gc.disable()
+        try:
+            for i in range(rounds):
+                for name, launch in launches.items():
+                    if (i + 1) * counts[name] // rounds > i * counts[name] // rounds:
+                        events[name].append(self._events(launch))
+            torch.cuda.synchronize()
+        finally:
+            gc.enable()
+        return {name: [s.elapsed_time(e) for s, e in pairs] for name, pairs in events.items()}
+
+    def median_ms(self, work: Callable[[], Any]) -> float:
+        """Return the median time of `work` as a graph."""
+        return statistics.median(self.sample_ms({"": Call(work).launch})[""])
+
+
+def samples_for(milliseconds: float) -> int:
+    """Return how many samples a call of this length gets."""
+    return next(count for limit, count in SAMPLES if milliseconds <= limit)
+
+
+def ceilings(sampler: Sampler) -> dict[str, float]:
+    """Measure the bandwidth of a copy (TB/s) and what launching a graph takes (us)."""
+    source = torch.zeros(COPY_ELEMENTS, device=DEVICE, dtype=torch.float32)
+    target = torch.empty_like(source)
+    copies = (lambda: torch.mul(source, 2.0, out=target), lambda: target.copy_(source))
+    copy_ms = min(sampler.median_ms(copy) for copy in copies)
+    tiny = torch.zeros(1, device=DEVICE)
+    found = {
+        "copy_tb_s": 2 * source.nbytes / copy_ms / 1e9,
+        "launch_us": 1e3 * sampler.median_ms(lambda: tiny.add_(1)),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the graph is empty
+        found["empty_graph_us"] = 1e3 * sampler.median_ms(lambda: tiny)
+    return found
+
+
+def error_of(out: torch.Tensor, reference: torch.Tensor) -> float:
+    """Return the largest error over the largest value of `reference`, which is in float64."""
+    worst = (out.reshape(reference.shape).double() - reference).abs().max()
+    return float(worst / reference.abs().max())
+
+
+def allowed_error(eager: float, dtype: str) -> float:
+    """Return twice the error of separate operators and one rounding step at the largest value."""
+    return 2 * eager + torch.finfo(getattr(torch, dtype)).eps

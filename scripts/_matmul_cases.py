@@ -1,0 +1,145 @@
+"""The matmul chains of a LLaMA layer that benchmarks measure: sizes, traffic, targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PEAK_TFLOPS = 790.0
+"""What float16 and bfloat16 matmuls reach on an H200 at its power limit: the roof of compute."""
+
+ELEMENT_BYTES = 2
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Size:
+    """Features of a model: of its residual stream, of the FFN, of q, k and v together."""
+
+    hidden: int
+    wide: int
+    qkv: int
+
+
+SIZES = {
+    "8b": Size(4096, 14336, 6144),
+    "1b": Size(2048, 8192, 3072),
+    "70b": Size(8192, 28672, 10240),
+}
+CASES = ("qkv", "gate_up", "ffn", "out", "down")
+ROWS = (1, 4, 16, 64, 256, 1024, 4096)
+DTYPES = ("float16", "bfloat16")
+OURS = ("ours", "unfused")
+"""What our own code computes: a wrong result of these fails the run."""
+
+CONTENDERS = (*OURS, "eager", "compile", "cublas", "tvm")
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain at a size.
+
+    ``qkv``      norm -> matmul
+    ``gate_up``  norm -> matmul -> silu(first half) * second half
+    ``ffn``      x + down(gate_up(x))
+    ``out``      residual + matmul, hidden to hidden
+    ``down``     residual + matmul, wide to hidden
+
+    Parameters
+    ----------
+    case : str
+        One of `CASES`.
+    size : str
+        One of `SIZES`.
+    """
+
+    case: str
+    size: str
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Features of the tensors that have a row for each token, by name."""
+        s = SIZES[self.size]
+        if self.case in ("out", "down"):
+            return {"x": s.wide if self.case == "down" else s.hidden, "residual": s.hidden}
+        return {"x": s.hidden}
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters, by name, in the order in which functions take them."""
+        s = SIZES[self.size]
+        gate_up = {"gamma": (s.hidden,), "w": (2 * s.wide, s.hidden)}
+        return {
+            "qkv": {"gamma": (s.hidden,), "w": (s.qkv, s.hidden)},
+            "gate_up": gate_up,
+            "ffn": {**gate_up, "down": (s.hidden, s.wide)},
+            "out": {"w": (s.hidden, s.hidden)},
+            "down": {"w": (s.hidden, s.wide)},
+        }[self.case]
+
+    @property
+    def out_features(self) -> int:
+        """Features of the result."""
+        s = SIZES[self.size]
+        return {"qkv": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of the matrices."""
+        return sum(s[0] * s[1] for s in self.weights.values() if len(s) == 2)
+
+    def flops(self, rows: int) -> float:
+        """Operations of the matmuls."""
+        return 2.0 * rows * self.weight_elements
+
+    def bytes(self, rows: int) -> float:
+        """Least traffic: every input, weight and result once."""
+        features = sum(self.inputs.values()) + self.out_features
+        vectors = sum(s[0] for s in self.weights.values() if len(s) == 1)
+        return float(ELEMENT_BYTES) * (self.weight_elements + vectors + rows * features)
+
+    def floor_us(self, rows: int, copy_tb_s: float) -> float:
+        """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""
+        return max(self.bytes(rows) / copy_tb_s / 1e6, self.flops(rows) / PEAK_TFLOPS / 1e6)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a ratio of times must reach.
+
+    Parameters
+    ----------
+    against : str
+        A contender; the ratio is its time over ours.  ``"copy"``: the part of copy bandwidth.
+    least : float
+        The ratio to be reached.
+    """
+
+    against: str
+    least: float
+
+
+_COMPILE = {
+    "qkv": (1.25, 1.3, 1.1, 1.03),
+    "gate_up": (1.05, 1.1, 1.1, 1.0),
+    "ffn": (1.06, 1.12, 1.1, 1.0),
+}
+_TVM = (1.1, 3.0, 15.0, 20.0)
+_COLUMNS = {1: 0, 4: 1, 16: 1, 64: 1, 256: 2, 1024: 3, 4096: 3}
+_COPY_PART = 0.9
+
+
+def targets(case: str, rows: int) -> list[Target]:
+    """Return what `case` is to reach at `rows` rows, on an H200.
+
+    Against our own unfused way it may never be slower, whatever the rows.
+    """
+    found = [Target("unfused", 1.0)] if case in _COMPILE else []
+    column = _COLUMNS.get(rows)
+    if column is None:
+        return found
+    if case in _COMPILE:
+        found.append(Target("compile", _COMPILE[case][column]))
+    found.append(Target("tvm", _TVM[column]))
+    if rows == 1:
+        found.append(Target("copy", _COPY_PART))
+    return found

@@ -1,0 +1,8 @@
+"""Makes the benchmarks' modules importable, as they are when a script is run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

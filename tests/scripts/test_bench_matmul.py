@@ -1,0 +1,309 @@
+"""`scripts/bench_matmul.py`: what needs no GPU, and a whole run with a CPU in its place."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+
+import _gpu_timing as timing
+import _matmul_ours as ours
+import _matmul_report as report
+import bench_matmul as bench
+import pytest
+import torch
+from _matmul_cases import CASES, ROWS, SIZES, Chain, Size, targets
+from _matmul_torch import Problem, Weights, matmul64
+
+TINY = Size(64, 96, 80)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    monkeypatch.setitem(SIZES, "tiny", TINY)
+
+
+def entry(case: str = "qkv", rows: int = 16, **changes) -> dict:
+    times = {"ours": 20.0, "unfused": 22.0, "eager": 45.0, "compile": 25.0, "cublas": 19.0}
+    made = {
+        "size": "8b",
+        "case": case,
+        "rows": rows,
+        "bytes": Chain(case, "8b").bytes(rows),
+        "flops": Chain(case, "8b").flops(rows),
+        "floor_us": 11.8,
+        "copy_tb_s": 4.3,
+        "launch_us": 3.0,
+        "us": {**times, "tvm": 200.0},
+        "errors": {"eager": 4e-4, "ours": 3e-4, "unfused": 4e-4, "compile": 3e-4},
+        "allowed_error": 2e-3,
+        "wrong": [],
+        "failed": {},
+        "no_graph": {},
+        "kernels": {},
+    }
+    return {**made, **changes}
+
+
+def record(*entries: dict) -> dict:
+    return {
+        "date": "2026-01-02",
+        "gpu": "some GPU",
+        "dtype": "float16",
+        "rows": "symbolic",
+        "cases": list(entries),
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "rows", "expected_us"),
+    [
+        ("qkv", 1, 11.7),
+        ("qkv", 4096, 261.0),
+        ("gate_up", 1, 54.6),
+        ("gate_up", 1024, 304.5),
+        ("ffn", 16, 82.0),
+        ("ffn", 4096, 1827.0),
+    ],
+)
+def test_floor_is_that_of_traffic_or_operations(case, rows, expected_us) -> None:
+    assert Chain(case, "8b").floor_us(rows, 4.3) == pytest.approx(expected_us, rel=2e-3)
+
+
+def test_traffic_counts_every_tensor_once(tiny) -> None:
+    weights = (2 * 96 + 96) * 64
+    assert Chain("ffn", "tiny").bytes(3) == 2 * (weights + 64 + 3 * (64 + 64))
+    assert Chain("down", "tiny").bytes(3) == 2 * (64 * 96 + 3 * (96 + 64 + 64))
+    assert Chain("out", "tiny").flops(3) == 2 * 3 * 64 * 64
+
+
+def test_targets_by_case_and_rows() -> None:
+    found = {(c, r): {t.against: t.least for t in targets(c, r)} for c in CASES for r in ROWS}
+    assert found["qkv", 1] == {"unfused": 1.0, "compile": 1.25, "tvm": 1.1, "copy": 0.9}
+    assert found["gate_up", 64] == {"unfused": 1.0, "compile": 1.1, "tvm": 3.0}
+    assert found["ffn", 4096] == {"unfused": 1.0, "compile": 1.0, "tvm": 20.0}
+    assert found["down", 256] == {"tvm": 15.0}
+    assert [t.against for t in targets("ffn", 129)] == ["unfused"]
+
+
+def test_ratios_above_one_are_in_our_favour() -> None:
+    e = entry()
+    assert report.ratio(e, "compile") == 1.25 and report.ratio(e, "cublas") == 0.95
+    assert report.ratio(entry(us={"ours": 1.0}), "compile") is None
+    assert report.verdict(1.3, 1.25) == "missed by 3.8 %" and report.verdict(1.2, 1.2) == "reached"
+
+
+def test_part_of_copy_bandwidth_with_and_without_the_launch() -> None:
+    e = entry(rows=1)
+    moved = 4.3e12 * 17e-6
+    e["bytes"] = moved
+    assert report.bandwidth_part(e, launch=False) == pytest.approx(1)
+    assert report.bandwidth_part(e, launch=True) == pytest.approx(17 / 20)
+
+
+def test_tables_hold_times_ratios_targets_and_problems() -> None:
+    slow = entry("gate_up", 256, us={"ours": 110.0, "compile": 100.0}, failed={"tvm": "a | b"})
+    wrong = entry("ffn", 16, wrong=["ours"], errors={"eager": 1e-4, "ours": 0.5})
+    lost = {"size": "1b", "case": "out", "rows": 4, "error": "OutOfMemoryError: 3 GB"}
+    made = record(entry(rows=1), slow, wrong, lost)
+    text = report.markdown(made)
+    assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
+    assert "| 8b | qkv | 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
+    assert "| 8b | gate_up | 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
+    assert "| 8b | gate_up | 256 | tvm | a / b |" in text
+    assert "20.0 WRONG" in text and "| ours | error 5.00e-01, allowed 2.0e-03 |" in text
+    assert "| 1b | out | 4 | all | OutOfMemoryError: 3 GB |" in text
+    summary = report.summary(made).splitlines()
+    assert summary[0] == "3 of 8 targets reached"
+    assert [line.split(" vs ")[0].split(" part ")[0].strip() for line in summary[1:]] == [
+        *["8b ffn 16"] * 3,  # a wrong result reaches nothing
+        "8b qkv 1",
+        "8b gate_up 256",
+    ]
+    assert [bench.is_bad(e) for e in made["cases"]] == [False, False, True, True]
+
+
+def test_lines_are_short_and_name_what_is_wrong() -> None:
+    text = report.line(entry(wrong=["ours"], no_graph={"tvm": "x"}, failed={"compile": "y" * 500}))
+    assert text.startswith("8b qkv 16: ours 20.0 unfused 22.0")
+    assert "WRONG ours" in text and "NO GRAPH tvm" in text and len(text) < 400
+
+
+def test_roofline(tmp_path, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "2026-01-02-bench_matmul.json"
+    path.write_text(json.dumps(record(entry(), entry("ffn", 4096), entry(size="1b"))))
+    assert bench.draw(path)
+    picture = path.with_suffix(".svg").read_text()
+    assert capsys.readouterr().out.strip() == str(path.with_suffix(".svg"))
+    assert picture.count('<g id="axes_') == 2 and "TFLOP/s" in picture
+
+
+def test_without_matplotlib_the_command_for_elsewhere_is_said(
+    tmp_path, capsys, monkeypatch
+) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(record(entry())))
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert not bench.draw(path)
+    assert "bench_matmul.py --plot a.json" in capsys.readouterr().out
+
+
+def test_who_is_timed() -> None:
+    args = bench.arguments(["--no-compile", "--tvm-rows", "16"])
+    assert bench.contenders_of(args, "qkv", 16) == ["ours", "unfused", "eager", "cublas", "tvm"]
+    assert bench.contenders_of(args, "down", 1) == ["ours", "eager", "cublas"]
+
+
+def test_resuming_takes_complete_entries_of_the_same_kind(tmp_path) -> None:
+    path = tmp_path / "run.json"
+    failed = entry("qkv", 4, us={"ours": 1.0})
+    path.write_text(json.dumps(record(entry(), failed, {**entry(rows=64), "error": "x"})))
+    resumed = bench.done_before(bench.arguments(["--resume", str(path)]))
+    assert list(resumed) == [("8b", "qkv", 16)]
+    with pytest.raises(SystemExit, match="dtype is 'float16' there, 'bfloat16' here"):
+        bench.done_before(bench.arguments(["--resume", str(path), "--dtype", "bfloat16"]))
+
+
+def test_samples_become_fewer_for_long_calls() -> None:
+    assert [timing.samples_for(t) for t in (0.01, 3.0, 50.0)] == [60, 24, 8]
+
+
+def test_errors_are_relative_to_the_largest_value() -> None:
+    exact = torch.tensor([[1.0, -4.0]], dtype=torch.float64)
+    assert timing.error_of(torch.tensor([[[1.0, -3.0]]]), exact) == 0.25
+    assert not timing.error_of(torch.tensor([float("nan"), 1.0]), exact) <= 1
+    assert timing.allowed_error(0.5, "bfloat16") == 1 + 2**-7
+
+
+def test_a_wide_weight_is_multiplied_in_parts(monkeypatch) -> None:
+    monkeypatch.setattr("_matmul_torch.COLUMNS_AT_ONCE", 3)
+    x, w = torch.randn(2, 5, dtype=torch.float64), torch.randn(7, 5)
+    torch.testing.assert_close(matmul64(x, w), x @ w.double().T)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ours_computes_what_pytorch_does(case, tiny) -> None:
+    problem = Problem(Weights(Chain(case, "tiny"), "float32", "cpu"), 5)
+    compiled = ours.build(ours.Job(problem.chain, "ours", None, "float32", "llvm"))
+    out = timing.as_torch(compiled.call(problem.inputs, problem.weights.by_name)())
+    reference = problem.reference()
+    assert timing.error_of(problem.eager(), reference) < 1e-5
+    assert timing.error_of(out, reference) < 1e-5
+    assert out.shape[-1] == problem.chain.out_features
+    assert problem.bare()().shape[0] == 5
+
+
+def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
+    chain = Chain("ffn", "1b")
+    fused, unfused, tvm = (
+        ours.build(ours.Job(chain, way, None, "bfloat16", "h200")) for way in ours.WAYS
+    )
+    assert [k.split()[0] for k in fused.kernels(1024)] == ["FuseGatedFFN", "FuseMatmulEpilogue"]
+    assert [k.split()[1] for k in fused.kernels(1024)] == ["tma", "tma"]
+    assert [k.split()[0] for k in unfused.kernels(16)] == ["FuseMatmulEpilogue"] * 2
+    assert tvm.kernels(16) == []
+
+
+def test_a_failing_compilation_is_a_sentence() -> None:
+    job = ours.Job(Chain("qkv", "1b"), "ours", None, "float16", "nowhere")
+    assert ours._try_to_build(job).startswith("1b qkv ours rows None: TargetError")
+
+
+class OnCpu:
+    """A call and a sampler of `_gpu_timing`, without a GPU."""
+
+    def __init__(self, call=None) -> None:
+        self.graph, self.why_no_graph, self.launch = None, "no GPU", call
+
+    def checked_result(self) -> torch.Tensor:
+        return timing.as_torch(self.launch())
+
+    def sample_ms(self, launches) -> dict[str, list[float]]:
+        found = {}
+        for name, launch in launches.items():
+            began = time.perf_counter()
+            launch()
+            found[name] = [1e3 * (time.perf_counter() - began)] * 3
+        return found
+
+
+@pytest.fixture
+def cpu_in_place_of_a_gpu(monkeypatch, tiny):
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
+    speeds = {"copy_tb_s": 0.01, "launch_us": 0.0, "empty_graph_us": 0.0}
+    fake = SimpleNamespace(DEVICE="cpu", Call=OnCpu, Sampler=OnCpu, ceilings=lambda _: speeds)
+    for name, value in vars(fake).items():
+        monkeypatch.setattr(timing, name, value)
+    monkeypatch.setattr(ours, "fill_cache", lambda jobs: [])
+
+
+def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
+    argv = ["--sizes", "tiny", "--no-compile", "--target", "llvm", "--results", str(tmp_path)]
+    argv += ["--rows", "1", "3", "--tvm-rows", "3", *more]
+    status = bench.Bench(bench.arguments(argv)).run()
+    (path,) = tmp_path.glob("*-bench_matmul.json")
+    return status, json.loads(path.read_text())
+
+
+def test_a_whole_run(tmp_path, cpu_in_place_of_a_gpu, capsys) -> None:
+    status, written = tiny_run(tmp_path)
+    assert status == 0
+    assert [bench.key_of(e) for e in written["cases"]] == [
+        ("tiny", case, rows) for case in CASES for rows in (1, 3)
+    ]
+    assert set(written["cases"][1]["us"]) == {"ours", "unfused", "eager", "cublas", "tvm"}
+    assert list(tmp_path.glob("*-bench_matmul.md"))
+    assert "tiny down 3: ours" in capsys.readouterr().out
+
+
+def test_a_contender_that_fails_does_not_end_the_run(
+    tmp_path, cpu_in_place_of_a_gpu, monkeypatch
+) -> None:
+    def broken(self):
+        raise RuntimeError("no such\nmatmul")
+
+    monkeypatch.setattr(Problem, "bare", broken)
+    status, written = tiny_run(tmp_path, "--cases", "qkv", "out")
+    assert status == 0
+    assert all(e["failed"] == {"cublas": "RuntimeError: no such matmul"} for e in written["cases"])
+
+
+def test_a_wrong_result_of_ours_fails_the_run(tmp_path, cpu_in_place_of_a_gpu, monkeypatch) -> None:
+    right = ours.Compiled.call
+
+    def wrong(self, inputs, weights):
+        call = right(self, inputs, weights)
+        return lambda: timing.as_torch(call()) * 1.01
+
+    monkeypatch.setattr(ours.Compiled, "call", wrong)
+    status, written = tiny_run(tmp_path, "--cases", "qkv")
+    assert status == 1
+    assert written["cases"][0]["wrong"] == ["ours", "unfused"]
+
+
+def test_a_run_out_of_time_is_completed_later(tmp_path, cpu_in_place_of_a_gpu) -> None:
+    _, written = tiny_run(tmp_path, "--cases", "out", "--seconds", "-1")
+    assert written["cases"] == []
+    tiny_run(tmp_path, "--cases", "out", "--rows", "3")
+    (path,) = tmp_path.glob("*-bench_matmul.json")
+    first = json.loads(path.read_text())["cases"]
+    _, written = tiny_run(tmp_path, "--cases", "out", "--resume", str(path))
+    assert first == written["cases"][:1]
+    assert [e["rows"] for e in written["cases"]] == [3, 1]
+
+
+def test_a_machine_without_a_gpu_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
+        bench.Bench(bench.arguments([]))
+
+
+@pytest.mark.parametrize("argv", [["--rows", "0"], ["--cases", "norm"], ["--dtype", "float32"]])
+def test_bad_arguments_are_refused(argv, capsys) -> None:
+    with pytest.raises(SystemExit):
+        bench.arguments(argv)
+    assert "error: " in capsys.readouterr().err
