@@ -37,8 +37,15 @@ class PipelineOptions:
         Strategy of `relax.transform.IPCAllReduceRewrite`; 0 for none.
     variable_bounds : mapping of str to int
         Largest values of symbolic variables, for memory planning and for the estimator.
+    use_cuda_graph : bool
+        On CUDA, record launches whose shapes are static as CUDA graphs, and replay them in later
+        calls: a decoder's projections between two attentions, while its prefill with a symbolic
+        length stays as it is.  A graph holds the addresses of the weights, the parameters behind
+        the function's ``num_input``; passing others costs another recording.  A PassContext with
+        the option ``relax.backend.use_cuda_graph`` is obeyed instead, as by TVM's own pipelines.
     cuda_graph_symbolic_capture_hints : mapping of str to list of str
-        By function: symbolic variables whose values a CUDA graph may be captured for.
+        By function: symbolic variables, such as a batch size, for each value of which a CUDA graph
+        may be recorded; they need a bound in `variable_bounds`, so that memory can be planned.
     additional_tirs : mapping of str to PrimFunc
         Added to the module under these names.
     metadata : mapping
@@ -68,6 +75,7 @@ class PipelineOptions:
     faster_transformer: bool = False
     allreduce_strategy: int = 0
     variable_bounds: Mapping[str, int] = field(default_factory=dict)
+    use_cuda_graph: bool = True
     cuda_graph_symbolic_capture_hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
     additional_tirs: Mapping[str, tirx.PrimFunc] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +90,8 @@ class PipelineOptions:
 
     def __post_init__(self) -> None:
         """Refuse values that no phase could honour."""
+        if not isinstance(self.use_cuda_graph, bool):
+            raise PipelineError(f"use_cuda_graph is {self.use_cuda_graph!r}; must be True or False")
         if self.backend not in BACKENDS:
             raise PipelineError(f"backend is {self.backend!r}; it must be one of {BACKENDS}")
         if self.backend == "triton" and not has_triton(self.target):

@@ -21,6 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
+from .cuda_graph import CaptureCUDAGraphs
 from .dlight_rules import AttentionRule, ContractionRule, CPUSpatialRule, ScalarMatmulRule
 from .errors import PipelineError
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
@@ -173,7 +174,10 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
     passes += [relax.transform.StaticPlanBlockMemory(), AttachMetadata(dict(options.metadata))]
     if is_cuda(options.target):
-        passes += [relax.transform.RewriteCUDAGraph(), relax.transform.LowerGPUIPCAllocStorage()]
+        passes += [
+            CaptureCUDAGraphs(options.use_cuda_graph),
+            relax.transform.LowerGPUIPCAllocStorage(),
+        ]
     passes += [
         relax.transform.LowerAllocTensor(),
         relax.transform.KillAfterLastUse(),

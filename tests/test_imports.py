@@ -25,7 +25,7 @@ FLOORS = (
         "annotate",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
-    ("pipeline", "options", "models", "report"),
+    ("pipeline", "options", "cuda_graph", "models", "report"),
     ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}

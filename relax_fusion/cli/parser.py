@@ -108,6 +108,11 @@ def _add_compile(commands) -> None:
     parser.add_argument("--force", action="store_true", help="replace OUT if it was made by us")
     parser.add_argument("--no-weights", action="store_true", help="compile only; copy no weights")
     parser.add_argument(
+        "--no-cuda-graph",
+        action="store_true",
+        help="launch every kernel by itself, instead of replaying those of static shapes as graphs",
+    )
+    parser.add_argument(
         "--debug-dump", metavar="DIR", help="write the module after each phase as TVMScript"
     )
 
