@@ -188,6 +188,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     matplotlib.rcParams["svg.hashsalt"] = "relax_fusion"  # the same picture from the same record
+    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib import pyplot
 
     entries = [e for e in record["cases"] if "error" not in e]
@@ -210,7 +211,9 @@ def _roofline(axis: Any, size: str, entries: list[Entry]) -> None:
     ridge = PEAK_TFLOPS / copy
     xs = [ends[0] / 2, ridge, max(2 * ends[1], 2 * ridge)]
     axis.plot(xs, [min(PEAK_TFLOPS, x * copy) for x in xs], color="black", lw=1)
-    axis.annotate(f"copy, {copy:.2f} TB/s", (xs[0], xs[0] * copy * 1.4), fontsize=8)
+    middle = (xs[0] * ridge) ** 0.5
+    place = (middle, middle * copy * 1.3)
+    axis.annotate(f"copy, {copy:.2f} TB/s", place, ha="right", fontsize=8)
     axis.annotate(f"{PEAK_TFLOPS:.0f} TFLOP/s", (ridge, PEAK_TFLOPS * 1.1), fontsize=8)
     seen = set()
     for e in entries:

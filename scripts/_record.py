@@ -34,9 +34,27 @@ def write(name: str, record: dict[str, Any], markdown: str, directory: Path) -> 
     installed = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
     head = f"# {name}, {record['date']}\n\n{machine}; Python {record['python']}, {installed}.\n\n"
     files = [directory / f"{stem}.json", directory / f"{stem}.md"]
-    files[0].write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    files[0].write_text(compact_json(record) + "\n", encoding="utf-8")
     files[1].write_text(head + markdown + "\n", encoding="utf-8")
     return files
+
+
+def compact_json(value: Any, indent: str = "") -> str:
+    """Return `value` as indented JSON in which what holds only scalars is on one line."""
+    items = list(value.values() if isinstance(value, dict) else value) if _nests(value) else []
+    if not any(_nests(item) for item in items):
+        return json.dumps(value)
+    inner = indent + "  "
+    lines = [compact_json(item, inner) for item in items]
+    if isinstance(value, dict):
+        lines = [f"{json.dumps(str(k))}: {line}" for k, line in zip(value, lines, strict=True)]
+    brackets = "{}" if isinstance(value, dict) else "[]"
+    body = f",\n{inner}".join(lines)
+    return f"{brackets[0]}\n{inner}{body}\n{indent}{brackets[1]}"
+
+
+def _nests(value: Any) -> bool:
+    return isinstance(value, dict | list | tuple)
 
 
 def markdown_table(rows: list[tuple[str, ...]]) -> str:

@@ -1,0 +1,263 @@
+"""Predictions of the estimator against timings: regret and rank correlation.  No GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from _matmul_cases import EPS, Chain
+
+from relax_fusion.device import DeviceSpec
+from relax_fusion.estimator import Choice, candidates, choose, predict
+from relax_fusion.tile_plan import TilePlan
+from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+
+CASES = ("qkv", "gate_up", "out", "down")
+"""Those of `_matmul_cases` that are one workload."""
+
+ROWS = (1, 3, 4, 16, 17, 64, 100, 128, 256, 1000, 1024, 4096)
+TOP = 10
+"""Plans that are timed in any case: those predicted to be fastest."""
+
+BACKEND = "triton"
+
+Work = NormMatmul | GatedFFN
+
+
+def workload(chain: Chain, rows: int | None, dtype: str) -> Work:
+    """Return what the pass of a chain hands to the estimator; `rows` None: symbolic."""
+    dim: Dim = DynamicDim("rows") if rows is None else rows
+    k, n = chain.inputs["x"], chain.out_features
+    norm = Norm("rms", EPS) if "gamma" in chain.weights else None
+    if chain.case == "gate_up":
+        return GatedFFN(dim, k, n, "nk", True, True, "silu", norm, dtype, dtype)
+    epilogue = ("residual",) if "residual" in chain.inputs else ()
+    return NormMatmul(dim, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype)
+
+
+@dataclass
+class Group:
+    """Plans of one workload at one number of rows, timed in one run.
+
+    Parameters
+    ----------
+    chain : Chain
+        Case and size.
+    rows : int
+        At which the plans were timed.
+    dtype : str
+        Of the tensors.
+    plans, ms : list of TilePlan, list of float
+        The plans whose results were right, and their times.
+    wrong, failed : list of dict
+        Plans with wrong results, and those that could not be run, with what happened.
+    feasible : int
+        Plans that the estimator chose from; 0 if that was not recorded.
+    """
+
+    chain: Chain
+    rows: int
+    dtype: str
+    plans: list[TilePlan] = field(default_factory=list)
+    ms: list[float] = field(default_factory=list)
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[dict[str, Any]] = field(default_factory=list)
+    feasible: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Size, case and rows."""
+        return self.chain.size, self.chain.case, self.rows
+
+    @property
+    def name(self) -> str:
+        """The same, for people."""
+        return " ".join(map(str, self.key))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the group as it is stored; plans hold the fields of a `TilePlan`, and "ms"."""
+        return {
+            "size": self.chain.size,
+            "case": self.chain.case,
+            "rows": self.rows,
+            "dtype": self.dtype,
+            "feasible": self.feasible,
+            "plans": [
+                {**plan_fields(p), "ms": ms} for p, ms in zip(self.plans, self.ms, strict=True)
+            ],
+            "wrong": self.wrong,
+            "failed": self.failed,
+        }
+
+    @staticmethod
+    def from_json(stored: dict[str, Any]) -> Group:
+        """Read `to_json`, or a group of `2026-11-21-triton_plans.json`."""
+        group = Group(
+            Chain(stored["case"], stored.get("size", "8b")),
+            stored["rows"],
+            stored.get("dtype", "float16"),
+            wrong=stored.get("wrong", []),
+            failed=stored.get("failed", []),
+            feasible=stored.get("feasible", 0),
+        )
+        for plan in stored["plans"]:
+            rest = {k: v for k, v in plan.items() if k != "ms"}
+            group.plans.append(TilePlan.from_attr({"backend": BACKEND, **rest}))
+            group.ms.append(plan["ms"])
+        return group
+
+
+def plan_fields(plan: TilePlan) -> dict[str, Any]:
+    """Return the fields of a plan, without the back end and without those at their defaults."""
+    usual = {f.name: f.default for f in fields(TilePlan)} | {"backend": BACKEND}
+    return {k: v for k, v in asdict(plan).items() if v != usual[k] or k.startswith("block")}
+
+
+def load(path: Path) -> list[Group]:
+    """Read the groups of a file of timings."""
+    return [Group.from_json(g) for g in json.loads(path.read_text(encoding="utf-8"))["groups"]]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What the estimator says about a workload, and how long it took.
+
+    Parameters
+    ----------
+    plan : TilePlan
+        For this number of rows, known when compiling.
+    from_table : TilePlan
+        For this number of rows, by the table for symbolic rows.
+    milliseconds : float
+        The longer of the two choices, nothing cached.
+    """
+
+    plan: TilePlan
+    from_table: TilePlan
+    milliseconds: float
+
+
+def ask(chain: Chain, rows: int, dtype: str, dev: DeviceSpec) -> Chosen:
+    """Let the estimator choose."""
+    uncached = getattr(choose, "__wrapped__", choose)
+    plans, longest = [], 0.0
+    for dim in (rows, None):
+        work = workload(chain, dim, dtype)
+        began = time.perf_counter()
+        choice = uncached(work, dev, always=True, backend=BACKEND)
+        longest = max(longest, 1e3 * (time.perf_counter() - began))
+        if not isinstance(choice, Choice):
+            raise ValueError(f"{chain.size} {chain.case} {rows}: the estimator declines: {choice}")
+        plans.append(choice.plans.plan_for(rows))
+    return Chosen(*plans, longest)
+
+
+def range_uppers(chain: Chain, dtype: str, dev: DeviceSpec) -> list[int | None]:
+    """Return the upper ends of the ranges of symbolic rows."""
+    choice = choose(workload(chain, None, dtype), dev, always=True, backend=BACKEND)
+    return [p.upper for p in choice.predictions] if isinstance(choice, Choice) else [None]
+
+
+def selected(
+    chain: Chain, rows: int, dtype: str, dev: DeviceSpec, most: int
+) -> tuple[list[TilePlan], int]:
+    """Return the plans to time, and how many were feasible.
+
+    All, or where there are more than `most`: the first `TOP` by prediction, what is chosen, and a
+    sample of the others, always the same.
+    """
+    work, chosen = workload(chain, rows, dtype), ask(chain, rows, dtype, dev)
+    found = list(candidates(work, dev, BACKEND))
+    found.sort(key=lambda plan: predict(work, plan, dev, rows).seconds)
+    kept = list(dict.fromkeys([chosen.plan, chosen.from_table, *found[:TOP]]))
+    rest = [plan for plan in found if plan not in kept]
+    draw = random.Random(f"{chain.size} {chain.case} {rows} {dtype}")
+    kept += draw.sample(rest, min(len(rest), max(0, most - len(kept))))
+    return kept, len(found)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How the model fares on a group.
+
+    Parameters
+    ----------
+    chosen, best : int
+        Indices of plans: the choice (if it was not timed, the timed plan of the least predicted
+        time, and the slowest of these), and the fastest.
+    predicted_ms : list of float
+        Of every plan.
+    regret, table_regret : float
+        Part that the choice for these rows, or the table's, loses to the best; NaN if the table's
+        was not timed.
+    correlation : float
+        Spearman's, of predicted and measured times; NaN for fewer than three plans.
+    choice_timed : bool
+        Whether the choice is among the timed plans.
+    choose_ms : float
+        What choosing took.
+    """
+
+    chosen: int
+    best: int
+    predicted_ms: list[float]
+    regret: float
+    table_regret: float
+    correlation: float
+    choice_timed: bool
+    choose_ms: float
+
+
+def judge(group: Group, dev: DeviceSpec) -> Judgement:
+    """Compare the model of now with the timings of a group, which must have some."""
+    said = ask(group.chain, group.rows, group.dtype, dev)
+    work = workload(group.chain, group.rows, group.dtype)
+    predicted = [1e3 * predict(work, p, dev, group.rows).seconds for p in group.plans]
+    best = min(range(len(predicted)), key=group.ms.__getitem__)
+    timed = said.plan in group.plans
+    # Of equal predictions the slowest, lest the order of the file decide in our favour
+    first = min(range(len(predicted)), key=lambda i: (predicted[i], -group.ms[i]))
+    chosen = group.plans.index(said.plan) if timed else first
+    table = math.nan
+    if said.from_table in group.plans:
+        table = group.ms[group.plans.index(said.from_table)] / group.ms[best] - 1
+    return Judgement(
+        chosen,
+        best,
+        predicted,
+        group.ms[chosen] / group.ms[best] - 1,
+        table,
+        spearman(predicted, group.ms),
+        timed,
+        said.milliseconds,
+    )
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Spearman's rank correlation; NaN for fewer than three pairs or constant ranks."""
+    if len(a) < 3 or len(set(a)) == 1 or len(set(b)) == 1:
+        return math.nan
+    return statistics.correlation(_ranks(a), _ranks(b))
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    """Return the rank of every value; equal ones share the mean of theirs."""
+    ordered = sorted(values)
+    first = {v: i for i, v in reversed(list(enumerate(ordered)))}
+    last = {v: i for i, v in enumerate(ordered)}
+    return [(first[v] + last[v]) / 2 for v in values]
+
+
+Judged = list[tuple[Group, Judgement]]
+
+
+def judge_all(groups: Sequence[Group], dev: DeviceSpec) -> Judged:
+    """Judge every group that has timings."""
+    return [(g, judge(g, dev)) for g in groups if g.plans]

@@ -1,0 +1,127 @@
+"""Tables of how the estimator fares against timings."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from _judgement import Group, Judged, Judgement
+from _record import markdown_table
+
+from relax_fusion.tile_plan import TilePlan
+
+MISS = 0.10
+REGRET_LIMIT, CORRELATION_LIMIT, CHOOSE_LIMIT_MS = 0.10, 0.9, 50.0
+
+
+def overall(judged: Judged) -> dict[str, float]:
+    """Return the means, and the worst."""
+    regrets = [j.regret for _, j in judged]
+    tables = [j.table_regret for _, j in judged if not math.isnan(j.table_regret)]
+    correlations = [j.correlation for _, j in judged if not math.isnan(j.correlation)]
+    near = [e for g, j in judged for e in _near_errors(g, j)]
+    return {
+        "cases": len(judged),
+        "mean_regret": statistics.fmean(regrets),
+        "max_regret": max(regrets),
+        "misses": sum(r > MISS for r in regrets),
+        "mean_table_regret": statistics.fmean(tables) if tables else math.nan,
+        "mean_correlation": statistics.fmean(correlations) if correlations else math.nan,
+        "mean_error_near_best": statistics.fmean(near),
+        "max_choose_ms": max(j.choose_ms for _, j in judged),
+        "choice_not_timed": sum(not j.choice_timed for _, j in judged),
+    }
+
+
+def _near_errors(group: Group, j: Judgement) -> list[float]:
+    """Return how far the predictions of plans within 30 % of the best are off, as a part."""
+    pairs = zip(j.predicted_ms, group.ms, strict=True)
+    return [abs(math.log(p / t)) for p, t in pairs if t < 1.3 * group.ms[j.best]]
+
+
+def summary(judged: Judged) -> str:
+    """Return the figures of `overall` with their limits, in words."""
+    o = overall(judged)
+
+    def held(good: bool) -> str:
+        return "reached" if good else "missed"
+
+    mean, rank, took = o["mean_regret"], o["mean_correlation"], o["max_choose_ms"]
+    return "\n".join(
+        [
+            f"- top-1 regret: mean {mean:.1%} (at most {REGRET_LIMIT:.0%}: "
+            f"{held(mean <= REGRET_LIMIT)}), largest {o['max_regret']:.1%}, "
+            f"above {MISS:.0%} in {o['misses']:.0f} of {o['cases']:.0f} cases",
+            f"- of the table for symbolic rows: mean {o['mean_table_regret']:.1%}",
+            f"- rank correlation: mean {rank:.3f} (at least {CORRELATION_LIMIT}: "
+            f"{held(rank >= CORRELATION_LIMIT)})",
+            f"- choosing: at most {took:.1f} ms (limit {CHOOSE_LIMIT_MS:.0f} ms: "
+            f"{held(took <= CHOOSE_LIMIT_MS)})",
+            f"- predictions of plans within 30 % of the best are off by "
+            f"{o['mean_error_near_best']:.1%}; choices that were not timed: "
+            f"{o['choice_not_timed']:.0f}",
+        ]
+    )
+
+
+def markdown(groups: Sequence[Group], judged: Judged) -> str:
+    """Return the tables: every case, the misses, what was wrong or failed."""
+    parts = [summary(judged), _cases(judged), _misses(judged), _problems(groups)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def short(plan: TilePlan) -> str:
+    """Return a plan in one short word or two."""
+    text = f"{plan.family} {plan.block_m}x{plan.block_n}x{plan.block_k}"
+    text += f" w{plan.num_warps} s{plan.num_stages}"
+    return text + (f" k/{plan.split_k}" if plan.split_k > 1 else "")
+
+
+def _cases(judged: Judged) -> str:
+    rows: list[tuple[str, ...]] = [
+        (
+            *("size", "case", "rows", "dtype", "plans timed", "feasible", "chosen", "us", "best"),
+            *("us", "regret", "regret of the table", "rank correlation", "choose, ms"),
+        )
+    ]
+    for g, j in judged:
+        table = "" if math.isnan(j.table_regret) else f"{j.table_regret:.1%}"
+        rank = "" if math.isnan(j.correlation) else f"{j.correlation:.3f}"
+        rows.append(
+            (
+                *(g.chain.size, g.chain.case, str(g.rows), g.dtype, str(len(g.plans))),
+                *(str(g.feasible or ""), _named(g, j.chosen), _us(g.ms[j.chosen])),
+                *(_named(g, j.best), _us(g.ms[j.best]), f"{j.regret:.1%}", table, rank),
+                f"{j.choose_ms:.1f}",
+            )
+        )
+    return markdown_table(rows)
+
+
+def _misses(judged: Judged) -> str:
+    rows = [("case", "regret", "chosen", "predicted, us", "us", "best", "predicted, us", "us")]
+    for g, j in sorted(judged, key=lambda pair: -pair[1].regret):
+        if j.regret > MISS:
+            cells = (
+                (_named(g, i), _us(j.predicted_ms[i]), _us(g.ms[i])) for i in (j.chosen, j.best)
+            )
+            rows.append((g.name, f"{j.regret:.1%}", *(c for three in cells for c in three)))
+    return f"## Misses\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
+
+
+def _problems(groups: Sequence[Group]) -> str:
+    rows = [("case", "plan", "what happened")]
+    for g in groups:
+        for kept in (*g.wrong, *g.failed):
+            what = " ".join(str(kept["why"]).replace("|", "/").split())
+            rows.append((g.name, kept["plan"], what))
+    return f"## Plans that are wrong or fail\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
+
+
+def _named(group: Group, index: int) -> str:
+    return short(group.plans[index])
+
+
+def _us(milliseconds: float) -> str:
+    return f"{1e3 * milliseconds:.1f}"
