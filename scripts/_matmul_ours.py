@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any
@@ -132,8 +133,11 @@ def fill_cache(jobs: Iterable[Job]) -> list[str]:
     workers = min(len(jobs), max(1, len(os.sched_getaffinity(0)) // 2))
     if not jobs:
         return []
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        said = list(pool.map(_try_to_build, jobs))
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            said = list(pool.map(_try_to_build, jobs))
+    except (OSError, BrokenProcessPool) as err:
+        return [f"in parallel: {err}; each will be compiled when it is needed"]
     return [sentence for sentence in said if sentence]
 
 

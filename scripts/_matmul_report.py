@@ -88,14 +88,16 @@ def markdown(record: dict[str, Any]) -> str:
     return "\n\n".join([*parts, _problems(record["cases"])]).rstrip()
 
 
-def summary(record: dict[str, Any]) -> str:
-    """Return how many targets were reached, and the others, one a line, worst first."""
+def summary(record: dict[str, Any], most: int = 40) -> str:
+    """Return how many targets were reached, and `most` of the others, one a line, worst first."""
     all_of_them = [(e, *v) for e in record["cases"] if "error" not in e for v in verdicts(e)]
     missed = [m for m in all_of_them if m[3] < m[2]]
     lines = [f"{len(all_of_them) - len(missed)} of {len(all_of_them)} targets reached"]
-    for entry, what, least, measured in sorted(missed, key=lambda m: m[3] / m[2]):
+    for entry, what, least, measured in sorted(missed, key=lambda m: m[3] / m[2])[:most]:
         name = f"{entry['size']} {entry['case']} {entry['rows']}"
         lines.append(f"  {name} {what}: {measured:.3f} of {least:g}, {verdict(least, measured)}")
+    if len(missed) > most:
+        lines.append(f"  and {len(missed) - most} more, in the Markdown file")
     return "\n".join(lines)
 
 

@@ -74,8 +74,8 @@ def key_of(entry: dict[str, Any]) -> tuple[Any, ...]:
     return entry["size"], entry["case"], entry["rows"]
 
 
-def done_before(args: argparse.Namespace) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the complete entries of the run to resume.
+def earlier_entries(args: argparse.Namespace) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Return the entries of the run to resume.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def done_before(args: argparse.Namespace) -> dict[tuple[Any, ...], dict[str, Any
     for name, wanted in (("dtype", args.dtype), ("rows", rows_kind(args))):
         if record.get(name) != wanted:
             raise SystemExit(f"--resume: {name} is {record.get(name)!r} there, {wanted!r} here")
-    return {key_of(e): e for e in record["cases"] if is_complete(args, e)}
+    return {key_of(e): e for e in record["cases"]}
 
 
 def is_complete(args: argparse.Namespace, entry: dict[str, Any]) -> bool:
@@ -115,7 +115,7 @@ class Bench:
         self.args, self.torch = args, torch
         self.timing, self.ours, self.peers = _gpu_timing, _matmul_ours, _matmul_torch
         self.began = time.monotonic()
-        self.entries = done_before(args)
+        self.entries = earlier_entries(args)
         self.sampler = self.timing.Sampler()
         self.ceilings = self.timing.ceilings(self.sampler)
         self.record = {
@@ -137,7 +137,8 @@ class Bench:
         for size in self.args.sizes:
             for case in self.args.cases:
                 for rows in self.args.rows:
-                    if (size, case, rows) not in self.entries:
+                    entry = self.entries.get((size, case, rows))
+                    if entry is None or not is_complete(self.args, entry):
                         yield Chain(case, size), rows
 
     def run(self) -> int:

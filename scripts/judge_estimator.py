@@ -66,7 +66,8 @@ class Run:
         self.target = make_target(args.target)
         self.dev = device_of(self.target)
         earlier = judgement.load(args.resume) if args.resume else []
-        self.groups = {g.key: g for g in earlier if g.dtype == args.dtype}
+        self.groups = {g.key: g for g in earlier if g.dtype == args.dtype and g.plans}
+        self.judgements: dict[Any, judgement.Judgement] = {}
         self.sampler = self.timing.Sampler()
         self.record: dict[str, Any] = {
             **_record.facts(),
@@ -164,7 +165,7 @@ class Run:
         """Print a group in one line."""
         text = f"{group.name}: {len(group.plans)} plans"
         if group.plans:
-            j = judgement.judge(group, self.dev)
+            j = self.judged()[-1][1]
             text += f", best {1e3 * group.ms[j.best]:.1f} us {report.short(group.plans[j.best])}"
             text += f", regret {j.regret:.1%} {report.short(group.plans[j.chosen])}"
             text += f", table {j.table_regret:.1%}, rank {j.correlation:.3f}, {j.choose_ms:.0f} ms"
@@ -173,7 +174,12 @@ class Run:
         print(text, flush=True)
 
     def judged(self) -> judgement.Judged:
-        return judgement.judge_all(list(self.groups.values()), self.dev)
+        """Judge the groups that have timings, each once."""
+        groups = [g for g in self.groups.values() if g.plans]
+        for group in groups:
+            if group.key not in self.judgements:
+                self.judgements[group.key] = judgement.judge(group, self.dev)
+        return [(group, self.judgements[group.key]) for group in groups]
 
     def write(self) -> None:
         """Write what there is so far."""

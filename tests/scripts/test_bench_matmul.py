@@ -120,6 +120,7 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
         "8b qkv 1",
         "8b gate_up 256",
     ]
+    assert report.summary(made, most=2).splitlines()[-1].strip().startswith("and 3 more")
     assert [bench.is_bad(e) for e in made["cases"]] == [False, False, True, True]
 
 
@@ -155,14 +156,17 @@ def test_who_is_timed() -> None:
     assert bench.contenders_of(args, "down", 1) == ["ours", "eager", "cublas"]
 
 
-def test_resuming_takes_complete_entries_of_the_same_kind(tmp_path) -> None:
+def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     path = tmp_path / "run.json"
     failed = entry("qkv", 4, us={"ours": 1.0})
     path.write_text(json.dumps(record(entry(), failed, {**entry(rows=64), "error": "x"})))
-    resumed = bench.done_before(bench.arguments(["--resume", str(path)]))
-    assert list(resumed) == [("8b", "qkv", 16)]
+    args = bench.arguments(["--resume", str(path)])
+    resumed = bench.earlier_entries(args)
+    complete = {key: bench.is_complete(args, e) for key, e in resumed.items()}
+    expected = {16: True, 4: False, 64: False}
+    assert complete == {("8b", "qkv", rows): done for rows, done in expected.items()}
     with pytest.raises(SystemExit, match="dtype is 'float16' there, 'bfloat16' here"):
-        bench.done_before(bench.arguments(["--resume", str(path), "--dtype", "bfloat16"]))
+        bench.earlier_entries(bench.arguments(["--resume", str(path), "--dtype", "bfloat16"]))
 
 
 def test_samples_become_fewer_for_long_calls() -> None:
