@@ -88,6 +88,43 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Rope:
+    """A rotation of pairs of features by angles that depend on the row (rotary embedding).
+
+    The features are heads of width `head_dim`.  Feature j of a head is paired with
+    ``j + head_dim / 2`` ("half split", the order of Hugging Face checkpoints)::
+
+        out[j] = x[j] * cos[row, j] - x[j + head_dim / 2] * sin[row, j]
+        out[j + head_dim / 2] = (
+            x[j + head_dim / 2] * cos[row, j + head_dim / 2] + x[j] * sin[row, j + head_dim / 2]
+        )
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head; even.
+    features : int
+        How many features, from the first on, are rotated; a multiple of `head_dim`.  Those behind
+        them (the values of a merged projection) stay as they are.
+    dtype : str
+        Of the cosines and sines, two tensors ``[positions, head_dim]``.
+    positions : Dim, optional
+        Rows of those tensors, where row i of the result takes row ``i % positions`` of them (the
+        sequence length, for rows of several sequences).  None: as many as the result has.
+    """
+
+    head_dim: int
+    features: int
+    dtype: str
+    positions: Dim | None = None
+
+    @property
+    def half(self) -> int:
+        """Distance between the features of a pair."""
+        return self.head_dim // 2
+
+
+@dataclass(frozen=True)
 class Projection:
     """One matmul with its weight of `n` output features and the steps after it.
 
@@ -99,11 +136,14 @@ class Projection:
         Whether the weight lies as ``[n, k]`` (rows are outputs, PyTorch's Linear) or ``[k, n]``.
     epilogue : tuple of str
         Members of `EPILOGUE_STEPS` in the order in which they are applied.
+    rope : Rope, optional
+        A rotation after the epilogue, which then has no step but a bias.
     """
 
     n: int
     layout: WeightLayout
     epilogue: tuple[str, ...] = ()
+    rope: Rope | None = None
 
 
 @dataclass(frozen=True)
@@ -259,7 +299,15 @@ def _rebuilt(name: str, value: Any) -> Any:
     if name == "norm" and value is not None:
         return Norm(**value)
     if name == "outputs":
-        return tuple(Projection(**{**p, "epilogue": tuple(p["epilogue"])}) for p in value)
+        return tuple(_rebuilt_projection(p) for p in value)
     if name == "bias_dims" and value is not None:
         return tuple(value)
     return DynamicDim(**value) if isinstance(value, dict) else value
+
+
+def _rebuilt_projection(value: dict[str, Any]) -> Projection:
+    """Turn the JSON of a projection back into one."""
+    rope = value["rope"]
+    if rope is not None:
+        rope = Rope(**{name: _rebuilt(name, v) for name, v in rope.items()})
+    return Projection(**{**value, "epilogue": tuple(value["epilogue"]), "rope": rope})

@@ -8,22 +8,23 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
 ``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
 ``x_norm``      the normalised rows                         [rows, k], float32
-``w_parts``     gate and up of a gated pair, stacked        [2, n, k], dtype (edges "zero")
+``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
+                stacked                                     [2, n, k], dtype (edges "zero")
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
 ``out{i}``      its epilogue                                [rows, n], out_dtype
+                rotated: the same memory as                 [rows, heads, 2, head_dim / 2]
 
 ``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out
 of the inner loops; the extra elements are never stored.  With edges "clamp" (CPU) they repeat the
 last element, which costs nothing but an address; with "zero" (GPU) the padded rows are zeros, so
 that a tile in shared memory has a constant size whatever the number of rows.  ``parts`` is 2 where
-a gate and an up projection are accumulated together, else 1.
+a gate and an up projection are accumulated together, or the two features of a rotated pair (then
+n is half of the features); else 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Callable
 
 from tvm import te, tirx
 
@@ -35,63 +36,25 @@ from ..workload import (
     Norm,
     NormMatmul,
     Projection,
-    WeightLayout,
     to_json,
 )
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
-
-Size: TypeAlias = tirx.Expr | int
-
-
-@dataclass
-class _Stages:
-    """The growing list of a PrimFunc's inputs and outputs."""
-
-    inputs: list[te.Tensor]
-    outputs: list[te.Tensor]
-
-    def take(self, shape: Sequence[Size], dtype: str, name: str) -> te.Tensor:
-        """Add an input."""
-        self.inputs.append(te.placeholder(_int64(shape), dtype, name))
-        return self.inputs[-1]
-
-    def give(self, tensor: te.Tensor) -> None:
-        """Add an output."""
-        self.outputs.append(tensor)
-
-
-Edges = Literal["clamp", "zero"]
-
+from .rope import rotated_projection
+from .stages import (
+    Edges,
+    Padding,
+    Reader,
+    Size,
+    Stages,
+    accumulate,
+    int64,
+    round_up,
+    stack_parts,
+    weight_at,
+)
 
 _UNTILED = TilePlan(1, 1, 1)
-
-
-@dataclass(frozen=True)
-class _Padding:
-    """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all."""
-
-    rows: int
-    columns: int
-
-    @staticmethod
-    def of(plan: TilePlan, edges: Edges) -> _Padding:
-        """Return the padding under which `plan` tiles without a remainder."""
-        return _Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
-
-
-def _int64(shape: Sequence[Size]) -> tuple[tirx.Expr, ...]:
-    """Give every dimension Relax's index type, which the kernel's callers have."""
-    return tuple(tirx.IntImm("int64", d) if isinstance(d, int) else d for d in shape)
-
-
-def _rounded(size: Size, multiple: int) -> Size:
-    return (size + (multiple - 1)) // multiple * multiple if multiple > 1 else size
-
-
-def _clamped(index: tirx.Expr, size: Size, multiple: int) -> tirx.Expr:
-    exact = multiple == 1 or (isinstance(size, int) and size % multiple == 0)
-    return index if exact else te.min(index, size - 1)
 
 
 def contraction_prim_func(
@@ -112,8 +75,9 @@ def contraction_prim_func(
     -------
     tirx.PrimFunc
         Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
-        operands of its epilogue in order; then the outputs: [sum], [norm], one per projection.
-        All two-dimensional ``[rows, features]`` but gamma, beta and biases.  Where `table` has
+        operands of its epilogue in order, [cosines, sines]; then the outputs: [sum], [norm], one
+        per projection.  All two-dimensional ``[rows, features]`` but gamma, beta and biases, the
+        angles ``[positions, head_dim]``, and rotated results (see above).  Where `table` has
         several ranges, the body is a choice between one root block for each; where its plans are
         Triton's, the body only says what is computed.
     """
@@ -136,25 +100,26 @@ def contraction_prim_func(
 def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.PrimFunc:
     """Build the function of one range."""
     rows = tirx.Var("rows", "int64") if isinstance(work.rows, DynamicDim) else work.rows
-    stages = _Stages([], [])
+    stages = Stages([], [])
     x = stages.take((rows, work.k), work.dtype, "x")
-    padding = _Padding.of(plan, edges)
+    padding = Padding.of(plan, edges)
     if work.norm and work.norm.residual:
         x = _sum(stages, x, work.norm.returns_sum)
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
     data = _normalise(stages, x, work.norm, rows) if work.norm else x
     if edges == "zero":  # the padding is in x already
-        padding = _Padding(1, 1)
+        padding = Padding(1, 1)
     if isinstance(work, GatedFFN):
         _gated(stages, work, (rows, data), padding, stacked=edges == "zero")
     else:
         for index, projection in enumerate(work.outputs):
-            _projection(stages, (work, projection, index), (rows, data), padding)
+            which = work, projection, index
+            _projection(stages, which, (rows, data), padding, stacked=edges == "zero")
     return te.create_prim_func([*stages.inputs, *stages.outputs])
 
 
-def _sum(stages: _Stages, x: te.Tensor, returned: bool) -> te.Tensor:
+def _sum(stages: Stages, x: te.Tensor, returned: bool) -> te.Tensor:
     """Add the residual in front of a norm, rounded to the dtype as the unfused addition is."""
     residual = stages.take(x.shape, x.dtype, "residual")
     total = te.compute(x.shape, lambda i, j: x(i, j) + residual(i, j), "x_sum")
@@ -168,13 +133,13 @@ def _zero_rows(x: te.Tensor, multiple: int) -> te.Tensor:
     rows, k = x.shape
     zero = tirx.const(0.0, x.dtype)
     return te.compute(
-        _int64((_rounded(rows, multiple), k)),
+        int64((round_up(rows, multiple), k)),
         lambda i, j: te.if_then_else(i < rows, x(i, j), zero),
         "x_pad",
     )
 
 
-def _normalise(stages: _Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tensor:
+def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tensor:
     """Add the statistics and the normalised rows; `rows` of them are real."""
     dtype = x.dtype
     padded, k = x.shape
@@ -200,39 +165,16 @@ def _normalise(stages: _Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tens
     result = te.compute((padded, k), normalised, "x_norm")
     if norm.returns_norm:
         rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
-        stages.give(te.compute(_int64((rows, k)), rounded, "norm_out"))
+        stages.give(te.compute(int64((rows, k)), rounded, "norm_out"))
     return result
 
 
-def _element(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
-    return w(j, k) if layout == "nk" else w(k, j)
-
-
-Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
-
-
-def _accumulate(
-    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: _Padding
-) -> te.Tensor:
-    """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
-    parts, n = sizes
-    rows, k = data.shape
-    r = te.reduce_axis((0, k), "k")
-
-    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        row, column = _clamped(i, rows, padding.rows), _clamped(j, n, padding.columns)
-        x, w = data(row, r), weight(p, column, r)
-        return te.sum(x.astype(ACCUMULATE) * w.astype(ACCUMULATE), axis=r)
-
-    shape = (parts, _rounded(rows, padding.rows), _rounded(n, padding.columns))
-    return te.compute(_int64(shape), product, name)
-
-
 def _projection(
-    stages: _Stages,
+    stages: Stages,
     which: tuple[NormMatmul, Projection, int],
     source: tuple[Size, te.Tensor],
-    padding: _Padding,
+    padding: Padding,
+    stacked: bool,
 ) -> None:
     """Add one matmul and its epilogue."""
     work, projection, index = which
@@ -240,21 +182,24 @@ def _projection(
     n, k, layout = projection.n, work.k, projection.layout
     w = stages.take((n, k) if layout == "nk" else (k, n), work.dtype, f"w{index}")
     if layout == "kn":  # columns are vectorised there, and a clamped column would be a gather
-        padding = _Padding(padding.rows, 1)
-    acc = _accumulate(
-        data, lambda p, j, r: _element(layout, w, j, r), (1, n), f"acc{index}", padding
+        padding = Padding(padding.rows, 1)
+    if projection.rope is not None:
+        rotated_projection(stages, which, (rows, data, w), padding, stacked)
+        return
+    acc = accumulate(
+        data, lambda p, j, r: weight_at(layout, w, j, r), (1, n), f"acc{index}", padding
     )
     value = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
     for position, step in enumerate(projection.epilogue):
         value = _step(stages, step, value, (rows, n), (work.dtype, f"{step}{index}_{position}"))
     out = te.compute(
-        _int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
+        int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
     )
     stages.give(out)
 
 
 def _step(
-    stages: _Stages,
+    stages: Stages,
     step: str,
     value: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
     shape: tuple[Size, int],
@@ -272,10 +217,10 @@ def _step(
 
 
 def _gated(
-    stages: _Stages,
+    stages: Stages,
     work: GatedFFN,
     source: tuple[Size, te.Tensor],
-    padding: _Padding,
+    padding: Padding,
     stacked: bool,
 ) -> None:
     """Add gate and up as one accumulation of two parts, and their product."""
@@ -284,10 +229,10 @@ def _gated(
     gate_part = 0 if work.gate_first else 1
     weight, bias = _gated_weights(stages, work)
     if stacked:
-        weight = _stacked(work, weight)
+        weight = stack_parts(work.layout, (n, work.k), weight, "w_parts0")
     if work.layout == "kn":
-        padding = _Padding(padding.rows, 1)
-    acc = _accumulate(data, weight, (2, n), "acc0", padding)
+        padding = Padding(padding.rows, 1)
+    acc = accumulate(data, weight, (2, n), "acc0", padding)
 
     def part(p: int, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         total = acc(tirx.IntImm("int64", p), i, j)
@@ -297,11 +242,11 @@ def _gated(
         product = activate(work.activation, part(gate_part, i, j)) * part(1 - gate_part, i, j)
         return product.astype(work.out_dtype)
 
-    stages.give(te.compute(_int64((rows, n)), gated, "out0"))
+    stages.give(te.compute(int64((rows, n)), gated, "out0"))
 
 
 def _gated_weights(
-    stages: _Stages, work: GatedFFN
+    stages: Stages, work: GatedFFN
 ) -> tuple[Reader, Callable[[int, tirx.Expr], tirx.Expr] | None]:
     """Return readers of both halves of the weight and the bias: merged, or gate then up."""
     n, k = work.n, work.k
@@ -311,27 +256,13 @@ def _gated_weights(
         w = stages.take(shape, work.dtype, "w0")
         b = stages.take((count,), work.dtype, "bias0") if work.bias else None
         bias = (lambda p, j: b(p * n + j)) if b is not None else None
-        return lambda p, j, r: _element(work.layout, w, p * n + j, r), bias
+        return lambda p, j, r: weight_at(work.layout, w, p * n + j, r), bias
     first, second = (stages.take(shape, work.dtype, f"w{i}") for i in range(2))
     biases = [stages.take((n,), work.dtype, f"bias{i}") for i in range(2)] if work.bias else []
     bias = (lambda p, j: biases[p](j)) if biases else None
     return (
         lambda p, j, r: te.if_then_else(
-            p == 0, _element(work.layout, first, j, r), _element(work.layout, second, j, r)
+            p == 0, weight_at(work.layout, first, j, r), weight_at(work.layout, second, j, r)
         ),
         bias,
     )
-
-
-def _stacked(work: GatedFFN, weight: Reader) -> Reader:
-    """Put both halves into one tensor ``[2, n, k]``, so that a tile of both is one small box.
-
-    In a merged weight the tiles of gate and up lie n rows apart, and a schedule that stages them in
-    shared memory would stage everything between them.
-    """
-    n, k = work.n, work.k
-    if work.layout == "nk":
-        both = te.compute(_int64((2, n, k)), lambda p, j, r: weight(p, j, r), "w_parts")
-        return lambda p, j, r: both(p, j, r)
-    both = te.compute(_int64((2, k, n)), lambda p, r, j: weight(p, j, r), "w_parts")
-    return lambda p, j, r: both(p, r, j)

@@ -108,13 +108,14 @@ def _dots(
         sch.set_scope(block, 0, "shared")
         gemv.spread_over_block(sch, block, plan, warp)
     gemv.finish(sch, partial)
-    _inline_parts(sch)
+    _inline_parts(sch, blocks[0])
 
 
-def _inline_parts(sch: s_tir.Schedule) -> None:
-    """Dissolve the stacked gate and up into the copies of their tiles."""
-    if "w_parts" in steps.block_names(sch.mod["main"]):
-        sch.compute_inline(sch.get_sblock("w_parts"))
+def _inline_parts(sch: s_tir.Schedule, acc: SBlockRV) -> None:
+    """Dissolve the stacked parts of a weight into the copies of their tiles."""
+    name = sch.get(acc).name_hint.replace("acc", "w_parts")
+    if name in steps.block_names(sch.mod["main"]):
+        sch.compute_inline(sch.get_sblock(name))
 
 
 def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan) -> None:
@@ -126,7 +127,7 @@ def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan
     """
     acc, out = blocks
     threads = plan.block_m // plan.reg_m, plan.block_n // plan.reg_n
-    i, j = sch.get_loops(out)
+    i, j, inner = steps.rows_and_columns(sch, out)
     block_i, thread_i, reg_i = sch.split(i, [None, threads[0], plan.reg_m])
     block_j, reg_j, thread_j = sch.split(j, [None, plan.reg_n, threads[1]])
     sch.reorder(block_i, block_j, reg_j, thread_i, thread_j, reg_i)
@@ -138,11 +139,11 @@ def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan
     p, ai, aj, k = sch.get_loops(acc)[-4:]
     k_outer, k_inner = sch.split(k, [None, plan.block_k])
     sch.reorder(k_outer, k_inner, p, ai, aj)
-    steps.unroll_all(sch, [p, ai, aj, reg_i])
+    steps.unroll_all(sch, [p, ai, aj, reg_i, *inner])
     staged = [sch.cache_read(acc, index, "shared", [acc]) for index in (0, 1)]
     for block in staged:
         sch.compute_at(block, k_outer, preserve_unit_loops=True)
-    _inline_parts(sch)
+    _inline_parts(sch, acc)
     # Only now: where threads outnumber a tile's elements, its rows would seem to be more.
     x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
     for block, fits in zip(staged, (x_fits, True), strict=True):

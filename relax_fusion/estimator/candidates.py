@@ -83,8 +83,9 @@ def _cpu_lanes(shape: MatmulShape, dev: DeviceSpec) -> list[int]:
     most = dev.vector_bytes // 4
     if "nk" in shape.layouts:
         return [power_dividing(shape.k, most)]
-    exact = min(power_dividing(n, most) for n in shape.n_parts)
-    return sorted({exact, most})
+    exact = min(power_dividing(n, most) for n in shape.contiguous)
+    # A vector that goes over the end of half a head would be a gather.
+    return sorted({exact, most} if shape.contiguous == shape.n_parts else {exact})
 
 
 def _cpu_tiles(shape: MatmulShape, dev: DeviceSpec, lanes: int) -> Iterator[tuple[int, int]]:
@@ -188,7 +189,7 @@ def _gpu_lanes(shape: MatmulShape, block_n: int, block_k: int) -> int:
     if "nk" in shape.layouts:
         lanes = min(lanes, power_dividing(block_k, lanes), power_dividing(shape.k, lanes))
     if "kn" in shape.layouts:
-        lanes = min(power_dividing(n, lanes) for n in (block_n, *shape.n_parts))
+        lanes = min(power_dividing(n, lanes) for n in (block_n, *shape.contiguous))
     return lanes
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul, Workload
+from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul, Rope, Workload
 
 
 class AttentionSize(NamedTuple):
@@ -30,9 +30,11 @@ class MatmulShape:
     k : int
         Reduced elements.
     n_parts : tuple of int
-        Columns of each projection, tiled one after the other.
+        Columns of each projection that are tiled, one projection after the other.
+    contiguous : tuple of int
+        Columns that lie side by side in each weight: all, or half a head of a rotated one.
     parts : int
-        Weight columns that make one output column (gate and up: 2).
+        Accumulators of a tile column: 2 for a gate and an up, and for a pair that is rotated.
     layouts : frozenset of str
         Layouts of the weights.
     dtype : str
@@ -48,6 +50,7 @@ class MatmulShape:
 
     k: int
     n_parts: tuple[int, ...]
+    contiguous: tuple[int, ...]
     parts: int
     layouts: frozenset[str]
     dtype: str
@@ -69,8 +72,15 @@ class MatmulShape:
 
 
 @lru_cache(maxsize=256)
-def matmul_shape(work: NormMatmul | GatedFFN) -> MatmulShape:
-    """Return the common view of `work`."""
+def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape:
+    """Return the common view of `work`.
+
+    Parameters
+    ----------
+    pairs : bool
+        Whether the kernel accumulates the two features of a rotated pair as two parts of a column,
+        as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
+    """
     b = DTYPE_BYTES[work.dtype]
     norm = work.norm
     x_row = work.k * b * (2 if norm and norm.residual else 1)
@@ -78,26 +88,39 @@ def matmul_shape(work: NormMatmul | GatedFFN) -> MatmulShape:
     gamma = 0 if norm is None else work.k * b * (2 if norm.beta else 1)
     if isinstance(work, GatedFFN):
         n_parts: tuple[int, ...] = (work.n,)
+        contiguous = n_parts
         parts, layouts = 2, frozenset({work.layout})
         bias = 2 * work.n * b if work.bias else 0
     else:
-        n_parts, parts = tuple(p.n for p in work.outputs), 1
+        parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
+        n_parts = tuple(-(-p.n // parts) for p in work.outputs)
+        contiguous = tuple(p.rope.half if p.rope else p.n for p in work.outputs)
         layouts = frozenset(p.layout for p in work.outputs)
         bias = sum(p.n * b * p.epilogue.count("bias") for p in work.outputs)
         side += sum(p.n * b * p.epilogue.count("residual") for p in work.outputs)
+        side += sum(_angle_bytes(p.rope) for p in work.outputs)
+    columns = work.n if isinstance(work, GatedFFN) else sum(p.n for p in work.outputs)
     return MatmulShape(
         k=work.k,
         n_parts=n_parts,
+        contiguous=contiguous,
         parts=parts,
         layouts=layouts,
         dtype=work.dtype,
         in_bytes=b,
         weight_bytes=work.k * sum(n_parts) * parts * b + bias + gamma,
         x_row_bytes=x_row,
-        out_row_bytes=sum(n_parts) * DTYPE_BYTES[work.out_dtype],
+        out_row_bytes=columns * DTYPE_BYTES[work.out_dtype],
         side_row_bytes=side,
         has_norm=norm is not None,
     )
+
+
+def _angle_bytes(rope: Rope | None) -> int:
+    """Return the bytes of cosines and sines per row; rows of several sequences share them."""
+    if rope is None or rope.positions is not None:
+        return 0
+    return 2 * rope.head_dim * DTYPE_BYTES[rope.dtype]
 
 
 def attention_size(work: Attention, size: Size) -> AttentionSize:

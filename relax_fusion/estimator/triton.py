@@ -25,6 +25,9 @@ from .shape import MatmulShape, matmul_shape
 
 FAMILIES = ("gemv", "pointer", "tma")
 
+ROPE_FAMILIES = ("gemv", "pointer", "tma")
+"""Families whose epilogue can rotate heads."""
+
 FILL_S = 2.3e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
 
@@ -121,6 +124,8 @@ def unsupported(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> str | None:
         return f"the {dev.label} has no tensor cores for {work.dtype}"
     if isinstance(work, GatedFFN):
         return None
+    if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
+        return "the kernels rotate a matmul with a bias, and with no other step before it"
     wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
     return (
         f"the epilogue {', '.join(wrong[0])} has an order that the kernels lack" if wrong else None
@@ -185,7 +190,7 @@ def violations(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> 
     if reason is not None:
         yield reason
         return
-    shape = matmul_shape(work)
+    shape = matmul_shape(work, pairs=False)
     if plan.family not in FAMILIES:
         yield f"family is {plan.family!r}, backend 'triton' has {', '.join(FAMILIES)}"
         return
@@ -193,10 +198,21 @@ def violations(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> 
         value = getattr(plan, name)
         if value < 1 or value & (value - 1):
             yield f"{name} is {value}, triton needs a power of two"
+    yield from _rope_violations(plan, work)
     if plan.family == "gemv":
         yield from _gemv_violations(plan, shape)
     else:
         yield from _tile_violations(plan, shape, work, dev)
+
+
+def _rope_violations(plan: TilePlan, work: NormMatmul | GatedFFN) -> Iterator[str]:
+    """Check that tiles have whole pairs of rotated features, those of TMA whole heads."""
+    for rope in (p.rope for p in _projections(work) if p.rope is not None):
+        if plan.family not in ROPE_FAMILIES:
+            yield f"family is {plan.family!r}, heads are rotated by {', '.join(ROPE_FAMILIES)}"
+        least = rope.head_dim if plan.family == "tma" else 2
+        if plan.block_n % least:
+            yield f"block_n is {plan.block_n}, rotated features come {least} at a time"
 
 
 def _gemv_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
@@ -251,7 +267,7 @@ def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
 
 def predict(work: NormMatmul | GatedFFN, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
     """Return what the launches of `plan` cost at `rows` rows."""
-    shape = matmul_shape(work)
+    shape = matmul_shape(work, pairs=False)
     bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
     side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
     moved = shape.weight_bytes + side

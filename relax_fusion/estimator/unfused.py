@@ -63,7 +63,8 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
     """Return the norm, the matmuls with the element-wise steps that TVM fuses, and the gate.
 
     TVM's own FuseOps attaches element-wise steps to the matmul before them.  Behind a merged gate
-    and up projection stands a split, which it cannot attach: that is a kernel of its own.
+    and up projection stands a split, which it cannot attach: that is a kernel of its own.  So is a
+    rotation, which reads each element of the matmul twice.
     """
     shape = matmul_shape(work)
     b, out = shape.in_bytes, DTYPE_BYTES[work.out_dtype]
@@ -77,6 +78,8 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
             residual = rows * p.n * b * p.epilogue.count("residual")
             moved = x_bytes + work.k * p.n * b + rows * p.n * out + residual
             kernels.append(Kernel(rows, moved, 2.0 * rows * work.k * p.n, columns=p.n))
+            if p.rope is not None:
+                kernels.append(Kernel(0, 2.0 * rows * p.rope.features * out))
         return kernels
     result, weights = rows * work.n * out, work.k * work.n * b
     if work.merged:

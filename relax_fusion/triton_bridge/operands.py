@@ -6,12 +6,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir
+from tvm import ir, tirx
 
 from ..errors import LoweringError
 from ..estimator.triton import split_epilogue
-from ..workload import GatedFFN, NormMatmul
+from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope
 from .arguments import Out
+
+
+@dataclass(frozen=True)
+class Angles:
+    """The cosines and sines by which a product's features are rotated."""
+
+    rope: Rope
+    cos: Any
+    sin: Any
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The run-time arguments of a rotation."""
+        positions: Any = self.rope.positions
+        if isinstance(positions, DynamicDim):
+            positions = tirx.Cast("int32", self.cos.ty.shape.values[0])
+        return {"cos_ptr": self.cos, "sin_ptr": self.sin, "positions": positions}
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constexprs of a rotation."""
+        return {"HALF": self.rope.half, "ROTATED": self.rope.features}
 
 
 @dataclass(frozen=True)
@@ -29,10 +51,11 @@ class Product:
     activation: str = "none"
     residual_place: str = "none"
     merged: str = "no"
+    angles: Angles | None = None
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The constexprs that every family has."""
+        """The constexprs that every family has, and those of a rotation, where there is one."""
         return {
             "N": self.n,
             "LAYOUT": self.layout,
@@ -41,17 +64,20 @@ class Product:
             "ACTIVATION": self.activation,
             "RESIDUAL": self.residual_place,
             "MERGED": self.merged,
+            **(self.angles.constants if self.angles else {}),
         }
 
     def pointers(self, unused: Any) -> dict[str, Any]:
-        """Return the pointers behind the weights; `unused` for those that are switched off."""
+        """Return the arguments behind the weights; `unused` for pointers that are switched off."""
         found = {
             "bias_ptr": self.bias,
             "up_bias_ptr": self.up_bias,
             "residual_ptr": self.residual,
         }
-        return {name: unused if v is None else v for name, v in found.items()} | {
-            "out_ptr": self.out
+        return {
+            **{name: unused if v is None else v for name, v in found.items()},
+            "out_ptr": self.out,
+            **(self.angles.arguments if self.angles else {}),
         }
 
 
@@ -108,6 +134,7 @@ def _products(work: NormMatmul, given: Iterator[Any], outs: Iterator[Out]) -> It
             residual=extra.get("residual"),
             activation=steps[0],
             residual_place=steps[1],
+            angles=Angles(p.rope, next(given), next(given)) if p.rope else None,
         )
 
 

@@ -122,6 +122,7 @@ def specialize(
     for p in function.params:
         if p.name not in args:
             types[p.name] = CONSTEXPR
+            constants.setdefault(p.name, p.default)
             continue
         what = f"{function.__name__}: argument {p.name!r}"
         kind, multiple = _type_of(p, args[p.name], outputs, what)

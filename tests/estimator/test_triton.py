@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from relax_fusion.device import device
 from relax_fusion.errors import TilePlanError
-from relax_fusion.estimator import Choice, candidates, choose, predict, violations
+from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.triton import norm_inside, split_epilogue, unsupported
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import Norm, Projection
+from relax_fusion.workload import DynamicDim, Norm, Projection, Rope
 
 from .cases import AVX2, GPU, RMS, SMALL_GPU, gated_ffn, norm_matmul
 
@@ -32,6 +32,8 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
 TMA = plan("tma", 128, 128, 64, num_warps=8)
 POINTER = plan("pointer", 16, 64, 64)
 GEMV = plan("gemv", 1, 2, 2048, num_stages=1)
+ROPE = Rope(128, 5120, "float32", DynamicDim("s"))
+ROTATED = replace(norm_matmul(), outputs=(Projection(6144, "nk", (), ROPE),))
 
 
 def test_the_first_choice_loses_little_to_the_best_that_was_timed() -> None:
@@ -143,11 +145,30 @@ def test_where_the_norm_goes() -> None:
         (replace(GEMV, block_m=2), norm_matmul(), GPU, "block_m is 2, family 'gemv' takes 1 row"),
         (replace(GEMV, block_n=16), norm_matmul(), GPU, "a thread holds 256 weights"),
         (replace(GEMV, split_k=2), norm_matmul(), GPU, "split_k is 2, family 'gemv' reduces in 1"),
+        (replace(GEMV, block_n=1), ROTATED, GPU, "block_n is 1, rotated features come 2 at a time"),
+        (replace(TMA, block_n=64), ROTATED, GPU, "block_n is 64, rotated features come 128 at a"),
         (replace(POINTER, split_k=65), norm_matmul(), GPU, "split_k is 65, k has 64 blocks"),
     ],
 )
 def test_each_violation_has_its_sentence(wrong, work, dev, sentence) -> None:
     assert any(s.startswith(sentence) for s in violations(wrong, work, dev))
+
+
+def test_heads_are_rotated_by_tiles_of_whole_heads() -> None:
+    found = list(candidates(ROTATED, GPU, "triton"))
+    assert {p.family for p in found} == {"gemv", "pointer", "tma"}
+    assert {p.block_n for p in found if p.family == "tma"} == {128, 256}
+    plain = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=None),))
+    for plan in found[::7]:  # rotating is free, but for the pass over memory that it saves
+        assert predict(ROTATED, plan, GPU, 64) == predict(plain, plan, GPU, 64)
+    assert predict_unfused(ROTATED, GPU, 64).seconds > predict_unfused(plain, GPU, 64).seconds
+
+
+def test_only_a_bias_comes_before_a_rotation() -> None:
+    biased = replace(ROTATED.outputs[0], epilogue=("bias",))
+    assert unsupported(replace(ROTATED, outputs=(biased,)), GPU) is None
+    residual = replace(ROTATED.outputs[0], epilogue=("residual",))
+    assert "rotate a matmul" in unsupported(replace(ROTATED, outputs=(residual,)), GPU)
 
 
 def test_wide_tiles_leave_no_registers_for_an_epilogue() -> None:

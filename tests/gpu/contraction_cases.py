@@ -19,6 +19,7 @@ from relax_fusion.workload import (
     Norm,
     NormMatmul,
     Projection,
+    Rope,
     WeightLayout,
     extent,
 )
@@ -43,6 +44,18 @@ def activate(name: str, x: np.ndarray) -> np.ndarray:
         return (0.5 * x * (1 + _erf(x / np.sqrt(2.0)))).astype(x.dtype)
     inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
     return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
+
+
+def rotate(rope: Rope, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotate the first features of `x` in its dtype, as Hugging Face writes it."""
+    row = np.arange(len(x)) % len(cos)
+    heads = x.reshape(len(x), -1, rope.head_dim)
+    low, high = np.split(heads, 2, -1)
+    half_turned = np.concatenate([-high, low], -1)
+    turned = heads * cos[row][:, None] + half_turned * sin[row][:, None]
+    kept = np.arange(heads.shape[1]) >= rope.features // rope.head_dim
+    turned[:, kept] = heads[:, kept]
+    return turned.reshape(len(x), -1, 2, rope.half)
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,11 @@ class Case:
                 if step in ("bias", "residual"):
                     shape = (p.n,) if step == "bias" else (self.rows, p.n)
                     arrays[f"{step}{i}_{position}"] = tensor(*shape)
+            if p.rope:
+                rows = self.rows if p.rope.positions is None else extent(p.rope.positions, 3)
+                turns = rng.uniform(0, 2 * np.pi, (rows, p.rope.head_dim))
+                for name, angles in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
+                    arrays[f"{name}{i}"] = angles.astype(numpy_dtype(p.rope.dtype))
         return arrays
 
     def out_shapes(self) -> list[tuple[tuple[int, ...], str]]:
@@ -109,8 +127,12 @@ class Case:
         shapes = []
         if work.norm:
             shapes += [whole] * (int(work.norm.returns_sum) + int(work.norm.returns_norm))
-        widths = [work.n] if isinstance(work, GatedFFN) else [p.n for p in work.outputs]
-        return [*shapes, *(((self.rows, n), work.out_dtype) for n in widths)]
+        if isinstance(work, GatedFFN):
+            return [*shapes, ((self.rows, work.n), work.out_dtype)]
+        for p in work.outputs:
+            heads = (p.n // p.rope.head_dim, 2, p.rope.half) if p.rope else (p.n,)
+            shapes.append(((self.rows, *heads), work.out_dtype))
+        return shapes
 
     def reference(self, arrays: Arrays, dtype: str, stored: bool = False) -> list[np.ndarray]:
         """Compute every result, step by step, with sums and intermediates in `dtype`.
@@ -138,7 +160,7 @@ class Case:
             for position, step in enumerate(p.epilogue):
                 other = a.get(f"{step}{i}_{position}")
                 value = activate(step, value) if other is None else value + other
-            results.append(value)
+            results.append(rotate(p.rope, value, a[f"cos{i}"], a[f"sin{i}"]) if p.rope else value)
         return results
 
     def _normalised(self, a: Arrays, x: np.ndarray) -> np.ndarray:
@@ -246,6 +268,38 @@ def _gated() -> list[Case]:
     return [Case(name, work) for name, work in found.items()]
 
 
+def turned(rope: Rope, n: int, *epilogue: str, layout: WeightLayout = "nk") -> Projection:
+    """Return a projection whose heads are rotated."""
+    return Projection(n, layout, epilogue, rope)
+
+
+ROPE = Rope(16, 48, "float32")
+
+
+def _rotated() -> list[Case]:
+    half = replace(ROPE, features=32, dtype="float16")
+    found = {
+        "rope": replace(BASE, outputs=(turned(ROPE, 48),)),
+        "rope_prefix": replace(BASE, outputs=(turned(replace(ROPE, features=32), 64),)),
+        "rope_bias": replace(BASE, outputs=(turned(ROPE, 80, "bias"),)),
+        "rope_kn": replace(BASE, outputs=(turned(ROPE, 80, "bias", layout="kn"),)),
+        "rope_positions": replace(BASE, outputs=(turned(replace(ROPE, positions=3), 64),)),
+        "rope_one_position": replace(BASE, outputs=(turned(replace(ROPE, positions=1), 64),)),
+        "rope_no_norm": replace(BASE, outputs=(turned(ROPE, 48),), norm=None),
+        "rope_odd_heads": replace(BASE, outputs=(turned(Rope(6, 18, "float32"), 30),), k=50),
+        "rope_odd_heads_kn": replace(
+            BASE, outputs=(turned(Rope(6, 18, "float32"), 30, layout="kn"),), k=50
+        ),
+        "rope_three": replace(BASE, outputs=(turned(ROPE, 48), turned(half, 32), plain(32))),
+        "rope_wide": replace(BASE, outputs=(turned(Rope(48, 48, "float32"), 48),), rows=1),
+        "rope_half": replace(
+            BASE, outputs=(turned(half, 64),), dtype="float16", out_dtype="float16"
+        ),
+        "rope_one_row": replace(BASE, outputs=(turned(ROPE, 64),), rows=1),
+    }
+    return [Case(name, work) for name, work in found.items()]
+
+
 def _sizes() -> list[Case]:
     odd = [(50, 48), (48, 50), (7, 33), (33, 7), (31, 37), (64, 1), (1, 48), (1, 1)]
     layouts: tuple[WeightLayout, ...] = ("nk", "kn")
@@ -274,7 +328,7 @@ def _dtypes() -> list[Case]:
 
 def cases() -> list[Case]:
     """Return the static cases; each is a kernel of its own."""
-    return [*_norms(), *_epilogues(), *_gated(), *_sizes(), *_dtypes()]
+    return [*_norms(), *_epilogues(), *_gated(), *_rotated(), *_sizes(), *_dtypes()]
 
 
 def dynamic_works() -> dict[str, NormMatmul | GatedFFN]:
@@ -286,4 +340,8 @@ def dynamic_works() -> dict[str, NormMatmul | GatedFFN]:
         "gated": replace(GATED, rows=ROWS),
         "odd": replace(BASE, rows=ROWS, k=50, outputs=(plain(33, "bias"),)),
         "three": replace(BASE, rows=ROWS, outputs=THREE),
+        "rope": replace(BASE, rows=ROWS, outputs=(turned(ROPE, 64),)),
+        "rope_positions": replace(
+            BASE, rows=ROWS, outputs=(turned(replace(ROPE, positions=DynamicDim("s")), 64),)
+        ),
     }

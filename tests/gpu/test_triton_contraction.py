@@ -11,10 +11,10 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.triton import unsupported
 from relax_fusion.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul
+from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Rope
 
 from .common import gpu_target, needs_gpu
-from .contraction_cases import RMS, Case, cases, plain
+from .contraction_cases import RMS, Case, cases, plain, turned
 from .triton_common import build_triton, run_triton
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
@@ -22,6 +22,9 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 ROWS = DynamicDim("rows")
 LARGER = NormMatmul(ROWS, 256, (plain(384),), RMS, "float16", "float16")
 LARGER_GATED = GatedFFN(ROWS, 256, 192, "nk", True, True, "silu", RMS, "bfloat16", "bfloat16")
+ROPE = Rope(64, 256, "float32", DynamicDim("s"))
+LARGER_ROTATED = replace(LARGER, outputs=(turned(ROPE, 384, "bias"),))
+LARGER_WORKS = {"norm_matmul": LARGER, "gated": LARGER_GATED, "rotated": LARGER_ROTATED}
 
 
 def _halved(case: Case) -> Case:
@@ -58,7 +61,7 @@ def test_every_family_matches_reference(case: Case) -> None:
         _check(case, PlanTable.single(plan))
 
 
-@pytest.mark.parametrize("work", [LARGER, LARGER_GATED], ids=["norm_matmul", "gated"])
+@pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
 def test_every_candidate_matches_reference(work: NormMatmul | GatedFFN) -> None:
     for plan in candidates(work, device_of(gpu_target()), "triton"):
         for rows in (3, 300) if plan.family != "gemv" else (1, 5):
@@ -66,7 +69,7 @@ def test_every_candidate_matches_reference(work: NormMatmul | GatedFFN) -> None:
             _check(case, PlanTable.single(plan))
 
 
-@pytest.mark.parametrize("work", [LARGER, LARGER_GATED], ids=["norm_matmul", "gated"])
+@pytest.mark.parametrize("work", LARGER_WORKS.values(), ids=LARGER_WORKS)
 def test_ranges_are_picked_at_run_time(work: NormMatmul | GatedFFN) -> None:
     plans = _one_of_each(work)
     uppers = [1, 16, 64, 100, 150, 200, 250, 300, 400, 500][: len(plans) - 1]

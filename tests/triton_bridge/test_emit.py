@@ -16,7 +16,7 @@ from relax_fusion.target import make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
-from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 from tests.gpu.triton_common import module_of
 
 H200 = make_target("h200")
@@ -62,6 +62,24 @@ def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) ->
     mod = emitted(work, PlanTable.single(chosen))
     assert launched(mod) == expected
     assert isinstance(mod["main"].ret_ty, relax.TensorType)
+
+
+ROPE = Rope(64, 256, "float32", DynamicDim("s"))
+
+
+@pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, TMA], ids=lambda p: p.family)
+@pytest.mark.parametrize("positions", [None, 1, 7, DynamicDim("s")])
+def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | None) -> None:
+    rope = replace(ROPE, positions=positions)
+    work = replace(WORK, outputs=(Projection(384, "nk", ("bias",), rope),))
+    plain = replace(work, outputs=(replace(work.outputs[0], rope=None),))
+    table = PlanTable.single(chosen)
+    mod = emitted(work, table)
+    assert launched(mod) == launched(emitted(plain, table))
+    assert [int(d) for d in mod["main"].ret_ty.shape.values[1:]] == [6, 2, 32]
+    angles = [p.ty for p in mod["main"].params[-2:]]
+    assert [str(ty.dtype) for ty in angles] == ["float32"] * 2
+    assert [int(ty.shape.values[1]) for ty in angles] == [64, 64]
 
 
 def test_ranges_become_branches_that_share_a_workspace() -> None:

@@ -19,7 +19,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import affine, inverse_rms
-from .tiles import half_pointer, load_in_range, store_output, weight_offsets
+from .tiles import (
+    half_pointer,
+    load_in_range,
+    store_output,
+    tile_features,
+    weight_offsets,
+)
 
 
 @triton.jit
@@ -73,6 +79,11 @@ def gemv(
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
     MERGED: tl.constexpr = "no",
+    cos_ptr=None,
+    sin_ptr=None,
+    positions=None,
+    HALF: tl.constexpr = 0,
+    ROTATED: tl.constexpr = 0,
 ):
     """Compute `BLOCK_N` outputs of one row.  Grid: ``(ceil(N / BLOCK_N), M)``.
 
@@ -88,6 +99,12 @@ def gemv(
         ``activation(gate) * up`` (plus the residual, if ``"after"``).
     MERGED : {"no", "gate_first", "up_first"}
         Whether both weights (and biases) lie in one tensor, which both pointers then point to.
+    cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
+        With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
+    positions : int32
+        Row i takes row ``i % positions`` of them; None for row i.
+    HALF, ROTATED : int
+        Half the width of a head, and how many features are rotated; 0 for no rotation.
     """
     if PDL:
         gdc_wait()
@@ -97,7 +114,7 @@ def gemv(
     w_ptr = half_pointer(w_ptr, False, N, K, LAYOUT, MERGED)
     up_ptr = half_pointer(up_ptr, True, N, K, LAYOUT, MERGED)
     row = tl.program_id(1)
-    n_index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_index = tile_features(tl.program_id(0), BLOCK_N, HALF)
     x_row_ptr = x_ptr + row.to(tl.int64) * K
     mean, scale = 0.0, 1.0
     if NORM == "layer":
@@ -124,10 +141,7 @@ def gemv(
         if GATED:
             acc_up += up.to(tl.float32) * x[None, :]
     # An RMSNorm's scale is one number for the row, so it waits until after the sum.
-    if NORM == "rms":
-        scale = inverse_rms(tl.sum(squares, axis=0), K, eps)
-    else:
-        scale = 1.0
+    scale = inverse_rms(tl.sum(squares, axis=0), K, eps) if NORM == "rms" else 1.0
     total = tl.sum(acc, axis=1) * scale
     total_up = tl.sum(acc_up, axis=1) * scale
     store_output(
@@ -146,4 +160,7 @@ def gemv(
         HAS_BIAS,
         ACTIVATION,
         RESIDUAL,
+        (cos_ptr, sin_ptr, positions, tl.program_id(0)),
+        HALF,
+        ROTATED,
     )

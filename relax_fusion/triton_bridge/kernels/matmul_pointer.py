@@ -29,6 +29,7 @@ from .tiles import (
     load_in_range,
     store_output,
     swizzled_tile,
+    tile_features,
     tile_offsets,
     weight_offsets,
 )
@@ -75,7 +76,7 @@ def accumulate(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Return ``(gate, up, squares [m])``, summed over k tiles `k_begin` to `k_end`."""
+    """Return ``(gate [m, n], up, squares [m])``, summed over k tiles `k_begin` to `k_end`."""
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     shape: tl.constexpr = [BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N]
     acc = tl.zeros(shape, tl.float32)
@@ -107,7 +108,7 @@ def accumulate(
         acc = multiply(w, x, acc, SWAP)
         if GATED:
             acc_up = multiply(up, x, acc_up, SWAP)
-    return acc, acc_up, tl.sum(squares, axis=1)
+    return rows_first(acc, SWAP), rows_first(acc_up, SWAP), tl.sum(squares, axis=1)
 
 
 @triton.jit
@@ -168,6 +169,11 @@ def matmul_pointer(
     NUM_STAGES: tl.constexpr,
     PDL: tl.constexpr,
     MERGED: tl.constexpr = "no",
+    cos_ptr=None,
+    sin_ptr=None,
+    positions=None,
+    HALF: tl.constexpr = 0,
+    ROTATED: tl.constexpr = 0,
 ):
     """Compute one ``[BLOCK_M, BLOCK_N]`` tile of the result, or one of its `SPLIT_K` parts.
 
@@ -184,14 +190,19 @@ def matmul_pointer(
     NORM : {"none", "rms"};  LAYOUT : {"nk", "kn"}
     MERGED : {"no", "gate_first", "up_first"}
         Whether both weights (and biases) lie in one tensor, which both pointers then point to.
+    cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
+        With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
+    positions : int32
+        Row i takes row ``i % positions`` of them; None for row i.
+    HALF, ROTATED : int
+        Half the width of a head, and how many features are rotated; 0 for no rotation.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tile_m, tile_n = swizzled_tile(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_N), GROUP_M)
     m_index = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    n_index = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_index = tile_features(tile_n, BLOCK_N, HALF)
     k_tiles: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     split = tl.program_id(1)
-    k_begin = split * k_tiles // SPLIT_K
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -202,7 +213,7 @@ def matmul_pointer(
         up_ptr,
         m_index,
         n_index,
-        k_begin,
+        split * k_tiles // SPLIT_K,
         (split + 1) * k_tiles // SPLIT_K,
         M,
         N,
@@ -217,8 +228,6 @@ def matmul_pointer(
         BLOCK_K,
         NUM_STAGES,
     )
-    acc = rows_first(acc, SWAP)
-    acc_up = rows_first(acc_up, SWAP)
     if SPLIT_K > 1:
         store_parts(
             workspace_ptr, acc, acc_up, squares, m_index, n_index, M, N, GATED, NORM, SPLIT_K
@@ -244,4 +253,7 @@ def matmul_pointer(
             HAS_BIAS,
             ACTIVATION,
             RESIDUAL,
+            (cos_ptr, sin_ptr, positions, tile_n),
+            HALF,
+            ROTATED,
         )

@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .matmul_pointer import multiply
-from .tiles import half_start, store_output, swizzled_tile
+from .tiles import half_start, store_output, swizzled_tile, tile_features
 
 
 @triton.jit
@@ -57,6 +57,11 @@ def matmul_tma(
     FLATTEN: tl.constexpr,
     PDL: tl.constexpr,
     MERGED: tl.constexpr = "no",
+    cos_ptr=None,
+    sin_ptr=None,
+    positions=None,
+    HALF: tl.constexpr = 0,
+    ROTATED: tl.constexpr = 0,
 ):
     """Compute every ``num_programs``-th tile.  Grid: ``(min(tiles, multiprocessors),)``.
 
@@ -69,6 +74,13 @@ def matmul_tma(
     M : int32
     MERGED : {"no", "gate_first", "up_first"}
         Whether both weights (and biases) lie in one tensor.
+    cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
+        With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
+    positions : int32
+        Row i takes row ``i % positions`` of them; None for row i.
+    HALF, ROTATED : int
+        Half the width of a head, and how many features are rotated; 0 for no rotation.
+        `BLOCK_N` is then a multiple of ``2 HALF``: a copied tile holds whole heads.
     """
     if PDL:
         gdc_wait()
@@ -92,7 +104,7 @@ def matmul_tma(
                 up_tile = load_weight(up, half_start(True, N, MERGED) + n_start, k_start, LAYOUT)
                 acc_up = multiply(up_tile, x_tile, acc_up, False)
         m_index = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-        n_index = n_start + tl.arange(0, BLOCK_N)
+        n_index = tile_features(tile_n, BLOCK_N, HALF)
         store_output(
             out_ptr,
             residual_ptr,
@@ -109,4 +121,7 @@ def matmul_tma(
             HAS_BIAS,
             ACTIVATION,
             RESIDUAL,
+            (cos_ptr, sin_ptr, positions, tile_n),
+            HALF,
+            ROTATED,
         )

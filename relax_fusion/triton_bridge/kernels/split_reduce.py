@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import inverse_rms
-from .tiles import store_output, tile_offsets
+from .tiles import store_output, tile_features, tile_offsets
 
 
 @triton.jit
@@ -40,6 +40,11 @@ def split_reduce(
     BLOCK_N: tl.constexpr,
     PDL: tl.constexpr,
     MERGED: tl.constexpr = "no",
+    cos_ptr=None,
+    sin_ptr=None,
+    positions=None,
+    HALF: tl.constexpr = 0,
+    ROTATED: tl.constexpr = 0,
 ):
     """Finish one tile.  Grid: ``(ceil(N / BLOCK_N), ceil(M / BLOCK_M))``.
 
@@ -49,12 +54,18 @@ def split_reduce(
         ``[SPLIT_K, 1 + GATED, M, N]``, then (NORM ``"rms"``) ``[SPLIT_K, M]`` sums of squares.
     bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
     M : int32;  eps : float32
+    cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
+        With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
+    positions : int32
+        Row i takes row ``i % positions`` of them; None for row i.
+    HALF, ROTATED : int
+        Half the width of a head, and how many features are rotated; 0 for no rotation.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     m_index = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n_index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n_index = tile_features(tl.program_id(0), BLOCK_N, HALF)
     offsets, mask = tile_offsets(m_index, n_index, M, N)
     size = tl.full([], N, tl.int64) * M
     parts: tl.constexpr = 2 if GATED else 1
@@ -89,4 +100,7 @@ def split_reduce(
         HAS_BIAS,
         ACTIVATION,
         RESIDUAL,
+        (cos_ptr, sin_ptr, positions, tl.program_id(0)),
+        HALF,
+        ROTATED,
     )

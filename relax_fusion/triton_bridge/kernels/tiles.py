@@ -2,6 +2,9 @@
 
 A weight is ``[n, k]`` (layout ``"nk"``) or ``[k, n]`` (``"kn"``).  Either way a tile is seen as
 ``[n, k]`` here: the strides differ, and Triton's coalescing follows the contiguous dimension.
+
+Where heads are rotated (rope), the two features of a pair lie half a head apart, and a tile has
+both of each of its pairs: see `tile_features`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ import triton
 import triton.language as tl
 
 from ..math import finish, glu
+
+MOST_PAIRS = tl.constexpr(8192)
+"""Pairs of features that a program turns at once: with more, their angles spill registers."""
 
 
 @triton.jit
@@ -24,6 +30,27 @@ def swizzled_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     height = tl.minimum(tiles_m - first_m, GROUP_M)
     within = tile % in_group
     return first_m + within % height, within // height
+
+
+@triton.jit
+def first_of_pair(pair_index, HALF: tl.constexpr):
+    """Return the first feature of pairs of features `HALF` apart, heads being ``2 HALF`` wide."""
+    return pair_index + pair_index // HALF * HALF
+
+
+@triton.jit
+def tile_features(tile_n, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
+    """Return the features ``[BLOCK_N]`` of a column tile.
+
+    With `HALF`, it has whole heads where they fit, as they lie; else a part of one (or of more),
+    the first features of half as many pairs, then the second ones.
+    """
+    column = tl.arange(0, BLOCK_N)
+    if HALF == 0 or BLOCK_N % (2 * HALF) == 0:
+        return tile_n * BLOCK_N + column
+    else:
+        RUN: tl.constexpr = BLOCK_N // 2
+        return first_of_pair(tile_n * RUN + column % RUN, HALF) + column // RUN * HALF
 
 
 @triton.jit
@@ -126,13 +153,20 @@ def store_output(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    rope=(),
+    HALF: tl.constexpr = 0,
+    ROTATED: tl.constexpr = 0,
 ):
     """Add biases, gate, activate, add the residual, and store ``[m, n]`` in the dtype of `out`.
 
-    `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not `GATED`.
+    `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not `GATED`.  With
+    `HALF`, heads are rotated after the bias, and nothing else is done: see `store_rotated_tile`.
     """
     if HAS_BIAS:
         acc += load_bias(bias_ptr, n_index, False, N, MERGED)[None, :]
+    if HALF > 0:
+        store_rotated_tile(out_ptr, acc, m_index, M, N, rope, HALF, ROTATED)
+        return
     if GATED:
         if HAS_BIAS:
             acc_up += load_bias(up_bias_ptr, n_index, True, N, MERGED)[None, :]
@@ -143,3 +177,76 @@ def store_output(
         residual = tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
     acc = finish(acc, residual, "none" if GATED else ACTIVATION, RESIDUAL)
     tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_angles(cos_ptrs, sin_ptrs, mask):
+    """Return float32 cosines and sines."""
+    cos = tl.load(cos_ptrs, mask=mask, other=1.0).to(tl.float32)
+    return cos, tl.load(sin_ptrs, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_rotated(
+    out_ptr,
+    low,
+    high,
+    m_index,
+    pair_index,
+    M,
+    N: tl.constexpr,
+    rope,
+    HALF: tl.constexpr,
+    ROTATED: tl.constexpr,
+):
+    """Rotate pairs ``[m, pairs]`` by the angles of their rows, and store them.
+
+    Features that stay are not multiplied: an infinite one would make NaN of its partner.
+    """
+    cos_ptr, sin_ptr, positions, _ = rope
+    first = first_of_pair(pair_index, HALF)
+    offsets, mask = tile_offsets(m_index, first, M, N)
+    angle_row = m_index if positions is None else m_index % positions
+    angles = angle_row.to(tl.int64)[:, None] * (2 * HALF) + (pair_index % HALF)[None, :]
+    turns = mask & (first < ROTATED)[None, :]
+    # One side after the other, so that the angles of one are in registers at a time.
+    cos, sin = load_angles(cos_ptr + angles, sin_ptr + angles, turns)
+    new_low = tl.where(turns, low * cos - high * sin, low)
+    tl.store(out_ptr + offsets, new_low.to(out_ptr.dtype.element_ty), mask=mask)
+    cos, sin = load_angles(cos_ptr + angles + HALF, sin_ptr + angles + HALF, turns)
+    new_high = tl.where(turns, high * cos + low * sin, high)
+    tl.store(out_ptr + offsets + HALF, new_high.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def part_of(x, part: tl.constexpr, COLUMNS: tl.constexpr):
+    """Return the first or second `COLUMNS` columns of ``x [m, n]``, or all if they are as many."""
+    ROWS: tl.constexpr = x.shape[0]
+    if x.shape[1] == COLUMNS:
+        return x
+    else:
+        left, right = tl.split(tl.permute(tl.reshape(x, [ROWS, 2, COLUMNS]), (0, 2, 1)))
+        return left if part == 0 else right
+
+
+@triton.jit
+def store_rotated_tile(
+    out_ptr, acc, m_index, M, N: tl.constexpr, rope, HALF: tl.constexpr, ROTATED: tl.constexpr
+):
+    """Rotate the pairs of a float32 tile ``[m, n]`` of `tile_features`, and store them.
+
+    `rope` is ``(cos_ptr, sin_ptr, positions, tile_n)``: row i takes row ``i % positions`` of the
+    cosines and sines ``[positions, 2 HALF]``, row i where that is None.  The first `ROTATED`
+    features are rotated, the others stored as they are.
+    """
+    ROWS: tl.constexpr = acc.shape[0]
+    PAIRS: tl.constexpr = acc.shape[1] // 2
+    RUN: tl.constexpr = HALF if PAIRS % HALF == 0 else PAIRS
+    low, high = tl.split(tl.permute(tl.reshape(acc, [ROWS, PAIRS // RUN, 2, RUN]), (0, 1, 3, 2)))
+    low = tl.reshape(low, [ROWS, PAIRS])
+    high = tl.reshape(high, [ROWS, PAIRS])
+    PART: tl.constexpr = PAIRS // 2 if ROWS * PAIRS > MOST_PAIRS else PAIRS
+    for part in tl.static_range(PAIRS // PART):
+        pair_index = rope[3] * PAIRS + part * PART + tl.arange(0, PART)
+        left, right = part_of(low, part, PART), part_of(high, part, PART)
+        store_rotated(out_ptr, left, right, m_index, pair_index, M, N, rope, HALF, ROTATED)

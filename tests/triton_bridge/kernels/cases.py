@@ -31,7 +31,11 @@ def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | No
 
 @dataclass(frozen=True)
 class Case:
-    """One chain; the names are those of the kernels' parameters."""
+    """One chain; the names are those of the kernels' parameters.
+
+    With `head_dim`, the first `rotated` features are rotated by angles of dtype `angles`; row i has
+    those of row ``i % positions`` (0: of row i).
+    """
 
     rows: int = 3
     n: int = 24
@@ -45,6 +49,10 @@ class Case:
     activation: str = "none"
     residual: str = "none"
     dtype: str = "float16"
+    head_dim: int = 0
+    rotated: int = 0
+    positions: int = 0
+    angles: str = "float32"
 
     def tensors(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """Return values (exact in the dtype) and dtypes of every tensor."""
@@ -69,6 +77,11 @@ class Case:
         both = [exact[{"w": "bias", "up": "up_bias"}[h]] for h in halves]
         exact["both_bias"] = np.concatenate(both)
         dtypes |= {"both": self.dtype, "both_bias": self.dtype}
+        if self.head_dim:
+            turns = rng.uniform(0, 2 * np.pi, (self.positions or self.rows, self.head_dim))
+            for name, angle in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
+                exact[name] = angle.astype(self.angles).astype(np.float64)
+                dtypes[name] = self.angles
         exact["out"] = np.full((self.rows, self.n), np.nan)
         exact["y"] = np.full((self.rows, self.k), np.nan)
         exact["workspace"] = np.full(1 << 16, np.nan)
@@ -86,7 +99,18 @@ class Case:
             out = act(products[0]) * products[1]
         else:
             out = act(products[0] + (t["residual"] if self.residual == "before" else 0))
-        return out + (t["residual"] if self.residual == "after" else 0)
+        out = out + (t["residual"] if self.residual == "after" else 0)
+        return self.turned(out, t) if self.head_dim else out
+
+    def turned(self, x: np.ndarray, t: dict[str, np.ndarray]) -> np.ndarray:
+        """Rotate the first features, as Hugging Face writes it."""
+        row = np.arange(self.rows) % (self.positions or self.rows)
+        heads = x[:, : self.rotated].reshape(self.rows, -1, self.head_dim)
+        low, high = np.split(heads, 2, -1)
+        half_turned = np.concatenate([-high, low], -1)
+        cos, sin = t["cos"][row][:, None], t["sin"][row][:, None]
+        heads = (heads * cos + half_turned * sin).reshape(self.rows, -1)
+        return np.concatenate([heads, x[:, self.rotated :]], -1)
 
     @property
     def weight(self) -> str:
@@ -116,7 +140,15 @@ class Case:
             "ACTIVATION": self.activation,
             "RESIDUAL": self.residual,
             "PDL": False,
+            "HALF": self.head_dim // 2,
+            "ROTATED": self.rotated,
         }
+
+    def rope(self) -> dict[str, Any]:
+        """Return the arguments of a rotation, where there is one."""
+        if not self.head_dim:
+            return {}
+        return {"cos_ptr": "cos", "sin_ptr": "sin", "positions": self.positions or None}
 
     def check(self, result: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> None:
         """Compare with float64: the result rounds once, and float32 sums are far finer.
@@ -140,4 +172,15 @@ EPILOGUES = [  # in float16: the interpreter has no bfloat16 matmul
     Case(gated=True, activation="silu", merged="gate_first", bias=True),
     Case(gated=True, activation="silu", merged="up_first", layout="kn", n=32),
     Case(gated=True, activation="gelu", bias=True, residual="after", layout="kn"),
+]
+
+ROTATIONS = [
+    Case(rows=5, n=48, head_dim=16, rotated=48),
+    Case(rows=5, n=64, head_dim=16, rotated=32, positions=3, bias=True),
+    Case(rows=5, n=64, head_dim=16, rotated=48, positions=1, layout="kn", angles="float16"),
+    Case(rows=5, n=48, head_dim=8, rotated=32),
+]
+ODD_HEADS = [  # which no copied tile holds
+    Case(rows=3, n=36, head_dim=12, rotated=24, bias=True),
+    Case(rows=3, n=64, head_dim=64, rotated=64),
 ]

@@ -19,7 +19,12 @@ def gemv(case: Case) -> list[Launch]:
         Launch(
             "gemv",
             (cdiv(case.n, 4), case.rows),
-            {**case.pointers("x", "gamma", "beta", *WEIGHTS), "M": case.rows, "eps": EPS},
+            {
+                **case.pointers("x", "gamma", "beta", *WEIGHTS),
+                **case.rope(),
+                "M": case.rows,
+                "eps": EPS,
+            },
             {**case.constants(), **constants, "BLOCK_N": 4, "BLOCK_K": 16},
         )
     ]
@@ -27,7 +32,7 @@ def gemv(case: Case) -> list[Launch]:
 
 def matmul_pointer(case: Case, split: int, swap: bool, tile: int = 16) -> list[Launch]:
     tiles = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": tile, "SPLIT_K": split, "GROUP_M": 2}
-    scalars = {"M": case.rows, "eps": EPS}
+    scalars = {**case.rope(), "M": case.rows, "eps": EPS}
     first = Launch(
         "matmul_pointer",
         (cdiv(case.rows, tile) * cdiv(case.n, tile), split),
@@ -66,7 +71,7 @@ def matmul_tma(case: Case, tile: int = 16, flatten: bool = False) -> list[Launch
         Launch(
             "matmul_tma",
             (2,),
-            {**maps(case, tile), **case.pointers(*OUTPUTS), "M": case.rows},
+            {**maps(case, tile), **case.pointers(*OUTPUTS), **case.rope(), "M": case.rows},
             {**case.constants(), **tiles, "LAYOUT": case.layout, "FLATTEN": flatten},
         )
     ]

@@ -21,7 +21,7 @@ from relax_fusion.triton_bridge.kernels.split_reduce import split_reduce
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 WORK = {"N": 6144, "K": 4096, "GATED": False, "MERGED": "no", "HAS_BIAS": False}
-WORK |= {"ACTIVATION": "none", "RESIDUAL": "none"}
+WORK |= {"ACTIVATION": "none", "RESIDUAL": "none", "HALF": 0, "ROTATED": 0}
 GATED = {"GATED": True, "N": 14336, "ACTIVATION": "silu", "MERGED": "gate_first"}
 GEMV = {**WORK, "LAYOUT": "nk", "NORM": "rms", "HAS_BETA": False, "BLOCK_N": 2, "BLOCK_K": 4096}
 POINTER = {**WORK, "LAYOUT": "nk", "NORM": "none", "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
@@ -32,18 +32,36 @@ TMA |= {"NUM_STAGES": 3, "FLATTEN": True}
 REDUCE = {**WORK, "NORM": "rms", "SPLIT_K": 3, "BLOCK_M": 1, "BLOCK_N": 1024}
 NORM = {"WIDTH": 4096, "BLOCK": 4096, "ROWS": 1, "NORM": "rms", "HAS_RESIDUAL": True}
 NORM |= {"HAS_BETA": False, "STORE_SUM": True, "EARLY": True}
+ROPE_ARGUMENTS = {"cos_ptr", "sin_ptr", "positions"}
+ROPE = {"HALF": 64, "ROTATED": 5120}
 
 CASES = {
     "gemv": (gemv, GEMV, 4, 90, {"loads"}),
     "gemv-gated": (gemv, {**GEMV, **GATED, "BLOCK_K": 2048}, 4, 90, {"loads"}),
+    "gemv-rope": (gemv, {**GEMV, **ROPE}, 4, 90, {"wide loads"}),
     "norm": (row_norm, NORM, 8, 90, {"loads"}),
     "pointer": (matmul_pointer, POINTER, 4, 90, {"copies", "wgmma"}),
     "pointer-rms": (matmul_pointer, {**POINTER, "NORM": "rms"}, 4, 90, {"copies", "wgmma"}),
     "pointer-gated": (matmul_pointer, {**POINTER, **GATED}, 4, 90, {"copies", "wgmma"}),
+    "pointer-rope": (
+        matmul_pointer,
+        {**POINTER, **ROPE, "NORM": "rms"},
+        4,
+        90,
+        {"copies", "wgmma"},
+    ),
     "pointer-sm80": (matmul_pointer, {**POINTER, **OLDER}, 8, 80, {"copies", "mma"}),
     "pointer-sm89": (matmul_pointer, {**POINTER, **OLDER}, 8, 89, {"copies", "mma"}),
     "reduce": (split_reduce, REDUCE, 4, 90, set()),
+    "reduce-rope": (split_reduce, {**REDUCE, **ROPE}, 4, 90, set()),
     "tma": (matmul_tma, TMA, 8, 90, {"tensor copies", "wgmma"}),
+    "tma-rope": (
+        matmul_tma,
+        {**TMA, **ROPE},
+        8,
+        90,
+        {"tensor copies", "wgmma"},
+    ),
     "tma-gated": (
         matmul_tma,
         {**TMA, **GATED, "BLOCK_N": 128, "NUM_STAGES": 4, "FLATTEN": False},
@@ -53,6 +71,7 @@ CASES = {
     ),
 }
 SIGNS = {
+    "wide loads": r"ld\.global[^;]*\.v4",
     "loads": r"ld\.global[^;]*\.v4",
     "copies": r"cp\.async\.cg[^;]*0x10",
     "tensor copies": r"cp\.async\.bulk\.tensor",
@@ -67,6 +86,10 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int, arch: int, dtyp
     constants = {**constants, "PDL": arch >= 90}
     tile_n, tile_k = constants.get("BLOCK_N"), constants.get("BLOCK_K")
     types = {"M": "i32", "eps": "fp32", "workspace_ptr": "*fp32"}
+    if constants.get("HALF"):
+        types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "positions": "i32"}
+    else:
+        constants |= dict.fromkeys(ROPE_ARGUMENTS & set(kernel.arg_names))
     types |= {"x": f"tensordesc<{dtype}[{constants.get('BLOCK_M')}, {tile_k}]>"}
     types |= dict.fromkeys(("w", "up"), f"tensordesc<{dtype}[{tile_n}, {tile_k}]>")
     signature, values, aligned = {}, {}, {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from .cases import EPILOGUES, EPS, Case, normalise
+from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
 from .interpreted import Interpreter, Launch
 from .launches import gemv, matmul_pointer, matmul_tma
 
@@ -58,6 +58,45 @@ def test_many_row_tiles(interpreter: Interpreter) -> None:
 @pytest.mark.parametrize("case", EPILOGUES, ids=label)
 def test_matmul_tma(interpreter: Interpreter, case: Case) -> None:
     check(interpreter, replace(case, rows=35), matmul_tma(replace(case, rows=35)))
+
+
+@pytest.mark.parametrize("case", [*ROTATIONS, *ODD_HEADS], ids=label)
+@pytest.mark.parametrize("norm", ["none", "rms"])
+def test_gemv_rotates(interpreter: Interpreter, case: Case, norm: str) -> None:
+    check(interpreter, replace(case, norm=norm), gemv(replace(case, norm=norm)))
+
+
+@pytest.mark.parametrize("case", [*ROTATIONS, *ODD_HEADS], ids=label)
+@pytest.mark.parametrize(("split", "swap"), [(1, True), (1, False), (3, True)])
+def test_matmul_pointer_rotates(
+    interpreter: Interpreter, case: Case, split: int, swap: bool
+) -> None:
+    check(interpreter, case, matmul_pointer(case, split, swap))
+
+
+@pytest.mark.parametrize("case", ROTATIONS, ids=label)
+def test_matmul_tma_rotates(interpreter: Interpreter, case: Case) -> None:
+    check(interpreter, replace(case, rows=35), matmul_tma(replace(case, rows=35)))
+
+
+def test_a_wide_tile_is_rotated_in_two_parts(interpreter: Interpreter) -> None:
+    case = Case(rows=70, n=320, head_dim=64, rotated=256, bias=True, positions=35)
+    check(interpreter, case, matmul_tma(case, tile=128))
+    check(interpreter, case, matmul_tma(case, tile=256))
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_gemv_rotates_bfloat16(interpreter: Interpreter, norm: str) -> None:
+    case = Case(rows=3, n=48, head_dim=16, rotated=32, norm=norm, dtype="bfloat16")
+    check(interpreter, case, gemv(case))
+
+
+def test_a_rotation_does_not_mix_features_that_stay(interpreter: Interpreter) -> None:
+    case = Case(rows=1, n=32, head_dim=16, rotated=16, bias=True)
+    tensors, dtypes = case.tensors()
+    tensors["bias"][20] = np.inf
+    result = interpreter(tensors, dtypes, gemv(case))["out"]
+    assert np.isinf(result[0, 20]) and np.isfinite(np.delete(result[0], 20)).all()
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

@@ -1,0 +1,89 @@
+"""The rotated epilogue of a contraction: pairs of features, each accumulated as two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import te, tirx
+
+from ..errors import LoweringError
+from ..workload import DynamicDim, NormMatmul, Projection, Rope
+from .activations import ACCUMULATE
+from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts, weight_at
+
+Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
+"""The element of part p of a pair: a function of p, row and pair."""
+
+
+def feature_of(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
+    """Return the output feature that is a part (0 or 1) of a pair."""
+    return pair // rope.half * rope.head_dim + part * rope.half + pair % rope.half
+
+
+def rotated(
+    rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]
+) -> Callable[[tirx.Expr, tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]:
+    """Return the elements of the result as ``[rows, heads, 2, head_dim / 2]``, in float32.
+
+    Parameters
+    ----------
+    rope : Rope
+        What is rotated.
+    value : Pairs
+        The float32 features before it.
+    angles : tuple of te.Tensor
+        Cosines and sines.
+    """
+    cos, sin = angles
+    heads = rope.features // rope.head_dim
+
+    def element(i: tirx.Expr, h: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        pair = h * rope.half + j
+        row = i if rope.positions is None else i % cos.shape[0]
+        lane = p * rope.half + j
+        own, other = value(p, i, pair), value(1 - p, i, pair)
+        signed = te.if_then_else(p == 0, -other, other)
+        turned = own * cos(row, lane).astype(ACCUMULATE)
+        turned = turned + signed * sin(row, lane).astype(ACCUMULATE)
+        return te.if_then_else(h < heads, turned, own)
+
+    return element
+
+
+def rotated_projection(
+    stages: Stages,
+    which: tuple[NormMatmul, Projection, int],
+    source: tuple[Size, te.Tensor, te.Tensor],
+    padding: Padding,
+    stacked: bool,
+) -> None:
+    """Add one matmul whose heads are rotated: the features of a pair are two parts of a column."""
+    (work, projection, index), (rows, data, w) = which, source
+    rope, n, layout = projection.rope, projection.n, projection.layout
+    assert rope is not None
+    weight: Reader = lambda p, j, r: weight_at(layout, w, feature_of(rope, p, j), r)  # noqa: E731
+    if stacked:
+        weight = stack_parts(layout, (n // 2, work.k), weight, f"w_parts{index}")
+    acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
+    if projection.epilogue not in ((), ("bias",)):
+        steps = ", ".join(projection.epilogue)
+        raise LoweringError(f"a matmul is rotated after {steps}; only a bias can precede it")
+    bias = stages.take((n,), work.dtype, f"bias{index}") if projection.epilogue else None
+
+    def value(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        total = acc(p, i, j)
+        if bias is None:
+            return total
+        return total + bias(feature_of(rope, p, j)).astype(ACCUMULATE)
+
+    positions = rows if rope.positions is None else rope.positions
+    if isinstance(positions, DynamicDim):
+        positions = tirx.Var("positions", "int64")
+    angles = [
+        stages.take((positions, rope.head_dim), rope.dtype, f"{name}{index}")
+        for name in ("cos", "sin")
+    ]
+    element = rotated(rope, value, (angles[0], angles[1]))
+    shape = int64((rows, n // rope.head_dim, 2, rope.half))
+    rounded = lambda *at: element(*at).astype(work.out_dtype)  # noqa: E731
+    stages.give(te.compute(shape, rounded, f"out{index}"))

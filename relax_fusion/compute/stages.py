@@ -1,0 +1,103 @@
+"""What the stages of a contraction are made of: operands, padding, and the accumulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from tvm import te, tirx
+
+from ..tile_plan import TilePlan
+from ..workload import WeightLayout
+from .activations import ACCUMULATE
+
+Size: TypeAlias = tirx.Expr | int
+
+Edges = Literal["clamp", "zero"]
+"""How rows and columns beyond the last are filled."""
+
+Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
+"""The element of a weight: a function of part, column and k."""
+
+
+@dataclass
+class Stages:
+    """The growing list of a PrimFunc's inputs and outputs."""
+
+    inputs: list[te.Tensor]
+    outputs: list[te.Tensor]
+
+    def take(self, shape: Sequence[Size], dtype: str, name: str) -> te.Tensor:
+        """Add an input."""
+        self.inputs.append(te.placeholder(int64(shape), dtype, name))
+        return self.inputs[-1]
+
+    def give(self, tensor: te.Tensor) -> None:
+        """Add an output."""
+        self.outputs.append(tensor)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all."""
+
+    rows: int
+    columns: int
+
+    @staticmethod
+    def of(plan: TilePlan, edges: Edges) -> Padding:
+        """Return the padding under which `plan` tiles without a remainder."""
+        return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
+
+
+def int64(shape: Sequence[Size]) -> tuple[tirx.Expr, ...]:
+    """Give every dimension Relax's index type, which the kernel's callers have."""
+    return tuple(tirx.IntImm("int64", d) if isinstance(d, int) else d for d in shape)
+
+
+def round_up(size: Size, multiple: int) -> Size:
+    """Return the least multiple that is not below `size`."""
+    return (size + (multiple - 1)) // multiple * multiple if multiple > 1 else size
+
+
+def clamped(index: tirx.Expr, size: Size, multiple: int) -> tirx.Expr:
+    """Return `index`, kept below `size` where rounding up to a multiple let it grow."""
+    exact = multiple == 1 or (isinstance(size, int) and size % multiple == 0)
+    return index if exact else te.min(index, size - 1)
+
+
+def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+    """Return the weight of column j at position k of the reduction."""
+    return w(j, k) if layout == "nk" else w(k, j)
+
+
+def accumulate(
+    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+) -> te.Tensor:
+    """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
+    parts, n = sizes
+    rows, k = data.shape
+    r = te.reduce_axis((0, k), "k")
+
+    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        row, column = clamped(i, rows, padding.rows), clamped(j, n, padding.columns)
+        x, w = data(row, r), weight(p, column, r)
+        return te.sum(x.astype(ACCUMULATE) * w.astype(ACCUMULATE), axis=r)
+
+    shape = (parts, round_up(rows, padding.rows), round_up(n, padding.columns))
+    return te.compute(int64(shape), product, name)
+
+
+def stack_parts(layout: WeightLayout, sizes: tuple[int, int], weight: Reader, name: str) -> Reader:
+    """Put both parts into one tensor ``[2, n, k]``, so that a tile of both is one small box.
+
+    In a merged weight the tiles of gate and up lie n rows apart, those of rotated pairs half a
+    head, and a schedule that stages them in shared memory would stage everything between them.
+    """
+    n, k = sizes
+    if layout == "nk":
+        both = te.compute(int64((2, n, k)), lambda p, j, r: weight(p, j, r), name)
+        return lambda p, j, r: both(p, j, r)
+    both = te.compute(int64((2, k, n)), lambda p, r, j: weight(p, j, r), name)
+    return lambda p, j, r: both(p, r, j)
