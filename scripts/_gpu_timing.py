@@ -9,6 +9,8 @@ import gc
 import statistics
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
@@ -35,8 +37,10 @@ class Call:
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
-        for _ in range(WARMUP):  # modules are loaded, and the allocators get what they need
-            self._run()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(_capture_stream()):
+            for _ in range(WARMUP):  # modules are loaded, and the allocators get what they need
+                self._run()
         torch.cuda.synchronize()
         self.graph: torch.cuda.CUDAGraph | None = None
         self.why_no_graph = ""
@@ -55,9 +59,17 @@ class Call:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        # Relaxed: what an allocator that is not torch's does is its own affair; it keeps its memory
-        with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            self._result = self._run()
+        # Not torch.cuda.graph, which empties caches at every capture, and there are thousands
+        with torch.cuda.stream(_capture_stream()):
+            # Relaxed: TVM's allocator may ask for memory, which it keeps
+            graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                self._result = self._run()
+            except Exception:
+                with suppress(RuntimeError):  # that the capture failed; the cause is known
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self.graph = graph
 
     def launch(self) -> None:
@@ -74,6 +86,11 @@ class Call:
         self.launch()
         torch.cuda.synchronize()
         return as_torch(self._result)
+
+
+@cache
+def _capture_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()
 
 
 def as_torch(tensor: Any) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import _gpu_timing as timing
@@ -12,6 +13,7 @@ import _matmul_report as report
 import bench_matmul as bench
 import pytest
 import torch
+import tvm_ffi
 from _matmul_cases import CASES, ROWS, SIZES, Chain, Size, targets
 from _matmul_torch import Problem, Weights, matmul64
 
@@ -212,6 +214,66 @@ def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
 def test_a_failing_compilation_is_a_sentence() -> None:
     job = ours.Job(Chain("qkv", "1b"), "ours", None, "float16", "nowhere")
     assert ours._try_to_build(job).startswith("1b qkv ours rows None: TargetError")
+
+
+class FakeGraph:
+    """A graph that counts its replays; a `broken` one cannot be captured."""
+
+    broken = False
+
+    def capture_begin(self, capture_error_mode: str) -> None:
+        assert capture_error_mode == "relaxed"
+        self.replays = 0
+
+    def capture_end(self) -> None:
+        if self.broken:
+            raise RuntimeError("capture failed")
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+@pytest.fixture
+def fake_graphs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(timing, "_capture_stream", lambda: None)
+    monkeypatch.setattr(FakeGraph, "broken", False)
+
+
+def test_a_captured_call_is_replayed_on_torchs_stream(fake_graphs) -> None:
+    calls = []
+
+    def work() -> torch.Tensor:
+        calls.append(tvm_ffi.get_raw_stream(tvm_ffi.device("cuda:0")))
+        return torch.ones(2)
+
+    call = timing.Call(work)
+    assert calls == [7] * (timing.WARMUP + 1)
+    assert call.graph is not None and call.why_no_graph == ""
+    # A replay that computes nothing leaves no result of an earlier one
+    assert call.checked_result().isnan().all()
+    assert call.graph.replays == 1 and len(calls) == timing.WARMUP + 1
+
+
+@pytest.mark.parametrize("where", ["call", "capture"])
+def test_a_call_that_cannot_be_captured_is_made_each_time(fake_graphs, where) -> None:
+    made = []
+
+    def work() -> torch.Tensor:
+        made.append(1)
+        if where == "call" and len(made) == timing.WARMUP + 1:
+            raise RuntimeError("not while capturing")
+        return torch.full((1,), float(len(made)))
+
+    FakeGraph.broken = True
+    call = timing.Call(work)
+    expected = "not while capturing" if where == "call" else "capture failed"
+    assert call.graph is None and call.why_no_graph == f"RuntimeError: {expected}"
+    assert call.checked_result() == timing.WARMUP + 2
 
 
 class OnCpu:
