@@ -1,10 +1,11 @@
-"""A legalisation of ``relax.nn.attention`` that survives strongly negative scores.
+"""Legalisations that TVM lacks: attention of strongly negative scores, bfloat16 LayerNorm.
 
-TVM 0.27's own one writes 0 over masked scores and subtracts the maximum of the row *including*
+TVM 0.27's attention writes 0 over masked scores and subtracts the maximum of the row *including*
 those zeros. Where every visible score of a row is below about -17 (float16) or -104 (float32),
 each exponential underflows to 0, and the row becomes 0 / 0. The first token of a prompt, which
 sees only itself, is the usual victim; its NaN then reaches every later token. TVM also keeps
 scores and sums in float16. Here they are float32, and a masked score is minus infinity.
+Its LayerNorm refuses bfloat16.
 """
 
 from __future__ import annotations
@@ -75,7 +76,25 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(attention, q, k, v, scale, attrs.causal_mask, primfunc_name_hint="attention")
 
 
-LEGALIZE_MAP: Mapping[str, Callable] = {"relax.nn.attention": _attention}
+def layer_norm(
+    x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, axes: Sequence[int], eps: float
+) -> te.Tensor:
+    """Layer normalisation in float32, rounded once at the end."""
+    wide = [topi.cast(t, "float32") for t in (x, gamma, beta)]
+    return topi.cast(topi.nn.layer_norm(*wide, axis=axes, epsilon=eps), x.dtype)
+
+
+def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if str(call.args[0].ty.dtype) != "bfloat16":
+        return ir.Op.get("relax.nn.layer_norm").get_attr("FLegalize")(bb, call)
+    axes, eps = call.attrs.axes, call.attrs.epsilon
+    return bb.call_te(layer_norm, *call.args, axes, eps, primfunc_name_hint="layer_norm")
+
+
+LEGALIZE_MAP: Mapping[str, Callable] = {
+    "relax.nn.attention": _attention,
+    "relax.nn.layer_norm": _layer_norm,
+}
 """For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tvm
+from safetensors import safe_open
 from safetensors.numpy import save_file
 from tvm.support import cc
 
@@ -168,6 +169,19 @@ def test_config_alone_runs_with_random_weights_of_a_seed(tmp_path, capsys):
         return json.loads(capsys.readouterr().out)["tokens"]
 
     assert run("1") == run("1") != run("2")
+
+
+@links
+def test_bfloat16_weights_are_stored_and_run(checkpoint, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compile", str(checkpoint), "-o", str(out), "--dtype", "bfloat16", "-q"]) == 0
+    with safe_open(out / "params.safetensors", framework="numpy") as handle:
+        kinds = {handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+    assert kinds == {"BF16", "F32"}, "the table of rotations stays in float32"
+    capsys.readouterr()
+    arguments = ["run", str(out), "--prompt-ids", "5", "--max-new-tokens", "4", "--json"]
+    assert main(arguments) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
 
 
 @links

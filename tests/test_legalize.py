@@ -56,6 +56,26 @@ def torch_attention(dtype: str, *arrays: np.ndarray) -> np.ndarray:
     return out.transpose(1, 2).double().numpy()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_layer_norm_matches_torch(dtype):
+    chain = Chain(
+        "main",
+        "x[n,48] g[48] b[48]",
+        "y = R.nn.layer_norm(x, g, b, axes=[-1])",
+        "y",
+        {"n": 5},
+        dtype,
+    )
+    mod = relax.transform.LegalizeOps(LEGALIZE_MAP)(module([chain]))
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    got = vm["main"](*map(tvm.runtime.tensor, chain.arrays())).numpy().astype("float64")
+    x, g, b = (torch.from_numpy(a.astype("float64")) for a in chain.arrays())
+    exact = torch.nn.functional.layer_norm(x, [48], g, b).numpy()
+    narrow = (t.to(getattr(torch, dtype)) for t in (g, b))
+    peer = torch.nn.functional.layer_norm(x.to(getattr(torch, dtype)), [48], *narrow)
+    common.assert_as_accurate(got, peer.double().numpy(), exact, dtype)
+
+
 # --- transposes ------------------------------------------------------------------------------
 
 OVERWRITTEN = """

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from ..models import ExportedModel, Generator
@@ -92,7 +93,7 @@ def compare(one: Run, two: Run, exported: ExportedModel) -> tuple[float, float]:
     config = exported.config
     longest = max(config.hidden_size, config.intermediate_size)
     sums = 7 * config.num_layers + 1
-    rounding = float(np.finfo(exported.dtype).eps) / 2
+    rounding = float(ml_dtypes.finfo(exported.dtype).eps) / 2
     pairs = list(zip(one.logits, two.logits, strict=False))
     largest = max(float(np.abs(a).max()) for a, _ in pairs)
     tolerance = 2 * sums * longest**0.5 * rounding * largest

@@ -11,6 +11,7 @@ from tvm.target import Target
 from .. import __version__
 from ..device import DEVICES
 from ..errors import TargetError
+from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..target import make_target
@@ -160,7 +161,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "float16"),
+        choices=DTYPES,
         help="of weights and activations (default: float32 on a CPU, float16 on a GPU)",
     )
     parser.add_argument(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+import ml_dtypes
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
@@ -87,7 +87,7 @@ class BertForMaskedLM(nn.Module):
         self.embeddings = BertEmbeddings(config)
         self.layers = nn.ModuleList([BertLayer(config) for _ in range(config.num_layers)])
         self.head = BertHead(config) if config.masked_lm else None
-        self.lowest = float(np.finfo(dtype).min)
+        self.lowest = float(ml_dtypes.finfo(dtype).min)
         self.dtype = dtype
         self.to(dtype)
 

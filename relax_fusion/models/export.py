@@ -97,7 +97,7 @@ def export(
     config : Config
         From `load_config`, `config_from_dict` or `zoo`.
     dtype : str
-        ``"float32"`` or ``"float16"``.
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``.
     max_seq_len : int, optional
         Rows of the caches; by default the configuration's ``max_position``.
     batch : int or str

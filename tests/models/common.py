@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import torch
 import transformers
@@ -194,7 +195,7 @@ def assert_as_accurate(
     """
     assert got.shape == exact.shape and np.isfinite(got).all()
     ours, theirs = rms(got - exact), rms(peer - exact)
-    step = float(np.finfo(dtype).eps) * rms(exact)
+    step = float(ml_dtypes.finfo(dtype).eps) * rms(exact)
     limit = 2 * peer_gain * theirs + step
     assert ours <= limit, f"error {ours:.3g}, peer {theirs:.3g}, rounding step {step:.3g}"
 
@@ -233,22 +234,28 @@ def check_decoder(generator, model: transformers.PreTrainedModel) -> None:
         assert_as_accurate(got, peer, exact, "float32")
 
 
-def check_half_decoder(make_generator, model: transformers.PreTrainedModel, path: Path) -> None:
-    """float16 weights, against TVM's own pipeline and, more loosely, against torch in float16."""
-    model = model.half()
+def check_half_decoder(
+    make_generator, model: transformers.PreTrainedModel, path: Path, dtype: str
+) -> None:
+    """Weights of 16 bits, against TVM's own pipeline and, more loosely, against torch.
+
+    TVM 0.27's own pipeline has no LayerNorm in bfloat16.
+    """
+    model = model.to(getattr(torch, dtype))
     save(model, path)
-    tested = make_generator(path, dtype="float16")
-    unfused = make_generator(path, dtype="float16", compiler=compile_unfused)
+    tested = make_generator(path, dtype=dtype)
+    others = [] if dtype == "bfloat16" else [compile_unfused]
+    unfused = [make_generator(path, dtype=dtype, compiler=c) for c in others]
     exact_model = to_float64(model)
     gain = half_gain(model.config)
     for length in PROMPT_LENGTHS:
         tokens = prompt(length)
         got = run_tokens(tested, tokens, length)
         exact = torch_logits(exact_model, tokens, length)
-        unfused_logits = run_tokens(unfused, tokens, length)
-        assert_as_accurate(got, unfused_logits, exact, "float16")
+        for other in unfused:
+            assert_as_accurate(got, run_tokens(other, tokens, length), exact, dtype)
         peer = torch_logits(model, tokens, length)
-        assert_as_accurate(got, peer, exact, "float16", peer_gain=gain)
+        assert_as_accurate(got, peer, exact, dtype, peer_gain=gain)
 
 
 def run_tokens(generator, tokens: np.ndarray, length: int) -> np.ndarray:

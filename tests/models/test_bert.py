@@ -49,17 +49,20 @@ def test_float32_output_matches_transformers(cls, tmp_path):
         common.assert_as_accurate(encoder.encode(*batch), peer, exact, "float32")
 
 
-def test_float16_is_as_accurate_as_unfused(tmp_path):
-    model = common.bert().half()
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
+    model = common.bert().to(getattr(torch, dtype))
     common.save(model, tmp_path)
-    tested = make_encoder(tmp_path, "float16")
-    unfused = make_encoder(tmp_path, "float16", common.compile_unfused)
+    tested = make_encoder(tmp_path, dtype)
+    others = [] if dtype == "bfloat16" else [common.compile_unfused]
+    unfused = [make_encoder(tmp_path, dtype, c) for c in others]
     exact_model, gain = common.to_float64(model), common.half_gain(model.config)
     for length in common.PROMPT_LENGTHS:
         batch = inputs(length)
         got, exact = tested.encode(*batch), torch_output(exact_model, *batch)
-        common.assert_as_accurate(got, unfused.encode(*batch), exact, "float16")
-        common.assert_as_accurate(got, torch_output(model, *batch), exact, "float16", gain)
+        for other in unfused:
+            common.assert_as_accurate(got, other.encode(*batch), exact, dtype)
+        common.assert_as_accurate(got, torch_output(model, *batch), exact, dtype, gain)
 
 
 def test_old_norm_names_load_and_the_pooler_is_ignored(tmp_path, recwarn):

@@ -23,8 +23,9 @@ def test_float32_logits_match_transformers(changes, tmp_path):
     common.check_decoder(make_generator(common.save(model, tmp_path)), model)
 
 
-def test_float16_is_as_accurate_as_unfused(tmp_path):
-    common.check_half_decoder(make_generator, common.gpt2(), tmp_path)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
+    common.check_half_decoder(make_generator, common.gpt2(), tmp_path, dtype)
 
 
 def test_names_without_prefix_and_mask_buffers_load(tmp_path, recwarn):

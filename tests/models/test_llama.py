@@ -57,8 +57,9 @@ def test_variants_match_transformers(variant, tmp_path):
     common.check_decoder(make_generator(common.save(model, tmp_path)), model)
 
 
-def test_float16_is_as_accurate_as_unfused(tmp_path):
-    common.check_half_decoder(make_generator, common.llama(), tmp_path)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
+    common.check_half_decoder(make_generator, common.llama(), tmp_path, dtype)
 
 
 def test_prefill_in_pieces_equals_one_prefill(plain):
