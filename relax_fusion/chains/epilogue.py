@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
@@ -26,7 +27,12 @@ class Chain:
     out_dtype: str
 
 
-def epilogue(view: BlockView, start: Linear, forbidden: set[relax.Var]) -> Chain:
+def epilogue(
+    view: BlockView,
+    start: Linear,
+    forbidden: set[relax.Var],
+    accepts: Callable[[tuple[str, ...]], bool] = lambda steps: True,
+) -> Chain:
     """Follow the single-use steps after a projection as far as a kernel can absorb them.
 
     Parameters
@@ -37,6 +43,8 @@ def epilogue(view: BlockView, start: Linear, forbidden: set[relax.Var]) -> Chain
         The projection.
     forbidden : set of relax.Var
         Results of the same kernel: a step that needs one of them cannot be part of it.
+    accepts : callable, optional
+        Whether a kernel can take these steps; what it cannot is left behind.
 
     Returns
     -------
@@ -53,7 +61,7 @@ def epilogue(view: BlockView, start: Linear, forbidden: set[relax.Var]) -> Chain
     )
     while True:
         longer = _extend(view, chain, forbidden | set(chain.covers))
-        if longer is None:
+        if longer is None or not accepts(longer.projection.epilogue):
             return chain
         chain = longer
 

@@ -21,8 +21,8 @@ SIMT_EFFICIENCY = 0.42
 of 66.9 Tflop/s at 1024 rows."""
 
 SIMT_ROW_TILE, SIMT_COLUMN_TILE, SIMT_K_STEP = 32, 64, 16
-"""Tile of that schedule (read in TVM 0.27's `dlight.gpu.Matmul`).  One row alone has a schedule of
-its own and is not padded."""
+"""Tile of that schedule (read in TVM 0.27's `dlight.gpu.Matmul`).  A static single row has a
+schedule of its own and is not padded."""
 
 SIMT_STEP_S = 0.73e-6
 """Least time of one of its steps along k, which load, wait at a barrier, compute and wait again.
@@ -50,6 +50,8 @@ class Kernel:
         Elements that go through a softmax.
     columns : int
         Of the matmul, where its tiles are to be counted.
+    dynamic : bool
+        Whether the schedule is one for any number of rows, and pads a single one too.
     """
 
     rows: int
@@ -57,6 +59,7 @@ class Kernel:
     flops: float = 0.0
     scores: float = 0.0
     columns: int = 0
+    dynamic: bool = False
 
 
 def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
@@ -70,6 +73,7 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
     b, out = shape.in_bytes, DTYPE_BYTES[work.out_dtype]
     x_bytes = rows * work.k * b
     kernels = []
+    dynamic = not isinstance(work.rows, int)
     if work.norm is not None:
         extra = rows * work.k * b if work.norm.returns_sum or work.norm.residual else 0
         kernels.append(Kernel(0, rows * shape.x_row_bytes + x_bytes + extra))
@@ -77,19 +81,21 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
         for p in work.outputs:
             residual = rows * p.n * b * p.epilogue.count("residual")
             moved = x_bytes + work.k * p.n * b + rows * p.n * out + residual
-            kernels.append(Kernel(rows, moved, 2.0 * rows * work.k * p.n, columns=p.n))
+            flops = 2.0 * rows * work.k * p.n
+            kernels.append(Kernel(rows, moved, flops, columns=p.n, dynamic=dynamic))
             if p.rope is not None:
                 kernels.append(Kernel(0, 2.0 * rows * p.rope.features * out))
         return kernels
     result, weights = rows * work.n * out, work.k * work.n * b
     if work.merged:
         moved = x_bytes + 2 * weights + 2 * result
-        kernels.append(Kernel(rows, moved, work.flops(rows), columns=2 * work.n))
+        kernels.append(Kernel(rows, moved, work.flops(rows), columns=2 * work.n, dynamic=dynamic))
         kernels.append(Kernel(0, 3 * result))
         return kernels
     for results in (1, 2):
         moved = x_bytes + weights + results * result
-        kernels.append(Kernel(rows, moved, work.flops(rows) / 2, columns=work.n))
+        flops = work.flops(rows) / 2
+        kernels.append(Kernel(rows, moved, flops, columns=work.n, dynamic=dynamic))
     return kernels
 
 
@@ -147,7 +153,9 @@ def _rate(dtype: str, dev: DeviceSpec, backend: str) -> float:
 
 def _matmul_s(kernel: Kernel, rate: float, dev: DeviceSpec, backend: str) -> float:
     """Return the seconds of the arithmetic, in whole tiles where TVM's schedule has them."""
-    if dev.kind == "cpu" or backend != "tir" or kernel.rows <= 1:
+    if dev.kind == "cpu" or backend != "tir":
+        return kernel.flops / rate
+    if kernel.rows <= 1 and not kernel.dynamic:
         return kernel.flops / rate
     rows = ceil_div(kernel.rows, SIMT_ROW_TILE) * SIMT_ROW_TILE
     padded = kernel.flops * rows / kernel.rows

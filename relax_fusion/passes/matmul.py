@@ -8,8 +8,11 @@ import tvm
 from tvm import ir, relax
 
 from ..chains import epilogue, linear, norm_matmul, plain_prologue
+from ..estimator.prediction import HALF_DTYPES
+from ..estimator.triton import split_epilogue
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
+from ..shapes import dtype_of
 
 PATTERN = "FuseMatmulEpilogue"
 
@@ -21,6 +24,8 @@ class FuseMatmulEpilogue:
 
     These are the output and down projections of a transformer, and its lm_head.  A matmul with no
     step after it is taken too, so that every projection of a model is scheduled by our rules.
+    Where Triton emits the kernels, the steps from the first on that those lack stay behind, such as
+    a second residual: without tensor cores the matmul would cost more than another kernel does.
 
     rewrite::
 
@@ -48,5 +53,8 @@ class FuseMatmulEpilogue:
         lin = linear(view, var)
         if lin is None:
             return None
-        chain = epilogue(view, lin, set())
+        half = dtype_of(lin.x) in HALF_DTYPES and self.options.backend == "triton"
+        chain = epilogue(
+            view, lin, set(), lambda steps: not half or split_epilogue(steps) is not None
+        )
         return norm_matmul(view, PATTERN, plain_prologue(lin.x), [chain], self.options.bounds)
