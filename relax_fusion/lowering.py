@@ -200,6 +200,8 @@ class _Fuser:
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
         self._record(function, match.where, None, match, (name, choice))
+        for where, decline in match.declined:
+            self._record(function, where, decline)
         return Kernel(match, gvar)
 
     def _record(

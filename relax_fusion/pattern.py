@@ -61,6 +61,10 @@ class Match:
         Outputs, in the order of the PrimFunc's parameters.
     workload : Workload
         What the kernel computes.
+    after : tuple of (relax.Var, relax.Expr)
+        Bindings of some of `covers` that follow the kernel: movements of its results.
+    declined : tuple of (str, Decline)
+        Steps next to the chain that its kernel leaves alone: where they are, and why.
     """
 
     pattern: str
@@ -69,6 +73,8 @@ class Match:
     args: tuple[KernelArg, ...]
     outs: tuple[KernelOut, ...]
     workload: Workload
+    after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
+    declined: tuple[tuple[str, Decline], ...] = ()
 
     @property
     def where(self) -> str:

@@ -113,17 +113,18 @@ class _Emitter:
         self.flat: dict[relax.Var, relax.Var] = {}
 
     def kernel(self, kernel: Kernel) -> None:
-        """Emit one kernel call with the reshapes that it needs."""
+        """Emit one kernel call with the reshapes that it needs, and what follows it."""
         match = kernel.match
         args = [self._arg(a) for a in match.args]
         types = [relax.TensorType(o.shape, o.dtype, vdevice=o.var.ty.vdevice) for o in match.outs]
         call = relax.op.call_tir(kernel.gvar, relax.Tuple(args), types)
         if len(match.outs) == 1:
             self._result(call, match.outs[0])
-            return
-        packed = self._bind(call, "fused")
-        for index, out in enumerate(match.outs):
-            self._result(relax.TupleGetItem(packed, index), out)
+        else:
+            packed = self._bind(call, "fused")
+            for index, out in enumerate(match.outs):
+                self._result(relax.TupleGetItem(packed, index), out)
+        self.bindings += [relax.VarBinding(var, value) for var, value in match.after]
 
     def _arg(self, arg: KernelArg) -> relax.Expr:
         if arg.shape is None or same_shape(shape_of(arg.expr), arg.shape):

@@ -95,7 +95,7 @@ def add_torch(case: Case, exported: models.ExportedModel) -> None:
     matmuls = []
     for param in exported.params:
         # The embedding is also the head, which sees the last position only; tables are no matmul.
-        if len(param.shape) == 2 and "wpe" not in param.name and "rotary" not in param.name:
+        if len(param.shape) == 2 and "wpe" not in param.name and "rope" not in param.name:
             out, width = param.shape
             m = 1 if out == vocab else rows
             matmuls.append((torch.ones(m, width), torch.ones(out, width)))

@@ -1,8 +1,9 @@
 """The chains of operators that transformers are made of, recognised one step at a time.
 
-Each module looks at one step (constants, activations, norms, linear, epilogue, attention), in all
-the spellings in which front ends write it; its functions return a frozen description, or None.
-`projections` puts norms and matmuls together into a match.  The passes compose them.
+Each module looks at one step (constants, activations, norms, linear, epilogue, rotation,
+attention), in all the spellings in which front ends write it; its functions return a frozen
+description, or None.  `rope` finds the rotations of a projection's heads behind `movements` of its
+features; `projections` puts norms and matmuls together into a match.  The passes compose them.
 """
 
 from .activations import activation
@@ -18,6 +19,7 @@ from .projections import (
     plain_prologue,
     readers_of,
 )
+from .rope import with_rope
 
 __all__ = [
     "Chain",
@@ -33,4 +35,5 @@ __all__ = [
     "normalisation",
     "plain_prologue",
     "readers_of",
+    "with_rope",
 ]

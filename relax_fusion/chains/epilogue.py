@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 
+from ..errors import Decline
 from ..pattern import BlockView, KernelArg, is_call
 from ..shapes import dtype_of, same_shape, shape_of
 from ..workload import Projection
@@ -17,7 +18,11 @@ from .linear import Linear
 
 @dataclass(frozen=True)
 class Chain:
-    """A projection with the steps after it that one kernel can take along."""
+    """A projection with the steps after it that one kernel can take along.
+
+    `angles` are the cosines and sines of a rotation, `after` bindings that move its result to where
+    the graph wants it.  `declined` has what else could not be taken along, and why.
+    """
 
     linear: Linear
     projection: Projection
@@ -25,6 +30,9 @@ class Chain:
     covers: tuple[relax.Var, ...]
     out: relax.Var
     out_dtype: str
+    angles: tuple[KernelArg, ...] = ()
+    after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
+    declined: tuple[tuple[str, Decline], ...] = ()
 
 
 def epilogue(

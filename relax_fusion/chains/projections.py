@@ -131,15 +131,31 @@ def _is_projection(view: BlockView, expr: relax.Expr) -> bool:
 
 
 def readers_of(view: BlockView, var: relax.Var) -> list[Linear]:
-    """Return the projections whose input is `var`."""
-    found = (linear(view, user) for user in view.uses(var) if _projects(view, user, var))
-    return [lin for lin in found if lin is not None and lin.x.same_as(var)]
+    """Return the projections whose input is `var`, or a reshape of it that keeps its features."""
+    found = [lin for user in view.uses(var) for lin in _linear_of(view, user, var)]
+    for rows in view.uses(var):
+        if view.call(rows, "relax.reshape") is None or not _keeps_features(rows, var):
+            continue
+        behind = [lin for user in view.uses(rows) for lin in _linear_of(view, user, rows)]
+        if len(behind) == len(view.uses(rows)) and not view.escapes(rows):
+            behind = [replace(lin, covers=(rows, *lin.covers)) for lin in behind]
+        found += behind
+    return found
 
 
-def _projects(view: BlockView, user: relax.Var, var: relax.Var) -> bool:
-    """Tell whether `user` could be a projection of `var`, not one whose weight it is."""
+def _linear_of(view: BlockView, user: relax.Var, var: relax.Var) -> list[Linear]:
+    """Return the projection of `var` that `user` is; none if it is another, or `var` its weight."""
     call = view.call(user, "relax.matmul")
-    return call is None or call.args[0].same_as(var)
+    if call is not None and not call.args[0].same_as(var):
+        return []
+    lin = linear(view, user)
+    return [lin] if lin is not None and lin.x.same_as(var) else []
+
+
+def _keeps_features(rows: relax.Var, var: relax.Var) -> bool:
+    """Tell whether a reshape has the features of `var` as its last dimension."""
+    before, after = shape_of(var) or [], shape_of(rows) or []
+    return len(after) > 1 and same_shape(before[-1:], after[-1:])
 
 
 def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:
@@ -162,6 +178,7 @@ def norm_matmul(
     source = before.source
     dtype = check_dtype(dtype_of(source.expr), "the input")
     args, outs, covers = list(before.args), list(before.outs), list(before.covers)
+    operands = [a.expr for a in args]  # of the input's dtype, as angles need not be
     for chain in chains:
         guard(
             chain.linear.k == source.k,
@@ -170,12 +187,13 @@ def norm_matmul(
         )
         n = chain.projection.n
         wide = (source.rows, n)
-        args += [a if _is_vector(a) else _as_rows(a, chain, wide) for a in chain.args]
+        taken = [a if _is_vector(a) else _as_rows(a, chain, wide) for a in chain.args]
+        operands += [a.expr for a in taken]
+        args += [*taken, *chain.angles]
         outs.append(_out(chain.out, source, n, chain.out_dtype))
         covers += chain.covers
-    exprs = [a.expr for a in args]
-    check_operands(exprs, dtype)
-    check_vdevices(exprs)
+    check_operands(operands, dtype)
+    check_vdevices([a.expr for a in args])
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
     check_dtype(next(iter(out_dtypes)), "the result")
@@ -189,8 +207,10 @@ def norm_matmul(
     )
     spelling = _spelling(before, chains)
     covers_tuple = tuple(dict.fromkeys(covers))
-    check_inner(view, covers_tuple, {o.var for o in outs})
-    return Match(pattern, spelling, covers_tuple, tuple(args), tuple(outs), work)
+    after = tuple(binding for c in chains for binding in c.after)
+    check_inner(view, covers_tuple, {o.var for o in outs} | {var for var, _ in after})
+    declined = tuple(d for c in chains for d in c.declined)
+    return Match(pattern, spelling, covers_tuple, tuple(args), tuple(outs), work, after, declined)
 
 
 def _is_vector(arg: KernelArg) -> bool:
@@ -208,4 +228,5 @@ def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
     parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")
     parts += sorted({"nk": "NT", "kn": "NN"}[layout] for layout in layouts)
     parts += [step for c in chains[:1] for step in c.projection.epilogue]
+    parts += ["rope"] if any(c.projection.rope for c in chains) else []
     return " ".join(parts)

@@ -12,7 +12,6 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
 ``out{i}``      its epilogue                                [rows, n], out_dtype
-                rotated: the same memory as                 [rows, heads, 2, head_dim / 2]
 
 ``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out
 of the inner loops; the extra elements are never stored.  With edges "clamp" (CPU) they repeat the
@@ -40,7 +39,7 @@ from ..workload import (
 )
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
-from .rope import rotated_projection
+from .rope import in_order, rotated_projection
 from .stages import (
     Edges,
     Padding,
@@ -76,8 +75,8 @@ def contraction_prim_func(
     tirx.PrimFunc
         Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
         operands of its epilogue in order, [cosines, sines]; then the outputs: [sum], [norm], one
-        per projection.  All two-dimensional ``[rows, features]`` but gamma, beta and biases, the
-        angles ``[positions, head_dim]``, and rotated results (see above).  Where `table` has
+        per projection.  All two-dimensional ``[rows, features]`` but gamma, beta and biases, and
+        the angles ``[positions, head_dim]``.  Where `table` has
         several ranges, the body is a choice between one root block for each; where its plans are
         Triton's, the body only says what is computed.
     """
@@ -116,7 +115,11 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
         for index, projection in enumerate(work.outputs):
             which = work, projection, index
             _projection(stages, which, (rows, data), padding, stacked=edges == "zero")
-    return te.create_prim_func([*stages.inputs, *stages.outputs])
+    func = te.create_prim_func([*stages.inputs, *stages.outputs])
+    for index, projection in enumerate(work.outputs if isinstance(work, NormMatmul) else ()):
+        if projection.rope is not None:
+            func = in_order(func, f"out{index}", projection.rope)
+    return func
 
 
 def _sum(stages: Stages, x: te.Tensor, returned: bool) -> te.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 
 from ..errors import LoweringError
 from ..workload import DynamicDim, NormMatmul, Projection, Rope
@@ -12,7 +12,8 @@ from .activations import ACCUMULATE
 from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts, weight_at
 
 Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
-"""The element of part p of a pair: a function of p, row and pair."""
+"""An element of part p of a pair: of an accumulator by part, row and pair; of a result the part is
+last."""
 
 
 def feature_of(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
@@ -20,10 +21,25 @@ def feature_of(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
     return pair // rope.half * rope.head_dim + part * rope.half + pair % rope.half
 
 
-def rotated(
-    rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]
-) -> Callable[[tirx.Expr, tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]:
-    """Return the elements of the result as ``[rows, heads, 2, head_dim / 2]``, in float32.
+def in_order(func: tirx.PrimFunc, name: str, rope: Rope) -> tirx.PrimFunc:
+    """Return `func` with the result of the block `name` in the order of its features.
+
+    rewrite: ``out[i, pair, part] = v`` -> ``out[i, feature_of(part, pair)] = v``
+
+    Stages are functions of their place in the result, so what is computed pair by pair is first a
+    tensor of pairs.
+    """
+    sch = s_tir.Schedule(func)
+    sch.transform_layout(
+        sch.get_sblock(name),
+        ("write", 0),
+        lambda i, pair, part: [i, feature_of(rope, part, pair)],
+    )
+    return sch.mod["main"]
+
+
+def rotated(rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]) -> Pairs:
+    """Return the elements of the result as ``[rows, pairs, 2]``, in float32.
 
     Parameters
     ----------
@@ -35,17 +51,16 @@ def rotated(
         Cosines and sines.
     """
     cos, sin = angles
-    heads = rope.features // rope.head_dim
+    pairs = rope.features // 2
 
-    def element(i: tirx.Expr, h: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        pair = h * rope.half + j
+    def element(i: tirx.Expr, j: tirx.Expr, p: tirx.Expr) -> tirx.Expr:
         row = i if rope.positions is None else i % cos.shape[0]
-        lane = p * rope.half + j
-        own, other = value(p, i, pair), value(1 - p, i, pair)
+        lane = p * rope.half + j % rope.half
+        own, other = value(p, i, j), value(1 - p, i, j)
         signed = te.if_then_else(p == 0, -other, other)
         turned = own * cos(row, lane).astype(ACCUMULATE)
         turned = turned + signed * sin(row, lane).astype(ACCUMULATE)
-        return te.if_then_else(h < heads, turned, own)
+        return te.if_then_else(j < pairs, turned, own)
 
     return element
 
@@ -84,6 +99,6 @@ def rotated_projection(
         for name in ("cos", "sin")
     ]
     element = rotated(rope, value, (angles[0], angles[1]))
-    shape = int64((rows, n // rope.head_dim, 2, rope.half))
+    shape = int64((rows, n // 2, 2))
     rounded = lambda *at: element(*at).astype(work.out_dtype)  # noqa: E731
     stages.give(te.compute(shape, rounded, f"out{index}"))

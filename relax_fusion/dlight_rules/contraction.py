@@ -119,7 +119,7 @@ def _panel_cpu(sch: s_tir.Schedule, acc: SBlockRV, out: SBlockRV, plan: TilePlan
     dot = is_dot(sch, acc)
     lanes = plan.lanes
     partial = steps.split_lanes(sch, acc, lanes) if dot and lanes > 1 else acc
-    i, j, inner = steps.rows_and_columns(sch, out)
+    i, j, *inner = sch.get_loops(out)
     i_block, i_tile, i_reg = sch.split(i, [None, plan.block_m // plan.reg_m, plan.reg_m])
     panel, j_tile, j_reg = sch.split(j, [None, plan.block_n // plan.reg_n, plan.reg_n])
     sch.reorder(panel, i_block, j_tile, i_tile, i_reg, j_reg)

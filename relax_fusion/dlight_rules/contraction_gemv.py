@@ -59,7 +59,7 @@ def dot_products(
     """
     y, x = threads_of(plan, warp)
     partial = _partial_sums(sch, acc, plan, x)
-    i, j, inner = steps.rows_and_columns(sch, out)
+    i, j, *inner = sch.get_loops(out)
     steps.unroll_all(sch, inner)
     block_j, thread_j, reg_j = sch.split(j, [None, y, plan.reg_n])
     sch.reorder(block_j, i, thread_j, reg_j)

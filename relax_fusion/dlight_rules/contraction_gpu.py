@@ -127,7 +127,7 @@ def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan
     """
     acc, out = blocks
     threads = plan.block_m // plan.reg_m, plan.block_n // plan.reg_n
-    i, j, inner = steps.rows_and_columns(sch, out)
+    i, j, *inner = sch.get_loops(out)
     block_i, thread_i, reg_i = sch.split(i, [None, threads[0], plan.reg_m])
     block_j, reg_j, thread_j = sch.split(j, [None, plan.reg_n, threads[1]])
     sch.reorder(block_i, block_j, reg_j, thread_i, thread_j, reg_i)

@@ -27,21 +27,6 @@ def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:
     return int(value) if isinstance(value, tirx.IntImm) else None
 
 
-def rows_and_columns(sch: s_tir.Schedule, out: SBlockRV) -> tuple[LoopRV, LoopRV, list[LoopRV]]:
-    """Return the loops of an epilogue over rows and columns, and those inside a column.
-
-    A rotated epilogue's columns are pairs of features, whose two parts lie half a head apart.
-
-    rewrite: ``for i, head, part, lane: S`` -> ``for i: for column in heads * lanes: for part: S``
-    """
-    loops = sch.get_loops(out)
-    if len(loops) == 2:
-        return loops[0], loops[1], []
-    i, head, part, lane = loops
-    sch.reorder(head, lane, part)
-    return i, sch.fuse(head, lane), [part]
-
-
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     """Give every lane of a vector its own partial sum.
 

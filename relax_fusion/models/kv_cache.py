@@ -1,7 +1,7 @@
-"""The PrimFuncs that put new keys and values into the cache, one call per layer.
+"""The PrimFunc that puts new keys and values into the cache, one call per layer.
 
 The cache is a plain tensor ``[batch, max_seq_len, kv_heads, head_dim]`` that the caller owns and
-the call updates in place. Each function is one elementwise block over (batch, sequence, head,
+the call updates in place. The function is one elementwise block over (batch, sequence, head,
 lane), so that any elementwise schedule rule can bind it to threads as one kernel.
 """
 
@@ -43,9 +43,8 @@ def append(
     cache: tuple[Tensor, Tensor],
     total_len: tirx.Var,
     heads: Heads,
-    rope: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Split a merged projection, rotate queries and keys, and write keys and values in place.
+    """Split a merged projection, and write keys and values in place.
 
     Parameters
     ----------
@@ -58,8 +57,6 @@ def append(
         Tokens in the cache after this call, int64.
     heads : Heads
         The head counts.
-    rope : Tensor, optional
-        float32 table of `relax_fusion.models.rope.rope_table`; without it nothing is rotated.
 
     Returns
     -------
@@ -70,66 +67,14 @@ def append(
     queries = Tensor.placeholder((batch, seq_len, heads.query, heads.dim), qkv.dtype)
     out = [*cache, queries]
     max_len = cache[0].shape[1]
-    if rope is None:
-        func, args, first = kv_append(heads, max_len, qkv.dtype), [qkv], 1
-    else:
-        func, args, first = rope_append(heads, max_len, qkv.dtype), [qkv, rope], 2
-    keys, values, rotated = op.tensor_ir_inplace_op(
-        func,
-        "kv_append" if rope is None else "rope_append",
-        args=[*args, *cache, total_len],
-        inplace_indices=[first, first + 1, -1],
+    keys, values, copied = op.tensor_ir_inplace_op(
+        kv_append(heads, max_len, qkv.dtype),
+        "kv_append",
+        args=[qkv, *cache, total_len],
+        inplace_indices=[1, 2, -1],
         out=out,
     )
-    return rotated, keys, values
-
-
-def rope_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
-    """Build the PrimFunc that rotates queries and keys and appends keys and values.
-
-    Rotation is computed in float32 and rounded once to ``dtype``. Lane ``d`` pairs with lane
-    ``d + dim / 2``, the order of Hugging Face checkpoints.
-    """
-    hq, hkv, dim, half = map(_int64, (heads.query, heads.kv, heads.dim, heads.dim // 2))
-    merged, max_rows = _int64(heads.merged), _int64(max_len)
-
-    def rotate(qkv, table, b, s, h, d, pos):
-        lane = h * dim + d
-        other = T.if_then_else(d < half, -qkv[b, s, lane + half], qkv[b, s, lane - half])
-        cos, sin = table[pos, d % half], table[pos, d % half + half]
-        own = qkv[b, s, lane].astype("float32") * cos
-        return (own + other.astype("float32") * sin).astype(dtype)
-
-    @T.prim_func(private=True, s_tir=True)
-    def func(
-        qkv_handle: T.handle,
-        table_handle: T.handle,
-        keys_handle: T.handle,
-        values_handle: T.handle,
-        total_len: T.int64,
-        queries_handle: T.handle,
-    ):
-        T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
-        batch = T.int64()
-        seq_len = T.int64()
-        qkv = T.match_buffer(qkv_handle, (batch, seq_len, merged), dtype)
-        table = T.match_buffer(table_handle, (max_rows, dim), "float32")
-        keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, dim), dtype)
-        values = T.match_buffer(values_handle, (batch, max_rows, hkv, dim), dtype)
-        queries = T.match_buffer(queries_handle, (batch, seq_len, hq, dim), dtype)
-        for iters in T.grid(batch, seq_len, hq + hkv + hkv, dim):
-            with T.sblock("rope_append"):
-                b, s, h, d = T.axis.remap("SSSS", iters)
-                if h < hq:
-                    queries[b, s, h, d] = rotate(qkv, table, b, s, h, d, total_len - seq_len + s)
-                elif h < hq + hkv:
-                    keys[b, total_len - seq_len + s, h - hq, d] = rotate(
-                        qkv, table, b, s, h, d, total_len - seq_len + s
-                    )
-                else:
-                    values[b, total_len - seq_len + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
-
-    return func
+    return copied, keys, values
 
 
 def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 from tvm import tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -19,7 +20,7 @@ from .layers import (
     slice_rows,
 )
 from .recipes import Recipe
-from .rope import inverse_frequencies, rope_table
+from .rope import Angles, inverse_frequencies, rope_table
 
 
 class LlamaAttention(nn.Module):
@@ -33,10 +34,11 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
 
     def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, rope: Tensor
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        q, keys, values = kv_cache.append(self.qkv_proj(x), cache, total_len, self.heads, rope)
+        qkv = angles.turn_first(self.qkv_proj(x), self.heads.query + self.heads.kv)
+        q, keys, values = kv_cache.append(qkv, cache, total_len, self.heads)
         k = slice_rows(keys, 1, 0, total_len)
         v = slice_rows(values, 1, 0, total_len)
         return self.o_proj(attention(q, k, v, self.scale)), (keys, values)
@@ -68,20 +70,21 @@ class LlamaLayer(nn.Module):
         self.mlp = LlamaMLP(config)
 
     def forward(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, rope: Tensor
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        attended, cache = self.self_attn(self.input_layernorm(x), cache, total_len, rope)
+        attended, cache = self.self_attn(self.input_layernorm(x), cache, total_len, angles)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
 class LlamaModel(nn.Module):
-    """Embedding, layers and final norm; holds the rotary table."""
+    """Embedding, layers and final norm; holds the rotary tables."""
 
     def __init__(self, config: LlamaConfig, max_seq_len: int) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.rope = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
+        self.rope_cos = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
+        self.rope_sin = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
         self.layers = nn.ModuleList([LlamaLayer(config) for _ in range(config.num_layers)])
         self.norm = nn.RMSNorm(config.hidden_size, -1, config.norm_eps, bias=False)
 
@@ -95,7 +98,8 @@ class LlamaForCausalLM(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tied = config.tie_word_embeddings
         self.to(dtype)
-        self.model.rope.to("float32")
+        for table in (self.model.rope_cos, self.model.rope_sin):
+            table.to("float32")
 
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
@@ -107,10 +111,12 @@ class LlamaForCausalLM(nn.Module):
 
     def _run(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         x = self.model.embed_tokens(input_ids)
+        tables = self.model.rope_cos, self.model.rope_sin
+        angles = Angles.of(*tables, input_ids.shape[1], total_len)
         updated: list[Tensor] = []
         for i, layer in enumerate(self.model.layers):
             pair = (caches[2 * i], caches[2 * i + 1])
-            x, pair = layer(x, pair, total_len, self.model.rope)
+            x, pair = layer(x, pair, total_len, angles)
             updated.extend(pair)
         x = self.model.norm(last_position(x))
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
@@ -120,7 +126,10 @@ class LlamaForCausalLM(nn.Module):
 def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
     """Where each parameter of `LlamaForCausalLM` comes from in a Hugging Face checkpoint."""
     freq = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
-    found = {"model.rope": Recipe(compute=partial(rope_table, freq, max_seq_len))}
+    found = {
+        f"model.rope_{name}": Recipe(compute=partial(rope_table, freq, max_seq_len, function))
+        for name, function in (("cos", np.cos), ("sin", np.sin))
+    }
     query, kv, wide = (
         config.num_heads * config.head_dim,
         config.num_kv_heads * config.head_dim,

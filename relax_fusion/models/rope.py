@@ -1,6 +1,6 @@
-"""Rotary position embeddings: how frequencies are scaled, and the table of angles.
+"""Rotary position embeddings: how frequencies are scaled, the tables of angles, the rotation.
 
-The table is computed once on the host in float64 and handed to the model as one float32 parameter,
+The tables are computed once on the host in float64 and handed to the model as float32 parameters,
 because GPU code generators lower ``sin`` and ``cos`` to fast approximations whose error grows with
 the angle, and because every layer and both exported functions read the same numbers.
 """
@@ -8,13 +8,16 @@ the angle, and because every layer and both exported functions read the same num
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from tvm import tirx
+from tvm.relax.frontend.nn import Tensor, op
 
 from .errors import ConfigError, UnsupportedFeatureError
+from .layers import slice_rows
 
 
 @dataclass(frozen=True)
@@ -97,17 +100,57 @@ def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np
     return keep * freq + (1.0 - keep) * freq / scaling.factor
 
 
-def rope_table(freq: np.ndarray, length: int) -> np.ndarray:
-    """Cosines and sines of every position.
+def rope_table(freq: np.ndarray, length: int, function: Callable = np.cos) -> np.ndarray:
+    """Cosines (or sines) of every position.
 
     Returns
     -------
     numpy.ndarray
-        float32, shape ``[length, 2 * len(freq)]``: cosines in the first half of a row, sines in
-        the second.
+        float32, shape ``[length, 2 * len(freq)]``: both lanes of a pair have the same angle, and
+        lie ``len(freq)`` apart.
     """
     angle = np.arange(length, dtype=np.float64)[:, None] * freq[None, :]
-    return np.concatenate([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    return np.tile(function(angle), 2).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Angles:
+    """Cosines and sines of the positions of one call, float32 ``[seq_len, 1, head_dim]``."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @staticmethod
+    def of(cos: Tensor, sin: Tensor, seq_len: tirx.Expr | int, total_len: tirx.Var) -> Angles:
+        """Take the last `seq_len` of `total_len` rows of the tables of `rope_table`."""
+        rows = (slice_rows(table, 0, total_len - seq_len, total_len) for table in (cos, sin))
+        return Angles(*(op.reshape(r, (seq_len, 1, r.shape[1])) for r in rows))
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Rotate heads ``[batch, seq_len, heads, head_dim]`` in float32, rounded once.
+
+        Lane ``d`` pairs with lane ``d + head_dim / 2``, the order of Hugging Face checkpoints.
+        """
+        wide = x if x.dtype == "float32" else op.astype(x, "float32")
+        low, high = op.split(wide, 2, axis=-1)
+        turned = wide * self.cos + op.concat([op.negative(high), low], dim=-1) * self.sin
+        return turned if x.dtype == "float32" else op.astype(turned, x.dtype)
+
+    def turn_first(self, qkv: Tensor, heads: int) -> Tensor:
+        """Rotate the first heads of a merged projection ``[batch, seq_len, features]``.
+
+        Parameters
+        ----------
+        qkv : Tensor
+            Queries, keys and values.
+        heads : int
+            Heads of queries and keys together.
+        """
+        batch, seq_len, _ = qkv.shape
+        head_dim = self.cos.shape[-1]
+        turned, kept = op.split(qkv, [heads * head_dim], axis=-1)
+        turned = self.turn(op.reshape(turned, (batch, seq_len, heads, head_dim)))
+        return op.concat([op.reshape(turned, (batch, seq_len, heads * head_dim)), kept], dim=-1)
 
 
 def _number(data: Mapping[str, Any], key: str, kind: str) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import epilogue, linear, norm_matmul, plain_prologue
+from ..chains import epilogue, linear, norm_matmul, plain_prologue, with_rope
 from ..estimator.prediction import HALF_DTYPES
 from ..estimator.triton import split_epilogue
 from ..lowering import FuseOptions, fuse
@@ -33,6 +33,8 @@ class FuseMatmulEpilogue:
             ->
         z = R.call_tir(fuse_matmul_epilogue_..., (x, W, b, r))
 
+    A rotation of heads (rope) is taken along as by `FuseRMSNormMatmul`.
+
     declines when:
         as `FuseRMSNormMatmul`, the norm aside.
 
@@ -57,4 +59,5 @@ class FuseMatmulEpilogue:
         chain = epilogue(
             view, lin, set(), lambda steps: not half or split_epilogue(steps) is not None
         )
+        chain = with_rope(view, chain, set(), self.options.bounds)
         return norm_matmul(view, PATTERN, plain_prologue(lin.x), [chain], self.options.bounds)

@@ -15,6 +15,7 @@ from ..chains import (
     norm_prologue,
     normalisation,
     readers_of,
+    with_rope,
 )
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
@@ -35,6 +36,18 @@ class FuseRMSNormMatmul:
         q1 = act(R.add(R.add(q, b), t))        # optional steps, in any order
             ->
         s, q1, ... = R.call_tir(fuse_rms_norm_matmul_..., (x, r, g, Wq, b, t, ...))
+
+        q2 = R.permute_dims(R.reshape(q, [b, s, heads, d]), [0, 2, 1, 3])   # or neither, or split
+        y  = R.add(R.multiply(q2, cos), R.multiply(rotate_half(q2), sin))   # rope, behind a bias
+            ->
+        q1 = R.call_tir(fuse_rms_norm_matmul_..., (x, g, Wq, cos, sin, ...))
+        y  = R.permute_dims(R.reshape(q1, [b, s, heads, d]), [0, 2, 1, 3])
+
+    Heads stay unrotated, and the report says why, when:
+        an unrotated one is read elsewhere; angles differ between heads, or are the same along a
+        later dimension of the rows than they differ in; the rotated features are not the first
+        ones; parts of a projection turn by different angles; an activation or a residual comes
+        before; the result has another dtype than the matmul.
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
@@ -63,7 +76,9 @@ class FuseRMSNormMatmul:
         chains: list[Chain] = []
         inside = made_by(view, normed)
         for lin in linears:
-            chains.append(epilogue(view, lin, inside | {c.out for c in chains}))
+            forbidden = inside | {c.out for c in chains}
+            chain = epilogue(view, lin, forbidden)
+            chains.append(with_rope(view, chain, forbidden, self.options.bounds))
             inside |= set(chains[-1].covers)
-        before = norm_prologue(view, normed, {lin.var for lin in linears})
+        before = norm_prologue(view, normed, {v for lin in linears for v in lin.covers})
         return norm_matmul(view, PATTERN, before, chains, self.options.bounds)

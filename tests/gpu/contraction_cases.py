@@ -55,7 +55,7 @@ def rotate(rope: Rope, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.nd
     turned = heads * cos[row][:, None] + half_turned * sin[row][:, None]
     kept = np.arange(heads.shape[1]) >= rope.features // rope.head_dim
     turned[:, kept] = heads[:, kept]
-    return turned.reshape(len(x), -1, 2, rope.half)
+    return turned.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,8 @@ class Case:
         shapes = []
         if work.norm:
             shapes += [whole] * (int(work.norm.returns_sum) + int(work.norm.returns_norm))
-        if isinstance(work, GatedFFN):
-            return [*shapes, ((self.rows, work.n), work.out_dtype)]
-        for p in work.outputs:
-            heads = (p.n // p.rope.head_dim, 2, p.rope.half) if p.rope else (p.n,)
-            shapes.append(((self.rows, *heads), work.out_dtype))
-        return shapes
+        widths = [work.n] if isinstance(work, GatedFFN) else [p.n for p in work.outputs]
+        return [*shapes, *(((self.rows, n), work.out_dtype) for n in widths)]
 
     def reference(self, arrays: Arrays, dtype: str, stored: bool = False) -> list[np.ndarray]:
         """Compute every result, step by step, with sums and intermediates in `dtype`.

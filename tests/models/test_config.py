@@ -125,6 +125,9 @@ def test_frequencies_match_the_definition(scaling):
     expected = common.Float64Rope(reference).freq.numpy()
     # Both are float64 and differ by the order of a few operations.
     np.testing.assert_allclose(freq, expected, rtol=16 * np.finfo(np.float64).eps)
-    table = rope_table(freq, 5)
-    assert table.shape == (5, 64) and table.dtype == np.float32
-    assert (table[0, :32] == 1).all() and (table[0, 32:] == 0).all()
+    cos, sin = rope_table(freq, 5), rope_table(freq, 5, np.sin)
+    for table in (cos, sin):
+        assert table.shape == (5, 64) and table.dtype == np.float32
+        assert (table[:, :32] == table[:, 32:]).all()
+    assert (cos[0] == 1).all() and (sin[0] == 0).all()
+    np.testing.assert_allclose(sin[1, :32], np.sin(freq), rtol=2 * np.finfo(np.float32).eps)

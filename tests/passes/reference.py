@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 from tvm import ir, relax, tirx
+from tvm.sym import Analyzer
 
 Values = dict[Any, Any]
 
@@ -54,8 +56,10 @@ def _value(expr: relax.Expr, values: Values) -> Any:
 
 def size(dim: Any, values: Values) -> int:
     """Return the value of a symbolic size."""
-    variables = {v: tirx.IntImm("int64", values[v]) for v in tirx.analysis.undefined_vars(dim)}
-    return int(tirx.stmt_functor.substitute(dim, variables)) if variables else int(dim)
+    if isinstance(dim, ir.Expr):
+        known = (ir.Var, lambda var: tirx.IntImm("int64", values[var]))
+        dim = Analyzer().simplify(tvm_ffi.structural_map(dim, known))
+    return int(dim)
 
 
 def _norm(x: np.ndarray, gamma: np.ndarray, eps: float, axes: tuple[int, ...]) -> np.ndarray:
@@ -116,6 +120,10 @@ _OPS: dict[str, Callable[..., Any]] = {
     "matmul": lambda _, a, b: a @ b,
     "reshape": lambda _, a, shape: a.reshape(shape),
     "permute_dims": lambda at, a: a.transpose(at.axes and [int(i) for i in at.axes]),
+    "concat": lambda at, parts: np.concatenate(parts, int(at.axis)),
+    "expand_dims": lambda at, a: np.expand_dims(a, tuple(int(i) for i in at.axis)),
+    "negative": lambda _, a: -a,
+    "exp": lambda _, a: np.exp(a),
     "repeat": lambda at, a: np.repeat(a, int(at.repeats), int(at.axis)),
     "split": _split,
     "strided_slice": _slice,

@@ -76,7 +76,6 @@ def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | Non
     table = PlanTable.single(chosen)
     mod = emitted(work, table)
     assert launched(mod) == launched(emitted(plain, table))
-    assert [int(d) for d in mod["main"].ret_ty.shape.values[1:]] == [6, 2, 32]
     angles = [p.ty for p in mod["main"].params[-2:]]
     assert [str(ty.dtype) for ty in angles] == ["float32"] * 2
     assert [int(ty.shape.values[1]) for ty in angles] == [64, 64]
