@@ -19,6 +19,7 @@ from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli import main
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.measure import Run
+from relax_fusion.cuda_graph import RUN_OR_CAPTURE
 from relax_fusion.report import Report
 
 CONFIG = {
@@ -198,18 +199,21 @@ def test_generation_stops_at_the_end_token(damaged, capsys):
 
 
 @links
-def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys):
+@pytest.mark.parametrize("graphs", [True, False])
+def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
     config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
     out = tmp_path / "out"
     dump = tmp_path / "dump"
     arguments = ["--target", "h200", "--no-weights", "--debug-dump", str(dump)]
+    arguments += [] if graphs else ["--no-cuda-graph"]
     assert main(["compile", str(config), "-o", str(out), *arguments]) == 0
     assert "CUDA" in capsys.readouterr().out
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["dtype"], manifest["weights"]) == ("float16", "none")
     assert "sm_90a" in manifest["target"]
     assert b"__global__" in (out / "lib.so").read_bytes()
-    assert (dump / "debug-phase0.py").is_file() and (dump / "debug-final.py").is_file()
+    assert (dump / "debug-phase0.py").is_file()
+    assert (RUN_OR_CAPTURE in (dump / "debug-final.py").read_text()) == graphs
 
 
 @links
