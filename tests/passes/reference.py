@@ -6,7 +6,7 @@ Nothing is rounded between the operators, so a cast is the identity.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,21 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
 Values = dict[Any, Any]
+_KERNELS = "kernels"
 
 _erf = np.vectorize(math.erf, otypes=["float64"])
 
 
-def evaluate(func: relax.Function, inputs: list[np.ndarray | int]) -> list[np.ndarray]:
-    """Run `func` on float64 copies of `inputs`; always return a list of results."""
-    values: Values = {}
+def evaluate(
+    func: relax.Function,
+    inputs: list[np.ndarray | int],
+    kernels: Mapping[str, Callable[..., np.ndarray]] | None = None,
+) -> list[np.ndarray]:
+    """Run `func` on float64 copies of `inputs`; always return a list of results.
+
+    `kernels` are what the PrimFuncs of those names compute.
+    """
+    values: Values = {_KERNELS: kernels or {}}
     for param, given in zip(func.params, inputs, strict=True):
         values[param] = np.asarray(given, "float64")
         if isinstance(param.ty, relax.TensorType):
@@ -48,6 +56,8 @@ def _value(expr: relax.Expr, values: Values) -> Any:
         return _value(expr.tuple_value, values)[int(expr.index)]
     if isinstance(expr, relax.ShapeExpr):
         return tuple(size(d, values) for d in expr.values)
+    if isinstance(expr, relax.Call) and expr.op.name == "relax.call_tir":
+        return values[_KERNELS][expr.args[0].name_hint](*_value(expr.args[1], values))
     if isinstance(expr, relax.Call):
         args = [_value(a, values) for a in expr.args]
         return _OPS[expr.op.name.removeprefix("relax.")](expr.attrs, *args)

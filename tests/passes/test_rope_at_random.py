@@ -1,0 +1,150 @@
+"""Random movements, angles and readers around a rotation: the rewritten function means the same.
+
+Both functions are evaluated by numpy in float64, kernels by their workloads, so that nothing is
+compiled and a wrong rewrite shows as a difference in the first digits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from relax_fusion import Decision
+from relax_fusion.workload import NormMatmul
+
+from ..gpu.contraction_cases import rotate
+from .common import Chain, module, run_pass
+from .reference import evaluate
+from .test_rope import MATMUL, turn
+
+WIDTH = 8
+PERMUTATIONS = {4: ([0, 2, 1, 3], [1, 0, 2, 3], [2, 0, 1, 3], [1, 2, 0, 3]), 3: ([1, 0, 2],)}
+SEEDS = range(300)
+
+
+@dataclass
+class Draft:
+    """A function while it is drawn up."""
+
+    dice: random.Random
+    inputs: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+
+    def chance(self, probability: float) -> bool:
+        return self.dice.random() < probability
+
+    def angles(self, name: str, shape: list[int], heads: int) -> tuple[str, str]:
+        """Add cosines and sines that can be broadcast to `shape`, usually over axis `heads`."""
+        kept = [self.chance(0.1 if axis == heads else 0.7) for axis in range(len(shape) - 1)]
+        dims = [d if keep else 1 for d, keep in zip(shape, kept, strict=False)] + shape[-1:]
+        if self.chance(0.5):
+            dims = dims[dims.index(next((d for d in dims if d != 1), dims[-1])) :]
+        for kind in "CS":
+            self.inputs.append(f"{kind}{name}[{','.join(map(str, dims))}]")
+        return f"C{name}", f"S{name}"
+
+
+def draw(seed: int) -> Chain:
+    """Draw a matmul of which some heads are rotated behind movements."""
+    draft = Draft(random.Random(seed))
+    dice = draft.dice
+    rows, head = [dice.choice([1, 2, 3]), dice.choice([1, 4, 6])], dice.choice([2, 4, 6])
+    parts = [dice.choice([1, 2, 3]) for _ in range(dice.choice([1, 1, 2, 3]))]
+    n = sum(parts) * head
+    draft.inputs += [f"x[{rows[0]},{rows[1]},{WIDTH}]", f"W[{WIDTH},{n}]"]
+    draft.lines.append("m = R.matmul(x, W)")
+    if draft.chance(0.15):
+        draft.lines.append("z = R.exp(m)")
+        draft.results.append("z")
+    names = [f"t{i}" for i in range(len(parts))] if len(parts) > 1 else ["m"]
+    if len(parts) > 1:
+        ends = list(np.cumsum(parts)[:-1] * head)
+        draft.lines.append(f"p = R.split(m, {[int(e) for e in ends]}, axis=-1)")
+        draft.lines += [f"{name} = p[{i}]" for i, name in enumerate(names)]
+    shared: dict[tuple[int, ...], tuple[str, str]] = {}
+    for i, (name, heads) in enumerate(zip(names, parts, strict=True)):
+        part(draft, f"{i}", name, (rows, heads, head), shared)
+    return Chain(f"seed{seed}", " ".join(draft.inputs), "\n".join(draft.lines), results(draft))
+
+
+def results(draft: Draft) -> str:
+    return f"({', '.join(draft.results)})" if len(draft.results) > 1 else draft.results[0]
+
+
+def part(
+    draft: Draft,
+    tag: str,
+    name: str,
+    sizes: tuple[list[int], int, int],
+    shared: dict[tuple[int, ...], tuple[str, str]],
+) -> None:
+    """Move a part of the projection to heads, and rotate it or not."""
+    rows, heads, head = sizes
+    shape = [*rows, heads, head] if draft.chance(0.7) else [rows[0] * rows[1], heads, head]
+    draft.lines.append(f"q{tag} = R.reshape({name}, R.shape({shape}))")
+    moved, head_axis = f"q{tag}", len(shape) - 2
+    if draft.chance(0.5):
+        order = draft.dice.choice(PERMUTATIONS[len(shape)])
+        draft.lines.append(f"r{tag} = R.permute_dims(q{tag}, {order})")
+        moved, shape, head_axis = f"r{tag}", [shape[a] for a in order], order.index(head_axis)
+    if draft.chance(0.25):
+        draft.results.append(moved)
+        return
+    found = shared.get(tuple(shape))
+    if found is None or draft.chance(0.2):
+        found = shared[tuple(shape)] = draft.angles(tag, shape, head_axis)
+    draft.lines.append(turn(moved, *found, f"y{tag}", len(shape) - 1, head // 2))
+    draft.results.append(f"y{tag}")
+    if draft.chance(0.15):
+        draft.results.append(draft.dice.choice([moved, f"y{tag}h", f"y{tag}a"]))
+
+
+def kernel(work: NormMatmul) -> Callable[..., np.ndarray]:
+    """Return what the kernel of a projection computes."""
+
+    def run(x: np.ndarray, w: np.ndarray, *angles: np.ndarray) -> np.ndarray:
+        rope = work.outputs[0].rope
+        if rope is None:
+            return x @ w
+        cos, sin = angles
+        rows = len(x) if rope.positions is None else rope.positions
+        assert cos.shape == sin.shape == (rows, rope.head_dim)
+        return rotate(rope, x @ w, cos, sin)
+
+    return run
+
+
+def rotated(decisions: list[Decision]) -> bool:
+    return any(d.workload.outputs[0].rope for d in decisions if d.fused)
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[int, tuple[bool, float]]:
+    """Rewrite all functions in one go: whether each was rotated, and its largest difference."""
+    chains = {seed: draw(seed) for seed in SEEDS}
+    before = module(chains.values())
+    after, decisions = run_pass(before, MATMUL)
+    found = {}
+    for seed, chain in chains.items():
+        own = [d for d in decisions if d.function == chain.name]
+        kernels = {d.kernel: kernel(d.workload) for d in own if d.fused}
+        inputs = chain.arrays()
+        want = evaluate(before[chain.name], inputs)
+        got = evaluate(after[chain.name], inputs, kernels)
+        worst = max(float(np.abs(g - w).max()) for g, w in zip(got, want, strict=True))
+        found[seed] = rotated(own), worst
+    return found
+
+
+def test_every_function_means_the_same(outcomes: dict[int, tuple[bool, float]]) -> None:
+    assert {seed: worst for seed, (_, worst) in outcomes.items() if worst > 1e-12} == {}
+
+
+def test_both_outcomes_are_common(outcomes: dict[int, tuple[bool, float]]) -> None:
+    turned = sum(done for done, _ in outcomes.values())
+    assert 80 < turned < len(SEEDS) - 80
