@@ -18,8 +18,12 @@ from tvm.relax.frontend import nn
 
 from relax_fusion import PATTERNS, Report, make_target
 from relax_fusion.estimator import format_seconds
+from relax_fusion.models.rope import Angles
 
 HIDDEN, WIDE, QKV = 4096, 14336, 6144
+QK_HEADS, HEAD_DIM = 40, 128
+ANGLES = ("cos", "sin")
+CHAINS = ("norm_qkv", "norm_qkv_rope", "norm_gate_up", "out_residual", "down_residual")
 REPEATS, NUMBER = 7, 10
 
 
@@ -35,6 +39,9 @@ class Chains(nn.Module):
 
     def norm_qkv(self, x: nn.Tensor) -> nn.Tensor:
         return self.qkv(self.norm(x))
+
+    def norm_qkv_rope(self, x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor) -> nn.Tensor:
+        return Angles(cos, sin).turn_first(self.qkv(self.norm(x)), QK_HEADS)
 
     def norm_gate_up(self, x: nn.Tensor) -> nn.Tensor:
         gate, up = nn.op.split(self.gate_up(self.norm(x)), 2, axis=-1)
@@ -53,7 +60,14 @@ def shapes(chain: str, rows: int) -> dict[str, list[int]]:
     inputs = {"x": [1, rows, wide]}
     if chain.endswith("residual"):
         inputs["residual"] = [1, rows, HIDDEN]
+    if chain.endswith("rope"):
+        inputs |= {name: [rows, 1, HEAD_DIM] for name in ANGLES}
     return inputs
+
+
+def dtype_of(name: str) -> str:
+    """Return the dtype of an input."""
+    return "float32" if name in ANGLES else "float16"
 
 
 def time_chain(
@@ -62,7 +76,7 @@ def time_chain(
     """Return the median seconds of a call, and what was decided; unfused without a back end."""
     module = Chains()
     module.to("float16")
-    spec = {k: nn.spec.Tensor(v, "float16") for k, v in shapes(chain, rows).items()}
+    spec = {k: nn.spec.Tensor(v, dtype_of(k)) for k, v in shapes(chain, rows).items()}
     mod, params = module.export_tvm(spec={chain: spec})
     report = Report()
     # A user's plan is always taken; here the estimator decides, and a decline is a result too.
@@ -75,9 +89,14 @@ def time_chain(
     )
     vm = relax.VirtualMachine(tvm.compile(mod, target=target, relax_pipeline=pipeline), tvm.cuda(0))
     rng = np.random.default_rng(0)
-    values = [rng.standard_normal(v, "float32") for v in shapes(chain, rows).values()]
-    values += [rng.standard_normal([int(d) for d in p.shape], "float32") * 0.02 for _, p in params]
-    args = [tvm.runtime.tensor(v.astype("float16"), tvm.cuda(0)) for v in values]
+    values = [
+        rng.standard_normal(v, "float32").astype(dtype_of(k))
+        for k, v in shapes(chain, rows).items()
+    ]
+    for _, p in params:
+        weight = rng.standard_normal([int(d) for d in p.shape], "float32") * 0.02
+        values.append(weight.astype("float16"))
+    args = [tvm.runtime.tensor(v, tvm.cuda(0)) for v in values]
     timer = vm.time_evaluator(chain, tvm.cuda(0), number=NUMBER, repeat=REPEATS)
     return float(timer(*args).median), report
 
@@ -86,6 +105,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", default="h200")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096])
+    parser.add_argument("--chains", nargs="+", default=list(CHAINS), choices=CHAINS)
     parser.add_argument("--backend", default="triton", choices=("triton", "tir"))
     parser.add_argument("--results", type=Path, default=_record.RESULTS, help="directory to write")
     args = parser.parse_args()
@@ -94,7 +114,7 @@ def main() -> int:
     table: list[tuple[str, ...]] = [
         ("chain", "rows", "ours", "left to TVM", "ratio", "predicted fused", "predicted unfused")
     ]
-    for chain in ("norm_qkv", "norm_gate_up", "out_residual", "down_residual"):
+    for chain in args.chains:
         for rows in args.rows:
             fused_s, report = time_chain(chain, rows, target, args.backend)
             unfused_s, _ = time_chain(chain, rows, target, None)
