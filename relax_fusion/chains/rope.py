@@ -7,17 +7,27 @@ features where they are, and the movements follow it, unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 
-from ..errors import Reason
+from ..errors import Decline, Reason
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from ..shapes import as_dim, check_dtype, dtype_of, product, same_shape, shape_of
 from ..workload import Rope
 from .epilogue import Chain
-from .movements import FEATURES, HEAD, LANE, Moved, moved_by, moves, same_expr, through_views
+from .movements import (
+    FEATURES,
+    HEAD,
+    LANE,
+    Moved,
+    moved_by,
+    moves,
+    same_expr,
+    static_slice,
+    through_views,
+)
 from .rotation import Rotation, rotation_of
 
 
@@ -58,12 +68,24 @@ def with_rope(
     tensors = list(moves(view, Moved(chain.out, axes, 0, chain.projection.n)))
     turned = [_Turned(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None]
     if not turned:
-        return chain
+        return replace(chain, declined=tuple(_parts_of_heads(view, tensors)))
     try:
         return _rotated(view, chain, (tensors, turned), forbidden, bounds)
     except Refused as refusal:
         where = ", ".join(t.rotation.end.name for t in turned)
         return replace(chain, declined=((where, refusal.decline),))
+
+
+def _parts_of_heads(view: BlockView, tensors: list[Moved]) -> Iterator[tuple[str, Decline]]:
+    """Yield the rotations of some lanes of each head, which no kernel has."""
+    for at in tensors:
+        for user in view.uses(at.var) if LANE in at.axes else ():
+            cut = static_slice(view, user)
+            found = rotation_of(view, user) if cut is not None else None
+            if cut is not None and found is not None and at.axes[cut.axis] == LANE:
+                lanes = f"features {cut.start} to {cut.stop} of each head of {cut.extent}"
+                detail = f"{lanes} are rotated; whole heads would be taken along"
+                yield found.end.name, Decline(Reason.LAYOUT, detail)
 
 
 def _rotated(

@@ -464,6 +464,20 @@ DECLINES = [
     ),
     (
         Chain(
+            "part_of_each_head",
+            INPUTS.replace("6,16", "6,8"),
+            Q4
+            + "f = R.strided_slice(q, axes=[3], begin=[0], end=[8])\n"
+            + "k = R.strided_slice(q, axes=[3], begin=[8], end=[16])\n"
+            + turn("f", "c", "s", half=4)
+            + "z = R.concat((y, k), axis=-1)",
+            "z",
+        ),
+        Reason.LAYOUT,
+        "features 0 to 8 of each head of 16 are rotated",
+    ),
+    (
+        Chain(
             "kept_in_float32",
             "x[2,6,32] W[32,64] C[6,16]:float32 S[6,16]:float32",
             Q4 + 'p = R.astype(q, "float32")\n' + turn("p", "c", "s"),
