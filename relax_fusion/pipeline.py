@@ -27,6 +27,7 @@ from .errors import PipelineError
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
+from .returned_views import ReturnReshapedViews
 from .target import has_triton, is_cpu, is_cuda
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
@@ -165,6 +166,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     passes: list[Pass] = [
+        ReturnReshapedViews(),
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),

@@ -14,13 +14,13 @@ from .cost import predict, predict_unfused
 from .footprint import violations
 from .prediction import Prediction, format_seconds
 from .shape import AttentionSize, Size, rows_of
-from .triton import FILL_S
+from .triton_cost import FILL_S
 
-RANGE_UPPERS = (1, 16, 64, 256)
-"""Upper ends of the ranges of a dynamic dimension: decoding, small and large batches of it, and
-short prompts; longer ones follow in an open range."""
+RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 128, 256, 1024)}
+"""Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
+of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes."""
 
-OPEN_RANGE_SIZE = 1024
+OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
 
@@ -124,7 +124,7 @@ def choose(
     found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
-    ranges = _ranges(work)
+    ranges = _ranges(work, found[0].backend)
     chosen = [_best(found, work, dev, inside) for _, inside in ranges]
     predictions = tuple(
         RangePrediction(
@@ -164,7 +164,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     predictions = []
-    for upper, (*_, size) in _ranges(work):
+    for upper, (*_, size) in _ranges(work, table.entries[0][1].backend):
         plan = table.plan_for(rows_of(work, size))
         unfused = _unfused(work, dev, size, fused_by=plan.backend)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
@@ -221,17 +221,17 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
     return tuple(merged)
 
 
-def _ranges(work: Workload) -> list[tuple[int | None, list[Size]]]:
+def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:
     """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
     if not isinstance(work, Attention):
-        return [(upper, list(sizes)) for upper, sizes in _dim_ranges(work.rows)]
+        return [(upper, list(sizes)) for upper, sizes in _dim_ranges(work.rows, backend)]
     batch = _at_bound(work.batch, DEFAULT_BATCH)
     ranges: list[tuple[int | None, list[Size]]] = []
-    for upper, lengths in _dim_ranges(work.q_len):
+    for upper, lengths in _dim_ranges(work.q_len, backend):
         sizes: list[Size] = []
         for q_len in lengths:
             # Keys are at least as many as queries in every known use: a cache only adds to them.
-            kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE), q_len)
+            kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE[backend]), q_len)
             if not isinstance(work.kv_len, DynamicDim):
                 kv_len = work.kv_len
             sizes.append(AttentionSize(batch, q_len, kv_len))
@@ -239,12 +239,13 @@ def _ranges(work: Workload) -> list[tuple[int | None, list[Size]]]:
     return ranges
 
 
-def _dim_ranges(dim: Dim) -> list[tuple[int | None, list[int]]]:
+def _dim_ranges(dim: Dim, backend: str) -> list[tuple[int | None, list[int]]]:
     if isinstance(dim, int):
         return [(None, [dim])]
     bound = dim.upper
-    closed = [u for u in RANGE_UPPERS if bound is None or u < bound]
-    last = OPEN_RANGE_SIZE if bound is None else min(bound, OPEN_RANGE_SIZE)
+    closed = [u for u in RANGE_UPPERS[backend] if bound is None or u < bound]
+    most = OPEN_RANGE_SIZE[backend]
+    last = most if bound is None else min(bound, most)
     lower, ranges = 0, []
     for upper in [*closed, None]:
         end = last if upper is None else upper

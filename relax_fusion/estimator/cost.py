@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import cpu_cost, gpu_cost, triton, unfused
+from . import cpu_cost, gpu_cost, triton_cost, unfused
 from .footprint import footprint
 from .prediction import Prediction
 from .shape import Size, attention_size, matmul_shape, rows_of
@@ -26,7 +26,7 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
         Only meaningful for a plan without `violations`.
     """
     if plan.backend == "triton" and not isinstance(work, Attention):
-        return triton.predict(work, plan, dev, rows_of(work, size))
+        return triton_cost.predict(work, plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
     on_cpu = dev.kind == "cpu"
     if isinstance(work, Attention):

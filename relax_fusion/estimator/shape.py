@@ -60,6 +60,12 @@ class MatmulShape:
     out_row_bytes: int
     side_row_bytes: int
     has_norm: bool
+    rotated: bool
+
+    @property
+    def paired(self) -> bool:
+        """Whether a tile has two accumulators in kernels that pair features or products."""
+        return self.parts == 2 or self.rotated
 
     @property
     def n(self) -> int:
@@ -113,6 +119,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         out_row_bytes=columns * DTYPE_BYTES[work.out_dtype],
         side_row_bytes=side,
         has_norm=norm is not None,
+        rotated=isinstance(work, NormMatmul) and any(p.rope for p in work.outputs),
     )
 
 

@@ -31,8 +31,8 @@ def c_type(kind: str) -> str:
 
 
 def tensor_map_rank(kind: str) -> int:
-    """Return the rank of a type like ``tensordesc<fp16[64, 64]>``."""
-    return kind.count(",") + 1
+    """Return the rank of a type like ``tensordesc<fp16[64, 64]>``; a layout may follow the tile."""
+    return kind[: kind.index("]")].count(",") + 1
 
 
 def size_of(c: str) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import tvm
+import tvm_ffi
 from tvm import ir, tirx
 
 from .kernel import CompiledKernel
-from .launcher import launcher_module
+from .launcher import alias, launcher_module
 from .prim_func import KERNELS_ATTR, kernel_of_attr
 
 
@@ -26,17 +29,41 @@ class EmbedTritonKernels:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with its kernels embedded."""
         kernels: dict[str, CompiledKernel] = {}
+        calls: Counter[str] = Counter()
         updated = {}
         for gvar, func in mod.functions_items():
             if not isinstance(func, tirx.PrimFunc) or KERNELS_ATTR not in (func.attrs or {}):
                 continue
+            mine: set[str] = set()
             for symbol, attr in func.attrs[KERNELS_ATTR].items():
                 if str(symbol) not in kernels:
                     kernels[str(symbol)] = kernel_of_attr(attr)
-            updated[gvar] = func.without_attr(KERNELS_ATTR)
+                mine.add(kernels[str(symbol)].launcher)
+            updated[gvar] = _own_names(func.without_attr(KERNELS_ATTR), mine, calls)
         if not updated:
             return mod
         mod = ir.IRModule({**dict(mod.functions_items()), **updated}, attrs=mod.attrs)
         there = list((mod.attrs or {}).get("external_mods", []))
-        launcher = launcher_module(kernels[symbol] for symbol in sorted(kernels))
+        launcher = launcher_module([kernels[symbol] for symbol in sorted(kernels)], calls)
         return mod.with_attr("external_mods", [*there, launcher])
+
+
+def _own_names(func: tirx.PrimFunc, launchers: set[str], calls: Counter[str]) -> tirx.PrimFunc:
+    """Return `func` with a name of its own for every call of a launcher, counted in `calls`.
+
+    TVM declares the function that ``T.call_cpacked`` names anew at every call (0.27), so LLVM
+    renames all but the first, and the library would lack them.
+    """
+
+    def rename(call: ir.Call) -> ir.Call:
+        name = str(call.args[0].value) if call.op.same_as(_CPACKED) else ""
+        if name not in launchers:
+            return call
+        calls[name] += 1
+        own = alias(name, calls[name] - 1)
+        return ir.Call(call.op, [ir.StringImm(own), *call.args[1:]], ret_ty=call.ty)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, rename), order="post"))
+
+
+_CPACKED = ir.Op.get("tirx.tvm_call_cpacked")

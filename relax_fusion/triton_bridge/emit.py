@@ -16,9 +16,11 @@ from ..tile_plan import PlanTable
 from ..workload import Attention, GatedFFN, NormMatmul
 from .arguments import Workspace
 from .compile import compile_kernels
-from .contraction import Step, contraction_steps
+from .contraction import contraction_steps
+from .fixed import Fixed, fixed_arguments
 from .prim_func import Branch, ExternFunc, Launch
 from .specialize import specialize
+from .steps import FixedWeights, Step
 
 
 @dataclass(frozen=True)
@@ -30,14 +32,17 @@ class _Fused:
     inputs: list[relax.Var]
     outputs: list[relax.TensorType]
 
-    def steps(self, dev: DeviceSpec) -> list[list[Step]]:
+    def steps(self, dev: DeviceSpec, fixed: Fixed | None) -> list[list[Step]]:
         """Return the launches of every range."""
+        known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
+        weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
         rows = self.work.rows
         bound = rows if isinstance(rows, int) else rows.upper
         rooms: dict[str, Workspace] = {}
         return [
             contraction_steps(
-                self.work, plan, self.inputs, bound if upper is None else upper, dev, rooms
+                *(self.work, plan, self.inputs, bound if upper is None else upper, dev, rooms),
+                weights,
             )
             for upper, plan in self.plans.entries
         ]
@@ -71,13 +76,15 @@ class EmitTritonKernels:
         }
         if not fused:
             return mod
-        made = self._make(fused)
+        made = self._make(fused, fixed_arguments(mod, fused))
         return _Rewriter(mod, fused, made).run()
 
-    def _make(self, fused: dict[ir.GlobalVar, _Fused]) -> dict[ir.GlobalVar, ExternFunc]:
+    def _make(
+        self, fused: dict[ir.GlobalVar, _Fused], fixed: dict[ir.GlobalVar, Fixed]
+    ) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        steps = {gvar: f.steps(dev) for gvar, f in fused.items()}
+        steps = {gvar: f.steps(dev, fixed.get(gvar)) for gvar, f in fused.items()}
         capability = compute_capability(self.target)
         special = [
             specialize(s.function, s.args, s.constexprs, s.options, fused[gvar].outputs, capability)

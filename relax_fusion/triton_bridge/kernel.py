@@ -13,6 +13,7 @@ from typing import Any
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import JITFunction
 
@@ -91,7 +92,7 @@ class KernelOptions:
 _PARSING = threading.Lock()
 
 
-class _OneAtATime(ASTSource):
+class _OneAtATime:
     """A source that only one thread turns into Triton's IR at a time.
 
     That part runs under Python's lock anyway; and CPython 3.11's `ast.parse` counts its recursion
@@ -99,9 +100,17 @@ class _OneAtATime(ASTSource):
     """
 
     def make_ir(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the IR, as `ASTSource` makes it."""
+        """Return the IR, as the class behind this one makes it."""
         with _PARSING:
-            return super().make_ir(*args, **kwargs)
+            return super().make_ir(*args, **kwargs)  # type: ignore[misc]
+
+
+class _TritonSource(_OneAtATime, ASTSource):
+    """A kernel of `triton.jit`."""
+
+
+class _GluonSource(_OneAtATime, GluonASTSource):
+    """A kernel of `gluon.jit`."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,8 @@ class KernelSource:
     def ast(self) -> ASTSource:
         """Return what `triton.compile` takes."""
         position = {name: (i,) for i, name in enumerate(self.types)}
-        return _OneAtATime(
+        source = _GluonSource if self.function.is_gluon() else _TritonSource
+        return source(
             self.function,
             signature=dict(self.types),
             constexprs={position[name]: value for name, value in self.constexprs.items()},

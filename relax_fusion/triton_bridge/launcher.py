@@ -11,7 +11,7 @@ the image, and one function per kernel that unpacks the arguments of the PrimFun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.resources import files
 
@@ -23,8 +23,12 @@ from .kernel import CompiledKernel, TensorMapLayout
 _BYTES_PER_LINE = 64
 
 
-def launcher_module(kernels: Iterable[CompiledKernel]) -> tvm_ffi.Module:
+def launcher_module(
+    kernels: Iterable[CompiledKernel], calls: Mapping[str, int] | None = None
+) -> tvm_ffi.Module:
     """Return the C module with a function for each of `kernels` that launches it.
+
+    A launcher that is called n times, by `calls`, has n names (`alias`).
 
     The function has TVM's packed calling convention and is called by ``T.call_cpacked`` with the
     arguments of the kernel (a tensor map as pointer, sizes and strides), a pointer to scratch
@@ -33,13 +37,33 @@ def launcher_module(kernels: Iterable[CompiledKernel]) -> tvm_ffi.Module:
     """
     make = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
     kernels = list(kernels)
-    return make(launcher_source(kernels), "c", [k.launcher for k in kernels], None)
+    names = [alias(k.launcher, i) for k in kernels for i in range((calls or {}).get(k.launcher, 1))]
+    return make(launcher_source(kernels, calls), "c", names, None)
 
 
-def launcher_source(kernels: Iterable[CompiledKernel]) -> str:
+def launcher_source(
+    kernels: Iterable[CompiledKernel], calls: Mapping[str, int] | None = None
+) -> str:
     """Return the text of `launcher_module`: C99 that is also C++11."""
-    parts = [_header(), *(_kernel(k) for k in kernels), _END]
-    return "\n".join(parts)
+    parts = [_kernel(k) + _aliases(k.launcher, (calls or {}).get(k.launcher, 1)) for k in kernels]
+    return "\n".join([_header(), *parts, _END])
+
+
+def alias(launcher: str, call: int) -> str:
+    """Return the name of a launcher for its `call`-th call."""
+    return f"{launcher}_{call}" if call else launcher
+
+
+def _aliases(launcher: str, calls: int) -> str:
+    return "".join(
+        f"""
+__attribute__((visibility("hidden"))) int {alias(launcher, i)}(
+    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
+  return {launcher}(self, args, num_args, result);
+}}
+"""
+        for i in range(1, calls)
+    )
 
 
 _END = """#ifdef __cplusplus

@@ -54,6 +54,16 @@ class Product:
     angles: Angles | None = None
 
     @property
+    def paired(self) -> bool:
+        """Whether a kernel with two accumulators needs both for one tile of columns."""
+        return self.up is not None or self.angles is not None
+
+    @property
+    def tiled_columns(self) -> int:
+        """Columns that such a kernel cuts into tiles: of rotated heads, the first half."""
+        return self.n // 2 if self.angles else self.n
+
+    @property
     def constants(self) -> dict[str, Any]:
         """The constexprs that every family has, and those of a rotation, where there is one."""
         return {

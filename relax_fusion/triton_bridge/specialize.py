@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
+from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
@@ -125,7 +126,12 @@ def specialize(
             constants.setdefault(p.name, p.default)
             continue
         what = f"{function.__name__}: argument {p.name!r}"
-        kind, multiple = _type_of(p, args[p.name], outputs, what)
+        value = args[p.name]
+        if isinstance(value, TensorMap):
+            dtype = _dtype(value, outputs, what)
+            types[p.name] = _map_type(value, dtype, outputs, what, function.is_gluon())
+            continue
+        kind, multiple = _type_of(p, value, outputs, what)
         types[p.name] = kind
         if kind == CONSTEXPR:
             constants[p.name] = None if args[p.name] is None else 1
@@ -138,8 +144,6 @@ def specialize(
 def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:
     """Return the Triton type of an argument and whether it is a multiple of `ALIGNMENT`."""
     dtype = _dtype(value, outputs, what)
-    if isinstance(value, TensorMap):
-        return _map_type(value, dtype, outputs, what), False
     if dtype is not None:
         kind = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}"
         return _declared(p, kind, {kind}, what), True  # TVM's tensors begin at multiples of 64
@@ -164,7 +168,9 @@ def _declared(p: Any, kind: str, allowed: set[str], what: str) -> str:
     return wanted
 
 
-def _map_type(value: TensorMap, dtype: str | None, outputs: Sequence[Any], what: str) -> str:
+def _map_type(
+    value: TensorMap, dtype: str | None, outputs: Sequence[Any], what: str, gluon: bool
+) -> str:
     if dtype is None:
         raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
     rank = _rank(value.of, outputs)
@@ -173,8 +179,16 @@ def _map_type(value: TensorMap, dtype: str | None, outputs: Sequence[Any], what:
             f"{what}: the tile {list(value.block)} of a tensor map has {len(value.block)} "
             f"dimensions, its tensor has {rank}"
         )
-    block = ", ".join(str(int(n)) for n in value.block)
-    return f"tensordesc<{triton_dtype(dtype, what)}[{block}]>"
+    block = [int(n) for n in value.block]
+    name = triton_dtype(dtype, what)
+    # In Gluon, the layout of a tile in shared memory is part of the type
+    layout = f",{_tile_layout(block, name)!r}" if gluon else ""
+    return f"tensordesc<{name}{block}{layout}>"
+
+
+def _tile_layout(block: list[int], dtype: str) -> Any:
+    """Return the layout in which tiles are copied: the widest swizzle that they allow."""
+    return gl.NVMMASharedLayout.get_default_for(block, gl.dtype(dtype))
 
 
 def _rank(value: Any, outputs: Sequence[Any]) -> int | None:

@@ -78,6 +78,7 @@ def gemv(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
+    EARLY: tl.constexpr = False,
     MERGED: tl.constexpr = "no",
     cos_ptr=None,
     sin_ptr=None,
@@ -106,9 +107,8 @@ def gemv(
     HALF, ROTATED : int
         Half the width of a head, and how many features are rotated; 0 for no rotation.
     """
-    if PDL:
+    if PDL and (NORM == "layer" or not EARLY):
         gdc_wait()
-        gdc_launch_dependents()
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
     w_ptr = half_pointer(w_ptr, False, N, K, LAYOUT, MERGED)
@@ -131,6 +131,10 @@ def gemv(
             up = load_in_range(
                 up_ptr + w_offsets, n_index, k_index, N, K, EVEN_N, EVEN_K, "evict_first"
             )
+        if PDL and start == 0:
+            # The first weights are then under way; what else is read may come from a predecessor.
+            gdc_wait()
+            gdc_launch_dependents()
         x = load_row(x_row_ptr, k_index, K, EVEN_K)
         if NORM != "none":
             gamma = load_row(gamma_ptr, k_index, K, EVEN_K)

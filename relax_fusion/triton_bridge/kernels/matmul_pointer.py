@@ -132,7 +132,9 @@ def store_parts(
     part_ptr = workspace_ptr + split.to(tl.int64) * M * (parts * N)
     tl.store(part_ptr + offsets, acc, mask=mask)
     if GATED:
-        tl.store(part_ptr + tl.full([], N, tl.int64) * M + offsets, acc_up, mask=mask)
+        # The other product's sums are M rows further on
+        up_offsets, _ = tile_offsets(m_index + M, n_index, M, N)
+        tl.store(part_ptr + up_offsets, acc_up, mask=mask)
     if NORM == "rms":
         # The programs of a row all have the same sum, to the bit, and all store it.
         end = tl.full([], SPLIT_K * parts * N, tl.int64) * M

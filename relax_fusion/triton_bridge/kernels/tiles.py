@@ -153,7 +153,7 @@ def store_output(
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     RESIDUAL: tl.constexpr,
-    rope=(),
+    rope=None,
     HALF: tl.constexpr = 0,
     ROTATED: tl.constexpr = 0,
 ):

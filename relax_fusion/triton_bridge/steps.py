@@ -1,0 +1,169 @@
+"""One launch of a contraction, and what its launches share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+from tvm import ir, tirx
+
+from ..device import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import GatedFFN, NormMatmul
+from .arguments import Out, Workspace
+from .kernel import KernelOptions
+from .kernels.split_reduce import split_reduce
+from .operands import Product
+
+DEPENDENT_ARCH = "sm_90"
+"""First architecture with programmatic dependent launch."""
+
+FEW_ROWS = 512
+"""Rows up to which a launch begins while the one before it is in full swing.  With more, its
+waiting programs take the room of those that still have work (measured on an H200: 8 us slower at
+4096)."""
+
+REDUCE_TILE = (1, 1024)
+"""Rows and columns of a program that adds the parts of a split matmul."""
+
+GROUP_M = 8
+"""Row tiles that are walked together, so that their weights are still in the L2 cache."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One launch: a kernel, its grid, and by name its arguments and constants."""
+
+    function: JITFunction
+    grid: Sequence[Any]
+    args: Mapping[str, Any]
+    constexprs: Mapping[str, Any]
+    options: KernelOptions
+
+
+@dataclass(frozen=True)
+class FixedWeights:
+    """Inputs that no kernel of their function writes.
+
+    Parameters
+    ----------
+    inputs : sequence of relax.Var
+        Which they are.
+    leads : bool
+        Whether the contraction may be what its function launches first, so that the kernel in front
+        is the caller's and may have written them.
+    """
+
+    inputs: Sequence[ir.Expr] = ()
+    leads: bool = True
+
+
+NOTHING_FIXED = FixedWeights()
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A contraction under a plan.
+
+    Parameters
+    ----------
+    work : NormMatmul or GatedFFN
+        What to compute.
+    plan : TilePlan
+        Family and tiles.
+    rows : int or PrimExpr
+        Of x.
+    most_rows : int, optional
+        Rows up to which the plan serves.
+    dev : DeviceSpec
+        Where it will run.
+    rooms : dict
+        Workspaces so far, for the launches of other ranges to use the same.
+    fixed : FixedWeights
+        What may be read before the kernel in front has ended.
+    """
+
+    work: NormMatmul | GatedFFN
+    plan: TilePlan
+    rows: Any
+    most_rows: int | None
+    dev: DeviceSpec
+    rooms: dict[str, Workspace]
+    fixed: FixedWeights
+
+    @property
+    def m(self) -> Any:
+        """The rows as a kernel's argument."""
+        return self.rows if isinstance(self.rows, int) else tirx.Cast("int32", self.rows)
+
+    @property
+    def dependent(self) -> bool:
+        """Whether launches overlap the end of the one before them.
+
+        Each waits for it before it reads what another kernel may have written, and before it
+        writes anything, so one that has ended knows that all before it have.
+        """
+        persistent = self.plan.family == "persistent"  # one block a multiprocessor: few that wait
+        return self.dev.arch >= DEPENDENT_ARCH and (self.few_rows or persistent)
+
+    @property
+    def few_rows(self) -> bool:
+        """Whether the launch behind the norm may begin when that one does, not at its end."""
+        return self.most_rows is not None and self.most_rows <= FEW_ROWS
+
+    def early(self, product: Product, x: Any) -> bool:
+        """Whether the weights of `product` may be read while the kernel in front still runs.
+
+        That is one of ours, or whatever the function or its caller launched before.  Ours let the
+        next one begin only when all before them have ended, so no other can be meant.
+        """
+        if not self.dependent or (self.fixed.leads and not isinstance(x, Workspace | Out)):
+            return False
+        weights = [w for w in (product.weight, product.up) if w is not None]
+        return all(any(w is v for v in self.fixed.inputs) for w in weights)
+
+    def room(self, role: Any, shape: tuple[Any, ...], dtype: str) -> Workspace:
+        """Return the workspace of that role and size."""
+        key = (role, shape[0] if isinstance(shape[0], int) else None, shape[1:], dtype)
+        return self.rooms.setdefault(str(key), Workspace(shape, dtype))
+
+    def parts(self, product: Product) -> Workspace:
+        """Return the workspace for the parts of a matmul whose k is split."""
+        wide = 2 * product.n if product.up is not None else product.n
+        # One more for the sums of squares of a norm inside
+        return self.room(product.out, (self.plan.split_k * (wide + 1), self.rows), "float32")
+
+    def options(self, **others: Any) -> KernelOptions:
+        """Return the options of a launch; the number of warps is the plan's by default."""
+        given = {"num_warps": self.plan.num_warps, "num_stages": self.plan.num_stages}
+        return KernelOptions(**{**given, "dependent_launch": self.dependent, **others})
+
+    def split_reduce(self, p: Product, norm: str = "none", eps: float = 0.0) -> Step:
+        """Return the launch that adds the parts of a matmul."""
+        block_m, block_n = REDUCE_TILE
+        room = self.parts(p)
+        args = {"workspace_ptr": room, **p.pointers(room), "M": self.m, "eps": eps}
+        constants = {
+            **p.constants,
+            "K": self.work.k,
+            "NORM": norm,
+            "SPLIT_K": self.plan.split_k,
+            "BLOCK_M": block_m,
+            "BLOCK_N": block_n,
+            "PDL": self.dependent,
+        }
+        del constants["LAYOUT"]
+        grid = (ceil_div(p.n, block_n), ceil_div(self.rows, block_m))
+        return Step(split_reduce, grid, args, constants, self.options(num_warps=4))
+
+
+def ceil_div(a: Any, b: int) -> Any:
+    """Return ``ceil(a / b)`` of an integer or an expression."""
+    return (a + (b - 1)) // b
+
+
+def given_or(value: Any, otherwise: Any) -> Any:
+    """Return `value`, or `otherwise` where it is None."""
+    return otherwise if value is None else value
