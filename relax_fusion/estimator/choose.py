@@ -150,7 +150,7 @@ def _unfused(work: Workload, dev: DeviceSpec, size: Size, *, fused_by: str) -> P
     """
     alone = predict_unfused(work, dev, size)
     if fused_by == "triton" and not isinstance(work, Attention):
-        return replace(alone, seconds=alone.seconds + FILL_S)
+        return replace(alone, seconds=alone.seconds + FILL_S["gemv"])
     return alone
 
 
@@ -249,7 +249,9 @@ def _dim_ranges(dim: Dim, backend: str) -> list[tuple[int | None, list[int]]]:
     lower, ranges = 0, []
     for upper in [*closed, None]:
         end = last if upper is None else upper
-        ranges.append((upper, _inside(lower + 1, max(end, lower + 1))))
+        sizes = _inside(lower + 1, max(end, lower + 1))
+        # The open range goes on beyond its last size: its first does not count as much as that
+        ranges.append((upper, sizes[-2:] if upper is None else sizes))
         lower = end
     return ranges
 

@@ -8,6 +8,8 @@ replay of a CUDA graph with a cold L2: `2026-11-21-judge_estimator.json`.
 
 from __future__ import annotations
 
+from math import hypot
+
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
@@ -15,45 +17,46 @@ from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape
 from .triton import accumulators, norm_inside, smem_bytes
 
-FILL_S = 1.23e-6
-"""From the start of a kernel to its full stride, and from there to its last store."""
+FILL_S = {"gemv": 1.8e-6, "pointer": 0.36e-6, "stream": 0.36e-6, "persistent": 0.36e-6}
+"""From the start of a kernel to its full stride, and from there to its last store; where tiles are in
+flight, most of that is in their latency."""
 
-NORM_S = {"gemv": 1.6e-6, "pointer": 1.6e-6, "stream": 1.2e-6, "persistent": 0.4e-6}
+NORM_S = {"gemv": 0.9e-6, "pointer": 0.55e-6, "stream": 0.9e-6, "persistent": 0.34e-6}
 """What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
 are launched.  The ring of a streaming matmul is filled with weights in the meantime."""
 
-NORM_INSIDE_S_PER_ROW = 0.15e-6
+NORM_INSIDE_S_PER_ROW = 0.14e-6
 """What statistics in the loop over k add: the operand passes through registers."""
 
-REDUCE_S, REDUCE_S_PER_ROW = 1.56e-6, 4.5e-9
+REDUCE_S, REDUCE_S_PER_ROW = 3.0e-6, 5.3e-9
 """What the kernel that adds the parts of a split matmul costs."""
 
-WAVE_S = 6.1e-6
+WAVE_S = 4.0e-6
 """What a further wave of thread blocks adds to their sums: they begin and end as the first did.  It
 is hidden where memory is what all wait for."""
 
 NEXT_PROJECTION_S = 2.0e-6
 """What the launch of another projection of the same rows costs."""
 
-LATENCY_S = 1.07e-6
-"""Between asking for memory and having it, under load.  Bytes in flight over this is bandwidth."""
+LATENCY_S = 0.77e-6
+"""Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
 
-IDLE_STAGES = 0.35
+IDLE_STAGES = 0.06
 """Stages of a ring that are not in flight, on average: the one that is multiplied."""
 
-FEED_BYTES_PER_CLOCK = {"pointer": 60.0, "stream": 56.0, "persistent": 226.0}
-"""What one multiprocessor fetches from L2, at most (64, by the width of its port).  For persistent
+FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 60.0, "persistent": 222.0}
+"""What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).  For persistent
 programs it is in their efficiency."""
 
 TENSOR_EFFICIENCY = {
-    "pointer": {64: 0.59, 128: 0.99},
-    "stream": {64: 0.63, 128: 0.74},
-    "persistent": {64: 0.46, 96: 0.70, 128: 0.84, 192: 0.865, 256: 0.955},
+    "pointer": {64: 0.63, 128: 0.87},
+    "stream": {64: 0.71, 128: 0.99},
+    "persistent": {64: 0.58, 96: 0.745, 128: 0.84, 192: 0.865, 256: 0.90},
 }
 """Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
 before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
 
-OVERLAP = 0.35
+OVERLAP = 0.37
 """Part of the second longest of the times that the longest does not hide."""
 
 ACCUMULATOR_OVERHEAD = 17
@@ -70,7 +73,7 @@ def predict(work: NormMatmul | GatedFFN, plan: TilePlan, dev: DeviceSpec, rows: 
     side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
     moved = shape.weight_bytes + side
     # One launch for each projection; they follow one another without a gap
-    seconds = dev.launch_s + FILL_S + (len(shape.n_parts) - 1) * NEXT_PROJECTION_S
+    seconds = dev.launch_s + FILL_S[plan.family] + (len(shape.n_parts) - 1) * NEXT_PROJECTION_S
     terms: dict[Bound, float] = {"launch": seconds}
     waves = 0
     for n in shape.n_parts:
@@ -106,7 +109,8 @@ def _matmul(
     slots = dev.sm_count * _resident(plan, shape, dev)
     ahead = max(0.5, plan.num_stages - IDLE_STAGES) * plan.block_k * shape.in_bytes
     in_flight = min(tiles, slots) * columns * ahead
-    memory = weight_bytes / min(bandwidth, in_flight / LATENCY_S)
+    # The nearer to what memory can give, the more in flight a little more takes
+    memory = weight_bytes * hypot(1 / bandwidth, LATENCY_S / in_flight)
     share = ceil_div(tiles, dev.sm_count)  # of the busiest multiprocessor
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
     fetched = share * (plan.block_m + columns) * k * shape.in_bytes
