@@ -18,8 +18,8 @@ from .shape import MatmulShape, matmul_shape
 from .triton import accumulators, norm_inside, smem_bytes
 
 FILL_S = {"gemv": 1.8e-6, "pointer": 0.36e-6, "stream": 0.36e-6, "persistent": 0.36e-6}
-"""From the start of a kernel to its full stride, and from there to its last store; where tiles are in
-flight, most of that is in their latency."""
+"""From the start of a kernel to its full stride, and from there to its last store; where tiles are
+in flight, most of that is in their latency."""
 
 NORM_S = {"gemv": 0.9e-6, "pointer": 0.55e-6, "stream": 0.9e-6, "persistent": 0.34e-6}
 """What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
@@ -45,8 +45,8 @@ IDLE_STAGES = 0.06
 """Stages of a ring that are not in flight, on average: the one that is multiplied."""
 
 FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 60.0, "persistent": 222.0}
-"""What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).  For persistent
-programs it is in their efficiency."""
+"""What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
+For persistent programs it is in their efficiency."""
 
 TENSOR_EFFICIENCY = {
     "pointer": {64: 0.63, 128: 0.87},
