@@ -28,6 +28,7 @@ extern "C" {
 #define RF_LAUNCH_COOPERATIVE 2           /* CU_LAUNCH_ATTRIBUTE_COOPERATIVE */
 #define RF_LAUNCH_CLUSTER 4               /* CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION */
 #define RF_LAUNCH_CLUSTER_SCHEDULING 5    /* ..._CLUSTER_SCHEDULING_POLICY_PREFERENCE */
+#define RF_GRAPH_EDGES_VERSION 12030      /* CUDA whose graphs hold dependent launches */
 #define RF_LAUNCH_DEPENDENT 6             /* ..._PROGRAMMATIC_STREAM_SERIALIZATION */
 #define RF_CLUSTER_SPREAD 1               /* CU_CLUSTER_SCHEDULING_POLICY_SPREAD */
 
@@ -57,6 +58,7 @@ typedef struct {
 /* The driver's functions that are used here, as they are named in libcuda. */
 typedef struct {
   int32_t (*cuInit)(uint32_t);
+  int32_t (*cuDriverGetVersion)(int32_t*);
   int32_t (*cuGetErrorName)(int32_t, const char**);
   int32_t (*cuGetErrorString)(int32_t, const char**);
   int32_t (*cuCtxGetDevice)(int32_t*);
@@ -86,6 +88,7 @@ typedef struct {
 } rf_kernel;
 
 static rf_driver_api rf_driver;
+static int32_t rf_driver_version = 0; /* 1000 times major plus 10 times minor, of CUDA */
 static void* rf_driver_library = NULL; /* set last: whoever sees it sees the functions */
 static pthread_mutex_t rf_mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -125,6 +128,7 @@ static int rf_open_driver(const char* symbol) {
 #define RF_FIND(name) \
   *(void**)(&rf_driver.name) = rf_find(library, #name, &missing)
   RF_FIND(cuInit);
+  RF_FIND(cuDriverGetVersion);
   RF_FIND(cuGetErrorName);
   RF_FIND(cuGetErrorString);
   RF_FIND(cuCtxGetDevice);
@@ -142,6 +146,7 @@ static int rf_open_driver(const char* symbol) {
              "the CUDA driver has no %s; version 525 (CUDA 12.0) or newer is needed", missing);
     return rf_fail(symbol, message);
   }
+  if (rf_driver.cuDriverGetVersion(&rf_driver_version) != RF_CUDA_SUCCESS) rf_driver_version = 0;
   __atomic_store_n(&rf_driver_library, library, __ATOMIC_RELEASE);
   return 0;
 }
@@ -235,7 +240,8 @@ static int rf_launch(rf_kernel* kernel, int32_t device, const int64_t* grid, voi
     pthread_mutex_unlock(&rf_mutex);
     if (failed) return failed;
   }
-  if (kernel->dependent_launch) {
+  /* Without it the kernel begins later, and finds nothing to wait for. */
+  if (kernel->dependent_launch && rf_driver_version >= RF_GRAPH_EDGES_VERSION) {
     attributes[n].id = RF_LAUNCH_DEPENDENT;
     attributes[n++].value.number = 1;
   }

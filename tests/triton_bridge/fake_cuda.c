@@ -42,6 +42,11 @@ static char* hex(char* out, const void* data, size_t n) {
   return out;
 }
 
+CUresult cuDriverGetVersion(int* version) {
+  *version = atoi(setting("FAKE_CUDA_VERSION", "13000"));
+  return result("cuDriverGetVersion");
+}
+
 CUresult cuInit(unsigned flags) {
   char line[64];
   sprintf(line, "{\"call\": \"cuInit\", \"flags\": %u}\n", flags);

@@ -27,7 +27,8 @@ WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-overlength-string
 
 FUNCTIONS = [
     *("cuInit", "cuGetErrorName", "cuGetErrorString", "cuCtxGetDevice", "cuCtxSetCurrent"),
-    *("cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain", "cuModuleLoadData"),
+    *("cuDriverGetVersion", "cuDeviceGetAttribute", "cuDevicePrimaryCtxRetain"),
+    "cuModuleLoadData",
     *("cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernelEx", "cuTensorMapEncodeTiled"),
 ]
 

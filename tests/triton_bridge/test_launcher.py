@@ -256,6 +256,22 @@ def test_launch_attributes(
     assert answer.of("cuFuncSetAttribute") == []
 
 
+@pytest.mark.parametrize(("version", "attributes"), [(12020, {}), (12030, {"dependent": 1})])
+def test_drivers_whose_graphs_cannot_hold_it_get_no_dependent_launch(
+    add_kernel: CompiledKernel,
+    driver: Path,
+    tmp_path: Path,
+    version: int,
+    attributes: dict[str, int],
+) -> None:
+    kernel = replace(add_kernel, options=KernelOptions(dependent_launch=True))
+    library = build_launcher(kernel, tmp_path)
+    job = Job(driver, library, [ADD], environment={"FAKE_CUDA_VERSION": str(version)})
+    with Worker() as worker:  # a driver is asked once
+        (launch,) = worker.do(job).launches
+    assert launch["attributes"] == attributes
+
+
 def test_large_clusters_need_leave(add_kernel: CompiledKernel, tmp_path: Path, do: Do) -> None:
     kernel = replace(add_kernel, options=KernelOptions(num_ctas=16))
     answer = do(build_launcher(kernel, tmp_path), ADD)
