@@ -23,6 +23,7 @@ FLOORS = (
         "compute",
         "legalize",
         "annotate",
+        "returned_views",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "cuda_graph", "models", "report"),

@@ -2,15 +2,17 @@
 
 A family is one file.  Which serves which number of rows:
 
-==================  ===========================  ===================================================
-file                rows                         what runs before or after it
-==================  ===========================  ===================================================
-``gemv``            1                            nothing: it normalises its row itself
-``matmul_pointer``  2 to 128, and all on a GPU   ``row_norm`` before it, or up to 16 rows nothing
-                    without bulk tensor copies   (RMSNorm rides along); ``split_reduce`` after a
-                                                 split of k
-``matmul_tma``      above 128, from sm_90 on     ``row_norm`` before it
-==================  ===========================  ===================================================
+=====================  ===========================  ================================================
+file                   rows                         what runs before or after it
+=====================  ===========================  ================================================
+``gemv``               1                            nothing: it normalises its row itself
+``matmul_pointer``     2 to 128, and all on a GPU   ``row_norm`` before it, or up to 16 rows nothing
+                       without tensor map copies    (RMSNorm rides along); ``split_reduce`` after a
+                                                    split of k
+``matmul_stream``      up to 128, on sm_90          ``row_norm`` before it, ``split_reduce`` after a
+                                                    split of k
+``matmul_persistent``  above 128, on sm_90          ``row_norm`` before it
+=====================  ===========================  ================================================
 
 Every tensor is compact and row-major.  Sizes that a model fixes (features) are constexprs, so that
 masks vanish where tiles divide them and Triton sees the alignment of rows; the number of rows is a

@@ -149,22 +149,8 @@ def gemv(
     total = tl.sum(acc, axis=1) * scale
     total_up = tl.sum(acc_up, axis=1) * scale
     store_output(
-        out_ptr,
-        residual_ptr,
-        bias_ptr,
-        up_bias_ptr,
-        total[None, :],
-        total_up[None, :],
-        row + tl.arange(0, 1),
-        n_index,
-        M,
-        N,
-        GATED,
-        MERGED,
-        HAS_BIAS,
-        ACTIVATION,
-        RESIDUAL,
-        (cos_ptr, sin_ptr, positions, tl.program_id(0)),
-        HALF,
-        ROTATED,
-    )
+        out_ptr, residual_ptr, bias_ptr, up_bias_ptr,
+        total[None, :], total_up[None, :], row + tl.arange(0, 1), n_index, M,
+        N, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL,
+        (cos_ptr, sin_ptr, positions, tl.program_id(0)), HALF, ROTATED,
+    )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .cases import EPS, Case
-from .interpreted import Descriptor, Launch
+from .interpreted import Launch
 
 OUTPUTS = ("bias", "up_bias", "residual", "out")
 WEIGHTS = ("w", "up", *OUTPUTS)
@@ -55,23 +55,3 @@ def matmul_pointer(case: Case, split: int, swap: bool, tile: int = 16) -> list[L
         {**case.constants(), "NORM": case.norm, "SPLIT_K": split, "BLOCK_M": 2, "BLOCK_N": 16},
     )
     return [first, second]
-
-
-def maps(case: Case, tile: int) -> dict[str, Descriptor]:
-    weights = {
-        name: Descriptor(tensor, (tile, tile))
-        for name, tensor in (("w", case.weight), ("up", case.up_weight))
-    }
-    return {"x": Descriptor("x", (tile, tile)), **weights}
-
-
-def matmul_tma(case: Case, tile: int = 16, flatten: bool = False) -> list[Launch]:
-    tiles = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": tile, "GROUP_M": 2, "NUM_STAGES": 2}
-    return [
-        Launch(
-            "matmul_tma",
-            (2,),
-            {**maps(case, tile), **case.pointers(*OUTPUTS), **case.rope(), "M": case.rows},
-            {**case.constants(), **tiles, "LAYOUT": case.layout, "FLATTEN": flatten},
-        )
-    ]

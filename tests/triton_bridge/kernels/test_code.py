@@ -15,7 +15,6 @@ from triton.compiler import ASTSource
 
 from relax_fusion.triton_bridge.kernels.gemv import gemv
 from relax_fusion.triton_bridge.kernels.matmul_pointer import matmul_pointer
-from relax_fusion.triton_bridge.kernels.matmul_tma import matmul_tma
 from relax_fusion.triton_bridge.kernels.row_norm import row_norm
 from relax_fusion.triton_bridge.kernels.split_reduce import split_reduce
 
@@ -27,8 +26,6 @@ GEMV = {**WORK, "LAYOUT": "nk", "NORM": "rms", "HAS_BETA": False, "BLOCK_N": 2, 
 POINTER = {**WORK, "LAYOUT": "nk", "NORM": "none", "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}
 POINTER |= {"SPLIT_K": 1, "GROUP_M": 8, "SWAP": True, "NUM_STAGES": 8}
 OLDER = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "SWAP": False, "NUM_STAGES": 4}
-TMA = {**WORK, "LAYOUT": "nk", "BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}
-TMA |= {"NUM_STAGES": 3, "FLATTEN": True}
 REDUCE = {**WORK, "NORM": "rms", "SPLIT_K": 3, "BLOCK_M": 1, "BLOCK_N": 1024}
 NORM = {"WIDTH": 4096, "BLOCK": 4096, "ROWS": 1, "NORM": "rms", "HAS_RESIDUAL": True}
 NORM |= {"HAS_BETA": False, "STORE_SUM": True, "EARLY": True}
@@ -54,21 +51,6 @@ CASES = {
     "pointer-sm89": (matmul_pointer, {**POINTER, **OLDER}, 8, 89, {"copies", "mma"}),
     "reduce": (split_reduce, REDUCE, 4, 90, set()),
     "reduce-rope": (split_reduce, {**REDUCE, **ROPE}, 4, 90, set()),
-    "tma": (matmul_tma, TMA, 8, 90, {"tensor copies", "wgmma"}),
-    "tma-rope": (
-        matmul_tma,
-        {**TMA, **ROPE},
-        8,
-        90,
-        {"tensor copies", "wgmma"},
-    ),
-    "tma-gated": (
-        matmul_tma,
-        {**TMA, **GATED, "BLOCK_N": 128, "NUM_STAGES": 4, "FLATTEN": False},
-        8,
-        90,
-        {"tensor copies", "wgmma"},
-    ),
 }
 SIGNS = {
     "wide loads": r"ld\.global[^;]*\.v4",
@@ -84,14 +66,11 @@ NARROW = {"loads": r"ld\.global(?![^;]*\.v4)", "copies": r"cp\.async\.ca"}
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, arch: int, dtype: str) -> Any:
     """Compile as a launcher would that knows pointers to be aligned to 16 bytes."""
     constants = {**constants, "PDL": arch >= 90}
-    tile_n, tile_k = constants.get("BLOCK_N"), constants.get("BLOCK_K")
     types = {"M": "i32", "eps": "fp32", "workspace_ptr": "*fp32"}
     if constants.get("HALF"):
         types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "positions": "i32"}
     else:
         constants |= dict.fromkeys(ROPE_ARGUMENTS & set(kernel.arg_names))
-    types |= {"x": f"tensordesc<{dtype}[{constants.get('BLOCK_M')}, {tile_k}]>"}
-    types |= dict.fromkeys(("w", "up"), f"tensordesc<{dtype}[{tile_n}, {tile_k}]>")
     signature, values, aligned = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:

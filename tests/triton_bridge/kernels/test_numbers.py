@@ -9,7 +9,7 @@ import pytest
 
 from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
 from .interpreted import Interpreter, Launch
-from .launches import gemv, matmul_pointer, matmul_tma
+from .launches import gemv, matmul_pointer
 
 
 def label(case: Case) -> str:
@@ -55,11 +55,6 @@ def test_many_row_tiles(interpreter: Interpreter) -> None:
     check(interpreter, case, matmul_pointer(case, 1, swap=False))
 
 
-@pytest.mark.parametrize("case", EPILOGUES, ids=label)
-def test_matmul_tma(interpreter: Interpreter, case: Case) -> None:
-    check(interpreter, replace(case, rows=35), matmul_tma(replace(case, rows=35)))
-
-
 @pytest.mark.parametrize("case", [*ROTATIONS, *ODD_HEADS], ids=label)
 @pytest.mark.parametrize("norm", ["none", "rms"])
 def test_gemv_rotates(interpreter: Interpreter, case: Case, norm: str) -> None:
@@ -72,17 +67,6 @@ def test_matmul_pointer_rotates(
     interpreter: Interpreter, case: Case, split: int, swap: bool
 ) -> None:
     check(interpreter, case, matmul_pointer(case, split, swap))
-
-
-@pytest.mark.parametrize("case", ROTATIONS, ids=label)
-def test_matmul_tma_rotates(interpreter: Interpreter, case: Case) -> None:
-    check(interpreter, replace(case, rows=35), matmul_tma(replace(case, rows=35)))
-
-
-def test_a_wide_tile_is_rotated_in_two_parts(interpreter: Interpreter) -> None:
-    case = Case(rows=70, n=320, head_dim=64, rotated=256, bias=True, positions=35)
-    check(interpreter, case, matmul_tma(case, tile=128))
-    check(interpreter, case, matmul_tma(case, tile=256))
 
 
 @pytest.mark.parametrize("norm", ["rms", "layer"])

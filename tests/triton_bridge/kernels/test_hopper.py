@@ -1,0 +1,143 @@
+"""What the compiler makes of the kernels for Hopper, launched as plans ask.
+
+They are in Gluon, which Triton's interpreter does not run; their numbers are checked on a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tvm import relax
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.device import device
+from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.triton import smem_bytes, violations
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.triton_bridge.compile import compile_kernels
+from relax_fusion.triton_bridge.contraction import contraction_steps
+from relax_fusion.triton_bridge.kernel import CompiledKernel
+from relax_fusion.triton_bridge.specialize import specialize
+from relax_fusion.triton_bridge.steps import FixedWeights
+from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, Rope
+
+from .test_code import SIGNS, stack_bytes
+
+H200 = device("h200")
+ROWS = DynamicDim("rows")
+ROPE = Rope(128, 5120, "float32", DynamicDim("s"))
+PLAIN = NormMatmul(ROWS, 4096, (Projection(6144, "nk"),), None, "float16", "float16")
+FULL = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu", "residual")),))
+KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
+ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
+GATED = GatedFFN(ROWS, 4096, 14336, "nk", True, True, "silu", None, "float16", "float16", bias=True)
+GATED_KN = replace(GATED, layout="kn", activation="gelu", merged=False)
+
+
+def stream(rows: int, columns: int, k: int, stages: int, split: int = 1) -> TilePlan:
+    return TilePlan(
+        *(rows, columns, k),
+        split_k=split,
+        num_stages=stages,
+        num_warps=4,
+        backend="triton",
+        family="stream",
+    )
+
+
+def persistent(columns: int, stages: int) -> TilePlan:
+    return TilePlan(
+        *(128, columns, 64), num_stages=stages, num_warps=8, backend="triton", family="persistent"
+    )
+
+
+CASES = {
+    "16-rows": (PLAIN, stream(16, 64, 128, 5)),
+    "64-rows": (FULL, stream(64, 64, 128, 4)),
+    "128-rows": (FULL, stream(128, 64, 64, 6)),
+    "stream-gated": (GATED, stream(64, 64, 128, 4)),
+    "stream-kn": (KN, stream(16, 64, 64, 10)),
+    "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
+    "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
+    "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
+    "256-columns": (PLAIN, persistent(256, 4)),
+    "192-columns": (FULL, persistent(192, 5)),
+    "128-columns-kn": (KN, persistent(128, 6)),
+    "96-columns": (PLAIN, persistent(96, 6)),
+    "persistent-gated": (GATED, persistent(128, 4)),
+    "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
+    "persistent-rope": (ROTATED, persistent(128, 6)),
+}
+
+
+def compiled(
+    work: NormMatmul | GatedFFN, plan: TilePlan, fixed: FixedWeights | None = None
+) -> CompiledKernel:
+    """Compile the first kernel that a plan launches."""
+    assert list(violations(plan, work, H200)) == []
+    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+    types = [relax.TensorType(list(p.ty.shape), str(p.ty.dtype)) for p in func.params]
+    inputs = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:-1])]
+    if fixed is None:
+        fixed = FixedWeights(inputs, leads=False)
+    step = contraction_steps(work, plan, inputs, 64, H200, {}, fixed)[0]
+    source, _ = specialize(step.function, step.args, step.constexprs, step.options, types[-1:], 90)
+    return compile_kernels([source])[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    work, plan = CASES[name]
+    kernel = compiled(replace(work, dtype=dtype, out_dtype=dtype), plan)
+    text = kernel.ptx.decode()
+    assert re.search(SIGNS["tensor copies"], text)
+    assert re.search(SIGNS["wgmma"], text)
+    assert not re.search(SIGNS["mma"], text)
+    assert stack_bytes(kernel.image, tmp_path) == 0
+    assert kernel.scratch_bytes == 0
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_shared_memory_is_what_the_estimator_says(name: str, out_dtype: str) -> None:
+    work, plan = CASES[name]
+    work = replace(work, out_dtype=out_dtype)
+    said = smem_bytes(plan, matmul_shape(work, pairs=False))
+    assert compiled(work, plan).shared_bytes <= said <= H200.smem_per_block_bytes
+
+
+WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("work", [PLAIN, GATED], ids=["plain", "gated"])
+def test_weights_are_requested_before_the_wait_where_allowed(
+    work: NormMatmul | GatedFFN, early: bool
+) -> None:
+    fixed = None if early else FixedWeights()
+    text = compiled(work, stream(16, 64, 128, 4), fixed).ptx.decode()
+    assert text.count(WAIT) == 2, "one for the warp that copies, one for those that store"
+    assert text.count(LAUNCH) == 1
+    copying = text[: text.index(LAUNCH)]
+    before = copying[: copying.rindex(WAIT)]
+    assert bool(re.search(SIGNS["tensor copies"], before)) == early
+
+
+def test_a_gemv_requests_weights_before_the_wait_where_allowed() -> None:
+    plan = TilePlan(1, 2, 4096, num_warps=4, backend="triton", family="gemv")
+    for fixed, early in ((None, True), (FixedWeights(), False)):
+        text = compiled(PLAIN, plan, fixed).ptx.decode()
+        assert ("ld.global" in text[: text.index(WAIT)]) == early
+
+
+def test_every_warp_group_of_a_persistent_kernel_waits() -> None:
+    text = compiled(PLAIN, persistent(256, 4)).ptx.decode()
+    assert text.count(WAIT) == 3 and text.count(LAUNCH) == 1
+    first_copy = re.search(SIGNS["tensor copies"], text).start()
+    assert text[:first_copy].rindex(LAUNCH) > text[:first_copy].rindex(WAIT)
