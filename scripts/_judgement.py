@@ -98,7 +98,7 @@ class Group:
 
     @staticmethod
     def from_json(stored: dict[str, Any]) -> Group:
-        """Read `to_json`, or a group of `2026-11-21-triton_plans.json`."""
+        """Read `to_json`."""
         group = Group(
             Chain(stored["case"], stored.get("size", "8b")),
             stored["rows"],
@@ -199,6 +199,11 @@ class Judgement:
         was not timed.
     correlation : float
         Spearman's, of predicted and measured times; NaN for fewer than three plans.
+    superseded : int
+        Timed plans that are candidates no more.  They count as the best, but not as the choice,
+        nor in `correlation`.
+    correlation_of_all : float
+        As `correlation`, with those.
     choice_timed : bool
         Whether the choice is among the timed plans.
     choose_ms : float
@@ -211,6 +216,8 @@ class Judgement:
     regret: float
     table_regret: float
     correlation: float
+    superseded: int
+    correlation_of_all: float
     choice_timed: bool
     choose_ms: float
 
@@ -221,9 +228,13 @@ def judge(group: Group, dev: DeviceSpec) -> Judgement:
     work = workload(group.chain, group.rows, group.dtype)
     predicted = [1e3 * predict(work, p, dev, group.rows).seconds for p in group.plans]
     best = min(range(len(predicted)), key=group.ms.__getitem__)
+    symbolic = workload(group.chain, None, group.dtype)
+    known = {p for w in (work, symbolic) for p in candidates(w, dev, BACKEND)}
+    kept = [i for i, p in enumerate(group.plans) if p in known]
     timed = said.plan in group.plans
     # Of equal predictions the slowest, lest the order of the file decide in our favour
-    first = min(range(len(predicted)), key=lambda i: (predicted[i], -group.ms[i]))
+    among = kept or range(len(predicted))
+    first = min(among, key=lambda i: (predicted[i], -group.ms[i]))
     chosen = group.plans.index(said.plan) if timed else first
     table = math.nan
     if said.from_table in group.plans:
@@ -234,6 +245,8 @@ def judge(group: Group, dev: DeviceSpec) -> Judgement:
         predicted,
         group.ms[chosen] / group.ms[best] - 1,
         table,
+        spearman([predicted[i] for i in kept], [group.ms[i] for i in kept]),
+        len(predicted) - len(kept),
         spearman(predicted, group.ms),
         timed,
         said.milliseconds,

@@ -1,8 +1,10 @@
 """Fused kernels on a GPU: against the same chain left to TVM, and against the estimator.
 
 One run on a machine with an NVIDIA GPU.  Every chain of a LLaMA-3.1-8B layer, float16, is compiled
-twice by the pipeline, with our passes and without, and both are timed through the VM.  L2 is not
-flushed; each weight but the output projection's and qkv's is larger than it.
+twice by the pipeline, with our passes and without, and both are timed through the VM, beside what
+the estimator predicts of both.  It is the benchmark of the TIR kernels (``--backend tir``) and of
+rope; `bench_matmul.py` compares the Triton kernels with peers.  L2 is not flushed; each weight but
+the output projection's and qkv's is larger than it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
     python scripts/judge_estimator.py --sizes 8b --seconds 500
     python scripts/judge_estimator.py --sizes 8b --resume DATE-judge_estimator.json
-    python scripts/judge_estimator.py --from DATE-judge_estimator.json   # today's model, no GPU
+    python scripts/judge_estimator.py --from DATE-judge_estimator.json   # today's model, no GPU;
+                                                 # writes under the date of the timings
 
 For each case and number of rows all feasible plans (a sample where there are more than --most, with
 the choice and the ten first by prediction) are compiled for symbolic rows, compared with float64,
@@ -43,6 +44,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="start nothing after so many seconds")
     parser.add_argument("--resume", type=Path, help="JSON of an earlier run to complete")
     parser.add_argument("--from", dest="stored", type=Path, metavar="JSON", help="judge it again")
+    parser.add_argument("--note", help="with --from: what a reader must know, kept in the record")
     parser.add_argument("--results", type=Path, default=_record.RESULTS, help="directory to write")
     return parser.parse_args(argv)
 
@@ -183,15 +185,25 @@ class Run:
 
     def write(self) -> None:
         """Write what there is so far."""
-        groups = list(self.groups.values())
-        record = {**self.record, "groups": [g.to_json() for g in groups]}
-        judged = self.judged()
-        text = f"{record['gpu']}, {record['dtype']}. {record['what']}\n\n"
-        if judged:
-            record["overall"] = report.overall(judged)
-            text += report.markdown(groups, judged)
-        kind = "" if self.args.dtype == "float16" else f"-{self.args.dtype}"
-        _record.write(f"judge_estimator{kind}", record, text, self.args.results)
+        write(self.record, list(self.groups.values()), self.judged(), self.args.results)
+
+
+def write(
+    facts: dict[str, Any], groups: list[Group], judged: judgement.Judged, directory: Path
+) -> None:
+    """Write the groups and how the model fares, with the facts of the run that timed them."""
+    record = {k: v for k, v in facts.items() if k not in ("overall", "groups")}
+    text = f"{record['gpu']}, {record['dtype']}. {record['what']}\n\n"
+    if "note" in record:
+        text += f"{record['note']}\n\n"
+    if "overall_when_timed" in record:
+        text += report.earlier(record["overall_when_timed"]) + "\n\n"
+    if judged:
+        record["overall"] = report.overall(judged)
+        text += report.markdown(groups, judged)
+    record["groups"] = [g.to_json() for g in groups]
+    kind = "" if record["dtype"] == "float16" else f"-{record['dtype']}"
+    _record.write(f"judge_estimator{kind}", record, text, directory)
 
 
 def function_of(
@@ -215,16 +227,24 @@ def kept(plan: Any, why: str) -> dict[str, Any]:
     return {"plan": report.short(plan), "why": why}
 
 
-def judge_stored(path: Path, target: str) -> int:
-    """Judge the timings of a file with the model as it is now."""
+def judge_stored(path: Path, args: argparse.Namespace) -> int:
+    """Judge the timings of a file with the model as it is now, and write that.
+
+    Date, machine and versions stay those of the timings; what the model of then reached is kept.
+    """
     from relax_fusion.target import device_of, make_target
 
     groups = judgement.load(path)
-    judged = judgement.judge_all(groups, device_of(make_target(target)))
+    facts = json.loads(path.read_text(encoding="utf-8"))
+    judged = judgement.judge_all(groups, device_of(make_target(args.target)))
     if not judged:
         raise SystemExit(f"{path} holds no timings")
-    print(report.markdown(groups, judged))
-    print(json.dumps(report.overall(judged)))
+    if "overall" in facts:
+        facts.setdefault("overall_when_timed", facts["overall"])
+    if args.note:
+        facts["note"] = args.note
+    write(facts, groups, judged, args.results)
+    print(report.summary(judged))
     return 0
 
 
@@ -234,7 +254,7 @@ def _sentence(err: BaseException) -> str:
 
 def main() -> int:
     args = arguments()
-    return judge_stored(args.stored, args.target) if args.stored else Run(args).run()
+    return judge_stored(args.stored, args) if args.stored else Run(args).run()
 
 
 if __name__ == "__main__":

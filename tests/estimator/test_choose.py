@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -91,6 +92,47 @@ def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
     found = chosen(norm_matmul(rows=DynamicDim("b", bound)), AVX2)
     assert [p.upper for p in found.predictions] == uppers
     assert [p.size for p in found.predictions] == sizes
+
+
+TRITON_UPPERS = [
+    (None, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 4096]),
+    (8192, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 4096]),
+    (2000, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 2000]),
+    (1024, [1, 16, 64, 128, 256, None], [1, 16, 64, 128, 256, 1024]),
+    (100, [1, 16, 64, None], [1, 16, 64, 100]),
+    (1, [None], [1]),
+]
+
+
+@pytest.mark.parametrize(("bound", "uppers", "sizes"), TRITON_UPPERS)
+def test_triton_has_ranges_for_more_regimes(bound, uppers, sizes):
+    work = norm_matmul(rows=DynamicDim("b", bound))
+    found = chosen(work, GPU, backend="triton", always=True)
+    assert [p.upper for p in found.predictions] == uppers
+    assert [p.size for p in found.predictions] == sizes
+
+
+def test_ranges_are_those_of_the_back_end_that_has_a_plan():
+    work = norm_matmul(dtype="float32")  # which the Triton kernels do not take
+    found = chosen(work, GPU, backend="triton", always=True)
+    assert {plan.backend for _, plan in found.plans.entries} == {"tir"}
+    assert [p.upper for p in found.predictions] == [1, 16, 64, 256, None]
+
+
+@pytest.mark.parametrize(("backend", "first", "last"), [("tir", 257, 1024), ("triton", 1025, 4096)])
+def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, first, last):
+    module = sys.modules[choose.__module__]
+    sizes = set()
+
+    def recorded(work, plan, dev, size):
+        sizes.add(size)
+        return predict(work, plan, dev, size)
+
+    monkeypatch.setattr(module, "predict", recorded)
+    choose.__wrapped__(norm_matmul(), GPU, always=True, backend=backend)
+    middle, end = sorted(s for s in sizes if s >= first)
+    assert first < middle < end == last
+    assert {1, 2, 16, 17, 64, 65} <= sizes  # both ends of closed ranges
 
 
 def test_every_range_has_a_plan_near_the_fastest():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import statistics
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +16,22 @@ from hypothesis import strategies as st
 from relax_fusion.device import device
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
-from relax_fusion.estimator.triton import norm_inside, split_epilogue, unsupported
+from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.triton import (
+    accumulator_columns,
+    accumulators,
+    norm_inside,
+    smem_bytes,
+    split_epilogue,
+    unsupported,
+)
+from relax_fusion.estimator.triton_cost import NORM_INSIDE_S_PER_ROW, NORM_S
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import DynamicDim, Norm, Projection, Rope
+from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 
-from .cases import AVX2, GPU, RMS, SMALL_GPU, gated_ffn, norm_matmul
+from .cases import AVX2, GPU, RMS, ROWS, gated_ffn, norm_matmul
 
-TIMED = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-triton_plans.json"
+TIMED = Path(__file__).parents[2] / "benchmarks/results/2026-11-21-judge_estimator.json"
 WORKS = {"qkv": norm_matmul(), "gate_up": gated_ffn()}
 
 
@@ -29,38 +40,167 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
     return TilePlan(*block, backend="triton", family=family, **numbers)
 
 
-TMA = plan("tma", 128, 128, 64, num_warps=8)
+PERSISTENT = plan("persistent", 128, 128, 64, num_warps=8)
+STREAM = plan("stream", 64, 64, 128)
 POINTER = plan("pointer", 16, 64, 64)
 GEMV = plan("gemv", 1, 2, 2048, num_stages=1)
-ROPE = Rope(128, 5120, "float32", DynamicDim("s"))
-ROTATED = replace(norm_matmul(), outputs=(Projection(6144, "nk", (), ROPE),))
+H200_FAMILIES = {"gemv", "pointer", "stream", "persistent"}
+GATED_KN = replace(gated_ffn(), layout="kn")
 
 
-def test_the_first_choice_loses_little_to_the_best_that_was_timed() -> None:
-    losses, errors = [], []
+def rotated(head_dim: int = 128, layout: str = "nk") -> NormMatmul:
+    """Return norm -> matmul of which 40 heads are rotated."""
+    rope = Rope(head_dim, 40 * head_dim, "float32", DynamicDim("s"))
+    return replace(norm_matmul(), outputs=(Projection(48 * head_dim, layout, (), rope),))
+
+
+ROTATED = rotated()
+
+
+def timed_work(group: dict) -> NormMatmul | GatedFFN:
+    """Return the workload of a group of timings, of a layer of LLaMA-3.1-8B."""
+    assert (group["size"], group["dtype"]) == ("8b", "float16")
+    if group["case"] == "gate_up":
+        return gated_ffn()
+    if group["case"] == "qkv":
+        return norm_matmul()
+    k = {"out": 4096, "down": 14336}[group["case"]]
+    return NormMatmul(ROWS, k, (Projection(4096, "nk", ("residual",)),), None, "float16", "float16")
+
+
+def ranks(values: list[float]) -> list[float]:
+    """Return the rank of every value; equal ones share the mean of theirs."""
+    return [sum((u < v) + (u <= v) for u in values) / 2 for v in values]
+
+
+@dataclass
+class Fit:
+    """How predictions fare on the timings of the table, by (case, rows)."""
+
+    regret: dict[tuple[str, int], float]
+    table_regret: dict[tuple[str, int], float]
+    untimed: set[tuple[str, int]]
+    correlation: list[float]
+    error: list[float]
+
+
+@pytest.fixture(scope="module")
+def fit() -> Fit:
+    found = Fit({}, {}, set(), [], [])
     for group in json.loads(TIMED.read_text(encoding="utf-8"))["groups"]:
-        timed = [q.pop("ms") for q in group["plans"]]
+        work, rows, key = timed_work(group), group["rows"], (group["case"], group["rows"])
+        ms = [q.pop("ms") for q in group["plans"]]
         plans = [TilePlan(**q, backend="triton") for q in group["plans"]]
-        work = WORKS[group["case"]]
-        prices = [1e3 * predict(work, p, GPU, group["rows"]).seconds for p in plans]
-        best = min(timed)
-        losses.append(timed[prices.index(min(prices))] / best - 1)
-        near = [(p, t) for p, t in zip(prices, timed, strict=True) if t < 1.3 * best]
-        errors.append(sum(abs(math.log(p / t)) for p, t in near) / len(near))
-    assert len(losses) == 60
-    assert sum(losses) / 60 < 0.015 and max(losses) < 0.16
-    assert sum(errors) / 60 < 0.07
+        prices = [1e3 * predict(work, p, GPU, rows).seconds for p in plans]
+        for regret, dim in ((found.regret, rows), (found.table_regret, ROWS)):
+            choice = choose(replace(work, rows=dim), GPU, always=True, backend="triton")
+            chosen = choice.plans.plan_for(rows)
+            if chosen in plans:
+                regret[key] = ms[plans.index(chosen)] / min(ms) - 1
+            else:
+                found.untimed.add(key)
+        found.correlation.append(statistics.correlation(ranks(prices), ranks(ms)))
+        near = [(p, t) for p, t in zip(prices, ms, strict=True) if t < 1.3 * min(ms)]
+        found.error.append(fmean(abs(math.log(p / t)) for p, t in near))
+    return found
+
+
+def test_the_first_choice_loses_little_to_the_best_that_was_timed(fit) -> None:
+    # The model's constants were fitted to these timings: they say nothing about other shapes
+    assert len(fit.correlation) == 32
+    # Where the choice was not among the sample of plans that was timed, nobody knows what it loses
+    assert fit.untimed == {("qkv", 4), ("qkv", 16), ("out", 64), ("down", 64)}
+    assert len(fit.regret) == 28
+    assert fmean(fit.regret.values()) < 0.013 and max(fit.regret.values()) < 0.05
+
+
+def test_so_does_the_table_for_symbolic_rows(fit) -> None:
+    assert len(fit.table_regret) >= 28
+    assert fmean(fit.table_regret.values()) < 0.045
+    assert max(fit.table_regret.values()) < 0.33
+
+
+def test_predictions_are_in_the_order_of_the_timings(fit) -> None:
+    assert fmean(fit.correlation) > 0.885 and min(fit.correlation) > 0.65
+    assert fmean(fit.error) < 0.075
 
 
 @pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
-@pytest.mark.parametrize("name", ["h200", "a100", "rtx4090", "rtx3080"])
+@pytest.mark.parametrize("name", ["h200", "h100", "h100_pcie", "a100", "rtx4090", "rtx3080"])
 def test_candidates_fit(work, name) -> None:
     dev = device(name)
     found = list(candidates(work, dev, "triton"))
     assert len(found) == len(set(found)) > 20
     assert {p.backend for p in found} == {"triton"}
-    assert {p.family for p in found} == {"gemv", "pointer", *(["tma"] if name == "h200" else [])}
+    hopper = name in ("h200", "h100", "h100_pcie")
+    assert {p.family for p in found} == (H200_FAMILIES if hopper else {"gemv", "pointer"})
     assert all(violations(p, work, dev) == () for p in found)
+    shape = matmul_shape(work, pairs=False)
+    assert max(smem_bytes(p, shape) for p in found) <= dev.smem_per_block_bytes
+
+
+def test_one_row_alone_has_dot_products() -> None:
+    for rows, has in ((1, True), (2, True), (3, False), (DynamicDim("rows"), True)):
+        found = candidates(norm_matmul(rows=rows), GPU, "triton")
+        assert any(p.family == "gemv" for p in found) == has
+
+
+@pytest.mark.parametrize(
+    ("work", "widths"),
+    [
+        (norm_matmul(), {64, 96, 128, 192, 256}),
+        (norm_matmul(layout="kn"), {64, 96, 128, 192, 256}),
+        (gated_ffn(), {64, 128}),
+        (GATED_KN, {64, 128}),
+        (ROTATED, {128}),
+        (rotated(96), set()),
+    ],
+)
+def test_widths_of_persistent_tiles(work, widths) -> None:
+    found = list(candidates(work, GPU, "triton"))
+    assert {p.block_n for p in found if p.family == "persistent"} == widths
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gated", "turned", "columns"),
+    [
+        (PERSISTENT, False, False, (128, 0)),
+        (replace(PERSISTENT, block_n=96), False, False, (64, 32)),
+        (replace(PERSISTENT, block_n=256), False, False, (128, 128)),
+        (PERSISTENT, True, False, (128, 128)),
+        (PERSISTENT, False, True, (64, 64)),
+        (STREAM, False, False, (64, 0)),
+        (STREAM, True, False, (64, 64)),
+        (STREAM, False, True, (32, 32)),
+    ],
+)
+def test_columns_of_both_accumulators(wanted, gated, turned, columns) -> None:
+    assert accumulator_columns(wanted, gated=gated, rotated=turned) == columns
+
+
+@pytest.mark.parametrize(
+    ("wanted", "work", "of_a_thread", "smem"),
+    [
+        # 4 stages of 128 + 128 rows of 64 float16, and 17 KiB of barriers and conversions
+        (PERSISTENT, norm_matmul(), 64, 4 * 256 * 64 * 2 + (17 << 10)),
+        (PERSISTENT, gated_ffn(), 128, 4 * 384 * 64 * 2 + (17 << 10)),
+        (PERSISTENT, ROTATED, 64, 4 * 256 * 64 * 2 + (17 << 10)),
+        # 64 + 64 rows of 128, barriers, and the float32 tile on its way out
+        (STREAM, norm_matmul(), 32, 4 * 128 * 128 * 2 + (1 << 10) + 64 * 64 * 4),
+        (STREAM, gated_ffn(), 64, 4 * 192 * 128 * 2 + (1 << 10) + 64 * 64 * 4),
+        # Less than 64 columns take the room of 64
+        (
+            replace(STREAM, block_n=32, block_k=64),
+            norm_matmul(),
+            32,
+            4 * 128 * 64 * 2 + (1 << 10) + 64 * 64 * 4,
+        ),
+        (POINTER, norm_matmul(), 8, 4 * 80 * 64 * 2 + (4 << 10)),
+    ],
+)
+def test_resources(wanted, work, of_a_thread, smem) -> None:
+    shape = matmul_shape(work, pairs=False)
+    assert (accumulators(wanted, shape), smem_bytes(wanted, shape)) == (of_a_thread, smem)
 
 
 def test_where_triton_has_no_kernel_tir_has() -> None:
@@ -96,71 +236,159 @@ def test_where_the_norm_goes() -> None:
     assert norm_inside(norm_matmul(), GEMV) and norm_inside(layer, GEMV)
     assert norm_inside(norm_matmul(), POINTER) and not norm_inside(layer, POINTER)
     assert not norm_inside(norm_matmul(), replace(POINTER, block_k=128))
-    assert not norm_inside(norm_matmul(), TMA)
+    assert not norm_inside(norm_matmul(), PERSISTENT)
+    assert not norm_inside(norm_matmul(), replace(STREAM, block_m=16, block_k=64))
+    assert not norm_inside(norm_matmul(), replace(POINTER, block_m=32))
     assert not norm_inside(after_add, GEMV)
     assert not norm_inside(norm_matmul(norm=None), GEMV)
+
+
+CPU_AND_DTYPE = [
+    (PERSISTENT, norm_matmul(), AVX2, "backend is 'triton', a CPU has 'tir' only"),
+    (PERSISTENT, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
+    (replace(STREAM, family=""), norm_matmul(), GPU, "family is '', backend 'triton' has gemv, p"),
+]
+GEMV_SENTENCES = [
+    (replace(GEMV, block_m=2), norm_matmul(), "block_m is 2, family 'gemv' takes 1 row"),
+    (replace(GEMV, block_n=16), norm_matmul(), "a thread holds 256 weights, at most 192 fit its"),
+    (replace(GEMV, split_k=2), norm_matmul(), "split_k is 2, family 'gemv' reduces in 1 part"),
+    (replace(GEMV, block_n=1), ROTATED, "block_n is 1, rotated features come 2 at a time"),
+]
+TILE_SENTENCES = [
+    (replace(POINTER, block_m=96), norm_matmul(), "block_m is 96, triton needs a power of two"),
+    (replace(STREAM, block_n=48), norm_matmul(), "block_n is 48, triton needs a power of two"),
+    (replace(POINTER, num_warps=0), norm_matmul(), "num_warps is 0, triton needs a power of two"),
+    (replace(POINTER, block_n=8), norm_matmul(), "block_n is 8, tensor cores need 16"),
+    (replace(POINTER, split_k=65), norm_matmul(), "split_k is 65, k has 64 blocks"),
+    (
+        replace(POINTER, block_m=128, block_n=256),
+        norm_matmul(),
+        "a thread has 256 accumulators, at most 192 fit its registers",
+    ),
+    (
+        replace(STREAM, block_m=128, num_stages=2),
+        gated_ffn(),
+        "a thread has 128 accumulators, at most 64 fit its registers",
+    ),
+    (
+        replace(PERSISTENT, num_stages=9),
+        norm_matmul(),
+        "needs 312320 B of shared memory, the H200 has 232448 B per block",
+    ),
+]
+HOPPER_SENTENCES = [
+    (PERSISTENT, norm_matmul(k=100), "k is 100, rows of a tensor map must be multiples of 8"),
+    (STREAM, norm_matmul(n=100, layout="kn"), "n is 100, rows of a tensor map must be multiples"),
+    (replace(STREAM, num_warps=8), norm_matmul(), "num_warps is 8, family 'stream' has 4"),
+    (replace(PERSISTENT, num_warps=4), norm_matmul(), "num_warps is 4, family 'persistent' has 8"),
+    (replace(PERSISTENT, block_m=64), norm_matmul(), "block_m is 64, family 'persistent' has 128"),
+    (replace(PERSISTENT, block_k=32), norm_matmul(), "block_k is 32, family 'persistent' has 64"),
+    (replace(PERSISTENT, split_k=2), norm_matmul(), "split_k is 2, family 'persistent' has 1"),
+    (
+        replace(PERSISTENT, block_n=160),
+        norm_matmul(),
+        "block_n is 160, family 'persistent' has 64, 96, 128, 192, 256 for this",
+    ),
+    (
+        replace(PERSISTENT, block_n=256),
+        gated_ffn(),
+        "block_n is 256, family 'persistent' has 64, 128 for this",
+    ),
+    (
+        replace(PERSISTENT, block_n=256),
+        ROTATED,
+        "block_n is 256, family 'persistent' has 128 for this",
+    ),
+]
+COPY_SENTENCES = [
+    (
+        replace(STREAM, block_n=128),
+        norm_matmul(),
+        "block_n is 128, a matrix instruction has 64 features",
+    ),
+    (replace(STREAM, block_n=256), ROTATED, "block_n is 256, a matrix instruction has 64 features"),
+    (
+        replace(STREAM, block_n=32),
+        norm_matmul(),
+        "block_k is 128, less than 64 features are copied 64 elements wide",
+    ),
+    (STREAM, ROTATED, "block_k is 128, less than 64 features are copied 64 elements wide"),
+    (
+        replace(STREAM, block_n=32, block_k=64),
+        norm_matmul(layout="kn"),
+        "block_n is 32, of a weight [k, n] boxes have a multiple of 64 features",
+    ),
+    (
+        PERSISTENT,
+        norm_matmul(n=104, layout="kn"),
+        "block_n is 128, of a weight [k, n] boxes have a multiple of 64 features",
+    ),
+    (PERSISTENT, rotated(96), "block_n is 128, 64 pairs do not divide heads of 48"),
+    (PERSISTENT, rotated(24), "head_dim is 24, family 'persistent' needs a multiple of 16"),
+    (
+        replace(STREAM, block_n=128),
+        rotated(40),
+        "head_dim is 40, family 'stream' needs a multiple of 16",
+    ),
+]
+ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]
+ELSEWHERE = [
+    (PERSISTENT, norm_matmul(), "a100", "family 'persistent' needs sm_90, the A100 80GB SXM is sm"),
+    (STREAM, norm_matmul(), "rtx4090", "family 'stream' needs sm_90, the RTX 4090 is sm_89"),
+    (
+        replace(POINTER, block_m=128, block_k=128),
+        norm_matmul(),
+        "rtx3080",
+        "needs 200704 B of shared memory, the RTX 3080 has 101376 B per block",
+    ),
+]
 
 
 @pytest.mark.parametrize(
     ("wrong", "work", "dev", "sentence"),
     [
-        (TMA, norm_matmul(), AVX2, "backend is 'triton', a CPU has 'tir' only"),
-        (TMA, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
-        (replace(TMA, family=""), norm_matmul(), GPU, "family is '', backend 'triton' has gemv, p"),
-        (
-            replace(TMA, block_m=96),
-            norm_matmul(),
-            GPU,
-            "block_m is 96, triton needs a power of two",
-        ),
-        (replace(TMA, block_n=8), norm_matmul(), GPU, "block_n is 8, tensor cores need 16"),
-        (
-            replace(TMA, num_stages=9),
-            norm_matmul(),
-            GPU,
-            "needs 327680 B of shared memory, the H200",
-        ),
-        (TMA, gated_ffn(), SMALL_GPU, "needs 229376 B of shared memory, the RTX 3080 has 101376 B"),
-        (
-            replace(TMA, block_n=256, num_warps=4),
-            norm_matmul(),
-            GPU,
-            "a thread has 256 accumulators",
-        ),
-        (
-            TMA,
-            norm_matmul(),
-            device("a100"),
-            "family 'tma' needs sm_90, the A100 80GB SXM is sm_80",
-        ),
-        (
-            replace(TMA, split_k=2),
-            norm_matmul(),
-            GPU,
-            "split_k is 2, family 'tma' reduces in 1 part",
-        ),
-        (replace(TMA, block_m=32), norm_matmul(), GPU, "block_m is 32, family 'tma' needs 64"),
-        (TMA, norm_matmul(k=100), GPU, "k is 100, rows of a tensor map must be multiples of 8"),
-        (TMA, norm_matmul(n=100, layout="kn"), GPU, "n is 100, rows of a tensor map must be mult"),
-        (replace(GEMV, block_m=2), norm_matmul(), GPU, "block_m is 2, family 'gemv' takes 1 row"),
-        (replace(GEMV, block_n=16), norm_matmul(), GPU, "a thread holds 256 weights"),
-        (replace(GEMV, split_k=2), norm_matmul(), GPU, "split_k is 2, family 'gemv' reduces in 1"),
-        (replace(GEMV, block_n=1), ROTATED, GPU, "block_n is 1, rotated features come 2 at a time"),
-        (replace(TMA, block_n=64), ROTATED, GPU, "block_n is 64, rotated features come 128 at a"),
-        (replace(POINTER, split_k=65), norm_matmul(), GPU, "split_k is 65, k has 64 blocks"),
+        *CPU_AND_DTYPE,
+        *((plan, work, GPU, text) for plan, work, text in ON_THE_H200),
+        *((plan, work, device(name), text) for plan, work, name, text in ELSEWHERE),
     ],
 )
 def test_each_violation_has_its_sentence(wrong, work, dev, sentence) -> None:
     assert any(s.startswith(sentence) for s in violations(wrong, work, dev))
 
 
-def test_heads_are_rotated_by_tiles_of_whole_heads() -> None:
+@pytest.mark.parametrize(
+    ("allowed", "work"),
+    [
+        (replace(PERSISTENT, block_n=96), norm_matmul(layout="kn")),
+        (replace(STREAM, block_n=32, block_k=64), norm_matmul()),
+        (STREAM, norm_matmul(n=100)),  # rows of a weight [n, k] are k long
+        (replace(STREAM, block_n=128), ROTATED),
+        (PERSISTENT, rotated(64)),
+        (PERSISTENT, rotated(256)),
+        (PERSISTENT, rotated(layout="kn")),
+        (replace(STREAM, block_m=64, num_stages=2), gated_ffn()),
+    ],
+)
+def test_what_is_close_to_a_violation(allowed, work) -> None:
+    assert violations(allowed, work, GPU) == ()
+
+
+def test_heads_are_rotated_by_tiles_of_whole_pairs() -> None:
     found = list(candidates(ROTATED, GPU, "triton"))
-    assert {p.family for p in found} == {"gemv", "pointer", "tma"}
-    assert {p.block_n for p in found if p.family == "tma"} == {128, 256}
+    assert {p.family for p in found} == H200_FAMILIES
+    assert {p.block_k for p in found if p.family == "stream"} == {64}
+    # 24 pairs are no power of two: no box of pairs divides them
+    odd = {p.family for p in candidates(rotated(48), GPU, "triton")}
+    assert odd == {"gemv", "pointer"}
+
+
+@pytest.mark.parametrize("family", ["gemv", "pointer", "persistent"])
+def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> None:
     plain = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=None),))
-    for plan in found[::7]:  # rotating is free, but for the pass over memory that it saves
-        assert predict(ROTATED, plan, GPU, 64) == predict(plain, plan, GPU, 64)
+    turned = [p for p in candidates(ROTATED, GPU, "triton") if p.family == family]
+    assert turned
+    for p in turned:
+        assert predict(ROTATED, p, GPU, 64) == predict(plain, p, GPU, 64)
     assert predict_unfused(ROTATED, GPU, 64).seconds > predict_unfused(plain, GPU, 64).seconds
 
 
@@ -169,13 +397,6 @@ def test_only_a_bias_comes_before_a_rotation() -> None:
     assert unsupported(replace(ROTATED, outputs=(biased,)), GPU) is None
     residual = replace(ROTATED.outputs[0], epilogue=("residual",))
     assert "rotate a matmul" in unsupported(replace(ROTATED, outputs=(residual,)), GPU)
-
-
-def test_wide_tiles_leave_no_registers_for_an_epilogue() -> None:
-    wide = replace(TMA, block_n=256)
-    heavy = replace(norm_matmul(), outputs=(Projection(4096, "nk", ("residual",)),))
-    assert violations(wide, norm_matmul(), GPU) == ()
-    assert violations(wide, heavy, GPU) != ()
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -199,9 +420,27 @@ def test_few_rows_stream_weights_and_many_fill_tensor_cores(work) -> None:
     found = choose(work, GPU, backend="triton")
     assert isinstance(found, Choice)
     families = {rows: found.plans.plan_for(rows).family for rows in (1, 16, 1024)}
-    assert families == {1: "gemv", 16: "pointer", 1024: "tma"}
-    assert found.plans.plan_for(1024).block_m == 128
+    assert families == {1: "gemv", 16: "pointer", 1024: "persistent"}
     assert all(p.fused.seconds < p.unfused.seconds for p in found.predictions[1:])
+
+
+def test_what_a_norm_adds() -> None:
+    work, alone = norm_matmul(rows=64), norm_matmul(rows=64, norm=None)
+
+    def norm_s(p: TilePlan) -> float:
+        return predict(work, p, GPU, 64).seconds - predict(alone, p, GPU, 64).seconds
+
+    assert norm_s(POINTER) == pytest.approx(64 * NORM_INSIDE_S_PER_ROW)
+    for p in (STREAM, PERSISTENT, replace(POINTER, block_m=64)):
+        assert 0 < norm_s(p) - NORM_S[p.family] < 1e-6  # and the bytes of 64 rows, twice
+
+
+def test_splitting_k_pays_where_tiles_are_few() -> None:
+    few, many = norm_matmul(rows=16, n=256, k=16384), norm_matmul(rows=16, n=65536, k=4096)
+    for work, pays in ((few, True), (many, False)):
+        whole, split = (replace(STREAM, block_m=16, split_k=s) for s in (1, 4))
+        prices = [predict(work, p, GPU, 16).seconds for p in (whole, split)]
+        assert (prices[1] < prices[0]) == pays
 
 
 def test_a_table_has_one_back_end() -> None:
