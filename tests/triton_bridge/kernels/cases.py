@@ -112,16 +112,6 @@ class Case:
         heads = (heads * cos + half_turned * sin).reshape(self.rows, -1)
         return np.concatenate([heads, x[:, self.rotated :]], -1)
 
-    @property
-    def weight(self) -> str:
-        """The tensor that holds the weight (the gate's)."""
-        return "w" if self.merged == "no" else "both"
-
-    @property
-    def up_weight(self) -> str:
-        """The tensor that holds the up projection's weight."""
-        return "up" if self.merged == "no" else "both"
-
     def pointers(self, *names: str) -> dict[str, Any]:
         """Return pointer arguments by the names of their tensors."""
         if self.merged == "no":

@@ -17,14 +17,6 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Descriptor:
-    """A tensor map of one of the tensors."""
-
-    tensor: str
-    block: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class Launch:
     """One launch: the kernel, its grid, and its arguments by name (a string names a tensor)."""
 
@@ -43,18 +35,12 @@ def run(
 ) -> Any:
     """Do the launches, in the worker or on a GPU, and return the tensors after them in float64."""
     import torch
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
     held = {
         n: torch.from_numpy(v).to(device, getattr(torch, dtypes[n])) for n, v in tensors.items()
     }
 
     def value(argument: Any) -> Any:
-        if isinstance(argument, Descriptor):
-            tensor = held[argument.tensor]
-            return TensorDescriptor(
-                tensor, list(tensor.shape), [tensor.shape[1], 1], list(argument.block)
-            )
         return held[argument] if isinstance(argument, str) else argument
 
     for launch in launches:
