@@ -28,7 +28,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .epilogue import store_pairs, store_tile
-from .ring import allocate_weight, copy_tile, copy_weights, make_barriers, wait_empty, wait_full
+from .ring import (
+    allocate_weight,
+    copy_tile,
+    copy_weights,
+    first_row,
+    make_barriers,
+    wait_empty,
+    wait_full,
+)
 from .tiles import swizzled_tile
 
 
@@ -39,6 +47,7 @@ def request_tiles(
     up,
     ring,
     tiles_m,
+    M,
     N: gl.constexpr,
     K: gl.constexpr,
     LAYOUT: gl.constexpr,
@@ -64,11 +73,12 @@ def request_tiles(
     turn = 0
     for tile in range(gl.program_id(0), tiles_m * TILES_N, gl.num_programs(0)):
         tile_m, tile_n = swizzled_tile(tile, tiles_m, TILES_N, GROUP_M)
+        m_start = first_row(tile_m, M, BLOCK_M)
         for k_start in range(0, K, BLOCK_K):
             slot = wait_empty(empty, turn, STAGES)
             barrier = full.index(slot)
             mbarrier.expect(barrier, BYTES)
-            copy_tile(x, [tile_m * BLOCK_M, k_start], barrier, x_tiles.index(slot))
+            copy_tile(x, [m_start, k_start], barrier, x_tiles.index(slot))
             tiles = (w_tiles.index(slot), second_tiles.index(slot))
             copy_weights(
                 w, up, tiles, barrier, tile_n * STEP, k_start,
@@ -157,7 +167,7 @@ def consume(
             ring, turn, K_TILES, LAYOUT, GROUP, BLOCK_N, SECOND, STAGES, L, L2
         )
         turn += K_TILES
-        m_start, n_start = tile_m * 128 + GROUP * 64, tile_n * STEP
+        m_start, n_start = first_row(tile_m, M, 128) + GROUP * 64, tile_n * STEP
         if HALF > 0:
             store_pairs(
                 pointers, rotation, acc, second, m_start, n_start, M, N, HAS_BIAS, HALF, ROTATED
@@ -248,7 +258,7 @@ def matmul_persistent(
                 STAGES, PDL,
             )),
             (request_tiles, (
-                x, w, up, ring, tiles_m, N, K, LAYOUT, GATED, MERGED, HALF, 128, BLOCK_N, SECOND,
+                x, w, up, ring, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HALF, 128, BLOCK_N, SECOND,
                 BLOCK_K, TILES_N, GROUP_M, STAGES, PDL,
             )),
         ],

@@ -28,7 +28,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .epilogue import row_layout
 from .matmul_pointer import store_parts
-from .ring import allocate_weight, copy_tile, copy_weights, make_barriers, wait_empty, wait_full
+from .ring import (
+    allocate_weight,
+    copy_tile,
+    copy_weights,
+    first_row,
+    make_barriers,
+    wait_empty,
+    wait_full,
+)
 from .tiles import first_of_pair, load_bias, store_output, store_rotated, swizzled_tile
 
 
@@ -260,7 +268,7 @@ def matmul_stream(
     tile_m, tile_n = swizzled_tile(
         gl.program_id(0), (M + BLOCK_M - 1) // BLOCK_M, (COLUMNS + BLOCK_N - 1) // BLOCK_N, 8
     )
-    m_start, feature = tile_m * BLOCK_M, tile_n * BLOCK_N
+    m_start, feature = first_row(tile_m, M, BLOCK_M), tile_n * BLOCK_N
     k_begin = gl.program_id(1) * K_TILES // SPLIT_K
     k_end = (gl.program_id(1) + 1) * K_TILES // SPLIT_K
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, BLOCK_K], x.layout)

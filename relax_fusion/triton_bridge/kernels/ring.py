@@ -48,6 +48,16 @@ def wait_empty(empty, turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def first_row(tile_m, M, BLOCK_M: gl.constexpr):
+    """Return the first row of a tile of x, the last of which begins early enough to be full.
+
+    Rows beyond the last are zeros that the copy engine writes at a third of its pace (H200), so it
+    copies some rows a second time instead; their results are stored twice, and are the same.
+    """
+    return gl.minimum(tile_m * BLOCK_M, gl.maximum(M - BLOCK_M, 0))
+
+
+@gluon.jit
 def allocate_weight(desc, SLOTS: gl.constexpr, FEATURES: gl.constexpr, LAYOUT: gl.constexpr):
     """Return room for `SLOTS` weight tiles of `FEATURES` features, laid out as in memory."""
     if LAYOUT == "nk":
