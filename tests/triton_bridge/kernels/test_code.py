@@ -105,3 +105,4 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, tmp_path: Path) -> N
         assert not re.search(SIGNS["mma"], text)
     assert stack_bytes(result.asm["cubin"], tmp_path) == 0
     assert result.metadata.global_scratch_size == 0
+    assert ("griddepcontrol.wait" in text) == (arch >= 90), "it is launched before its time"

@@ -31,6 +31,8 @@ ROWS = DynamicDim("rows")
 ROPE = Rope(128, 5120, "float32", DynamicDim("s"))
 PLAIN = NormMatmul(ROWS, 4096, (Projection(6144, "nk"),), None, "float16", "float16")
 FULL = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu", "residual")),))
+ACTIVATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu")),))
+ADDED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual")),))
 KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
 ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
 GATED = GatedFFN(ROWS, 4096, 14336, "nk", True, True, "silu", None, "float16", "float16", bias=True)
@@ -63,10 +65,12 @@ CASES = {
     "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
     "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
     "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
-    "256-columns": (PLAIN, persistent(256, 4)),
-    "192-columns": (FULL, persistent(192, 5)),
+    "256-columns": (ACTIVATED, persistent(256, 4)),
+    "192-columns": (ADDED, persistent(192, 5)),
+    "128-columns": (FULL, persistent(128, 6)),
     "128-columns-kn": (KN, persistent(128, 6)),
-    "96-columns": (PLAIN, persistent(96, 6)),
+    "96-columns": (FULL, persistent(96, 6)),
+    "64-columns": (FULL, persistent(64, 6)),
     "persistent-gated": (GATED, persistent(128, 4)),
     "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
     "persistent-rope": (ROTATED, persistent(128, 6)),
