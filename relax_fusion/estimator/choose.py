@@ -16,7 +16,7 @@ from .prediction import Prediction, format_seconds
 from .shape import AttentionSize, Size, rows_of
 from .triton_cost import FILL_S
 
-RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 128, 256, 1024)}
+RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 32, 64, 128, 256, 512, 1024)}
 """Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
 of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes."""
 
@@ -257,8 +257,11 @@ def _dim_ranges(dim: Dim, backend: str) -> list[tuple[int | None, list[int]]]:
 
 
 def _inside(first: int, last: int) -> list[int]:
-    """Return the sizes at which a range is priced: both ends and their geometric mean."""
-    return sorted({first, round((first * last) ** 0.5), last})
+    """Return the sizes at which a range is priced: both ends, and the geometric middle.
+
+    The middle is that of the bounds, which are powers of two, so that it fills tiles.
+    """
+    return sorted({first, max(first, round((max(first - 1, 1) * last) ** 0.5)), last})
 
 
 def _at_bound(dim: Dim, default: int) -> int:

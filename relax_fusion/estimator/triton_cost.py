@@ -17,46 +17,49 @@ from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape
 from .triton import accumulators, norm_inside, smem_bytes
 
-FILL_S = {"gemv": 1.8e-6, "pointer": 0.36e-6, "stream": 0.36e-6, "persistent": 0.36e-6}
+FILL_S = {"gemv": 2.4e-6, "pointer": 0.3e-6, "stream": 0.36e-6, "persistent": 0.16e-6}
 """From the start of a kernel to its full stride, and from there to its last store; where tiles are
 in flight, most of that is in their latency."""
 
-NORM_S = {"gemv": 0.9e-6, "pointer": 0.55e-6, "stream": 0.9e-6, "persistent": 0.34e-6}
+NORM_S = {"gemv": 0.95e-6, "pointer": 0.95e-6, "stream": 0.42e-6, "persistent": 0.25e-6}
 """What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
 are launched.  The ring of a streaming matmul is filled with weights in the meantime."""
 
-NORM_INSIDE_S_PER_ROW = 0.14e-6
+NORM_INSIDE_S_PER_ROW = 0.18e-6
 """What statistics in the loop over k add: the operand passes through registers."""
 
-REDUCE_S, REDUCE_S_PER_ROW = 3.0e-6, 5.3e-9
+REDUCE_S, REDUCE_S_PER_ROW = 3.4e-6, 4.0e-9
 """What the kernel that adds the parts of a split matmul costs."""
 
-WAVE_S = 4.0e-6
+WAVE_S = 3.8e-6
 """What a further wave of thread blocks adds to their sums: they begin and end as the first did.  It
 is hidden where memory is what all wait for."""
 
 NEXT_PROJECTION_S = 2.0e-6
 """What the launch of another projection of the same rows costs."""
 
-LATENCY_S = 0.77e-6
+LATENCY_S = 0.91e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
 
-IDLE_STAGES = 0.06
+IDLE_STAGES = 0.04
 """Stages of a ring that are not in flight, on average: the one that is multiplied."""
 
-FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 60.0, "persistent": 222.0}
+FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 60.0, "persistent": 177.0}
 """What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
 For persistent programs it is in their efficiency."""
 
+EMPTY_BYTES_PER_CLOCK = 16.0
+"""What the copy engine writes of rows beyond the last, which are zeros."""
+
 TENSOR_EFFICIENCY = {
-    "pointer": {64: 0.63, 128: 0.87},
-    "stream": {64: 0.71, 128: 0.99},
-    "persistent": {64: 0.58, 96: 0.745, 128: 0.84, 192: 0.865, 256: 0.90},
+    "pointer": {64: 0.63, 128: 0.74},
+    "stream": {64: 0.71, 128: 0.93},
+    "persistent": {64: 0.60, 96: 0.73, 128: 0.84, 192: 0.865, 256: 0.90},
 }
 """Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
 before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
 
-OVERLAP = 0.37
+OVERLAP = 0.31
 """Part of the second longest of the times that the longest does not hide."""
 
 ACCUMULATOR_OVERHEAD = 17
@@ -113,8 +116,10 @@ def _matmul(
     memory = weight_bytes * hypot(1 / bandwidth, LATENCY_S / in_flight)
     share = ceil_div(tiles, dev.sm_count)  # of the busiest multiprocessor
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
-    fetched = share * (plan.block_m + columns) * k * shape.in_bytes
-    feed = fetched / (FEED_BYTES_PER_CLOCK[plan.family] * dev.clock_hz)
+    line = share * k * shape.in_bytes  # of one row or column of its tiles
+    feed = line * (min(plan.block_m, rows) + columns) / FEED_BYTES_PER_CLOCK[plan.family]
+    if plan.family != "pointer":
+        feed += line * max(0, plan.block_m - rows) / EMPTY_BYTES_PER_CLOCK
     efficiency = TENSOR_EFFICIENCY[plan.family]
     reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
@@ -122,7 +127,7 @@ def _matmul(
     waves = ceil_div(tiles, slots)
     if plan.family != "persistent":  # whose programs go on to their next tile without a pause
         compute += max(0.0, tiles / slots - 1) * WAVE_S
-    return {"dram": memory, "l2": feed, "compute": compute}, waves
+    return {"dram": memory, "l2": feed / dev.clock_hz, "compute": compute}, waves
 
 
 def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:

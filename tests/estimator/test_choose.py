@@ -94,17 +94,18 @@ def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
     assert [p.size for p in found.predictions] == sizes
 
 
-TRITON_UPPERS = [
-    (None, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 4096]),
-    (8192, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 4096]),
-    (2000, [1, 16, 64, 128, 256, 1024, None], [1, 16, 64, 128, 256, 1024, 2000]),
-    (1024, [1, 16, 64, 128, 256, None], [1, 16, 64, 128, 256, 1024]),
-    (100, [1, 16, 64, None], [1, 16, 64, 100]),
+TRITON_UPPERS = [1, 16, 32, 64, 128, 256, 512, 1024]
+TRITON_RANGES = [
+    (None, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),
+    (8192, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),
+    (2000, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 2000]),
+    (1024, [*TRITON_UPPERS[:-1], None], TRITON_UPPERS),
+    (100, [1, 16, 32, 64, None], [1, 16, 32, 64, 100]),
     (1, [None], [1]),
 ]
 
 
-@pytest.mark.parametrize(("bound", "uppers", "sizes"), TRITON_UPPERS)
+@pytest.mark.parametrize(("bound", "uppers", "sizes"), TRITON_RANGES)
 def test_triton_has_ranges_for_more_regimes(bound, uppers, sizes):
     work = norm_matmul(rows=DynamicDim("b", bound))
     found = chosen(work, GPU, backend="triton", always=True)

