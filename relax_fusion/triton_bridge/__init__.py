@@ -3,8 +3,9 @@
 - :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
 - :mod:`.arguments`, :mod:`.specialize`: what a kernel can be called with, and what is compiled;
 - :mod:`.kernel`, :mod:`.compile`, :mod:`.cache`: sources to cubins, and where those are kept;
-- :mod:`.emit`, :mod:`.contraction`, :mod:`.kernels`, :mod:`.math`: the library's own kernels, which
-  take the place of fused PrimFuncs;
+- :mod:`.emit`, :mod:`.contraction`, :mod:`.hopper`, :mod:`.steps`: which launches take the place of
+  a fused PrimFunc; :mod:`.fixed`: what they may read ahead of their turn;
+- :mod:`.kernels`, :mod:`.math`: the library's own kernels;
 - :mod:`.prim_func`, :mod:`.embed`, :mod:`.launcher`: the PrimFunc that calls a kernel, and the C
   code that launches it.
 """
