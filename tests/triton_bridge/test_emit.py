@@ -15,7 +15,8 @@ from relax_fusion.errors import PipelineError
 from relax_fusion.target import make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
+from relax_fusion.triton_bridge.kernel import CompiledKernel
+from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 from tests.gpu.triton_common import module_of
 
@@ -33,7 +34,11 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
 GEMV = plan("gemv", 1, 2, 256)
 POINTER = plan("pointer", 16, 64, 64, num_stages=3)
 SPLIT = replace(POINTER, split_k=2)
-TMA = plan("tma", 64, 64, 64, num_stages=3)
+STREAM = plan("stream", 64, 64, 64, num_stages=3)
+PARTS = replace(STREAM, split_k=2)
+PERSISTENT = TilePlan(
+    *(128, 128, 64), num_stages=4, num_warps=8, backend="triton", family="persistent"
+)
 
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
@@ -54,7 +59,9 @@ def launched(mod: ir.IRModule) -> list[str]:
         (POINTER, ["matmul_pointer"]),
         (replace(POINTER, block_m=64), ["row_norm", "matmul_pointer"]),
         (SPLIT, ["matmul_pointer", "split_reduce"]),
-        (TMA, ["row_norm", "matmul_tma"]),
+        (STREAM, ["row_norm", "matmul_stream"]),
+        (PARTS, ["row_norm", "matmul_stream", "split_reduce"]),
+        (PERSISTENT, ["row_norm", "matmul_persistent"]),
     ],
 )
 @pytest.mark.parametrize("work", [WORK, GATED], ids=["norm_matmul", "gated"])
@@ -67,7 +74,9 @@ def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) ->
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 
 
-@pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, TMA], ids=lambda p: p.family)
+@pytest.mark.parametrize(
+    "chosen", [GEMV, POINTER, SPLIT, STREAM, PARTS, PERSISTENT], ids=lambda p: p.family
+)
 @pytest.mark.parametrize("positions", [None, 1, 7, DynamicDim("s")])
 def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | None) -> None:
     rope = replace(ROPE, positions=positions)
@@ -82,27 +91,111 @@ def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | Non
 
 
 def test_ranges_become_branches_that_share_a_workspace() -> None:
-    table = PlanTable(((1, GEMV), (64, replace(POINTER, block_m=64)), (None, TMA)))
+    table = PlanTable(((1, GEMV), (64, replace(POINTER, block_m=64)), (None, PERSISTENT)))
     mod = emitted(WORK, table)
-    assert launched(mod) == ["gemv", "row_norm", "matmul_pointer", "row_norm", "matmul_tma"]
+    assert launched(mod) == ["gemv", "row_norm", "matmul_pointer", "row_norm", "matmul_persistent"]
     text = mod.script()
     assert "<= T.int64(1)" in text and "<= T.int64(64)" in text
     assert text.count("workspace0: T.Buffer") == 1 and "workspace1" not in text
 
 
-def test_launches_overlap_where_rows_are_few() -> None:
-    table = PlanTable(((64, replace(POINTER, block_m=64)), (None, TMA)))
-    (func,) = [f for _, f in emitted(WORK, table).functions_items() if KERNELS_ATTR in f.attrs]
-    kernels = {str(k): str(v["kernel"]) for k, v in func.attrs[KERNELS_ATTR].items()}
-    overlaps = {k.rsplit("_", 1)[0] for k, v in kernels.items() if '"dependent_launch": true' in v}
-    assert overlaps == {"matmul_pointer"}
+def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
+    """Return the kernels of a module by function."""
+    found: dict[str, list[CompiledKernel]] = {}
+    for _, func in mod.functions_items():
+        for attr in (func.attrs or {}).get(KERNELS_ATTR, {}).values():
+            kernel = kernel_of_attr(attr)
+            found.setdefault(kernel.symbol.rsplit("_", 1)[0], []).append(kernel)
+    return found
+
+
+def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:
+    """Return by function whether kernels may begin before the one in front has ended.
+
+    Each of those waits for it itself.
+    """
+    found = kernels(mod)
+    for kernel in (k for several in found.values() for k in several):
+        assert dict(kernel.constants)["PDL"] == str(kernel.options.dependent_launch)
+    return {name: {k.options.dependent_launch for k in several} for name, several in found.items()}
+
+
+@pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, STREAM, PARTS], ids=lambda p: p.family)
+def test_launches_of_few_rows_overlap_from_the_first_on(chosen: TilePlan) -> None:
+    for work in (WORK, replace(WORK, norm=None)):
+        few = emitted(work, PlanTable(((512, chosen), (None, PERSISTENT))))
+        assert set.union(*overlapping(few).values()) == {True}
+
+
+def test_launches_of_many_rows_overlap_where_they_are_persistent() -> None:
+    many = overlapping(emitted(WORK, PlanTable.single(PERSISTENT)))
+    assert many == {"row_norm": {True}, "matmul_persistent": {True}}
+    tiles = overlapping(emitted(WORK, PlanTable.single(replace(POINTER, block_m=64))))
+    assert tiles == {"row_norm": {False}, "matmul_pointer": {False}}
+
+
+def test_nothing_overlaps_before_sm_90() -> None:
+    table = PlanTable(((1, GEMV), (16, SPLIT), (None, replace(POINTER, block_m=64))))
+    mod = EmitTritonKernels(make_target("a100"))(module_of(WORK, table, 1))
+    found = overlapping(mod)
+    assert set(found) == {"gemv", "row_norm", "matmul_pointer", "split_reduce"}
+    assert set.union(*found.values()) == {False}
+
+
+def early(mod: ir.IRModule, function: str) -> set[str]:
+    """Return the values that a kernel's constant `EARLY` has."""
+    return {dict(k.constants)["EARLY"] for k in kernels(mod)[function]}
+
+
+def one_behind_another(chosen: TilePlan, computed: bool) -> ir.IRModule:
+    """Return a module with a chain, and behind it a matmul of x by a parameter or a new tensor."""
+    mod = module_of(replace(WORK, rows=8), PlanTable.single(POINTER), 1)
+    plain = replace(WORK, rows=8, norm=None, outputs=(Projection(384, "nk"),))
+    (other,) = [
+        f
+        for _, f in module_of(plain, PlanTable.single(chosen), 1).functions_items()
+        if isinstance(f, tirx.PrimFunc)
+    ]
+    builder = relax.BlockBuilder(mod)
+    gvar = builder.add_func(other, "behind")
+    x, w = (relax.Var(n, relax.TensorType([s, 256], "float16")) for n, s in (("x", 8), ("w", 384)))
+    first = [relax.Var(p.name, p.ty) for p in mod["main"].params]
+    with builder.function("both", [*first, x, w]):
+        with builder.dataflow():
+            ty = relax.TensorType([8, 384], "float16")
+            y = builder.emit(relax.call_tir(mod.get_global_var("fused"), first, ty))
+            weight = builder.emit(relax.op.add(w, w)) if computed else w
+            z = builder.emit(relax.call_tir(gvar, [x, weight], ty))
+            out = builder.emit_output(relax.Tuple([y, z]))
+        builder.emit_func_output(out)
+    return EmitTritonKernels(H200)(builder.get())
+
+
+@pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
+def test_weights_are_read_early_where_no_kernel_writes_them(chosen: TilePlan) -> None:
+    name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
+    assert early(one_behind_another(chosen, computed=False), name) == {"True"}
+    assert early(one_behind_another(chosen, computed=True), name) == {"False"}
+
+
+@pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
+def test_behind_a_kernel_of_the_caller_weights_wait(chosen: TilePlan) -> None:
+    name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
+    plain = replace(WORK, rows=8, norm=None)
+    assert early(emitted(plain, PlanTable.single(chosen)), name) == {"False"}
+
+
+def test_behind_the_norm_of_its_own_a_matmul_does_not_wait_for_weights() -> None:
+    work = replace(WORK, rows=8)
+    assert early(emitted(work, PlanTable.single(STREAM)), "matmul_stream") == {"True"}
+    assert early(emitted(work, PlanTable.single(STREAM)), "row_norm") == {"True"}
 
 
 def test_several_projections_share_one_norm() -> None:
     layer = Norm("layer", 1e-5, beta=True, residual=True, returns_sum=True, returns_norm=True)
     outputs = tuple(Projection(n, "nk") for n in (64, 32, 32))
-    mod = emitted(replace(WORK, outputs=outputs, norm=layer), PlanTable.single(TMA), outputs=5)
-    assert launched(mod) == ["row_norm", *["matmul_tma"] * 3]
+    mod = emitted(replace(WORK, outputs=outputs, norm=layer), PlanTable.single(STREAM), outputs=5)
+    assert launched(mod) == ["row_norm", *["matmul_stream"] * 3]
     assert len(mod["main"].ret_ty.fields) == 5
 
 
@@ -172,7 +265,7 @@ def test_triton_is_refused_where_it_cannot_be() -> None:
 
 def test_a_users_own_plan(block) -> None:
     report = Report()
-    own = PlanTable.single(replace(TMA, num_stages=4))
+    own = PlanTable.single(PERSISTENT)
     pipeline = relax.get_pipeline(
         "relax_fusion", target=H200, report=report, plans={"FuseMatmulEpilogue": own}
     )
