@@ -4,7 +4,7 @@
 normalised by `row_norm` in front.
 
 Regime: operations, ``2 rows n k`` (gated: twice), from about 128 rows on.  An H200 is then limited
-by its power: the same matmul takes cuBLAS as long (within 1 % at 1024 and 4096 rows, k = 4096).
+by its power: the same matmul takes cuBLAS as long, within 2 %, at 1024 and 4096 rows.
 
 Shape: one program a multiprocessor walks tiles `num_programs` apart, grouped for L2.  The two warp
 groups take 64 rows each and share the weight tile.  They are in step only through the ring, so
@@ -12,8 +12,8 @@ one stores its results while the other has the matrix units to itself.  Each hol
 gate and up, both features of a rotated pair, or `BLOCK_N` columns and `SECOND` more, which allows
 widths like 96 and 192 that cut n into as many tiles as there are multiprocessors.
 
-A norm inside (x through registers, times gamma, squares summed on the way) was 20 to 50 % slower
-than one in front: the matrix units waited for it.
+A norm inside (x through registers, times gamma, squares summed on the way) was 5 to 30 % slower
+than one in front: the matrix units waited for it (`2026-11-21-hopper_experiments.log`).
 """
 
 from __future__ import annotations
