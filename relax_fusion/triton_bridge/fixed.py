@@ -46,10 +46,10 @@ def fixed_arguments(
     for _, func in mod.functions_items():
         if not isinstance(func, relax.Function):
             continue
-        bindings = list(_bindings(func))
+        bindings = list(_bindings(func.body))
         given = _given(func, bindings)
         leads = True
-        for _, value in bindings:
+        for _, value, always in bindings:
             if _calls(value, CALL_TIR) and value.args[0] in functions:
                 here = Fixed(tuple(_is_fixed(a, given) for a in value.args[1].fields), leads)
                 before = found.get(value.args[0], here)
@@ -57,24 +57,28 @@ def fixed_arguments(
                 found[value.args[0]] = Fixed(
                     tuple(a and b for a, b in pairs), before.leads or here.leads
                 )
-                leads = False
+                leads = leads and not always
     return found
 
 
-def _bindings(func: relax.Function) -> Iterator[tuple[relax.Var, relax.Expr]]:
-    """Yield the bindings of a function's own blocks, in order."""
-    if isinstance(func.body, relax.SeqExpr):
-        for block in func.body.blocks:
-            for binding in block.bindings:
-                if isinstance(binding, relax.VarBinding):
-                    yield binding.var, binding.value
+_Binding = tuple[relax.Var, relax.Expr, bool]
 
 
-def _given(func: relax.Function, bindings: list[tuple[relax.Var, relax.Expr]]) -> set[relax.Var]:
+def _bindings(body: relax.Expr, always: bool = True) -> Iterator[_Binding]:
+    """Yield variable and value of all bindings, in order, and whether they are always reached."""
+    for block in body.blocks if isinstance(body, relax.SeqExpr) else ():
+        for binding in block.bindings:
+            yield binding.var, binding.value, always
+            if isinstance(binding.value, relax.If):
+                yield from _bindings(binding.value.true_branch, False)
+                yield from _bindings(binding.value.false_branch, False)
+
+
+def _given(func: relax.Function, bindings: list[_Binding]) -> set[relax.Var]:
     """Return the variables that stand for parameters, without those that a call may change."""
     source = {param: param for param in func.params}
     changed: set[relax.Var] = set()
-    for var, value in bindings:
+    for var, value, _ in bindings:
         same = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
         if isinstance(same, relax.Var) and same in source:
             source[var] = source[same]

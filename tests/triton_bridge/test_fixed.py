@@ -1,0 +1,115 @@
+"""Which arguments no kernel writes, and which function is the first to launch one."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import ir
+
+from relax_fusion.triton_bridge.fixed import Fixed, fixed_arguments
+
+PRIM_FUNC = """
+    @T.prim_func(private=True)
+    def {}({}):
+        T.evaluate(0)
+"""
+OUT = 'out_ty=R.Tensor((4,), "float16")'
+
+
+def module(*bindings: str) -> ir.IRModule:
+    """Return ``main(x, w, packed, flag)`` of those bindings, the last one of y."""
+    vector = 'R.Tensor((4,), "float16")'
+    lines = "".join(f"        {line}\n" for line in bindings)
+    text = f"""
+    @R.function
+    def main(x: {vector}, w: {vector}, packed: R.Tuple({vector}, R.Tuple({vector}, {vector})),
+             flag: R.Tensor((), "bool")):
+        R.func_attr({{"relax.force_pure": True}})
+        cls = Module
+{lines}        return y
+"""
+    functions = "".join(
+        PRIM_FUNC.format(name, ", ".join(f'{a}: T.Buffer((4,), "float16")' for a in args))
+        for name, args in (("f", "abc"), ("g", "abc"), ("double", "a"))
+    )
+    return tvm.script.from_source("@I.ir_module\nclass Module:" + functions + text)
+
+
+def call(weight: str, x: str = "x", out: str = "y", function: str = "f") -> str:
+    return f"{out} = R.call_tir(cls.{function}, ({x}, {weight}), {OUT})"
+
+
+def in_place(changed: str) -> str:
+    return f"z = R.call_tir_inplace(cls.double, ({changed},), inplace_indices=[0], {OUT})"
+
+
+def known(*bindings: str, functions: str = "f") -> Fixed:
+    """Return what is known of the first of `functions`, which wait for their predecessors."""
+    mod = module(*bindings)
+    gvars = [mod.get_global_var(name) for name in functions]
+    return fixed_arguments(mod, set(gvars))[gvars[0]]
+
+
+PARTS = ("u = packed[1]", "v = u[1]")
+
+
+@pytest.mark.parametrize(
+    ("bindings", "fixed"),
+    [
+        ((call("w"),), True),
+        (("v = w", call("v")), True),
+        (("v = packed[0]", call("v")), True),
+        ((*PARTS, call("v")), True),
+        ((call('R.const([1, 2, 3, 4], "float16")'),), True),
+        (("v = R.add(w, w)", call("v")), False),
+        (("u = R.split(R.concat([w, w]), 2)", "v = u[0]", call("v")), False),
+        ((in_place("w"), call("w")), False),
+        ((call("w"), in_place("w")), False),
+        ((in_place("x"), call("w")), True),
+        (("t = packed[0]", in_place("t"), *PARTS, call("v")), False),
+        (('v = R.match_cast(w, R.Tensor((4,), "float16"))', in_place("v"), call("w")), False),
+        (('z = R.call_packed("fill", w, ty_args=(R.Object,))', call("w")), False),
+    ],
+    ids=lambda v: "; ".join(v) if isinstance(v, tuple) else str(v),
+)
+def test_weights(bindings: tuple[str, ...], fixed: bool) -> None:
+    found = known(*bindings)
+    assert found.arguments == (in_place("x") not in bindings, fixed) and found.leads
+
+
+def test_every_call_counts() -> None:
+    first = ("v = R.add(x, x)", call("w", out="z"))
+    assert known(*first, call("w", x="v")).arguments == (False, True)
+    assert known(*first, call("v")).arguments == (True, False)
+
+
+BRANCHES = (
+    "v = R.add(x, x)",
+    "if flag:",
+    "    " + call("w", out="z"),
+    "else:",
+    "    " + call("v", out="z"),
+)
+
+
+def test_calls_in_branches_count() -> None:
+    assert known(*BRANCHES, call("w")).arguments == (True, False)
+
+
+def test_the_first_function_leads() -> None:
+    bindings = (call("w", out="z", function="g"), call("w"))
+    assert known(*bindings, functions="gf").leads
+    assert not known(*bindings, functions="fg").leads
+    # What does not wait for its predecessor proves nothing of that one
+    assert known(*bindings).leads
+
+
+def test_a_function_leads_if_it_does_so_once() -> None:
+    bindings = (call("w", out="z"), call("w", function="g", out="t"), call("w"))
+    assert known(*bindings, functions="fg").leads
+    assert not known(*bindings, functions="gf").leads
+
+
+def test_a_branch_leads_to_nothing() -> None:
+    behind = (*BRANCHES, call("w", function="g"))
+    assert known(*behind, functions="gf").leads
