@@ -216,3 +216,37 @@ def test_in_this_process(library: Path) -> None:
     vm = relax.VirtualMachine(built, tvm.cpu())
     empty = tvm.runtime.empty((0,), "float32")
     assert vm["main"](empty, empty).shape == (0,)
+
+
+def shared() -> ir.IRModule:
+    """Return ``add(add(x, y), y)`` by two functions of two branches, all of one kernel."""
+    x = params(TY, TY)
+    builder = relax.BlockBuilder()
+    with builder.function("main", x):
+        with builder.dataflow():
+            y = x[0]
+            for grid in ((N,), (N, 2)):
+                call = call_tir_extern(
+                    add, lambda _, grid=grid: grid, [y, x[1], OUT, N], TY, target=H200,
+                    constexprs={"BLOCK": 64}, variants=[Variant(N <= 100, {"BLOCK": 64})],
+                )  # fmt: skip
+                y = builder.emit(call)
+            y = builder.emit_output(y)
+        builder.emit_func_output(y)
+    return builder.get()
+
+
+def test_every_call_of_one_kernel_launches_it(driver: Path, tmp_path: Path) -> None:
+    library = tmp_path / "shared.so"
+    embedded = EmbedTritonKernels()(shared())
+    tvm.compile(embedded, "llvm").export_library(str(library))
+    done = subprocess.run(["nm", library], capture_output=True, text=True, check=True)
+    symbols = [line.split()[-2:] for line in done.stdout.splitlines() if "launch_add_" in line]
+    assert len(symbols) == 4 and all(kind != "U" for kind, _ in symbols)
+    answer = run(library, tmp_path, 100, 101, driver=driver)
+    assert answer["errors"] == []
+    launches = [line for line in answer["log"] if line["call"] == "cuLaunchKernelEx"]
+    grids = [[n, k, 1] for n in (100, 101) for k in (1, 2)]
+    assert [launch["grid"] for launch in launches] == grids
+    loads = [line for line in answer["log"] if line["call"] == "cuModuleLoadData"]
+    assert len(loads) == 1
