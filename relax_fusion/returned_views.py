@@ -52,12 +52,13 @@ def _rewrite(func: relax.Function) -> relax.Function:
 
 def _rewrite_block(block: relax.DataflowBlock) -> relax.DataflowBlock:
     uses = _count_uses(block)
+    items = Counter(_item(b) for b in block.bindings if isinstance(b.value, relax.TupleGetItem))
     fresh: set[relax.Var] = set()
     for binding in block.bindings:
         if isinstance(binding.var, relax.DataflowVar) and isinstance(binding, relax.VarBinding):
             value = binding.value
             one_of_many = isinstance(value, relax.TupleGetItem) and value.tuple_value in fresh
-            if _is_call_tir(value) or one_of_many:
+            if _is_call_tir(value) or (one_of_many and items[_item(binding)] == 1):
                 fresh.add(binding.var)
     bindings = []
     for binding in block.bindings:
@@ -78,6 +79,10 @@ def _copies_result(binding: relax.Binding, fresh: set[relax.Var]) -> bool:
         return False
     args = binding.value.args[1].fields
     return len(args) == 1 and args[0] in fresh
+
+
+def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
+    return binding.value.tuple_value, int(binding.value.index)
 
 
 def _is_call_tir(value: relax.Expr) -> bool:

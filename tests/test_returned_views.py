@@ -26,6 +26,12 @@ VIEWS = [
 COPIES = [
     Chain("argument", "x[2,3,4]", "y = R.reshape(x, (6, 4))", "y"),
     Chain("returned", INPUTS, START + "y = R.reshape(m, (2, 3, 8))", "(y, m)"),
+    Chain(
+        "item_taken_twice",
+        INPUTS,
+        SPLIT + "c = p[0]; y = R.reshape(a, (4, 6)); z = R.reshape(b, (24,))",
+        "(y, z, c)",
+    ),
     Chain("used", INPUTS, START + "y = R.reshape(m, (2, 3, 8)); z = R.exp(m)", "(y, z)"),
 ]
 
