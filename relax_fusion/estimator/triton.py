@@ -246,6 +246,15 @@ def _hopper_violations(
             text = ", ".join(map(str, allowed))
             yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
             return
+        both = any(
+            "residual" in p.epilogue and set(p.epilogue) & set(ACTIVATIONS)
+            for p in _projections(work)
+        )
+        if both and plan.block_n > 128:
+            yield (
+                f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
+                "registers"
+            )
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"

@@ -285,6 +285,11 @@ HOPPER_SENTENCES = [
     (replace(PERSISTENT, block_k=32), norm_matmul(), "block_k is 32, family 'persistent' has 64"),
     (replace(PERSISTENT, split_k=2), norm_matmul(), "split_k is 2, family 'persistent' has 1"),
     (
+        replace(PERSISTENT, block_n=192, num_stages=4),
+        replace(norm_matmul(), outputs=(Projection(6144, "nk", ("gelu", "residual")),)),
+        "block_n is 192, with an activation and a residual more than 128 spill registers",
+    ),
+    (
         replace(PERSISTENT, block_n=160),
         norm_matmul(),
         "block_n is 160, family 'persistent' has 64, 96, 128, 192, 256 for this",
