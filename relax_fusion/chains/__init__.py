@@ -10,6 +10,7 @@ from .activations import activation
 from .constants import binary
 from .epilogue import Chain, epilogue
 from .linear import Linear, linear
+from .movements import ungrouped
 from .norms import normalisation
 from .projections import (
     Prologue,
@@ -35,5 +36,6 @@ __all__ = [
     "normalisation",
     "plain_prologue",
     "readers_of",
+    "ungrouped",
     "with_rope",
 ]

@@ -160,6 +160,32 @@ def _ints(expr: relax.Expr) -> list[int] | None:
     return [int(f) for f in fields]
 
 
+def keeps_features(before: relax.Expr, after: relax.Expr) -> bool:
+    """Tell whether a reshape of `before` to `after` leaves the features, the last axis, alone."""
+    old, new = shape_of(before) or [], shape_of(after) or []
+    return len(new) > 1 and same_shape(old[-1:], new[-1:])
+
+
+def ungrouped(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, tuple[relax.Var, ...]]:
+    """Look through reshapes that group the rows of a tensor anew and leave its features alone.
+
+    PyTorch's exporter writes them around each matmul: ``[b, s, k]`` becomes ``[b * s, k]``.
+
+    Returns
+    -------
+    relax.Expr
+        The tensor in front of them.
+    tuple of relax.Var
+        The reshapes, `expr` the last; empty if it is none.
+    """
+    path: tuple[relax.Var, ...] = ()
+    while (call := view.call(expr, "relax.reshape")) is not None:
+        if not isinstance(expr, relax.Var) or not keeps_features(call.args[0], expr):
+            break
+        expr, path = call.args[0], (expr, *path)
+    return expr, path
+
+
 def same_expr(view: BlockView, a: relax.Expr, b: relax.Expr) -> bool:
     """Tell whether two expressions are one tensor, views of the same size looked through."""
     a, b = through_views(view, a), through_views(view, b)

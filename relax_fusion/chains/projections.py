@@ -25,6 +25,7 @@ from ..workload import Norm, NormMatmul
 from .constants import binary
 from .epilogue import Chain
 from .linear import Linear, linear
+from .movements import keeps_features
 from .norms import Normed
 
 
@@ -134,7 +135,7 @@ def readers_of(view: BlockView, var: relax.Var) -> list[Linear]:
     """Return the projections whose input is `var`, or a reshape of it that keeps its features."""
     found = [lin for user in view.uses(var) for lin in _linear_of(view, user, var)]
     for rows in view.uses(var):
-        if view.call(rows, "relax.reshape") is None or not _keeps_features(rows, var):
+        if view.call(rows, "relax.reshape") is None or not keeps_features(var, rows):
             continue
         behind = [lin for user in view.uses(rows) for lin in _linear_of(view, user, rows)]
         if len(behind) == len(view.uses(rows)) and not view.escapes(rows):
@@ -150,12 +151,6 @@ def _linear_of(view: BlockView, user: relax.Var, var: relax.Var) -> list[Linear]
         return []
     lin = linear(view, user)
     return [lin] if lin is not None and lin.x.same_as(var) else []
-
-
-def _keeps_features(rows: relax.Var, var: relax.Var) -> bool:
-    """Tell whether a reshape has the features of `var` as its last dimension."""
-    before, after = shape_of(var) or [], shape_of(rows) or []
-    return len(after) > 1 and same_shape(before[-1:], after[-1:])
 
 
 def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:

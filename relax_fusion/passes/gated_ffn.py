@@ -20,6 +20,7 @@ from ..chains import (
     normalisation,
     plain_prologue,
     readers_of,
+    ungrouped,
 )
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
@@ -65,9 +66,13 @@ class FuseGatedFFN:
             ->
         y = R.call_tir(fuse_gated_ffn_..., (x, g, s, W, b))
 
+    Reshapes of the rows, as PyTorch's exporter writes them around each matmul, may stand anywhere
+    between the norm and the product; so may casts around a gate's activation to float32 and back.
+
     declines when:
-        gate or up is read elsewhere; their weights differ in layout or size; the split is not into
-        two halves of the last axis; and as `FuseRMSNormMatmul`.
+        gate or up is read elsewhere; their weights differ in layout or size; their rows are
+        reshaped differently; the split is not into two halves of the last axis; and as
+        `FuseRMSNormMatmul`.
 
     Parameters
     ----------
@@ -96,26 +101,40 @@ class FuseGatedFFN:
     def _is_gate(self, view: BlockView, var: relax.Var) -> bool:
         """Tell whether an activated projection is to become half of a product's kernel."""
         try:
-            return any(self._product(view, user) is not None for user in view.uses(var))
+            return any(
+                self._is_gate(view, user)
+                if view.call(user, "relax.reshape", "relax.astype") is not None
+                else self._product(view, user) is not None
+                for user in view.uses(var)
+            )
         except Refused:
             return False  # the product is declined when its turn comes
 
     def _gated(
         self, view: BlockView, var: relax.Var, gate: relax.Expr, up: relax.Expr
     ) -> Match | None:
-        act = activation(view, gate)
+        active, behind = _uncast(view, gate)
+        act = activation(view, active)
         if act is None:
             return None
-        g, u = _half(view, act.source), _half(view, up)
+        source, between = _uncast(view, act.source)
+        g, u = _half(view, source), _half(view, up)
         if g is None or u is None:
             return None
         merged = g.part is not None
-        if not g.linear.x.same_as(u.linear.x) or (u.part is not None) != merged:
+        x, reshapes = _input(view, g.linear, u.linear)
+        if x is None or (u.part is not None) != merged:
+            return None
+        if not _keeps_precision(view, (*between, *behind), dtype_of(x)):
             return None
         if merged and not _two_halves(g, u):
             return None
-        covers = (*g.covers, *u.covers, *act.covers, var)
-        before = _prologue(view, g.linear.x, {g.linear.var, u.linear.var})
+        for half in (gate, up):
+            fits = same_shape((shape_of(half) or [])[:-1], (shape_of(var) or [])[:-1])
+            detail = f"rows of shape {shape_of(half)} become a product of shape {shape_of(var)}"
+            guard(fits, Reason.SHAPE, detail)
+        covers = (*reshapes, *g.covers, *u.covers, *between, *act.covers, *behind, var)
+        before = _prologue(view, x, {g.linear.var, u.linear.var, *reshapes})
         return self._build(view, var, (g, u), act.name, (before, covers))
 
     def _build(
@@ -191,26 +210,56 @@ def _prologue(view: BlockView, x: relax.Expr, readers: set[relax.Var]) -> Prolog
 
 
 def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
-    """Read one operand of the product: ``[split part of] x @ W [+ bias]``."""
+    """Read one operand of the product: ``[split part of] x @ W [+ bias]``, reshapes between."""
     if not isinstance(expr, relax.Var):
         return None
     part: int | None = None
-    covers: tuple[relax.Var, ...] = ()
-    inner = expr
-    item = view.defs.get(expr)
+    inner, covers = ungrouped(view, expr)
+    item = view.defs.get(inner)
     if isinstance(item, relax.TupleGetItem):
         split = view.call(item.tuple_value, "relax.split")
         if split is None or not _is_halving(split):
             return None
-        part, covers, inner = int(item.index), (item.tuple_value, expr), split.args[0]
+        part, covers = int(item.index), (item.tuple_value, inner, *covers)
+        inner, reshapes = ungrouped(view, split.args[0])
+        covers = (*reshapes, *covers)
     bias = None
     for data, other in binary(view, inner, "relax.add"):
-        lin = linear(view, data)
+        product, reshapes = ungrouped(view, data)
+        lin = linear(view, product)
         if lin is not None and _is_bias(other, lin):
-            bias, covers, inner = other, (inner, *covers), data
+            bias, covers, inner = other, (*reshapes, inner, *covers), product
             break
     lin = linear(view, inner)
     return _Half(lin, part, bias, (*lin.covers, *covers)) if lin is not None else None
+
+
+def _input(
+    view: BlockView, gate: Linear, up: Linear
+) -> tuple[relax.Expr | None, tuple[relax.Var, ...]]:
+    """Return what gate and up both project, and the reshapes of it that nothing else reads."""
+    (x, to_gate), (other, to_up) = ungrouped(view, gate.x), ungrouped(view, up.x)
+    only: tuple[relax.Var, ...] = ()
+    for reshape in dict.fromkeys((*reversed(to_gate), *reversed(to_up))):
+        if set(view.uses(reshape)) <= {gate.var, up.var, *only} and not view.escapes(reshape):
+            only = (reshape, *only)
+    return x if x.same_as(other) else None, only
+
+
+def _uncast(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, tuple[relax.Var, ...]]:
+    """Look through reshapes of the rows and casts; return those too, `expr` the last."""
+    expr, path = ungrouped(view, expr)
+    while (cast := view.call(expr, "relax.astype")) is not None and isinstance(expr, relax.Var):
+        path = (expr, *path)
+        expr, reshapes = ungrouped(view, cast.args[0])
+        path = (*reshapes, *path)
+    return expr, path
+
+
+def _keeps_precision(view: BlockView, path: tuple[relax.Var, ...], dtype: str) -> bool:
+    """Tell whether casts are to float32 or to the input's dtype: the kernel computes in float32."""
+    casts = [v for v in path if view.call(v, "relax.astype") is not None]
+    return all(dtype_of(v) in ("float32", dtype) for v in casts)
 
 
 def _two_halves(g: _Half, u: _Half) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import tvm
@@ -98,7 +99,133 @@ def merged_case(gate_first: bool, swapped: bool, bias: bool, norm: bool) -> Rewr
 
 SEPARATE = "x[6,32] g[32] Wg[32,48] Wu[32,48]"
 TWO = H + "p = R.matmul(h, Wg); u = R.matmul(h, Wu)\n"
+# Behind the exporter of PyTorch the rows of [b, s, k] are one dimension around each matmul.
+FLAT = "f = R.reshape({}, R.shape([b * s, 32])); f2 = R.reshape({}, R.shape([b * s, 32]))\n"
+FLAT_TWO = FLAT + "p0 = R.matmul(f, Wg); u0 = R.matmul(f2, Wu)\n"
+GROUPED = "p = R.reshape({}, R.shape([b, s, 48])); u = R.reshape({}, R.shape([b, s, 48]))\n"
+EXPORTED = "x[b,s,32] g[32] Wg[32,48] Wu[32,48]"
+SIZES = {"b": 2, "s": 5}
+
+
+def exported(
+    name: str, body: str, args: str, work: GatedFFN, inputs: str = EXPORTED, **options: str
+) -> Rewrite:
+    """Return a case behind reshapes; its kernel is of ``b * s`` rows."""
+    return Rewrite(Chain(name, inputs, body, "y", SIZES, **options), work, args)
+
+
+BS = DynamicDim("b * s")
+RESHAPED = [
+    *(
+        exported(
+            f"exported_{name}",
+            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + f"{text}\n"
+            "y = R.multiply(a, u)",
+            "x g Wg Wu",
+            gated(activation, rows=BS),
+        )
+        for name, (activation, text) in ACTIVATION_SPELLINGS.items()
+    ),
+    exported(
+        "exported_without_a_norm",
+        FLAT_TWO.format("x", "x") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
+        "y = R.multiply(u, a)",
+        "x Wg Wu",
+        gated(rows=BS, norm=None),
+        "x[b,s,32] Wg[32,48] Wu[32,48]",
+    ),
+    exported(
+        "exported_biases_in_front_and_behind",
+        H
+        + FLAT_TWO.format("h", "h")
+        + "p1 = R.add(c, p0)\n"
+        + GROUPED.format("p1", "u0")
+        + "u2 = R.add(u, d); a = R.nn.gelu(p); y = R.multiply(a, u2)",
+        "x g Wg Wu c d",
+        gated("gelu", rows=BS, bias=True),
+        EXPORTED + " c[48] d[48]",
+    ),
+    exported(
+        "exported_shared_reshape",
+        H
+        + "f = R.reshape(h, R.shape([b * s, 32])); p0 = R.matmul(f, Wg); u0 = R.matmul(f, Wu)\n"
+        + GROUPED.format("p0", "u0")
+        + "a = R.nn.silu(p); y = R.multiply(a, u)",
+        "x g Wg Wu",
+        gated(rows=BS),
+    ),
+    exported(
+        "exported_merged",
+        H + "f = R.reshape(h, R.shape([b * s, 32])); m = R.matmul(f, W)\n"
+        "r = R.reshape(m, R.shape([b, s, 96])); p = R.split(r, [48], axis=-1)\n"
+        "a = p[0]; b1 = p[1]; s1 = R.nn.silu(a); y = R.multiply(s1, b1)",
+        "x g W",
+        gated(rows=BS, merged=True),
+        "x[b,s,32] g[32] W[32,96]",
+    ),
+    exported(
+        "exported_activation_before_the_reshape",
+        FLAT_TWO.format("x", "x")
+        + "a0 = R.nn.silu(p0)\n"
+        + GROUPED.format("a0", "u0")
+        + "y = R.multiply(p, u)",
+        "x Wg Wu",
+        gated(rows=BS, norm=None),
+        "x[b,s,32] Wg[32,48] Wu[32,48]",
+    ),
+    exported(
+        "exported_float16",
+        H
+        + FLAT.format("h", "h")
+        + 'p0 = R.matmul(f, Wg, out_dtype="float32"); u0 = R.matmul(f2, Wu, out_dtype="float32")\n'
+        + GROUPED.format("p0", "u0")
+        + 'q = R.astype(p, "float32"); e = R.sigmoid(q); a = R.multiply(q, e)\n'
+        'k = R.astype(a, "float16"); l = R.astype(k, "float32"); y = R.multiply(l, u)',
+        "x g Wg Wu",
+        replace(gated(rows=BS, dtype="float16"), out_dtype="float32"),
+        dtype="float16",
+    ),
+    Rewrite(
+        Chain(
+            "exported_norm_read_by_another_projection",
+            EXPORTED + " Wo[32,16]",
+            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
+            "y = R.multiply(a, u); k = R.reshape(h, R.shape([b * s, 32])); z = R.matmul(k, Wo)",
+            "(y, z)",
+            SIZES,
+        ),
+        gated(rows=BS, norm=None),
+        "h Wg Wu",
+        ("matmul", "nn.rms_norm"),
+    ),
+    Rewrite(
+        Chain(
+            "exported_reshape_read_by_another_projection",
+            EXPORTED + " Wo[32,16]",
+            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
+            "y = R.multiply(a, u); z = R.matmul(f, Wo)",
+            "(y, z)",
+            SIZES,
+        ),
+        gated(rows=BS, norm=None),
+        "h Wg Wu",
+        ("matmul", "nn.rms_norm"),
+    ),
+    Rewrite(
+        Chain(
+            "input_of_other_features",
+            "x[6,32] g[32] Wg[64,48] Wu[64,48]",
+            H + "f = R.reshape(h, R.shape([3, 64])); p = R.matmul(f, Wg); u = R.matmul(f, Wu)\n"
+            "a = R.nn.silu(p); y = R.multiply(a, u)",
+            "y",
+        ),
+        replace(gated(rows=3, norm=None), k=64),
+        "h Wg Wu",
+        ("nn.rms_norm",),
+    ),
+]
 REWRITES = [
+    *RESHAPED,
     *(
         Rewrite(
             Chain(f"separate_{name}", SEPARATE, TWO + text + "; y = R.multiply(a, u)", "y"),
@@ -204,6 +331,13 @@ def test_rewrites(case: Rewrite) -> None:
     case.check(PASS)
 
 
+def test_one_kernel_between_the_reshapes_of_its_input_and_its_result() -> None:
+    chain = next(r.chain for r in RESHAPED if r.chain.name == "exported_silu")
+    func, decision = fused(chain, PASS)
+    assert calls(func) == ["reshape", "call_tir", "reshape"]
+    assert decision.spelling == "rms_norm separate silu"
+
+
 def test_constants_that_are_only_close_are_no_gelu() -> None:
     for wrong, right in (("0.5005", "0.5"), ("0.7069", "0.70710678"), ("1.001", "1.0")):
         text = ACTIVATION_SPELLINGS["gelu_by_erf"][1].replace(f"({right},", f"({wrong},")
@@ -223,6 +357,10 @@ def test_float16_constants_are_read_as_rounded() -> None:
 
 SPLIT = "m = R.matmul(x, W); p = R.split(m, {}, axis={}); a = p[0]; b = p[1]\n"
 GATE = "s = R.nn.silu(a); y = R.multiply(s, b)"
+TWO_RESHAPED = (
+    TWO + "q = R.reshape(p, R.shape([2, 3, 48])); v = R.reshape(u, R.shape([2, 3, 48]))\n"
+    "a = R.nn.silu(q); y = R.multiply(a, v)\n"
+)
 DECLINES = [
     (
         "gate_leaks",
@@ -251,6 +389,29 @@ DECLINES = [
         SPLIT.format(2, -1) + GATE + "; z = R.nn.softmax(m)",
         "(y, z)",
         Reason.MULTI_USE,
+    ),
+    (
+        "reshaped_gate_read_elsewhere",
+        "x[6,32] g[32] Wg[32,48] Wu[32,48]",
+        TWO_RESHAPED + "z = R.nn.softmax(q)",
+        "(y, z)",
+        Reason.MULTI_USE,
+    ),
+    (
+        "gate_read_in_front_of_its_reshape",
+        "x[6,32] g[32] Wg[32,48] Wu[32,48]",
+        TWO_RESHAPED + "z = R.nn.softmax(p)",
+        "(y, z)",
+        Reason.MULTI_USE,
+    ),
+    (
+        "halves_reshaped_differently",
+        "x[6,32] g[32] Wg[32,48] Wu[32,48]",
+        TWO_RESHAPED.replace(
+            "v = R.reshape(u, R.shape([2, 3", "v = R.reshape(u, R.shape([6, 1"
+        ).replace("q = R.reshape(p, R.shape([2, 3", "q = R.reshape(p, R.shape([1, 6"),
+        "y",
+        Reason.SHAPE,
     ),
     (
         "layouts_differ",
@@ -311,6 +472,37 @@ UNTOUCHED = [
         "the_same_half_twice",
         "x[6,32] W[32,96]",
         SPLIT.format(2, -1).replace("p[1]", "p[0]") + GATE,
+        "y",
+    ),
+    (
+        "reshapes_mix_features",
+        "x[6,32] Wg[32,48] Wu[32,48]",
+        "p = R.matmul(x, Wg); u = R.matmul(x, Wu); a = R.reshape(p, R.shape([12, 24]))\n"
+        "b = R.reshape(u, R.shape([12, 24]))\n" + GATE,
+        "y",
+    ),
+    (
+        "inputs_of_other_features",
+        "x[6,32] Wg[64,48] Wu[64,48]",
+        "f = R.reshape(x, R.shape([3, 64])); k = R.reshape(x, R.shape([3, 64]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([1, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([1, 3, 48]))\n" + GATE,
+        "y",
+    ),
+    (
+        "reshapes_of_two_inputs",
+        "x[2,3,32] z[2,3,32] Wg[32,48] Wu[32,48]",
+        "f = R.reshape(x, R.shape([6, 32])); k = R.reshape(z, R.shape([6, 32]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([2, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([2, 3, 48]))\n" + GATE,
+        "y",
+    ),
+    (
+        "narrower_than_the_input",
+        "x[6,32] Wg[32,48] Wu[32,48]",
+        "p = R.matmul(x, Wg); b0 = R.matmul(x, Wu); b = R.reshape(b0, R.shape([2, 3, 48]))\n"
+        'q = R.reshape(p, R.shape([2, 3, 48])); k = R.astype(q, "float16")\n'
+        'a = R.astype(k, "float32")\n' + GATE,
         "y",
     ),
     (

@@ -1,0 +1,63 @@
+"""The feed-forward block of LLaMA of transformers, as PyTorch's exporter hands it over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import tvm
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+
+from relax_fusion import Report, host_target
+from tests.models import common
+
+BATCH, LENGTH = 2, 12
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+class Block(torch.nn.Module):
+    """A decoder layer without its attention: norm, gated FFN and residual."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        layer = model.model.layers[0]
+        self.norm, self.mlp = layer.post_attention_layernorm, layer.mlp
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+def exported(block: Block, x: torch.Tensor, *, symbolic: bool) -> tvm.IRModule:
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")} if symbolic else None
+    return from_exported_program(torch.export.export(block, (x,), dynamic_shapes=(dims,)))
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    """Return the names of the operators of `main`."""
+    bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
+    return [b.value.op.name for b in bindings if isinstance(b.value, relax.Call)]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
+    model = common.llama(hidden_act=activation, mlp_bias=symbolic)
+    block, exact_block = Block(model), Block(common.to_float64(model))
+    x = torch.randn(BATCH, LENGTH, model.config.hidden_size, generator=torch.manual_seed(1))
+    mod = exported(block, x, symbolic=symbolic)
+    assert operators(mod).count("relax.matmul") == 3 <= operators(mod).count("relax.reshape")
+    report, target = Report(), host_target()
+    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
+    built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    assert [(d.pattern, d.decline) for d in report.decisions] == [
+        ("FuseGatedFFN", None),
+        ("FuseMatmulEpilogue", None),
+    ]
+    gated = report.decisions[0].workload
+    assert (gated.activation, gated.n) == (ACTIVATIONS[activation], model.config.intermediate_size)
+    assert gated.norm is not None and gated.bias == symbolic
+    got = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(x.numpy()))[0].numpy()
+    with torch.no_grad():
+        peer, exact = block(x).numpy(), exact_block(x.double()).numpy()
+    common.assert_as_accurate(got, peer, exact, "float32")
