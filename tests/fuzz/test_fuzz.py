@@ -12,7 +12,7 @@ from relax_fusion.passes import PATTERNS
 from . import campaign, check
 
 SHARDS = 4
-GRAPHS_PER_SHARD = 36
+GRAPHS_PER_SHARD = 24
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))
