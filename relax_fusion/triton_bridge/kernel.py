@@ -49,7 +49,9 @@ class KernelOptions:
         All programs of a launch are resident at once, so that they may wait for each other.
     dependent_launch : bool
         The kernel may begin while the one before it in the stream ends (programmatic dependent
-        launch).  It must call ``tl.extra.cuda.gdc_wait`` before it touches what that one wrote.
+        launch).  Each of its programs must call ``tl.extra.cuda.gdc_wait``: before it touches what
+        an earlier kernel wrote or still reads, before it lets its own successor begin, and in any
+        case before it ends, as that successor takes it for a sign that all before it have ended.
         Needs sm_90.
     """
 
