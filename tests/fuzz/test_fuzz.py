@@ -11,7 +11,7 @@ from relax_fusion.passes import PATTERNS
 
 from . import campaign, check
 
-SHARDS = 4
+SHARDS = 2
 GRAPHS_PER_SHARD = 24
 
 
