@@ -100,5 +100,4 @@ def rotated_projection(
     ]
     element = rotated(rope, value, (angles[0], angles[1]))
     shape = int64((rows, n // 2, 2))
-    rounded = lambda *at: element(*at).astype(work.out_dtype)  # noqa: E731
-    stages.give(te.compute(shape, rounded, f"out{index}"))
+    stages.give(te.compute(shape, lambda *at: element(*at).astype(work.out_dtype), f"out{index}"))

@@ -15,10 +15,10 @@ from .tiles import first_of_pair, load_bias, store_rotated, tile_offsets
 
 
 @gluon.constexpr_function
-def row_layout(columns, warps=4):
-    """Return the layout of a tile of so many columns in which each thread has 8 of a row."""
+def row_layout(columns):
+    """Return a warp group's layout of so many columns in which each thread has 8 of a row."""
     across = columns // 8
-    return gl.BlockedLayout([1, 8], [32 // across, across], [warps, 1], [1, 0])
+    return gl.BlockedLayout([1, 8], [32 // across, across], [4, 1], [1, 0])
 
 
 @gluon.jit
