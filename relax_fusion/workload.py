@@ -24,6 +24,8 @@ EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
 WeightLayout = Literal["nk", "kn"]
 Causal = Literal["none", "top_left", "bottom_right"]
 HeadLayout = Literal["bsnh", "bnsh"]
+BiasOp = Literal["add", "min"]
+MaskDims = tuple[bool, bool, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,10 @@ class GatedFFN(_Keyed):
 
 @dataclass(frozen=True)
 class Attention(_Keyed):
-    """``softmax(scale * q @ k^T + bias, masked) @ v`` per head.
+    """``softmax(bias(softcap(scale * q @ k^T)), masked) @ v`` per head.
+
+    A query whose keys are all hidden gives zeros.  Position i of the queries stands at key
+    ``p = i``, bottom-right aligned at ``p = i + kv_len - q_len``.
 
     Parameters
     ----------
@@ -233,12 +238,12 @@ class Attention(_Keyed):
     head_dim, v_dim : int
         Features of a query or key, and of a value.
     scale : float
-        Multiplies the scores before the bias is added.
+        Multiplies the scores first of all.
     causal : {"none", "top_left", "bottom_right"}
         Query i sees keys ``<= i`` (top left) or ``<= i + kv_len - q_len`` (bottom right).
     bias_dims : tuple of bool, optional
-        For an additive mask of four dimensions ``[batch, heads, q_len, kv_len]``: which of them
-        have their full size (the others are 1 and broadcast).  None: no mask.
+        For a bias of four dimensions ``[batch, heads, q_len, kv_len]``: which of them have their
+        full size (the others are 1 and broadcast).  None: no bias.
     q_layout, kv_layout, out_layout : {"bsnh", "bnsh"}
         Order of batch (b), sequence (s), heads (n) and features (h).
     kv_prefix : bool
@@ -246,6 +251,22 @@ class Attention(_Keyed):
         are read (a preallocated cache).
     dtype, out_dtype : str
         Of q, k, v and of the result.  Scores and sums are kept in float32.
+    bias_dtype : str
+        Of the bias.
+    bias_op : {"add", "min"}
+        Whether the bias is added to a score, or is the most that it can be.
+    mask_dims : tuple of bool, optional
+        As `bias_dims`, for a boolean mask that is true where a query sees a key.
+    window : int, optional
+        A query sees keys ``> p - window`` only; with a causal mask, that many at most.
+    softcap : float, optional
+        Scaled scores s become ``softcap * tanh(s / softcap)`` before the bias.
+    alibi : str, optional
+        Dtype of slopes ``[q_heads]``: ``slope[head] * (key - p)`` is added to the scores, after
+        the bias (Press et al., 2022, https://arxiv.org/abs/2108.12409).  None: no slopes.
+    sinks : str, optional
+        Dtype of sinks ``[q_heads]``: each softmax has a further score, whose value is zero
+        (attention sinks, as in gpt-oss); it is neither scaled nor masked.  None: no sinks.
     """
 
     batch: Dim
@@ -257,7 +278,7 @@ class Attention(_Keyed):
     v_dim: int
     scale: float
     causal: Causal
-    bias_dims: tuple[bool, bool, bool, bool] | None
+    bias_dims: MaskDims | None
     dtype: str
     out_dtype: str
     q_layout: HeadLayout = "bsnh"
@@ -265,6 +286,12 @@ class Attention(_Keyed):
     out_layout: HeadLayout = "bsnh"
     kv_prefix: bool = False
     bias_dtype: str = "float32"
+    bias_op: BiasOp = "add"
+    mask_dims: MaskDims | None = None
+    window: int | None = None
+    softcap: float | None = None
+    alibi: str | None = None
+    sinks: str | None = None
 
     def flops(self, batch: int, q_len: int, kv_len: int) -> float:
         """Floating-point operations of the two matmuls (a causal mask is not discounted)."""
@@ -300,7 +327,7 @@ def _rebuilt(name: str, value: Any) -> Any:
         return Norm(**value)
     if name == "outputs":
         return tuple(_rebuilt_projection(p) for p in value)
-    if name == "bias_dims" and value is not None:
+    if name in ("bias_dims", "mask_dims") and value is not None:
         return tuple(value)
     return DynamicDim(**value) if isinstance(value, dict) else value
 
