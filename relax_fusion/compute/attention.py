@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import WORKLOAD_ATTR, Attention, Dim, to_json
+from ..workload import WORKLOAD_ATTR, Attention, Dim, MaskDims, to_json
 from .attention_blocks import TileEmitter
 from .attention_tile import Operands, arrange, int64, tile_shape
 
@@ -65,13 +65,14 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
     Returns
     -------
     tirx.PrimFunc
-        Parameters ``q, k, v, [bias], [kv_len], out``: four-dimensional buffers in the layouts of
-        `work`, bias ``[batch or 1, q_heads or 1, q_len or 1, kv_len or 1]`` and, for a workload
-        with `kv_prefix`, the int64 number of positions to read of the ``kv_capacity`` that the key
-        and value buffers hold.  (``relax.call_tir`` takes scalars among the inputs, in front of the
-        outputs.)  All sizes are int64.  Rows that see no key are zero.  Attributes:
-        ``op_pattern`` 8 (opaque), ``tirx.noalias``, the plan table and `WORKLOAD_ATTR`; the
-        caller sets ``global_symbol``.
+        Parameters ``q, k, v, [bias], [mask], [slopes], [sinks], [kv_len], out``: four-dimensional
+        buffers in the layouts of `work`, bias and boolean mask
+        ``[batch or 1, q_heads or 1, q_len or 1, kv_len or 1]``, slopes and sinks ``[q_heads]`` and,
+        for a workload with `kv_prefix`, the int64 number of positions to read of the
+        ``kv_capacity`` that the key and value buffers hold.  (``relax.call_tir`` takes scalars
+        among the inputs, in front of the outputs.)  All sizes are int64.  Rows that see no key are
+        zero.  Attributes: ``op_pattern`` 8 (opaque), ``tirx.noalias``, the plan table and
+        `WORKLOAD_ATTR`; the caller sets ``global_symbol``.
 
     Raises
     ------
@@ -125,19 +126,25 @@ def _parameters(work: Attention) -> tuple[_Sizes, Operands]:
     q = tensor("q", arrange(work.q_layout, b, s, q_heads, head_dim), work.dtype)
     k = tensor("k", arrange(work.kv_layout, b, c, kv_heads, head_dim), work.dtype)
     v = tensor("v", arrange(work.kv_layout, b, c, kv_heads, v_dim), work.dtype)
-    bias = _bias(work, sizes) if work.bias_dims else None
+    bias = _per_score("bias", work.bias_dims, work.bias_dtype, work, sizes)
+    mask = _per_score("mask", work.mask_dims, "bool", work, sizes)
+    slopes = tensor("slopes", [q_heads], work.alibi) if work.alibi else None
+    sinks = tensor("sinks", [q_heads], work.sinks) if work.sinks else None
     if work.kv_prefix:
         T.arg(kv_len.name, kv_len)
     out = tensor("out", arrange(work.out_layout, b, s, q_heads, v_dim), work.out_dtype)
-    return sizes, Operands(q, k, v, bias, out)
+    return sizes, Operands(q, k, v, bias, mask, slopes, sinks, out)
 
 
-def _bias(work: Attention, sizes: _Sizes) -> tirx.Var:
-    """Declare the additive mask, of size 1 where it broadcasts."""
+def _per_score(
+    name: str, dims: MaskDims | None, dtype: str, work: Attention, sizes: _Sizes
+) -> tirx.Var | None:
+    """Declare a tensor with an element for each score, of size 1 where it broadcasts."""
+    if dims is None:
+        return None
     full = (sizes.batch, int64(work.q_heads), sizes.q_len, sizes.kv_len)
-    assert work.bias_dims is not None
-    shape = [size if has else int64(1) for size, has in zip(full, work.bias_dims, strict=True)]
-    return T.arg("bias", T.buffer(shape, work.bias_dtype))
+    shape = [size if has else int64(1) for size, has in zip(full, dims, strict=True)]
+    return T.arg(name, T.buffer(shape, dtype))
 
 
 def _ranges(

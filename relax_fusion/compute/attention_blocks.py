@@ -31,6 +31,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..workload import Attention
+from .attention_scores import Place, Scores
 from .attention_softmax import OnlineSoftmax
 from .attention_tile import (
     FLOAT,
@@ -40,7 +41,6 @@ from .attention_tile import (
     block,
     cast,
     int64,
-    minus_infinity,
     scratch,
     zero,
 )
@@ -87,6 +87,7 @@ class TileEmitter:
         # Keys and values are needed one after the other, so they share one staging buffer.
         self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
         self.softmax = OnlineSoftmax(shape, suffix)
+        self.rules = Scores(work, operands, self.q_len, self.kv_len)
         # Each thread keeps its register tiles of the result from one key block to the next.
         self.columns = work.v_dim // shape.reg_values
         self.owned = rows // shape.reg_rows * self.columns
@@ -98,15 +99,15 @@ class TileEmitter:
     def emit(self) -> None:
         """Emit the whole tile."""
         self._load_queries()
-        self.softmax.start()
+        self.softmax.start(self._sink())
         self._clear()
-        blocks = self._key_blocks()
+        first, blocks = self._key_blocks()
         with T.serial(blocks) as loop:
             IRBuilder.name("kb", loop)
             with T.sblock("keys" + self.suffix):
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
-                self.first_key = key_block * int64(self.shape.keys)
+                self.first_key = (first + key_block) * int64(self.shape.keys)
                 self._load_kv("k_load", self.operands.k, self.work.head_dim, self._k_at)
                 self._scores()
                 self.softmax.advance()
@@ -123,18 +124,18 @@ class TileEmitter:
         """Return the query position of a row of the tile."""
         return self.tile * int64(self.shape.rows) + row
 
-    def _diagonal(self) -> tirx.Expr:
-        """Return how many more keys than its own index a causal query sees."""
-        aligned_at_end = self.work.causal == "bottom_right"
-        return self.kv_len - self.q_len if aligned_at_end else int64(0)
+    def _sink(self) -> tirx.Expr | None:
+        """Return the score that every softmax of this head has besides those of its keys."""
+        sinks = self.operands.sinks
+        return None if sinks is None else cast(sinks[self.head], FLOAT)
 
-    def _key_blocks(self) -> tirx.Expr:
-        """Return the number of key blocks up to the last one that a row of this tile sees."""
-        keys = self.kv_len
-        if self.work.causal != "none":
-            rows_end = tirx.min(self._row(int64(self.shape.rows)), self.q_len)
-            keys = tirx.min(keys, tirx.max(rows_end + self._diagonal(), int64(0)))
-        return (keys + int64(self.shape.keys - 1)) // int64(self.shape.keys)
+    def _key_blocks(self) -> tuple[tirx.Expr, tirx.Expr]:
+        """Return the first key block that a row of this tile sees, and how many there are on."""
+        keys = int64(self.shape.keys)
+        last = tirx.min(self._row(int64(self.shape.rows)), self.q_len) - int64(1)
+        first = self.rules.keys_begin(self._row(int64(0))) // keys
+        end = (self.rules.keys_end(last) + keys - int64(1)) // keys
+        return first, end - first if self.work.window is None else tirx.max(end - first, int64(0))
 
     def _load_queries(self) -> None:
         work = self.work
@@ -178,7 +179,7 @@ class TileEmitter:
             T.buffer_store(self.acc, zero(), at)
 
     def _scores(self) -> None:
-        """Emit ``scores = scale * q @ k^T + bias`` where visible, else minus infinity."""
+        """Emit the scores of all rows against the block of keys."""
         shape = self.shape
         rows, keys = shape.reg_rows, shape.reg_keys
         outer = {"io": shape.rows // rows, "jo": shape.keys // keys}
@@ -195,22 +196,9 @@ class TileEmitter:
                 T.buffer_store(self.softmax.scores, self._masked(dot[ii, ji], i, j), [i, j])
 
     def _masked(self, dot: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        """Scale a dot product, add the bias, and hide it where the query does not see the key."""
-        row, key = self._row(i), self.first_key + j
-        visible = key < self.kv_len
-        if self.work.causal != "none":
-            visible = tirx.And(visible, key <= row + self._diagonal())
-        score = dot * tirx.const(self.work.scale, FLOAT)
-        if self.operands.bias is not None and self.work.bias_dims is not None:
-            places = (self.batch, self.head, row, key)
-            at = [
-                place if has else int64(0)
-                for place, has in zip(places, self.work.bias_dims, strict=True)
-            ]
-            inside = tirx.And(row < self.q_len, key < self.kv_len)
-            bias = cast(self.operands.bias[tuple(at)], FLOAT)
-            score = score + tirx.if_then_else(inside, bias, zero())
-        return tirx.Select(visible, score, minus_infinity())
+        """Return the score at row `i` and column `j` of the tile."""
+        place = Place(self.batch, self.head, self._row(i), self.first_key + j)
+        return self.rules.masked(dot, place)
 
     def _own_axes(self) -> dict[str, int]:
         return {"s": self.slots, "x": self.shape.threads}

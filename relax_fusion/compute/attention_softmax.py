@@ -46,11 +46,15 @@ class OnlineSoftmax:
         self.row_scale = scratch("row_scale", (shape.rows,))
         self.new_max = scratch("new_max", (shape.rows,))
 
-    def start(self) -> None:
-        """Begin with no key seen."""
+    def start(self, sink: tirx.Expr | None) -> None:
+        """Begin with no key seen; a sink is a score that adds to the sum and to nothing else."""
+        top, total = minus_infinity(), zero()
+        if sink is not None:
+            one = tirx.const(1, FLOAT)
+            top, total = sink, tirx.Select(sink == minus_infinity(), zero(), one)
         with self._named("row_init", i=self.shape.rows) as (i,):
-            T.buffer_store(self.row_max, minus_infinity(), [i])
-            T.buffer_store(self.row_sum, zero(), [i])
+            T.buffer_store(self.row_max, top, [i])
+            T.buffer_store(self.row_sum, total, [i])
 
     def advance(self) -> None:
         """Take in a block of scores."""

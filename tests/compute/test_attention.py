@@ -79,12 +79,15 @@ def test_static_length_meets_one_range() -> None:
 
 def test_signature_and_attributes() -> None:
     length = DynamicDim("n")
-    work = replace(
-        BASE, q_len=length, kv_len=length, bias_dims=(True, False, True, True), kv_prefix=True
-    )
+    dims = (True, False, True, True)
+    work = replace(BASE, q_len=length, kv_len=length, kv_prefix=True, bias_dims=dims)
+    work = replace(work, mask_dims=dims, alibi="float32", sinks="float16")
     func = attention_prim_func(work, BY_LENGTH)
-    q, k, _, bias, n, out = func.params
-    assert [p.name for p in func.params] == ["q", "k", "v", "bias", "n", "out"]
+    names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "n", "out"]
+    assert [p.name for p in func.params] == names
+    q, k, _, bias, mask, slopes, sinks, n, out = func.params
+    assert [str(p.ty.dtype) for p in (mask, slopes, sinks)] == ["bool", "float32", "float16"]
+    assert [int(p.ty.shape[0]) for p in (slopes, sinks)] == [BASE.q_heads] * 2
     assert q.ty.shape[1].same_as(n) and out.ty.shape[1].same_as(n)
     assert k.ty.shape[1].name == "kv_capacity"
     assert [str(s.ty.dtype) for s in bias.ty.shape] == ["int64"] * 4

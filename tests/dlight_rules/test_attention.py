@@ -157,7 +157,7 @@ def test_cuda_barriers_and_memory(dtype: str, table: PlanTable) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tail_1x63", "odd_dims", "v_dim_48", "layout_bnsh_bnsh_bnsh", "bias_1001", "cache"]
+    "name", ["tail_1x63", "odd_dims", "layout_bnsh_bnsh_bnsh", "everything", "bias_min", "cache"]
 )
 def test_cuda_compiles(name: str) -> None:
     (kernel,) = kernels(cuda_source(BY_NAME[name].work, GPU_PLAN))

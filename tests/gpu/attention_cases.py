@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.workload import Attention, DynamicDim
+from relax_fusion.workload import Attention, Causal, DynamicDim
 
 Arrays = dict[str, np.ndarray]
 Edit = Callable[[Arrays], None]
@@ -58,7 +58,7 @@ class Case:
         return self.size(work.batch), self.size(work.q_len), self.size(work.kv_len)
 
     def inputs(self) -> Arrays:
-        """Return q, k, v and, where there is one, bias, in layout and dtype of the workload."""
+        """Return the tensors of the workload in the order of the kernel's parameters."""
         work, rng = self.work, np.random.default_rng(7)
         batch, q_len, kv_len = self.lengths
         stored = self.sizes["kv_capacity"] if work.kv_prefix else kv_len
@@ -80,6 +80,13 @@ class Case:
             full = (batch, work.q_heads, q_len, kv_len)
             shape = [n if has else 1 for n, has in zip(full, work.bias_dims, strict=True)]
             arrays["bias"] = rng.standard_normal(shape).astype(numpy_dtype(work.bias_dtype))
+        if work.mask_dims:
+            full = (batch, work.q_heads, q_len, kv_len)
+            shape = [n if has else 1 for n, has in zip(full, work.mask_dims, strict=True)]
+            arrays["mask"] = rng.random(shape) < 0.6
+        for name, dtype in (("slopes", work.alibi), ("sinks", work.sinks)):
+            if dtype is not None:
+                arrays[name] = rng.standard_normal(work.q_heads).astype(numpy_dtype(dtype))
         if self.edit is not None:
             self.edit(arrays)
         return arrays
@@ -90,13 +97,34 @@ class Case:
         sizes = {"b": batch, "s": q_len, "n": self.work.q_heads, "h": self.work.v_dim}
         return tuple(sizes[letter] for letter in self.work.out_layout)
 
-    def visible(self) -> np.ndarray:
-        """Return which key (column) each query (row) sees."""
+    def positions(self) -> np.ndarray:
+        """Return the key position at which each query stands."""
         _, q_len, kv_len = self.lengths
-        shift = kv_len - q_len if self.work.causal == "bottom_right" else 0
-        if self.work.causal == "none":
-            return np.ones((q_len, kv_len), bool)
-        return np.arange(kv_len)[None] <= np.arange(q_len)[:, None] + shift
+        return np.arange(q_len) + (kv_len - q_len if self.work.causal == "bottom_right" else 0)
+
+    def visible(self) -> np.ndarray:
+        """Return which key (column) each query (row) sees, the boolean mask apart."""
+        keys, positions = np.arange(self.lengths[2])[None], self.positions()[:, None]
+        seen = np.ones((positions.size, keys.size), bool)
+        if self.work.causal != "none":
+            seen &= keys <= positions
+        if self.work.window is not None:
+            seen &= keys > positions - self.work.window
+        return seen
+
+    def scores(self, arrays: Arrays, dots: np.ndarray) -> np.ndarray:
+        """Return the scores that products ``[batch, heads, q_len, kv_len]`` come to."""
+        work, dtype = self.work, dots.dtype
+        scores = dots * dtype.type(work.scale)
+        if work.softcap is not None:
+            scores = np.tanh(scores / dtype.type(work.softcap)) * dtype.type(work.softcap)
+        if "bias" in arrays:
+            step = np.add if work.bias_op == "add" else np.minimum
+            scores = step(scores, arrays["bias"].astype(dtype))
+        if "slopes" in arrays:
+            distances = np.arange(self.lengths[2]) - self.positions()[:, None]
+            scores = scores + arrays["slopes"].astype(dtype)[:, None, None] * distances
+        return np.where(self.visible() & arrays.get("mask", True), scores, -np.inf).astype(dtype)
 
     def unfused(self, arrays: Arrays, dtype: str) -> np.ndarray:
         """Compute the workload step by step, with every intermediate in `dtype`."""
@@ -110,13 +138,12 @@ class Case:
         q = heads_first("q", work.q_layout)
         k = np.repeat(heads_first("k", work.kv_layout, kv_len), group, axis=1)
         v = np.repeat(heads_first("v", work.kv_layout, kv_len), group, axis=1)
-        scores = q @ k.swapaxes(-1, -2) * np.dtype(dtype).type(work.scale)
-        if "bias" in arrays:
-            scores = scores + arrays["bias"].astype(dtype)
-        scores = np.where(self.visible(), scores, -np.inf)
-        top = scores.max(-1, keepdims=True, initial=-np.inf)
-        weights = np.exp(scores - np.where(top == -np.inf, 0, top).astype(dtype))
-        total = weights.sum(-1, keepdims=True)
+        scores = self.scores(arrays, q @ k.swapaxes(-1, -2))
+        sinks = arrays.get("sinks", np.full(work.q_heads, -np.inf)).astype(dtype)[:, None, None]
+        top = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sinks)
+        top = np.where(top == -np.inf, 0, top).astype(dtype)
+        weights = np.exp(scores - top)
+        total = weights.sum(-1, keepdims=True) + np.exp(sinks - top)
         out = weights / np.where(total == 0, 1, total).astype(dtype) @ v
         return out.transpose(["bnsh".index(x) for x in work.out_layout])
 
@@ -227,6 +254,65 @@ def _masks() -> list[Case]:
     ]
 
 
+def _hide_all_but_one(arrays: Arrays) -> None:
+    arrays["mask"][...] = False
+    arrays["mask"][..., 3, 64:] = True
+
+
+def _hide_a_row(arrays: Arrays) -> None:
+    arrays["mask"][..., 5, :] = False
+
+
+def _nan_in_bias(arrays: Arrays) -> None:
+    arrays["bias"][0, 1, 7, 3] = np.nan
+
+
+def _sinks_far_apart(arrays: Arrays) -> None:
+    arrays["sinks"][:] = [-np.inf, 200.0]
+
+
+def _scores() -> list[Case]:
+    every, keys_only = (True, True, True, True), (True, False, False, True)
+    square = {"q_len": 70, "kv_len": 70}
+    bottom: Causal = "bottom_right"
+    return [
+        _case("bias_min", bias_dims=every, bias_op="min"),
+        _case("bias_min_nan", bias_dims=every, bias_op="min", edit=_nan_in_bias),
+        _case("nan_in_masked_query", mask_dims=every, edit=_nan_in_query),
+        *(
+            _case("mask_" + "".join(str(int(d)) for d in dims), mask_dims=dims)
+            for dims in (every, keys_only, (False, True, True, False))
+        ),
+        _case("mask_hides_a_row", mask_dims=every, causal=bottom, edit=_hide_a_row),
+        _case("mask_leaves_one_key", mask_dims=every, edit=_hide_all_but_one),
+        _case("mask_and_bias", mask_dims=keys_only, bias_dims=every, causal="top_left"),
+        *(
+            _case(f"window_{w}_{kind}", window=w, causal=kind, **square)
+            for w, kind in ((1, bottom), (20, "top_left"), (33, "none"), (100, bottom))
+        ),
+        _case("window_behind_the_keys", window=5, q_len=65, kv_len=33),
+        _case("window_decode", window=20, causal=bottom, q_len=1, kv_len=200),
+        _case("softcap", softcap=5.0, magnitude=3.0),
+        _case("softcap_of_small_scores", softcap=50.0, magnitude=0.1),
+        _case("alibi", alibi="float32", causal=bottom, q_heads=6),
+        _case("alibi_both_sides", alibi="float16", **square),
+        _case("sinks", sinks="float32", q_heads=6, causal="top_left"),
+        _case("sinks_far_apart", sinks="float16", causal=bottom, edit=_sinks_far_apart),
+        _case("sinks_only", sinks="float32", mask_dims=every, edit=_hide_a_row),
+        _case(
+            "everything",
+            q_heads=6,
+            causal=bottom,
+            window=40,
+            softcap=20.0,
+            alibi="float32",
+            sinks="bfloat16",
+            mask_dims=every,
+            bias_dims=keys_only,
+        ),
+    ]
+
+
 def _numbers() -> list[Case]:
     half = [
         _case(f"{dtype}_to_{out}", dtype=dtype, out_dtype=out, causal="top_left")
@@ -271,9 +357,17 @@ def _dynamic() -> list[Case]:
             sizes={"batch": 2, "q_len": 17, "kv_len": 100, "kv_capacity": 128},
         ),
         _case("cache_static", kv_prefix=True, kv_len=20, sizes={"kv_capacity": 64}),
+        _case(
+            "cache_window",
+            **cache,
+            **free,
+            window=25,
+            mask_dims=(True, False, True, True),
+            sizes={"batch": 2, "q_len": 17, "kv_len": 100, "kv_capacity": 128},
+        ),
     ]
 
 
 def cases() -> list[Case]:
     """Return all cases; with one plan they compile to as many kernels."""
-    return [*_shapes(), *_masks(), *_numbers(), *_dynamic()]
+    return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic()]

@@ -1,0 +1,102 @@
+"""From a dot product of a query and a key to the score that goes into the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from ..workload import Attention, MaskDims
+from .attention_tile import FLOAT, Operands, cast, int64, minus_infinity, zero
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which score is meant: one query of one head against one key."""
+
+    batch: tirx.Expr
+    head: tirx.Expr
+    query: tirx.Expr
+    key: tirx.Expr
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a workload does to its scores, and which of them it hides.
+
+    Parameters
+    ----------
+    work : Attention
+        What is computed.
+    operands : Operands
+        The buffers of the function.
+    q_len, kv_len : tirx.Expr
+        Numbers of query and of key positions.
+    """
+
+    work: Attention
+    operands: Operands
+    q_len: tirx.Expr
+    kv_len: tirx.Expr
+
+    def masked(self, dot: tirx.Expr, place: Place) -> tirx.Expr:
+        """Return the score of a dot product, minus infinity where the query does not see the key.
+
+        The order of the steps is that of `Attention`: scale, soft-cap, bias, ALiBi, visibility.
+        """
+        work, operands = self.work, self.operands
+        score = dot * tirx.const(work.scale, FLOAT)
+        if work.softcap is not None:
+            cap = tirx.const(work.softcap, FLOAT)
+            score = cap * tirx.tanh(score / cap)
+        if operands.bias is not None and work.bias_dims is not None:
+            bias = self._read(operands.bias, work.bias_dims, place, zero())
+            score = score + bias if work.bias_op == "add" else _least(score, bias)
+        if operands.slopes is not None:
+            distance = cast(cast(place.key - self.position(place.query), "int32"), FLOAT)
+            score = score + cast(operands.slopes[place.head], FLOAT) * distance
+        return tirx.Select(self._visible(place), score, minus_infinity())
+
+    def position(self, query: tirx.Expr) -> tirx.Expr:
+        """Return the key position at which a query stands."""
+        return query + self.kv_len - self.q_len if self.work.causal == "bottom_right" else query
+
+    def keys_end(self, last_query: tirx.Expr) -> tirx.Expr:
+        """Return the first key position that no query up to `last_query` sees."""
+        if self.work.causal == "none":
+            return self.kv_len
+        return tirx.max(tirx.min(self.kv_len, self.position(last_query) + int64(1)), int64(0))
+
+    def keys_begin(self, first_query: tirx.Expr) -> tirx.Expr:
+        """Return the first key position that a query from `first_query` on sees."""
+        if self.work.window is None:
+            return int64(0)
+        return tirx.max(self.position(first_query) - int64(self.work.window - 1), int64(0))
+
+    def _visible(self, place: Place) -> tirx.Expr:
+        work, position = self.work, self.position(place.query)
+        visible = place.key < self.kv_len
+        if work.causal != "none":
+            visible = tirx.And(visible, place.key <= position)
+        if work.window is not None:
+            visible = tirx.And(visible, place.key > position - int64(work.window))
+        if self.operands.mask is not None and work.mask_dims is not None:
+            hidden = tirx.const(False, "bool")
+            seen = self._read(self.operands.mask, work.mask_dims, place, hidden)
+            visible = tirx.And(visible, seen)
+        return visible
+
+    def _read(
+        self, source: tirx.Var, dims: MaskDims, place: Place, outside: tirx.Expr
+    ) -> tirx.Expr:
+        """Return what `source` holds for a score, or `outside` beyond the last query or key."""
+        places = (place.batch, place.head, place.query, place.key)
+        at = [p if has else int64(0) for p, has in zip(places, dims, strict=True)]
+        inside = tirx.And(place.query < self.q_len, place.key < self.kv_len)
+        return tirx.if_then_else(inside, cast(source[tuple(at)], str(outside.ty.dtype)), outside)
+
+
+def _least(score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:
+    """Return the smaller one, or NaN where either is: a comparison with NaN is false."""
+    larger = tirx.Select(bias < score, bias, score + bias)
+    return tirx.Select(score <= bias, score, larger)
