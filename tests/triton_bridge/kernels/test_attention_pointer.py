@@ -1,0 +1,224 @@
+"""Attention through pointers, and the merging of its parts, in the interpreter against float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .interpreted import Interpreter, Launch
+
+SPARE = 3  # keys of a buffer behind the last in use
+
+
+@dataclass(frozen=True)
+class Heads:
+    """One attention; the names are those of the workload."""
+
+    batch: int = 2
+    q_len: int = 3
+    kv_len: int = 37
+    heads: int = 4
+    group: int = 2
+    head_dim: int = 32
+    v_dim: int = 32
+    causal: str = "none"
+    window: int = 0
+    softcap: float = 0.0
+    bias: str = "none"
+    bias_dims: tuple[bool, ...] = (True, True, True, True)
+    mask_dims: tuple[bool, ...] | None = None
+    alibi: bool = False
+    sinks: bool = False
+    layout: str = "bsnh"
+    splits: int = 1
+    block_m: int = 16
+    block_n: int = 16
+
+    @property
+    def scale(self) -> float:
+        return self.head_dim**-0.5
+
+    def shape(self, length: int, heads: int, width: int) -> tuple[int, ...]:
+        middle = (length, heads) if self.layout == "bsnh" else (heads, length)
+        return (self.batch, *middle, width)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return operands that float16 holds exactly; unused keys and results are NaN."""
+        rng = np.random.default_rng(11)
+        kv_heads = self.heads // self.group
+        full = (self.batch, self.heads, self.q_len, self.kv_len)
+        chosen = tuple(n if d else 1 for n, d in zip(full, self.bias_dims, strict=True))
+        mask_dims = self.mask_dims or (False,) * 4
+        masked = tuple(n if d else 1 for n, d in zip(full, mask_dims, strict=True))
+        t = {
+            "q": 2 * rng.standard_normal(self.shape(self.q_len, self.heads, self.head_dim)),
+            "k": rng.standard_normal(self.shape(self.kv_len + SPARE, kv_heads, self.head_dim)),
+            "v": rng.standard_normal(self.shape(self.kv_len + SPARE, kv_heads, self.v_dim)),
+            "bias": rng.standard_normal(chosen),
+            "mask": (rng.random(masked) < 0.6).astype(np.float64),
+            "slopes": 2.0 ** -np.arange(1, self.heads + 1),
+            "sinks": rng.standard_normal(self.heads),
+        }
+        t = {n: v.astype(np.float16).astype(np.float64) for n, v in t.items()}
+        for name in ("k", "v"):
+            self.by_head(t[name])[:, :, self.kv_len :] = np.nan
+        rows = self.batch * self.heads * self.q_len
+        t["out"] = np.full(self.shape(self.q_len, self.heads, self.v_dim), np.nan)
+        t["parts"] = np.full(rows * self.splits * self.v_dim, np.nan)
+        t["lse"] = np.full(rows * self.splits, np.nan)
+        return t
+
+    def by_head(self, x: np.ndarray) -> np.ndarray:
+        """Return a view ``[batch, head, sequence, feature]``."""
+        return x.swapaxes(1, 2) if self.layout == "bsnh" else x
+
+    def visible(self, t: dict[str, np.ndarray]) -> np.ndarray:
+        """Return which keys a query sees, ``[batch, heads, q_len, kv_len]``."""
+        key, p = np.arange(self.kv_len), self.positions()[:, None]
+        seen = np.ones((self.q_len, self.kv_len), bool)
+        if self.causal != "none":
+            seen &= key <= p
+        if self.window:
+            seen &= key > p - self.window
+        full = (self.batch, self.heads, self.q_len, self.kv_len)
+        return np.broadcast_to(seen & (t["mask"] != 0 if self.mask_dims else True), full)
+
+    def positions(self) -> np.ndarray:
+        offset = self.kv_len - self.q_len if self.causal == "bottom_right" else 0
+        return np.arange(self.q_len) + offset
+
+    def reference(self, t: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the result in float64, ``[batch, head, sequence, feature]``."""
+        q = self.by_head(t["q"])
+        k = self.by_head(t["k"])[:, :, : self.kv_len].repeat(self.group, 1)
+        v = self.by_head(t["v"])[:, :, : self.kv_len].repeat(self.group, 1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            s = self.scale * (q @ k.swapaxes(2, 3))
+            if self.softcap:
+                s = self.softcap * np.tanh(s / self.softcap)
+            if self.bias != "none":
+                s = s + t["bias"] if self.bias == "add" else np.minimum(s, t["bias"])
+            if self.alibi:
+                distance = np.arange(self.kv_len) - self.positions()[:, None]
+                s = s + t["slopes"][:, None, None] * distance
+            s = np.where(self.visible(t), s, -np.inf)
+            if self.sinks:
+                sinks = np.broadcast_to(t["sinks"][:, None, None], (*s.shape[:3], 1))
+                s = np.concatenate([s, sinks], -1)
+            most = s.max(-1, keepdims=True)
+            weights = np.exp(s - np.where(most == -np.inf, 0, most))
+            total = weights.sum(-1, keepdims=True)
+            weights = weights / np.where(total == 0, 1, total)
+            return weights[..., : self.kv_len] @ v
+
+    def strides(self, name: str, x: np.ndarray) -> dict[str, int]:
+        b, first, second, _ = (s // x.itemsize for s in x.strides)
+        s, n = (first, second) if self.layout == "bsnh" else (second, first)
+        return {f"{name}_stride_b": b, f"{name}_stride_s": s, f"{name}_stride_n": n}
+
+    def launches(self, t: dict[str, np.ndarray]) -> list[Launch]:
+        """Return what computes it."""
+        tiles = math.ceil(self.q_len * self.group / self.block_m)
+        pairs = self.batch * self.heads // self.group
+        arguments: dict[str, Any] = {"Q_LEN": self.q_len, "KV_LEN": self.kv_len}
+        for name in ("q", "k", "v", "bias", "mask", "slopes", "sinks", "out", "parts", "lse"):
+            arguments[f"{name}_ptr"] = name
+        for name in ("q", "k", "v", "out"):
+            arguments |= self.strides(name, t[name])
+        for name in ("bias", "mask"):
+            sizes = zip("bnq", t[name].shape, t[name].strides, strict=False)
+            arguments |= {f"{name}_stride_{d}": s // 8 if n > 1 else 0 for d, n, s in sizes}
+        shared = {
+            "HEADS": self.heads,
+            "GROUP": self.group,
+            "V_DIM": self.v_dim,
+            "SINKS": self.sinks,
+            "PDL": False,
+        }
+        constants = {
+            "HEAD_DIM": self.head_dim,
+            "SCALE": self.scale,
+            "CAUSAL": self.causal,
+            "WINDOW": self.window,
+            "SOFTCAP": self.softcap,
+            "BIAS": self.bias,
+            "BIAS_KEYS": self.bias_dims[3],
+            "HAS_MASK": self.mask_dims is not None,
+            "MASK_KEYS": self.mask_dims is not None and self.mask_dims[3],
+            "ALIBI": self.alibi,
+            "SPLIT": self.splits > 1,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            "NUM_STAGES": 2,
+        }
+        grid = (pairs * tiles, self.splits)
+        first = Launch("attention_pointer", grid, arguments, {**shared, **constants})
+        if self.splits == 1:
+            return [first]
+        names = ("parts_ptr", "lse_ptr", "sinks_ptr", "out_ptr", "Q_LEN")
+        finish = {n: a for n, a in arguments.items() if n in names or n.startswith("out_stride")}
+        finish["SPLITS"] = self.splits
+        grid = (self.batch * self.heads * self.q_len,)
+        return [first, Launch("attention_combine", grid, finish, {**shared, "BLOCK_S": 8})]
+
+
+def computed(interpreter: Interpreter, case: Heads, t: dict[str, np.ndarray]) -> np.ndarray:
+    """Return what the kernels compute, ``[batch, head, sequence, feature]``."""
+    dtypes = dict.fromkeys(t, "float16") | dict.fromkeys(("parts", "lse", "slopes"), "float32")
+    dtypes |= {"bias": "float32", "mask": "bool"}
+    return case.by_head(interpreter(t, dtypes, case.launches(t))["out"])
+
+
+def check(interpreter: Interpreter, case: Heads, t: dict[str, np.ndarray] | None = None) -> None:
+    """Compare with float64: weights are rounded to float16 before the second matmul."""
+    t = t or case.tensors()
+    got, want = computed(interpreter, case, t), case.reference(t)
+    assert np.array_equal(np.isnan(got), np.isnan(want))
+    values = np.abs(case.by_head(t["v"])[:, :, : case.kv_len])
+    bound = 2.0**-11 * (np.abs(want) + 2 * np.nanmax(values, initial=0, where=np.isfinite(values)))
+    assert np.all((np.abs(got - want) <= bound) | np.isnan(want))
+
+
+def label(case: Heads) -> str:
+    default = Heads()
+    changed = {k: v for k, v in vars(case).items() if v != getattr(default, k)}
+    return "-".join(f"{k}={v}" for k, v in changed.items()) or "plain"
+
+
+CASES = [
+    Heads(),
+    Heads(group=1, layout="bnsh"),
+    Heads(group=4, q_len=1, batch=1),
+    Heads(heads=6, group=3, q_len=7),
+    *[Heads(head_dim=d, v_dim=d, kv_len=17) for d in (64, 80, 96, 128, 256)],
+    Heads(head_dim=48, v_dim=80, layout="bnsh"),
+    Heads(causal="top_left", q_len=21),
+    Heads(causal="bottom_right", q_len=21),
+    Heads(causal="bottom_right", q_len=21, kv_len=9),
+    Heads(causal="bottom_right", window=5, q_len=19, kv_len=50),
+    Heads(causal="none", window=6, q_len=40, kv_len=33),
+    Heads(softcap=3.0, causal="top_left"),
+    Heads(bias="add"),
+    Heads(bias="add", bias_dims=(False, True, False, True), layout="bnsh"),
+    Heads(bias="add", bias_dims=(True, False, True, False)),
+    Heads(bias="min"),
+    Heads(mask_dims=(True, False, False, True)),
+    Heads(mask_dims=(True, True, True, True), sinks=True),
+    Heads(mask_dims=(False, True, True, False), bias="min"),
+    Heads(alibi=True, causal="bottom_right"),
+    Heads(sinks=True, causal="top_left"),
+]
+ALL = Heads(
+    causal="bottom_right", window=30, softcap=5.0, bias="add", mask_dims=(True, False, True, True),
+    alibi=True, sinks=True, q_len=11,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*CASES, ALL], ids=label)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_every_kind(interpreter: Interpreter, case: Heads, splits: int) -> None:
+    check(interpreter, replace(case, splits=splits))
