@@ -169,6 +169,13 @@ def error_of(out: torch.Tensor, reference: torch.Tensor) -> float:
     return float(worst / reference.abs().max())
 
 
+def errors_of(out: torch.Tensor, reference: torch.Tensor) -> list[float]:
+    """Return `error_of`, and the mean error over the mean magnitude."""
+    off = (out.double() - reference).abs()
+    parts = (off.max() / reference.abs().max(), off.mean() / reference.abs().mean())
+    return [float(part) for part in parts]
+
+
 def allowed_error(eager: float, dtype: str) -> float:
     """Return twice the error of separate operators and one rounding step at the largest value."""
     return 2 * eager + torch.finfo(getattr(torch, dtype)).eps

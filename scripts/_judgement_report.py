@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from _judgement import Group, Judged, Judgement
 from _record import markdown_table
-
-from relax_fusion.tile_plan import TilePlan
+from _report import plan_words
 
 MISS = 0.10
 REGRET_LIMIT, CORRELATION_LIMIT, CHOOSE_LIMIT_MS = 0.10, 0.9, 50.0
@@ -98,13 +97,6 @@ def markdown(groups: Sequence[Group], judged: Judged) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def short(plan: TilePlan) -> str:
-    """Return a plan in one short word or two."""
-    text = f"{plan.family} {plan.block_m}x{plan.block_n}x{plan.block_k}"
-    text += f" w{plan.num_warps} s{plan.num_stages}"
-    return text + (f" k/{plan.split_k}" if plan.split_k > 1 else "")
-
-
 def _cases(judged: Judged) -> str:
     rows: list[tuple[str, ...]] = [
         (
@@ -148,7 +140,7 @@ def _problems(groups: Sequence[Group]) -> str:
 
 
 def _named(group: Group, index: int) -> str:
-    return short(group.plans[index])
+    return plan_words(group.plans[index])
 
 
 def _us(milliseconds: float) -> str:

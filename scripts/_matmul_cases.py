@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PEAK_TFLOPS = 790.0
-"""What float16 and bfloat16 matmuls reach on an H200 at its power limit: the roof of compute."""
+from _targets import PEAK_TFLOPS, Target
 
 ELEMENT_BYTES = 2
 EPS = 1e-5
@@ -100,22 +99,6 @@ class Chain:
     def floor_us(self, rows: int, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""
         return max(self.bytes(rows) / copy_tb_s / 1e6, self.flops(rows) / PEAK_TFLOPS / 1e6)
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a ratio of times must reach.
-
-    Parameters
-    ----------
-    against : str
-        A contender; the ratio is its time over ours.  ``"copy"``: the part of copy bandwidth.
-    least : float
-        The ratio to be reached.
-    """
-
-    against: str
-    least: float
 
 
 _COMPILE = {

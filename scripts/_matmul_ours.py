@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from multiprocessing import get_context
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from _matmul_cases import EPS, Chain
-from tvm import relax
+from _relax_build import Built, compiled
 from tvm.relax.frontend import nn
 
-from relax_fusion import PATTERNS, Report, make_target
+from relax_fusion import PATTERNS
 
 WAYS = {
     "ours": (),
@@ -70,21 +65,24 @@ class Job:
     dtype: str
     target: str
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"{self.chain.size} {self.chain.case} {self.way} rows {self.rows}"
+
 
 @dataclass
 class Compiled:
-    """What a job gives: an executable, the order of its parameters, and what was decided."""
+    """What a job gives: the module, its function, and the order of its parameters."""
 
-    executable: tvm.runtime.Executable
+    built: Built
     function: str
     parameters: list[str]
-    report: Report
-    machines: dict[str, relax.VirtualMachine] = field(default_factory=dict)
 
     def kernels(self, rows: int) -> list[str]:
         """Say what was fused, with the plans for `rows` rows, and what was not."""
         said = []
-        for d in self.report.decisions:
+        for d in self.built.report.decisions:
             plan = d.plans.plan_for(rows) if d.fused and d.plans is not None else None
             if plan is None:
                 said.append(f"{d.pattern} declined: {d.decline}")
@@ -97,17 +95,11 @@ class Compiled:
     def call(self, inputs: dict[str, Any], weights: dict[str, Any]) -> Callable[[], Any]:
         """Return the call of the module on tensors of torch, whose memory it shares."""
         tensors = [t.view(1, *t.shape) for t in inputs.values()]
-        tensors += [weights[name] for name in self.parameters]
-        args = [tvm.runtime.from_dlpack(t) for t in tensors]
-        device = args[0].device
-        if str(device) not in self.machines:  # to make one takes a C compiler
-            self.machines[str(device)] = relax.VirtualMachine(self.executable, device)
-        main = self.machines[str(device)][self.function]
-        return lambda: main(*args)
+        return self.built.call(self.function, tensors + [weights[n] for n in self.parameters])
 
 
 def build(job: Job) -> Compiled:
-    """Compile a chain; kernels that are in the cache are taken from it."""
+    """Compile a chain."""
     module = Module(job.chain)
     module.to(job.dtype)
     function = "added" if "residual" in job.chain.inputs else "main"
@@ -116,35 +108,5 @@ def build(job: Job) -> Compiled:
         for name, features in job.chain.inputs.items()
     }
     mod, params = module.export_tvm(spec={function: spec})
-    target, report = make_target(job.target), Report()
-    pipeline = relax.get_pipeline(
-        "relax_fusion", target=target, report=report, disable=WAYS[job.way]
-    )
-    # The benchmark captures calls itself
-    with tvm.transform.PassContext(opt_level=3, config={"relax.backend.use_cuda_graph": False}):
-        executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     names = [name.removesuffix(".weight") for name, _ in params]
-    return Compiled(executable, function, names, report)
-
-
-def fill_cache(jobs: Iterable[Job]) -> list[str]:
-    """Compile jobs in processes for the sake of the kernels' cache; return what failed."""
-    jobs = list(jobs)
-    workers = min(len(jobs), max(1, len(os.sched_getaffinity(0)) // 2))
-    if not jobs:
-        return []
-    try:
-        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-            said = list(pool.map(_try_to_build, jobs))
-    except (OSError, BrokenProcessPool) as err:
-        return [f"in parallel: {err}; each will be compiled when it is needed"]
-    return [sentence for sentence in said if sentence]
-
-
-def _try_to_build(job: Job) -> str:
-    try:
-        build(job)
-    except Exception as err:
-        name = f"{job.chain.size} {job.chain.case} {job.way} rows {job.rows}"
-        return f"{name}: {type(err).__name__}: {str(err)[:300]}"
-    return ""
+    return Compiled(compiled(mod, job.target, WAYS[job.way]), function, names)

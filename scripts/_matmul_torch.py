@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 from _matmul_cases import EPS, Chain
+from _torch_compile import compiled
 
 COLUMNS_AT_ONCE = 8192  # of a weight in float64
 
@@ -83,13 +84,7 @@ class Problem:
 
     def compiled(self) -> Callable[[], torch.Tensor]:
         """Return the chain under torch.compile, tuned for these sizes."""
-        from torch._inductor import select_algorithm
-
-        select_algorithm.PRINT_AUTOTUNE = False
-        torch._dynamo.reset()
-        function = torch.compile(
-            FUNCTIONS[self.chain.case], mode="max-autotune-no-cudagraphs", dynamic=False
-        )
+        function = compiled(FUNCTIONS[self.chain.case])
         args = self.args
         function(*args)
         return lambda: function(*args)

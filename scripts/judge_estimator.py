@@ -27,6 +27,7 @@ import _judgement_report as report
 import _record
 from _judgement import CASES, Group
 from _matmul_cases import DTYPES, SIZES, Chain
+from _report import plan_words
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -168,8 +169,8 @@ class Run:
         text = f"{group.name}: {len(group.plans)} plans"
         if group.plans:
             j = self.judged()[-1][1]
-            text += f", best {1e3 * group.ms[j.best]:.1f} us {report.short(group.plans[j.best])}"
-            text += f", regret {j.regret:.1%} {report.short(group.plans[j.chosen])}"
+            text += f", best {1e3 * group.ms[j.best]:.1f} us {plan_words(group.plans[j.best])}"
+            text += f", regret {j.regret:.1%} {plan_words(group.plans[j.chosen])}"
             text += f", table {j.table_regret:.1%}, rank {j.correlation:.3f}, {j.choose_ms:.0f} ms"
         problems = [*group.wrong, *group.failed]
         text += "".join(f"; {p['plan']}: {p['why'][:100]}" for p in problems[:2])
@@ -224,7 +225,7 @@ def function_of(
 
 def kept(plan: Any, why: str) -> dict[str, Any]:
     """Return what is stored of a plan that has no time."""
-    return {"plan": report.short(plan), "why": why}
+    return {"plan": plan_words(plan), "why": why}
 
 
 def judge_stored(path: Path, args: argparse.Namespace) -> int:

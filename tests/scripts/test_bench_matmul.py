@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import _gpu_timing as timing
 import _matmul_ours as ours
 import _matmul_report as report
+import _relax_build
 import bench_matmul as bench
 import pytest
 import torch
 import tvm_ffi
-from _matmul_cases import CASES, ROWS, SIZES, Chain, Size, targets
+from _bench import is_bad, is_complete, resumed
+from _matmul_cases import CASES, OURS, ROWS, SIZES, Chain, Size, targets
 from _matmul_torch import Problem, Weights, matmul64
+from _report import bandwidth_part, ratio
+from _targets import verdict
 
 TINY = Size(64, 96, 80)
 
@@ -90,17 +93,17 @@ def test_targets_by_case_and_rows() -> None:
 
 def test_ratios_above_one_are_in_our_favour() -> None:
     e = entry()
-    assert report.ratio(e, "compile") == 1.25 and report.ratio(e, "cublas") == 0.95
-    assert report.ratio(entry(us={"ours": 1.0}), "compile") is None
-    assert report.verdict(1.3, 1.25) == "missed by 3.8 %" and report.verdict(1.2, 1.2) == "reached"
+    assert ratio(e, "compile") == 1.25 and ratio(e, "cublas") == 0.95
+    assert ratio(entry(us={"ours": 1.0}), "compile") is None
+    assert verdict(1.3, 1.25) == "missed by 3.8 %" and verdict(1.2, 1.2) == "reached"
 
 
 def test_part_of_copy_bandwidth_with_and_without_the_launch() -> None:
     e = entry(rows=1)
     moved = 4.3e12 * 17e-6
     e["bytes"] = moved
-    assert report.bandwidth_part(e, launch=False) == pytest.approx(1)
-    assert report.bandwidth_part(e, launch=True) == pytest.approx(17 / 20)
+    assert bandwidth_part(e, launch=False) == pytest.approx(1)
+    assert bandwidth_part(e, launch=True) == pytest.approx(17 / 20)
 
 
 def test_tables_hold_times_ratios_targets_and_problems() -> None:
@@ -110,11 +113,11 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     made = record(entry(rows=1), slow, wrong, lost)
     text = report.markdown(made)
     assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
-    assert "| 8b | qkv | 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
-    assert "| 8b | gate_up | 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
-    assert "| 8b | gate_up | 256 | tvm | a / b |" in text
+    assert "| 8b qkv 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
+    assert "| 8b gate_up 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
+    assert "| 8b gate_up 256 | tvm | a / b |" in text
     assert "20.0 WRONG" in text and "| ours | error 5.00e-01, allowed 2.0e-03 |" in text
-    assert "| 1b | out | 4 | all | OutOfMemoryError: 3 GB |" in text
+    assert "| 1b out 4 | all | OutOfMemoryError: 3 GB |" in text
     summary = report.summary(made).splitlines()
     assert summary[0] == "3 of 8 targets reached"
     assert [line.split(" vs ")[0].split(" part ")[0].strip() for line in summary[1:]] == [
@@ -123,7 +126,7 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
         "8b gate_up 256",
     ]
     assert report.summary(made, most=2).splitlines()[-1].strip().startswith("and 3 more")
-    assert [bench.is_bad(e) for e in made["cases"]] == [False, False, True, True]
+    assert [is_bad(e, OURS) for e in made["cases"]] == [False, False, True, True]
 
 
 def test_lines_are_short_and_name_what_is_wrong() -> None:
@@ -136,7 +139,7 @@ def test_roofline(tmp_path, capsys) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "2026-01-02-bench_matmul.json"
     path.write_text(json.dumps(record(entry(), entry("ffn", 4096), entry(size="1b"))))
-    assert bench.draw(path)
+    assert bench.draw(path, report.plot, "bench_matmul")
     picture = path.with_suffix(".svg").read_text()
     assert capsys.readouterr().out.strip() == str(path.with_suffix(".svg"))
     assert picture.count('<g id="axes_') == 2 and "TFLOP/s" in picture
@@ -148,7 +151,7 @@ def test_without_matplotlib_the_command_for_elsewhere_is_said(
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record(entry())))
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert not bench.draw(path)
+    assert not bench.draw(path, report.plot, "bench_matmul")
     assert "bench_matmul.py --plot a.json" in capsys.readouterr().out
 
 
@@ -163,12 +166,15 @@ def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     failed = entry("qkv", 4, us={"ours": 1.0})
     path.write_text(json.dumps(record(entry(), failed, {**entry(rows=64), "error": "x"})))
     args = bench.arguments(["--resume", str(path)])
-    resumed = bench.earlier_entries(args)
-    complete = {key: bench.is_complete(args, e) for key, e in resumed.items()}
+    kind, key_of = {"dtype": "float16", "rows": "symbolic"}, bench.MatmulBench.key_of
+    complete = {
+        key: is_complete(e, bench.contenders_of(args, e["case"], e["rows"]))
+        for key, e in resumed(path, kind, key_of).items()
+    }
     expected = {16: True, 4: False, 64: False}
     assert complete == {("8b", "qkv", rows): done for rows, done in expected.items()}
     with pytest.raises(SystemExit, match="dtype is 'float16' there, 'bfloat16' here"):
-        bench.earlier_entries(bench.arguments(["--resume", str(path), "--dtype", "bfloat16"]))
+        resumed(path, {**kind, "dtype": "bfloat16"}, key_of)
 
 
 def test_samples_become_fewer_for_long_calls() -> None:
@@ -213,7 +219,9 @@ def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
 
 def test_a_failing_compilation_is_a_sentence() -> None:
     job = ours.Job(Chain("qkv", "1b"), "ours", None, "float16", "nowhere")
-    assert ours._try_to_build(job).startswith("1b qkv ours rows None: TargetError")
+    assert _relax_build.why_not_built(ours.build, job).startswith(
+        "1b qkv ours rows None: TargetError"
+    )
 
 
 class FakeGraph:
@@ -276,49 +284,18 @@ def test_a_call_that_cannot_be_captured_is_made_each_time(fake_graphs, where) ->
     assert call.checked_result() == timing.WARMUP + 2
 
 
-class OnCpu:
-    """A call and a sampler of `_gpu_timing`, without a GPU."""
-
-    def __init__(self, call=None) -> None:
-        self.graph, self.why_no_graph, self.launch = None, "no GPU", call
-
-    def checked_result(self) -> torch.Tensor:
-        return timing.as_torch(self.launch())
-
-    def sample_ms(self, launches) -> dict[str, list[float]]:
-        found = {}
-        for name, launch in launches.items():
-            began = time.perf_counter()
-            launch()
-            found[name] = [1e3 * (time.perf_counter() - began)] * 3
-        return found
-
-
-@pytest.fixture
-def cpu_in_place_of_a_gpu(monkeypatch, tiny):
-    for name in ("synchronize", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
-    speeds = {"copy_tb_s": 0.01, "launch_us": 0.0, "empty_graph_us": 0.0}
-    fake = SimpleNamespace(DEVICE="cpu", Call=OnCpu, Sampler=OnCpu, ceilings=lambda _: speeds)
-    for name, value in vars(fake).items():
-        monkeypatch.setattr(timing, name, value)
-    monkeypatch.setattr(ours, "fill_cache", lambda jobs: [])
-
-
 def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
     argv = ["--sizes", "tiny", "--no-compile", "--target", "llvm", "--results", str(tmp_path)]
     argv += ["--rows", "1", "3", "--tvm-rows", "3", *more]
-    status = bench.Bench(bench.arguments(argv)).run()
+    status = bench.MatmulBench(bench.arguments(argv)).run()
     (path,) = tmp_path.glob("*-bench_matmul.json")
     return status, json.loads(path.read_text())
 
 
-def test_a_whole_run(tmp_path, cpu_in_place_of_a_gpu, capsys) -> None:
+def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     status, written = tiny_run(tmp_path)
     assert status == 0
-    assert [bench.key_of(e) for e in written["cases"]] == [
+    assert [bench.MatmulBench.key_of(e) for e in written["cases"]] == [
         ("tiny", case, rows) for case in CASES for rows in (1, 3)
     ]
     assert set(written["cases"][1]["us"]) == {"ours", "unfused", "eager", "cublas", "tvm"}
@@ -327,7 +304,7 @@ def test_a_whole_run(tmp_path, cpu_in_place_of_a_gpu, capsys) -> None:
 
 
 def test_a_contender_that_fails_does_not_end_the_run(
-    tmp_path, cpu_in_place_of_a_gpu, monkeypatch
+    tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
 ) -> None:
     def broken(self):
         raise RuntimeError("no such\nmatmul")
@@ -338,7 +315,9 @@ def test_a_contender_that_fails_does_not_end_the_run(
     assert all(e["failed"] == {"cublas": "RuntimeError: no such matmul"} for e in written["cases"])
 
 
-def test_a_wrong_result_of_ours_fails_the_run(tmp_path, cpu_in_place_of_a_gpu, monkeypatch) -> None:
+def test_a_wrong_result_of_ours_fails_the_run(
+    tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch
+) -> None:
     right = ours.Compiled.call
 
     def wrong(self, inputs, weights):
@@ -351,7 +330,7 @@ def test_a_wrong_result_of_ours_fails_the_run(tmp_path, cpu_in_place_of_a_gpu, m
     assert written["cases"][0]["wrong"] == ["ours", "unfused"]
 
 
-def test_a_run_out_of_time_is_completed_later(tmp_path, cpu_in_place_of_a_gpu) -> None:
+def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_gpu) -> None:
     _, written = tiny_run(tmp_path, "--cases", "out", "--seconds", "-1")
     assert written["cases"] == []
     tiny_run(tmp_path, "--cases", "out", "--rows", "3")
@@ -365,7 +344,7 @@ def test_a_run_out_of_time_is_completed_later(tmp_path, cpu_in_place_of_a_gpu) -
 def test_a_machine_without_a_gpu_is_told(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        bench.Bench(bench.arguments([]))
+        bench.MatmulBench(bench.arguments([]))
 
 
 @pytest.mark.parametrize("argv", [["--rows", "0"], ["--cases", "norm"], ["--dtype", "float32"]])

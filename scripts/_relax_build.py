@@ -1,0 +1,85 @@
+"""Relax modules, compiled by our pipeline as benchmarks run them; many at once in parallel."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from relax_fusion import PipelineOptions, Report, make_target
+from relax_fusion.pipeline import phase0_annotate, phase1_fuse
+
+
+@dataclass
+class Built:
+    """A compiled module and what was decided about it."""
+
+    executable: tvm.runtime.Executable
+    report: Report
+    machines: dict[str, relax.VirtualMachine] = field(default_factory=dict)
+
+    def call(self, function: str, tensors: Iterable[Any]) -> Callable[[], Any]:
+        """Return the call of a function on tensors of torch, whose memory it shares."""
+        args = [tvm.runtime.from_dlpack(t) for t in tensors]
+        device = args[0].device
+        if str(device) not in self.machines:  # to make one takes a C compiler
+            self.machines[str(device)] = relax.VirtualMachine(self.executable, device)
+        main = self.machines[str(device)][function]
+        return lambda: main(*args)
+
+
+def compiled(mod: ir.IRModule, target: str, disable: Sequence[str] = ()) -> Built:
+    """Compile a module without the passes in `disable`; kernels in the cache are taken from it."""
+    chosen, report = make_target(target), Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=chosen, report=report, disable=disable)
+    # The benchmark captures calls itself
+    with tvm.transform.PassContext(opt_level=3, config={"relax.backend.use_cuda_graph": False}):
+        executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
+    return Built(executable, report)
+
+
+def decided(mod: ir.IRModule, target: str) -> Report:
+    """Return what our passes decide about a module, which is not compiled."""
+    report = Report()
+    options = PipelineOptions(make_target(target), report=report)
+    tvm.transform.Sequential([*phase0_annotate(options), *phase1_fuse(options)])(mod)
+    return report
+
+
+def fill_cache(build: Callable[[Any], Any], jobs: Iterable[Any]) -> list[str]:
+    """Build jobs in processes for the sake of the kernels' cache; return what failed.
+
+    Parameters
+    ----------
+    build : callable
+        At the top level of a module, as are the jobs' types: both go to other processes.
+    jobs : iterable
+        What `build` takes; each has a ``name``.
+    """
+    jobs = list(jobs)
+    workers = min(len(jobs), max(1, len(os.sched_getaffinity(0)) // 2))
+    if not jobs:
+        return []
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            said = list(pool.map(partial(why_not_built, build), jobs))
+    except (OSError, BrokenProcessPool) as err:
+        return [f"in parallel: {err}; each will be compiled when it is needed"]
+    return [why for why in said if why]
+
+
+def why_not_built(build: Callable[[Any], Any], job: Any) -> str:
+    """Build a job; return what went wrong, or nothing."""
+    try:
+        build(job)
+    except Exception as err:
+        return f"{job.name}: {type(err).__name__}: {str(err)[:300]}"
+    return ""

@@ -1,0 +1,31 @@
+"""What benchmarks against peers are to reach, and by how much they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PEAK_TFLOPS = 790.0
+"""What float16 and bfloat16 matmuls reach on an H200 at its power limit: the roof of compute."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a ratio of times must reach.
+
+    Parameters
+    ----------
+    against : str
+        A contender; the ratio is its time over ours.  ``"copy"``: the part of copy bandwidth.
+    least : float
+        The ratio to be reached.
+    """
+
+    against: str
+    least: float
+
+
+def verdict(least: float, measured: float) -> str:
+    """Say whether a target was reached, or by what part it was missed."""
+    if measured >= least:
+        return "reached"
+    return f"missed by {100 * (1 - measured / least):.1f} %"
