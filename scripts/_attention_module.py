@@ -45,7 +45,7 @@ class Job:
     @property
     def function(self) -> str:
         """A name that Relax takes."""
-        return self.case.name.replace("-", "_")
+        return f"{self.case.name.replace('-', '_')}_{self.dtype}"
 
 
 @dataclass(frozen=True)

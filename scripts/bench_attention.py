@@ -214,6 +214,10 @@ def main() -> int:
         return 0 if draw(args.plot, report.plot, "bench_attention") else 1
     if args.plans:
         return ours_plans(args)
+    if args.accuracy:
+        import _attention_accuracy
+
+        return _attention_accuracy.run(args)
     bench = AttentionBench(args)
     return run_or_say_lost(bench, bench.run)
 

@@ -1,0 +1,177 @@
+"""Attention on difficult numbers: ours against float64, a line for each with PASS or FAIL."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import _attention_ours as ours
+import _gpu_timing as timing
+import _record
+import _relax_build
+import torch
+from _attention_cases import Case
+from _attention_module import Job
+from _attention_torch import Problem
+from _bench import sentence
+
+DTYPES = ("float16", "bfloat16")
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+MASKED_HEAD_DIMS = (64, 80, 128)
+LARGE = 30.0
+
+Operands = dict[str, torch.Tensor]
+
+
+def _nothing(operands: Operands) -> None:
+    """Leave the numbers as they are drawn."""
+
+
+def _large_logits(operands: Operands) -> None:
+    operands["q"] *= LARGE
+
+
+def _nan_in_a_query(operands: Operands) -> None:
+    operands["q"][0, 1, 1, 3] = math.nan
+
+
+def _infinity_in_a_query(operands: Operands) -> None:
+    operands["q"][0, 1, 1, 3] = math.inf
+
+
+def _infinity_in_a_key(operands: Operands) -> None:
+    operands["k"][0, 1, 1, 3] = -math.inf
+
+
+def _hidden_queries(operands: Operands) -> None:
+    operands["mask"][:, :, ::7] = False
+
+
+def _hidden_keys(operands: Operands) -> None:
+    bias = operands["bias"]
+    bias[torch.rand(bias.shape, device=bias.device) < 0.5] = -math.inf
+    bias[:, :, 1, 0] = 0.0
+    bias[:, :, 1, 1:] = -math.inf
+    bias[:, :, 2] = -math.inf
+
+
+EDITS: dict[str, dict[str, Callable[[Operands], None]]] = {
+    "": {
+        "as drawn": _nothing,
+        "large logits": _large_logits,
+        "NaN in a query": _nan_in_a_query,
+        "infinity in a query": _infinity_in_a_query,
+        "infinity in a key": _infinity_in_a_key,
+    },
+    "where": {"queries without a key": _hidden_queries},
+    "bias": {"bias of -infinity": _hidden_keys},
+}
+"""What is done to the operands, by mask; each in both dtypes and at all shapes of the mask."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One result to be looked at."""
+
+    job: Job
+    name: str
+    edit: Callable[[Operands], None]
+
+    @property
+    def title(self) -> str:
+        """Name, shape and dtype."""
+        return f"{self.name}, {self.job.name}, {self.job.dtype}"
+
+
+def shapes(mask: str) -> Iterator[Case]:
+    """Yield the shapes of a mask: odd lengths, what Hopper's kernels take, a single token."""
+    kind = mask or "plain"
+    for head_dim in MASKED_HEAD_DIMS if mask else HEAD_DIMS:
+        name = f"{kind}-257x385-d{head_dim}"
+        yield Case(name, "", (4, 2), (257, 385), head_dim, batch=2, mask=mask)
+    yield Case(f"{kind}-512x512-d64", "", (8, 8), (512, 512), 64, mask=mask)
+    yield Case(f"{kind}-2048x2048-d128", "", (8, 2), (2048, 2048), 128, causal=True, mask=mask)
+
+
+def probes(args: argparse.Namespace) -> list[Probe]:
+    """Return all there is to look at."""
+    found = []
+    for dtype in DTYPES:
+        for mask, edits in EDITS.items():
+            for case in shapes(mask):
+                job = Job(case, dtype, args.layout, args.dynamic, args.target)
+                found += [Probe(job, name, edit) for name, edit in edits.items()]
+        for head_dim in (64, 128):
+            case = Case(f"plain-1x1-d{head_dim}", "", (4, 2), (1, 1), head_dim, batch=2)
+            job = Job(case, dtype, args.layout, args.dynamic, args.target)
+            found.append(Probe(job, "one token", _nothing))
+    return found
+
+
+def judged(out: torch.Tensor, problem: Problem) -> dict[str, Any]:
+    """Compare a result with float64.
+
+    It may err twice as much as steps in float32 whose result is rounded, and one rounding step of
+    the largest value; what is not finite must be so in the same places.
+    """
+    exact = problem.reference()
+    plain = problem.computed(torch.float32).to(problem.dtype).double()
+    finite = exact.isfinite()
+    same = bool((out.isfinite() == finite).all())
+    scale = exact[finite].abs().max()
+    steps = float((plain - exact)[finite].abs().max() / scale)
+    allowed = timing.allowed_error(steps, str(problem.dtype).removeprefix("torch."))
+    error = float((out.double() - exact)[finite].abs().max() / scale)
+    return {"passed": same and error <= allowed, "error": error, "allowed": allowed, "same": same}
+
+
+def looked_at(probe: Probe, built: dict[Job, ours.Compiled]) -> dict[str, Any]:
+    """Compute what a probe asks for."""
+    entry: dict[str, Any] = {"probe": probe.title}
+    problem = Problem(probe.job.case, probe.job.dtype, probe.job.layout, timing.DEVICE)
+    probe.edit(problem.operands)
+    try:
+        if probe.job not in built:
+            raise RuntimeError("it was not compiled; see above")
+        made = built[probe.job]
+        call = timing.Call(made.call(problem.operands))
+        out = problem.sampled(problem.heads_first(call.checked_result()))
+        return {**entry, "plan": made.plan(), **judged(out, problem)}
+    except Exception as err:
+        torch.cuda.synchronize()  # raises, and ends the run, if the GPU is lost
+        return {**entry, "passed": False, "why": sentence(err)}
+
+
+def line(entry: dict[str, Any]) -> str:
+    """Return an entry in one line."""
+    text = f"{'PASS' if entry['passed'] else 'FAIL'} {entry['probe']}: "
+    if "why" in entry:
+        return text + entry["why"]
+    text += f"error {entry['error']:.1e}, allowed {entry['allowed']:.1e}"
+    return text + ("" if entry["same"] else ", not finite in other places") + f", {entry['plan']}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, print and write it; return the exit status."""
+    if not torch.cuda.is_available():
+        raise SystemExit("--accuracy needs an NVIDIA GPU")
+    todo = probes(args)
+    jobs = list(dict.fromkeys(probe.job for probe in todo))
+    for why in _relax_build.fill_cache(ours.build, jobs):
+        print(f"NOT COMPILED {why}", flush=True)
+    built = ours.build_all(jobs)
+    entries = []
+    for probe in todo:
+        entries.append(looked_at(probe, built))
+        print(line(entries[-1]), flush=True)
+    passed = sum(e["passed"] for e in entries)
+    head = f"{passed} of {len(entries)} passed"
+    print(head)
+    kind = {"layout": args.layout, "sizes": "symbolic" if args.dynamic else "static"}
+    record = {**_record.facts(), "gpu": torch.cuda.get_device_name(), **kind, "probes": entries}
+    text = f"{record['gpu']}; {head}.\n\n" + "\n".join(f"- {line(e)}" for e in entries)
+    _record.write("bench_attention-accuracy", record, text, args.results)
+    return int(passed < len(entries))
