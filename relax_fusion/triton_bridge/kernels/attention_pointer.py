@@ -27,8 +27,9 @@ from .attention_scores import (
     with_slopes,
 )
 
-FEW_SCORES = tl.constexpr(4096)
-"""Scores of a block up to which each lane keeps sums of its own until the end."""
+FEW_SCORES = tl.constexpr(2048)
+"""Scores of a block up to which memory is what counts: every block is masked, so that there is one
+pipeline to fill, and each lane keeps sums of its own until the end."""
 
 
 @triton.jit
@@ -62,6 +63,29 @@ def load_keys(ptr, start, columns, stride, KV_LEN, MASKED: tl.constexpr, WIDTH, 
 
 
 @triton.jit
+def span_of(
+    tile, packed, Q_LEN, KV_LEN, CAUSAL: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr
+):
+    """Return the first and the last position of a tile of the `packed` rows."""
+    final_row = tl.minimum((tile + 1) * BLOCK_M, packed) - 1
+    first = position_of(tile * BLOCK_M // GROUP, Q_LEN, KV_LEN, CAUSAL)
+    return first, position_of(final_row // GROUP, Q_LEN, KV_LEN, CAUSAL)
+
+
+@triton.jit
+def share_of(begin, end, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
+    """Return ``(low, high)``, the blocks of keys that are this program's among those of axis 2."""
+    low, high = begin // BLOCK_N, tl.cdiv(end, BLOCK_N)
+    if SPLIT:
+        split, splits = tl.program_id(2), tl.num_programs(2)
+        each = (high - low) // splits
+        longer = (high - low) - each * splits  # how many programs take one more
+        low += split * each + tl.minimum(split, longer)
+        high = low + each + tl.where(split < longer, 1, 0)
+    return low, high
+
+
+@triton.jit
 def attend(
     q,
     k,
@@ -84,28 +108,37 @@ def attend(
     BLOCK_N: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     MASKED: tl.constexpr,
+    PEEL: tl.constexpr,
 ):
     """Go over blocks of keys, and return the softmax's state ``(acc, sums, most)`` after them.
 
     `blocks` is ``(first, count, gap_at, gap)``: of the blocks from `first` on, `count`, without the
     `gap` of them from `gap_at` on.  Unless `MASKED`, every row sees all of their keys.
     """
-    k_ptr, k_stride, k_columns = k
+    q_ptr, q_rows, q_columns = q
+    k_ptr, k_stride = k
     v_ptr, v_stride, v_columns = v
     positions, in_rows, bias_rows, mask_rows, slopes = rows
     acc, sums, most = state
     first, count, gap_at, gap = blocks
+    if PEEL:
+        q_tile = load_rows(q_ptr, q_rows, q_columns, 1, in_rows, HEAD_DIM)
     for i in tl.range(0, count, num_stages=NUM_STAGES):
+        if not PEEL:
+            # Always the same few rows.  Read here, they are a part of the pipeline, and keys are
+            # under way before they have come; the term that is zero keeps them from being hoisted.
+            q_start = q_ptr + tl.minimum(i, 0) * 16
+            q_tile = load_rows(q_start, q_rows, q_columns, 1, in_rows, HEAD_DIM)
         block = first + i
-        if MASKED:
+        if MASKED and PEEL:
             block = tl.where(block < gap_at, block, block + gap)
         start = block * BLOCK_N
-        k_tile = load_keys(k_ptr, start, k_columns, k_stride, KV_LEN, MASKED, HEAD_DIM, BLOCK_N)
+        k_tile = load_keys(k_ptr, start, q_columns, k_stride, KV_LEN, MASKED, HEAD_DIM, BLOCK_N)
         keys = start + tl.arange(0, BLOCK_N)
-        scores = scaled_scores(tl.dot(q, k_tile.T), SCALE, SOFTCAP)
+        scores = scaled_scores(tl.dot(q_tile, k_tile.T), SCALE, SOFTCAP)
+        inside = in_rows[:, None] & (keys < KV_LEN)[None, :]
         if BIAS != "none":
             ptrs = bias_rows[:, None] + (keys if BIAS_KEYS else keys * 0)[None, :]
-            inside = in_rows[:, None] & (keys < KV_LEN)[None, :]
             scores = biased(scores, tl.load(ptrs, mask=inside, other=0.0), BIAS)
         if ALIBI:
             scores = with_slopes(scores, slopes[:, None], positions[:, None], keys[None, :])
@@ -114,7 +147,6 @@ def attend(
             scores = tl.where(visible, scores, float("-inf"))
         if HAS_MASK:
             ptrs = mask_rows[:, None] + (keys if MASK_KEYS else keys * 0)[None, :]
-            inside = in_rows[:, None] & (keys < KV_LEN)[None, :]
             scores = tl.where(tl.load(ptrs, mask=inside, other=0) != 0, scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, axis=1))
         # A row that has seen no key yet: its weights are exp2(-inf - 0)
@@ -185,7 +217,7 @@ def attention_pointer(
 ):
     """Compute `BLOCK_M` packed rows of one batch entry and kv head, or a part of their sums.
 
-    Grid: ``(batch * HEADS / GROUP * ceil(Q_LEN * GROUP / BLOCK_M), splits)``; `splits` is 1 unless
+    Grid: ``(batch * HEADS / GROUP, ceil(Q_LEN * GROUP / BLOCK_M), splits)``; `splits` is 1 unless
     `SPLIT`.
 
     Parameters
@@ -208,49 +240,33 @@ def attention_pointer(
         gdc_wait()
         gdc_launch_dependents()
     PEEL: tl.constexpr = BLOCK_M * BLOCK_N > FEW_SCORES
-    KV_HEADS: tl.constexpr = HEADS // GROUP
+    pair, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    batch, kv_head = int64(pair // (HEADS // GROUP)), pair % (HEADS // GROUP)
     packed = Q_LEN * GROUP
-    tiles = tl.cdiv(packed, BLOCK_M)
-    pairs = tl.num_programs(0) // tiles
-    # The last queries first, which see the most keys
-    tile = tiles - 1 - tl.program_id(0) // pairs
-    pair = tl.program_id(0) % pairs
-    batch, kv_head = int64(pair // KV_HEADS), pair % KV_HEADS
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = row < packed
-    query, head = row // GROUP, kv_head * GROUP + row % GROUP
-    first = position_of(tile * BLOCK_M // GROUP, Q_LEN, KV_LEN, CAUSAL)
-    final_row = tl.minimum((tile + 1) * BLOCK_M, packed) - 1
-    last = position_of(final_row // GROUP, Q_LEN, KV_LEN, CAUSAL)
+    head = kv_head * GROUP + row % GROUP
+    positions = position_of(row // GROUP, Q_LEN, KV_LEN, CAUSAL)
+    first, last = span_of(tile, packed, Q_LEN, KV_LEN, CAUSAL, GROUP, BLOCK_M)
+    begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
+    low, high = share_of(begin, end, BLOCK_N, SPLIT)
 
-    query64, head64 = query.to(tl.int64), head.to(tl.int64)
+    query64, head64 = (row // GROUP).to(tl.int64), head.to(tl.int64)
     q_columns = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
     v_columns = tl.arange(0, triton.next_power_of_2(V_DIM))
-    q_rows = query64 * q_stride_s + head64 * q_stride_n
-    q = load_rows(q_ptr + batch * q_stride_b, q_rows, q_columns, 1, in_rows, HEAD_DIM)
-    k_ptr += batch * k_stride_b + int64(kv_head) * k_stride_n
-    v_ptr += batch * v_stride_b + int64(kv_head) * v_stride_n
+    q = (q_ptr + batch * q_stride_b, query64 * q_stride_s + head64 * q_stride_n, q_columns)
+    k = (k_ptr + batch * k_stride_b + int64(kv_head) * k_stride_n, k_stride_s)
+    v = (v_ptr + batch * v_stride_b + int64(kv_head) * v_stride_n, v_stride_s, v_columns)
     bias_rows = bias_ptr + batch * bias_stride_b + head64 * bias_stride_n + query64 * bias_stride_q
     mask_rows = mask_ptr + batch * mask_stride_b + head64 * mask_stride_n + query64 * mask_stride_q
-    positions = position_of(query, Q_LEN, KV_LEN, CAUSAL)
-    slopes = positions
-    if ALIBI:
-        slopes = tl.load(slopes_ptr + head)
+    slopes = tl.load(slopes_ptr + head) if ALIBI else positions
     most = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if SINKS and not SPLIT:
         sinks = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
         most = sinks
-
-    acc = tl.zeros([BLOCK_M, v_columns.shape[0]], tl.float32)
     sums = tl.zeros([BLOCK_M, 1 if PEEL else BLOCK_N], tl.float32)
-    state = (acc, sums, most)
-    k = (k_ptr, k_stride_s, q_columns)
-    v = (v_ptr, v_stride_s, v_columns)
+    state = (tl.zeros([BLOCK_M, v_columns.shape[0]], tl.float32), sums, most)
     rows = (positions, in_rows, bias_rows, mask_rows, slopes)
-    begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    block, blocks = begin // BLOCK_N, tl.cdiv(end, BLOCK_N) - begin // BLOCK_N
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    low, high = block + blocks * split // splits, block + blocks * (split + 1) // splits
     gap_at, gap = high, 0
     if PEEL:
         begin, end = common_range(first, last, KV_LEN, CAUSAL, WINDOW)
@@ -259,24 +275,24 @@ def attention_pointer(
         state = attend(
             q, k, v, rows, state, (gap_at, gap, high, 0), KV_LEN, BIAS, BIAS_KEYS, HAS_MASK,
             MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-            NUM_STAGES, False,
+            NUM_STAGES, False, PEEL,
         )  # fmt: skip
     acc, sums, most = attend(
         q, k, v, rows, state, (low, high - low - gap, gap_at, gap), KV_LEN, BIAS, BIAS_KEYS,
         HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-        NUM_STAGES, True,
+        NUM_STAGES, True, PEEL,
     )  # fmt: skip
     total = tl.sum(sums, axis=1)
     if SINKS and not SPLIT:
         total += tl.where(sinks == float("-inf"), 0.0, tl.exp2(sinks - most))
     # A row that sees nothing is zeros
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    out_mask = in_rows[:, None] & (v_columns < V_DIM)[None, :]
+    inside = in_rows[:, None] & (v_columns < V_DIM)[None, :]
     if SPLIT:
-        part_row = (split * int64(pairs) + pair) * packed + row
+        part_row = (tl.program_id(2) * int64(tl.num_programs(0)) + pair) * packed + row
         tl.store(lse_ptr + part_row, most + tl.log2(total), mask=in_rows)
-        tl.store(parts_ptr + part_row[:, None] * V_DIM + v_columns[None, :], result, mask=out_mask)
+        tl.store(parts_ptr + part_row[:, None] * V_DIM + v_columns[None, :], result, mask=inside)
     else:
         out_rows = batch * out_stride_b + query64 * out_stride_s + head64 * out_stride_n
-        out_ptrs = out_ptr + out_rows[:, None] + v_columns[None, :]
-        tl.store(out_ptrs, result.to(out_ptr.dtype.element_ty), mask=out_mask)
+        result = result.to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + out_rows[:, None] + v_columns[None, :], result, mask=inside)

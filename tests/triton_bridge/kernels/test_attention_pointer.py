@@ -155,7 +155,7 @@ class Heads:
             "BLOCK_N": self.block_n,
             "NUM_STAGES": 2,
         }
-        grid = (pairs * tiles, self.splits)
+        grid: tuple[int, ...] = (pairs, tiles, self.splits)
         first = Launch("attention_pointer", grid, arguments, {**shared, **constants})
         if self.splits == 1:
             return [first]
