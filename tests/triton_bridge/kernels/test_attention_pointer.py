@@ -191,23 +191,30 @@ def label(case: Heads) -> str:
 
 CASES = [
     Heads(),
-    Heads(group=1, layout="bnsh"),
-    Heads(group=4, q_len=1, batch=1),
+    Heads(group=1, layout="bnsh", splits=3),
+    Heads(group=4, q_len=1, batch=1, splits=3),
+    Heads(kv_len=1, q_len=1),
+    Heads(kv_len=5, splits=3),
     Heads(heads=6, group=3, q_len=7),
-    *[Heads(head_dim=d, v_dim=d, kv_len=17) for d in (64, 80, 96, 128, 256)],
+    Heads(head_dim=64, v_dim=64, kv_len=17),
+    Heads(head_dim=80, v_dim=80, kv_len=17, splits=3),
+    Heads(head_dim=96, v_dim=96, kv_len=17),
+    Heads(head_dim=128, v_dim=128, kv_len=17),
+    Heads(head_dim=256, v_dim=256, kv_len=17),
     Heads(head_dim=48, v_dim=80, layout="bnsh"),
     Heads(causal="top_left", q_len=21),
-    Heads(causal="bottom_right", q_len=21),
+    Heads(causal="bottom_right", q_len=21, splits=3),
     Heads(causal="bottom_right", q_len=21, kv_len=9),
     Heads(causal="bottom_right", window=5, q_len=19, kv_len=50),
     Heads(causal="none", window=6, q_len=40, kv_len=33),
+    Heads(causal="none", window=6, q_len=40, kv_len=33, splits=3, batch=1),
     Heads(softcap=3.0, causal="top_left"),
     Heads(bias="add"),
-    Heads(bias="add", bias_dims=(False, True, False, True), layout="bnsh"),
+    Heads(bias="add", bias_dims=(False, True, False, True), layout="bnsh", splits=3),
     Heads(bias="add", bias_dims=(True, False, True, False)),
     Heads(bias="min"),
     Heads(mask_dims=(True, False, False, True)),
-    Heads(mask_dims=(True, True, True, True), sinks=True),
+    Heads(mask_dims=(True, True, True, True), sinks=True, splits=3),
     Heads(mask_dims=(False, True, True, False), bias="min"),
     Heads(alibi=True, causal="bottom_right"),
     Heads(sinks=True, causal="top_left"),
@@ -216,9 +223,48 @@ ALL = Heads(
     causal="bottom_right", window=30, softcap=5.0, bias="add", mask_dims=(True, False, True, True),
     alibi=True, sinks=True, q_len=11,
 )  # fmt: skip
+MANY = Heads(batch=1, q_len=70, kv_len=150, causal="bottom_right", block_m=64, block_n=64)
 
 
-@pytest.mark.parametrize("case", [*CASES, ALL], ids=label)
+@pytest.mark.parametrize("case", [*CASES, ALL, replace(ALL, splits=3)], ids=label)
+def test_against_float64(interpreter: Interpreter, case: Heads) -> None:
+    check(interpreter, case)
+
+
+@pytest.mark.parametrize("change", [{}, {"window": 90}, {"splits": 2}, {"alibi": True}], ids=str)
+def test_blocks_that_all_rows_see_are_not_masked(interpreter: Interpreter, change: dict) -> None:
+    check(interpreter, replace(MANY, **change))
+
+
 @pytest.mark.parametrize("splits", [1, 3])
-def test_every_kind(interpreter: Interpreter, case: Heads, splits: int) -> None:
-    check(interpreter, replace(case, splits=splits))
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_query_that_sees_no_key_gives_zeros(
+    interpreter: Interpreter, splits: int, sinks: bool
+) -> None:
+    case = Heads(bias="add", mask_dims=(True,) * 4, splits=splits, sinks=sinks)
+    t = case.tensors()
+    t["mask"][0, 1, 2] = 0
+    t["bias"][1, 2, 0] = -np.inf
+    got = computed(interpreter, case, t)
+    assert not got[0, 1, 2].any() and not got[1, 2, 0].any()
+    check(interpreter, case, t)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_nan_stays_where_it_is_seen(interpreter: Interpreter, splits: int) -> None:
+    case = Heads(q_len=5, causal="bottom_right", splits=splits, sinks=True)
+    t = case.tensors()
+    case.by_head(t["q"])[0, 3, 2] = np.nan
+    case.by_head(t["k"])[1, 0, case.kv_len - 2] = np.nan  # the last two queries see it
+    want = np.zeros((2, 4, 5, 1), bool)
+    want[0, 3, 2] = want[1, :2, 3:] = True
+    got = computed(interpreter, case, t)
+    assert np.array_equal(np.isnan(got), np.broadcast_to(want, got.shape))
+
+
+def test_scores_of_any_size(interpreter: Interpreter) -> None:
+    case = Heads(softcap=2.0, splits=3)
+    t = case.tensors()
+    t["q"] *= 1000
+    check(interpreter, case, t)
+    check(interpreter, replace(case, softcap=0.0), t)
