@@ -57,10 +57,11 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
     work : Attention
         What to compute.
     table : PlanTable
-        Tiles by ranges of `work.q_len`: ``block_m`` query rows and ``block_n`` key positions are
-        held at once, and ``reg_m`` rows by ``reg_n`` columns are summed in registers (``lanes``
-        columns where ``reg_n`` is not a multiple of them).  Where the query length is dynamic and
-        there are several ranges, the function branches on its value.
+        Tiles by ranges of `work.q_len`: ``block_m`` rows and ``block_n`` key positions are held at
+        once, and ``reg_m`` rows by ``reg_n`` columns are summed in registers (``lanes`` columns
+        where ``reg_n`` is not a multiple of them).  The query heads that share keys are rows of one
+        tile.  Where the query length is dynamic and there are several ranges, the function branches
+        on its value.
 
     Returns
     -------
@@ -169,10 +170,11 @@ def _ranges(
 
 
 def _tiles(work: Attention, plan: TilePlan, sizes: _Sizes, operands: Operands, suffix: str) -> None:
-    """Emit the loops over batch, heads and query tiles, and the tile inside."""
+    """Emit the loops over batch, key heads and row tiles, and the tile inside."""
     shape = tile_shape(work, plan)
-    tiles = (sizes.q_len + int64(shape.rows - 1)) // int64(shape.rows)
-    with T.grid(sizes.batch, int64(work.q_heads), tiles) as loops:
+    rows = sizes.q_len * int64(work.q_heads // work.kv_heads)
+    tiles = (rows + int64(shape.rows - 1)) // int64(shape.rows)
+    with T.grid(sizes.batch, int64(work.kv_heads), tiles) as loops:
         IRBuilder.name_many(["b", "h", "t"], list(loops))
         with T.sblock("tile" + suffix):
             batch, head, tile = T.axis.remap("SSS", list(loops))

@@ -2,15 +2,15 @@
 
 ::
 
-    tile(batch, head, tile)              scratch: q_tile, kv_tile, scores, row_*, new_max, acc
+    tile(batch, kv_head, tile)              scratch: q_tile, kv_tile, scores, row_*, new_max, acc
       q_load, row_init, acc_init
       for each key block that the tile sees:
         keys
-          k_load                         kv_tile = k, transposed
-          scores  -> scores_init, scores_dot, scores_mask
-          row_max -> max_init, max_lanes, max_fold
+          k_load                         kv_tile = k
+          scores, mask                   (see `relax_fusion.compute.attention_dots`)
+          row_max -> max_init, max_lanes, max_fold*
           exp                            scores = exp(scores - new_max)
-          row_sum -> sum_init, sum_lanes, sum_fold
+          row_sum -> sum_init, sum_lanes, sum_fold*
           row_keep                       row_max = new_max
           v_load                         kv_tile = v
           values  -> values_init, values_dot, values_store
@@ -31,6 +31,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..workload import Attention
+from .attention_dots import ScoreBlocks
 from .attention_scores import Place, Scores
 from .attention_softmax import OnlineSoftmax
 from .attention_tile import (
@@ -60,7 +61,7 @@ class TileEmitter:
     operands : Operands
         The buffers of the function.
     place : tuple of tirx.Var
-        Batch, query head and query tile of this block.
+        Batch, key head and row tile of this block.
     lengths : tuple of tirx.Expr
         Numbers of query and of key positions.
     suffix : str
@@ -79,7 +80,8 @@ class TileEmitter:
     ) -> None:
         """Allocate the scratch, in the block that is open."""
         self.work, self.shape, self.operands = work, shape, operands
-        self.batch, self.head, self.tile = place
+        self.batch, self.kv_head, self.tile = place
+        self.group = int64(work.q_heads // work.kv_heads)
         self.q_len, self.kv_len = lengths
         self.suffix = suffix
         rows, features = shape.rows, max(work.head_dim, work.v_dim)
@@ -87,7 +89,8 @@ class TileEmitter:
         # Keys and values are needed one after the other, so they share one staging buffer.
         self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
         self.softmax = OnlineSoftmax(shape, suffix)
-        self.rules = Scores(work, operands, self.q_len, self.kv_len)
+        self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
+        self.dots = ScoreBlocks(shape, work.head_dim, self.rules, suffix)
         # Each thread keeps its register tiles of the result from one key block to the next.
         self.columns = work.v_dim // shape.reg_values
         self.owned = rows // shape.reg_rows * self.columns
@@ -98,8 +101,9 @@ class TileEmitter:
 
     def emit(self) -> None:
         """Emit the whole tile."""
+        operands = self.operands
         self._load_queries()
-        self.softmax.start(self._sink())
+        self.softmax.start(self._sink if operands.sinks is not None else None)
         self._clear()
         first, blocks = self._key_blocks()
         with T.serial(blocks) as loop:
@@ -108,10 +112,10 @@ class TileEmitter:
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
                 self.first_key = (first + key_block) * int64(self.shape.keys)
-                self._load_kv("k_load", self.operands.k, self.work.head_dim, self._k_at)
-                self._scores()
+                self._load_kv("k_load", operands.k, self.work.head_dim, self.dots.key_at)
+                self.dots.emit(self.q_tile, self.kv_tile, self.softmax.scores, self._place)
                 self.softmax.advance()
-                self._load_kv("v_load", self.operands.v, self.work.v_dim, self._v_at)
+                self._load_kv("v_load", operands.v, self.work.v_dim, self._v_at)
                 self._values()
         self.softmax.finish()
         self._store()
@@ -120,29 +124,31 @@ class TileEmitter:
         """Open the block `name`, with a loop around it for each axis."""
         return block(name + self.suffix, **axes)
 
-    def _row(self, row: tirx.Expr) -> tirx.Expr:
-        """Return the query position of a row of the tile."""
-        return self.tile * int64(self.shape.rows) + row
+    def _query(self, row: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
+        """Return the query and the head of a row of the tile."""
+        row = self.tile * int64(self.shape.rows) + row
+        return row // self.group, self.kv_head * self.group + row % self.group
 
-    def _sink(self) -> tirx.Expr | None:
-        """Return the score that every softmax of this head has besides those of its keys."""
-        sinks = self.operands.sinks
-        return None if sinks is None else cast(sinks[self.head], FLOAT)
+    def _sink(self, row: tirx.Expr) -> tirx.Expr:
+        """Return the score that the softmax of a row has besides those of its keys."""
+        assert self.operands.sinks is not None
+        return cast(self.operands.sinks[self._query(row)[1]], FLOAT)
 
     def _key_blocks(self) -> tuple[tirx.Expr, tirx.Expr]:
         """Return the first key block that a row of this tile sees, and how many there are on."""
         keys = int64(self.shape.keys)
-        last = tirx.min(self._row(int64(self.shape.rows)), self.q_len) - int64(1)
-        first = self.rules.keys_begin(self._row(int64(0))) // keys
+        last = self._query(int64(self.shape.rows - 1))[0]
+        last = tirx.min(last, self.q_len - int64(1))
+        first = self.rules.keys_begin(self._query(int64(0))[0]) // keys
         end = (self.rules.keys_end(last) + keys - int64(1)) // keys
         return first, end - first if self.work.window is None else tirx.max(end - first, int64(0))
 
     def _load_queries(self) -> None:
         work = self.work
         with self._named("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
-            row = self._row(i)
-            at = arrange(work.q_layout, self.batch, row, self.head, d)
-            self._stage(self.q_tile, [i, d], row < self.q_len, self.operands.q, at)
+            query, head = self._query(i)
+            at = arrange(work.q_layout, self.batch, query, head, d)
+            self._stage(self.q_tile, [i, d], query < self.q_len, self.operands.q, at)
 
     def _stage(
         self,
@@ -162,13 +168,8 @@ class TileEmitter:
         work = self.work
         with self._named(name, j=self.shape.keys, d=features) as (j, d):
             key = self.first_key + j
-            kv_head = self.head // int64(work.q_heads // work.kv_heads)
-            at = arrange(work.kv_layout, self.batch, key, kv_head, d)
+            at = arrange(work.kv_layout, self.batch, key, self.kv_head, d)
             self._stage(self.kv_tile, [position(j, d)], key < self.kv_len, source, at)
-
-    def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
-        """Return where a key lies in the stage: transposed, so that neighbours are keys."""
-        return feature * int64(self.shape.keys) + key
 
     def _v_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return where a value lies in the stage."""
@@ -178,27 +179,10 @@ class TileEmitter:
         with self._named("acc_init", **self._own_axes(), **self._own_tile()) as at:
             T.buffer_store(self.acc, zero(), at)
 
-    def _scores(self) -> None:
-        """Emit the scores of all rows against the block of keys."""
-        shape = self.shape
-        rows, keys = shape.reg_rows, shape.reg_keys
-        outer = {"io": shape.rows // rows, "jo": shape.keys // keys}
-        with self._named("scores", **outer) as (io, jo):
-            dot = scratch("dot", (rows, keys), scope="local")
-            with self._named("scores_init", ii=rows, ji=keys) as (ii, ji):
-                T.buffer_store(dot, zero(), [ii, ji])
-            with self._named("scores_dot", D=self.work.head_dim, ii=rows, ji=keys) as (d, ii, ji):
-                q = cast(self.q_tile[io * rows + ii, d], FLOAT)
-                k = cast(self.kv_tile[self._k_at(jo * keys + ji, d)], FLOAT)
-                T.buffer_store(dot, dot[ii, ji] + q * k, [ii, ji])
-            with self._named("scores_mask", ii=rows, ji=keys) as (ii, ji):
-                i, j = io * rows + ii, jo * keys + ji
-                T.buffer_store(self.softmax.scores, self._masked(dot[ii, ji], i, j), [i, j])
-
-    def _masked(self, dot: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        """Return the score at row `i` and column `j` of the tile."""
-        place = Place(self.batch, self.head, self._row(i), self.first_key + j)
-        return self.rules.masked(dot, place)
+    def _place(self, i: tirx.Expr, j: tirx.Expr) -> Place:
+        """Return which score stands at row `i` and column `j` of the tile."""
+        query, head = self._query(i)
+        return Place(self.batch, head, query, self.first_key + j)
 
     def _own_axes(self) -> dict[str, int]:
         return {"s": self.slots, "x": self.shape.threads}
@@ -239,8 +223,8 @@ class TileEmitter:
         work = self.work
         with self._named("store", **self._own_axes(), **self._own_tile()) as (s, x, ii, ci):
             first, column, owned = self._own_place(s, x)
-            row = self._row(first + ii)
+            query, head = self._query(first + ii)
             value = self.acc[s, x, ii, ci] / self.softmax.row_scale[first + ii]
-            at = arrange(work.out_layout, self.batch, row, self.head, column + ci)
-            with T.If(tirx.And(owned, row < self.q_len)), T.Then():
+            at = arrange(work.out_layout, self.batch, query, head, column + ci)
+            with T.If(tirx.And(owned, query < self.q_len)), T.Then():
                 T.buffer_store(self.operands.out, cast(value, work.out_dtype), at)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ..workload import Attention, MaskDims
-from .attention_tile import FLOAT, Operands, cast, int64, minus_infinity, zero
+from .attention_exp import tanh
+from .attention_tile import FLOAT, Operands, cast, int64, minus_infinity
 
 
 @dataclass(frozen=True)
@@ -32,30 +33,38 @@ class Scores:
         The buffers of the function.
     q_len, kv_len : tirx.Expr
         Numbers of query and of key positions.
+    on_gpu : bool
+        Where it is computed.
     """
 
     work: Attention
     operands: Operands
     q_len: tirx.Expr
     kv_len: tirx.Expr
+    on_gpu: bool
 
-    def masked(self, dot: tirx.Expr, place: Place) -> tirx.Expr:
+    def reads_by_key(self) -> bool:
+        """Tell whether there are tensors with an element for each key."""
+        return any(dims and dims[3] for dims in (self.work.bias_dims, self.work.mask_dims))
+
+    def masked(self, dot: tirx.Expr, place: Place, *, whole: bool = False) -> tirx.Expr:
         """Return the score of a dot product, minus infinity where the query does not see the key.
 
         The order of the steps is that of `Attention`: scale, soft-cap, bias, ALiBi, visibility.
+        `whole` promises that the key is one of `kv_len`.
         """
         work, operands = self.work, self.operands
         score = dot * tirx.const(work.scale, FLOAT)
         if work.softcap is not None:
             cap = tirx.const(work.softcap, FLOAT)
-            score = cap * tirx.tanh(score / cap)
+            score = cap * tanh(score / cap, self.on_gpu)
         if operands.bias is not None and work.bias_dims is not None:
-            bias = self._read(operands.bias, work.bias_dims, place, zero())
+            bias = self._read(operands.bias, work.bias_dims, place, whole)
             score = score + bias if work.bias_op == "add" else _least(score, bias)
         if operands.slopes is not None:
             distance = cast(cast(place.key - self.position(place.query), "int32"), FLOAT)
             score = score + cast(operands.slopes[place.head], FLOAT) * distance
-        return tirx.Select(self._visible(place), score, minus_infinity())
+        return tirx.Select(self._visible(place, whole), score, minus_infinity())
 
     def position(self, query: tirx.Expr) -> tirx.Expr:
         """Return the key position at which a query stands."""
@@ -73,27 +82,33 @@ class Scores:
             return int64(0)
         return tirx.max(self.position(first_query) - int64(self.work.window - 1), int64(0))
 
-    def _visible(self, place: Place) -> tirx.Expr:
+    def _visible(self, place: Place, whole: bool) -> tirx.Expr:
         work, position = self.work, self.position(place.query)
-        visible = place.key < self.kv_len
+        visible = tirx.const(True, "bool") if whole else place.key < self.kv_len
         if work.causal != "none":
             visible = tirx.And(visible, place.key <= position)
         if work.window is not None:
             visible = tirx.And(visible, place.key > position - int64(work.window))
         if self.operands.mask is not None and work.mask_dims is not None:
-            hidden = tirx.const(False, "bool")
-            seen = self._read(self.operands.mask, work.mask_dims, place, hidden)
-            visible = tirx.And(visible, seen)
+            visible = tirx.And(
+                visible, self._read(self.operands.mask, work.mask_dims, place, whole)
+            )
         return visible
 
-    def _read(
-        self, source: tirx.Var, dims: MaskDims, place: Place, outside: tirx.Expr
-    ) -> tirx.Expr:
-        """Return what `source` holds for a score, or `outside` beyond the last query or key."""
-        places = (place.batch, place.head, place.query, place.key)
-        at = [p if has else int64(0) for p, has in zip(places, dims, strict=True)]
-        inside = tirx.And(place.query < self.q_len, place.key < self.kv_len)
-        return tirx.if_then_else(inside, cast(source[tuple(at)], str(outside.ty.dtype)), outside)
+    def _read(self, source: tirx.Var, dims: MaskDims, place: Place, whole: bool) -> tirx.Expr:
+        """Return what `source` holds for a score, and anything beyond the last query or key.
+
+        A choice between keys would keep the scores of neighbours out of one vector.
+        """
+        query = tirx.min(place.query, self.q_len - int64(1))
+        places = (place.batch, place.head, query, place.key)
+        at = tuple(p if has else int64(0) for p, has in zip(places, dims, strict=True))
+        value = source[at]
+        value = value if str(source.ty.dtype) == "bool" else cast(value, FLOAT)
+        if whole or not dims[3]:
+            return value
+        outside = tirx.const(0, str(value.ty.dtype))
+        return tirx.if_then_else(place.key < self.kv_len, value, outside)
 
 
 def _least(score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:

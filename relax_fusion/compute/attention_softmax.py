@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from .attention_tile import FLOAT, TileShape, block, finite, minus_infinity, scratch, zero
+from .attention_exp import exp
+from .attention_tile import FLOAT, TileShape, block, finite, halves, minus_infinity, scratch, zero
 
 Fold = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 
@@ -46,13 +47,16 @@ class OnlineSoftmax:
         self.row_scale = scratch("row_scale", (shape.rows,))
         self.new_max = scratch("new_max", (shape.rows,))
 
-    def start(self, sink: tirx.Expr | None) -> None:
-        """Begin with no key seen; a sink is a score that adds to the sum and to nothing else."""
-        top, total = minus_infinity(), zero()
-        if sink is not None:
-            one = tirx.const(1, FLOAT)
-            top, total = sink, tirx.Select(sink == minus_infinity(), zero(), one)
+    def start(self, sink: Callable[[tirx.Expr], tirx.Expr] | None) -> None:
+        """Begin with no key seen.
+
+        The `sink` of a row is a score that adds to the sum and to nothing else.
+        """
         with self._named("row_init", i=self.shape.rows) as (i,):
+            top, total = minus_infinity(), zero()
+            if sink is not None:
+                top, one = sink(i), tirx.const(1, FLOAT)
+                total = tirx.Select(top == minus_infinity(), zero(), one)
             T.buffer_store(self.row_max, top, [i])
             T.buffer_store(self.row_sum, total, [i])
 
@@ -68,50 +72,45 @@ class OnlineSoftmax:
         return block(name + self.suffix, **axes)
 
     def _lanes(self, name: str, start: tirx.Expr, fold: Fold, row: tirx.Expr) -> tirx.Var:
-        """Fold a row of scores into one partial result per column of a register tile.
+        """Fold a row of scores into partial results, and the upper halves of those into the lower.
 
         One accumulator would make every step wait for the one before.
         """
-        lanes = self.shape.reg_keys
+        lanes = self.shape.fold_lanes
         part = scratch(name, (lanes,), scope="local")
         with self._named(name + "_init", ji=lanes) as (ji,):
             T.buffer_store(part, start, [ji])
         with self._named(name + "_lanes", JO=self.shape.keys // lanes, ji=lanes) as (jo, ji):
             T.buffer_store(part, fold(part[ji], self.scores[row, jo * lanes + ji]), [ji])
+        for width in halves(lanes):
+            with self._named(f"{name}_fold{width}", ji=width) as (ji,):
+                T.buffer_store(part, fold(part[ji], part[ji + width]), [ji])
         return part
 
     def _maximum(self) -> None:
         with self._named("row_max", i=self.shape.rows) as (i,):
             part = self._lanes("max", minus_infinity(), tirx.max, i)
-            top = scratch("top", (1,), scope="local")
-            T.buffer_store(top, self.row_max[i], [0])
-            with self._named("max_fold", JI=self.shape.reg_keys) as (ji,):
-                T.buffer_store(top, tirx.max(top[0], part[ji]), [0])
-            T.buffer_store(self.new_max, top[0], [i])
+            T.buffer_store(self.new_max, tirx.max(self.row_max[i], part[0]), [i])
 
     def _exponentials(self) -> None:
         width = self.shape.reg_keys
         axes = {"i": self.shape.rows, "jo": self.shape.keys // width, "ji": width}
         with self._named("exp", **axes) as (i, jo, ji):
             j = jo * width + ji
-            value = tirx.exp(self.scores[i, j] - finite(self.new_max[i]))
+            value = exp(self.scores[i, j] - finite(self.new_max[i]), self.shape.on_gpu)
             T.buffer_store(self.scores, value, [i, j])
 
     def _sum(self) -> None:
         """Add this block to the sums, after bringing them to the new maxima."""
         with self._named("row_sum", i=self.shape.rows) as (i,):
             part = self._lanes("sum", zero(), operator.add, i)
-            total = scratch("total", (1,), scope="local")
-            T.buffer_store(total, zero(), [0])
-            with self._named("sum_fold", JI=self.shape.reg_keys) as (ji,):
-                T.buffer_store(total, total[0] + part[ji], [0])
             ratio = scratch("ratio", (1,), scope="local")
             # Minus infinity, before the first key, has to come out as a ratio of 0: with 0 in its
             # place, a row whose scores are all below -88 would get exp(88) and NaN.
             change = self.row_max[i] - finite(self.new_max[i])
-            T.buffer_store(ratio, tirx.exp(change), [0])
+            T.buffer_store(ratio, exp(change, self.shape.on_gpu), [0])
             T.buffer_store(self.row_scale, ratio[0], [i])
-            T.buffer_store(self.row_sum, self.row_sum[i] * ratio[0] + total[0], [i])
+            T.buffer_store(self.row_sum, self.row_sum[i] * ratio[0] + part[0], [i])
 
     def _keep(self) -> None:
         with self._named("row_keep", i=self.shape.rows) as (i,):

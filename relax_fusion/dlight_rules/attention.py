@@ -14,12 +14,13 @@ from ..target import device_of, is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step
+from .steps import block_names
 
 REGISTER_TILES = (
     "acc_init",
     "scores_init",
     "scores_dot",
-    "scores_mask",
+    "scores_store",
     "values_init",
     "values_dot",
     "values_store",
@@ -38,6 +39,12 @@ VECTORS = (
     "exp",
 )
 """Blocks whose last loop runs over neighbouring elements."""
+
+MASKS = ("mask", "mask_edge")
+"""Such blocks, which a GPU has none of and a CPU not always both."""
+
+FOLDS = tuple(f"{name}_fold{1 << level}" for name in ("max", "sum", "scores") for level in range(8))
+"""Such blocks, as many as partial results can be halved."""
 
 SPREAD = (
     "q_load",
@@ -108,7 +115,9 @@ def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:
     if plan.num_warps:
         raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
     step.parallel_tiles(sch, sch.get_sblock("tile" + suffix))
-    for name in VECTORS:
+    there = block_names(sch.mod["main"])
+    optional = [name for name in (*MASKS, *FOLDS) if name + suffix in there]
+    for name in (*VECTORS, *optional):
         step.vectorise_inner(sch, sch.get_sblock(name + suffix), plan.lanes)
     for name in REGISTER_TILES:
         step.register_tile(sch, sch.get_sblock(name + suffix), plan.lanes)

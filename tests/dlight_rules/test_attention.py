@@ -187,7 +187,7 @@ def test_a_plan_for_the_wrong_machine_is_refused() -> None:
 
 
 def test_decode_runs_heads_in_parallel() -> None:
-    work = replace(BASE, batch=1, q_len=1, q_heads=8, kv_heads=2)
+    work = replace(BASE, batch=1, q_len=1, q_heads=16, kv_heads=8)
     text = (
         AttentionRule()
         .apply(attention_prim_func(work, CPU_PLAN), host_target(), False)

@@ -126,8 +126,11 @@ class Case:
             scores = scores + arrays["slopes"].astype(dtype)[:, None, None] * distances
         return np.where(self.visible() & arrays.get("mask", True), scores, -np.inf).astype(dtype)
 
-    def unfused(self, arrays: Arrays, dtype: str) -> np.ndarray:
-        """Compute the workload step by step, with every intermediate in `dtype`."""
+    def unfused(self, arrays: Arrays, dtype: str, stored: bool = False) -> np.ndarray:
+        """Compute the workload step by step, with every intermediate in `dtype`.
+
+        `stored`: the weights are rounded to the workload's dtype, as where they are a tensor.
+        """
         work, kv_len = self.work, self.lengths[2]
 
         def heads_first(name: str, layout: str, limit: int | None = None) -> np.ndarray:
@@ -144,17 +147,21 @@ class Case:
         top = np.where(top == -np.inf, 0, top).astype(dtype)
         weights = np.exp(scores - top)
         total = weights.sum(-1, keepdims=True) + np.exp(sinks - top)
-        out = weights / np.where(total == 0, 1, total).astype(dtype) @ v
+        weights = weights / np.where(total == 0, 1, total).astype(dtype)
+        if stored:
+            weights = weights.astype(numpy_dtype(work.dtype)).astype(dtype)
+        out = weights @ v
         return out.transpose(["bnsh".index(x) for x in work.out_layout])
 
-    def check(self, arrays: Arrays, got: np.ndarray) -> None:
+    def check(self, arrays: Arrays, got: np.ndarray, stored: bool = False) -> None:
         """Assert that `got` errs at most twice as much as the unfused float32 steps do.
 
         One rounding step of the result's dtype, at the size of the largest value, is added.
+        `stored`: those steps round the weights, as kernels on tensor cores do.
         """
         exact = self.unfused(arrays, "float64")
         out_dtype = numpy_dtype(self.work.out_dtype)
-        plain = self.unfused(arrays, "float32").astype(out_dtype).astype(np.float64)
+        plain = self.unfused(arrays, "float32", stored).astype(out_dtype).astype(np.float64)
         got = got.astype(np.float64)
         assert np.array_equal(np.isnan(exact), np.isnan(got)), f"{self.name}: NaN in other places"
         if not got.size or np.isnan(exact).all():

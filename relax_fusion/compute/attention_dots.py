@@ -1,0 +1,112 @@
+"""The scores of one attention tile against one block of keys.
+
+::
+
+    GPU, blocks in brackets are not there         CPU
+      scores -> scores_init, scores_dot,            scores -> scores_init, scores_dot,
+                scores_store (masked)                         [scores_fold*], scores_store (as is)
+                                                    mask, or mask_edge in the last block of keys
+
+A CPU masks in a pass of its own, over whole vectors: a register tile may be narrower.  Where
+tensors are read key by key, the last block of keys needs a choice for every element, which TVM does
+not put into vectors, so the others have a loop without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from .attention_scores import Place, Scores
+from .attention_tile import FLOAT, TileShape, block, cast, halves, int64, scratch, zero
+
+PlaceOf = Callable[[tirx.Expr, tirx.Expr], Place]
+
+
+class ScoreBlocks:
+    """Emits the blocks that compute scores.
+
+    Parameters
+    ----------
+    shape : TileShape
+        Sizes of the tile.
+    head_dim : int
+        Features of a query.
+    rules : Scores
+        What becomes of a dot product.
+    suffix : str
+        What every block name ends in.
+    """
+
+    def __init__(self, shape: TileShape, head_dim: int, rules: Scores, suffix: str) -> None:
+        self.shape, self.head_dim, self.rules, self.suffix = shape, head_dim, rules, suffix
+        self.lanes = shape.dot_lanes
+        """Partial sums of a score; 0 where a register holds neighbouring keys."""
+
+    def key_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return where a key lies in the stage, transposed if neighbours are to be keys."""
+        if self.lanes:
+            return key * int64(self.head_dim) + feature
+        return feature * int64(self.shape.keys) + key
+
+    def emit(self, q_tile: tirx.Var, k_tile: tirx.Var, scores: tirx.Var, place: PlaceOf) -> None:
+        """Fill `scores`; `place` tells which score stands at a row and a column."""
+        self._products(q_tile, k_tile, scores, place)
+        if self.shape.on_gpu:
+            return
+        if not self.rules.reads_by_key():
+            self._mask("mask", scores, place, whole=False)
+            return
+        end = place(int64(0), int64(self.shape.keys)).key
+        with T.If(end <= self.rules.kv_len):
+            with T.Then():
+                self._mask("mask", scores, place, whole=True)
+            with T.Else():
+                self._mask("mask_edge", scores, place, whole=False)
+
+    def _named(self, name: str, **axes: int) -> AbstractContextManager[list[tirx.Var]]:
+        """Open the block `name`, with a loop around it for each axis."""
+        return block(name + self.suffix, **axes)
+
+    def _products(
+        self, q_tile: tirx.Var, k_tile: tirx.Var, scores: tirx.Var, place: PlaceOf
+    ) -> None:
+        """Emit the register tiles.
+
+        A sum is one register element, or `lanes` of them that lie side by side and are folded.
+        """
+        shape, lanes = self.shape, max(1, self.lanes)
+        rows, keys = shape.reg_rows, max(1, shape.reg_keys // lanes)
+        outer = {"io": shape.rows // rows, "jo": shape.keys // keys}
+        # What is side by side comes last: lanes of one score, or neighbouring keys.
+        tile = {"s": rows * keys, "l": lanes} if self.lanes else {"s": rows, "l": keys}
+        with self._named("scores", **outer) as (io, jo):
+            dot = scratch("dot", tuple(tile.values()), scope="local")
+            with self._named("scores_init", **tile) as at:
+                T.buffer_store(dot, zero(), at)
+            with self._named("scores_dot", D=self.head_dim // lanes, **tile) as (d, s, lane):
+                i, j = (s // keys, s % keys) if self.lanes else (s, lane)
+                feature = d * lanes + lane if self.lanes else d
+                q = cast(q_tile[io * rows + i, feature], FLOAT)
+                k = cast(k_tile[self.key_at(jo * keys + j, feature)], FLOAT)
+                T.buffer_store(dot, dot[s, lane] + q * k, [s, lane])
+            for width in halves(self.lanes):
+                with self._named(f"scores_fold{width}", s=rows * keys, l=width) as (s, lane):
+                    T.buffer_store(dot, dot[s, lane] + dot[s, lane + width], [s, lane])
+            tile["l"] = 1 if self.lanes else keys
+            with self._named("scores_store", **tile) as (s, lane):
+                i, j = (s // keys, s % keys) if self.lanes else (s, lane)
+                i, j = io * rows + i, jo * keys + j
+                value = dot[s, lane]
+                value = self.rules.masked(value, place(i, j)) if shape.on_gpu else value
+                T.buffer_store(scores, value, [i, j])
+
+    def _mask(self, name: str, scores: tirx.Var, place: PlaceOf, *, whole: bool) -> None:
+        shape, width = self.shape, self.shape.reg_keys
+        with self._named(name, i=shape.rows, jo=shape.keys // width, ji=width) as (i, jo, ji):
+            j = jo * width + ji
+            value = self.rules.masked(scores[i, j], place(i, j), whole=whole)
+            T.buffer_store(scores, value, [i, j])

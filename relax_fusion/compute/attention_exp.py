@@ -1,0 +1,99 @@
+"""Exponential and hyperbolic tangent of vectors on a CPU.
+
+LLVM has no vector code for either, and calls the C library once for every element.  Both come from
+``e^y - 1`` for y <= 0, found as ``2^n e^r - 1`` with ``y = n ln 2 + r`` (Cody and Waite, "Software
+Manual for the Elementary Functions", 1980, chapter 6) and the Taylor series of ``e^r - 1``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import tirx
+
+from .attention_tile import FLOAT
+
+LOG2_E = 1 / math.log(2)
+
+LN2_HIGH = 355 / 512
+"""The natural logarithm of 2 to nine bits, so that its product with n is exact."""
+
+LN2_LOW = math.log(2) - LN2_HIGH
+
+LEAST = -126 * math.log(2)
+"""Where the exponential is the smallest normal number; below, it counts as 0."""
+
+SERIES = tuple(1 / math.factorial(k) for k in range(1, 8))
+"""Coefficients of r, r^2 ... in ``e^r - 1``.  At ``|r| <= ln(2) / 2`` the next term is 5e-9, a
+tenth of what float32 rounds 1 to."""
+
+
+def exp(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
+    """Return ``e^value`` for a float32 `value` that is not positive."""
+    if on_gpu:
+        return tirx.exp(value)
+    return _let("x", value, _exp)
+
+
+def tanh(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
+    """Return the hyperbolic tangent of a float32 `value`, exact to some units in the last place."""
+    if on_gpu:
+        return tirx.tanh(value)
+    return _let("x", value, _tanh)
+
+
+def _exp(x: tirx.Var) -> tirx.Expr:
+    return tirx.Select(x < _const(LEAST), _const(0.0), _parts(x, lambda p, rest: p * rest + p))
+
+
+def _tanh(x: tirx.Var) -> tirx.Expr:
+    """Return ``-(e^y - 1) / (e^y + 1)`` at ``y = -2 |x|``, with the sign of x."""
+    y = tirx.Select(x < _const(0.0), x, -x) * _const(2.0)
+    less_one = _let(
+        "y",
+        tirx.Select(y < _const(LEAST), _const(LEAST), y),
+        lambda y: _parts(y, lambda p, rest: p * rest + (p - _const(1.0))),
+    )
+    size = _let("less_one", less_one, lambda e: e / (e + _const(2.0)))
+    return _let("size", size, lambda size: tirx.Select(x < _const(0.0), size, -size))
+
+
+def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx.Expr:
+    """Return what `use` makes of ``2^n`` and ``e^r - 1``.
+
+    NaN comes out in the second, as no comparison holds for it.  Converting to an integer rounds
+    towards zero, that is up.
+    """
+    inside = tirx.Select(y > _const(LEAST), y, _const(LEAST))
+    n = (inside * _const(LOG2_E) - _const(0.5)).astype("int32")
+
+    def rest(whole: tirx.Var) -> tirx.Expr:
+        return y - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW)
+
+    def power(n: tirx.Var) -> tirx.Expr:
+        exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
+        return tirx.reinterpret(FLOAT, exponent)
+
+    def finish(n: tirx.Var) -> tirx.Expr:
+        r = _let("whole", n.astype(FLOAT), rest)
+        return _let("p", power(n), lambda p: _let("r", r, lambda r: use(p, _series(r))))
+
+    return _let("n", n, finish)
+
+
+def _series(r: tirx.Var) -> tirx.Expr:
+    total = _const(SERIES[-1])
+    for coefficient in reversed(SERIES[:-1]):
+        total = total * r + _const(coefficient)
+    return total * r
+
+
+def _let(name: str, value: tirx.Expr, body: Callable[[tirx.Var], tirx.Expr]) -> tirx.Expr:
+    """Return `body` of `value`, which is computed once and not for every use."""
+    var = tirx.Var(name, str(value.ty.dtype))
+    return tirx.Let(var, value, body(var))
+
+
+def _const(value: float) -> tirx.Expr:
+    return tirx.const(value, FLOAT)
