@@ -13,7 +13,7 @@ from itertools import chain
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import triton
+from . import triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
@@ -44,8 +44,9 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
     backend : {"tir", "triton"}
         Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
     """
-    if backend == "triton" and not isinstance(work, Attention):
-        found = triton.candidates(work, dev)
+    if backend == "triton":
+        attends = isinstance(work, Attention)
+        found = (triton_attention if attends else triton).candidates(work, dev)
         first = next(found, None)
         if first is not None:
             yield from chain([first], found)

@@ -1,4 +1,4 @@
-"""How many key tiles a causal mask leaves to a query tile."""
+"""How many key tiles a causal mask and a window leave to a query tile."""
 
 from __future__ import annotations
 
@@ -8,34 +8,49 @@ from .prediction import ceil_div
 from .shape import AttentionSize
 
 
-def visible_blocks(work: Attention, plan: TilePlan, size: AttentionSize) -> tuple[float, int]:
+def visible_blocks(
+    work: Attention, plan: TilePlan, size: AttentionSize, rows: int | None = None
+) -> tuple[float, int]:
     """Return the key tiles that a query tile goes through, on average and at most.
 
-    A tile of queries sees what its last query sees.  The average is that of the exact positions,
-    plus half a tile for the last, partly visible one.
+    A tile of queries sees what its last query sees, and with a window what its first one sees.  The
+    average is that of the exact positions, plus half a tile for a first or last one that is partly
+    visible.
+
+    Parameters
+    ----------
+    rows : int, optional
+        Query positions of a tile, where they are not the plan's `block_m`.
     """
     every = ceil_div(size.kv_len, plan.block_n)
-    if work.causal == "none":
+    if work.causal == "none" and work.window is None:
         return float(every), every
+    rows = rows or plan.block_m
+    tiles = ceil_div(size.q_len, rows)
     shift = size.kv_len - size.q_len if work.causal == "bottom_right" else 0
-    tiles = ceil_div(size.q_len, plan.block_m)
-    last = _clamp(size.q_len + shift, size.kv_len)
-    most = ceil_div(last, plan.block_n)
+    last = size.kv_len
+    if work.causal != "none":
+        last = max(1, min(size.q_len + shift, size.kv_len))
+    first = 0 if work.window is None else shift - work.window + 1
+    most = ceil_div(last, plan.block_n) - max(0, min(first, last - 1)) // plan.block_n
     if tiles == 1:
         return float(most), most
-    mean = _mean_end(tiles, plan.block_m, shift, last)
-    return min(mean / plan.block_n + 0.5, float(most)), most
+    end, edges = float(last), 0.0
+    if work.causal != "none":
+        end, edges = _mean_clamped(tiles, rows, rows + shift, (1, last)), edges + 0.5
+    begin = 0.0
+    if work.window is not None:
+        begin, edges = _mean_clamped(tiles, rows, first, (0, last)), edges + 0.5
+        if work.causal != "none":
+            seen = rows + work.window - 1
+            most = min(ceil_div(last, plan.block_n), ceil_div(seen, plan.block_n) + 1)
+    return min(max(0.0, end - begin) / plan.block_n + edges, float(most)), most
 
 
-def _clamp(end: int, upper: int) -> int:
-    return max(1, min(end, upper))
-
-
-def _mean_end(tiles: int, block_m: int, shift: int, last: int) -> float:
-    """Return the mean over t of ``clamp((t + 1) * block_m + shift, 1, last)``."""
-    below = min(tiles, max(0, -shift // block_m))  # ends that are not positive count as 1
-    inside = min(tiles, max(below, (last - shift) // block_m))  # and those past `last` as `last`
-    first_end = (below + 1) * block_m + shift
-    last_end = inside * block_m + shift
-    rising = (inside - below) * (first_end + last_end) / 2
-    return (below + rising + (tiles - inside) * last) / tiles
+def _mean_clamped(tiles: int, step: int, offset: int, limits: tuple[int, int]) -> float:
+    """Return the mean over t of ``t * step + offset``, kept within `limits`."""
+    least, most = limits
+    below = min(tiles, max(0, ceil_div(least - offset, step)))
+    inside = min(tiles, max(below, (most - offset) // step + 1))
+    rising = (inside - below) * (below + inside - 1) * step / 2 + (inside - below) * offset
+    return (below * least + rising + (tiles - inside) * most) / tiles

@@ -20,6 +20,9 @@ RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 32, 64, 128, 256, 512
 """Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
 of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes."""
 
+ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 128, 512)}
+"""The same for the query positions of an attention."""
+
 OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
@@ -179,7 +182,7 @@ def _best(
     What counts is the mean of its time over the best time at each size: a plan that pads few rows
     to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
-    rows = next_power(rows_of(work, sizes[-1]))
+    rows = next_power(_tiled_rows(work, sizes[-1], found[0].backend))
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do.
     lowest = max(rows, min(plan.block_m for plan in found))
     low = [plan for plan in found if plan.block_m <= lowest]
@@ -191,6 +194,13 @@ def _best(
     ]
     index = losses.index(min(losses))
     return low[index], priced[-1][index]
+
+
+def _tiled_rows(work: Workload, size: Size, backend: str) -> int:
+    """Return the rows that tiles cover: of all query heads that share keys, where they can."""
+    if backend == "triton" and isinstance(work, Attention):
+        return rows_of(work, size) * (work.q_heads // work.kv_heads)
+    return rows_of(work, size)
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
@@ -224,26 +234,31 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
 def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:
     """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
     if not isinstance(work, Attention):
-        return [(upper, list(sizes)) for upper, sizes in _dim_ranges(work.rows, backend)]
+        found = _dim_ranges(work.rows, RANGE_UPPERS, backend)
+        return [(upper, list(sizes)) for upper, sizes in found]
     batch = _at_bound(work.batch, DEFAULT_BATCH)
     ranges: list[tuple[int | None, list[Size]]] = []
-    for upper, lengths in _dim_ranges(work.q_len, backend):
+    for upper, lengths in _dim_ranges(work.q_len, ATTENTION_RANGE_UPPERS, backend):
         sizes: list[Size] = []
         for q_len in lengths:
             # Keys are at least as many as queries in every known use: a cache only adds to them.
             kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE[backend]), q_len)
             if not isinstance(work.kv_len, DynamicDim):
                 kv_len = work.kv_len
+            elif work.kv_len == work.q_len:
+                kv_len = q_len
             sizes.append(AttentionSize(batch, q_len, kv_len))
         ranges.append((upper, sizes))
     return ranges
 
 
-def _dim_ranges(dim: Dim, backend: str) -> list[tuple[int | None, list[int]]]:
+def _dim_ranges(
+    dim: Dim, uppers: dict[str, tuple[int, ...]], backend: str
+) -> list[tuple[int | None, list[int]]]:
     if isinstance(dim, int):
         return [(None, [dim])]
     bound = dim.upper
-    closed = [u for u in RANGE_UPPERS[backend] if bound is None or u < bound]
+    closed = [u for u in uppers[backend] if bound is None or u < bound]
     most = OPEN_RANGE_SIZE[backend]
     last = most if bound is None else min(bound, most)
     lower, ranges = 0, []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import cpu_cost, gpu_cost, triton_cost, unfused
+from . import cpu_cost, gpu_cost, triton_attention_cost, triton_cost, unfused
 from .footprint import footprint
 from .prediction import Prediction
 from .shape import Size, attention_size, matmul_shape, rows_of
@@ -25,7 +25,9 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
-    if plan.backend == "triton" and not isinstance(work, Attention):
+    if plan.backend == "triton":
+        if isinstance(work, Attention):
+            return triton_attention_cost.predict(work, plan, dev, attention_size(work, size))
         return triton_cost.predict(work, plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
     on_cpu = dev.kind == "cpu"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
-from . import triton
+from . import triton, triton_attention
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
 
@@ -18,9 +18,6 @@ STACK_LIMIT_BYTES = 1024
 
 VECTOR_LOAD_BYTES = 16
 """Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
-
-TENSOR_TILE = 16
-"""Smallest extent of a tensor-core tile that Triton's `dot` accepts."""
 
 THREAD_OVERHEAD_REGISTERS = 32
 """Addresses, loop counters and staged loads of a GPU thread.  Assumed: what nvcc reports for a
@@ -148,10 +145,6 @@ def _attention(work: Attention, plan: TilePlan, dev: DeviceSpec) -> Footprint:
         scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
         return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
     threads = max(plan.num_warps, 1) * dev.warp_size
-    if plan.backend == "triton":
-        smem = (bm * d + plan.num_stages * bn * (d + dv)) * b
-        held = ceil_div(bm * (bn + dv), threads)
-        return Footprint(smem, held + THREAD_OVERHEAD_REGISTERS, threads)
     # A row of scores is one longer than its keys, against bank conflicts.
     smem = staged * b + 4 * (bm * (bn + 1) + ROW_VECTORS * bm)
     tile = plan.reg_m * math.gcd(dv, width)
@@ -175,11 +168,12 @@ def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
 
 
 def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
-    if plan.backend == "triton" and not isinstance(work, Attention):
-        yield from triton.violations(plan, work, dev)
+    if plan.backend == "triton":
+        attends = isinstance(work, Attention)
+        yield from (triton_attention if attends else triton).violations(plan, work, dev)
         return
     foot = footprint(work, plan, dev)
-    yield from _backend(plan, work, dev)
+    yield from _backend(plan)
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
@@ -223,17 +217,7 @@ def _gemv_groups(plan: TilePlan, k: int, dev: DeviceSpec) -> Iterator[str]:
         yield f"block_k is {plan.block_k}, does not divide k={k}"
 
 
-def _backend(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
-    if plan.backend == "triton":
-        if dev.kind == "cpu":
-            yield "backend is 'triton', a CPU has 'tir' only"
-        elif not dev.tensor_flops_per_s(work.dtype):
-            yield f"the {dev.label} has no tensor cores for {work.dtype}"
-        for name in ("block_m", "block_n", "block_k"):
-            value = getattr(plan, name)
-            if value < TENSOR_TILE or value & (value - 1):
-                yield f"{name} is {value}, triton needs a power of two >= {TENSOR_TILE}"
-        return
+def _backend(plan: TilePlan) -> Iterator[str]:
     if plan.num_stages != 1:
         yield f"num_stages is {plan.num_stages}, backend 'tir' loads in 1 stage"
     if plan.split_k != 1:
@@ -283,7 +267,7 @@ def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[st
             f"needs {foot.smem_bytes} B of shared memory, a block of the {dev.label} has "
             f"{dev.smem_per_block_bytes} B"
         )
-    elif plan.backend == "tir" and foot.smem_bytes > STATIC_SMEM_BYTES:
+    elif foot.smem_bytes > STATIC_SMEM_BYTES:
         yield (
             f"needs {foot.smem_bytes} B of shared memory, backend 'tir' declares it statically "
             f"and has {STATIC_SMEM_BYTES} B"

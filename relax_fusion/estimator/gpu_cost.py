@@ -112,19 +112,14 @@ def matmul_on_gpu(
     missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / x_bytes)
     x_reads = 1 + (waves - 1) * missing
     stores = rows * (shape.out_row_bytes + shape.side_row_bytes)
-    # Backend "tir" normalises in a kernel of its own, Triton gathers the statistics on the way.
-    apart = shape.has_norm and plan.backend == "tir"
-    if apart:
+    if shape.has_norm:  # by a kernel of its own
         x_bytes = rows * shape.k * WORKSPACE_BYTES
     steps = ceil_div(shape.k, plan.block_k)
     k_padded = steps * plan.block_k
     lines = plan.block_m + plan.block_n * shape.parts
-    chain = steps * _load_rounds(plan, foot, lines * plan.block_k * shape.in_bytes)
+    chain = steps * _load_rounds(foot, lines * plan.block_k * shape.in_bytes)
     flops = 2.0 * plan.block_m * plan.block_n * shape.parts * k_padded
     block_s = flops / _matmul_rate(shape, plan, foot, dev, blocks)
-    if shape.has_norm and not apart:
-        per_sm = dev.fma_float32_flops_per_s / dev.sm_count
-        block_s += plan.block_m * k_padded * NORM_FLOPS_PER_ELEMENT / per_sm
     kernel = _Kernel(
         blocks=blocks,
         block_compute_s=block_s,
@@ -134,7 +129,7 @@ def matmul_on_gpu(
         l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes + stores,
     )
     whole = _finish(kernel, plan, foot, dev, shape.flops(rows))
-    return _after_norm(whole, shape, dev, rows) if apart else whole
+    return _after_norm(whole, shape, dev, rows) if shape.has_norm else whole
 
 
 def _after_norm(rest: Prediction, shape: MatmulShape, dev: DeviceSpec, rows: int) -> Prediction:
@@ -199,9 +194,8 @@ def attention_on_gpu(
     heads = min(size.batch * work.kv_heads, ceil_div(slots, per_head))
     wave_kv = heads * size.kv_len * d * b
     miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
-    rounds = _load_rounds(plan, foot, plan.block_n * d * b)
-    if plan.backend == "tir":  # keys and values are staged one after the other
-        rounds = max(rounds, 2)
+    # Keys and values are staged one after the other
+    rounds = max(_load_rounds(foot, plan.block_n * d * b), 2)
     kernel = _Kernel(
         blocks=blocks,
         block_compute_s=step_s * mean_steps,
@@ -242,10 +236,8 @@ def resident_blocks(foot: Footprint, dev: DeviceSpec) -> int:
     )
 
 
-def _load_rounds(plan: TilePlan, foot: Footprint, tile_bytes: int) -> int:
-    """Return the dependent rounds of loads that bring a tile; asynchronous copies need one."""
-    if plan.backend == "triton":
-        return 1
+def _load_rounds(foot: Footprint, tile_bytes: int) -> int:
+    """Return the dependent rounds of loads that bring a tile."""
     return ceil_div(tile_bytes, foot.threads * IN_FLIGHT_BYTES_PER_THREAD)
 
 
@@ -266,8 +258,6 @@ def _attention_products_s(
 ) -> float:
     """Return the seconds that a block takes for the two products of one key tile."""
     bm, bn, d, dv = plan.block_m, plan.block_n, work.head_dim, work.v_dim
-    if plan.backend == "triton":
-        return 2.0 * bm * bn * (d + dv) / (TENSOR_EFFICIENCY * _tensor_peak(work.dtype, dev))
     width = attention_width(plan)
     columns = math.gcd(bn, width), math.gcd(dv, width)
     seconds = 0.0
@@ -325,8 +315,3 @@ def _finish(
         "launch": dev.launch_s,
     }
     return Prediction(seconds, kernel.dram_bytes, flops, waves, largest(terms))
-
-
-def _tensor_peak(dtype: str, dev: DeviceSpec) -> float:
-    """Return the flop/s of one multiprocessor's tensor cores, or FMAs where they lack `dtype`."""
-    return (dev.tensor_flops_per_s(dtype) or dev.fma_float32_flops_per_s) / dev.sm_count

@@ -102,7 +102,8 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
 def attention_kernels(work: Attention, size: AttentionSize) -> list[Kernel]:
     """Return scores, softmax and values; scores are written and read again twice, unmasked.
 
-    A transposition that a layout asks for is not counted: it may be fused into a neighbour.
+    Keys and values that several query heads share are repeated first.  A transposition that a
+    layout asks for is not counted: it may be fused into a neighbour.
     """
     b = DTYPE_BYTES[work.dtype]
     scores = float(size.batch * work.q_heads * size.q_len * size.kv_len)
@@ -111,7 +112,13 @@ def attention_kernels(work: Attention, size: AttentionSize) -> list[Kernel]:
     q_bytes, k_bytes = q_rows * work.head_dim * b, kv_rows * work.head_dim * b
     v_bytes, o_bytes = kv_rows * work.v_dim * b, q_rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
     mask_bytes = attention_qo_bytes(work, size) - q_bytes - o_bytes
+    repeated = []
+    group = work.q_heads // work.kv_heads
+    if group > 1:
+        repeated = [Kernel(0, (1 + group) * moved) for moved in (k_bytes, v_bytes)]
+        k_bytes, v_bytes = group * k_bytes, group * v_bytes
     return [
+        *repeated,
         Kernel(size.q_len, q_bytes + k_bytes + mask_bytes + scores * b, 2 * scores * work.head_dim),
         Kernel(0, 2 * scores * b, scores=scores),
         Kernel(size.q_len, scores * b + v_bytes + o_bytes, 2 * scores * work.v_dim),

@@ -60,10 +60,30 @@ class TensorMap:
         A row-major tensor of rank 1 to 5, whose rows are multiples of 16 bytes.
     block : sequence of int
         Elements that one copy moves, outermost dimension first.
+    shape, strides : sequence of int or PrimExpr, optional
+        Sizes that the kernel sees, one to five, each at least 1, and the distances in elements
+        between neighbours along them: another order of the tensor's dimensions, or a part from its
+        first element on.  The last stride is 1, the others are multiples of 16 bytes.  By default
+        the tensor's own, or those of a row-major tensor of `shape`.
     """
 
     of: Any
     block: Sequence[int]
+    shape: Sequence[Any] | None = None
+    strides: Sequence[Any] | None = None
+
+    def layout(self, own: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return sizes and strides, for a tensor whose shape is `own`."""
+        shape = own if self.shape is None else self.shape
+        return shape, row_major_strides(shape) if self.strides is None else self.strides
+
+
+def row_major_strides(shape: Sequence[Any]) -> list[Any]:
+    """Return the distance, in elements, between neighbours along every dimension."""
+    strides: list[Any] = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return strides
 
 
 OUT = Out(0)

@@ -13,8 +13,9 @@ from ..compute import description
 from ..device import DeviceSpec
 from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
-from ..workload import Attention, GatedFFN, NormMatmul
-from .arguments import Workspace
+from ..workload import Attention, Dim, GatedFFN, Workload
+from .arguments import Workspace, is_number
+from .attention import attention_steps
 from .compile import compile_kernels
 from .contraction import contraction_steps
 from .fixed import Fixed, fixed_arguments
@@ -25,27 +26,44 @@ from .steps import FixedWeights, Step
 
 @dataclass(frozen=True)
 class _Fused:
-    """A PrimFunc to be replaced: what it computes, its plans, and its parameters as tensors."""
+    """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
-    work: NormMatmul | GatedFFN
+    Those are tensors, and for the keys to read of a preallocated cache a number.
+    """
+
+    work: Workload
     plans: PlanTable
-    inputs: list[relax.Var]
+    inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
+
+    @property
+    def size(self) -> ir.Expr:
+        """What the ranges of the plans are of: rows, or query positions."""
+        axis = self.work.q_layout.index("s") if isinstance(self.work, Attention) else 0
+        return self.inputs[0].ty.shape.values[axis]
 
     def steps(self, dev: DeviceSpec, fixed: Fixed | None) -> list[list[Step]]:
         """Return the launches of every range."""
+        work = self.work
+        rooms: dict[str, Workspace] = {}
+        if isinstance(work, Attention):
+            return [
+                attention_steps(work, plan, self.inputs, _most(work.q_len, upper), dev, rooms)
+                for upper, plan in self.plans.entries
+            ]
         known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
         weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
-        rows = self.work.rows
-        bound = rows if isinstance(rows, int) else rows.upper
-        rooms: dict[str, Workspace] = {}
         return [
-            contraction_steps(
-                *(self.work, plan, self.inputs, bound if upper is None else upper, dev, rooms),
-                weights,
-            )
+            contraction_steps(work, plan, self.inputs, _most(work.rows, upper), dev, rooms, weights)
             for upper, plan in self.plans.entries
         ]
+
+
+def _most(dim: Dim, upper: int | None) -> int | None:
+    """Return the largest size that the range up to `upper` has; None if nothing bounds it."""
+    if upper is not None:
+        return upper
+    return dim if isinstance(dim, int) else dim.upper
 
 
 @tvm.transform.module_pass(opt_level=0, name="EmitTritonKernels")
@@ -95,10 +113,9 @@ class EmitTritonKernels:
         made = {}
         for gvar, ranges in steps.items():
             f = fused[gvar]
-            rows = f.inputs[0].ty.shape.values[0]
             branches = []
             for (upper, _), launches in zip(f.plans.entries, ranges, strict=True):
-                when = True if upper is None else rows <= tirx.IntImm("int64", upper)
+                when = True if upper is None else f.size <= tirx.IntImm("int64", upper)
                 branches.append(
                     Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in launches])
                 )
@@ -118,19 +135,22 @@ def _every(
 def _fused(func: tirx.PrimFunc) -> _Fused | None:
     """Return what a PrimFunc computes if its plans are for Triton."""
     work, plans = description(func) or (None, None)
-    if work is None or plans is None or isinstance(work, Attention):
+    if work is None or plans is None:
         return None
     if any(plan.backend != "triton" for _, plan in plans.entries):
         return None
-    types = [relax.TensorType(list(p.ty.shape), str(p.ty.dtype)) for p in func.params]
     count = _count_outputs(work)
-    inputs = [
-        relax.Var(p.name, ty) for p, ty in zip(func.params[:-count], types[:-count], strict=True)
-    ]
-    return _Fused(work, plans, inputs, types[-count:])
+    inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in func.params[:-count]]
+    return _Fused(work, plans, inputs, [_tensor(p) for p in func.params[-count:]])
 
 
-def _count_outputs(work: NormMatmul | GatedFFN) -> int:
+def _tensor(param: ir.Var) -> relax.TensorType:
+    return relax.TensorType(list(param.ty.shape), str(param.ty.dtype))
+
+
+def _count_outputs(work: Workload) -> int:
+    if isinstance(work, Attention):
+        return 1
     products = 1 if isinstance(work, GatedFFN) else len(work.outputs)
     extra = work.norm.returns_sum + work.norm.returns_norm if work.norm else 0
     return products + extra
@@ -174,11 +194,13 @@ class _Rewriter(relax.PyExprMutator):
         return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims)
 
 
-def _symbols(params: Sequence[relax.Var], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:
+def _symbols(params: Sequence[ir.Expr], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:
     """Return the value, at a call, of every symbolic dim of the parameters."""
-    return {
-        dim: size
-        for param, arg in zip(params, args, strict=True)
-        for dim, size in zip(param.ty.shape.values, arg.ty.shape.values, strict=True)
-        if isinstance(dim, ir.Var)
-    }
+    found: dict[ir.Var, ir.Expr] = {}
+    for param, arg in zip(params, args, strict=True):
+        if is_number(param):
+            found[param] = arg
+            continue
+        sizes = zip(param.ty.shape.values, arg.ty.shape.values, strict=True)
+        found |= {dim: size for dim, size in sizes if isinstance(dim, ir.Var)}
+    return found

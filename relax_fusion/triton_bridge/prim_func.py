@@ -174,6 +174,8 @@ def _unknown_variables(memory: Memory, branches: Sequence[Branch]) -> list[ir.Va
     used += [branch.when for branch in branches]
     for launch in _launches(branches):
         used += [*launch.grid, *(v for v in launch.args if memory.buffer_of(v) is None)]
+        maps = [v for v in launch.args if isinstance(v, TensorMap)]
+        used += [n for m in maps for n in (*(m.shape or ()), *(m.strides or ()))]
     return [v for v in dict.fromkeys(_variables(used)) if v not in told]
 
 
@@ -259,21 +261,13 @@ def _launch(
             continue
         args.append(data[buffer.name])
         if isinstance(value, TensorMap):
-            args += [own(d) for d in buffer.shape]
-            args += [own(s) for s in _row_major_strides(buffer.shape)]
+            shape, strides = value.layout(buffer.shape)
+            args += [own(n) for n in (*shape, *strides)]
     room = memory.buffer_of(scratch) if scratch is not None else None
     if room is not None and launch.kernel.scratch_bytes:
         args.append(data[room.name])
     grid = [*launch.grid, *[1] * (3 - len(launch.grid))]
     return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, grid))
-
-
-def _row_major_strides(shape: Sequence[Any]) -> list[Any]:
-    """Return the distance, in elements, between neighbours along every dimension."""
-    strides: list[Any] = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, strides[0] * size)
-    return strides
 
 
 def kernel_attr(kernel: CompiledKernel) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def _map_type(
 ) -> str:
     if dtype is None:
         raise KernelError(f"{what}: a tensor map must be of a tensor, not {value.of!r}")
-    rank = _rank(value.of, outputs)
+    rank = _rank(value.of, outputs) if value.shape is None else len(value.shape)
     if rank is not None and rank != len(value.block):
         raise KernelError(
             f"{what}: the tile {list(value.block)} of a tensor map has {len(value.block)} "

@@ -45,7 +45,9 @@ MEASURED_ATTENTION_MS = [
 
 @pytest.mark.parametrize(("work", "head_dim", "measured_ms"), MEASURED_ATTENTION_MS)
 def test_tensor_core_attention_is_priced_near_triton_s(work, head_dim, measured_ms):
-    plan = TilePlan(128, 64, head_dim, num_stages=2, num_warps=8, backend="triton")
+    plan = TilePlan(
+        *(128, 64, head_dim), num_stages=2, num_warps=8, backend="triton", family="pointer"
+    )
     assert violations(plan, work, GPU) == ()
     size = AttentionSize(work.batch, work.q_len, work.kv_len)
     ratio = predict(work, plan, GPU, size).seconds / (measured_ms * 1e-3)
@@ -194,7 +196,7 @@ def test_unfused_attention_writes_and_reads_the_scores():
     work = attention(batch=32)
     fused = predict(
         work,
-        TilePlan(128, 64, 64, num_stages=2, num_warps=4, backend="triton"),
+        TilePlan(128, 64, 64, num_stages=2, num_warps=8, backend="triton", family="pointer"),
         *(GPU, AttentionSize(32, 512, 512)),
     )
     unfused = predict_unfused(work, GPU, AttentionSize(32, 512, 512), backend="triton")

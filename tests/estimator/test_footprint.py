@@ -33,11 +33,6 @@ FOOTPRINTS = [
     ),
     (
         attention(),
-        TilePlan(128, 64, 64, num_stages=2, num_warps=4, backend="triton"),
-        *(GPU, Footprint(2 * (128 * 64 + 2 * 64 * 128), 128 + 32, 128)),
-    ),
-    (
-        attention(),
         TilePlan(32, 64, 64, lanes=8),
         *(AVX2, Footprint(0, 4, 1, 32, 4 * (32 * (64 * 3 + 4) + 64 * 64))),
     ),

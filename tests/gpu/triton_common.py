@@ -6,38 +6,49 @@ from collections.abc import Sequence
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.tile_plan import PlanTable
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
-from relax_fusion.workload import GatedFFN, NormMatmul
+from relax_fusion.triton_bridge.arguments import is_number
+from relax_fusion.workload import Workload
 
 
-def module_of(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int) -> ir.IRModule:
-    """Return a module whose main calls the PrimFunc of `work` with all of its parameters."""
+def module_of(work: Workload, plans: PlanTable, outputs: int) -> ir.IRModule:
+    """Return a module whose main calls the PrimFunc of `work` with all of its parameters.
+
+    A number among them, such as the keys to read of a cache, is given to main as a shape.
+    """
     func = build_prim_func(work, plans, gpu=True).without_attr("global_symbol")
     names: dict[ir.Var, ir.Var] = {}
 
     def size(dim: ir.Expr) -> ir.Expr:
         return names.setdefault(dim, tirx.Var("n", "int64")) if isinstance(dim, ir.Var) else dim
 
-    types = [relax.TensorType([size(d) for d in p.ty.shape], str(p.ty.dtype)) for p in func.params]
+    def type_of(param: ir.Var) -> relax.Type:
+        if is_number(param):
+            return relax.ShapeType([size(param)])
+        return relax.TensorType([size(d) for d in param.ty.shape], str(param.ty.dtype))
+
+    types = [type_of(p) for p in func.params]
     count = len(types) - outputs
     params = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:count])]
+    args = [p.ty.values[0] if isinstance(p.ty, relax.ShapeType) else p for p in params]
     builder = relax.BlockBuilder()
     gvar = builder.add_func(func, "fused")
     with builder.function("main", params):
         with builder.dataflow():
-            call = relax.op.call_tir(gvar, relax.Tuple(params), types[count:])
+            call = relax.op.call_tir(gvar, relax.Tuple(args), types[count:])
             out = builder.emit_output(call)
         builder.emit_func_output(out)
     return builder.get()
 
 
 def build_triton(
-    work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int, target: Target
+    work: Workload, plans: PlanTable, outputs: int, target: Target
 ) -> tvm.runtime.Executable:
     """Compile the kernels of `plans`."""
     mod = EmitTritonKernels(target)(module_of(work, plans, outputs))
@@ -45,12 +56,12 @@ def build_triton(
 
 
 def run_triton(
-    executable: tvm.runtime.Executable, arrays: Sequence[np.ndarray]
+    executable: tvm.runtime.Executable, arrays: Sequence[np.ndarray | int]
 ) -> list[np.ndarray]:
     """Run `main` on the GPU and return its results."""
     dev = tvm.cuda(0)
     out = relax.VirtualMachine(executable, dev)["main"](
-        *(tvm.runtime.tensor(a, dev) for a in arrays)
+        *(tvm_ffi.Shape([a]) if isinstance(a, int) else tvm.runtime.tensor(a, dev) for a in arrays)
     )
     tensors = [out] if isinstance(out, tvm.runtime.Tensor) else list(out)
     return [t.numpy() for t in tensors]

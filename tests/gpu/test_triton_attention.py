@@ -1,0 +1,92 @@
+"""The attention kernels of the Triton back end, run on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+import pytest
+
+from relax_fusion.device import DeviceSpec, device
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.triton_attention import unsupported
+from relax_fusion.target import device_of
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import Attention, DynamicDim
+
+from .attention_cases import Case
+from .common import gpu_target, needs_gpu
+from .triton_attention_cases import LARGER, larger_cases, small_cases
+from .triton_common import build_triton, run_triton
+
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+H200 = device("h200")
+SMALL = [c for c in small_cases() if unsupported(c.work, H200) is None]
+BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
+
+
+def _found(work: Attention, dev: DeviceSpec) -> dict[tuple[str, bool], list[TilePlan]]:
+    """Return the candidates by family, and by whether they cut the keys into parts."""
+
+    def kind(plan: TilePlan) -> tuple[str, bool]:
+        return plan.family, plan.split_k > 1
+
+    plans = [p for p in candidates(work, dev, "triton") if p.backend == "triton"]
+    return {k: list(group) for k, group in groupby(sorted(plans, key=kind), kind)}
+
+
+def _check(case: Case, plans: PlanTable) -> None:
+    executable = build_triton(case.work, plans, 1, gpu_target())
+    _run(case, executable)
+
+
+def _run(case: Case, executable) -> None:
+    arrays = case.inputs()
+    inputs = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
+    (got,) = run_triton(executable, inputs)
+    case.check(arrays, got, stored=True)
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_every_family_matches_reference(case: Case) -> None:
+    for plans in _found(case.work, device_of(gpu_target())).values():
+        _check(case, PlanTable.single(plans[sum(map(ord, case.name)) % len(plans)]))
+
+
+@pytest.mark.parametrize("case", larger_cases(), ids=lambda case: case.name)
+def test_longer_sequences_match_reference(case: Case) -> None:
+    for plans in _found(case.work, device_of(gpu_target())).values():
+        _check(case, PlanTable.single(plans[sum(map(ord, case.name)) % len(plans)]))
+
+
+SHARES = 15  # of the candidates, for as many workers
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_every_tile_matches_reference(head_dim: int, share: int) -> None:
+    work = replace(LARGER, head_dim=head_dim, v_dim=head_dim, causal="bottom_right")
+    case = Case("tiles", work)
+    tiles = {}
+    for plan in candidates(work, device_of(gpu_target()), "triton"):
+        parts = plan.split_k > 1 and plan.num_stages > 2
+        tiles.setdefault((plan.family, plan.block_m, plan.block_n, plan.num_warps, parts), plan)
+    for plan in list(tiles.values())[share::SHARES]:
+        _check(case, PlanTable.single(plan))
+
+
+@pytest.mark.parametrize("prefix", [False, True])
+def test_ranges_are_picked_at_run_time(prefix: bool) -> None:
+    work = replace(
+        LARGER, batch=BATCH, q_len=QUERIES, kv_len=KEYS, causal="bottom_right", kv_prefix=prefix
+    )
+    plans = [found[0] for found in _found(work, device_of(gpu_target())).values()]
+    uppers = [1, 16, 64, 100, 200][: len(plans) - 1]
+    table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
+    executable = build_triton(work, table, 1, gpu_target())
+    sizes = [(1, 1, 1), (3, 1, 900), (1, 16, 16), (2, 17, 700), (1, 64, 333), (1, 150, 150)]
+    for batch, q_len, kv_len in [*sizes, (2, 300, 555), (1, 1, 5000), (1, 4, 0)]:
+        lengths = {"batch": batch, "q_len": q_len, "kv_len": kv_len}
+        case = Case("ranges", work, {**lengths, "kv_capacity": kv_len + 37})
+        _run(case, executable)
