@@ -196,7 +196,7 @@ def _gpu_lanes(shape: MatmulShape, block_n: int, block_k: int) -> int:
 
 def _attention_cpu(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
     lanes = power_dividing(work.v_dim, dev.vector_bytes // 4)
-    for block_m in powers(1, _most_q(work, 64)):
+    for block_m in powers(1, _most_q(work, 128)):
         for block_n in powers(16, _most_kv(work, 256)):
             # Tall first: of equal prices, 4 rows x 2 vectors measured best (Zen 5).
             for reg_m in reversed([*powers(1, min(block_m, 4))]):
@@ -223,7 +223,10 @@ def _attention_gpu(work: Attention) -> Iterator[TilePlan]:
 
 
 def _most_q(work: Attention, limit: int) -> int:
-    return min(limit, next_power(work.q_len)) if isinstance(work.q_len, int) else limit
+    """Return the most rows of a tile; those of query heads that share keys share it, too."""
+    if not isinstance(work.q_len, int):
+        return limit
+    return min(limit, next_power(work.q_len * work.q_heads // work.kv_heads))
 
 
 def _most_kv(work: Attention, limit: int) -> int:

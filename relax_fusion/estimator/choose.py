@@ -182,7 +182,7 @@ def _best(
     What counts is the mean of its time over the best time at each size: a plan that pads few rows
     to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
-    rows = next_power(_tiled_rows(work, sizes[-1], found[0].backend))
+    rows = next_power(_tiled_rows(work, sizes[-1]))
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do.
     lowest = max(rows, min(plan.block_m for plan in found))
     low = [plan for plan in found if plan.block_m <= lowest]
@@ -196,11 +196,10 @@ def _best(
     return low[index], priced[-1][index]
 
 
-def _tiled_rows(work: Workload, size: Size, backend: str) -> int:
-    """Return the rows that tiles cover: of all query heads that share keys, where they can."""
-    if backend == "triton" and isinstance(work, Attention):
-        return rows_of(work, size) * (work.q_heads // work.kv_heads)
-    return rows_of(work, size)
+def _tiled_rows(work: Workload, size: Size) -> int:
+    """Return the rows that tiles cover: in attention, of all query heads that share keys."""
+    rows = rows_of(work, size)
+    return rows * (work.q_heads // work.kv_heads) if isinstance(work, Attention) else rows
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:

@@ -177,9 +177,10 @@ def attention_on_gpu(
 ) -> Prediction:
     """Price the fused attention at `size`; tiles that a causal mask hides are skipped."""
     b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
-    tiles_m = ceil_div(size.q_len, plan.block_m)
-    blocks = size.batch * work.q_heads * tiles_m
-    mean_steps, most_steps = visible_blocks(work, plan, size)
+    group = work.q_heads // work.kv_heads  # whose rows share tiles
+    tiles_m = ceil_div(size.q_len * group, plan.block_m)
+    blocks = size.batch * work.kv_heads * tiles_m
+    mean_steps, most_steps = visible_blocks(work, plan, size, max(1, plan.block_m // group))
     scores = plan.block_m * plan.block_n
     # The matrix units, the exponentials and the rest of the softmax take turns within a block.
     step_s = _attention_products_s(work, plan, foot, dev, blocks)
@@ -190,8 +191,7 @@ def attention_on_gpu(
     kv_loads = blocks * mean_steps * plan.block_n * d * b
     # Blocks of one wave share the keys of as many heads as the wave covers.
     slots = dev.sm_count * resident_blocks(foot, dev)
-    per_head = tiles_m * (work.q_heads // work.kv_heads)
-    heads = min(size.batch * work.kv_heads, ceil_div(slots, per_head))
+    heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
     wave_kv = heads * size.kv_len * d * b
     miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
     # Keys and values are staged one after the other
@@ -209,16 +209,15 @@ def attention_on_gpu(
 
 
 def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
-    """Return the bytes of the query, the result and the additive mask."""
+    """Return the bytes of the query, the result, the bias and the mask."""
     rows = size.batch * work.q_heads * size.q_len
     moved = rows * work.head_dim * DTYPE_BYTES[work.dtype]
     moved += rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
-    if work.bias_dims is not None:
-        mask = DTYPE_BYTES[work.bias_dtype]
-        full = (size.batch, work.q_heads, size.q_len, size.kv_len)
-        for is_full, extent in zip(work.bias_dims, full, strict=True):
-            mask *= extent if is_full else 1
-        moved += mask
+    full = (size.batch, work.q_heads, size.q_len, size.kv_len)
+    for dims, each in ((work.bias_dims, DTYPE_BYTES[work.bias_dtype]), (work.mask_dims, 1)):
+        if dims is not None:
+            sizes = zip(full, dims, strict=True)
+            moved += each * math.prod(n for n, is_full in sizes if is_full)
     return moved
 
 
