@@ -118,7 +118,7 @@ def judged(out: torch.Tensor, problem: Problem) -> dict[str, Any]:
     the largest value; what is not finite must be so in the same places.
     """
     exact = problem.reference()
-    plain = problem.computed(torch.float32).to(problem.dtype).double()
+    plain = problem.rounded().double()
     finite = exact.isfinite()
     same = bool((out.isfinite() == finite).all())
     scale = exact[finite].abs().max()

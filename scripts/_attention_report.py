@@ -88,7 +88,8 @@ def line(entry: Entry) -> str:
     e = with_best(entry)
     times = " ".join(f"{n} {us(e['us'][n])}" for n in CONTENDERS if n in e["us"])
     ratios = " ".join(f"/{n} {r:.2f}" for n in ("sdpa", "flex") if (r := ratio(e, n)) is not None)
-    text = f"{name_of(e)}: {times} | {ratios} | floor {us(e['floor_us'])} err"
+    text = f"{name_of(e)}: {times} | " + (f"{ratios} | " if ratios else "")
+    text += f"floor {us(e['floor_us'])} err"
     text += "".join(f" {n} {_errors(e, n)}" for n in (*CONTENDERS, "eager") if n in e["errors"])
     return text + what_happened(e)
 

@@ -95,6 +95,10 @@ class Problem:
         """Return the sampled queries' results in float64, no intermediate rounded."""
         return self.computed(torch.float64)
 
+    def rounded(self) -> torch.Tensor:
+        """Return the sampled queries' results of steps in float32, rounded to the dtype."""
+        return self.computed(torch.float32).to(self.dtype)
+
     def sampled(self, out: torch.Tensor) -> torch.Tensor:
         """Return what a result ``[b, n, s, h]`` has for the sampled queries."""
         return out[:, :, self.rows()]

@@ -55,43 +55,79 @@ def draw(path: Path, plot: Callable[[dict[str, Any], Path], None], script: str) 
     return True
 
 
-class Bench:
-    """One run on the GPU; torch is imported here, for a picture needs none.
-
-    A subclass says what to do: `facts`, `prepare`, `measured`, and how its entries are called.
+class GpuRun:
+    """A run on the GPU and what is recorded of it; torch is imported here, for reports need none.
 
     Parameters
     ----------
     args : argparse.Namespace
         With ``seconds``, ``results``, ``dtype`` and ``target``.
-    report : module
-        With ``line``, ``markdown``, ``summary`` and ``plot`` of what is measured.
-    kind : mapping
-        What a run that is resumed must have in common with this one.
+    facts : mapping
+        For the record, beside those of the machine.
     """
 
     script = ""
-    ours: tuple[str, ...] = ()
+    without_gpu = ""
+    """The option that needs no GPU."""
 
-    def __init__(self, args: argparse.Namespace, report: Any, kind: Mapping[str, Any]) -> None:
+    def __init__(self, args: argparse.Namespace, facts: Mapping[str, Any]) -> None:
         import _gpu_timing
         import torch
 
         if not torch.cuda.is_available():
-            raise SystemExit(f"{self.script} needs an NVIDIA GPU; --plot FILE.json does not")
-        self.args, self.torch, self.timing, self.report = args, torch, _gpu_timing, report
+            raise SystemExit(
+                f"{self.script} needs an NVIDIA GPU; {self.without_gpu} FILE.json does not"
+            )
+        self.args, self.torch, self.timing = args, torch, _gpu_timing
         self.began = time.monotonic()
-        self.entries: dict[Key, Entry] = resumed(args.resume, kind, self.key_of)
         self.sampler = self.timing.Sampler()
         self.ceilings = self.timing.ceilings(self.sampler)
         self.record: dict[str, Any] = {
             **_record.facts(),
             "gpu": torch.cuda.get_device_name(),
-            **kind,
+            "dtype": args.dtype,
+            **facts,
             "target": args.target,
             **self.ceilings,
-            "cases": [],
         }
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def late(self) -> bool:
+        return self.args.seconds is not None and self.elapsed() > self.args.seconds
+
+    def check_device(self, cause: Exception) -> None:
+        """Tell an error of one contender from one that leaves the GPU unusable."""
+        try:
+            self.torch.cuda.synchronize()
+        except Exception as err:
+            raise DeviceLostError(f"{sentence(cause)}; then {sentence(err)}") from cause
+
+
+class Bench(GpuRun):
+    """A benchmark of many cases, each with the same contenders.
+
+    A subclass says what to do: `facts`, `measured`, and how its entries are called.
+
+    Parameters
+    ----------
+    args : argparse.Namespace
+        As in `GpuRun`, and ``resume``.
+    report : module
+        With ``line``, ``markdown``, ``summary`` and ``plot`` of what is measured.
+    kind : mapping
+        What a run that is resumed must have in common with this one, beside the dtype.
+    """
+
+    without_gpu = "--plot"
+    ours: tuple[str, ...] = ()
+
+    def __init__(self, args: argparse.Namespace, report: Any, kind: Mapping[str, Any]) -> None:
+        super().__init__(args, kind)
+        self.report = report
+        kind = {"dtype": args.dtype, **kind}
+        self.entries: dict[Key, Entry] = resumed(args.resume, kind, self.key_of)
 
     # --- what a subclass says --------------------------------------------------------------
 
@@ -113,12 +149,6 @@ class Bench:
         raise NotImplementedError
 
     # --- the run ---------------------------------------------------------------------------
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self.began
-
-    def late(self) -> bool:
-        return self.args.seconds is not None and self.elapsed() > self.args.seconds
 
     def say_ceilings(self) -> None:
         ceilings = ", ".join(f"{k} {v:.3f}" for k, v in self.ceilings.items())
@@ -190,13 +220,6 @@ class Bench:
             "no_graph": {n: c.why_no_graph for n, c in calls.items() if c.graph is None},
         }
 
-    def check_device(self, cause: Exception) -> None:
-        """Tell an error of one contender from one that leaves the GPU unusable."""
-        try:
-            self.torch.cuda.synchronize()
-        except Exception as err:
-            raise DeviceLostError(f"{sentence(cause)}; then {sentence(err)}") from cause
-
     def write(self) -> Path:
         """Write what there is so far; return the JSON file."""
         self.record["cases"] = list(self.entries.values())
@@ -224,12 +247,12 @@ def is_bad(entry: Entry, ours: Iterable[str]) -> bool:
     return "error" in entry or any(n in entry["wrong"] or n in entry["failed"] for n in ours)
 
 
-def run_or_say_lost(bench: Bench, run: Callable[[], int]) -> int:
-    """Return the exit status of a run, which keeps what it has if the GPU is lost."""
+def run_or_say_lost(run: Any) -> int:
+    """Return the exit status of a run, which writes what it has if the GPU is lost."""
     try:
-        return run()
+        return run.run()
     except DeviceLostError as err:
-        bench.write()
+        run.write()
         print(f"the GPU is lost: {err}; complete this run with --resume", file=sys.stderr)
         return 2
 

@@ -7,53 +7,57 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
-
-from _matmul_cases import EPS, Chain
+from typing import Any, Protocol
 
 from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator import Choice, candidates, choose, predict
+from relax_fusion.estimator.shape import Size
 from relax_fusion.tile_plan import TilePlan
-from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from relax_fusion.workload import Workload
 
-CASES = ("qkv", "gate_up", "out", "down")
-"""Those of `_matmul_cases` that are one workload."""
-
-ROWS = (1, 3, 4, 16, 17, 64, 100, 128, 256, 1000, 1024, 4096)
 TOP = 10
 """Plans that are timed in any case: those predicted to be fastest."""
 
 BACKEND = "triton"
 
-Work = NormMatmul | GatedFFN
 
+class Subject(Protocol):
+    """What plans are chosen for: a workload at a size."""
 
-def workload(chain: Chain, rows: int | None, dtype: str) -> Work:
-    """Return what the pass of a chain hands to the estimator; `rows` None: symbolic."""
-    dim: Dim = DynamicDim("rows") if rows is None else rows
-    k, n = chain.inputs["x"], chain.out_features
-    norm = Norm("rms", EPS) if "gamma" in chain.weights else None
-    if chain.case == "gate_up":
-        return GatedFFN(dim, k, n, "nk", True, True, "silu", norm, dtype, dtype)
-    epilogue = ("residual",) if "residual" in chain.inputs else ()
-    return NormMatmul(dim, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype)
+    @property
+    def name(self) -> str:
+        """For people, and what tells it from others."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its tensors."""
+
+    @property
+    def size(self) -> Size:
+        """At which it is priced."""
+
+    @property
+    def extent(self) -> int:
+        """By which a table of plans is asked: rows, or queries."""
+
+    def work(self, *, symbolic: bool = False) -> Workload:
+        """Return what the fusing pass hands to the estimator."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that describe it where groups are stored."""
 
 
 @dataclass
 class Group:
-    """Plans of one workload at one number of rows, timed in one run.
+    """Plans of one workload at one size, timed in one run.
 
     Parameters
     ----------
-    chain : Chain
-        Case and size.
-    rows : int
-        At which the plans were timed.
-    dtype : str
-        Of the tensors.
+    subject : Subject
+        The workload and the size.
     plans, ms : list of TilePlan, list of float
         The plans whose results were right, and their times.
     wrong, failed : list of dict
@@ -62,9 +66,7 @@ class Group:
         Plans that the estimator chose from; 0 if that was not recorded.
     """
 
-    chain: Chain
-    rows: int
-    dtype: str
+    subject: Subject
     plans: list[TilePlan] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
     wrong: list[dict[str, Any]] = field(default_factory=list)
@@ -72,22 +74,14 @@ class Group:
     feasible: int = 0
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        """Size, case and rows."""
-        return self.chain.size, self.chain.case, self.rows
-
-    @property
     def name(self) -> str:
-        """The same, for people."""
-        return " ".join(map(str, self.key))
+        """That of the subject."""
+        return self.subject.name
 
     def to_json(self) -> dict[str, Any]:
         """Return the group as it is stored; plans hold the fields of a `TilePlan`, and "ms"."""
         return {
-            "size": self.chain.size,
-            "case": self.chain.case,
-            "rows": self.rows,
-            "dtype": self.dtype,
+            **self.subject.to_json(),
             "feasible": self.feasible,
             "plans": [
                 {**plan_fields(p), "ms": ms} for p, ms in zip(self.plans, self.ms, strict=True)
@@ -96,22 +90,20 @@ class Group:
             "failed": self.failed,
         }
 
-    @staticmethod
-    def from_json(stored: dict[str, Any]) -> Group:
-        """Read `to_json`."""
-        group = Group(
-            Chain(stored["case"], stored.get("size", "8b")),
-            stored["rows"],
-            stored.get("dtype", "float16"),
-            wrong=stored.get("wrong", []),
-            failed=stored.get("failed", []),
-            feasible=stored.get("feasible", 0),
-        )
-        for plan in stored["plans"]:
-            rest = {k: v for k, v in plan.items() if k != "ms"}
-            group.plans.append(TilePlan.from_attr({"backend": BACKEND, **rest}))
-            group.ms.append(plan["ms"])
-        return group
+
+def from_json(stored: dict[str, Any], subject_of: Callable[[dict[str, Any]], Subject]) -> Group:
+    """Read `Group.to_json`."""
+    group = Group(
+        subject_of(stored),
+        wrong=stored.get("wrong", []),
+        failed=stored.get("failed", []),
+        feasible=stored.get("feasible", 0),
+    )
+    for plan in stored["plans"]:
+        rest = {k: v for k, v in plan.items() if k != "ms"}
+        group.plans.append(TilePlan.from_attr({"backend": BACKEND, **rest}))
+        group.ms.append(plan["ms"])
+    return group
 
 
 def plan_fields(plan: TilePlan) -> dict[str, Any]:
@@ -120,9 +112,10 @@ def plan_fields(plan: TilePlan) -> dict[str, Any]:
     return {k: v for k, v in asdict(plan).items() if v != usual[k] or k.startswith("block")}
 
 
-def load(path: Path) -> list[Group]:
+def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:
     """Read the groups of a file of timings."""
-    return [Group.from_json(g) for g in json.loads(path.read_text(encoding="utf-8"))["groups"]]
+    stored = json.loads(path.read_text(encoding="utf-8"))["groups"]
+    return [from_json(group, subject_of) for group in stored]
 
 
 @dataclass(frozen=True)
@@ -132,9 +125,9 @@ class Chosen:
     Parameters
     ----------
     plan : TilePlan
-        For this number of rows, known when compiling.
+        For this size, known when compiling.
     from_table : TilePlan
-        For this number of rows, by the table for symbolic rows.
+        For this size, by the table for a symbolic one.
     milliseconds : float
         The longer of the two choices, nothing cached.
     """
@@ -144,41 +137,33 @@ class Chosen:
     milliseconds: float
 
 
-def ask(chain: Chain, rows: int, dtype: str, dev: DeviceSpec) -> Chosen:
+def ask(subject: Subject, dev: DeviceSpec) -> Chosen:
     """Let the estimator choose."""
     uncached = getattr(choose, "__wrapped__", choose)
     plans, longest = [], 0.0
-    for dim in (rows, None):
-        work = workload(chain, dim, dtype)
+    for symbolic in (False, True):
+        work = subject.work(symbolic=symbolic)
         began = time.perf_counter()
         choice = uncached(work, dev, always=True, backend=BACKEND)
         longest = max(longest, 1e3 * (time.perf_counter() - began))
         if not isinstance(choice, Choice):
-            raise ValueError(f"{chain.size} {chain.case} {rows}: the estimator declines: {choice}")
-        plans.append(choice.plans.plan_for(rows))
+            raise ValueError(f"{subject.name}: the estimator declines: {choice}")
+        plans.append(choice.plans.plan_for(subject.extent))
     return Chosen(*plans, longest)
 
 
-def range_uppers(chain: Chain, dtype: str, dev: DeviceSpec) -> list[int | None]:
-    """Return the upper ends of the ranges of symbolic rows."""
-    choice = choose(workload(chain, None, dtype), dev, always=True, backend=BACKEND)
-    return [p.upper for p in choice.predictions] if isinstance(choice, Choice) else [None]
-
-
-def selected(
-    chain: Chain, rows: int, dtype: str, dev: DeviceSpec, most: int
-) -> tuple[list[TilePlan], int]:
+def selected(subject: Subject, dev: DeviceSpec, most: int) -> tuple[list[TilePlan], int]:
     """Return the plans to time, and how many were feasible.
 
     All, or where there are more than `most`: the first `TOP` by prediction, what is chosen, and a
     sample of the others, always the same.
     """
-    work, chosen = workload(chain, rows, dtype), ask(chain, rows, dtype, dev)
+    work, chosen = subject.work(), ask(subject, dev)
     found = list(candidates(work, dev, BACKEND))
-    found.sort(key=lambda plan: predict(work, plan, dev, rows).seconds)
+    found.sort(key=lambda plan: predict(work, plan, dev, subject.size).seconds)
     kept = list(dict.fromkeys([chosen.plan, chosen.from_table, *found[:TOP]]))
     rest = [plan for plan in found if plan not in kept]
-    draw = random.Random(f"{chain.size} {chain.case} {rows} {dtype}")
+    draw = random.Random(f"{subject.name} {subject.dtype}")
     kept += draw.sample(rest, min(len(rest), max(0, most - len(kept))))
     return kept, len(found)
 
@@ -195,7 +180,7 @@ class Judgement:
     predicted_ms : list of float
         Of every plan.
     regret, table_regret : float
-        Part that the choice for these rows, or the table's, loses to the best; NaN if the table's
+        Part that the choice for this size, or the table's, loses to the best; NaN if the table's
         was not timed.
     correlation : float
         Spearman's, of predicted and measured times; NaN for fewer than three plans.
@@ -224,12 +209,11 @@ class Judgement:
 
 def judge(group: Group, dev: DeviceSpec) -> Judgement:
     """Compare the model of now with the timings of a group, which must have some."""
-    said = ask(group.chain, group.rows, group.dtype, dev)
-    work = workload(group.chain, group.rows, group.dtype)
-    predicted = [1e3 * predict(work, p, dev, group.rows).seconds for p in group.plans]
+    said, subject = ask(group.subject, dev), group.subject
+    works = [subject.work(symbolic=symbolic) for symbolic in (False, True)]
+    predicted = [1e3 * predict(works[0], p, dev, subject.size).seconds for p in group.plans]
     best = min(range(len(predicted)), key=group.ms.__getitem__)
-    symbolic = workload(group.chain, None, group.dtype)
-    known = {p for w in (work, symbolic) for p in candidates(w, dev, BACKEND)}
+    known = {p for w in works for p in candidates(w, dev, BACKEND)}
     kept = [i for i, p in enumerate(group.plans) if p in known]
     timed = said.plan in group.plans
     # Of equal predictions the slowest, lest the order of the file decide in our favour

@@ -69,7 +69,7 @@ def summary(judged: Judged) -> str:
             f"- choices that were not timed: {o['choice_not_timed']:.0f}; in their place stands "
             f"the timed plan of the next prediction; mean without them "
             f"{o['mean_regret_of_timed_choices']:.1%}",
-            f"- of the table for symbolic rows: mean {o['mean_table_regret']:.1%}, largest "
+            f"- of the table for symbolic sizes: mean {o['mean_table_regret']:.1%}, largest "
             f"{o['max_table_regret']:.1%}",
             f"- rank correlation: mean {rank:.3f} (at least {CORRELATION_LIMIT}: "
             f"{held(rank >= CORRELATION_LIMIT)}){superseded}",
@@ -85,9 +85,9 @@ def earlier(o: dict[str, float]) -> str:
     """Return in a sentence what the model reached that was there when the plans were timed."""
     return (
         f"The model of the time of the run: regret mean {o['mean_regret']:.1%}, largest "
-        f"{o['max_regret']:.1%}; of the table for symbolic rows mean {o['mean_table_regret']:.1%}; "
-        f"rank correlation {o['mean_correlation']:.3f}; predictions near the best off by "
-        f"{o['mean_error_near_best']:.1%}.  The model of now:"
+        f"{o['max_regret']:.1%}; of the table for symbolic sizes mean "
+        f"{o['mean_table_regret']:.1%}; rank correlation {o['mean_correlation']:.3f}; predictions "
+        f"near the best off by {o['mean_error_near_best']:.1%}.  The model of now:"
     )
 
 
@@ -100,7 +100,7 @@ def markdown(groups: Sequence[Group], judged: Judged) -> str:
 def _cases(judged: Judged) -> str:
     rows: list[tuple[str, ...]] = [
         (
-            *("size", "case", "rows", "dtype", "plans timed", "feasible", "chosen", "us", "best"),
+            *("case", "dtype", "plans timed", "feasible", "chosen", "us", "best"),
             *("us", "regret", "regret of the table", "rank correlation", "choose, ms"),
         )
     ]
@@ -110,7 +110,7 @@ def _cases(judged: Judged) -> str:
         rank = "" if math.isnan(j.correlation) else f"{j.correlation:.3f}"
         rows.append(
             (
-                *(g.chain.size, g.chain.case, str(g.rows), g.dtype, str(len(g.plans))),
+                *(g.name, g.subject.dtype, str(len(g.plans))),
                 *(str(g.feasible or ""), chosen, _us(g.ms[j.chosen])),
                 *(_named(g, j.best), _us(g.ms[j.best]), f"{j.regret:.1%}", table, rank),
                 f"{j.choose_ms:.1f}",

@@ -11,23 +11,23 @@ from tvm.target import Target
 from relax_fusion import PATTERNS
 from relax_fusion.compute import build_prim_func
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import GatedFFN, NormMatmul
+from relax_fusion.workload import Attention, GatedFFN, NormMatmul
+
+Work = NormMatmul | GatedFFN | Attention
 
 Uppers = Sequence[int | None]
 
 
-def module_of(
-    work: NormMatmul | GatedFFN, plans: Mapping[TilePlan, Uppers]
-) -> tuple[ir.IRModule, list[str]]:
+def module_of(work: Work, plans: Mapping[TilePlan, Uppers]) -> tuple[ir.IRModule, list[str]]:
     """Return a module with a function for each plan, and their names.
 
     Parameters
     ----------
-    work : NormMatmul or GatedFFN
-        With one result.
+    work : NormMatmul, GatedFFN or Attention
+        With one result; an attention of fixed sizes.
     plans : mapping of TilePlan to sequence of (int or None)
-        For each plan, the upper ends of the ranges of rows in which it is to serve; what a kernel
-        may assume of its rows depends on them.
+        For each plan, the upper ends of the ranges of rows in which it is to serve (None alone, if
+        they are fixed); what a kernel may assume of its rows depends on them.
     """
     builder = relax.BlockBuilder()
     names = []
@@ -58,7 +58,7 @@ def _add(builder: relax.BlockBuilder, gvar: ir.GlobalVar, func: tirx.PrimFunc, n
 
 
 def compile_plans(
-    work: NormMatmul | GatedFFN, plans: Mapping[TilePlan, Uppers], target: Target
+    work: Work, plans: Mapping[TilePlan, Uppers], target: Target
 ) -> tuple[dict[TilePlan, tuple[tvm.runtime.Executable, str]], dict[TilePlan, str]]:
     """Compile all plans in one module; where that fails, find out which do not compile.
 

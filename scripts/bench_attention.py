@@ -77,7 +77,7 @@ def contenders_of(args: argparse.Namespace, case: Case) -> list[str]:
 def kind_of(args: argparse.Namespace) -> dict[str, str]:
     """Return what makes runs comparable."""
     sizes = "symbolic" if args.dynamic else "static"
-    return {"dtype": args.dtype, "layout": args.layout, "sizes": sizes}
+    return {"layout": args.layout, "sizes": sizes}
 
 
 class AttentionBench(Bench):
@@ -99,8 +99,8 @@ class AttentionBench(Bench):
 
     def file_name(self) -> str:
         usual = ("float16", "bsnh", "static")
-        kinds = (k for k in kind_of(self.args).values() if k not in usual)
-        return "-".join(["bench_attention", *kinds])
+        kinds = (self.args.dtype, *kind_of(self.args).values())
+        return "-".join(["bench_attention", *(k for k in kinds if k not in usual)])
 
     def todo(self) -> list[Case]:
         """Return the cases that are not measured yet, important ones first."""
@@ -218,8 +218,7 @@ def main() -> int:
         import _attention_accuracy
 
         return _attention_accuracy.run(args)
-    bench = AttentionBench(args)
-    return run_or_say_lost(bench, bench.run)
+    return run_or_say_lost(AttentionBench(args))
 
 
 if __name__ == "__main__":

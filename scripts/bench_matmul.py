@@ -75,7 +75,7 @@ class MatmulBench(Bench):
     ours = OURS
 
     def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, report, {"dtype": args.dtype, "rows": rows_kind(args)})
+        super().__init__(args, report, {"rows": rows_kind(args)})
         import _matmul_ours
         import _matmul_torch
         import _relax_build
@@ -186,8 +186,7 @@ def main() -> int:
     args = arguments()
     if args.plot is not None:
         return 0 if draw(args.plot, report.plot, "bench_matmul") else 1
-    bench = MatmulBench(args)
-    return run_or_say_lost(bench, bench.run)
+    return run_or_say_lost(MatmulBench(args))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import _attention_ours as ours
 import _attention_report as report
@@ -16,7 +17,6 @@ from _bench import is_bad
 from _gpu_timing import errors_of
 
 TINY = {"heads": (4, 2), "lengths": (24, 24), "head_dim": 16, "batch": 2}
-MASKS = ("", "bias", "window", "alibi", "softcap", "where")
 
 
 def entry(name: str = "S1", **changes) -> dict:
@@ -42,7 +42,7 @@ def entry(name: str = "S1", **changes) -> dict:
 
 def record(*entries: dict) -> dict:
     kind = bench.kind_of(bench.arguments([]))
-    facts = {"date": "2026-01-02", "gpu": "some GPU", "copy_tb_s": 4.3}
+    facts = {"date": "2026-01-02", "gpu": "some GPU", "dtype": "float16", "copy_tb_s": 4.3}
     return {**facts, **kind, "cases": list(entries)}
 
 
@@ -168,9 +168,9 @@ def test_roofline(tmp_path) -> None:
     assert "prefill, cuDNN" in path.with_suffix(".svg").read_text()
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("layout", bench.LAYOUTS)
-@pytest.mark.parametrize("mask", ["", "bias"])
+@pytest.mark.parametrize(
+    ("mask", "layout", "dynamic"), [("", "bnsh", False), ("bias", "bsnh", True)]
+)
 def test_ours_computes_the_reference(mask, layout, dynamic) -> None:
     case = Case("tiny", "test", **TINY, causal=not mask, mask=mask)
     job = Job(case, "float32", layout, dynamic, "llvm")
@@ -205,9 +205,8 @@ def test_a_case_that_cannot_be_compiled_costs_the_others_nothing(monkeypatch, ca
 
 def test_plans_are_printed_without_a_gpu(capsys) -> None:
     assert bench.ours_plans(bench.arguments(["--plans", "--cases", "S1", "d256"])) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["S1", "d256"]
-    assert "not fused" not in "".join(lines)
+    plan = r" \w+ \d+x\d+x\d+ w\d+ s\d+( k/\d+)?\n"
+    assert re.fullmatch(f"S1:{plan}d256:{plan}", capsys.readouterr().out)
 
 
 @pytest.fixture

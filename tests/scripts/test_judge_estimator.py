@@ -14,8 +14,10 @@ import _plan_module as modules
 import judge_estimator
 import pytest
 import torch
+from _judge import function_of, judge_stored
 from _judgement import Group, spearman
 from _matmul_cases import Chain
+from _matmul_subject import CASES, ChainAt
 from _matmul_torch import Problem, Weights
 from _record import RESULTS, compact_json
 
@@ -31,18 +33,18 @@ QKV = Chain("qkv", "1b")
 
 def plans(chain: Chain, rows: int) -> list[TilePlan]:
     """Return the feasible plans, fastest by prediction first."""
-    work = judgement.workload(chain, rows, "float16")
+    work = ChainAt(chain, rows, "float16").work()
     found = list(candidates(work, H200, "triton"))
     return sorted(found, key=lambda p: predict(work, p, H200, rows).seconds)
 
 
 def group(rows: int = 16, chain: Chain = QKV, slower: float = 1.0) -> Group:
     """Return timings that are the predictions, the first plan's times `slower`."""
-    work, found = judgement.workload(chain, rows, "float16"), plans(chain, rows)
-    ms = [1e3 * predict(work, p, H200, rows).seconds for p in found]
-    chosen = judgement.ask(chain, rows, "float16", H200).plan
+    subject, found = ChainAt(chain, rows, "float16"), plans(chain, rows)
+    ms = [1e3 * predict(subject.work(), p, H200, rows).seconds for p in found]
+    chosen = judgement.ask(subject, H200).plan
     ms[found.index(chosen)] *= slower
-    return Group(chain, rows, "float16", found, ms, feasible=len(found))
+    return Group(subject, found, ms, feasible=len(found))
 
 
 def test_spearman() -> None:
@@ -54,7 +56,7 @@ def test_spearman() -> None:
 
 
 def test_workloads_are_those_of_the_passes() -> None:
-    works = {c: judgement.workload(Chain(c, "8b"), 16, "bfloat16") for c in judgement.CASES}
+    works = {c: ChainAt(Chain(c, "8b"), 16, "bfloat16").work() for c in CASES}
     assert isinstance(works["gate_up"], GatedFFN) and works["gate_up"].n == 14336
     down = works["down"]
     assert isinstance(down, NormMatmul) and down.norm is None and down.k == 14336
@@ -80,7 +82,7 @@ def test_regret_is_what_the_choice_loses_to_the_best() -> None:
 
 def test_where_the_choice_was_not_timed_ties_count_against_it(monkeypatch) -> None:
     g = group()
-    chosen = judgement.ask(QKV, 16, "float16", H200).plan
+    chosen = judgement.ask(g.subject, H200).plan
     kept = [i for i, p in enumerate(g.plans) if p != chosen]
     g.plans, g.ms = [g.plans[i] for i in kept], [g.ms[i] for i in kept]
     j = judgement.judge(g, H200)
@@ -95,7 +97,7 @@ def test_groups_are_stored_and_read(tmp_path) -> None:
     g.wrong, g.failed = [{"plan": "a", "why": "b"}], [{"plan": "c", "why": "d"}]
     path = tmp_path / "timings.json"
     path.write_text(compact_json({"groups": [g.to_json()]}))
-    assert judgement.load(path) == [g]
+    assert judgement.load(path, ChainAt.from_json) == [g]
     # what a test of the estimator does with `2026-11-21-judge_estimator.json`
     stored = json.loads(path.read_text())["groups"][0]["plans"][0]
     assert TilePlan(**{k: v for k, v in stored.items() if k != "ms"}, backend="triton") in g.plans
@@ -103,7 +105,7 @@ def test_groups_are_stored_and_read(tmp_path) -> None:
 
 def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -> None:
     g = group()
-    work = judgement.workload(QKV, 16, "float16")
+    work = g.subject.work()
     old = TilePlan(16, 32, 64, num_stages=5, num_warps=4, backend="triton", family="stream")
     assert old not in plans(QKV, 16)
     before = judgement.judge(g, H200)
@@ -119,8 +121,9 @@ def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -
 
 
 def test_the_record_is_judged_without_a_gpu() -> None:
-    groups = judgement.load(RESULTS / "2026-11-21-judge_estimator.json")
-    assert len(groups) == 32 and {g.chain.size for g in groups} == {"8b"}
+    path = RESULTS / "2026-11-21-judge_estimator.json"
+    groups = judgement.load(path, ChainAt.from_json)
+    assert len(groups) == 32 and {g.subject.chain.size for g in groups} == {"8b"}
     overall = report.overall(judgement.judge_all(groups, H200))
     assert overall["cases"] == 32 and overall["superseded_plans"] == 154
     assert 0 <= overall["mean_regret"] <= overall["max_regret"] < 0.06
@@ -129,14 +132,15 @@ def test_the_record_is_judged_without_a_gpu() -> None:
 
 def test_a_sample_holds_the_choice_and_the_first_by_prediction() -> None:
     found = plans(QKV, 1)
-    few, feasible = judgement.selected(QKV, 1, "float16", H200, 20)
+    subject = ChainAt(QKV, 1, "float16")
+    few, feasible = judgement.selected(subject, H200, 20)
     assert feasible == len(found) > 20 == len(few) == len(set(few))
-    work = judgement.workload(QKV, 1, "float16")
+    work = subject.work()
     limit = sorted(predict(work, p, H200, 1).seconds for p in found)[judgement.TOP - 1]
     assert sum(predict(work, p, H200, 1).seconds <= limit for p in few) >= judgement.TOP
-    assert judgement.ask(QKV, 1, "float16", H200).plan in few
-    assert few == judgement.selected(QKV, 1, "float16", H200, 20)[0]
-    everything, _ = judgement.selected(QKV, 1, "float16", H200, 1000)
+    assert judgement.ask(subject, H200).plan in few
+    assert few == judgement.selected(subject, H200, 20)[0]
+    everything, _ = judgement.selected(subject, H200, 1000)
     assert set(found) <= set(everything)
 
 
@@ -161,10 +165,10 @@ def test_json_is_on_few_lines_and_the_same() -> None:
     assert '    {"d": null}\n' in text and '"e": [1, 2]' in text
 
 
-@pytest.mark.parametrize("case", judgement.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_functions_take_the_tensors_of_a_problem(case) -> None:
     chain = Chain(case, "1b")
-    work = judgement.workload(chain, None, "bfloat16")
+    work = ChainAt(chain, 3, "bfloat16").work(symbolic=True)
     plan = next(candidates(work, H200, "triton"))
     mod, names = modules.module_of(work, {plan: [16, None, 16]})
     problem = Problem(Weights(chain, "bfloat16", "cpu"), 3)
@@ -173,7 +177,8 @@ def test_functions_take_the_tensors_of_a_problem(case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm.runtime.from_dlpack", lambda t: taken.append(t) or fake)
         function = {names[0]: None}
-        judge_estimator.function_of({0: function, id(mod): function}, mod, names[0], problem)
+        tensors = judge_estimator.operands(problem)
+        function_of({0: function, id(mod): function}, mod, names[0], tensors)
     params = mod[names[0]].params
     assert [len(p.ty.shape.values) for p in params] == [t.dim() for t in taken]
     for param, tensor in zip(params, taken, strict=True):
@@ -182,7 +187,7 @@ def test_functions_take_the_tensors_of_a_problem(case) -> None:
 
 
 def test_a_plan_that_does_not_compile_is_found_among_others() -> None:
-    work = judgement.workload(QKV, None, "float16")
+    work = ChainAt(QKV, 1024, "float16").work(symbolic=True)
     good = [p for p in plans(QKV, 1024) if p.family == "pointer"][:2]
     wide = replace(good[0], num_stages=40)  # more shared memory than there is
     ranges = {p: [None] for p in (good[0], wide, good[1])}
@@ -218,6 +223,7 @@ def run(monkeypatch, tmp_path):
         "compile_plans",
         lambda work, ranges, target: (dict.fromkeys(ranges, (None, "")), {}),
     )
+    monkeypatch.setattr(judge_estimator, "operands", lambda problem: problem)
     monkeypatch.setattr(judge_estimator, "function_of", lambda m, e, n, problem: problem.eager)
 
     def call(*more: str) -> tuple[int, dict]:
@@ -237,7 +243,7 @@ def test_a_whole_run(run, tmp_path, capsys) -> None:
     assert written["groups"][0]["feasible"] == len(plans(Chain("out", "1b"), 1))
     printed = capsys.readouterr().out
     assert "1b out 3: 15 plans" in printed and "top-1 regret: mean" in printed
-    assert "| 1b | out | 3 | float16 | 15 |" in next(tmp_path.glob("*.md")).read_text()
+    assert "| 1b out 3 | float16 | 15 |" in next(tmp_path.glob("*.md")).read_text()
 
 
 def test_wrong_and_failing_plans_have_no_time_and_fail_the_run(run, monkeypatch) -> None:
@@ -268,7 +274,12 @@ def test_a_run_is_completed_by_another(run, tmp_path) -> None:
 
 
 def stored_args(path, tmp_path, *more: str):
-    return judge_estimator.arguments(["--from", str(path), "--results", str(tmp_path), *more])
+    args = ["--from", str(path), "--results", str(tmp_path), *more]
+    return judge_estimator.arguments(args)
+
+
+def judged_again(args) -> int:
+    return judge_stored("judge_estimator", args, ChainAt.from_json)
 
 
 def test_stored_timings_are_judged_again_and_keep_their_facts(run, tmp_path, capsys) -> None:
@@ -281,7 +292,7 @@ def test_stored_timings_are_judged_again_and_keep_their_facts(run, tmp_path, cap
     again = tmp_path / "again"
     for _ in range(2):
         args = stored_args(path, again, "--note", "Fitted to these timings.")
-        assert judge_estimator.judge_stored(path, args) == 0
+        assert judged_again(args) == 0
         path = again / "2001-02-03-judge_estimator.json"
         now = json.loads(path.read_text())
         facts = [k for k in old if k not in ("overall", "groups")]
@@ -292,7 +303,7 @@ def test_stored_timings_are_judged_again_and_keep_their_facts(run, tmp_path, cap
     text = path.with_suffix(".md").read_text()
     assert "Fitted to these timings." in text and "regret mean 77.0%" in text
     assert "top-1 regret: mean" in capsys.readouterr().out
-    judge_estimator.judge_stored(path, stored_args(path, again))
+    judged_again(stored_args(path, again))
     assert json.loads(path.read_text())["note"] == "Fitted to these timings."
 
 
@@ -300,4 +311,4 @@ def test_a_file_without_timings_is_refused(tmp_path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"groups": []}')
     with pytest.raises(SystemExit, match="holds no timings"):
-        judge_estimator.judge_stored(path, stored_args(path, tmp_path))
+        judged_again(stored_args(path, tmp_path))

@@ -1,0 +1,63 @@
+"""The cases of `_attention_cases` as the estimator sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from _attention_cases import CASES, SOFTCAP, WINDOW, Case
+
+from relax_fusion.estimator.shape import AttentionSize
+from relax_fusion.workload import Attention, Dim, DynamicDim
+
+_EVERY_HEAD = (False, True, True, True)
+
+
+@dataclass(frozen=True)
+class CaseIn:
+    """A case in a dtype, its tensors ``[b, s, n, h]``; see `_judgement.Subject`."""
+
+    case: Case
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.case.name
+
+    @property
+    def size(self) -> AttentionSize:
+        return AttentionSize(self.case.batch, *self.case.lengths)
+
+    @property
+    def extent(self) -> int:
+        return self.case.lengths[0]
+
+    def work(self, *, symbolic: bool = False) -> Attention:
+        case = self.case
+        batch, q_len, kv_len = self._dims() if symbolic else self.size
+        return Attention(
+            *(batch, q_len, kv_len, *case.heads, case.head_dim, case.head_dim, case.scale),
+            causal="bottom_right" if case.causal else "none",
+            bias_dims=_EVERY_HEAD if case.mask == "bias" else None,
+            dtype=self.dtype,
+            out_dtype=self.dtype,
+            bias_dtype=self.dtype if case.mask == "bias" else "float32",
+            mask_dims=_EVERY_HEAD if case.mask == "where" else None,
+            window=WINDOW if case.mask == "window" else None,
+            softcap=SOFTCAP if case.mask == "softcap" else None,
+            alibi="float32" if case.mask == "alibi" else None,
+        )
+
+    def _dims(self) -> tuple[Dim, Dim, Dim]:
+        """Return batch and lengths that are known at run time; a single query stays one."""
+        queries, keys = self.case.lengths
+        kv_len = DynamicDim("kv_len")
+        q_len = kv_len if queries == keys else DynamicDim("q_len")
+        return DynamicDim("batch"), 1 if queries == 1 else q_len, kv_len
+
+    def to_json(self) -> dict[str, Any]:
+        return {"case": self.case.name, "dtype": self.dtype}
+
+    @staticmethod
+    def from_json(stored: dict[str, Any]) -> CaseIn:
+        return CaseIn(CASES[stored["case"]], stored["dtype"])

@@ -1,0 +1,95 @@
+"""`scripts/judge_attention.py`: what needs no GPU, and a run in which only the GPU is not real."""
+
+from __future__ import annotations
+
+import json
+
+import _judgement as judgement
+import _plan_module as modules
+import judge_attention
+import pytest
+from _attention_cases import CASES, Case
+from _attention_module import AS_OPERATOR, Job, module_of
+from _attention_subject import CaseIn
+from _attention_torch import Problem
+from _judge import judge_stored
+from _relax_build import decided
+
+from relax_fusion.device import device
+from relax_fusion.estimator import candidates
+from relax_fusion.workload import Attention
+
+H200 = device("h200")
+
+
+@pytest.mark.parametrize("name", ["S6", "decode-b4-1k", "prefill-2048", "bias-2048"])
+def test_workloads_are_those_of_the_pass(name) -> None:
+    case = CASES[name]
+    assert case.mask in AS_OPERATOR
+    made = module_of([Job(case, "float16", "bsnh", False, "h200")])
+    (decision,) = [d for d in decided(made, "h200").decisions if d.workload is not None]
+    assert decision.workload == CaseIn(case, "float16").work()
+
+
+def test_symbolic_sizes_are_shared_as_in_the_module() -> None:
+    prefill = CaseIn(CASES["prefill-512"], "float16").work(symbolic=True)
+    assert prefill.q_len == prefill.kv_len and not isinstance(prefill.batch, int)
+    decode = CaseIn(CASES["decode-b4-1k"], "float16").work(symbolic=True)
+    assert decode.q_len == 1 and not isinstance(decode.kv_len, int)
+
+
+@pytest.mark.parametrize("mask", ["", "bias", "where", "alibi"])
+def test_functions_take_the_operands_of_a_problem(mask) -> None:
+    case = Case("tiny", "short", (4, 2), (16, 16), 64, mask=mask)
+    work = CaseIn(case, "bfloat16").work()
+    plan = next(candidates(work, H200, "triton"))
+    mod, names = modules.module_of(work, {plan: [None]})
+    tensors = Problem(case, "bfloat16", "bsnh", "cpu").operands.values()
+    types = [p.ty for p in mod[names[0]].params]
+    assert [[int(d) for d in ty.shape] for ty in types] == [list(t.shape) for t in tensors]
+    dtypes = [str(t.dtype).removeprefix("torch.") for t in tensors]
+    assert [str(ty.dtype) for ty in types] == dtypes
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, cpu_in_place_of_a_gpu):
+    monkeypatch.setitem(CASES, "tiny", Case("tiny", "short", (4, 2), (16, 16), 64, causal=True))
+    monkeypatch.setattr(
+        modules, "compile_plans", lambda work, plans, target: (dict.fromkeys(plans, ()), {})
+    )
+    made = iter(range(10**6))
+
+    def function_of(machines, tensors):
+        right = Problem(CASES["tiny"], "float16", "bsnh", "cpu").rounded().transpose(1, 2)
+        factor = 1.5 if next(made) == 1 else 1.0
+        return lambda: right * factor
+
+    monkeypatch.setattr(judge_attention, "function_of", function_of)
+
+    def call(*more: str) -> tuple[int, dict]:
+        argv = ["--cases", "tiny", "--most", "12", "--results", str(tmp_path), *more]
+        status = judge_attention.Run(judge_attention.arguments(argv)).run()
+        (path,) = tmp_path.glob("*-judge_attention.json")
+        return status, json.loads(path.read_text())
+
+    return call
+
+
+def test_a_whole_run_and_judging_it_again(run, tmp_path, capsys) -> None:
+    status, written = run()
+    (group,) = written["groups"]
+    assert status == 1 and group["case"] == "tiny"  # one plan is wrong
+    assert len(group["wrong"]) == 1 and len(group["plans"]) == 11
+    assert isinstance(judgement.from_json(group, CaseIn.from_json).subject.work(), Attention)
+    (path,) = tmp_path.glob("*-judge_attention.json")
+    args = judge_attention.arguments(["--from", str(path), "--results", str(tmp_path / "again")])
+    assert judge_stored("judge_attention", args, CaseIn.from_json) == 0
+    assert "tiny: 11 plans, best" in capsys.readouterr().out
+    _, again = run("--resume", str(path))
+    assert again["groups"] == written["groups"]
+
+
+def test_usual_cases_exist() -> None:
+    assert len(judge_attention.arguments([]).cases) == len(judge_attention.USUAL)
+    with pytest.raises(SystemExit):
+        judge_attention.arguments(["--cases", "S0"])
