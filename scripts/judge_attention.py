@@ -85,9 +85,7 @@ class Run(Judge):
             subject.work(), {plan: [None] for plan in plans}, self.target
         )
         group.failed = [kept(p, why) for p, why in failed.items()]
-        problem = self.peers.Problem(
-            subject.case, subject.dtype, subject.layout, self.timing.DEVICE
-        )
+        problem = self.peers.Problem(subject.case, subject.dtype, "bsnh", self.timing.DEVICE)
         reference = problem.reference()
         rounded = self.timing.error_of(problem.rounded(), reference)
         allowed = self.timing.allowed_error(rounded, subject.dtype)
