@@ -6,17 +6,18 @@
       q_load, row_init, acc_init
       for each key block that the tile sees:
         keys
-          k_load                         kv_tile = k
+          [k_load]                       kv_tile = k
           scores, mask                   (see `relax_fusion.compute.attention_dots`)
           row_max -> max_init, max_lanes, max_fold*
           exp                            scores = exp(scores - new_max)
           row_sum -> sum_init, sum_lanes, sum_fold*
           row_keep                       row_max = new_max
-          v_load                         kv_tile = v
+          [v_load]                       kv_tile = v
           values  -> values_init, values_dot, values_store
       row_end, store
 
-Blocks named after an arrow are nested in the one before it.  Within one block no scratch that
+Blocks named after an arrow are nested in the one before it; a CPU with few rows has none of those
+in brackets, and reads keys and values where they lie.  Within one block no scratch that
 threads share is read after it was written: TVM can put a barrier between two of these blocks, and
 not inside of one, where only some threads may be active.
 """
@@ -86,8 +87,9 @@ class TileEmitter:
         self.suffix = suffix
         rows, features = shape.rows, max(work.head_dim, work.v_dim)
         self.q_tile = scratch("q_tile", (rows, work.head_dim), shape.stage_dtype)
-        # Keys and values are needed one after the other, so they share one staging buffer.
-        self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
+        self.kv_tile = None
+        if not shape.dot_lanes:  # keys and values are needed in turn, so they share one stage
+            self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
         self.softmax = OnlineSoftmax(shape, suffix)
         self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
         self.dots = ScoreBlocks(shape, work.head_dim, self.rules, suffix)
@@ -112,8 +114,8 @@ class TileEmitter:
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
                 self.first_key = (first + key_block) * int64(self.shape.keys)
-                self._load_kv("k_load", operands.k, self.work.head_dim, self.dots.key_at)
-                self.dots.emit(self.q_tile, self.kv_tile, self.softmax.scores, self._place)
+                self._load_kv("k_load", operands.k, self.work.head_dim, self._k_at)
+                self.dots.emit(self.q_tile, self._key, self.softmax.scores, self._place)
                 self.softmax.advance()
                 self._load_kv("v_load", operands.v, self.work.v_dim, self._v_at)
                 self._values()
@@ -148,28 +150,48 @@ class TileEmitter:
         with self._named("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
             query, head = self._query(i)
             at = arrange(work.q_layout, self.batch, query, head, d)
-            self._stage(self.q_tile, [i, d], query < self.q_len, self.operands.q, at)
+            inside = query < self.q_len
+            T.buffer_store(self.q_tile, self._staged(inside, self.operands.q, at), [i, d])
 
-    def _stage(
-        self,
-        tile: tirx.Var,
-        index: list[tirx.Expr],
-        inside: tirx.Expr,
-        source: tirx.Var,
-        at: list[tirx.Expr],
-    ) -> None:
-        """Copy one element into a tile, or 0 where it lies outside of the source."""
+    def _staged(self, inside: tirx.Expr, source: tirx.Var, at: list[tirx.Expr]) -> tirx.Expr:
+        """Return an element as it is staged, 0 where it lies outside of its source."""
         dtype = self.shape.stage_dtype
-        value = tirx.if_then_else(inside, cast(source[tuple(at)], dtype), tirx.const(0, dtype))
-        T.buffer_store(tile, value, index)
+        return tirx.if_then_else(inside, cast(source[tuple(at)], dtype), tirx.const(0, dtype))
 
     def _load_kv(self, name: str, source: tirx.Var, features: int, position: Position) -> None:
         """Stage a block of keys or values; what lies past `kv_len` may be garbage and reads 0."""
-        work = self.work
+        if self.kv_tile is None:
+            return
         with self._named(name, j=self.shape.keys, d=features) as (j, d):
             key = self.first_key + j
-            at = arrange(work.kv_layout, self.batch, key, self.kv_head, d)
-            self._stage(self.kv_tile, [position(j, d)], key < self.kv_len, source, at)
+            at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, d)
+            value = self._staged(key < self.kv_len, source, at)
+            T.buffer_store(self.kv_tile, value, [position(j, d)])
+
+    def _key(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a feature of a key of the block."""
+        return self._read(self.operands.k, self._k_at, key, feature)
+
+    def _value(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return a feature of a value of the block."""
+        return self._read(self.operands.v, self._v_at, key, feature)
+
+    def _read(
+        self, source: tirx.Var, position: Position, key: tirx.Expr, feature: tirx.Expr
+    ) -> tirx.Expr:
+        """Return a staged element, or the one that lies in memory, of the last key past the end.
+
+        The score of a key past the end is hidden, whatever it is.
+        """
+        if self.kv_tile is not None:
+            return cast(self.kv_tile[position(key, feature)], FLOAT)
+        key = tirx.min(self.first_key + key, self.kv_len - int64(1))
+        at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, feature)
+        return cast(source[tuple(at)], FLOAT)
+
+    def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
+        """Return where a key lies in the stage: transposed, so that neighbours are keys."""
+        return feature * int64(self.shape.keys) + key
 
     def _v_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return where a value lies in the stage."""
@@ -214,7 +236,7 @@ class TileEmitter:
             kept = self.acc[slot, thread, ii, ci] * self.softmax.row_scale[row + ii]
             T.buffer_store(part, kept, [ii, ci])
         with self._named("values_dot", J=self.shape.keys, **tile) as (j, ii, ci):
-            v = cast(self.kv_tile[self._v_at(j, column + ci)], FLOAT)
+            v = self._value(j, column + ci)
             T.buffer_store(part, part[ii, ci] + self.softmax.scores[row + ii, j] * v, [ii, ci])
         with self._named("values_store", **tile) as (ii, ci):
             T.buffer_store(self.acc, part[ii, ci], [slot, thread, ii, ci])

@@ -23,6 +23,7 @@ from tvm.script.ir_builder import tirx as T
 from .attention_scores import Place, Scores
 from .attention_tile import FLOAT, TileShape, block, cast, halves, int64, scratch, zero
 
+KeyOf = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 PlaceOf = Callable[[tirx.Expr, tirx.Expr], Place]
 
 
@@ -46,15 +47,13 @@ class ScoreBlocks:
         self.lanes = shape.dot_lanes
         """Partial sums of a score; 0 where a register holds neighbouring keys."""
 
-    def key_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
-        """Return where a key lies in the stage, transposed if neighbours are to be keys."""
-        if self.lanes:
-            return key * int64(self.head_dim) + feature
-        return feature * int64(self.shape.keys) + key
+    def emit(self, q_tile: tirx.Var, key: KeyOf, scores: tirx.Var, place: PlaceOf) -> None:
+        """Fill `scores`.
 
-    def emit(self, q_tile: tirx.Var, k_tile: tirx.Var, scores: tirx.Var, place: PlaceOf) -> None:
-        """Fill `scores`; `place` tells which score stands at a row and a column."""
-        self._products(q_tile, k_tile, scores, place)
+        `key` returns a feature of the key of a column, `place` which score stands at a row and a
+        column.
+        """
+        self._products(q_tile, key, scores, place)
         if self.shape.on_gpu:
             return
         if not self.rules.reads_by_key():
@@ -71,9 +70,7 @@ class ScoreBlocks:
         """Open the block `name`, with a loop around it for each axis."""
         return block(name + self.suffix, **axes)
 
-    def _products(
-        self, q_tile: tirx.Var, k_tile: tirx.Var, scores: tirx.Var, place: PlaceOf
-    ) -> None:
+    def _products(self, q_tile: tirx.Var, key: KeyOf, scores: tirx.Var, place: PlaceOf) -> None:
         """Emit the register tiles.
 
         A sum is one register element, or `lanes` of them that lie side by side and are folded.
@@ -91,8 +88,8 @@ class ScoreBlocks:
                 i, j = (s // keys, s % keys) if self.lanes else (s, lane)
                 feature = d * lanes + lane if self.lanes else d
                 q = cast(q_tile[io * rows + i, feature], FLOAT)
-                k = cast(k_tile[self.key_at(jo * keys + j, feature)], FLOAT)
-                T.buffer_store(dot, dot[s, lane] + q * k, [s, lane])
+                product = q * key(jo * keys + j, feature)
+                T.buffer_store(dot, dot[s, lane] + product, [s, lane])
             for width in halves(self.lanes):
                 with self._named(f"scores_fold{width}", s=rows * keys, l=width) as (s, lane):
                     T.buffer_store(dot, dot[s, lane] + dot[s, lane + width], [s, lane])

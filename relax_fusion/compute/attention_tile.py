@@ -18,9 +18,9 @@ WARP = 32
 """Threads that a plan counts as one warp."""
 
 FEW_ROWS = 16
-"""Rows up to which a CPU adds up each score by itself and leaves the keys as they lie.  Measured
-on Zen 4 with 1024 keys of 128 features: 1 row takes 0.35 and 8 rows take 0.7 of the time that they
-take with transposed keys, 16 rows 0.95 and 32 rows 1.25."""
+"""Rows up to which a CPU adds up each score by itself and reads keys and values where they lie.
+Measured on Zen 4 with 1024 keys of 128 features: 1 row takes 0.25 of the time that it takes with
+staged keys and values, 8 rows take 0.55, 16 rows 0.8 and 32 rows 1.1."""
 
 
 FLOAT = "float32"
@@ -66,7 +66,8 @@ class TileShape:
         Columns of a register tile of scores, and of one of outputs.
     dot_lanes : int
         Features that are summed side by side in the registers of one score, where rows are too few
-        to pay for transposed keys; 0 where a register holds scores of neighbouring keys instead.
+        to pay for staging keys (transposed) and values; 0 where a register holds scores of
+        neighbouring keys instead.
     threads : int
         Threads that share the tile, 1 on a CPU.
     on_gpu : bool

@@ -30,8 +30,6 @@ REGISTER_TILES = (
 
 VECTORS = (
     "q_load",
-    "k_load",
-    "v_load",
     "max_init",
     "max_lanes",
     "sum_init",
@@ -40,8 +38,8 @@ VECTORS = (
 )
 """Blocks whose last loop runs over neighbouring elements."""
 
-MASKS = ("mask", "mask_edge")
-"""Such blocks, which a GPU has none of and a CPU not always both."""
+SOMETIMES = ("k_load", "v_load", "mask", "mask_edge")
+"""Such blocks, which are not in every function for a CPU."""
 
 FOLDS = tuple(f"{name}_fold{1 << level}" for name in ("max", "sum", "scores") for level in range(8))
 """Such blocks, as many as partial results can be halved."""
@@ -116,7 +114,7 @@ def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:
         raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
     step.parallel_tiles(sch, sch.get_sblock("tile" + suffix))
     there = block_names(sch.mod["main"])
-    optional = [name for name in (*MASKS, *FOLDS) if name + suffix in there]
+    optional = [name for name in (*SOMETIMES, *FOLDS) if name + suffix in there]
     for name in (*VECTORS, *optional):
         step.vectorise_inner(sch, sch.get_sblock(name + suffix), plan.lanes)
     for name in REGISTER_TILES:
