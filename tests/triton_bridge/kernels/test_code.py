@@ -106,3 +106,11 @@ def test_the_code_is_wide_and_stays_in_registers(name: str, tmp_path: Path) -> N
     assert stack_bytes(result.asm["cubin"], tmp_path) == 0
     assert result.metadata.global_scratch_size == 0
     assert ("griddepcontrol.wait" in text) == (arch >= 90), "it is launched before its time"
+
+
+@pytest.mark.parametrize("name", ["gemv", "gemv-gated"])
+def test_warps_of_a_gemv_meet_once(name: str) -> None:
+    kernel, constants, warps, arch, _ = CASES[name]
+    text = compiled(kernel, constants, warps, arch, "fp16").asm["ptx"]
+    # With all sums in one place: to write them and to read them (Triton 3.9: and to end)
+    assert text.count("bar.sync") <= 3
