@@ -10,6 +10,8 @@ from _attention_cases import SOFTCAP, WINDOW, Case
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from relax_fusion.tile_plan import TilePlan
+
 SWAP_HEADS = [0, 2, 1, 3]
 AS_OPERATOR = ("", "bias", "window")
 """Masks that ``R.nn.attention`` takes; the others are written out."""
@@ -29,6 +31,8 @@ class Job:
         Whether batch and lengths are symbolic (a single query stays one).
     target : str
         A device that `make_target` knows.
+    plan : TilePlan, optional
+        In place of the estimator's choice.
     """
 
     case: Case
@@ -36,6 +40,7 @@ class Job:
     layout: str
     dynamic: bool
     target: str
+    plan: TilePlan | None = None
 
     @property
     def name(self) -> str:

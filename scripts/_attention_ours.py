@@ -12,6 +12,8 @@ from _attention_module import Job, module_of
 from _relax_build import Built, compiled, decided
 from _report import plan_words
 
+from relax_fusion.tile_plan import TilePlan
+
 PATTERN = "FuseAttentionChain"
 
 
@@ -50,18 +52,19 @@ def job(case: Case, args: argparse.Namespace) -> Job:
 
 def build(job: Job) -> Compiled:
     """Compile one function."""
-    return Compiled(job, compiled(module_of([job]), job.target))
+    return Compiled(job, compiled(module_of([job]), job.target, plans=plans_of([job])))
 
 
 def build_all(jobs: Sequence[Job]) -> dict[Job, Compiled]:
     """Compile many functions in one module; leave out what cannot be compiled.
 
-    One module, for each takes a linker's time; where it cannot be compiled, halves of it.
+    One module, for each takes a linker's time; where it cannot be compiled, halves of it.  Jobs
+    that differ in their plans alone do not go together.
     """
     if not jobs:
         return {}
     try:
-        built = compiled(module_of(jobs), jobs[0].target)
+        built = compiled(module_of(jobs), jobs[0].target, plans=plans_of(jobs))
     except Exception as err:
         if len(jobs) == 1:
             print(f"NOT COMPILED {jobs[0].name}: {type(err).__name__}: {str(err)[:300]}")
@@ -69,6 +72,17 @@ def build_all(jobs: Sequence[Job]) -> dict[Job, Compiled]:
         half = len(jobs) // 2
         return build_all(jobs[:half]) | build_all(jobs[half:])
     return {job: Compiled(job, built) for job in jobs}
+
+
+def plans_of(jobs: Sequence[Job]) -> dict[str, TilePlan]:
+    """Return the plans that jobs bring, by the keys of their workloads."""
+    found = {}
+    for job in jobs:
+        if job.plan is not None:
+            for decision in decisions_of(job, decided(module_of([job]), job.target)):
+                if decision.workload is not None:
+                    found[decision.workload.key] = job.plan
+    return found
 
 
 def decisions_of(job: Job, report: Any) -> list[Any]:

@@ -109,4 +109,4 @@ def build(job: Job) -> Compiled:
     }
     mod, params = module.export_tvm(spec={function: spec})
     names = [name.removesuffix(".weight") for name, _ in params]
-    return Compiled(compiled(mod, job.target, WAYS[job.way]), function, names)
+    return Compiled(compiled(mod, job.target, disable=WAYS[job.way]), function, names)

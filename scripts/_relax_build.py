@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -36,10 +36,10 @@ class Built:
         return lambda: main(*args)
 
 
-def compiled(mod: ir.IRModule, target: str, disable: Sequence[str] = ()) -> Built:
-    """Compile a module without the passes in `disable`; kernels in the cache are taken from it."""
+def compiled(mod: ir.IRModule, target: str, **options: Any) -> Built:
+    """Compile a module with `options` of the pipeline; kernels in the cache are taken from it."""
     chosen, report = make_target(target), Report()
-    pipeline = relax.get_pipeline("relax_fusion", target=chosen, report=report, disable=disable)
+    pipeline = relax.get_pipeline("relax_fusion", target=chosen, report=report, **options)
     # The benchmark captures calls itself
     with tvm.transform.PassContext(opt_level=3, config={"relax.backend.use_cuda_graph": False}):
         executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)

@@ -169,10 +169,21 @@ def test_roofline(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "layout", "dynamic"), [("", "bnsh", False), ("bias", "bsnh", True)]
+    ("mask", "causal", "layout", "dynamic"),
+    [
+        ("", True, "bnsh", False),
+        ("bias", False, "bsnh", True),
+        ("where", False, "bsnh", False),
+        ("window", True, "bsnh", False),
+        ("alibi", True, "bsnh", False),
+        ("softcap", True, "bnsh", False),
+    ],
 )
-def test_ours_computes_the_reference(mask, layout, dynamic) -> None:
-    case = Case("tiny", "test", **TINY, causal=not mask, mask=mask)
+def test_ours_computes_the_reference(mask, causal, layout, dynamic, monkeypatch) -> None:
+    for module in ("_attention_module", "_attention_torch"):
+        monkeypatch.setattr(f"{module}.WINDOW", 5)
+        monkeypatch.setattr(f"{module}.SOFTCAP", 1.5)
+    case = Case("tiny", "test", **TINY, causal=causal, mask=mask)
     job = Job(case, "float32", layout, dynamic, "llvm")
     problem = Problem(case, "float32", layout, "cpu")
     compiled = ours.build(job)
@@ -192,7 +203,7 @@ def test_what_is_not_fused_is_not_timed() -> None:
 def test_a_case_that_cannot_be_compiled_costs_the_others_nothing(monkeypatch, capsys) -> None:
     jobs = [Job(CASES[f"S{i}"], "float16", "bsnh", False, "h200") for i in (1, 2, 3)]
 
-    def compiled(mod, target):
+    def compiled(mod, target, plans):
         if "S2" in str(mod):
             raise ValueError("no S2")
         return ours.Built(None, None)
