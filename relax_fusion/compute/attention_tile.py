@@ -11,17 +11,12 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ..estimator.footprint import FEW_ROWS
 from ..tile_plan import TilePlan
 from ..workload import Attention
 
 WARP = 32
 """Threads that a plan counts as one warp."""
-
-FEW_ROWS = 16
-"""Rows up to which a CPU adds up each score by itself and reads keys and values where they lie.
-Measured on Zen 4 with 1024 keys of 128 features: 1 row takes 0.25 of the time that it takes with
-staged keys and values, 8 rows take 0.55, 16 rows 0.8 and 32 rows 1.1."""
-
 
 FLOAT = "float32"
 """Type of scores, sums and scratch."""
@@ -112,7 +107,7 @@ def tile_shape(work: Attention, plan: TilePlan) -> TileShape:
         reg_rows=plan.reg_m,
         reg_keys=gcd(keys, width),
         reg_values=gcd(work.v_dim, width),
-        dot_lanes=gcd(work.head_dim, plan.lanes) if not on_gpu and rows <= FEW_ROWS else 0,
+        dot_lanes=gcd(work.head_dim, plan.lanes) if not on_gpu and plan.block_m <= FEW_ROWS else 0,
         threads=max(1, plan.num_warps * WARP),
         on_gpu=on_gpu,
         stage_dtype=work.dtype if on_gpu else FLOAT,

@@ -27,11 +27,7 @@ def visible_blocks(
         return float(every), every
     rows = rows or plan.block_m
     tiles = ceil_div(size.q_len, rows)
-    shift = size.kv_len - size.q_len if work.causal == "bottom_right" else 0
-    last = size.kv_len
-    if work.causal != "none":
-        last = max(1, min(size.q_len + shift, size.kv_len))
-    first = 0 if work.window is None else shift - work.window + 1
+    first, last, shift = _reach(work, size)
     most = ceil_div(last, plan.block_n) - max(0, min(first, last - 1)) // plan.block_n
     if tiles == 1:
         return float(most), most
@@ -45,6 +41,25 @@ def visible_blocks(
             seen = rows + work.window - 1
             most = min(ceil_div(last, plan.block_n), ceil_div(seen, plan.block_n) + 1)
     return min(max(0.0, end - begin) / plan.block_n + edges, float(most)), most
+
+
+def visible_keys(work: Attention, size: AttentionSize) -> int:
+    """Return how many keys any query sees."""
+    first, last, _ = _reach(work, size)
+    return last - max(0, min(first, last - 1))
+
+
+def _reach(work: Attention, size: AttentionSize) -> tuple[int, int, int]:
+    """Return the first query's first key, the last query's end of keys, and the first's position.
+
+    The first key may be negative.
+    """
+    shift = size.kv_len - size.q_len if work.causal == "bottom_right" else 0
+    last = size.kv_len
+    if work.causal != "none":
+        last = max(1, min(size.q_len + shift, size.kv_len))
+    first = 0 if work.window is None else shift - work.window + 1
+    return first, last, shift
 
 
 def _mean_clamped(tiles: int, step: int, offset: int, limits: tuple[int, int]) -> float:

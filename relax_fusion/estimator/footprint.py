@@ -30,6 +30,11 @@ OPERAND_REGISTERS = 2
 STATISTICS = 64
 """Words of shared memory beside a GEMV's row: mean, mean square, and one per warp to add up."""
 
+FEW_ROWS = 16
+"""Rows up to which an attention tile of a CPU adds up each score by itself and reads keys and
+values where they lie.  Measured on Zen 4 with 1024 keys of 128 features: 1 row takes 0.25 of the
+time that it takes with staged keys and values, 8 rows take 0.55, 16 rows 0.8 and 32 rows 1.1."""
+
 ROW_VECTORS = 4
 """Numbers per query row of an online softmax: maximum, new maximum, sum, scale."""
 
@@ -141,7 +146,9 @@ def _attention(work: Attention, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     if dev.kind == "cpu":
         vectors = plan.reg_m * ceil_div(width, plan.lanes)
         registers = vectors + plan.reg_m + OPERAND_REGISTERS
-        # Staged as float32, beside the result so far
+        # In float32, beside the result so far
+        if bm <= FEW_ROWS:
+            staged = bm * d
         scratch_bytes = 4 * (staged + bm * bn + bm * dv + ROW_VECTORS * bm)
         return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
     threads = max(plan.num_warps, 1) * dev.warp_size

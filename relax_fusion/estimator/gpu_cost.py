@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
-from .causal import visible_blocks
+from .causal import visible_blocks, visible_keys
 from .footprint import VECTOR_LOAD_BYTES, Footprint, attention_width, is_gemv
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape
@@ -186,13 +186,14 @@ def attention_on_gpu(
     step_s = _attention_products_s(work, plan, foot, dev, blocks)
     step_s += scores / (SFU_PER_CLOCK * dev.clock_hz)
     step_s += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
-    kv_bytes = size.batch * work.kv_heads * size.kv_len * d * b
+    keys = visible_keys(work, size)
+    kv_bytes = size.batch * work.kv_heads * keys * d * b
     qo_bytes = attention_qo_bytes(work, size)
     kv_loads = blocks * mean_steps * plan.block_n * d * b
     # Blocks of one wave share the keys of as many heads as the wave covers.
     slots = dev.sm_count * resident_blocks(foot, dev)
     heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
-    wave_kv = heads * size.kv_len * d * b
+    wave_kv = heads * keys * d * b
     miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
     # Keys and values are staged one after the other
     rounds = max(_load_rounds(foot, plan.block_n * d * b), 2)
