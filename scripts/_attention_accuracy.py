@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import _attention_ours as ours
-import _gpu_timing as timing
 import _record
 import _relax_build
 import torch
@@ -17,7 +16,8 @@ from _attention_cases import Case
 from _attention_module import Job
 from _attention_subject import CaseIn
 from _attention_torch import Problem
-from _bench import sentence
+from _bench import GpuRun, sentence
+from _gpu_timing import allowed_error
 from _report import plan_words
 
 from relax_fusion import make_target
@@ -156,26 +156,9 @@ def judged(out: torch.Tensor, problem: Problem) -> dict[str, Any]:
     same = bool((out.isfinite() == finite).all())
     scale = exact[finite].abs().max()
     steps = float((plain - exact)[finite].abs().max() / scale)
-    allowed = timing.allowed_error(steps, str(problem.dtype).removeprefix("torch."))
+    allowed = allowed_error(steps, str(problem.dtype).removeprefix("torch."))
     error = float((out.double() - exact)[finite].abs().max() / scale)
     return {"passed": same and error <= allowed, "error": error, "allowed": allowed, "same": same}
-
-
-def looked_at(probe: Probe, built: dict[Job, ours.Compiled]) -> dict[str, Any]:
-    """Compute what a probe asks for."""
-    entry: dict[str, Any] = {"probe": probe.title}
-    problem = Problem(probe.job.case, probe.job.dtype, probe.job.layout, timing.DEVICE)
-    probe.edit(problem.operands)
-    try:
-        if probe.job not in built:
-            raise RuntimeError("it was not compiled; see above")
-        made = built[probe.job]
-        call = timing.Call(made.call(problem.operands))
-        out = problem.sampled(problem.heads_first(call.checked_result()))
-        return {**entry, **judged(out, problem)}
-    except Exception as err:
-        torch.cuda.synchronize()  # raises, and ends the run, if the GPU is lost
-        return {**entry, "passed": False, "why": sentence(err)}
 
 
 def line(entry: dict[str, Any]) -> str:
@@ -187,21 +170,53 @@ def line(entry: dict[str, Any]) -> str:
     return text + ("" if entry["same"] else ", not finite in other places")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Look at everything, print and write it; return the exit status."""
-    if not torch.cuda.is_available():
-        raise SystemExit("--accuracy needs an NVIDIA GPU")
-    todo = probes(args)
-    built = build(probe.job for probe in todo)
-    entries = []
-    for probe in todo:
-        entries.append(looked_at(probe, built))
-        print(line(entries[-1]), flush=True)
-    passed = sum(e["passed"] for e in entries)
-    head = f"{passed} of {len(entries)} passed"
-    print(head)
-    kind = {"layout": args.layout, "sizes": "symbolic" if args.dynamic else "static"}
-    record = {**_record.facts(), "gpu": torch.cuda.get_device_name(), **kind, "probes": entries}
-    text = f"{record['gpu']}; {head}.\n\n" + "\n".join(f"- {line(e)}" for e in entries)
-    _record.write("bench_attention-accuracy", record, text, args.results)
-    return int(passed < len(entries))
+class Accuracy(GpuRun):
+    """One run on the GPU."""
+
+    script = "bench_attention"
+    without_gpu = "--plot"
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        sizes = "symbolic" if args.dynamic else "static"
+        super().__init__(args, {"layout": args.layout, "sizes": sizes})
+        self.record["dtype"] = " and ".join(DTYPES)
+        self.entries: list[dict[str, Any]] = []
+
+    def run(self) -> int:
+        """Look at everything, print and write it; return the exit status."""
+        todo = probes(self.args)
+        built = build(probe.job for probe in todo)
+        for probe in todo:
+            if self.late():
+                print(f"stopped after {self.elapsed():.0f} s, {len(todo)} to be looked at")
+                break
+            self.entries.append({"probe": probe.title, **self.looked_at(probe, built)})
+            print(line(self.entries[-1]), flush=True)
+            torch.cuda.empty_cache()
+        self.write()
+        print(self.outcome())
+        return int(not all(e["passed"] for e in self.entries))
+
+    def looked_at(self, probe: Probe, built: dict[Job, ours.Compiled]) -> dict[str, Any]:
+        """Compute what a probe asks for."""
+        problem = Problem(probe.job.case, probe.job.dtype, probe.job.layout, self.timing.DEVICE)
+        probe.edit(problem.operands)
+        try:
+            if probe.job not in built:
+                raise RuntimeError("it was not compiled; see above")
+            call = self.timing.Call(built[probe.job].call(problem.operands))
+            out = problem.sampled(problem.heads_first(call.checked_result()))
+            return judged(out, problem)
+        except Exception as err:
+            self.check_device(err)
+            return {"passed": False, "why": sentence(err)}
+
+    def outcome(self) -> str:
+        return f"{sum(e['passed'] for e in self.entries)} of {len(self.entries)} passed"
+
+    def write(self) -> None:
+        """Write what there is so far."""
+        text = f"{self.record['gpu']}; {self.outcome()}.\n\n"
+        text += "\n".join(f"- {line(e)}" for e in self.entries)
+        record = {**self.record, "probes": self.entries}
+        _record.write("bench_attention-accuracy", record, text, self.args.results)

@@ -124,8 +124,9 @@ def _head(record: dict[str, Any]) -> str:
         "flushed by reading before each, launch included. Ratios: their time over ours, above 1 "
         "ours is faster; best SDPA is the faster of flash and cuDNN. Heads of k and v are not "
         "expanded for anybody. floor: the larger of bytes over the bandwidth of a copy "
-        f"({record['copy_tb_s']:.2f} TB/s) and operations on visible pairs over "
-        f"{PEAK_TFLOPS:.0f} TFLOP/s."
+        f"({record['copy_tb_s']:.2f} TB/s; reading alone, as a sum does, is done at "
+        f"{record['read_tb_s']:.2f}) and operations on visible pairs over {PEAK_TFLOPS:.0f} "
+        "TFLOP/s."
     )
 
 

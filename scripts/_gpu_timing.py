@@ -147,7 +147,7 @@ def samples_for(milliseconds: float) -> int:
 
 
 def ceilings(sampler: Sampler) -> dict[str, float]:
-    """Measure the bandwidth of a copy (TB/s) and what launching a graph takes (us)."""
+    """Measure the bandwidth of a copy and of reading (TB/s), and what launching takes (us)."""
     source = torch.zeros(COPY_ELEMENTS, device=DEVICE, dtype=torch.float32)
     target = torch.empty_like(source)
     copies = (lambda: torch.mul(source, 2.0, out=target), lambda: target.copy_(source))
@@ -155,6 +155,7 @@ def ceilings(sampler: Sampler) -> dict[str, float]:
     tiny = torch.zeros(1, device=DEVICE)
     found = {
         "copy_tb_s": 2 * source.nbytes / copy_ms / 1e9,
+        "read_tb_s": source.nbytes / sampler.median_ms(source.sum) / 1e9,
         "launch_us": 1e3 * sampler.median_ms(lambda: tiny.add_(1)),
     }
     with warnings.catch_warnings():

@@ -217,7 +217,7 @@ def main() -> int:
     if args.accuracy:
         import _attention_accuracy
 
-        return _attention_accuracy.run(args)
+        return run_or_say_lost(_attention_accuracy.Accuracy(args))
     return run_or_say_lost(AttentionBench(args))
 
 

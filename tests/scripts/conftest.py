@@ -42,7 +42,7 @@ def cpu_in_place_of_a_gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
-    speeds = {"copy_tb_s": 0.01, "launch_us": 0.0, "empty_graph_us": 0.0}
+    speeds = {"copy_tb_s": 0.01, "read_tb_s": 0.01, "launch_us": 0.0, "empty_graph_us": 0.0}
     fake = SimpleNamespace(DEVICE="cpu", Call=OnCpu, Sampler=OnCpu, ceilings=lambda _: speeds)
     for name, value in vars(fake).items():
         monkeypatch.setattr(_gpu_timing, name, value)

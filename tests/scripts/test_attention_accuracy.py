@@ -30,7 +30,7 @@ def small(monkeypatch):
 
 def run(tmp_path) -> tuple[int, dict]:
     args = ["--accuracy", "--target", "llvm", "--results", str(tmp_path)]
-    status = accuracy.run(bench.arguments(args))
+    status = accuracy.Accuracy(bench.arguments(args)).run()
     (path,) = tmp_path.glob("*-bench_attention-accuracy.json")
     return status, json.loads(path.read_text())
 

@@ -42,7 +42,13 @@ def entry(name: str = "S1", **changes) -> dict:
 
 def record(*entries: dict) -> dict:
     kind = bench.kind_of(bench.arguments([]))
-    facts = {"date": "2026-01-02", "gpu": "some GPU", "dtype": "float16", "copy_tb_s": 4.3}
+    facts = {
+        "date": "2026-01-02",
+        "gpu": "some GPU",
+        "dtype": "float16",
+        "copy_tb_s": 4.3,
+        "read_tb_s": 4.6,
+    }
     return {**facts, **kind, "cases": list(entries)}
 
 
