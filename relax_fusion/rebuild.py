@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 
@@ -127,6 +127,9 @@ class _Emitter:
         self.bindings += [relax.VarBinding(var, value) for var, value in match.after]
 
     def _arg(self, arg: KernelArg) -> relax.Expr:
+        made_for_it = isinstance(arg.expr, relax.Call) and isinstance(arg.expr.ty, relax.TensorType)
+        if made_for_it:
+            arg = replace(arg, expr=self._bind(arg.expr, "made"))
         if arg.shape is None or same_shape(shape_of(arg.expr), arg.shape):
             return arg.expr
         source = self._flattened(arg)

@@ -2,146 +2,161 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from tvm import relax
+from tvm import ir, relax
 
 from ..errors import Reason
-from ..pattern import BlockView, Refused, guard
-from ..shapes import known_shape, shape_of, static
+from ..pattern import BlockView, PrimExpr, Refused, guard
+from ..shapes import known_shape, same_shape, shape_of, static
 from ..workload import Causal, HeadLayout
-from .constants import binary, scaled
+from .attention_operands import Operand, operand, packed
+from .attention_scores import Addend, Scores, scores_of
+from .attention_softmax import softmax_of
 
+NAMES = ("the query", "the key", "the value", "the result")
 _CAUSAL: dict[str | None, Causal] = {
     None: "none",
     "TopLeft": "top_left",
     "BottomRight": "bottom_right",
 }
+_OPERATORS = {
+    "relax.nn.attention": "attention",
+    "relax.nn.attention_bias": "attention_bias",
+    "relax.nn.attention_var_len": "attention_var_len",
+}
 
 
 @dataclass(frozen=True)
 class AttentionChain:
-    """An attention before its operands are looked through."""
+    """An attention before its operands are looked through.
+
+    Parameters
+    ----------
+    operands : tuple of Operand
+        Query, key, value and result.
+    batch : PrimExpr, optional
+        The batch size; None where it is one dimension with the heads.
+    layout : {"bsnh", "bnsh"}
+        How the operator or the matmuls want their operands.
+    scores : Scores
+        What happens to the scores.
+    causal, window
+        What an operator's attributes say of the keys that a query sees.
+    sinks : relax.Expr, optional
+        One more score for each row.
+    """
 
     spelling: str
-    q: relax.Expr
-    k: relax.Expr
-    v: relax.Expr
+    operands: tuple[Operand, Operand, Operand, Operand]
+    batch: PrimExpr | int | None
     layout: HeadLayout
-    scale: float
-    causal: Causal
-    bias: relax.Expr | None
-    covers: tuple[relax.Var, ...]
-    k_axes: tuple[int, ...] | None = None
-    rank: int = 4
+    scores: Scores
+    causal: Causal = "none"
+    window: int | None = None
+    sinks: relax.Expr | None = None
 
 
 def attention_chain(view: BlockView, var: relax.Var) -> AttentionChain | None:
-    """Recognise the attention whose result `var` is, in either spelling."""
-    return _operator(view, var) or _written_out(view, var)
+    """Recognise the attention whose result `var` is, in any spelling."""
+    call = view.call(var, *_OPERATORS)
+    return _written_out(view, var) if call is None else _operator(view, var, call)
 
 
-def _operator(view: BlockView, var: relax.Var) -> AttentionChain | None:
-    """Read ``R.nn.attention`` and ``R.nn.attention_bias``."""
-    call = view.call(var, "relax.nn.attention", "relax.nn.attention_bias")
-    if call is None:
-        return None
+def _operator(view: BlockView, var: relax.Var, call: relax.Call) -> AttentionChain:
+    """Read ``R.nn.attention``, ``attention_bias`` and ``attention_var_len``."""
     attrs = call.attrs
-    guard(attrs.window_size is None, Reason.ATTRIBUTE, f"a window of {attrs.window_size} keys")
-    head_dim = static(known_shape(call.args[0], "the query")[3], "the head dimension")
+    shapes = [known_shape(a, "an operand of the attention") for a in call.args[:3]]
+    head_dim = static(shapes[0][3], "the head dimension")
     scale = head_dim**-0.5 if attrs.scale is None else float(attrs.scale)
     causal = _CAUSAL[None if attrs.causal_mask is None else str(attrs.causal_mask)]
-    bias = call.args[3] if len(call.args) > 3 else None
-    if bias is not None:
+    window = None if attrs.window_size is None else int(attrs.window_size)
+    bounded = window is None or (window > 0 and causal != "none")
+    guard(bounded, Reason.ATTRIBUTE, f"a window of {window} keys without a causal mask")
+    added: tuple[Addend, ...] = ()
+    name = _OPERATORS[call.op.name]
+    if name == "attention_var_len":
+        shapes = _equal_lengths(view, call, shapes)
+    elif len(call.args) > 3:
+        bias = call.args[3]
         rank = len(known_shape(bias, "the mask"))
         guard(rank == 4, Reason.LAYOUT, f"a mask of rank {rank}: its axes are ambiguous")
-    q, k, v = call.args[:3]
-    name = "attention" if bias is None else "attention_bias"
-    return AttentionChain(name, q, k, v, "bsnh", scale, causal, bias, (var,))
+        (batch, q_len, heads, _), (_, kv_len, *_) = shapes[:2]
+        added = (Addend(bias, (batch, heads, q_len, kv_len)),)
+    lead = (shapes[0][0], shapes[0][2])
+    of = zip(NAMES, (*call.args[:3], var), (*shapes, [*shapes[0][:3], shapes[2][3]]), strict=True)
+    described = [operand(what, expr, shape, lead, (0, 2, 1, 3)) for what, expr, shape in of]
+    if name == "attention_var_len":
+        described = [packed(o) for o in described]
+    q, k, v, out = described
+    operands = q, k, v, out
+    scores = Scores(var, (var,), factor=scale, added=added)
+    return AttentionChain(name, operands, shapes[0][0], "bsnh", scores, causal, window)
+
+
+def _equal_lengths(
+    view: BlockView, call: relax.Call, shapes: list[list[PrimExpr]]
+) -> list[list[PrimExpr | int]]:
+    """Read packed sequences as a batch, if all have one length that is known beforehand."""
+    names = ("queries", "keys")
+    starts = [call.args[3], call.args[5] if len(call.args) > 5 else call.args[3]]
+    counts = []
+    for name, start, shape in zip(names, starts, shapes[:2], strict=True):
+        value = view.definition(start)
+        constant = isinstance(value, ir.GenericConst)
+        guard(constant, Reason.ATTRIBUTE, f"the lengths of the {name} are known at run time only")
+        ends = [int(e) for e in value.value.numpy().reshape(-1)]
+        steps = {b - a for a, b in itertools.pairwise(ends)}
+        whole = ends[:1] == [0] and len(steps) == 1 and same_shape((shape[1],), (ends[-1],))
+        detail = f"{name} of unequal lengths, packed at {ends}, are no batch"
+        guard(whole and 0 not in steps, Reason.SHAPE, detail)
+        counts.append((len(ends) - 1, steps.pop()))
+    guard(
+        counts[0][0] == counts[1][0],
+        Reason.SHAPE,
+        f"{counts[0][0]} sequences of queries, {counts[1][0]} of keys",
+    )
+    (batch, q_len), (_, kv_len) = counts
+    return [
+        [batch, n, *shape[2:]] for n, shape in zip((q_len, kv_len, kv_len), shapes, strict=True)
+    ]
 
 
 def _written_out(view: BlockView, var: relax.Var) -> AttentionChain | None:
-    """Read matmul, scale, mask, softmax, matmul, with casts between them."""
+    """Read matmul, scale, mask, softmax, matmul, with casts and reshapes between them."""
     last = view.call(var, "relax.matmul")
-    if last is None or len(shape_of(last.args[0]) or ()) not in (3, 4):
+    weights = shape_of(last.args[0]) if last is not None else None
+    if last is None or weights is None or len(weights) < 3:
         return None
-    weights, covers = _through_casts(view, last.args[0], (var,))
-    softmax = view.call(weights, "relax.nn.softmax")
+    softmax = softmax_of(view, last.args[0], var)
     if softmax is None:
         return None
-    rank = len(known_shape(weights, "the scores"))
-    axis = int(softmax.attrs.axis) % rank
-    guard(axis == rank - 1, Reason.AXIS, f"the softmax is over axis {axis}, not the last")
-    scores, covers = _through_casts(view, softmax.args[0], (weights, *covers))
-    scores, bias, covers = _mask(view, scores, covers)
-    scores, scale, covers = _scale(view, scores, covers)
-    first = view.call(scores, "relax.matmul")
-    if first is None:
+    scores = scores_of(view, softmax.scores)
+    if scores is None:
         return None
-    q, k = first.args
-    transposed = view.call(k, "relax.permute_dims")
-    if transposed is None:
-        raise Refused(Reason.LAYOUT, "the key is not transposed by a permute_dims")
-    axes = tuple(int(a) for a in transposed.attrs.axes or range(rank)[::-1])
-    covers = (k, scores, *covers)
-    q, factor, covers = _scale(view, q, covers, rank=rank)
-    return AttentionChain(
-        "decomposed",
-        q,
-        transposed.args[0],
-        last.args[1],
-        "bnsh",
-        scale * factor,
-        "none",
-        bias,
-        covers,
-        axes,
-        rank,
+    if scores.problem is not None:
+        raise Refused(scores.problem.reason, scores.problem.detail)
+    guard(
+        softmax.sinks is None or not scores.shifted,
+        Reason.ATTRIBUTE,
+        "the maximum of the scores is taken off before a sink is added",
     )
-
-
-def _through_casts(
-    view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...]
-) -> tuple[relax.Expr, tuple[relax.Var, ...]]:
-    """Look through casts; scores are kept in float32 whatever they say."""
-    while (cast := view.call(expr, "relax.astype")) is not None:
-        covers, expr = (expr, *covers), cast.args[0]
-    return expr, covers
-
-
-def _mask(
-    view: BlockView, scores: relax.Expr, covers: tuple[relax.Var, ...]
-) -> tuple[relax.Expr, relax.Expr | None, tuple[relax.Var, ...]]:
-    """Take an additive mask off the scores."""
-    for inner, bias in binary(view, scores, "relax.add"):
-        base, _ = _through_casts(view, inner, ())
-        if view.call(base, "relax.matmul", "relax.multiply", "relax.divide") is not None:
-            # The mask is the operand that is not made by a matmul; two such operands are no mask.
-            base, inner_covers = _through_casts(view, inner, (scores, *covers))
-            if _scores_below(view, base):
-                return base, bias, inner_covers
-    return scores, None, covers
-
-
-def _scores_below(view: BlockView, expr: relax.Expr) -> bool:
-    inner = scaled(view, expr)
-    base, _ = _through_casts(view, inner[0] if inner else expr, ())
-    return view.call(base, "relax.matmul") is not None
-
-
-def _scale(
-    view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...], rank: int = 0
-) -> tuple[relax.Expr, float, tuple[relax.Var, ...]]:
-    """Take a constant factor off `expr`; off a tensor of `rank` only if nothing else reads it."""
-    found = scaled(view, expr)
-    if found is None or (rank and (view.only_user(expr) is None or not view.is_free(expr))):
-        return expr, 1.0, covers
-    inner, inner_covers = (
-        _through_casts(view, found[0], (expr, *covers))
-        if not rank
-        else (
-            found[0],
-            (expr, *covers),
-        )
+    first = view.call(scores.expr, "relax.matmul")
+    assert first is not None
+    lead = scores.shape[:-2]
+    scores = replace(scores, covers=(scores.expr, *scores.covers))
+    outer, inner = tuple(range(len(weights) - 2)), tuple(range(len(lead)))
+    of: tuple[tuple[relax.Expr, Sequence[PrimExpr], tuple[int, ...]], ...] = (
+        (first.args[0], lead, (*inner, -2, -1)),
+        (first.args[1], lead, (*inner, -1, -2)),
+        (last.args[1], weights[:-2], (*outer, -2, -1)),
+        (var, weights[:-2], (*outer, -2, -1)),
     )
-    return inner, found[1], inner_covers
+    q, k, v, out = (
+        operand(name, expr, known_shape(expr, name), sizes, axes)
+        for name, (expr, sizes, axes) in zip(NAMES, of, strict=True)
+    )
+    batch = lead[0] if len(lead) > 1 else None
+    return AttentionChain("decomposed", (q, k, v, out), batch, "bnsh", scores, sinks=softmax.sinks)

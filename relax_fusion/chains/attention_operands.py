@@ -2,185 +2,173 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax, tirx
+from tvm import relax
 
 from ..errors import Reason
-from ..pattern import BlockView, PrimExpr, Refused, guard
-from ..shapes import known_shape, same_shape, shape_of
-from ..workload import HeadLayout
-from .attention import AttentionChain
+from ..pattern import BlockView, PrimExpr, guard
+from ..shapes import dtype_of, known_shape, same_shape
+from .axes import Atom, Placed, behind, is_one, regrouped
+from .constants import scaled
+from .slices import prefix_slice
 
-SEQUENCE_AXIS = {"bsnh": 1, "bnsh": 2}
-HEAD_AXIS = {"bsnh": 2, "bnsh": 1}
-_SWAP_HEADS = [0, 2, 1, 3]
+WIDENED = {"float16": "float32", "bfloat16": "float32"}
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A query, key or value with the data movement in front of it taken away.
+    """A query, key, value or result, and the tensors that it was made of, one after the other.
 
-    `layout` orders `expr`; `groups` query heads share one head of it; `length` is set where only
-    the first positions are read; `covers` are the bindings that are no longer needed.
+    Parameters
+    ----------
+    at : Placed
+        The tensor; its `order` names the atoms of batch and heads.
+    positions, features : Atom, optional
+        What the last two dimensions of its matmul hold; None where that is a single element.
+    path : tuple of relax.Var
+        The bindings between it and the matmul that nothing else needs.
+    steps : int
+        How many bindings there are in between.
+    factor : float
+        What it is multiplied by on the way.
+    length : PrimExpr, optional
+        How many of its positions are read, where that is not all.
+    widened : bool
+        Whether the matmul reads it in a wider type.
     """
 
-    expr: relax.Expr
-    layout: HeadLayout
-    groups: int = 1
+    name: str
+    at: Placed
+    positions: Atom | None
+    features: Atom | None
+    path: tuple[relax.Var, ...] = ()
+    factor: float = 1.0
     length: PrimExpr | None = None
-    covers: tuple[relax.Var, ...] = ()
+    widened: bool = False
+    steps: int = 0
+
+    @property
+    def dtype(self) -> str:
+        """The element type."""
+        return dtype_of(self.at.expr)
+
+    @property
+    def width(self) -> PrimExpr | int:
+        """How many features it has."""
+        return 1 if self.features is None else self.features.size
+
+    @property
+    def stored(self) -> tuple[Atom, ...]:
+        """The atoms of batch and heads that the tensor has."""
+        return tuple(a for a in self.at.order if a not in self.at.copied)
+
+    @property
+    def outer(self) -> int | None:
+        """How many of `stored` are in front of the positions; None if this is no layout of ours."""
+        flat = list(self.at.flat)
+        if self.features is not None and (not flat or flat.pop() is not self.features):
+            return None
+        place = len(flat)
+        if self.positions is not None:
+            if self.positions not in flat:
+                return None
+            place = flat.index(self.positions)
+            flat.remove(self.positions)
+        return place if tuple(flat) == self.stored else None
 
 
-def key_value(view: BlockView, chain: AttentionChain) -> tuple[Operand, Operand]:
-    """Look through what stands in front of key and value, as far as both have it in common."""
-    k, v = Operand(chain.k, chain.layout), Operand(chain.v, chain.layout)
-    if chain.k_axes is not None:
-        k = _key_layout(k, chain.k_axes)
-    if k.layout != v.layout or len(shape_of(v.expr) or ()) == 4:
-        v = through_transpose(view, v) if k.layout != v.layout else v
-    if k.layout == v.layout == "bnsh":
-        swapped = through_transpose(view, k), through_transpose(view, v)
-        if swapped[0].layout == swapped[1].layout:
-            k, v = swapped
-    guard(k.layout == v.layout, Reason.LAYOUT, f"key is {k.layout}, value {v.layout}")
-    for step in (_through_repeat, _through_prefix):
-        k_next, v_next = step(view, k), step(view, v)
-        if k_next is not None and v_next is not None and _agree(k_next, v_next):
-            k, v = k_next, v_next
-    return k, v
+def operand(
+    name: str,
+    expr: relax.Expr,
+    shape: Sequence[PrimExpr | int],
+    lead: Sequence[PrimExpr | int],
+    axes: tuple[int, ...],
+) -> Operand:
+    """Describe an operand of a matmul.
+
+    Parameters
+    ----------
+    name : str
+        What to call it in a refusal.
+    expr : relax.Expr
+        The tensor.
+    shape : sequence of PrimExpr or int
+        Its dimensions.
+    lead : sequence of PrimExpr or int
+        Sizes of batch and heads of the result, to which the operand may be broadcast.
+    axes : tuple of int
+        Where the operand has these, and then positions and features.
+    """
+    rank = len(lead) + 2
+    guard(len(shape) == rank, Reason.SHAPE, f"{name} is of rank {len(shape)} among {rank}")
+    held: list[tuple[Atom, ...]] = [()] * rank
+    atoms: list[Atom | None] = []
+    copied = set()
+    for axis, size in zip(axes, [*lead, *(shape[a] for a in axes[-2:])], strict=True):
+        atoms.append(None if is_one(size) else Atom(size))
+        if atoms[-1] is None:
+            continue
+        if same_shape((shape[axis],), (size,)):
+            held[axis] = (atoms[-1],)
+        else:
+            guard(is_one(shape[axis]), Reason.SHAPE, f"{name} has {shape[axis]} for {size}")
+            copied.add(atoms[-1])
+    order = tuple(a for a in atoms[:-2] if a is not None)
+    return Operand(name, Placed(expr, tuple(held), order, frozenset(copied)), atoms[-2], atoms[-1])
 
 
-def _key_layout(k: Operand, axes: tuple[int, ...]) -> Operand:
-    """Undo the transpose that turns the key into the right operand of q @ k^T."""
-    if axes in ((0, 1, 3, 2), (0, 2, 1)):
-        return k
-    if axes == (0, 2, 3, 1):
-        return replace(k, layout="bsnh")
-    raise Refused(Reason.LAYOUT, f"the key is transposed by {list(axes)}")
+def packed(at: Operand) -> Operand:
+    """Return an operand whose tensor is a reshape of what was described."""
+    found = regrouped(at.at, known_shape(at.at.expr, at.name))
+    assert found is not None
+    return replace(at, at=found)
 
 
-def _agree(k: Operand, v: Operand) -> bool:
-    if k.groups != v.groups or (k.length is None) != (v.length is None):
-        return False
-    return k.length is None or same_shape((k.length,), (v.length,))
+def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
+    """Yield an operand and, one by one, the tensors that it was made of."""
+    yield at
+    var = at.at.expr
+    own = True
+    while isinstance(var, relax.Var) and view.is_free(var):
+        before = _cast(view, at) or _factor(view, at) or _prefix(view, at) or _moved(view, at)
+        if before is None:
+            return
+        own = own and view.only_user(var) is not None
+        path = (*at.path, var) if own else at.path
+        at = replace(before, path=path, steps=at.steps + 1)
+        var = at.at.expr
+        yield at
 
 
-def through_transpose(view: BlockView, operand: Operand) -> Operand:
-    """Read the operand of a head-sequence transpose that only this chain reads."""
-    call = view.call(operand.expr, "relax.permute_dims")
-    if call is None or not _absorbed(view, operand.expr) or call.attrs.axes is None:
-        return operand
-    if [int(a) for a in call.attrs.axes] != _SWAP_HEADS:
-        return operand
-    layout: HeadLayout = "bsnh" if operand.layout == "bnsh" else "bnsh"
-    covers = (operand.expr, *operand.covers)
-    return replace(operand, expr=call.args[0], layout=layout, covers=covers)
-
-
-def _absorbed(view: BlockView, expr: relax.Expr) -> bool:
-    """Tell whether nothing but this chain needs `expr`, so that its kernel can do without it."""
-    return view.only_user(expr) is not None and view.is_free(expr)
-
-
-def _through_repeat(view: BlockView, operand: Operand) -> Operand | None:
-    """Read one head in place of the copies that a repeat made of it."""
-    call = view.call(operand.expr, "relax.repeat")
-    if call is None or len(shape_of(operand.expr) or ()) != 4:
+def _cast(view: BlockView, at: Operand) -> Operand | None:
+    """Read the tensor of which this one is only a wider form."""
+    call = view.call(at.at.expr, "relax.astype")
+    if call is None or WIDENED.get(dtype_of(call.args[0])) != at.dtype:
         return None
-    if not _absorbed(view, operand.expr) or call.attrs.axis is None:
-        return None
-    if int(call.attrs.axis) % 4 != HEAD_AXIS[operand.layout]:
-        return None
-    covers = (operand.expr, *operand.covers)
-    groups = int(call.attrs.repeats)
-    return replace(operand, expr=call.args[0], groups=groups, covers=covers)
+    return replace(at, at=replace(at.at, expr=call.args[0]), widened=True)
 
 
-def _through_prefix(view: BlockView, operand: Operand) -> Operand | None:
+def _factor(view: BlockView, at: Operand) -> Operand | None:
+    """Take a constant factor off."""
+    found = scaled(view, at.at.expr)
+    if found is None:
+        return None
+    return replace(at, at=replace(at.at, expr=found[0]), factor=at.factor * found[1])
+
+
+def _prefix(view: BlockView, at: Operand) -> Operand | None:
     """Read a cache in place of the copy of its first positions."""
-    call = view.call(operand.expr, "relax.strided_slice")
-    if call is None or len(shape_of(operand.expr) or ()) != 4:
+    cut = prefix_slice(view, at.at.expr)
+    if cut is None or at.length is not None or at.at.axes[cut.axis] != (at.positions,):
         return None
-    if not _absorbed(view, operand.expr):
-        return None
-    axes, begin, end = (_values(a) for a in call.args[1:4])
-    strides = _values(call.args[4]) if len(call.args) > 4 else [1]
-    along = [int(a) % 4 for a in axes] == [SEQUENCE_AXIS[operand.layout]]
-    whole = len(begin) == 1 and same_shape(begin, (0,)) and same_shape(strides, (1,))
-    if not along or not whole or len(end) != 1:
-        return None
-    # The end may lie beyond the cache, where the slice stops; its type has the true length.
-    length = known_shape(operand.expr, "the cache slice")[SEQUENCE_AXIS[operand.layout]]
-    covers = (operand.expr, *operand.covers)
-    return replace(operand, expr=call.args[0], length=length, covers=covers)
+    capacity = Atom(known_shape(cut.source, at.name)[cut.axis])
+    axes = tuple((capacity,) if a == (at.positions,) else a for a in at.at.axes)
+    source = replace(at.at, expr=cut.source, axes=axes)
+    return replace(at, at=source, positions=capacity, length=cut.length)
 
 
-def _values(expr: relax.Expr) -> list[PrimExpr]:
-    """Return the elements of a tuple of primitive values."""
-    fields = expr.fields if isinstance(expr, relax.Tuple) else expr.values
-    return list(fields)
-
-
-def result_transpose(
-    view: BlockView, var: relax.Var, layout: HeadLayout
-) -> tuple[relax.Var, HeadLayout, tuple[relax.Var, ...]]:
-    """Write the result as the transpose after it wants it."""
-    user = view.only_user(var)
-    call = view.call(user, "relax.permute_dims") if user is not None else None
-    swaps = call is not None and [int(a) for a in call.attrs.axes or ()] == _SWAP_HEADS
-    if user is None or not swaps or not view.is_free(user):
-        return var, layout, ()
-    return user, "bsnh" if layout == "bnsh" else "bnsh", (user,)
-
-
-def reserved_names(kv_len: PrimExpr) -> tuple[str, ...]:
-    """Return the names of sizes that the kernel of a cache's prefix has beside the workload's."""
-    return ("kv_capacity", "kv_len") if isinstance(kv_len, tirx.IntImm) else ("kv_capacity",)
-
-
-def four_shape(expr: relax.Expr) -> tuple[PrimExpr | int, ...]:
-    """Return a shape of four dimensions; three are batch, sequence, features of a single head."""
-    shape = known_shape(expr, "an operand of the attention")
-    guard(len(shape) in (3, 4), Reason.SHAPE, f"an operand of rank {len(shape)}")
-    return tuple(shape) if len(shape) == 4 else (shape[0], 1, shape[1], shape[2])
-
-
-def check_operand_shapes(chain: AttentionChain, operands: tuple[Operand, Operand, Operand]) -> None:
-    """Refuse operands that the matmuls would broadcast: the kernel takes them as they are."""
-    for operand in operands:
-        rank = len(known_shape(operand.expr, "an operand of the attention"))
-        guard(rank == chain.rank, Reason.SHAPE, f"an operand of rank {rank} among {chain.rank}")
-    q, k, v = (four_shape(o.expr) for o in operands)
-    for name, first, second in (
-        ("batch sizes of query and key", q[:1], k[:1]),
-        ("features of query and key", q[3:], k[3:]),
-        ("batch, positions and heads of key and value", k[:3], v[:3]),
-    ):
-        differ = f"{name} differ: {list(first)} and {list(second)}"
-        guard(same_shape(first, second), Reason.SHAPE, differ)
-
-
-def mask_shape(bias: relax.Expr, rank: int) -> tuple[PrimExpr | int, ...]:
-    """Return the four dimensions of a mask, lined up with scores of `rank` as an add does it."""
-    shape = known_shape(bias, "the mask")
-    guard(len(shape) <= rank, Reason.SHAPE, f"a mask of rank {len(shape)} on scores of rank {rank}")
-    full = (*(1,) * (rank - len(shape)), *shape)
-    return full if rank == 4 else (full[0], 1, full[1], full[2])
-
-
-def mask_dims(
-    chain: AttentionChain, full: Sequence[PrimExpr | int]
-) -> tuple[bool, bool, bool, bool] | None:
-    """Tell which dimensions of a mask have their full size, refusing others than full and 1."""
-    if chain.bias is None:
-        return None
-    shape = mask_shape(chain.bias, chain.rank)
-    dims = []
-    for got, want, name in zip(shape, full, ("batch", "heads", "queries", "keys"), strict=True):
-        is_full = same_shape((got,), (want,))
-        is_one = same_shape((got,), (1,))
-        guard(is_full or is_one, Reason.SHAPE, f"the mask has {got} {name}, the scores {want}")
-        dims.append(is_full and not is_one)
-    return (dims[0], dims[1], dims[2], dims[3])
+def _moved(view: BlockView, at: Operand) -> Operand | None:
+    before = behind(view, at.at)
+    return None if before is None else replace(at, at=before)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..chains.attention import AttentionChain, attention_chain
-from ..chains.attention_operands import (
-    HEAD_AXIS,
-    SEQUENCE_AXIS,
-    Operand,
-    check_operand_shapes,
-    four_shape,
-    key_value,
-    mask_dims,
-    mask_shape,
-    reserved_names,
-    result_transpose,
-    through_transpose,
-)
+from ..chains.attention_aligned import Grid
+from ..chains.attention_layout import Laid, laid
+from ..chains.attention_modifiers import Modifiers, modifiers
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
@@ -72,74 +62,64 @@ class FuseAttentionChain:
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the attention whose result `var` is."""
         chain = attention_chain(view, var)
-        return self._build(view, var, chain) if chain is not None else None
+        return self._build(view, chain) if chain is not None else None
 
-    def _build(self, view: BlockView, var: relax.Var, chain: AttentionChain) -> Match:
-        q = through_transpose(view, Operand(chain.q, chain.layout))
-        k, v = key_value(view, chain)
-        work, kv_len = self._workload(view, chain, (q, k, v), var)
-        args = [KernelArg(o.expr, four_shape(o.expr)) for o in (q, k, v)]
-        if chain.bias is not None:
-            args.append(KernelArg(chain.bias, mask_shape(chain.bias, chain.rank)))
-        covers = (*q.covers, *k.covers, *v.covers, *chain.covers)
-        tensors = [a.expr for a in args]
+    def _build(self, view: BlockView, chain: AttentionChain) -> Match:
+        found = laid(view, chain.operands, chain.batch, chain.layout)
+        sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
+        mods = modifiers(chain, Grid(view, sizes))
+        work = self._workload(chain, found, mods)
+        args = [*found.args(), *mods.args()]
+        check_vdevices([a.expr for a in args])
         if work.kv_prefix:
-            args.append(KernelArg(kv_len))
-        check_vdevices(tensors)
-        out, out_layout, out_covers = result_transpose(view, var, chain.layout)
-        work = replace(work, out_layout=out_layout)
-        covers = tuple(dict.fromkeys((*covers, *out_covers)))
+            args.append(KernelArg(found.kv_len))
+        out = found.out.at.expr
+        paths = (*found.q.path, *found.k.path, *found.v.path)
+        covers = (*paths, *chain.scores.covers, *found.out.path)
+        covers = tuple(dict.fromkeys(covers))
         check_inner(view, covers, {out})
-        shape = tuple(four_shape(out))
-        outs = (KernelOut(out, shape, work.out_dtype),)
+        outs = (
+            KernelOut(out, found.shape(found.out, found.q_heads, found.out_layout), work.out_dtype),
+        )
         return Match(PATTERN, chain.spelling, covers, tuple(args), outs, work)
 
-    def _workload(
-        self,
-        view: BlockView,
-        chain: AttentionChain,
-        operands: tuple[Operand, Operand, Operand],
-        var: relax.Var,
-    ) -> tuple[Attention, PrimExpr]:
-        """Check sizes and dtypes and describe the attention."""
-        q, k, v = operands
-        dtype = check_dtype(dtype_of(q.expr), "the query")
-        for name, operand in (("key", k), ("value", v)):
-            got = dtype_of(operand.expr)
-            guard(got == dtype, Reason.DTYPE, f"the {name} is {got}, the query {dtype}")
-        check_operand_shapes(chain, operands)
-        qs, ks, vs = (four_shape(o.expr) for o in operands)
-        batch, q_len = qs[0], qs[SEQUENCE_AXIS[q.layout]]
-        heads = static(qs[HEAD_AXIS[q.layout]], "the number of query heads")
-        kv_heads = static(ks[HEAD_AXIS[k.layout]], "the number of key heads")
-        guard(
-            heads == kv_heads * k.groups,
-            Reason.SHAPE,
-            f"{heads} query heads over {kv_heads} key heads repeated {k.groups} times",
+    def _workload(self, chain: AttentionChain, found: Laid, mods: Modifiers) -> Attention:
+        """Check dtypes and describe the attention."""
+        prefix = found.k.length is not None
+        names = _reserved_names(found.kv_len) if prefix else ()
+        lengths = (found.batch, found.q_len, found.kv_len)
+        batch, q_len, kv_len = as_dims(lengths, self.options.bounds, names)
+        if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
+            detail = f"{q_len} queries over {kv_len} keys, bottom right"
+            guard(q_len <= kv_len, Reason.SHAPE, detail)
+        return Attention(
+            batch=batch,
+            q_len=q_len,
+            kv_len=kv_len,
+            q_heads=found.q_heads,
+            kv_heads=found.kv_heads,
+            head_dim=static(found.q.width, "the head dimension"),
+            v_dim=static(found.v.width, "the value dimension"),
+            scale=chain.scores.scale * found.factor,
+            causal=mods.causal,
+            bias_dims=None if mods.bias is None else mods.bias[1],
+            dtype=check_dtype(found.q.dtype, "the query"),
+            out_dtype=check_dtype(found.out.dtype, "the result"),
+            q_layout=found.q_layout,
+            kv_layout=found.kv_layout,
+            out_layout=found.out_layout,
+            kv_prefix=prefix,
+            bias_dtype=mods.bias_dtype,
+            bias_op=mods.bias_op,
+            mask_dims=None if mods.mask is None else mods.mask[1],
+            window=mods.window,
+            softcap=chain.scores.softcap,
+            alibi=None if mods.slopes is None else dtype_of(mods.slopes.expr),
+            sinks=None if mods.sinks is None else dtype_of(mods.sinks.expr),
         )
-        kv_len = k.length if k.length is not None else ks[SEQUENCE_AXIS[k.layout]]
-        names = reserved_names(kv_len) if k.length is not None else ()
-        batch_dim, q_dim, kv_dim = as_dims((batch, q_len, kv_len), self.options.bounds, names)
-        if chain.causal == "bottom_right" and isinstance(q_dim, int) and isinstance(kv_dim, int):
-            detail = f"{q_dim} queries over {kv_dim} keys, bottom right"
-            guard(q_dim <= kv_dim, Reason.SHAPE, detail)
-        bias = chain.bias
-        work = Attention(
-            batch=batch_dim,
-            q_len=q_dim,
-            kv_len=kv_dim,
-            q_heads=heads,
-            kv_heads=kv_heads,
-            head_dim=static(qs[3], "the head dimension"),
-            v_dim=static(vs[3], "the value dimension"),
-            scale=chain.scale,
-            causal=chain.causal,
-            bias_dims=mask_dims(chain, (batch, heads, q_len, kv_len)),
-            dtype=dtype,
-            out_dtype=check_dtype(dtype_of(var), "the result"),
-            q_layout=q.layout,
-            kv_layout=k.layout,
-            kv_prefix=k.length is not None,
-            bias_dtype="float32" if bias is None else check_dtype(dtype_of(bias), "the mask"),
-        )
-        return work, kv_len
+
+
+def _reserved_names(kv_len: PrimExpr | int) -> tuple[str, ...]:
+    """Return the names of sizes that the kernel of a cache's prefix has beside the workload's."""
+    static_length = isinstance(kv_len, int | tirx.IntImm)
+    return ("kv_capacity", "kv_len") if static_length else ("kv_capacity",)
