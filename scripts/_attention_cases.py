@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -151,6 +152,20 @@ def selected(names: Iterable[str]) -> list[Case]:
             raise ValueError(f"{name!r} is no group ({', '.join(GROUPS)}) and no case")
         found |= {n: c for n, c in CASES.items() if name in (n, c.group)}
     return list(found.values())
+
+
+def add_cases(parser: argparse.ArgumentParser, default: Iterable[str]) -> None:
+    """Add the option ``--cases``, whose value `selected_by` reads."""
+    names = f"groups ({', '.join(GROUPS)}) and single cases ({', '.join(CASES)})"
+    parser.add_argument("--cases", nargs="+", default=list(default), metavar="NAME", help=names)
+
+
+def selected_by(parser: argparse.ArgumentParser, names: Iterable[str]) -> list[Case]:
+    """Return the cases that a command line names; end with its usage if one is unknown."""
+    try:
+        return selected(names)
+    except ValueError as err:
+        parser.error(f"--cases: {err}")
 
 
 GROUP_TARGETS = {"short": Target("sdpa", 1.3), "decode": Target("sdpa", 1.25)}

@@ -25,7 +25,7 @@ from typing import Any
 
 import _attention_report as report
 import _record
-from _attention_cases import CASES, CONTENDERS, GROUPS, OURS, SDPA, Case, selected
+from _attention_cases import CONTENDERS, GROUPS, OURS, SDPA, Case, add_cases, selected_by
 from _bench import Bench, draw, is_complete, run_or_say_lost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -39,8 +39,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    names = f"groups ({', '.join(GROUPS)}) and single cases ({', '.join(CASES)})"
-    add("--cases", nargs="+", default=list(GROUPS), metavar="NAME", help=names)
+    add_cases(parser, GROUPS)
     add("--contenders", nargs="+", choices=CONTENDERS, help="default: all but compile")
     add("--no-flex", action="store_true", help="leave FlexAttention out: 10 to 20 s a case")
     add("--compile", action="store_true", help="time SDPA under torch.compile too")
@@ -55,10 +54,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--results", type=Path, default=_record.RESULTS, help="directory to write")
     add("--plot", type=Path, metavar="JSON", help="only draw the roofline of a run")
     args = parser.parse_args(argv)
-    try:
-        args.cases = selected(args.cases)
-    except ValueError as err:
-        parser.error(f"--cases: {err}")
+    args.cases = selected_by(parser, args.cases)
     return args
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import _judge
 import _judgement as judgement
-from _attention_cases import CASES, GROUPS, selected
+from _attention_cases import add_cases, selected_by
 from _attention_subject import CaseIn
 from _bench import run_or_say_lost
 from _judge import Judge, function_of, kept
@@ -46,14 +46,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    names = f"groups ({', '.join(GROUPS)}) and single cases ({', '.join(CASES)})"
-    parser.add_argument("--cases", nargs="+", default=list(USUAL), metavar="NAME", help=names)
+    add_cases(parser, USUAL)
     _judge.add_arguments(parser, DTYPES)
     args = parser.parse_args(argv)
-    try:
-        args.cases = selected(args.cases)
-    except ValueError as err:
-        parser.error(f"--cases: {err}")
+    args.cases = selected_by(parser, args.cases)
     return args
 
 

@@ -13,7 +13,7 @@ import torch
 from _attention_cases import CASES, GROUPS, Case, selected, targets
 from _attention_module import Job, module_of
 from _attention_torch import Problem
-from _bench import is_bad
+from _bench import is_bad, run_or_say_lost
 from _gpu_timing import errors_of
 
 TINY = {"heads": (4, 2), "lengths": (24, 24), "head_dim": 16, "batch": 2}
@@ -276,6 +276,28 @@ def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_
     assert [e["case"] for e in written["cases"]] == ["tiny", "tiny-bias"]
     with pytest.raises(SystemExit, match="layout is 'bsnh' there, 'bnsh' here"):
         tiny_run(tmp_path, "--resume", str(path), "--layout", "bnsh")
+
+
+def test_a_lost_gpu_ends_the_run_which_keeps_what_it_has(
+    tmp_path, tiny, cpu_in_place_of_a_gpu, monkeypatch, capsys
+) -> None:
+    def lost(*_):
+        raise RuntimeError("illegal access")
+
+    def flash(self, backend):
+        if self.case.name == "tiny-bias":
+            monkeypatch.setattr(torch.cuda, "synchronize", lost)
+            lost()
+        return self.rounded
+
+    monkeypatch.setattr(Problem, "sdpa", flash)
+    monkeypatch.setattr(bench, "contenders_of", lambda args, case: ["flash"])
+    argv = ["--cases", "tiny", "tiny-bias", "--results", str(tmp_path)]
+    run = bench.AttentionBench(bench.arguments(argv))
+    assert run_or_say_lost(run) == 2
+    (path,) = tmp_path.glob("*.json")
+    assert [e["case"] for e in json.loads(path.read_text())["cases"]] == ["tiny"]
+    assert "the GPU is lost: RuntimeError: illegal access; then" in capsys.readouterr().err
 
 
 def test_bad_arguments_are_refused(capsys) -> None:
