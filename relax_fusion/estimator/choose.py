@@ -16,9 +16,13 @@ from .prediction import Prediction, format_seconds
 from .shape import AttentionSize, Size, rows_of
 from .triton_cost import FILL_S
 
-RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 32, 64, 128, 256, 512, 1024)}
+RANGE_UPPERS = {
+    "tir": (1, 16, 64, 256),
+    "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
+}
 """Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
-of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes."""
+of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes, and
+tiles of 128 rows: the ranges that end at 512 and 1024, which are usual, have one number of them."""
 
 ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 128, 512)}
 """The same for the query positions of an attention."""

@@ -30,6 +30,10 @@ NORM_INSIDE_ROWS, NORM_INSIDE_K = 16, 64
 """Pointer tiles in which a norm inside does not stall the loop: with 128 elements of k at once,
 gamma is not copied ahead (measured: 35 us instead of 20)."""
 
+GEMV_TILES = ((8192, 8), (2048, 8), (1024, 4), (512, 4), (256, 4))
+"""Elements of k and warps of one row's tiles; with fewer elements, a lane loads less than 16 bytes
+at a time."""
+
 STREAM_ROWS = (16, 32, 64, 128)
 STREAM_TILES = (
     *((64, 128, stages, 1) for stages in (4, 5, 3, 2)),
@@ -38,7 +42,14 @@ STREAM_TILES = (
 )
 """Columns, elements of k, stages and parts of k of the streaming tiles."""
 
-PERSISTENT_COLUMNS = {64: (64, 0), 96: (64, 32), 128: (128, 0), 192: (128, 64), 256: (128, 128)}
+PERSISTENT_COLUMNS = {
+    64: (64, 0),
+    96: (64, 32),
+    128: (128, 0),
+    160: (128, 32),
+    192: (128, 64),
+    256: (128, 128),
+}
 """Columns of a persistent tile, and of its two accumulators."""
 
 MAX_ACCUMULATORS = 192
@@ -126,7 +137,7 @@ def candidates(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Iterator[TilePla
 def _all(rows: Dim) -> Iterator[TilePlan]:
     """Yield plans, and among those that may cost the same, first the one that measured best."""
     if not isinstance(rows, int) or rows <= 2:
-        for block_n, block_k, warps in product((2, 4, 1), (4096, 2048, 1024, 512, 256), (4, 8)):
+        for (block_k, warps), block_n in product(GEMV_TILES, (2, 4, 1)):
             yield _plan("gemv", (1, block_n, block_k), warps, 1)
     for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
         yield _plan("stream", (block_m, block_n, block_k), 4, stages, split)

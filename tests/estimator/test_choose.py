@@ -94,7 +94,7 @@ def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
     assert [p.size for p in found.predictions] == sizes
 
 
-TRITON_UPPERS = [1, 16, 32, 64, 128, 256, 512, 1024]
+TRITON_UPPERS = [1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024]
 TRITON_RANGES = [
     (None, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),
     (8192, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),

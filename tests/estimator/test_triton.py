@@ -56,7 +56,7 @@ ROTATED = rotated()
 def test_candidates_fit(work, name) -> None:
     dev = device(name)
     found = list(candidates(work, dev, "triton"))
-    assert len(found) == len(set(found)) > 20
+    assert len(found) == len(set(found)) > 15
     assert {p.backend for p in found} == {"triton"}
     hopper = name in ("h200", "h100", "h100_pcie")
     assert {p.family for p in found} == (H200_FAMILIES if hopper else {"gemv", "pointer"})
@@ -74,8 +74,8 @@ def test_one_row_alone_has_dot_products() -> None:
 @pytest.mark.parametrize(
     ("work", "widths"),
     [
-        (norm_matmul(), {64, 96, 128, 192, 256}),
-        (norm_matmul(layout="kn"), {64, 96, 128, 192, 256}),
+        (norm_matmul(), {64, 96, 128, 160, 192, 256}),
+        (norm_matmul(layout="kn"), {64, 96, 128, 160, 192, 256}),
         (gated_ffn(), {64, 128}),
         (GATED_KN, {64, 128}),
         (ROTATED, {128}),
@@ -92,6 +92,7 @@ def test_widths_of_persistent_tiles(work, widths) -> None:
     [
         (PERSISTENT, False, False, (128, 0)),
         (replace(PERSISTENT, block_n=96), False, False, (64, 32)),
+        (replace(PERSISTENT, block_n=160), False, False, (128, 32)),
         (replace(PERSISTENT, block_n=256), False, False, (128, 128)),
         (PERSISTENT, True, False, (128, 128)),
         (PERSISTENT, False, True, (64, 64)),
@@ -216,9 +217,9 @@ HOPPER_SENTENCES = [
         "block_n is 192, with an activation and a residual more than 128 spill registers",
     ),
     (
-        replace(PERSISTENT, block_n=160),
+        replace(PERSISTENT, block_n=224),
         norm_matmul(),
-        "block_n is 160, family 'persistent' has 64, 96, 128, 192, 256 for this",
+        "block_n is 224, family 'persistent' has 64, 96, 128, 160, 192, 256 for this",
     ),
     (
         replace(PERSISTENT, block_n=256),

@@ -67,6 +67,7 @@ CASES = {
     "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
     "256-columns": (ACTIVATED, persistent(256, 4)),
     "192-columns": (ADDED, persistent(192, 5)),
+    "160-columns": (ADDED, persistent(160, 5)),
     "128-columns": (FULL, persistent(128, 6)),
     "128-columns-kn": (KN, persistent(128, 6)),
     "96-columns": (FULL, persistent(96, 6)),
