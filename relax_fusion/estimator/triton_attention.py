@@ -4,7 +4,9 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
 ``pointer``  any device, lengths and head widths; query heads that share keys are rows of one tile,
              and a few queries over many keys have the keys cut into parts
-``flash``    many queries on sm_90: a warp that copies, and two or three warp groups of 64 rows each
+``flash``    many queries on sm_90: a warp that copies, and two warp groups of 64 rows each
+``groups``   short sequences on sm_90: all keys at once, `split_k` groups of `block_n`, a warp or
+             more for each; they add up their results in shared memory
 
 `triton_attention_cost` prices them.
 """
@@ -23,18 +25,15 @@ from .shape import AttentionSize
 FAMILIES = ("pointer", "flash")
 
 HOPPER_FAMILIES = ("flash",)
-"""Families that need warp-group matrix instructions, which only sm_90 has."""
+"""Families that are written for sm_90."""
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 """Features of a head that a matrix instruction takes, and up to which tiles fit the registers."""
 
-MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180}
+MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180, "groups": 264}
 """Scores, weights and results of a thread, in registers, beyond which they spill."""
 
-MAX_NARROW_VALUES = 100
-"""The same for `flash` with three warp groups, whose threads get fewer registers."""
-
-SMEM_RESERVE_BYTES = {"pointer": 4 << 10, "flash": 2 << 10}
+SMEM_RESERVE_BYTES = {"pointer": 4 << 10, "flash": 2 << 10, "groups": 1 << 10}
 """Shared memory beside queries and stages: layout conversions, barriers."""
 
 PROGRAMS_PER_SM = 2
@@ -42,17 +41,27 @@ PROGRAMS_PER_SM = 2
 loads while the other computes."""
 
 POINTER_TILES = (
-    *((16, block_n, warps) for block_n, warps in ((64, 4), (128, 4), (32, 2))),
+    *((16, block_n, 4) for block_n in (64, 128, 32)),
     *((block_m, block_n, 4) for block_m, block_n in product((32, 64), (64, 32, 128))),
     *((128, block_n, 8) for block_n in (64, 128, 32)),
 )
 """Rows, keys and warps of the pointer tiles."""
 
-FLASH_ROWS = {128: 12, 192: 16}
+FLASH_ROWS, FLASH_WARPS = 128, 12
 """Rows of the flash tiles, and their warps, of which four copy."""
+
+FLASH_TILES = ((128, 3), (128, 2), (64, 4), (64, 2))
+"""Keys and stages of the flash tiles."""
 
 MOST_PARTS = 64
 """Parts that keys are cut into at most; one program puts them together."""
+
+
+GROUP_TILES = (
+    *((32, 64, 4), (16, 64, 4), (16, 32, 8), (32, 32, 8), (16, 64, 8), (32, 64, 8), (64, 32, 8)),
+    *((16, 16, 16), (32, 32, 16), (16, 32, 16)),
+)
+"""Rows, keys of a group, and groups of the tiles for short sequences, a warp for each group."""
 
 
 def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
@@ -74,16 +83,15 @@ def padded(features: int) -> int:
     return max(16, 1 << (features - 1).bit_length())
 
 
-def heads_of_tile(plan: TilePlan, work: Attention) -> int:
-    """Return the query heads whose rows share a tile, and the keys that it reads.
+def two_tiles(features: int) -> int:
+    """Return the width of `features` as `groups` has them: powers of two, the rest apart."""
+    low = 1 << (features.bit_length() - 1)
+    return low + (padded(features - low) if features > low else 0)
 
-    The warp groups of `flash` take a head each, where they can.
-    """
-    group = work.q_heads // work.kv_heads
-    if plan.family == "flash":
-        warp_groups = plan.block_m // 64
-        return 1 if group % warp_groups else warp_groups
-    return group
+
+def heads_of_tile(plan: TilePlan, work: Attention) -> int:
+    """Return the query heads whose rows share a tile, and the keys that it reads."""
+    return 1 if plan.family == "flash" else work.q_heads // work.kv_heads
 
 
 def row_tiles(plan: TilePlan, work: Attention, q_len: int) -> int:
@@ -111,10 +119,9 @@ def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
 
 def _all(work: Attention) -> Iterator[TilePlan]:
     width = padded(work.head_dim)
-    for (block_m, warps), block_n in product(FLASH_ROWS.items(), (128, 64)):
-        for stages in (4, 3, 2):
-            yield _plan("flash", (block_m, block_n, width), warps, stages)
-    for (block_m, block_n, warps), stages in product(POINTER_TILES, (3, 2)):
+    for block_n, stages in FLASH_TILES:
+        yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+    for (block_m, block_n, warps), stages in product(POINTER_TILES, (4, 3, 2)):
         for parts in (1, MOST_PARTS):
             yield _plan("pointer", (block_m, block_n, width), warps, stages, parts)
 
@@ -134,14 +141,23 @@ def _plan(
 
 def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
     """Return the shared memory of one thread block: queries, stages of keys and values, rest."""
+    if plan.family == "groups":
+        each = 4 * two_tiles(work.v_dim) + 8  # results, highest score and sum of a row
+        return plan.split_k * plan.block_m * each + SMEM_RESERVE_BYTES[plan.family]
     width, v_width = padded(work.head_dim), padded(work.v_dim)
     stages = plan.num_stages
     if plan.family == "pointer" and not _warp_groups(plan, dev):
         stages -= 1  # the operands of the others pass through registers, which frees theirs
-    elements = plan.block_m * width + stages * plan.block_n * (width + v_width)
+    rows = plan.block_m * (query_stages(work) if plan.family == "flash" else 1)
+    elements = rows * width + stages * plan.block_n * (width + v_width)
     if plan.family == "flash":
         elements += 64 * v_width  # results on their way out
     return elements * DTYPE_BYTES[work.dtype] + SMEM_RESERVE_BYTES[plan.family]
+
+
+def query_stages(work: Attention) -> int:
+    """Return how many tiles of queries `flash` holds: the next one's, too, where they fit."""
+    return 2 if padded(work.head_dim) <= 128 else 1
 
 
 def _warp_groups(plan: TilePlan, dev: DeviceSpec) -> bool:
@@ -153,6 +169,11 @@ def register_values(plan: TilePlan, work: Attention) -> int:
     """Return the registers of scores and results, and of weights beside them, in one thread."""
     if plan.family == "flash":
         return padded(work.v_dim) // 2 + plan.block_n * 3 // 4
+    if plan.family == "groups":
+        rows = plan.block_m * plan.split_k // max(plan.num_warps, 1)
+        width, v_width = two_tiles(work.head_dim), two_tiles(work.v_dim)
+        loaded = (rows + plan.block_n) * width + plan.block_n * v_width
+        return loaded // 64 + rows * plan.block_n // 32
     values = plan.block_m * (plan.block_n + padded(work.v_dim))
     return ceil_div(values, 32 * max(plan.num_warps, 1))
 
@@ -180,8 +201,6 @@ def violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str
     if used > most:
         yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
     values, limit = register_values(plan, work), MAX_REGISTER_VALUES[plan.family]
-    if plan.family == "flash" and plan.block_m > 128:
-        limit = MAX_NARROW_VALUES
     if values > limit:
         yield f"a thread holds {values} scores and results, at most {limit} fit its registers"
 
@@ -200,12 +219,30 @@ def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iter
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features % 8:
             yield f"{name} is {features}, rows of a tensor map must be multiples of 8 elements"
-    if plan.block_m not in FLASH_ROWS:
-        yield f"block_m is {plan.block_m}, family 'flash' has {' or '.join(map(str, FLASH_ROWS))}"
-    elif plan.num_warps != FLASH_ROWS[plan.block_m]:
+    if plan.family == "groups":
+        yield from _groups_violations(plan, work)
+        return
+    given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1}
+    for name, value in given.items():
+        if getattr(plan, name) != value:
+            yield f"{name} is {getattr(plan, name)}, family 'flash' has {value}"
+    if work.kv_len == 0:
+        yield "kv_len is 0, a tensor map needs 1 key"
+
+
+def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
+    yield from _powers_of_two(plan, ("block_m", "num_warps"))
+    row_warps = plan.num_warps // plan.split_k
+    if plan.num_warps % plan.split_k or plan.block_m % (16 * max(row_warps, 1)):
         yield (
-            f"num_warps is {plan.num_warps}, {plan.block_m} rows of family 'flash' have "
-            f"{FLASH_ROWS[plan.block_m]}"
+            f"num_warps is {plan.num_warps}, {plan.split_k} groups have as many warps each, with "
+            "16 rows or a multiple for each warp"
         )
-    if plan.split_k != 1:
-        yield f"split_k is {plan.split_k}, family 'flash' takes all keys in 1 part"
+    most = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
+    keys = plan.split_k * plan.block_n
+    if most is None or most > keys:
+        there = "without a bound" if most is None else f"up to {most}"
+        yield f"the tile holds {keys} keys at once, there are keys {there}"
+    for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
+        if features > 128:
+            yield f"{name} is {features}, family 'groups' takes up to 128"

@@ -1,9 +1,10 @@
 """What the launches of an attention under a plan of the Triton back end cost.
 
 Attention is bound by memory (keys and values, as many as are in flight), by the matrix units, or by
-the exponentials, of which a multiprocessor takes 16 a clock: at 64 features a head they last as
-long as both matmuls.  A single program cannot overlap its own steps, of which each waits for the
-one before; that is what short sequences are bound by.
+the softmax: an exponential takes one of 16 slots a clock of a multiprocessor, and at 64 features a
+head softmax lasts longer than both matmuls.  A program that has its multiprocessor to itself cannot
+overlap its own steps, of which each waits for the one before; that is what short sequences are
+bound by.  Constants were fitted to timings of the kernels on an H200, float16.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks
-from .gpu_cost import SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE, attention_qo_bytes
+from .gpu_cost import attention_qo_bytes
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize
 from .triton_attention import (
@@ -25,23 +26,41 @@ from .triton_attention import (
     register_values,
     row_tiles,
     smem_bytes,
+    two_tiles,
 )
 
-FILL_S = {"pointer": 1.5e-6, "flash": 2.0e-6}
+FILL_S = {"pointer": 2.8e-6, "flash": 4.1e-6, "groups": 0.0}
 """From the start of a kernel to its first matmul, and from its last to the last store."""
 
-STEP_S = {"pointer": 0.55e-6, "flash": 0.5e-6}
+STEP_S, STEP_S_PER_KEY = {"pointer": 0.4e-6, "flash": 0.2e-6}, 8e-9
 """One block of keys in a program that has its multiprocessor to itself: a matmul, the softmax and
 a matmul, each of which waits for the one before."""
 
-TENSOR_EFFICIENCY = {"pointer": 0.55, "flash": 0.72}
+BLOCK_S = {"pointer": 0.1e-6, "flash": 0.2e-6}
+"""What a block of keys costs besides its operations: barriers, and the row maxima."""
+
+TENSOR_EFFICIENCY = {"pointer": 0.6, "flash": 0.855}
 """Reached part of the tensor cores' peak, before what overlaps badly."""
 
-OVERLAP = {"pointer": 0.5, "flash": 0.2}
-"""Part of the second longest of the times that the longest does not hide."""
+SCORES_PER_CLOCK = 9.2
+"""Scores that a multiprocessor takes through a softmax: scale, maximum, exponential, sum, convert.
+0.9 us for 128 x 128."""
 
-COMBINE_S = 2.6e-6
-"""What the launch that puts parts together adds."""
+SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "bias": 1.85, "mask": 1.6}
+"""What is done to a score besides, over the time of its softmax."""
+
+OVERLAP = {"pointer": 0.5, "flash": 0.2}
+"""Part of the shorter of matmuls and softmax that the longer does not hide."""
+
+NEXT_TILE_S = {"pointer": 0.3e-6, "flash": 0.7e-6}
+"""What a further tile of a multiprocessor adds to its blocks: it ends and begins."""
+
+EDGE_S = 1.0e-6
+"""What a block costs besides, of which some rows see a part: 128 x 128 scores."""
+
+COMBINE_S, COMBINE_S_PER_ROW = 1.5e-6, 20e-9
+"""What the launch that puts parts together adds, and for each of its rows where it waits while more
+than one program of the first launch is on a multiprocessor."""
 
 LATENCY_S = 0.91e-6
 """Between asking for memory and having it (as for matmuls)."""
@@ -49,11 +68,15 @@ LATENCY_S = 0.91e-6
 L2_EFFICIENCY = 0.6
 """Reached part of the L2 peak by tiles of keys and values."""
 
-REGISTERS_OVERHEAD = 48
+REGISTERS_OVERHEAD = 32
 """Registers of a thread beside scores and results."""
 
+GROUPS_S, GROUPS_S_PER_SCORE = 2.0e-6, 0.24e-9
+"""What the programs that a multiprocessor holds at once take in the kernel for short sequences:
+from the first load to the last store, and for each of their scores at 64 features."""
 
-class _Work(NamedTuple):
+
+class _Load(NamedTuple):
     """The programs of a launch, and the blocks of keys of one: on average, and at most."""
 
     programs: int
@@ -64,45 +87,53 @@ class _Work(NamedTuple):
 
 def predict(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> Prediction:
     """Return what the launches of `plan` cost at `size`."""
-    load = _work(work, plan, dev, size)
+    load = _load(work, plan, dev, size)
     resident = _resident(work, plan, dev)
     waves = ceil_div(max(load.programs, 1), dev.sm_count * resident)
-    moved = _moved_bytes(work, size)
     times: dict[Bound, float] = {
         "dram": _memory_s(work, plan, dev, size, load, resident),
         "l2": _l2_s(work, plan, dev, load),
-        "compute": _compute_s(work, plan, dev, load),
-        "latency": waves * load.most * STEP_S[plan.family],
     }
-    longest, second, *_ = sorted(times.values(), reverse=True)
-    seconds = dev.launch_s + FILL_S[plan.family] + longest + OVERLAP[plan.family] * second
-    if load.parts > 1:
-        seconds += COMBINE_S
-    times["launch"] = dev.launch_s + FILL_S[plan.family]
-    return Prediction(seconds, moved, work.flops(*size), waves, largest(times))
+    if plan.family == "groups":
+        at_once = min(resident, ceil_div(load.programs, dev.sm_count))
+        scores = plan.block_m * plan.block_n * plan.split_k * two_tiles(work.head_dim) / 64
+        wave = GROUPS_S + at_once * scores * GROUPS_S_PER_SCORE * _score_work(work)
+        times["latency"] = waves * wave
+    else:
+        times["compute"] = _compute_s(work, plan, dev, load)
+        step = STEP_S[plan.family] + plan.block_n * STEP_S_PER_KEY
+        times["latency"] = load.most * step
+    launch = dev.launch_s + FILL_S[plan.family] + _combine_s(work, dev, size, load)
+    seconds = launch + max(times.values())
+    moved = attention_qo_bytes(work, size) + _kv_bytes(work, size)
+    return Prediction(
+        seconds, moved, work.flops(*size), waves, largest({**times, "launch": launch})
+    )
 
 
-def _work(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> _Work:
+def _combine_s(work: Attention, dev: DeviceSpec, size: AttentionSize, load: _Load) -> float:
+    if load.parts == 1:
+        return 0.0
+    rows = size.batch * work.q_heads * size.q_len
+    return COMBINE_S + (rows * COMBINE_S_PER_ROW if load.programs > dev.sm_count else 0.0)
+
+
+def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> _Load:
     shared = heads_of_tile(plan, work)
     tiles = size.batch * (work.q_heads // shared) * row_tiles(plan, work, size.q_len)
-    queries = max(1, plan.block_m // shared)
-    mean, most = visible_blocks(work, plan, size, queries)
+    mean, most = visible_blocks(work, plan, size, max(1, plan.block_m // shared))
     parts = key_parts(plan, work, dev, size)
     if parts == 1:
-        return _Work(tiles, 1, mean, most)
-    return _Work(tiles * parts, parts, mean / parts, ceil_div(most, parts))
-
-
-def _moved_bytes(work: Attention, size: AttentionSize) -> float:
-    """Return the bytes that go to and from memory once: what masks hide is not discounted."""
-    return attention_qo_bytes(work, size) + _kv_bytes(work, size)
+        return _Load(tiles, 1, mean, most)
+    return _Load(tiles * parts, parts, mean / parts, ceil_div(most, parts))
 
 
 def _kv_bytes(work: Attention, size: AttentionSize) -> float:
-    width = work.head_dim + work.v_dim
+    """Return the bytes of the keys and values that some query sees."""
     seen = size.kv_len
     if work.window is not None and work.causal != "none":
         seen = min(seen, size.q_len + work.window)
+    width = work.head_dim + work.v_dim
     return float(size.batch * work.kv_heads * seen * width * DTYPE_BYTES[work.dtype])
 
 
@@ -111,38 +142,51 @@ def _memory_s(
     plan: TilePlan,
     dev: DeviceSpec,
     size: AttentionSize,
-    load: _Work,
+    load: _Load,
     resident: int,
 ) -> float:
     bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
     block = plan.block_n * (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
-    at_once = min(load.programs, dev.sm_count * resident)
-    in_flight = max(1, at_once) * block * max(0.5, min(plan.num_stages - 1, load.most))
+    at_once = max(1, min(load.programs, dev.sm_count * resident))
+    ahead = plan.split_k if plan.family == "groups" else max(1, plan.num_stages - 1)
+    in_flight = at_once * block * max(0.5, min(ahead, load.most))
     # The nearer to what memory can give, the more in flight a little more takes
     kv = _kv_bytes(work, size) * hypot(1 / bandwidth, LATENCY_S / in_flight)
     return kv + attention_qo_bytes(work, size) / bandwidth
 
 
-def _l2_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Work) -> float:
+def _l2_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) -> float:
     width = work.head_dim + work.v_dim
     read = load.programs * load.mean * plan.block_n * width * DTYPE_BYTES[work.dtype]
     return read / (dev.l2_bytes_per_s * L2_EFFICIENCY)
 
 
-def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Work) -> float:
+def _score_work(work: Attention) -> float:
+    """Return the time of a score's softmax, and of what is done to it before, over the former."""
+    there = {
+        "softcap": work.softcap,
+        "alibi": work.alibi,
+        "bias": work.bias_dims,
+        "mask": work.mask_dims,
+    }
+    return 1.0 + sum(SCORE_WORK[name] for name, given in there.items() if given is not None)
+
+
+def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) -> float:
     """Return the time of the busiest multiprocessor: matmuls and softmax, partly overlapped."""
     scores = plan.block_m * plan.block_n
     per_sm = dev.tensor_flops_per_s(work.dtype) / dev.sm_count * TENSOR_EFFICIENCY[plan.family]
     matmuls = 2.0 * scores * (padded(work.head_dim) + padded(work.v_dim)) / per_sm
-    exponentials = 1 if work.softcap is None else 3  # tanh: an exponential and a reciprocal
-    softmax = scores * exponentials / (SFU_PER_CLOCK * dev.clock_hz)
-    softmax += scores * SOFTMAX_FLOPS_PER_SCORE * dev.sm_count / dev.fma_float32_flops_per_s
+    softmax = scores * _score_work(work) / (SCORES_PER_CLOCK * dev.clock_hz)
     block = max(matmuls, softmax) + OVERLAP[plan.family] * min(matmuls, softmax)
-    share = max(load.programs / dev.sm_count * load.mean, load.most)
-    if load.programs > dev.sm_count:
-        whole = ceil_div(load.programs, dev.sm_count) * load.mean
-        share = (share + whole) / 2  # the last multiprocessors to end are partly alone
-    return share * block
+    block += BLOCK_S[plan.family]
+    edges = (work.causal != "none") + (work.window is not None)
+    tile = NEXT_TILE_S[plan.family] + edges * EDGE_S * scores / (128 * 128)
+    tiles = ceil_div(load.programs, dev.sm_count)
+    share = max(tiles * load.mean, load.most)
+    if work.causal != "none" and tiles > 1:  # the shortest come last, and fill the gaps
+        share = max(load.programs / dev.sm_count * load.mean, load.most)
+    return share * block + (tiles - 1) * tile + edges * EDGE_S * scores / (128 * 128)
 
 
 def _resident(work: Attention, plan: TilePlan, dev: DeviceSpec) -> int:

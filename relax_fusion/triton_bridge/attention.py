@@ -14,7 +14,7 @@ from tvm import ir
 from ..device import DeviceSpec
 from ..errors import LoweringError
 from ..estimator.triton_attention import PROGRAMS_PER_SM, heads_of_tile
-from ..tile_plan import TilePlan
+from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention
 from .arguments import OUT, Workspace
 from .attention_call import AttentionCall, at_least, at_most, int32
@@ -61,6 +61,22 @@ def attention_steps(
     raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
 
 
+def empty_cases(
+    work: Attention, plans: PlanTable, inputs: Sequence[ir.Expr], dev: DeviceSpec
+) -> list[tuple[Any, list[Step]]]:
+    """Return what to launch where there are no keys, of which no tensor map can be made.
+
+    The merging of no parts writes the zeros.  Nothing is returned where that cannot be, or no plan
+    has tensor maps.
+    """
+    if isinstance(work.kv_len, int) or not any(p.family == "flash" for _, p in plans.entries):
+        return []
+    plan = plans.entries[-1][1]
+    a = AttentionCall(work, plan, _named(work, inputs), None, dev, {})
+    args = {**a.pointer_arguments(), "parts_ptr": OUT, "lse_ptr": OUT}
+    return [(a.kv_len <= 0, [_combine(a, args, a.constants(), splits=0, most=2)])]
+
+
 def _named(work: Attention, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
     """Return the operands by name."""
     there = {
@@ -82,22 +98,21 @@ def _pointer(a: AttentionCall) -> Iterator[Step]:
     tiles = ceil_div(a.q_len * group, a.plan.block_m)
     splits = _splits(a, pairs * tiles) if split else 1
     parts, lse = _rooms(a, splits) if split else (OUT, OUT)
-    args = {
-        **{f"{name}_ptr": a.operands[name] for name in ("q", "k", "v")},
-        **a.score_arguments(),
-        "out_ptr": OUT,
-        "parts_ptr": parts,
-        "lse_ptr": lse,
-        **a.lengths(),
-        **a.stride_arguments("q", "k", "v", "out"),
-    }
+    args = {**a.pointer_arguments(), "parts_ptr": parts, "lse_ptr": lse}
     constants = {**a.constants(), "SPLIT": split, "NUM_STAGES": a.plan.num_stages}
     yield a.step(attention_pointer, (pairs, tiles, splits), args, constants)
     if split:
-        args["SPLITS"] = int32(splits)
-        constants["BLOCK_S"] = 1 << (a.plan.split_k - 1).bit_length()
-        rows = a.batch * work.q_heads * a.q_len
-        yield a.step(attention_combine, (rows,), args, constants, num_warps=COMBINE_WARPS)
+        yield _combine(a, args, constants, splits, a.plan.split_k)
+
+
+def _combine(
+    a: AttentionCall, args: dict[str, Any], constants: dict[str, Any], splits: Any, most: int
+) -> Step:
+    """Return the launch that merges parts, `most` of them at most."""
+    args = {**args, "SPLITS": int32(splits)}
+    constants = {**constants, "BLOCK_S": 1 << (most - 1).bit_length()}
+    rows = a.batch * a.work.q_heads * a.q_len
+    return a.step(attention_combine, (rows,), args, constants, num_warps=COMBINE_WARPS)
 
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:

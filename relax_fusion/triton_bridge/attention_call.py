@@ -12,7 +12,7 @@ from tvm import tirx
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, HeadLayout, MaskDims
-from .arguments import Workspace, row_major_strides
+from .arguments import OUT, Workspace, row_major_strides
 from .kernel import KernelOptions
 from .steps import DEPENDENT_ARCH, FEW_ROWS, Step, given_or
 
@@ -91,6 +91,16 @@ class AttentionCall:
     def stride_arguments(self, *names: str) -> dict[str, Any]:
         """Return the strides of tensors as arguments of a kernel."""
         return {f"{n}_stride_{x}": stride for n in names for x, stride in self.strides(n).items()}
+
+    def pointer_arguments(self) -> dict[str, Any]:
+        """Return the arguments of a kernel that gets q, k and v as pointers."""
+        return {
+            **{f"{name}_ptr": self.operands[name] for name in ("q", "k", "v")},
+            **self.score_arguments(),
+            "out_ptr": OUT,
+            **self.lengths(),
+            **self.stride_arguments("q", "k", "v", "out"),
+        }
 
     def score_arguments(self) -> dict[str, Any]:
         """Return pointers and strides of what is done to scores; any pointer for what is not."""

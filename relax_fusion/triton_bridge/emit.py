@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
@@ -15,7 +16,7 @@ from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
 from ..workload import Attention, Dim, GatedFFN, Workload
 from .arguments import Workspace, is_number
-from .attention import attention_steps
+from .attention import attention_steps, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
 from .fixed import Fixed, fixed_arguments
@@ -42,21 +43,32 @@ class _Fused:
         axis = self.work.q_layout.index("s") if isinstance(self.work, Attention) else 0
         return self.inputs[0].ty.shape.values[axis]
 
-    def steps(self, dev: DeviceSpec, fixed: Fixed | None) -> list[list[Step]]:
-        """Return the launches of every range."""
+    def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[_Case]:
+        """Return conditions, and the launches where they are the first that hold."""
         work = self.work
         rooms: dict[str, Workspace] = {}
+        found: list[_Case] = []
         if isinstance(work, Attention):
-            return [
-                attention_steps(work, plan, self.inputs, _most(work.q_len, upper), dev, rooms)
-                for upper, plan in self.plans.entries
-            ]
+            found += empty_cases(work, self.plans, self.inputs, dev)
+            for upper, plan in self.plans.entries:
+                most = _most(work.q_len, upper)
+                steps = attention_steps(work, plan, self.inputs, most, dev, rooms)
+                found.append((self._within(upper), steps))
+            return found
         known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
         weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
-        return [
-            contraction_steps(work, plan, self.inputs, _most(work.rows, upper), dev, rooms, weights)
-            for upper, plan in self.plans.entries
-        ]
+        for upper, plan in self.plans.entries:
+            most = _most(work.rows, upper)
+            steps = contraction_steps(work, plan, self.inputs, most, dev, rooms, weights)
+            found.append((self._within(upper), steps))
+        return found
+
+    def _within(self, upper: int | None) -> Any:
+        """Return the condition of a range, for those below it ruled out."""
+        return True if upper is None else self.size <= tirx.IntImm("int64", upper)
+
+
+_Case = tuple[Any, list[Step]]
 
 
 def _most(dim: Dim, upper: int | None) -> int | None:
@@ -102,33 +114,28 @@ class EmitTritonKernels:
     ) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        steps = {gvar: f.steps(dev, fixed.get(gvar)) for gvar, f in fused.items()}
+        cases = {gvar: f.cases(dev, fixed.get(gvar)) for gvar, f in fused.items()}
         capability = compute_capability(self.target)
         special = [
             specialize(s.function, s.args, s.constexprs, s.options, fused[gvar].outputs, capability)
-            for gvar, s in _every(steps)
+            for gvar, s in _every(cases)
         ]
         kernels = iter(compile_kernels([source for source, _ in special]))
         passed = iter(args for _, args in special)
         made = {}
-        for gvar, ranges in steps.items():
-            f = fused[gvar]
-            branches = []
-            for (upper, _), launches in zip(f.plans.entries, ranges, strict=True):
-                when = True if upper is None else f.size <= tirx.IntImm("int64", upper)
-                branches.append(
-                    Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in launches])
-                )
-            made[gvar] = ExternFunc.of(f.outputs, branches)
+        for gvar, found in cases.items():
+            branches = [
+                Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in steps])
+                for when, steps in found
+            ]
+            made[gvar] = ExternFunc.of(fused[gvar].outputs, branches)
         return made
 
 
-def _every(
-    steps: dict[ir.GlobalVar, list[list[Step]]],
-) -> Iterator[tuple[ir.GlobalVar, Step]]:
-    for gvar, ranges in steps.items():
-        for launches in ranges:
-            for step in launches:
+def _every(cases: dict[ir.GlobalVar, list[_Case]]) -> Iterator[tuple[ir.GlobalVar, Step]]:
+    for gvar, found in cases.items():
+        for _, steps in found:
+            for step in steps:
                 yield gvar, step
 
 

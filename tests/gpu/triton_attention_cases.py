@@ -11,7 +11,7 @@ from .attention_cases import Case, cases
 LARGER = Attention(
     batch=2,
     q_len=300,
-    kv_len=555,
+    kv_len=500,
     q_heads=4,
     kv_heads=2,
     head_dim=64,
@@ -51,7 +51,7 @@ def larger_cases() -> list[Case]:
         "few_queries": {"q_len": 5, "kv_len": 2000, "causal": "bottom_right"},
         "top_left": {"causal": "top_left"},
         "bottom_right": {"causal": "bottom_right", "dtype": "bfloat16", "out_dtype": "bfloat16"},
-        "more_queries_than_keys": {"causal": "bottom_right", "q_len": 555, "kv_len": 300},
+        "more_queries_than_keys": {"causal": "bottom_right", "q_len": 500, "kv_len": 300},
         "window": {"causal": "bottom_right", "window": 100},
         "window_both_sides": {"window": 100},
         "softcap": {"softcap": 20.0, "causal": "top_left"},
