@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import tvm
+from _report import plan_words
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from relax_fusion import PATTERNS
+from relax_fusion import PATTERNS, make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, GatedFFN, NormMatmul
@@ -55,6 +57,24 @@ def _add(builder: relax.BlockBuilder, gvar: ir.GlobalVar, func: tirx.PrimFunc, n
         with builder.dataflow():
             out = builder.emit_output(relax.op.call_tir(gvar, relax.Tuple(params), types[-1]))
         builder.emit_func_output(out)
+
+
+@dataclass(frozen=True)
+class PlanJob:
+    """A plan to be compiled on its own; see `_relax_build.fill_cache`."""
+
+    work: Work
+    plan: TilePlan
+    target: str
+
+    @property
+    def name(self) -> str:
+        return plan_words(self.plan)
+
+
+def build(job: PlanJob) -> None:
+    """Compile a plan for the sake of the kernels' cache."""
+    compile_plans(job.work, {job.plan: [None]}, make_target(job.target))
 
 
 def compile_plans(

@@ -27,6 +27,8 @@ from _bench import run_or_say_lost
 from _judge import Judge, function_of, kept
 from _judgement import Group
 
+from relax_fusion.tile_plan import TilePlan
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 SCRIPT = "judge_attention"
@@ -40,6 +42,9 @@ USUAL = (
     *("vit-base-b1", "vit-huge-b32", "gpt2-1024", "gpt2-decode-b1", "gpt2-decode-b16"),
 )
 """Cases of every kind, of which no plan takes long."""
+
+AT_ONCE = 6
+"""Cases whose plans are compiled together, before they are timed."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -67,16 +72,36 @@ class Run(Judge):
 
     def run(self) -> int:
         """Time everything; return the exit status."""
-        for case in self.args.cases:
-            subject = CaseIn(case, self.args.dtype)
-            if subject.name not in self.groups and not self.late():
-                group = Group(subject)
-                self.add(group, partial(self.measure, group, subject))
+        subjects = [CaseIn(case, self.args.dtype) for case in self.args.cases]
+        todo = [subject for subject in subjects if subject.name not in self.groups]
+        while todo and not self.late():
+            now, todo = todo[:AT_ONCE], todo[AT_ONCE:]
+            wanted = self.compiled(now)
+            for subject in now:
+                if not self.late():
+                    plans, feasible = wanted[subject]
+                    group = Group(subject, feasible=feasible)
+                    self.add(group, partial(self.measure, group, plans))
         return self.finish()
 
-    def measure(self, group: Group, subject: CaseIn) -> None:
-        """Compile, check and time the plans of a case."""
-        plans, group.feasible = judgement.selected(subject, self.dev, self.args.most)
+    def compiled(self, subjects: list[CaseIn]) -> dict[CaseIn, tuple[list[TilePlan], int]]:
+        """Compile the plans of some cases in parallel; return those to time, of how many."""
+        import _relax_build
+
+        began = self.elapsed()
+        wanted = {s: judgement.selected(s, self.dev, self.args.most) for s in subjects}
+        jobs = [
+            self.modules.PlanJob(subject.work(), plan, self.args.target)
+            for subject, (plans, _) in wanted.items()
+            for plan in plans
+        ]
+        _relax_build.fill_cache(self.modules.build, jobs)
+        print(f"{len(jobs)} plans compiled in {self.elapsed() - began:.0f} s", flush=True)
+        return wanted
+
+    def measure(self, group: Group, plans: list[TilePlan]) -> None:
+        """Check and time the plans of a case, whose kernels are in the cache."""
+        subject = group.subject
         compiled, failed = self.modules.compile_plans(
             subject.work(), {plan: [None] for plan in plans}, self.target
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 
 import _judgement as judgement
 import _plan_module as modules
+import _relax_build
 import judge_attention
 import pytest
 from _attention_cases import CASES, MASKS, Case
@@ -94,6 +96,19 @@ def test_a_whole_run_and_judging_it_again(run, tmp_path, capsys) -> None:
     assert "tiny: 11 plans, best" in capsys.readouterr().out
     _, again = run("--resume", str(path))
     assert again["groups"] == written["groups"]
+
+
+def test_plans_are_compiled_in_other_processes_first(run, monkeypatch) -> None:
+    sent = []
+    monkeypatch.setattr(
+        _relax_build, "fill_cache", lambda build, jobs: sent.append((build, pickle.dumps(jobs)))
+    )
+    _, written = run()
+    ((build, jobs),) = sent
+    assert build is modules.build
+    jobs = pickle.loads(jobs)
+    assert len(jobs) == len(written["groups"][0]["plans"]) + 1  # one is wrong
+    assert {job.work for job in jobs} == {CaseIn(CASES["tiny"], "float16").work()}
 
 
 def test_usual_cases_exist() -> None:
