@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tvm
-from tvm import tirx
+from tvm import te, tirx
 from tvm.runtime import tensor
 
-from relax_fusion.compute import description
+from relax_fusion.compute import attention_exp, description
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import LoweringError
@@ -35,14 +38,18 @@ SOME = [c for c in ALL if c.name in ("tail_7x65", "bottom_right_65x33", "bias_11
 DYNAMIC = [c for c in ALL if c.name.startswith("dynamic")]
 
 
+def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
+    """Compile `func` for this machine."""
+    return tvm.compile(func.with_attr("global_symbol", "main"), target=host_target())["main"]
+
+
 def run(func: tirx.PrimFunc, case: Case) -> None:
-    """Compile `func` for this machine, run it on the inputs of `case` and judge the result."""
-    library = tvm.compile(func.with_attr("global_symbol", "main"), target=host_target())
+    """Compile `func`, run it on the inputs of `case` and judge the result."""
     arrays = case.inputs()
     garbage = np.full(case.out_shape(), np.nan, numpy_dtype(case.work.out_dtype))
     out = tensor(garbage)
     length = [case.lengths[2]] if case.work.kv_prefix else []
-    library["main"](*(tensor(a) for a in arrays.values()), *length, out)
+    compiled(func)(*(tensor(a) for a in arrays.values()), *length, out)
     case.check(arrays, out.numpy())
 
 
@@ -69,6 +76,60 @@ def test_register_tiles(case: Case) -> None:
 @pytest.mark.parametrize("case", DYNAMIC, ids=lambda c: c.name)
 def test_ranges_of_the_query_length(case: Case) -> None:
     run(scheduled(attention_prim_func(case.work, BY_LENGTH)), case)
+
+
+def test_tensors_beyond_2_31_elements(tmp_path: Path) -> None:
+    # A file with holes: positions that are not read take no memory.
+    capacity, keys = (1 << 31) // BASE.head_dim + 5, 7
+    stored = np.memmap(tmp_path / "kv", "float16", "w+", shape=(2, capacity, 1, BASE.head_dim))
+    stored[:, :keys] = np.random.default_rng(3).standard_normal((2, keys, 1, BASE.head_dim))
+    work = replace(BASE, q_len=1, q_heads=1, kv_heads=1, kv_prefix=True, dtype="float16")
+    case = Case("large", replace(work, kv_len=keys), {"kv_capacity": keys})
+    arrays = {**case.inputs(), "k": stored[:, :keys], "v": stored[:, :keys]}
+    cache = tvm.runtime.from_dlpack(np.asarray(stored))
+    out = tensor(np.full(case.out_shape(), np.nan, "float32"))
+    kernel = compiled(scheduled(attention_prim_func(case.work, PLAN)))
+    kernel(tensor(arrays["q"]), cache, cache, keys, out)
+    case.check(arrays, out.numpy())
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh"])
+def test_functions_of_vectors(name: str) -> None:
+    sizes = np.logspace(-8, 2.2, 5000, dtype="float32")
+    special = [np.nan, -np.inf, -0.0] + [np.inf] * (name == "tanh")
+    values = np.array([*-sizes, *(sizes if name == "tanh" else ()), *special], "float32")
+    x = te.placeholder(values.shape, "float32", "x")
+    build = getattr(attention_exp, name)
+    y = te.compute(values.shape, lambda i: build(x(i) + tirx.const(0, "float32"), False), "y")
+    got = tensor(np.zeros_like(values))
+    compiled(te.create_prim_func([x, y]))(tensor(values), got)
+    exact = getattr(np, name)(values.astype("float64"))
+    exact = np.where(np.abs(exact) < np.finfo("float32").tiny, 0 * exact, exact)
+    np.testing.assert_allclose(got.numpy(), exact, rtol=4 * np.finfo("float32").eps, atol=2e-38)
+
+
+def test_no_library_is_called_for_single_elements() -> None:
+    work = replace(BASE, softcap=5.0)
+    func = scheduled(attention_prim_func(work, PLAN)).with_attr("global_symbol", "main")
+    assembly = tvm.compile(func, target=host_target()).mod.inspect_source("asm")
+    assert not re.search(r"\b(expf|exp2f|tanhf|powf)\b", assembly)
+
+
+@pytest.mark.parametrize(("window", "causal"), [(20, "bottom_right"), (20, "top_left")])
+def test_keys_that_no_query_sees_are_not_visited(window: int, causal: str) -> None:
+    # NaN in a value reaches every query that its block of keys is multiplied for.
+    work = replace(BASE, q_len=16, kv_len=512, window=window, causal=causal)
+    case = Case("far", work)
+    arrays = case.inputs()
+    first = 512 - 16 - window if causal == "bottom_right" else 0
+    seen = slice(first // 64 * 64, 512 if causal == "bottom_right" else 64)
+    far = np.ones(512, bool)
+    far[seen] = False
+    hidden = {**arrays, "v": arrays["v"].copy(), "k": arrays["k"].copy()}
+    hidden["v"][:, far] = hidden["k"][:, far] = np.nan
+    got = tensor(np.full(case.out_shape(), np.nan, "float32"))
+    compiled(scheduled(attention_prim_func(work, PLAN)))(*map(tensor, hidden.values()), got)
+    case.check(arrays, got.numpy())
 
 
 def test_static_length_meets_one_range() -> None:

@@ -53,11 +53,11 @@ def cuda() -> Target:
     )
 
 
-def cuda_source(work: Attention, table: PlanTable) -> str:
+def cuda_source(work: Attention, table: PlanTable, target: Target | None = None) -> str:
     """Schedule and cross-compile `work`, and return its device code."""
     func = attention_prim_func(work, table).with_attr("global_symbol", "main")
-    schedule = AttentionRule().apply(func, cuda(), False)
-    library = tvm.compile(schedule.mod, target=cuda())
+    schedule = AttentionRule().apply(func, target or cuda(), False)
+    library = tvm.compile(schedule.mod, target=target or cuda())
     return library.mod.imports[0].inspect_source()
 
 
@@ -162,6 +162,26 @@ def test_cuda_barriers_and_memory(dtype: str, table: PlanTable) -> None:
 def test_cuda_compiles(name: str) -> None:
     (kernel,) = kernels(cuda_source(BY_NAME[name].work, GPU_PLAN))
     assert divergent_barriers(kernel) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "barrier"), [("metal", "threadgroup_barrier"), ("opencl", "barrier")]
+)
+def test_other_gpus_get_source(kind: str, barrier: str) -> None:
+    config = {"kind": kind, "max_threads_per_block": 256, "max_shared_memory_per_block": 32768}
+    target = Target({**config, "thread_warp_size": 32}, host="llvm")
+    work = replace(DYNAMIC, q_heads=4, mask_dims=(True, False, True, True), dtype="float16")
+    source = cuda_source(replace(work, window=40, softcap=5.0, alibi="float32"), GPU_PLAN, target)
+    assert barrier in source and "slopes_ptr" in source
+
+
+def test_large_tensors_are_indexed_in_64_bits() -> None:
+    work = replace(DYNAMIC, kv_prefix=True, mask_dims=(True, True, True, True))
+    for kernel in kernels(cuda_source(work, GPU_RANGES)):
+        at = re.findall(r"\b(?:k|v|mask|q|out)_ptr\[(.*)\]", kernel)
+        assert len(at) >= 5
+        # Sizes that are not known are 64 bits wide, so is what is computed from one.
+        assert all("int64_t" in index for index in at), at
 
 
 def test_divergence_is_noticed() -> None:

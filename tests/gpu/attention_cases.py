@@ -285,7 +285,9 @@ def _scores() -> list[Case]:
     return [
         _case("bias_min", bias_dims=every, bias_op="min"),
         _case("bias_min_nan", bias_dims=every, bias_op="min", edit=_nan_in_bias),
-        _case("nan_in_masked_query", mask_dims=every, edit=_nan_in_query),
+        _case(
+            "bias_min_of_nan", mask_dims=every, bias_dims=every, bias_op="min", edit=_nan_in_query
+        ),
         *(
             _case("mask_" + "".join(str(int(d)) for d in dims), mask_dims=dims)
             for dims in (every, keys_only, (False, True, True, False))
