@@ -73,19 +73,6 @@ def span_of(
 
 
 @triton.jit
-def share_of(begin, end, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr):
-    """Return ``(low, high)``, the blocks of keys that are this program's among those of axis 2."""
-    low, high = begin // BLOCK_N, tl.cdiv(end, BLOCK_N)
-    if SPLIT:
-        split, splits = tl.program_id(2), tl.num_programs(2)
-        each = (high - low) // splits
-        longer = (high - low) - each * splits  # how many programs take one more
-        low += split * each + tl.minimum(split, longer)
-        high = low + each + tl.where(split < longer, 1, 0)
-    return low, high
-
-
-@triton.jit
 def attend(
     q,
     k,
@@ -109,30 +96,36 @@ def attend(
     NUM_STAGES: tl.constexpr,
     MASKED: tl.constexpr,
     PEEL: tl.constexpr,
+    SPLIT: tl.constexpr,
 ):
     """Go over blocks of keys, and return the softmax's state ``(acc, sums, most)`` after them.
 
-    `blocks` is ``(first, count, gap_at, gap)``: of the blocks from `first` on, `count`, without the
-    `gap` of them from `gap_at` on.  Unless `MASKED`, every row sees all of their keys.
+    `blocks` is ``(begin, end, gap_at, gap)``: with the `gap` blocks from `gap_at` on left out, they
+    are counted from `begin` to `end`, and with `SPLIT` this program's are every so many of them.
+    Unless `MASKED`, every row sees all of their keys.
     """
     q_ptr, q_rows, q_columns = q
     k_ptr, k_stride = k
     v_ptr, v_stride, v_columns = v
     positions, in_rows, bias_rows, mask_rows, slopes = rows
     acc, sums, most = state
-    first, count, gap_at, gap = blocks
+    begin, end, gap_at, gap = blocks
+    step = 1
+    if SPLIT:
+        # In turn: what is read at one time is close together, and nothing is divided
+        begin += tl.program_id(2)
+        step = tl.num_programs(2)
     if PEEL:
         q_tile = load_rows(q_ptr, q_rows, q_columns, 1, in_rows, HEAD_DIM)
-    for i in tl.range(0, count, num_stages=NUM_STAGES):
+    for block in tl.range(begin, end, step, num_stages=NUM_STAGES):
         if not PEEL:
             # Always the same few rows.  Read here, they are a part of the pipeline, and keys are
             # under way before they have come; the term that is zero keeps them from being hoisted.
-            q_start = q_ptr + tl.minimum(i, 0) * 16
+            q_start = q_ptr + tl.minimum(block, 0) * 16
             q_tile = load_rows(q_start, q_rows, q_columns, 1, in_rows, HEAD_DIM)
-        block = first + i
-        if MASKED and PEEL:
-            block = tl.where(block < gap_at, block, block + gap)
         start = block * BLOCK_N
+        if MASKED and PEEL:
+            start = tl.where(block < gap_at, block, block + gap) * BLOCK_N
         k_tile = load_keys(k_ptr, start, q_columns, k_stride, KV_LEN, MASKED, HEAD_DIM, BLOCK_N)
         keys = start + tl.arange(0, BLOCK_N)
         scores = scaled_scores(tl.dot(q_tile, k_tile.T), SCALE, SOFTCAP)
@@ -240,7 +233,9 @@ def attention_pointer(
         gdc_wait()
         gdc_launch_dependents()
     PEEL: tl.constexpr = BLOCK_M * BLOCK_N > FEW_SCORES
-    pair, tile = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)
+    pair, tile = tl.program_id(0), tl.program_id(1)
+    if PEEL and CAUSAL != "none":
+        tile = tl.num_programs(1) - 1 - tile  # the longest first
     batch, kv_head = int64(pair // (HEADS // GROUP)), pair % (HEADS // GROUP)
     packed = Q_LEN * GROUP
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -249,7 +244,7 @@ def attention_pointer(
     positions = position_of(row // GROUP, Q_LEN, KV_LEN, CAUSAL)
     first, last = span_of(tile, packed, Q_LEN, KV_LEN, CAUSAL, GROUP, BLOCK_M)
     begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    low, high = share_of(begin, end, BLOCK_N, SPLIT)
+    low, high = begin // BLOCK_N, tl.cdiv(end, BLOCK_N)
 
     query64, head64 = (row // GROUP).to(tl.int64), head.to(tl.int64)
     q_columns = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
@@ -273,14 +268,14 @@ def attention_pointer(
         gap_at = tl.minimum(tl.maximum(tl.cdiv(begin, BLOCK_N), low), high)
         gap = tl.maximum(tl.minimum(end // BLOCK_N, high) - gap_at, 0)
         state = attend(
-            q, k, v, rows, state, (gap_at, gap, high, 0), KV_LEN, BIAS, BIAS_KEYS, HAS_MASK,
-            MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-            NUM_STAGES, False, PEEL,
+            q, k, v, rows, state, (gap_at, gap_at + gap, high, 0), KV_LEN, BIAS, BIAS_KEYS,
+            HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
+            NUM_STAGES, False, PEEL, SPLIT,
         )  # fmt: skip
     acc, sums, most = attend(
-        q, k, v, rows, state, (low, high - low - gap, gap_at, gap), KV_LEN, BIAS, BIAS_KEYS,
+        q, k, v, rows, state, (low, high - gap, gap_at, gap), KV_LEN, BIAS, BIAS_KEYS,
         HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-        NUM_STAGES, True, PEEL,
+        NUM_STAGES, True, PEEL, SPLIT,
     )  # fmt: skip
     total = tl.sum(sums, axis=1)
     if SINKS and not SPLIT:
