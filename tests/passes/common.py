@@ -81,13 +81,20 @@ class Chain:
         return f"    @R.function\n    def {self.name}({', '.join(params)}):\n{text}"
 
     def arrays(self) -> list[np.ndarray]:
-        """Return inputs of unit size (weights smaller, so that results are of unit size too)."""
+        """Return inputs of unit size (weights smaller, so that results are of unit size too).
+
+        Booleans are masks: of what is seen, or of what is hidden if their name begins with h.
+        """
         rng = np.random.default_rng(7)
         out = []
         for name, dims, dtype in self.tensors():
             shape = [self.sizes[d] if d.isidentifier() else int(d) for d in dims]
             values = rng.standard_normal(shape)
-            if name.startswith("W"):
+            if dtype == "bool":
+                values = values > -1  # most keys are seen, the first one always
+                values[..., 0] = True
+                values = ~values if name.startswith("h") else values
+            elif name.startswith("W"):
                 values /= np.sqrt(shape[0])
             out.append(values.astype(numpy_dtype(dtype)))
         return out

@@ -54,6 +54,8 @@ def _value(expr: relax.Expr, values: Values) -> Any:
         return tuple(_value(f, values) for f in expr.fields)
     if isinstance(expr, relax.TupleGetItem):
         return _value(expr.tuple_value, values)[int(expr.index)]
+    if isinstance(expr, tirx.FloatImm):
+        return float(expr)
     if isinstance(expr, relax.ShapeExpr):
         return tuple(size(d, values) for d in expr.values)
     if isinstance(expr, relax.Call) and expr.op.name == "relax.call_tir":
@@ -119,6 +121,28 @@ _OPS: dict[str, Callable[..., Any]] = {
     "multiply": lambda _, a, b: a * b,
     "divide": lambda _, a, b: a / b,
     "maximum": lambda _, a, b: np.maximum(a, b),
+    "minimum": lambda _, a, b: np.minimum(a, b),
+    "where": lambda _, c, a, b: np.where(c != 0, a, b),
+    "clip": lambda _, a, low, high: np.clip(a, low, high),
+    "max": lambda at, a: np.max(a, tuple(map(int, at.axis)), keepdims=bool(at.keepdims)),
+    "less": lambda _, a, b: a < b,
+    "less_equal": lambda _, a, b: a <= b,
+    "greater": lambda _, a, b: a > b,
+    "greater_equal": lambda _, a, b: a >= b,
+    "equal": lambda _, a, b: a == b,
+    "logical_and": lambda _, a, b: np.logical_and(a, b),
+    "bitwise_and": lambda _, a, b: np.logical_and(a, b),
+    "logical_or": lambda _, a, b: np.logical_or(a, b),
+    "logical_not": lambda _, a: np.logical_not(a),
+    "arange": lambda _, first, end, step: np.arange(first, end, step, dtype="float64"),
+    "full": lambda _, shape, value: np.full(shape, value),
+    "full_like": lambda _, a, value: np.full_like(a, value, dtype="float64"),
+    "ones": lambda _, shape: np.ones(shape),
+    "tril": lambda _, a, k: np.tril(a, int(k)),
+    "triu": lambda _, a, k: np.triu(a, int(k)),
+    "broadcast_to": lambda _, a, shape: np.broadcast_to(a, shape),
+    "tile": lambda at, a: np.tile(a, [int(r) for r in at.repeats]),
+    "squeeze": lambda at, a: np.squeeze(a, tuple(int(i) for i in at.axis)),
     "power": lambda _, a, b: a**b,
     "square": lambda _, a: a * a,
     "rsqrt": lambda _, a: 1 / np.sqrt(a),
