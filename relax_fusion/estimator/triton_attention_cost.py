@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
-from .causal import visible_blocks
+from .causal import visible_blocks, visible_keys
 from .gpu_cost import attention_qo_bytes
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize
@@ -58,9 +58,8 @@ NEXT_TILE_S = {"pointer": 0.3e-6, "flash": 0.7e-6}
 EDGE_S = 1.0e-6
 """What a block costs besides, of which some rows see a part: 128 x 128 scores."""
 
-COMBINE_S, COMBINE_S_PER_ROW = 1.5e-6, 20e-9
-"""What the launch that puts parts together adds, and for each of its rows where it waits while more
-than one program of the first launch is on a multiprocessor."""
+COMBINE_S, COMBINE_S_PER_ROW = 1.5e-6, 0.5e-9
+"""What the launch that puts parts together adds, beside the parts' way through L2."""
 
 LATENCY_S = 0.91e-6
 """Between asking for memory and having it (as for matmuls)."""
@@ -115,7 +114,8 @@ def _combine_s(work: Attention, dev: DeviceSpec, size: AttentionSize, load: _Loa
     if load.parts == 1:
         return 0.0
     rows = size.batch * work.q_heads * size.q_len
-    return COMBINE_S + (rows * COMBINE_S_PER_ROW if load.programs > dev.sm_count else 0.0)
+    moved = 2.0 * rows * load.parts * work.v_dim * DTYPE_BYTES["float32"]
+    return COMBINE_S + rows * COMBINE_S_PER_ROW + moved / (dev.l2_bytes_per_s * L2_EFFICIENCY)
 
 
 def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> _Load:
@@ -130,11 +130,8 @@ def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize)
 
 def _kv_bytes(work: Attention, size: AttentionSize) -> float:
     """Return the bytes of the keys and values that some query sees."""
-    seen = size.kv_len
-    if work.window is not None and work.causal != "none":
-        seen = min(seen, size.q_len + work.window)
-    width = work.head_dim + work.v_dim
-    return float(size.batch * work.kv_heads * seen * width * DTYPE_BYTES[work.dtype])
+    each = (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
+    return float(size.batch * work.kv_heads * visible_keys(work, size) * each)
 
 
 def _memory_s(

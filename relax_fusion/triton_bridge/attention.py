@@ -23,7 +23,9 @@ from .kernels.attention_combine import attention_combine
 from .kernels.attention_pointer import attention_pointer
 from .steps import Step, ceil_div
 
-COMBINE_WARPS = 4
+COMBINE_ROWS, COMBINE_PARTS = 4, 16
+"""Rows of a program that puts parts together, a warp for each, and of how many parts a warp holds
+the results at one time."""
 
 
 def attention_steps(
@@ -109,10 +111,17 @@ def _combine(
     a: AttentionCall, args: dict[str, Any], constants: dict[str, Any], splits: Any, most: int
 ) -> Step:
     """Return the launch that merges parts, `most` of them at most."""
-    args = {**args, "SPLITS": int32(splits)}
-    constants = {**constants, "BLOCK_S": 1 << (most - 1).bit_length()}
     rows = a.batch * a.work.q_heads * a.q_len
-    return a.step(attention_combine, (rows,), args, constants, num_warps=COMBINE_WARPS)
+    parts = 1 << (most - 1).bit_length()
+    args = {**args, "ROWS": int32(rows), "SPLITS": int32(splits)}
+    constants = {
+        **constants,
+        "BLOCK_R": COMBINE_ROWS,
+        "BLOCK_S": parts,
+        "AT_ONCE": min(parts, COMBINE_PARTS),
+    }
+    grid = (ceil_div(rows, COMBINE_ROWS),)
+    return a.step(attention_combine, grid, args, constants, num_warps=COMBINE_ROWS)
 
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:

@@ -10,6 +10,7 @@ from triton.runtime.jit import JITFunction
 from tvm import tirx
 
 from ..device import DeviceSpec
+from ..errors import LoweringError
 from ..tile_plan import TilePlan
 from ..workload import Attention, HeadLayout, MaskDims
 from .arguments import OUT, Workspace, row_major_strides
@@ -162,6 +163,11 @@ class AttentionCall:
         made = KernelOptions(**{**given, "dependent_launch": self.dependent, **options})
         fixed = {p.name: p.is_constexpr for p in function.params}
         everything = {**args, **constants}
+        missing = [
+            p.name for p in function.params if p.name not in everything and not p.has_default
+        ]
+        if missing:
+            raise LoweringError(f"{function.__name__}: no value for {', '.join(missing)}")
         return Step(
             function,
             grid,

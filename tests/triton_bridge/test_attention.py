@@ -1,4 +1,4 @@
-"""The launches of attention: their arguments, in the interpreter against float64."""
+"""The launches of attention: what they are, and in the interpreter what they compute."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from tvm import ir, relax, tirx
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.device import device
-from relax_fusion.estimator.triton_attention import padded
+from relax_fusion.estimator import AttentionSize
+from relax_fusion.estimator.triton_attention import key_parts, padded
+from relax_fusion.target import make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.arguments import Out, Workspace, is_number, is_tensor
-from relax_fusion.triton_bridge.attention import attention_steps
+from relax_fusion.triton_bridge.attention import attention_steps, empty_cases
+from relax_fusion.triton_bridge.kernel import CompiledKernel
+from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge.steps import Step
-from relax_fusion.workload import Attention
+from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
+from tests.gpu.triton_common import module_of
 
 from .kernels.interpreted import Interpreter, Launch
 
@@ -32,16 +38,11 @@ def in_float16(case: Case) -> Case:
     return replace(case, work=replace(case.work, dtype="float16", out_dtype="float16"))
 
 
-def plan_of(work: Attention, split_k: int = 1, **fields: Any) -> TilePlan:
-    """Return the plan of the smallest pointer tiles."""
+def plan_of(work: Attention, split_k: int = 1, **fields: int) -> TilePlan:
+    """Return a plan of small pointer tiles."""
+    block = fields.pop("block_m", 32), fields.pop("block_n", 32), padded(work.head_dim)
     return TilePlan(
-        *(32, 32, padded(work.head_dim)),
-        split_k=split_k,
-        num_stages=2,
-        num_warps=2,
-        backend="triton",
-        family=fields.pop("family", "pointer"),
-        **fields,
+        *block, split_k=split_k, num_stages=2, num_warps=4, backend="triton", family="pointer"
     )
 
 
@@ -143,3 +144,131 @@ def test_launches_match_the_reference(interpreter: Interpreter, name: str, split
     case = CASES[name]
     got = interpreted(interpreter, case, plan_of(case.work, split_k))
     case.check(case.inputs(), got, stored=True)
+
+
+def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -> list[Step]:
+    """Return the launches of `work`, of which nothing is compiled."""
+    return attention_steps(work, plan, parameters(work, plan), most_queries, H200, {})
+
+
+LLAMA = Attention(
+    *(DynamicDim("b"), DynamicDim("s"), DynamicDim("t"), 32, 8, 128, 128, 128**-0.5),
+    *("bottom_right", None, "float16", "float16"),
+    kv_prefix=True,
+)
+DECODE = plan_of(LLAMA, 64, block_m=16, block_n=64)
+FLASH = TilePlan(128, 128, 128, num_stages=2, num_warps=12, backend="triton", family="flash")
+
+
+def sized(values: dict[str, int], *numbers: Any) -> tuple[Any, ...]:
+    """Return expressions with the sizes of `LLAMA` put in."""
+
+    def known(value: Any) -> Any:
+        return tvm_ffi.structural_map(
+            value, (ir.Var, lambda v: tirx.IntImm(str(v.ty.dtype), values[v.name]))
+        )
+
+    return tuple(
+        int(tvm.sym.Analyzer().simplify(known(n)).value) if isinstance(n, ir.Expr) else n
+        for n in numbers
+    )
+
+
+@pytest.mark.parametrize("batch", [1, 8, 64])
+@pytest.mark.parametrize("keys", [1, 100, 1024, 8192])
+def test_keys_are_cut_into_as_many_parts_as_are_priced(batch: int, keys: int) -> None:
+    first, second = steps_of(LLAMA, DECODE, 1)
+    sizes = {"b": batch, "s": 1, "t": keys, "kv_capacity": 9000}
+    pairs, tiles, parts = sized(sizes, *first.grid)
+    assert (pairs, tiles) == (8 * batch, 1)
+    assert parts == key_parts(DECODE, LLAMA, H200, AttentionSize(batch, 1, keys))
+    assert sized(sizes, second.args["SPLITS"]) == (parts,)
+    rows, width = sized(sizes, *first.args["parts_ptr"].shape)
+    assert width == 128 and rows >= parts * batch * 32
+    assert first.args["lse_ptr"] is second.args["lse_ptr"]
+
+
+def test_room_for_parts_does_not_grow_with_queries_beyond_the_range() -> None:
+    room = steps_of(LLAMA, DECODE, 16)[0].args["parts_ptr"]
+    sizes = {"b": 1, "s": 4096, "t": 4096, "kv_capacity": 4096}
+    assert sized(sizes, room.shape[0]) == (2 * H200.sm_count * 16,)
+
+
+def test_a_map_of_a_cache_shows_the_keys_in_use() -> None:
+    for layout, strides in (("bsnh", [800, 128, 1024, 1]), ("bnsh", [800, 100, 128, 1])):
+        (step,) = steps_of(replace(LLAMA, kv_layout=layout), FLASH)
+        q, k = step.args["q"], step.args["k"]
+        sizes = {"b": 3, "s": 20, "t": 70, "kv_capacity": 100}
+        assert sized(sizes, *q.shape) == (3, 32, 20, 128) and q.block == (1, 1, 64, 128)
+        assert sized(sizes, *k.shape) == (3, 8, 70, 128) and k.block == (1, 1, 128, 128)
+        each = 128 * np.array(strides[:1]) if layout == "bsnh" else 128 * np.array(strides[:2])
+        assert sized(sizes, *k.strides)[: len(each)] == tuple(each)
+        assert sized(sizes, *k.strides)[-1] == 1
+
+
+def test_a_plan_with_tensor_maps_has_a_case_without_keys() -> None:
+    params = parameters(LLAMA, FLASH)
+    table = PlanTable(((16, DECODE), (None, FLASH)))
+    ((condition, (step,)),) = empty_cases(LLAMA, table, params, H200)
+    assert step.function.__name__ == "attention_combine" and step.args["SPLITS"] == 0
+    assert str(condition) == "t <= T.int64(0)"
+    assert empty_cases(LLAMA, PlanTable.single(DECODE), params, H200) == []
+    known = replace(LLAMA, kv_len=7)
+    assert empty_cases(known, table, parameters(known, FLASH), H200) == []
+
+
+def test_flash_has_one_program_a_multiprocessor() -> None:
+    (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024), FLASH)
+    assert step.grid == (H200.sm_count,)
+    (step,) = steps_of(replace(LLAMA, batch=1, q_len=200), FLASH)
+    assert step.grid == (64,)
+    assert step.options.num_warps == 4
+
+
+@pytest.mark.parametrize(
+    ("dev", "most", "expected"), [("h200", 16, True), ("h200", 4096, False), ("a100", 16, False)]
+)
+def test_launches_of_few_queries_overlap(dev: str, most: int, expected: bool) -> None:
+    params = parameters(LLAMA, DECODE)
+    for step in attention_steps(LLAMA, DECODE, params, most, device(dev), {}):
+        assert step.options.dependent_launch == expected
+        assert step.constexprs["PDL"] == expected
+
+
+def launched(mod: ir.IRModule) -> tuple[list[str], str]:
+    """Return the kernels that a module launches, in order, and the text of the function."""
+    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
+    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
+    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls], text
+
+
+def test_ranges_become_branches() -> None:
+    table = PlanTable(((16, DECODE), (None, FLASH)))
+    mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
+    names, text = launched(mod)
+    assert names == [
+        *("attention_combine", "attention_pointer", "attention_combine", "attention_flash")
+    ]
+    assert "if t <= T.int64(0):" in text and "if s <= T.int64(16):" in text
+    # Wide loads: every stride but those of masks is known to be a multiple of 16
+    assert isinstance(mod["main"].ret_ty, relax.TensorType)
+    found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
+    pointer = found["attention_pointer"]
+    assert all(
+        aligned
+        for kind, aligned in zip(pointer.params, pointer.aligned, strict=True)
+        if kind == "i64" or kind.startswith("*")
+    )
+
+
+def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
+    """Return the kernels of a module."""
+    attrs = [(f.attrs or {}).get(KERNELS_ATTR, {}) for _, f in mod.functions_items()]
+    return [kernel_of_attr(attr) for found in attrs for attr in found.values()]
+
+
+def test_before_sm_90_there_are_pointers() -> None:
+    work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
+    mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
+    assert launched(mod)[0] == ["attention_pointer", "attention_combine"]
+    assert {k.capability for k in kernels(mod)} == {80}
