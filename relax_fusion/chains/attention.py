@@ -100,10 +100,8 @@ def _equal_lengths(
     view: BlockView, call: relax.Call, shapes: list[list[PrimExpr]]
 ) -> list[list[PrimExpr | int]]:
     """Read packed sequences as a batch, if all have one length that is known beforehand."""
-    names = ("queries", "keys")
-    starts = [call.args[3], call.args[5] if len(call.args) > 5 else call.args[3]]
     counts = []
-    for name, start, shape in zip(names, starts, shapes[:2], strict=True):
+    for name, start, shape in zip(("queries", "keys"), call.args[3:5], shapes[:2], strict=True):
         value = view.definition(start)
         constant = isinstance(value, ir.GenericConst)
         guard(constant, Reason.ATTRIBUTE, f"the lengths of the {name} are known at run time only")

@@ -13,8 +13,6 @@ from ..workload import HeadLayout
 from .attention_operands import WIDENED, Operand, sources
 from .axes import Atom, ahead, quotient, size_of
 
-VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
-
 
 @dataclass(frozen=True)
 class Laid:
@@ -110,11 +108,11 @@ def laid(
 def _by_movements(view: BlockView, found: list[Operand]) -> list[Operand]:
     """Sort tensors by how many movements a kernel would save that reads them, most first.
 
-    Views cost nothing: among tensors that save as much, the nearest to the matmul comes first.
+    Reshapes cost nothing: among tensors that save as much, the nearest to the matmul comes first.
     """
 
     def moves(at: Operand) -> int:
-        return sum(view.call(v, *VIEWS) is None for v in at.path)
+        return sum(view.call(v, "relax.reshape") is None for v in at.path)
 
     return sorted(found, key=lambda at: (-moves(at), at.steps))
 
