@@ -56,6 +56,12 @@ def _same_dim(a: PrimExpr | int, b: PrimExpr | int) -> bool:
     return bool(_ANALYZER.can_prove_equal(a, b))
 
 
+def shape_text(shape: Shape) -> str:
+    """Return a shape as a reader writes it."""
+    sizes = (int(d) if isinstance(d, tirx.IntImm) else d for d in shape)
+    return f"[{', '.join(map(str, sizes))}]"
+
+
 def product(dims: Shape) -> PrimExpr | int:
     """Return the simplified product of dimensions, an int where all are static."""
     total: PrimExpr | int = tirx.IntImm("int64", 1)

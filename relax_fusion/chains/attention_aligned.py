@@ -10,7 +10,7 @@ from tvm import relax, tirx
 
 from ..errors import Reason
 from ..pattern import BlockView, KernelArg, PrimExpr, guard
-from ..shapes import same_shape
+from ..shapes import same_shape, shape_text
 from ..workload import MaskDims
 from .axes import Atom, Placed, behind, broadcast, placed, regrouped, size_of
 from .element_values import Element, Index, integer
@@ -28,13 +28,13 @@ class Grid:
 
     def aligned(self, expr: relax.Expr, shape: Sequence[PrimExpr]) -> Aligned:
         """Line a tensor up with scores of `shape`, to which it may be broadcast."""
-        detail = f"a mask is applied to scores of {list(shape)}, which are no rows of all keys"
+        detail = f"a mask is on scores as {shape_text(shape)}, which are no queries by keys"
         guard(same_shape(shape[-2:], self.sizes[2:]), Reason.LAYOUT, detail)
         whole = placed(expr, self.sizes)
         rows, columns = ((axis[0] if axis else None) for axis in whole.axes[-2:])
         scores = regrouped(whole, shape)
         at = None if scores is None else broadcast(scores, expr)
-        detail = f"the mask is {expr.ty}, the scores {list(shape)}"
+        detail = f"the mask is {expr.ty}, the scores {shape_text(shape)}"
         guard(at is not None, Reason.SHAPE, detail)
         assert at is not None
         return Aligned(self, at, rows, columns)

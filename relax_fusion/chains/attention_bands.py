@@ -31,6 +31,10 @@ class Sight:
     causal: Causal = "none"
     window: int | None = None
 
+    def __str__(self) -> str:
+        """Render for refusals."""
+        return self.causal if self.window is None else f"{self.causal}, window {self.window}"
+
 
 def band_of(condition: PrimExpr, row: tirx.Var | None, column: tirx.Var | None) -> Band | None:
     """Read a condition on a row and a column as a band, if it is one.

@@ -8,7 +8,7 @@ from tvm import relax
 
 from ..errors import Reason
 from ..pattern import KernelArg, Refused, guard
-from ..shapes import check_dtype, dtype_of, known_shape, same_shape
+from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from ..workload import BiasOp, Causal, MaskDims
 from .attention import AttentionChain
 from .attention_aligned import Aligned, Grid
@@ -111,7 +111,7 @@ def _one_sight(said: Sight, found: Sight) -> Sight:
         return Sight(found.causal if said.causal == "none" else said.causal)
     if Sight() in (said, found):
         return found if said == Sight() else said
-    detail = f"a mask that is {found} beside attributes that are {said}"
+    detail = f"a mask that is {found} beside attributes that say {said}"
     guard(said.causal == found.causal, Reason.ATTRIBUTE, detail)
     windows = [w for w in (said.window, found.window) if w is not None]
     return Sight(said.causal, min(windows, default=None))
@@ -148,11 +148,12 @@ def _slopes(
 def _sinks(grid: Grid, expr: relax.Expr) -> KernelArg:
     """Return the sinks, one for each head."""
     column = Grid(grid.view, (*grid.sizes[:3], 1))
-    at: Aligned | None = column.aligned(expr, known_shape(expr, "a sink"))
+    shape = known_shape(expr, "a sink")
+    at: Aligned | None = column.aligned(expr, shape)
     while at is not None:
         if at.at.flat == at.heads:
             check_dtype(dtype_of(at.at.expr), "the sinks")
             return KernelArg(at.at.expr, (grid.sizes[1],))
         cast = grid.view.call(at.at.expr, "relax.astype")
         at = at.operand(cast.args[0]) if cast is not None else at.behind()
-    raise Refused(Reason.SHAPE, f"sinks of {known_shape(expr, 'a sink')} differ within a head")
+    raise Refused(Reason.SHAPE, f"sinks of {shape_text(shape)} differ within a head")

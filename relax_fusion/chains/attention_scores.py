@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from tvm import relax
+from tvm import ir, relax
 
 from ..errors import Decline, Reason
 from ..pattern import BlockView, PrimExpr
-from ..shapes import same_shape, shape_of
+from ..shapes import same_shape, shape_of, shape_text
 from .constants import binary
 from .elements import Elements
 
@@ -168,7 +168,8 @@ def _with_addend(
 ) -> Scores:
     masked = _after_mask(at.inside(inner), "a mask is added")
     if not same_shape(masked.shape, at.shape):
-        detail = f"scores of {list(masked.shape)} and the mask are {list(at.shape)} together"
+        sizes = shape_text(masked.shape), shape_text(at.shape)
+        detail = f"scores of {sizes[0]} and the mask are {sizes[1]} together"
         masked = masked.refused(Reason.SHAPE, detail)
     return replace(masked, added=(Addend(addend, at.shape, negated), *masked.added))
 
@@ -186,8 +187,9 @@ def _where(view: BlockView, at: Scores) -> Steps:
         masked = at.inside(inner)
         if at.softcap is not None:
             masked = _after_mask(masked, "a mask is applied")
-        if not value * at.factor <= HIDDEN:
-            detail = f"masked scores become {value:g}; at most {HIDDEN:g} counts as hidden"
+        scaled = value * at.factor
+        if not scaled <= HIDDEN:
+            detail = f"masked scores become {scaled:g}; at most {HIDDEN:g} counts as hidden"
             masked = masked.refused(Reason.ATTRIBUTE, detail)
         new = Condition(condition, sees, at.shape)
         yield replace(masked, conditions=(new, *masked.conditions))
@@ -242,6 +244,16 @@ def _shifted(view: BlockView, at: Scores) -> Steps:
     yield before
 
 
+def _other(view: BlockView, at: Scores) -> Steps:
+    """Anything else that scores go through is named in the refusal."""
+    value = view.definition(at.expr)
+    if at.problem is None and isinstance(value, relax.Call) and isinstance(value.op, ir.Op):
+        detail = f"the scores go through {value.op.name.removeprefix('relax.')}"
+        for arg in value.args:
+            if isinstance(arg, relax.Var) and same_shape(shape_of(arg), at.shape):
+                yield at.inside(arg).refused(Reason.ATTRIBUTE, detail)
+
+
 STEPS: tuple[Callable[[BlockView, Scores], Steps], ...] = (
     _cast,
     _view,
@@ -251,5 +263,6 @@ STEPS: tuple[Callable[[BlockView, Scores], Steps], ...] = (
     _added,
     _where,
     _held,
+    _other,
 )
 """Each yields what the scores can have been in front of the operator that made them."""
