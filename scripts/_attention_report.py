@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from _attention_cases import CASES, CONTENDERS, GROUP_TARGETS, GROUPS, SDPA, targets
+from _attention_cases import CASES, CONTENDERS, GROUP_TARGETS, GROUPS, OURS, SDPA, targets
 from _record import markdown_table
 from _report import (
     Entry,
@@ -25,6 +25,8 @@ from _report import (
 from _report import summary as summary_of
 from _report import verdicts as verdicts_of
 from _targets import PEAK_TFLOPS
+
+__all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 
 LABELS = {
     "ours": "ours",
@@ -118,6 +120,9 @@ def _wrong(entry: Entry, contender: str) -> str:
 
 
 def _head(record: dict[str, Any]) -> str:
+    runs = record.get("runs", ())
+    speeds = ", ".join(f"{run['copy_tb_s']:.2f}" for run in runs)
+    several = f" {len(runs)} runs, a case in one of them; copies at {speeds} TB/s." if runs else ""
     return (
         f"{record['gpu']}; {record['dtype']}, tensors {record['layout']}, sizes {record['sizes']} "
         "in ours. Medians of CUDA graph replays in us, all contenders of a line in turn, L2 "
@@ -126,7 +131,7 @@ def _head(record: dict[str, Any]) -> str:
         "expanded for anybody. floor: the larger of bytes over the bandwidth of a copy "
         f"({record['copy_tb_s']:.2f} TB/s; reading alone, as a sum does, is done at "
         f"{record['read_tb_s']:.2f}) and operations on visible pairs over {PEAK_TFLOPS:.0f} "
-        "TFLOP/s."
+        f"TFLOP/s.{several}"
     )
 
 

@@ -115,13 +115,13 @@ class Bench(GpuRun):
     args : argparse.Namespace
         As in `GpuRun`, and ``resume``.
     report : module
-        With ``line``, ``markdown``, ``summary`` and ``plot`` of what is measured.
+        With ``line``, ``markdown``, ``summary`` and ``plot`` of what is measured, ``name_of`` an
+        entry, and ``OURS``, whose wrong results fail a run.
     kind : mapping
         What a run that is resumed must have in common with this one, beside the dtype.
     """
 
     without_gpu = "--plot"
-    ours: tuple[str, ...] = ()
 
     def __init__(self, args: argparse.Namespace, report: Any, kind: Mapping[str, Any]) -> None:
         super().__init__(args, kind)
@@ -172,15 +172,16 @@ class Bench(GpuRun):
             "copy_tb_s": self.ceilings["copy_tb_s"],
             "launch_us": self.ceilings["launch_us"],
         }
+        began = self.elapsed()
         try:
-            return entry | self.measured(item)
+            entry |= self.measured(item)
         except DeviceLostError:
             raise
         except Exception as err:
             self.check_device(err)
-            return entry | {"error": sentence(err)}
-        finally:
-            self.torch.cuda.empty_cache()
+            entry["error"] = sentence(err)
+        self.torch.cuda.empty_cache()
+        return entry | {"wall_s": round(self.elapsed() - began, 1)}
 
     def captured(
         self,
@@ -220,21 +221,67 @@ class Bench(GpuRun):
             "no_graph": {n: c.why_no_graph for n, c in calls.items() if c.graph is None},
         }
 
-    def write(self) -> Path:
-        """Write what there is so far; return the JSON file."""
+    def write(self) -> None:
+        """Write what there is so far."""
         self.record["cases"] = list(self.entries.values())
         text = self.report.markdown(self.record)
-        return _record.write(self.file_name(), self.record, text, self.args.results)[0]
+        _record.write(self.file_name(), self.record, text, self.args.results)
 
     def finish(self) -> int:
         """Draw, say what was reached and return the exit status."""
-        path = self.write()
-        print(self.report.summary(self.record))
-        draw(path, self.report.plot, self.script)
-        bad = [e for e in self.entries.values() if is_bad(e, self.ours)]
-        for e in bad:
-            print("WRONG OR FAILED", *self.key_of(e))
-        return int(bool(bad))
+        self.record["cases"] = list(self.entries.values())
+        return conclude(self.record, self.report, (self.script, self.file_name()), self.args)
+
+
+def conclude(
+    record: dict[str, Any], report: Any, names: tuple[str, str], args: argparse.Namespace
+) -> int:
+    """Write and draw a record, say what was reached and return the exit status.
+
+    Parameters
+    ----------
+    record : dict
+        With all entries.
+    report : module
+        As in `Bench`.
+    names : tuple of str
+        Of the script, and of the files without the date.
+    args : argparse.Namespace
+        With ``results``, where to write.
+    """
+    path = _record.write(names[1], record, report.markdown(record), args.results)[0]
+    print(report.summary(record))
+    draw(path, report.plot, names[0])
+    bad = [e for e in record["cases"] if is_bad(e, report.OURS)]
+    for e in bad:
+        print("WRONG OR FAILED", report.name_of(e))
+    return int(bool(bad))
+
+
+def merged(paths: Iterable[Path], kind: Iterable[str], key_of: Callable[[Entry], Key]) -> Any:
+    """Return the record of several runs in one; an entry comes from one run as a whole.
+
+    Of entries of one key it is the one with more contenders, of such the last.
+
+    Raises
+    ------
+    SystemExit
+        If the runs differ in what `kind` names.
+    """
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    first = records[0]
+    for name in kind:
+        found = {record[name] for record in records}
+        if len(found) > 1:
+            raise SystemExit(f"--merge: {name} differs: {', '.join(sorted(found))}")
+    entries: dict[Key, Entry] = {}
+    for entry in (e for record in records for e in record["cases"]):
+        before = entries.get(key_of(entry), {})
+        if len(entry.get("us", ())) >= len(before.get("us", ())):
+            entries[key_of(entry)] = entry
+    facts = ("date", "gpu", "copy_tb_s", "read_tb_s", "launch_us")
+    runs = [{name: record[name] for name in facts} for record in records]
+    return {**first, "runs": runs, "cases": list(entries.values())}
 
 
 def is_complete(entry: Entry, wanted: Iterable[str]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from _matmul_cases import CONTENDERS, targets
+from _matmul_cases import CONTENDERS, OURS, targets
 from _record import markdown_table
 from _report import (
     Entry,
@@ -24,6 +24,8 @@ from _report import (
 from _report import summary as summary_of
 from _report import verdicts as verdicts_of
 from _targets import PEAK_TFLOPS
+
+__all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 
 LABELS = {
     "ours": "ours",

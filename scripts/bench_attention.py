@@ -4,6 +4,7 @@
     python scripts/bench_attention.py --cases short decode S1 --seconds 500
     python scripts/bench_attention.py --resume DATE-bench_attention.json   # what is missing there
     python scripts/bench_attention.py --accuracy       # only difficult numbers, on small shapes
+    python scripts/bench_attention.py --merge A.json B.json                # without a GPU
     python scripts/bench_attention.py --plot DATE-bench_attention.json     # without a GPU
 
 Contenders: ours through TVM's VM; the flash and cuDNN back ends of PyTorch's SDPA, which share
@@ -26,12 +27,14 @@ from typing import Any
 import _attention_report as report
 import _record
 from _attention_cases import CONTENDERS, GROUPS, OURS, SDPA, Case, add_cases, selected_by
-from _bench import Bench, draw, is_complete, run_or_say_lost
+from _bench import Bench, conclude, draw, is_complete, merged, run_or_say_lost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 DTYPES = ("float16", "bfloat16")
 LAYOUTS = ("bsnh", "bnsh")
+KIND = ("dtype", "layout", "sizes")
+USUAL = ("float16", "bsnh", "static")
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -52,6 +55,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=float, help="start no case after so many seconds")
     add("--resume", type=Path, help="JSON of an earlier run to complete")
     add("--results", type=Path, default=_record.RESULTS, help="directory to write")
+    add("--merge", type=Path, nargs="+", metavar="JSON", help="make one record of several runs")
     add("--plot", type=Path, metavar="JSON", help="only draw the roofline of a run")
     args = parser.parse_args(argv)
     args.cases = selected_by(parser, args.cases)
@@ -76,11 +80,16 @@ def kind_of(args: argparse.Namespace) -> dict[str, str]:
     return {"layout": args.layout, "sizes": sizes}
 
 
+def file_name(record: dict[str, Any]) -> str:
+    """Return the name of a run's files, without the date."""
+    kinds = (record[name] for name in KIND)
+    return "-".join(["bench_attention", *(k for k in kinds if k not in USUAL)])
+
+
 class AttentionBench(Bench):
     """One run on the GPU; an item of it is a case."""
 
     script = "bench_attention"
-    ours = OURS
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args, report, kind_of(args))
@@ -94,9 +103,7 @@ class AttentionBench(Bench):
         return (entry["case"],)
 
     def file_name(self) -> str:
-        usual = ("float16", "bsnh", "static")
-        kinds = (self.args.dtype, *kind_of(self.args).values())
-        return "-".join(["bench_attention", *(k for k in kinds if k not in usual)])
+        return file_name(self.record)
 
     def todo(self) -> list[Case]:
         """Return the cases that are not measured yet, important ones first."""
@@ -208,6 +215,9 @@ def main() -> int:
     args = arguments()
     if args.plot is not None:
         return 0 if draw(args.plot, report.plot, "bench_attention") else 1
+    if args.merge:
+        record = merged(args.merge, KIND, AttentionBench.key_of)
+        return conclude(record, report, ("bench_attention", file_name(record)), args)
     if args.plans:
         return ours_plans(args)
     if args.accuracy:

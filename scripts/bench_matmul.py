@@ -72,7 +72,6 @@ class MatmulBench(Bench):
     """One run on the GPU; an item of it is a chain and a number of rows."""
 
     script = "bench_matmul"
-    ours = OURS
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(args, report, {"rows": rows_kind(args)})

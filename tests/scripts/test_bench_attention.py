@@ -7,6 +7,7 @@ import re
 
 import _attention_ours as ours
 import _attention_report as report
+import _record
 import bench_attention as bench
 import pytest
 import torch
@@ -42,13 +43,8 @@ def entry(name: str = "S1", **changes) -> dict:
 
 def record(*entries: dict) -> dict:
     kind = bench.kind_of(bench.arguments([]))
-    facts = {
-        "date": "2026-01-02",
-        "gpu": "some GPU",
-        "dtype": "float16",
-        "copy_tb_s": 4.3,
-        "read_tb_s": 4.6,
-    }
+    facts = {**_record.facts(), "date": "2026-01-02", "gpu": "some GPU", "dtype": "float16"}
+    facts |= {"copy_tb_s": 4.3, "read_tb_s": 4.6}
     return {**facts, **kind, "cases": list(entries)}
 
 
@@ -298,6 +294,31 @@ def test_a_lost_gpu_ends_the_run_which_keeps_what_it_has(
     (path,) = tmp_path.glob("*.json")
     assert [e["case"] for e in json.loads(path.read_text())["cases"]] == ["tiny"]
     assert "the GPU is lost: RuntimeError: illegal access; then" in capsys.readouterr().err
+
+
+def test_runs_are_merged_case_by_case(tmp_path, monkeypatch, capsys) -> None:
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    alone = entry(us={"ours": 9.0, "flash": 14.0})
+    late = entry("S2", copy_tb_s=4.2)
+    first.write_text(json.dumps({**record(alone, entry("S3")), "launch_us": 4.7}))
+    second.write_text(json.dumps({**record(entry(), late), "launch_us": 4.8}))
+
+    def merge(*files) -> int:
+        argv = ["bench_attention", "--results", str(tmp_path / "m"), "--merge", *map(str, files)]
+        monkeypatch.setattr("sys.argv", argv)
+        return bench.main()
+
+    for files in ((first, second), (second, first)):  # S1 is whole, from the run that has more
+        assert merge(*files) == 0
+        (path,) = (tmp_path / "m").glob("*-bench_attention.json")
+        found = {e["case"]: e for e in json.loads(path.read_text())["cases"]}
+        assert found == {"S1": entry(), "S2": late, "S3": entry("S3")}
+    text = path.with_suffix(".md").read_text()
+    assert "2 runs, a case in one of them; copies at 4.30, 4.30 TB/s" in text
+    assert "geometric mean of 3 of 9" in text
+    second.write_text(json.dumps({**record(), "launch_us": 4.8, "layout": "bnsh"}))
+    with pytest.raises(SystemExit, match="layout differs: bnsh, bsnh"):
+        merge(first, second)
 
 
 def test_bad_arguments_are_refused(capsys) -> None:
