@@ -137,7 +137,7 @@ def candidates(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Iterator[TilePla
 def _all(rows: Dim) -> Iterator[TilePlan]:
     """Yield plans, and among those that may cost the same, first the one that measured best."""
     if not isinstance(rows, int) or rows <= 2:
-        for (block_k, warps), block_n in product(GEMV_TILES, (2, 4, 1)):
+        for (block_k, warps), block_n in product(GEMV_TILES, (2, 1)):
             yield _plan("gemv", (1, block_n, block_k), warps, 1)
     for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
         yield _plan("stream", (block_m, block_n, block_k), 4, stages, split)

@@ -92,8 +92,7 @@ def predict(work: NormMatmul | GatedFFN, plan: TilePlan, dev: DeviceSpec, rows: 
             terms["dram"] += count * dram
             terms["l2"] += count * feed
             terms["compute"] += count * compute
-            longest, shortest = max(dram, feed, compute), min(dram, feed, compute)
-            second = dram + feed + compute - longest - shortest
+            _, second, longest = sorted((dram, feed, compute))
             seconds += count * (longest + OVERLAP * second)
             waves += count
     if plan.split_k > 1:

@@ -56,7 +56,7 @@ ROTATED = rotated()
 def test_candidates_fit(work, name) -> None:
     dev = device(name)
     found = list(candidates(work, dev, "triton"))
-    assert len(found) == len(set(found)) > 15
+    assert len(found) == len(set(found)) > 10
     assert {p.backend for p in found} == {"triton"}
     hopper = name in ("h200", "h100", "h100_pcie")
     assert {p.family for p in found} == (H200_FAMILIES if hopper else {"gemv", "pointer"})

@@ -127,3 +127,12 @@ def test_predictions_are_in_the_order_of_the_timings() -> None:
     fitted = fit(FITTED)
     assert fmean(fitted.correlation.values()) > 0.91 and min(fitted.correlation.values()) > 0.69
     assert fmean(fitted.error.values()) < 0.06
+
+
+def test_so_they_are_for_a_shape_that_was_held_out() -> None:
+    held_out = fit(HELD_OUT)
+    assert len(held_out.regret) == 4 and not held_out.untimed
+    mean, largest = mean_and_largest(held_out.regret)
+    assert mean < 0.01 and largest < 0.02
+    assert fmean(held_out.correlation.values()) > 0.84
+    assert fmean(held_out.error.values()) < 0.06
