@@ -1,0 +1,244 @@
+"""Operands of `mma.sync` straight from memory to registers, and results back, 16 bytes at a time.
+
+A product allows any order of what it sums, if it is the same on both sides, and any order of rows
+and columns, if it is undone in the result.  So a lane holds 8 neighbouring features of queries,
+keys and values, where the matrix units' own order would have it load 2.
+
+Tensors have a dimension in front for groups of keys, each of which belongs to warps of its own.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def tile_widths(width):
+    """Return the widths of the tiles that hold so many features: powers of two from 16 on.
+
+    80 features are 64 and 16, where one tile would have 128.
+    """
+    sixteenths = (width + 15) // 16
+    return [16 << bit for bit in reversed(range(8)) if sixteenths >> bit & 1]
+
+
+@gluon.constexpr_function
+def tile_width(width, index):
+    """Return the features of one of the tiles."""
+    return tile_widths(width)[index]
+
+
+@gluon.constexpr_function
+def tile_start(width, index):
+    """Return the first feature of one of the tiles."""
+    return sum(tile_widths(width)[:index])
+
+
+@gluon.constexpr_function
+def tile_count(width):
+    """Return how many tiles there are."""
+    return len(tile_widths(width))
+
+
+@gluon.constexpr_function
+def run_of(features):
+    """Return how many neighbouring features of a tile a lane holds, at most 16 bytes."""
+    return min(8, features // 8)
+
+
+@gluon.constexpr_function
+def doubled(begin, end):
+    """Return ``begin, 2 begin, 4 begin ...`` below `end`."""
+    out = []
+    while begin < end:
+        out.append(begin)
+        begin *= 2
+    return out
+
+
+@gluon.constexpr_function
+def value_layout(groups, keys, features):
+    """Return the layout ``[group, key, feature]`` in which values are loaded.
+
+    It is that of a right operand of `mma.sync`, where 8 lanes hold a row, but that the features of
+    lane i are ``i * run`` and following, not ``i, i + 8, ...``.
+    """
+    run = run_of(features)
+    registers = [[0, 0, d] for d in doubled(1, run)] + [[0, 1, 0], [0, 8, 0]]
+    registers += [[0, 0, d] for d in doubled(8 * run, features)]
+    registers += [[0, n, 0] for n in doubled(16, keys)]
+    lanes = [[0, 2, 0], [0, 4, 0], *[[0, 0, d] for d in doubled(run, 8 * run)]]
+    warps = [[g, 0, 0] for g in doubled(1, groups)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [groups, keys, features])
+
+
+@gluon.constexpr_function
+def merged_layout(groups, warps, rows, features):
+    """Return the layout ``[group, row, feature]`` in which a lane adds up what all groups found."""
+    run = min(8, max(1, rows * features // (32 * warps)))
+    across = min(32, features // run)
+    return gl.BlockedLayout([groups, 1, run], [1, 32 // across, across], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.constexpr_function
+def exchange_layout(groups, rows, features):
+    """Return the layout of float32 results in shared memory, free of bank conflicts both ways.
+
+    A lane writes 16 features of a row, reads up to 8.  Of the 16-byte chunks of 64 features, those
+    behind the first half are swapped with neighbours, and so are those of odd rows.
+    """
+    chunks = [4, 8, 16, 44][: len(doubled(4, min(features, 64)))]
+    offsets = [[0, 0, 1], [0, 0, 2], *[[0, 0, d] for d in chunks]]
+    offsets += [[0, 0, d] for d in doubled(64, features)]
+    offsets += [[0, m, 4 if m == 1 and features > 16 else 0] for m in doubled(1, rows)]
+    offsets += [[g, 0, 0] for g in doubled(1, groups)]
+    return gl.SharedLinearLayout(offsets)
+
+
+@gluon.jit
+def packed_rows(tile, kv_head, Q_LEN, layout: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr):
+    """Return ``(query, head, is_row)`` of a tile's rows in a layout of one dimension."""
+    row = tile * M + gl.arange(0, M, layout)
+    return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
+
+
+@gluon.jit
+def row_offsets(query, head, stride_s, stride_n):
+    """Return the int64 offsets of rows from the first of their batch entry."""
+    return query.to(gl.int64) * stride_s + head.to(gl.int64) * stride_n
+
+
+@gluon.jit
+def load_where(ptrs, inside, feature, WIDTH: gl.constexpr, EVEN: gl.constexpr):
+    """Load elements, zeros from feature `WIDTH` on and, unless `EVEN`, where not `inside`."""
+    if EVEN and WIDTH % 16 == 0:
+        return gl.load(ptrs)
+    else:
+        mask = feature < WIDTH
+        if not EVEN:
+            mask = mask & inside
+        return gl.load(ptrs, mask=mask, other=0.0)
+
+
+@gluon.jit
+def load_query_tile(
+    ptr, stride_s: gl.constexpr, stride_n, tile, kv_head, Q_LEN, L: gl.constexpr,
+    GROUP: gl.constexpr, M: gl.constexpr, WIDTH: gl.constexpr, EVEN: gl.constexpr,
+    INDEX: gl.constexpr,
+):  # fmt: skip
+    """Return one tile of `load_queries`."""
+    D: gl.constexpr = tile_width(WIDTH, INDEX)
+    A: gl.constexpr = gl.DotOperandLayout(0, L, run_of(D))
+    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, A))
+    g = gl.arange(0, L.warps_per_cta[0], gl.SliceLayout(1, gl.SliceLayout(2, A)))
+    d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
+    d = tile_start(WIDTH, INDEX) + d + g[:, None, None] * 0
+    if GROUP == 1:
+        # One base, and offsets that are constants
+        row = gl.arange(0, M, rows)
+        inside = tile * M + row < Q_LEN
+        base = ptr + (tile * M).to(gl.int64) * stride_s + kv_head.to(gl.int64) * stride_n
+        ptrs = base + ((row * stride_s)[None, :, None] + d)
+    else:
+        query, head, inside = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, M)
+        ptrs = ptr + (row_offsets(query, head, stride_s, stride_n)[None, :, None] + d)
+    return load_where(ptrs, inside[None, :, None], d, WIDTH, EVEN)
+
+
+@gluon.jit
+def load_queries(
+    ptr, stride_s: gl.constexpr, stride_n, tile, kv_head, Q_LEN, L: gl.constexpr,
+    GROUP: gl.constexpr, M: gl.constexpr, WIDTH: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """Return the tiles ``[group, row, feature]`` of a tile of rows, which all groups have.
+
+    `L` is the layout of the product; with `EVEN`, there are all rows.
+    """
+    out = ()
+    for i in gl.static_range(tile_count(WIDTH)):
+        q = load_query_tile(
+            ptr, stride_s, stride_n, tile, kv_head, Q_LEN, L, GROUP, M, WIDTH, EVEN, i
+        )
+        out += (q,)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def load_key_tile(
+    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
+    EVEN: gl.constexpr, INDEX: gl.constexpr,
+):  # fmt: skip
+    """Return one tile of `load_keys`."""
+    D: gl.constexpr = tile_width(WIDTH, INDEX)
+    B: gl.constexpr = gl.DotOperandLayout(1, L, run_of(D))
+    g = gl.arange(0, L.warps_per_cta[0], gl.SliceLayout(1, gl.SliceLayout(2, B)))
+    n = gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(1, B)))
+    d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
+    d += tile_start(WIDTH, INDEX)
+    key = g[:, None, None] * N + n[None, None, :]
+    inside = (key >= begin) & (key < end)
+    return load_where(ptr + (key * stride + d), inside, d, WIDTH, EVEN)
+
+
+@gluon.jit
+def load_keys(
+    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
+    EVEN: gl.constexpr,
+):  # fmt: skip
+    """Return the tiles ``[group, feature, key]`` of all keys, zeros outside ``[begin, end)``.
+
+    `L` is the layout of the product; with `EVEN`, there are all keys.
+    """
+    out = ()
+    for i in gl.static_range(tile_count(WIDTH)):
+        k = load_key_tile(ptr, stride, begin, end, L, N, WIDTH, EVEN, i)
+        out += (k,)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def load_value_tile(
+    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
+    EVEN: gl.constexpr, INDEX: gl.constexpr,
+):  # fmt: skip
+    """Return one tile of `load_values`."""
+    G: gl.constexpr = L.warps_per_cta[0]
+    D: gl.constexpr = tile_width(WIDTH, INDEX)
+    RUN: gl.constexpr = run_of(D)
+    V: gl.constexpr = value_layout(G, N, D)
+    g = gl.arange(0, G, gl.SliceLayout(1, gl.SliceLayout(2, V)))
+    n = gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(2, V)))
+    d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
+    d += tile_start(WIDTH, INDEX)
+    key = g[:, None, None] * N + n[None, :, None]
+    inside = (key >= begin) & (key < end)
+    v = load_where(ptr + (key * stride + d), inside, d, WIDTH, EVEN)
+    v = v.reshape([G, N, D // (8 * RUN), 8, RUN]).permute((0, 1, 2, 4, 3)).reshape([G, N, D])
+    return gl.convert_layout(v, gl.DotOperandLayout(1, L, 2))
+
+
+@gluon.jit
+def load_values(
+    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
+    EVEN: gl.constexpr,
+):  # fmt: skip
+    """Return the tiles ``[group, key, feature]`` of all values, as `load_keys`.
+
+    Feature ``a * run + b`` of a tile is at ``b * 8 + a``; `in_order` undoes that.
+    """
+    out = ()
+    for i in gl.static_range(tile_count(WIDTH)):
+        v = load_value_tile(ptr, stride, begin, end, L, N, WIDTH, EVEN, i)
+        out += (v,)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def in_order(o):
+    """Return results ``[group, row, feature]`` in the order of memory."""
+    G: gl.constexpr = o.shape[0]
+    M: gl.constexpr = o.shape[1]
+    D: gl.constexpr = o.shape[2]
+    RUN: gl.constexpr = run_of(D)
+    return o.reshape([G, M, D // (8 * RUN), RUN, 8]).permute((0, 1, 2, 4, 3)).reshape([G, M, D])
