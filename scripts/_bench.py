@@ -280,7 +280,7 @@ def merged(paths: Iterable[Path], kind: Iterable[str], key_of: Callable[[Entry],
         if len(entry.get("us", ())) >= len(before.get("us", ())):
             entries[key_of(entry)] = entry
     facts = ("date", "gpu", "copy_tb_s", "read_tb_s", "launch_us")
-    runs = [{name: record[name] for name in facts} for record in records]
+    runs = [{name: record[name] for name in facts if name in record} for record in records]
     return {**first, "runs": runs, "cases": list(entries.values())}
 
 
