@@ -130,10 +130,12 @@ def _content(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> np.
         return noise * (rng.random((*shape[:-1], 1)) < 0.5)
     if kind == "shifted":
         return noise + 3.0
-    if kind in ("hidden", "infinite"):
+    if kind in ("hidden", "infinite", "seen"):
         # The first key stays visible: what a row without keys means differs among front ends.
         hide = rng.random(shape) < 0.4
         hide[..., 0] = False
+        if kind == "seen":
+            return ~hide
         return np.where(hide, -np.inf if kind == "infinite" else -3e4, 0.0)
     return noise
 
@@ -199,6 +201,7 @@ BINARY: dict[str, tuple[Callable[..., np.ndarray], Callable[..., Any]]] = {
     "multiply": (np.multiply, relax.op.multiply),
     "divide": (np.divide, relax.op.divide),
     "maximum": (np.maximum, relax.op.maximum),
+    "minimum": (np.minimum, relax.op.minimum),
     "power": (np.power, relax.op.power),
 }
 """Element-wise functions of two tensors, with broadcasting."""
@@ -244,7 +247,24 @@ def _slice(x: np.ndarray, attrs: Mapping[str, Any], shape: tuple[int, ...]) -> n
     return x[tuple(index)]
 
 
+def _distance(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    """Return how far each key stands behind each query."""
+    queries, keys = shape
+    first = keys - queries if attrs["corner"] == "bottom" else 0
+    return np.arange(keys)[None] - np.arange(first, first + queries)[:, None]
+
+
+def _band(attrs: Mapping[str, Any], shape: tuple[int, ...]) -> np.ndarray:
+    distance, window = _distance(attrs, shape), attrs["window"]
+    return (distance <= 0) & (True if window is None else distance > -window)
+
+
 _MOVES: dict[str, Callable[..., Any]] = {
+    "where": lambda a, attrs, shape: np.where(a[0], a[1], a[2]),
+    "concat": lambda a, attrs, shape: np.concatenate(a, attrs["axis"]),
+    "broadcast_to": lambda a, attrs, shape: np.broadcast_to(a[0], shape),
+    "distance": lambda a, attrs, shape: _distance(attrs, shape).astype(np.float64),
+    "band": lambda a, attrs, shape: _band(attrs, shape).astype(np.float64),
     "matmul": lambda a, attrs, shape: a[0] @ a[1],
     "mean": lambda a, attrs, shape: a[0].mean(axis=attrs["axis"], keepdims=attrs["keepdims"]),
     "softmax": lambda a, attrs, shape: _softmax(a[0], attrs["axis"]),
@@ -340,7 +360,30 @@ def _call(node: Node, args: list[Any], dim: Callable[[Size], Any]) -> Any:
     return _BUILD[op](args, node, dim)
 
 
+def _distances(n: Node, dim: Callable[[Size], Any]) -> Any:
+    """Subtract positions of queries from those of keys, as int64."""
+    queries, keys = map(dim, n.shape)
+    first = keys - queries if n.attrs["corner"] == "bottom" else tirx.IntImm("int64", 0)
+    rows = relax.op.expand_dims(relax.op.arange(first, first + queries, 1, "int64"), [1])
+    columns = relax.op.expand_dims(relax.op.arange(0, keys, 1, "int64"), [0])
+    return relax.op.subtract(columns, rows)
+
+
+def _comparison(n: Node, dim: Callable[[Size], Any]) -> Any:
+    distance = _distances(n, dim)
+    seen = relax.op.less_equal(distance, relax.const(0, "int64"))
+    if n.attrs["window"] is None:
+        return seen
+    inside = relax.op.greater(distance, relax.const(-n.attrs["window"], "int64"))
+    return relax.op.logical_and(seen, inside)
+
+
 _BUILD: dict[str, Callable[..., Any]] = {
+    "where": lambda a, n, dim: relax.op.where(*a),
+    "concat": lambda a, n, dim: relax.op.concat(a, n.attrs["axis"]),
+    "broadcast_to": lambda a, n, dim: relax.op.broadcast_to(a[0], [dim(d) for d in n.shape]),
+    "distance": lambda a, n, dim: relax.op.astype(_distances(n, dim), n.dtype),
+    "band": lambda a, n, dim: _comparison(n, dim),
     "rms_norm": lambda a, n, dim: relax.op.nn.rms_norm(
         a[0], a[1], axes=list(n.attrs["axes"]), epsilon=n.attrs["eps"]
     ),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import hypothesis.strategies as st
 
+from . import score_steps
 from .draft import Draft, default_scale, heads_of
 from .graph import Graph, Size, const
 
@@ -331,16 +332,11 @@ def _written(d: Draft, q: int, k: int, v: int) -> int:
         scores = d.astype(scores, "float32")
     if scale == "scores":
         scores = _times(d, scores, default_scale(dim))
-    if d.chance(40):
-        one = const(1)
-        b, h, s, t = d.shape(scores)
-        shape = (d.pick(b, one), d.pick(h, one), d.pick(s, one), t)
-        mask = d.param(shape, d.pick("data", "hidden", "infinite"), d.nodes[scores].dtype)
-        scores = d.either("add", scores, mask)
+    scores = score_steps.modified(d, scores)
     if wide and not early:
         scores = d.astype(scores, "float32")
     scores = accident(d, scores, 4)
-    weights = d.reduce("softmax", scores, -1 if d.chance(95) else -2)
+    weights = score_steps.softmax(d, scores, -1 if d.chance(95) else -2)
     if d.nodes[weights].dtype != d.dtype:
         weights = d.astype(weights, d.dtype)
     mixed = accident(d, d.matmul(weights, v), 3)
