@@ -1,20 +1,19 @@
-"""Attention of many queries on Hopper: one warp that copies, two or three warp groups that compute.
+"""Attention of many queries on Hopper: one warp that copies, two warp groups that compute.
 
-``softmax(scores(q @ k^T)) @ v`` per head; what may be done to the scores is in `attention_scores`.
+``softmax(scores(q @ k^T)) @ v`` per head; what is done to the scores is in `attention_scores`.
 
-Regime: operations, ``2 q_len kv_len (head_dim + v_dim)`` a head, and as many exponentials as scores;
-a multiprocessor takes as long for 128 x 64 scores of 64 features as for their exponentials.
+Regime: operations, ``2 q_len kv_len (head_dim + v_dim)`` a head, and an exponential a score; those
+of a 128 x 128 tile take as long as both its matmuls at 64 features, half as long at 128.
 
-Shape: a tile of queries is 64 rows for each warp group, which share keys and values in two rings
-of shared memory.  The schedule is FlashAttention-3's (Shah et al., 2024,
-https://arxiv.org/abs/2407.08608): while the matrix units multiply the weights of one block of keys
-with its values, which they read from registers, a warp group asks for the products of the next
-block with the queries and takes their exponentials.  Blocks are walked from the last that a row
-sees to the first, so that those at the ends, where some rows see a part only, are outside of the
-main loop.
+Shape: each warp group has 64 queries of one head, and both share the keys and values that two rings
+hold.  The schedule is FlashAttention-3's (Shah et al., 2024, https://arxiv.org/abs/2407.08608): a
+warp group asks for the products of its queries with a block of keys, then for those of the last
+block's weights, which stay in registers, with its values, and while the matrix units work at
+these it takes the exponentials of the former.  Blocks are walked from the last one that a row sees
+to the first, so that those of which a row may see a part come before and after the main loop.
 
-The tiles of a causal mask differ in work.  The longest come first, and for `SECTION` heads at a
-time, whose keys and values stay in L2 meanwhile.
+Programs are persistent: `attention_walk` says which tiles they take.  The copying warp is ahead of
+the others by what the rings hold, and so has the next queries there when a tile is done.
 """
 
 from __future__ import annotations
@@ -28,373 +27,175 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attention_scores import (
-    LOG2_E,
-    biased,
-    common_range,
-    is_visible,
-    position_of,
-    scaled_scores,
-    visible_range,
-    with_slopes,
-)
+from .attention_scores import LOG2_E
+from .attention_walk import constants, key_blocks, query_tile, tiles_of_program
+from .attention_weights import scores_of, weigh
 from .epilogue import row_layout
 from .ring import copy_tile, make_barriers, wait_empty, wait_full
-from .tiles import swizzled_tile
 
 
 @gluon.jit
-def query_tile(
-    tile, BATCH, Q_LEN,
-    HEADS: gl.constexpr, PACK: gl.constexpr, ROWS: gl.constexpr, SECTION: gl.constexpr,
-):  # fmt: skip
-    """Return batch entry, first head and first row of a tile: `PACK` heads, `ROWS` rows of each."""
-    UNITS: gl.constexpr = HEADS // PACK
-    tiles_m = (Q_LEN + ROWS - 1) // ROWS
-    unit, turn = swizzled_tile(tile, BATCH * UNITS, tiles_m, SECTION)
-    return unit // UNITS, unit % UNITS * PACK, (tiles_m - 1 - turn) * ROWS
-
-
-@gluon.jit
-def key_blocks(
-    m_start, Q_LEN, KV_LEN,
-    ROWS: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """Return ``(begin, low, high, end)``: the blocks of keys that a tile sees, and all its rows.
-
-    There is one at least, which may lie outside, and some row may see a part only of the last.
-    """
-    first = position_of(m_start, Q_LEN, KV_LEN, CAUSAL)
-    last = position_of(gl.minimum(m_start + ROWS, Q_LEN) - 1, Q_LEN, KV_LEN, CAUSAL)
-    begin_key, end_key = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    low_key, high_key = common_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    begin = begin_key // BLOCK_N
-    end = gl.maximum((end_key + BLOCK_N - 1) // BLOCK_N, begin + 1)
-    high = gl.minimum(gl.maximum(high_key // BLOCK_N, begin), end - 1)
-    low = gl.minimum((low_key + BLOCK_N - 1) // BLOCK_N, high)
-    return begin, low, high, end
-
-
-@gluon.jit
-def request_tiles(
-    maps,
-    ring,
-    sizes,
-    HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    PACK: gl.constexpr,
-    SECTION: gl.constexpr,
-    PDL: gl.constexpr,
-):
+def request_tiles(maps, ring, sizes, C: gl.constexpr):
     """Fill the rings for every tile of this program, in the order in which they are drained."""
     q, k, v = maps
     q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
-    BATCH, Q_LEN, KV_LEN, tiles = sizes
-    ROWS: gl.constexpr = 64 * CONSUMERS // PACK
-    Q_BYTES: gl.constexpr = 64 * q.block_shape[3] * 2
-    K_BYTES: gl.constexpr = BLOCK_N * k.block_shape[3] * 2
-    V_BYTES: gl.constexpr = BLOCK_N * v.block_shape[3] * 2
-    if PDL:
+    BATCH, Q_LEN, KV_LEN = sizes
+    if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
     turn = 0
-    count = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, head, m_start = query_tile(tile, BATCH, Q_LEN, HEADS, PACK, ROWS, SECTION)
-        begin, _, _, end = key_blocks(m_start, Q_LEN, KV_LEN, ROWS, CAUSAL, WINDOW, BLOCK_N)
-        kv_head = head // GROUP
-        for i in range(0, end - begin):
-            block = end - 1 - i
-            slot = wait_empty(k_empty, turn + i, STAGES)
-            mbarrier.expect(k_full.index(slot), K_BYTES)
-            copy_tile(
-                k, [batch, kv_head, block * BLOCK_N, 0], k_full.index(slot), k_tiles.index(slot)
-            )
+    for count in range(tiles_of_program(BATCH, Q_LEN, C)):
+        batch, head, m_start = query_tile(count, BATCH, Q_LEN, C)
+        end, counts = key_blocks(m_start, Q_LEN, KV_LEN, C)
+        kv_head = head // C.group
+        for i in range(counts[3]):
+            row = (end - 1 - i) * C.block_n
+            request(k, k_tiles, k_full, k_empty, turn + i, [batch, kv_head, row, 0], C.stages)
             if i == 0:
-                for c in gl.static_range(CONSUMERS):
-                    mbarrier.wait(q_empty.index(c), (count & 1) ^ 1)
-                    mbarrier.expect(q_full.index(c), Q_BYTES)
-                    row = m_start + (0 if PACK > 1 else c * 64)
-                    copy_tile(
-                        q, [batch, head + (c if PACK > 1 else 0), row, 0],
-                        q_full.index(c), q_tiles.index(c),
-                    )  # fmt: skip
+                turn_q = count * 2
+                where = [batch, head, m_start, 0]
+                request(q, q_tiles, q_full, q_empty, turn_q, where, 2 * C.q_stages)
+                where = [batch, head, m_start + 64, 0]
+                request(q, q_tiles, q_full, q_empty, turn_q + 1, where, 2 * C.q_stages)
             else:
-                slot = wait_empty(v_empty, turn + i - 1, STAGES)
-                mbarrier.expect(v_full.index(slot), V_BYTES)
-                copy_tile(
-                    v, [batch, kv_head, (block + 1) * BLOCK_N, 0],
-                    v_full.index(slot), v_tiles.index(slot),
-                )  # fmt: skip
-        turn += end - begin
-        slot = wait_empty(v_empty, turn - 1, STAGES)
-        mbarrier.expect(v_full.index(slot), V_BYTES)
-        copy_tile(v, [batch, kv_head, begin * BLOCK_N, 0], v_full.index(slot), v_tiles.index(slot))
-        count += 1
+                where = [batch, kv_head, row + C.block_n, 0]
+                request(v, v_tiles, v_full, v_empty, turn + i - 1, where, C.stages)
+        turn += counts[3]
+        where = [batch, kv_head, (end - counts[3]) * C.block_n, 0]
+        request(v, v_tiles, v_full, v_empty, turn - 1, where, C.stages)
 
 
 @gluon.jit
-def load_per_score(
-    pointer,
-    rows,
-    row_stride,
-    key_start,
-    columns,
-    KV_LEN,
-    FULL_KEYS: gl.constexpr,
-    ENDS: gl.constexpr,
-):
-    """Return what a bias or mask holds for ``[rows, keys]``; zero for keys beyond the last."""
-    pointers = (pointer + rows.to(gl.int64) * row_stride)[:, None]
-    if FULL_KEYS:
-        pointers = (pointers + key_start) + columns[None, :]
-        if ENDS:
-            return gl.load(pointers, mask=(key_start + columns < KV_LEN)[None, :], other=0)
-        else:
-            return gl.load(pointers)
-    else:
-        return gl.load(pointers)
+def request(desc, tiles, full, empty, turn, where, STAGES: gl.constexpr):
+    """Ask for the tile of a turn, once its slot is free."""
+    slot = wait_empty(empty, turn, STAGES)
+    mbarrier.expect(full.index(slot), desc.block_shape[2] * desc.block_shape[3] * 2)
+    copy_tile(desc, where, full.index(slot), tiles.index(slot))
 
 
 @gluon.jit
-def modified_scores(
-    s,
-    extras,
-    rows,
-    block,
-    Q_LEN,
-    KV_LEN,
-    SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr,
-    BIAS_KEYS: gl.constexpr,
-    HAS_MASK: gl.constexpr,
-    MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr,
-    ENDS: gl.constexpr,
-):
-    """Return the scores of a block of keys; with `ENDS`, some may be invisible by position."""
-    bias, bias_stride, mask, mask_stride, slope = extras
-    L: gl.constexpr = s.type.layout
-    columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, L))
-    keys = block * s.shape[1] + columns
-    positions = position_of(rows, Q_LEN, KV_LEN, CAUSAL)
-    if not is_plain(SCALE, SOFTCAP, BIAS, ALIBI):
-        s = scaled_scores(s, SCALE, SOFTCAP)
-    real_rows = gl.minimum(rows, Q_LEN - 1)
-    if BIAS != "none":
-        b = load_per_score(
-            bias, real_rows, bias_stride, block * s.shape[1], columns, KV_LEN, BIAS_KEYS, ENDS
-        )
-        s = biased(s, b, BIAS)
-    if ALIBI:
-        s = with_slopes(s, slope, positions[:, None], keys[None, :])
-    if HAS_MASK:
-        visible = load_per_score(
-            mask, real_rows, mask_stride, block * s.shape[1], columns, KV_LEN, MASK_KEYS, ENDS
-        )
-        s = gl.where(visible, s, float("-inf"))
-    if ENDS:
-        visible = is_visible(positions[:, None], keys[None, :], KV_LEN, CAUSAL, WINDOW)
-        s = gl.where(visible, s, float("-inf"))
-    return s
-
-
-@gluon.constexpr_function
-def is_plain(scale, softcap, bias, alibi):
-    """Tell whether scores are scaled products, so that the scale can wait for the exponential."""
-    return softcap == 0.0 and bias == "none" and not alibi and scale > 0.0
-
-
-@gluon.constexpr_function
-def score_unit(scale, softcap, bias, alibi):
-    """Return by what `modified_scores` are multiplied to be base-2 scores."""
-    return scale * LOG2_E.value if is_plain(scale, softcap, bias, alibi) else 1.0
+def ask_products(q_tile, k_tiles, turn, C: gl.constexpr):
+    """Ask for the products of queries and the keys of a turn."""
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
+    k_tile = k_tiles.index(turn % C.stages).reshape([C.block_n, q_tile.shape[1]])
+    zero = gl.full([64, C.block_n], 0.0, gl.float32, S)
+    return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def weigh(s, highest, total, UNIT: gl.constexpr):
-    """Return weights of scores, by what to multiply what went before, highest score, and sum.
+def ask_values(v_tiles, v_full, turn, weights, rescale, acc, C: gl.constexpr):
+    """Rescale the sums, and ask for the weighted values of a turn on top; return the weights too.
 
-    A row that has seen no key has -inf for its highest score, and weights of zero.
+    Both happens here, behind `ask_products`, because the matrix units are busy meanwhile.
     """
-    new = gl.maximum(highest, gl.max(s, axis=1))
-    shift = gl.where(new == float("-inf"), 0.0, new) * UNIT
-    weights = gl.exp2(s * UNIT - shift[:, None])
-    rescale = gl.exp2(highest * UNIT - shift)
-    return weights, rescale, new, total * rescale + gl.sum(weights, axis=1)
+    ACC: gl.constexpr = acc.type.layout
+    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
+    acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, ACC))[:, None]
+    p = gl.convert_layout(weights.to(v_tiles.dtype), P)
+    slot = wait_full(v_full, turn, C.stages)
+    v_tile = v_tiles.index(slot).reshape([C.block_n, acc.shape[1]])
+    return warpgroup_mma(p, v_tile, acc, is_async=True), p
 
 
 @gluon.jit
-def named_barrier(index, ARRIVE: gl.constexpr):
-    """Wait at barrier ``8 + index`` of both warp groups, or with `ARRIVE` only count as there."""
-    one = gl.full([128], 8 + index, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    if ARRIVE:
-        gl.inline_asm_elementwise(
-            "bar.arrive $1, 256; mov.u32 $0, 0;", "=r,r", [one], gl.int32, is_pure=False, pack=1
-        )
-    else:
-        gl.inline_asm_elementwise(
-            "bar.sync $1, 256; mov.u32 $0, 0;", "=r,r", [one], gl.int32, is_pure=False, pack=1
-        )
+def wait_next(k_full, turn, wanted, C: gl.constexpr):
+    """Wait for the keys of a turn, if `wanted`.
+
+    ptxas does not move exponentials past this wait.  Without it, it puts them after the wait for
+    the values in front of which they stand, to idle while the matrix units work.
+    """
+    mbarrier.wait(k_full.index(turn % C.stages), (turn // C.stages) & 1, pred=wanted)
 
 
 @gluon.jit
-def consume(
-    ring,
-    pointers,
-    sizes,
-    strides,
-    HEADS: gl.constexpr,
-    V_DIM: gl.constexpr,
-    SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr,
-    BIAS_KEYS: gl.constexpr,
-    HAS_MASK: gl.constexpr,
-    MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SINKS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    PACK: gl.constexpr,
-    SECTION: gl.constexpr,
-    PDL: gl.constexpr,
-    PINGPONG: gl.constexpr,
-    INDEX: gl.constexpr,
-):
-    """Compute and store 64 rows of every tile of this program: those of warp group `INDEX`."""
+def attend(ring, operands, sink, lengths, blocks, rows, first, q_turn, C: gl.constexpr):
+    """Return the result ``[64, features]`` of rows, from keys and values of turn `first` on."""
     q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
-    bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr = pointers
-    BATCH, Q_LEN, KV_LEN, tiles = sizes
-    (
-        out_stride_b, out_stride_s, out_stride_n, bias_stride_b, bias_stride_n, bias_stride_q,
-        mask_stride_b, mask_stride_n, mask_stride_q,
-    ) = strides  # fmt: skip
-    V_PAD: gl.constexpr = v_tiles.shape[4]
-    ROWS: gl.constexpr = 64 * CONSUMERS // PACK
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
-    P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O, k_width=2)
-    UNIT: gl.constexpr = score_unit(SCALE, SOFTCAP, BIAS, ALIBI)
-    if PDL:
-        gdc_wait()
-    if PINGPONG and INDEX == 1:
-        named_barrier(0, True)
-    q_tile = q_tiles.index(INDEX).reshape([64, q_tiles.shape[4]])
-    turn = 0
-    count = 0
-    for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        batch, head, m_start = query_tile(tile, BATCH, Q_LEN, HEADS, PACK, ROWS, SECTION)
-        begin, low, high, end = key_blocks(m_start, Q_LEN, KV_LEN, ROWS, CAUSAL, WINDOW, BLOCK_N)
-        if PACK > 1:
-            head += INDEX
-        else:
-            m_start += INDEX * 64
-        batch64 = batch.to(gl.int64)
-        head64 = head.to(gl.int64)
-        rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, S))
-        slope = 0.0
-        if ALIBI:
-            slope = gl.load(slopes_ptr + head)
-        extras = (
-            bias_ptr + batch64 * bias_stride_b + head64 * bias_stride_n, bias_stride_q,
-            mask_ptr + batch64 * mask_stride_b + head64 * mask_stride_n, mask_stride_q,
-            slope,
-        )  # fmt: skip
+    end, counts = blocks
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_tiles.shape[4], 16])
+    q_slot = wait_full(q_full, q_turn, 2 * C.q_stages)
+    q_tile = q_tiles.index(q_slot).reshape([64, q_tiles.shape[4]])
+    k_slot = wait_full(k_full, first, C.stages)
+    s = ask_products(q_tile, k_tiles, first, C)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_empty.index(k_slot), count=1)
+    s = scores_of(s, operands, rows, end - 1, lengths, True, C)
+    highest = gl.full([64], float("-inf"), gl.float32, rows.type.layout)
+    total = gl.full([64], 0.0, gl.float32, rows.type.layout)
+    acc = gl.full([64, v_tiles.shape[4]], 0.0, gl.float32, ACC)
+    weights, rescale, highest, total = weigh(s, highest, total, C.unit)
+    wait_next(k_full, first + 1, counts[3] > 1, C)
+    for part in gl.static_range(3):
+        if part == 1 or (part == 0 and C.causal != "none") or (part == 2 and C.window > 0):
+            for i in range(counts[part], counts[part + 1]):
+                turn = first + i
+                s = ask_products(q_tile, k_tiles, turn, C)
+                acc, p = ask_values(v_tiles, v_full, turn - 1, weights, rescale, acc, C)
+                s = warpgroup_mma_wait(1, deps=[s])
+                mbarrier.arrive(k_empty.index(turn % C.stages), count=1)
+                s = scores_of(s, operands, rows, end - 1 - i, lengths, part != 1, C)
+                weights, rescale, highest, total = weigh(s, highest, total, C.unit)
+                wait_next(k_full, turn + 1, i + 1 < counts[3], C)
+                acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+                mbarrier.arrive(v_empty.index((turn - 1) % C.stages), count=1)
+    mbarrier.arrive(q_empty.index(q_slot), count=1)
+    turn = first + counts[3] - 1
+    acc, p = ask_values(v_tiles, v_full, turn, weights, rescale, acc, C)
+    nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
+    if C.sinks:
+        total += gl.exp2(sink - gl.where(highest == float("-inf"), 0.0, highest) * C.unit)
+    inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(v_empty.index(turn % C.stages), count=1)
+    return gl.where(nothing, 0.0, acc * inverse)
 
-        mbarrier.wait(q_full.index(INDEX), count & 1)
-        slot = wait_full(k_full, turn, STAGES)
-        k_tile = k_tiles.index(slot).reshape([BLOCK_N, k_tiles.shape[4]]).permute((1, 0))
-        zero = gl.zeros([64, BLOCK_N], gl.float32, S)
-        s = warpgroup_mma(q_tile, k_tile, zero, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_empty.index(slot), count=1)
-        s = modified_scores(
-            s, extras, rows, end - 1, Q_LEN, KV_LEN, SCALE, CAUSAL, WINDOW, SOFTCAP,
-            BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, True,
-        )  # fmt: skip
-        highest = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
-        total = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
-        weights, rescale, highest, total = weigh(s, highest, total, UNIT)
-        acc = gl.zeros([64, V_PAD], gl.float32, O)
-        last_turn = turn + end - begin - 1
-        mbarrier.wait(
-            k_full.index((turn + 1) % STAGES), ((turn + 1) // STAGES) & 1, pred=turn < last_turn
-        )
-        for part in gl.static_range(3):
-            if (part == 0 and CAUSAL != "none") or part == 1 or (part == 2 and WINDOW > 0):
-                if part == 0:
-                    first, stop = high, end - 1
-                elif part == 1:
-                    first, stop = low, high
-                else:
-                    first, stop = begin, low
-                for i in range(0, stop - first):
-                    block = stop - 1 - i
-                    turn += 1
-                    slot = turn % STAGES
-                    k_tile = k_tiles.index(slot).reshape([BLOCK_N, k_tiles.shape[4]])
-                    k_tile = k_tile.permute((1, 0))
-                    if PINGPONG:
-                        named_barrier(INDEX, False)
-                    zero = gl.zeros([64, BLOCK_N], gl.float32, S)
-                    s = warpgroup_mma(q_tile, k_tile, zero, use_acc=False, is_async=True)
-                    acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
-                    p = gl.convert_layout(weights.to(k_tiles.dtype), P)
-                    v_slot = wait_full(v_full, turn - 1, STAGES)
-                    v_tile = v_tiles.index(v_slot).reshape([BLOCK_N, V_PAD])
-                    acc = warpgroup_mma(p, v_tile, acc, is_async=True)
-                    if PINGPONG:
-                        named_barrier(1 - INDEX, True)
-                    s = warpgroup_mma_wait(1, deps=[s])
-                    mbarrier.arrive(k_empty.index(slot), count=1)
-                    s = modified_scores(
-                        s, extras, rows, block, Q_LEN, KV_LEN, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                        BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, part != 1,
-                    )  # fmt: skip
-                    weights, rescale, highest, total = weigh(s, highest, total, UNIT)
-                    mbarrier.wait(
-                        k_full.index((turn + 1) % STAGES), ((turn + 1) // STAGES) & 1,
-                        pred=turn < last_turn,
-                    )  # fmt: skip
-                    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-                    mbarrier.arrive(v_empty.index(v_slot), count=1)
-        acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, O))[:, None]
-        p = gl.convert_layout(weights.to(k_tiles.dtype), P)
-        mbarrier.arrive(q_empty.index(INDEX), count=1)
-        v_slot = wait_full(v_full, turn, STAGES)
-        acc = warpgroup_mma(p, v_tiles.index(v_slot).reshape([BLOCK_N, V_PAD]), acc, is_async=True)
-        if SINKS:
+
+@gluon.jit
+def head_of(pointer, batch, head, strides):
+    """Return the pointer of a batch entry's head."""
+    return pointer + batch.to(gl.int64) * strides[0] + head.to(gl.int64) * strides[1]
+
+
+@gluon.jit
+def consume(ring, pointers, sizes, strides, C: gl.constexpr, INDEX: gl.constexpr):
+    """Compute and store 64 rows of every tile of this program: those of warp group `INDEX`."""
+    bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr = pointers
+    BATCH, Q_LEN, KV_LEN = sizes
+    out_strides, bias_strides, mask_strides = strides
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
+    if C.pdl:
+        gdc_wait()
+    turn = 0
+    for count in range(tiles_of_program(BATCH, Q_LEN, C)):
+        batch, head, m_start = query_tile(count, BATCH, Q_LEN, C)
+        blocks = key_blocks(m_start, Q_LEN, KV_LEN, C)
+        m_start += INDEX * 64
+        slope = 0.0
+        sink = 0.0
+        if C.alibi:
+            slope = gl.load(slopes_ptr + head)
+        if C.sinks:
             sink = gl.load(sinks_ptr + head).to(gl.float32) * LOG2_E
-            shift = gl.where(highest == float("-inf"), 0.0, highest) * UNIT
-            total += gl.exp2(sink - shift)
-        inverse = gl.where(total == 0.0, 0.0, 1.0 / total)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(v_empty.index(v_slot), count=1)
-        acc = acc * gl.convert_layout(inverse, gl.SliceLayout(1, O))[:, None]
-        turn += 1
-        count += 1
-        OUT: gl.constexpr = row_layout(V_PAD)
-        y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT)
-        m_out = m_start + gl.arange(0, 64, gl.SliceLayout(1, OUT))
-        features = gl.arange(0, V_PAD, gl.SliceLayout(0, OUT))
-        mask = (m_out < Q_LEN)[:, None]
-        if V_DIM < V_PAD:
-            mask = mask & (features < V_DIM)[None, :]
-        base = out_ptr + batch64 * out_stride_b + head64 * out_stride_n
-        offsets = m_out.to(gl.int64)[:, None] * out_stride_s + features[None, :]
-        gl.store(base + offsets, y, mask=mask)
+        bias = head_of(bias_ptr, batch, head, bias_strides)
+        mask = head_of(mask_ptr, batch, head, mask_strides)
+        operands = (bias, bias_strides[2], mask, mask_strides[2], slope)
+        rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, S))
+        lengths = (Q_LEN, KV_LEN)
+        acc = attend(ring, operands, sink, lengths, blocks, rows, turn, count * 2 + INDEX, C)
+        out = head_of(out_ptr, batch, head, out_strides)
+        store_rows(out, out_strides[2], acc, m_start, Q_LEN, C)
+        turn += blocks[1][3]
+
+
+@gluon.jit
+def store_rows(pointer, row_stride, acc, m_start, Q_LEN, C: gl.constexpr):
+    """Store a warp group's result."""
+    OUT: gl.constexpr = row_layout(acc.shape[1])
+    y = gl.convert_layout(acc.to(pointer.dtype.element_ty), OUT)
+    rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, OUT))
+    features = gl.arange(0, acc.shape[1], gl.SliceLayout(0, OUT))
+    mask = (rows < Q_LEN)[:, None] & (features < C.v_dim)[None, :]
+    gl.store(pointer + rows.to(gl.int64)[:, None] * row_stride + features[None, :], y, mask=mask)
 
 
 @gluon.jit
@@ -434,80 +235,57 @@ def attention_flash(
     SINKS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    PACK: gl.constexpr,
+    Q_STAGES: gl.constexpr,
     SECTION: gl.constexpr,
     PDL: gl.constexpr,
-    PINGPONG: gl.constexpr = False,
 ):
-    """Compute every ``num_programs``-th tile of ``64 CONSUMERS`` rows.
+    """Compute this program's tiles of 128 queries.  Grid: ``(min(tiles, SMs),)``, or any smaller.
+
+    There are ``BATCH * HEADS * ceil(Q_LEN / 128)`` tiles.
 
     Parameters
     ----------
-    q, k, v : tensor maps ``[batch, heads, rows, features]``
-        Blocks ``[1, 1, 64, d]``, ``[1, 1, BLOCK_N, d]`` and ``[1, 1, BLOCK_N, dv]``.
+    q, k, v : tensor maps of ``[batch, heads, rows, features]``
+        Blocks ``[1, 1, 64, d]``, ``[1, 1, BLOCK_N, d]`` and ``[1, 1, BLOCK_N, dv]``; d and dv are
+        powers of two, not less than the features of a key and of a value.
+    bias_ptr, mask_ptr : float and bool ``[batch, heads, Q_LEN, KV_LEN]``, or ones for any of them
+    slopes_ptr, sinks_ptr : ``[HEADS]``
+    BATCH, Q_LEN, KV_LEN : int32
+    *_stride_* : int
+        In elements; 0 where there is one value for all, the last stride is 1.
+    BIAS_KEYS, MASK_KEYS : bool
+        Whether they hold a value for each key.
+    STAGES, Q_STAGES : int
+        Slots of the rings of keys and of values; tiles of queries that may be there at once.
+    SECTION : int
+        Heads whose tiles are walked from the longest to the shortest before those of more heads.
     """
-    ROWS: gl.constexpr = 64 * CONSUMERS // PACK
-    tiles = BATCH * (HEADS // PACK) * ((Q_LEN + ROWS - 1) // ROWS)
+    C: gl.constexpr = constants(
+        HEADS, GROUP, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP, BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS,
+        ALIBI, SINKS, BLOCK_N, STAGES, Q_STAGES, SECTION, PDL,
+    )  # fmt: skip
     D: gl.constexpr = q.block_shape[3]
     DV: gl.constexpr = v.block_shape[3]
-    q_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, 64, D], q.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2 * Q_STAGES, 1, 1, 64, D], q.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BLOCK_N, D], k.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BLOCK_N, DV], v.layout)
-    q_full, q_empty = make_barriers(CONSUMERS, 1)
-    k_full, k_empty = make_barriers(STAGES, CONSUMERS)
-    v_full, v_empty = make_barriers(STAGES, CONSUMERS)
+    q_full, q_empty = make_barriers(2 * Q_STAGES, 1)
+    k_full, k_empty = make_barriers(STAGES, 2)
+    v_full, v_empty = make_barriers(STAGES, 2)
     ring = (q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty)
     pointers = (bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr)
-    sizes = (BATCH, Q_LEN, KV_LEN, tiles)
+    sizes = (BATCH, Q_LEN, KV_LEN)
     strides = (
-        out_stride_b, out_stride_s, out_stride_n, bias_stride_b, bias_stride_n, bias_stride_q,
-        mask_stride_b, mask_stride_n, mask_stride_q,
-    )  # fmt: skip
-    if CONSUMERS == 2:
-        gl.warp_specialize(
-            [
-                (consume, (
-                    ring, pointers, sizes, strides, HEADS, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                    BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, CONSUMERS,
-                    PACK, SECTION, PDL, PINGPONG, 0,
-                )),
-                (consume, (
-                    ring, pointers, sizes, strides, HEADS, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                    BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, CONSUMERS,
-                    PACK, SECTION, PDL, PINGPONG, 1,
-                )),
-                (request_tiles, (
-                    (q, k, v), ring, sizes, HEADS, GROUP, CAUSAL, WINDOW, BLOCK_N, STAGES,
-                    CONSUMERS, PACK, SECTION, PDL,
-                )),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (consume, (
-                    ring, pointers, sizes, strides, HEADS, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                    BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, CONSUMERS,
-                    PACK, SECTION, PDL, PINGPONG, 0,
-                )),
-                (consume, (
-                    ring, pointers, sizes, strides, HEADS, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                    BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, CONSUMERS,
-                    PACK, SECTION, PDL, PINGPONG, 1,
-                )),
-                (consume, (
-                    ring, pointers, sizes, strides, HEADS, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                    BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, CONSUMERS,
-                    PACK, SECTION, PDL, PINGPONG, 2,
-                )),
-                (request_tiles, (
-                    (q, k, v), ring, sizes, HEADS, GROUP, CAUSAL, WINDOW, BLOCK_N, STAGES,
-                    CONSUMERS, PACK, SECTION, PDL,
-                )),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )  # fmt: skip
+        (out_stride_b, out_stride_n, out_stride_s),
+        (bias_stride_b, bias_stride_n, bias_stride_q),
+        (mask_stride_b, mask_stride_n, mask_stride_q),
+    )
+    gl.warp_specialize(
+        [
+            (consume, (ring, pointers, sizes, strides, C, 0)),
+            (consume, (ring, pointers, sizes, strides, C, 1)),
+            (request_tiles, ((q, k, v), ring, sizes, C)),
+        ],
+        [4, 1],
+        [240, 24],
+    )

@@ -1,0 +1,74 @@
+"""From products of queries and keys to weights, where matrix instructions of Hopper leave them."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .attention_scores import biased, is_visible, position_of, scaled_scores, with_slopes
+
+
+@gluon.jit
+def load_per_score(
+    pointer,
+    row_stride,
+    rows,
+    block,
+    KV_LEN,
+    KEYS: gl.constexpr,
+    ENDS: gl.constexpr,
+    C: gl.constexpr,
+):
+    """Return what a bias or mask holds for rows and a block of keys, as it is in memory.
+
+    Without `KEYS`, it holds one value for all keys.  With `ENDS`, there may be keys beyond the last
+    one, and zeros are returned for them.
+    """
+    pointers = (pointer + rows.to(gl.int64) * row_stride)[:, None]
+    if KEYS:
+        columns = gl.arange(0, C.block_n, gl.SliceLayout(0, rows.type.layout.parent))
+        pointers = pointers + block * C.block_n + columns[None, :]
+        if ENDS:
+            return gl.load(pointers, (block * C.block_n + columns < KV_LEN)[None, :], other=0)
+        else:
+            return gl.load(pointers)
+    else:
+        return gl.load(pointers)
+
+
+@gluon.jit
+def scores_of(s, operands, rows, block, lengths, ENDS: gl.constexpr, C: gl.constexpr):
+    """Return the scores of products; with `ENDS`, keys may be invisible by their position."""
+    bias_ptr, bias_stride, mask_ptr, mask_stride, slope = operands
+    Q_LEN, KV_LEN = lengths
+    held = gl.minimum(rows, Q_LEN - 1)  # Rows beyond the last have no bias in memory
+    columns = gl.arange(0, C.block_n, gl.SliceLayout(0, s.type.layout))
+    keys = (block * C.block_n + columns)[None, :]
+    positions = position_of(rows, Q_LEN, KV_LEN, C.causal)[:, None]
+    if not C.plain:
+        s = scaled_scores(s, C.scale, C.softcap)
+    if C.bias != "none":
+        bias = load_per_score(bias_ptr, bias_stride, held, block, KV_LEN, C.bias_keys, ENDS, C)
+        s = biased(s, bias, C.bias)
+    if C.alibi:
+        s = with_slopes(s, slope, positions, keys)
+    if C.has_mask:
+        mask = load_per_score(mask_ptr, mask_stride, held, block, KV_LEN, C.mask_keys, ENDS, C)
+        s = gl.where(mask, s, float("-inf"))
+    if ENDS:
+        visible = is_visible(positions, keys, KV_LEN, C.causal, C.window)
+        s = gl.where(visible, s, float("-inf"))
+    return s
+
+
+@gluon.jit
+def weigh(s, highest, total, UNIT: gl.constexpr):
+    """Return weights of scores, what rescales those before, the highest score, and the sum.
+
+    A row that has seen no key has -inf for its highest score, and weights of zero.
+    """
+    new = gl.maximum(highest, gl.max(s, axis=1))
+    shift = gl.where(new == float("-inf"), 0.0, new) * UNIT
+    weights = gl.exp2(s * UNIT - shift[:, None])
+    rescale = gl.exp2(highest * UNIT - shift)
+    return weights, rescale, new, total * rescale + gl.sum(weights, axis=1)
