@@ -185,7 +185,7 @@ def test_ours_computes_the_reference(mask, causal, layout, dynamic, monkeypatch)
     for module in ("_attention_module", "_attention_torch"):
         monkeypatch.setattr(f"{module}.WINDOW", 5)
         monkeypatch.setattr(f"{module}.SOFTCAP", 1.5)
-    case = Case("tiny", "test", **TINY, causal=causal, mask=mask)
+    case = Case("tiny", "test", **{**TINY, "lengths": (16, 24)}, causal=causal, mask=mask)
     job = Job(case, "float32", layout, dynamic, "llvm")
     problem = Problem(case, "float32", layout, "cpu")
     compiled = ours.build(job)
@@ -301,18 +301,20 @@ def test_runs_are_merged_case_by_case(tmp_path, monkeypatch, capsys) -> None:
     alone = entry(us={"ours": 9.0, "flash": 14.0})
     late = entry("S2", copy_tb_s=4.2)
     first.write_text(json.dumps({**record(alone, entry("S3")), "launch_us": 4.7}))
-    second.write_text(json.dumps({**record(entry(), late), "launch_us": 4.8}))
+    slower = {**entry("S3"), "floor_us": 1.0}
+    second.write_text(json.dumps({**record(entry(), late, slower), "launch_us": 4.8}))
 
     def merge(*files) -> int:
         argv = ["bench_attention", "--results", str(tmp_path / "m"), "--merge", *map(str, files)]
         monkeypatch.setattr("sys.argv", argv)
         return bench.main()
 
-    for files in ((first, second), (second, first)):  # S1 is whole, from the run that has more
+    # S1 is from the run that has more of it, S3 from the later one
+    for files, last in (((first, second), slower), ((second, first), entry("S3"))):
         assert merge(*files) == 0
         (path,) = (tmp_path / "m").glob("*-bench_attention.json")
         found = {e["case"]: e for e in json.loads(path.read_text())["cases"]}
-        assert found == {"S1": entry(), "S2": late, "S3": entry("S3")}
+        assert found == {"S1": entry(), "S2": late, "S3": last}
     text = path.with_suffix(".md").read_text()
     assert "2 runs, a case in one of them; copies at 4.30, 4.30 TB/s" in text
     assert "geometric mean of 3 of 9" in text
