@@ -16,6 +16,7 @@ from ..pattern import BlockView, PrimExpr
 from ..shapes import same_shape, shape_of, shape_text
 from .constants import binary
 from .elements import Elements
+from .row_maximum import row_maximum
 
 HIDDEN = -1e4
 """A score of this size or below counts as hidden: ``exp`` of it is zero beside any other's."""
@@ -231,14 +232,11 @@ def _shifted(view: BlockView, at: Scores) -> Steps:
     call = view.call(at.expr, "relax.subtract")
     if call is None:
         return
-    inner, most = call.args
-    largest = view.call(most, "relax.max")
-    if largest is None or not largest.args[0].same_as(inner):
+    largest = row_maximum(view, call.args[1])
+    if largest is None or not largest[0].same_as(call.args[0]):
         return
-    axes = [int(a) % len(at.shape) for a in largest.attrs.axis or ()]
-    if axes != [len(at.shape) - 1] or not bool(largest.attrs.keepdims):
-        return
-    before = replace(at.inside(inner), covers=(most, at.expr, *at.covers), shifted=True)
+    before = at.inside(call.args[0])
+    before = replace(before, covers=(*largest[1], *before.covers), shifted=True)
     if at.softcap is not None or at.least:
         before = before.refused(Reason.ATTRIBUTE, "the largest score is taken off in between")
     yield before

@@ -12,6 +12,7 @@ from ..shapes import shape_of
 from .attention_scores import Scores
 from .axes import is_one, is_plain_copy
 from .elements import Elements
+from .row_maximum import row_maximum
 from .slices import prefix_slice
 
 _VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype")
@@ -101,10 +102,11 @@ def _with_sinks(view: BlockView, at: Scores) -> Softmax | None:
         at = at.inside(call.args[0])
     shifted = view.call(at.expr, "relax.subtract")
     if shifted is not None:
-        largest = view.call(shifted.args[1], "relax.max")
-        if largest is None or not largest.args[0].same_as(shifted.args[0]):
+        largest = row_maximum(view, shifted.args[1])
+        if largest is None or not largest[0].same_as(shifted.args[0]):
             return None
-        at = replace(at.inside(shifted.args[0]), covers=(shifted.args[1], at.expr, *at.covers))
+        at = at.inside(shifted.args[0])
+        at = replace(at, covers=(*largest[1], *at.covers))
     joined = view.call(at.expr, "relax.concat")
     if joined is None or not isinstance(joined.args[0], relax.Tuple):
         return None

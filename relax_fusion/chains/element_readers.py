@@ -15,20 +15,6 @@ if TYPE_CHECKING:
     from .elements import Elements
 
 
-def known(expr: relax.Expr) -> list[PrimExpr]:
-    """Return the shape of a tensor.
-
-    Raises
-    ------
-    Unknown
-        If it has none.
-    """
-    shape = shape_of(expr)
-    if shape is None:
-        raise Unknown
-    return shape
-
-
 def _fields(expr: relax.Expr) -> list[PrimExpr]:
     """Return the elements of a tuple of primitive values."""
     return list(expr.fields if isinstance(expr, relax.Tuple) else expr.values)
@@ -62,7 +48,7 @@ def _zeros(_: Elements, call: relax.Call, index: Index) -> Element:
 
 def _view(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Read through a change of shape that only adds or drops axes of size 1."""
-    source, result = known(call.args[0]), known(call)
+    source, result = elements.shape(call.args[0]), elements.shape(call)
     kept = [i for i, d in zip(index, result, strict=True) if not same_shape((d,), (1,))]
     sizes = [d for d in source if not same_shape((d,), (1,))]
     if not same_shape(sizes, [d for d in result if not same_shape((d,), (1,))]):
@@ -82,7 +68,7 @@ def _permute_dims(elements: Elements, call: relax.Call, index: Index) -> Element
 
 
 def _strided_slice(elements: Elements, call: relax.Call, index: Index) -> Element:
-    shape = known(call.args[0])
+    shape = elements.shape(call.args[0])
     axes, begin = (_fields(a) for a in call.args[1:3])
     steps = _fields(call.args[4]) if len(call.args) > 4 else [integer(1)] * len(axes)
     moved = list(index)
@@ -106,7 +92,7 @@ def _concat(elements: Elements, call: relax.Call, index: Index) -> Element:
     *fields, last = call.args[0].fields
     ends, total = [], integer(0)
     for field in fields:
-        ends.append((field, total, total + known(field)[axis]))
+        ends.append((field, total, total + elements.shape(field)[axis]))
         total = ends[-1][2]
 
     def part(field: relax.Expr, start: PrimExpr) -> Element:
@@ -124,10 +110,10 @@ def _index_tensor(elements: Elements, call: relax.Call, index: Index) -> Element
     if not isinstance(call.args[1], relax.Tuple):
         raise Unknown
     tensors = call.args[1].fields
-    if len(tensors) != len(known(call.args[0])):
+    if len(tensors) != len(elements.shape(call.args[0])):
         raise Unknown
     places = tuple(elements.broadcast(t, index) for t in tensors)
-    for place, size in zip(places, known(call.args[0]), strict=True):
+    for place, size in zip(places, elements.shape(call.args[0]), strict=True):
         if isinstance(place, float | Choice) or is_boolean(place):
             raise Unknown
         inside = tirx.And(tirx.GE(place, integer(0)), tirx.LT(place, size))

@@ -10,11 +10,11 @@ import operator
 from collections.abc import Callable, Sequence
 
 from tvm import ir, relax, tirx
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, ConstIntBound
 
 from ..pattern import BlockView, PrimExpr
 from ..shapes import same_shape, shape_of
-from .element_readers import READERS, known
+from .element_readers import READERS
 from .element_values import (
     Choice,
     Element,
@@ -65,6 +65,9 @@ class Elements:
     def __init__(self, view: BlockView, extents: Sequence[tuple[tirx.Var, PrimExpr]] = ()):
         self.view = view
         self.analyzer = Analyzer()
+        for _, extent in extents:
+            if isinstance(extent, ir.Var):  # a tensor without elements has none to be asked for
+                self.analyzer.update(extent, ConstIntBound(1, ConstIntBound.POS_INF))
         for var, extent in extents:
             self.analyzer.bind(var, ir.Range(0, extent))
 
@@ -77,12 +80,45 @@ class Elements:
 
     def uniform(self, expr: relax.Expr) -> float | None:
         """Return the number that all elements of `expr` are, if it is one number."""
-        shape = shape_of(expr)
-        if shape is None:
+        try:
+            shape = self.shape(expr)
+        except Unknown:
             return None
         index = tuple(tirx.Var("at", "int64") for _ in shape)
         value = Elements(self.view, list(zip(index, shape, strict=True))).at(expr, index)
         return None if value is None else float_of(value)
+
+    def shape(self, expr: relax.Expr) -> list[PrimExpr]:
+        """Return the dimensions of a tensor that has elements, by those of its operands if need be.
+
+        TVM's own inference gives up where sizes are only equal if they are not zero.
+
+        Raises
+        ------
+        Unknown
+            If they are not known.
+        """
+        shape = shape_of(expr)
+        if shape is not None:
+            return [self.analyzer.simplify(d) for d in shape]
+        value = self.view.definition(expr)
+        if not isinstance(value, relax.Call) or not isinstance(value.op, ir.Op):
+            raise Unknown
+        name = value.op.name.removeprefix("relax.")
+        if name == "cumsum":
+            return self.shape(value.args[0])
+        operands = value.args[1].fields if name == "index_tensor" else value.args
+        if name not in (*_ARITHMETIC, *_LOGIC, "index_tensor"):
+            raise Unknown
+        shapes = [self.shape(a) for a in operands]
+        result = [integer(1)] * max(map(len, shapes))
+        for own in shapes:
+            for axis, size in enumerate(own, len(result) - len(own)):
+                if same_shape((result[axis],), (1,)):
+                    result[axis] = size
+                elif not same_shape((size,), (1,)) and not same_shape((size,), (result[axis],)):
+                    raise Unknown
+        return result
 
     def read(self, expr: relax.Expr, index: Index) -> Element:
         """Return the element at `index`.
@@ -108,7 +144,7 @@ class Elements:
 
     def broadcast(self, expr: relax.Expr, index: Index) -> Element:
         """Read an operand of an operator that broadcasts it to as many axes as `index` has."""
-        shape = known(expr)
+        shape = self.shape(expr)
         if len(shape) > len(index):
             raise Unknown
         own = zip(index[len(index) - len(shape) :], shape, strict=True)
