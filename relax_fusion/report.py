@@ -96,7 +96,7 @@ def _fused_table(decisions: list[Decision]) -> str:
                 d.pattern,
                 d.spelling,
                 str(counts[d.function, d.kernel]),
-                f"{tile.block_m}x{tile.block_n}x{tile.block_k}" if tile else "",
+                tile.text if tile else "",
                 format_seconds(last.fused.seconds),
                 format_seconds(last.unfused.seconds),
             )

@@ -77,6 +77,12 @@ class TilePlan:
         digest = hashlib.sha1(repr(self).encode()).hexdigest()[:6]
         return f"{self.block_m}x{self.block_n}x{self.block_k}_{digest}"
 
+    @property
+    def text(self) -> str:
+        """The tile for people to read, with the kernel family and the parts that there are."""
+        parts = f", {self.split_k} parts" if self.split_k > 1 else ""
+        return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}".lstrip()
+
     def to_attr(self) -> dict[str, int | str]:
         """Return the fields as a flat dictionary, the form of a PrimFunc attribute."""
         return asdict(self)

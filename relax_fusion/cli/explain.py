@@ -95,7 +95,7 @@ def _ranges(decision: Decision) -> list[tuple[str, ...]]:
         rows.append(
             (
                 _size(prediction),
-                f"{plan.block_m}x{plan.block_n}x{plan.block_k}",
+                plan.text,
                 format_seconds(prediction.fused.seconds),
                 format_seconds(prediction.unfused.seconds),
                 prediction.fused.bound,

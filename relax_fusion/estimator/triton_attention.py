@@ -5,8 +5,9 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 ``pointer``  any device, lengths and head widths; query heads that share keys are rows of one tile,
              and a few queries over many keys have the keys cut into parts
 ``flash``    many queries on sm_90: a warp that copies, and two warp groups of 64 rows each
-``groups``   short sequences on sm_90: all keys at once, `split_k` groups of `block_n`, a warp or
-             more for each; they add up their results in shared memory
+``groups``   short sequences on sm_90: all keys at once, `split_k` groups of `block_n`, a warp for
+             each; they add up their results in shared memory
+``halves``   the same with more rows: 64 of one head, and two warp groups that share the keys
 
 `triton_attention_cost` prices them.
 """
@@ -22,30 +23,40 @@ from ..workload import DTYPE_BYTES, Attention
 from .prediction import HALF_DTYPES, ceil_div
 from .shape import AttentionSize
 
-FAMILIES = ("pointer", "flash")
+FAMILIES = ("pointer", "flash", "groups", "halves")
 
-HOPPER_FAMILIES = ("flash",)
+HOPPER_FAMILIES = ("flash", "groups", "halves")
 """Families that are written for sm_90."""
+
+MAPPED_FAMILIES = ("flash", "halves")
+"""Families that get queries, keys and values as tensor maps."""
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 """Features of a head that a matrix instruction takes, and up to which tiles fit the registers."""
 
-MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180, "groups": 264}
+MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180, "groups": 264, "halves": 180}
 """Scores, weights and results of a thread, in registers, beyond which they spill."""
 
-SMEM_RESERVE_BYTES = {"pointer": 4 << 10, "flash": 2 << 10, "groups": 1 << 10}
+FEW_SCORES = 2048
+"""Scores of a block up to which the pointer kernel is bound by memory, and written for that."""
+
+SMEM_RESERVE_BYTES = {"pointer": 1 << 10, "flash": 2 << 10, "groups": 1 << 10, "halves": 1 << 10}
 """Shared memory beside queries and stages: layout conversions, barriers."""
 
-PROGRAMS_PER_SM = 2
-"""Programs a multiprocessor that the keys are cut into parts for: so many fit at once, and one
-loads while the other computes."""
+FEW_MERGED_ROWS = 64
+"""Rows of parts up to which the keys are cut for two programs a multiprocessor, of which one loads
+while the other computes.  With more, merging them costs what that gains: measured on an H200 at
+batch 8, 4096 keys, 45.4 us instead of 38.7."""
 
-POINTER_TILES = (
-    *((16, block_n, 4) for block_n in (64, 128, 32)),
-    *((block_m, block_n, 4) for block_m, block_n in product((32, 64), (64, 32, 128))),
-    *((128, block_n, 8) for block_n in (64, 128, 32)),
-)
-"""Rows, keys and warps of the pointer tiles."""
+POINTER_TILES = {
+    **{(block_m, 64): (4, 3, 2) for block_m in (16, 32, 64, 128)},
+    **{(block_m, 128): (3, 2) for block_m in (16, 32, 64, 128)},
+    **{(block_m, 32): (4, 2) for block_m in (16, 32, 64, 128)},
+}
+"""Stages by rows and keys of the pointer tiles; for one query, 16 x 64 with 4 measured best."""
+
+HALVES_KEYS, HALVES_BLOCKS = (128, 64), 4
+"""Keys of a step of `halves`, and how many steps its two warp groups take together."""
 
 FLASH_ROWS, FLASH_WARPS = 128, 12
 """Rows of the flash tiles, and their warps, of which four copy."""
@@ -57,11 +68,8 @@ MOST_PARTS = 64
 """Parts that keys are cut into at most; one program puts them together."""
 
 
-GROUP_TILES = (
-    *((32, 64, 4), (16, 64, 4), (16, 32, 8), (32, 32, 8), (16, 64, 8), (32, 64, 8), (64, 32, 8)),
-    *((16, 16, 16), (32, 32, 16), (16, 32, 16)),
-)
-"""Rows, keys of a group, and groups of the tiles for short sequences, a warp for each group."""
+GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
+"""Rows, keys of a group, and groups of the tiles for short sequences."""
 
 
 def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
@@ -91,7 +99,7 @@ def two_tiles(features: int) -> int:
 
 def heads_of_tile(plan: TilePlan, work: Attention) -> int:
     """Return the query heads whose rows share a tile, and the keys that it reads."""
-    return 1 if plan.family == "flash" else work.q_heads // work.kv_heads
+    return 1 if plan.family in MAPPED_FAMILIES else work.q_heads // work.kv_heads
 
 
 def row_tiles(plan: TilePlan, work: Attention, q_len: int) -> int:
@@ -106,7 +114,13 @@ def key_parts(plan: TilePlan, work: Attention, dev: DeviceSpec, size: AttentionS
     heads = work.q_heads // heads_of_tile(plan, work)
     tiles = size.batch * heads * row_tiles(plan, work, size.q_len)
     most = min(plan.split_k, ceil_div(size.kv_len, plan.block_n))
-    return max(1, min(dev.sm_count * PROGRAMS_PER_SM // max(tiles, 1), most))
+    wanted = programs_wanted(size.batch * work.q_heads * size.q_len, dev)
+    return max(1, min(wanted // max(tiles, 1), most))
+
+
+def programs_wanted(rows: int, dev: DeviceSpec) -> int:
+    """Return the programs that the keys are cut for, if there are so many rows to merge."""
+    return dev.sm_count * (2 if rows <= FEW_MERGED_ROWS else 1)
 
 
 def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
@@ -119,11 +133,25 @@ def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
 
 def _all(work: Attention) -> Iterator[TilePlan]:
     width = padded(work.head_dim)
+    for block_m, block_n, groups in GROUP_TILES:
+        yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
+    if _is_plain(work):
+        for block_n in HALVES_KEYS:
+            if work.kv_len == HALVES_BLOCKS * block_n:
+                yield _plan("halves", (64, block_n, width), 8, 2, 2)
     for block_n, stages in FLASH_TILES:
         yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
-    for (block_m, block_n, warps), stages in product(POINTER_TILES, (4, 3, 2)):
-        for parts in (1, MOST_PARTS):
+    for (block_m, block_n), depths in POINTER_TILES.items():
+        for stages, parts in product(depths, (1, MOST_PARTS)):
+            warps = 8 if block_m == 128 else 4
             yield _plan("pointer", (block_m, block_n, width), warps, stages, parts)
+
+
+def _is_plain(work: Attention) -> bool:
+    """Tell whether nothing is done to scores: `halves` was measured for that only."""
+    modified = (work.bias_dims, work.mask_dims, work.window, work.softcap, work.alibi, work.sinks)
+    one_head = work.q_heads == work.kv_heads
+    return one_head and work.causal == "none" and all(given is None for given in modified)
 
 
 def _plan(
@@ -145,14 +173,32 @@ def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
         each = 4 * two_tiles(work.v_dim) + 8  # results, highest score and sum of a row
         return plan.split_k * plan.block_m * each + SMEM_RESERVE_BYTES[plan.family]
     width, v_width = padded(work.head_dim), padded(work.v_dim)
-    stages = plan.num_stages
-    if plan.family == "pointer" and not _warp_groups(plan, dev):
-        stages -= 1  # the operands of the others pass through registers, which frees theirs
-    rows = plan.block_m * (query_stages(work) if plan.family == "flash" else 1)
-    elements = rows * width + stages * plan.block_n * (width + v_width)
-    if plan.family == "flash":
-        elements += 64 * v_width  # results on their way out
-    return elements * DTYPE_BYTES[work.dtype] + SMEM_RESERVE_BYTES[plan.family]
+    stages, rest = plan.num_stages, 0
+    if plan.family == "halves":
+        queries, stages, rest = 1, HALVES_BLOCKS, 64 * (4 * v_width + 8)
+    elif plan.family == "flash":
+        queries, rest = query_stages(work), 64 * max(v_width, 128)  # results on their way out
+    elif _warp_groups(plan, dev):
+        queries = stages if few_scores(plan) else 1
+    else:
+        stages -= 1  # the operands of these instructions pass through registers
+        queries, rest = stages if few_scores(plan) else 1, plan.block_m * plan.block_n
+    elements = queries * plan.block_m * width + stages * plan.block_n * (width + v_width) + rest
+    used = elements * DTYPE_BYTES[work.dtype] + SMEM_RESERVE_BYTES[plan.family]
+    if plan.family == "pointer":  # what is read for each score is copied ahead, too
+        used += (plan.num_stages - 1) * plan.block_m * plan.block_n * _bytes_per_score(work)
+    return used
+
+
+def _bytes_per_score(work: Attention) -> int:
+    """Return the bytes of bias and mask for each score, where they have the keys' dimension."""
+    bias = DTYPE_BYTES[work.bias_dtype] if work.bias_dims and work.bias_dims[3] else 0
+    return bias + (1 if work.mask_dims and work.mask_dims[3] else 0)
+
+
+def few_scores(plan: TilePlan) -> bool:
+    """Tell whether a pointer tile reads its queries along with every block of keys."""
+    return plan.block_m * plan.block_n <= FEW_SCORES
 
 
 def query_stages(work: Attention) -> int:
@@ -167,13 +213,12 @@ def _warp_groups(plan: TilePlan, dev: DeviceSpec) -> bool:
 
 def register_values(plan: TilePlan, work: Attention) -> int:
     """Return the registers of scores and results, and of weights beside them, in one thread."""
-    if plan.family == "flash":
+    if plan.family in MAPPED_FAMILIES:
         return padded(work.v_dim) // 2 + plan.block_n * 3 // 4
     if plan.family == "groups":
-        rows = plan.block_m * plan.split_k // max(plan.num_warps, 1)
         width, v_width = two_tiles(work.head_dim), two_tiles(work.v_dim)
-        loaded = (rows + plan.block_n) * width + plan.block_n * v_width
-        return loaded // 64 + rows * plan.block_n // 32
+        loaded = (plan.block_m + plan.block_n) * width + plan.block_n * v_width
+        return loaded // 64 + plan.block_m * plan.block_n // 32
     values = plan.block_m * (plan.block_n + padded(work.v_dim))
     return ceil_div(values, 32 * max(plan.num_warps, 1))
 
@@ -223,26 +268,32 @@ def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iter
         yield from _groups_violations(plan, work)
         return
     given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1}
+    if plan.family == "halves":
+        given = {"block_m": 64, "num_warps": 8, "split_k": 2, "num_stages": 2}
+        yield from _capacity(HALVES_BLOCKS * plan.block_n, work)
+        most = 64 if work.bias_dims or work.mask_dims else 128
+        if plan.block_n > most:
+            yield f"block_n is {plan.block_n}, family 'halves' has up to {most} for this"
     for name, value in given.items():
         if getattr(plan, name) != value:
-            yield f"{name} is {getattr(plan, name)}, family 'flash' has {value}"
+            yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
     if work.kv_len == 0:
         yield "kv_len is 0, a tensor map needs 1 key"
 
 
-def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
-    yield from _powers_of_two(plan, ("block_m", "num_warps"))
-    row_warps = plan.num_warps // plan.split_k
-    if plan.num_warps % plan.split_k or plan.block_m % (16 * max(row_warps, 1)):
-        yield (
-            f"num_warps is {plan.num_warps}, {plan.split_k} groups have as many warps each, with "
-            "16 rows or a multiple for each warp"
-        )
+def _capacity(keys: int, work: Attention) -> Iterator[str]:
+    """Check that a kernel that holds all keys at once can."""
     most = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
-    keys = plan.split_k * plan.block_n
     if most is None or most > keys:
         there = "without a bound" if most is None else f"up to {most}"
         yield f"the tile holds {keys} keys at once, there are keys {there}"
+
+
+def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
+    yield from _powers_of_two(plan, ("block_m", "num_warps"))
+    if plan.num_warps != plan.split_k:
+        yield f"num_warps is {plan.num_warps}, {plan.split_k} groups have a warp each"
+    yield from _capacity(plan.split_k * plan.block_n, work)
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features > 128:
             yield f"{name} is {features}, family 'groups' takes up to 128"

@@ -20,6 +20,8 @@ from .gpu_cost import attention_qo_bytes
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize
 from .triton_attention import (
+    HALVES_BLOCKS,
+    few_scores,
     heads_of_tile,
     key_parts,
     padded,
@@ -29,17 +31,23 @@ from .triton_attention import (
     two_tiles,
 )
 
-FILL_S = {"pointer": 2.8e-6, "flash": 4.1e-6, "groups": 0.0}
+FILL_S = {"pointer": 2.4e-6, "flash": 2.6e-6, "groups": 0.0, "halves": 0.0}
 """From the start of a kernel to its first matmul, and from its last to the last store."""
 
-STEP_S, STEP_S_PER_KEY = {"pointer": 0.4e-6, "flash": 0.2e-6}, 8e-9
-"""One block of keys in a program that has its multiprocessor to itself: a matmul, the softmax and
-a matmul, each of which waits for the one before."""
+QUERIES_FIRST_S = 1.0e-6
+"""What it adds that larger pointer tiles wait for their queries before they ask for keys."""
 
-BLOCK_S = {"pointer": 0.1e-6, "flash": 0.2e-6}
+FILL_S_PER_BYTE = 31e-12
+"""The same for the first tiles of queries, keys and values of `flash`."""
+
+STEP_S, STEP_S_PER_VALUE = 0.3e-6, 1.22e-10
+"""One block of keys in a pointer program that has its multiprocessor to itself, and for each of the
+block's keys and features: a matmul, the softmax and a matmul wait for each other."""
+
+BLOCK_S = 0.2e-6
 """What a block of keys costs besides its operations: barriers, and the row maxima."""
 
-TENSOR_EFFICIENCY = {"pointer": 0.6, "flash": 0.855}
+TENSOR_EFFICIENCY = {"pointer": 0.42, "flash": 0.855}
 """Reached part of the tensor cores' peak, before what overlaps badly."""
 
 SCORES_PER_CLOCK = 9.2
@@ -56,7 +64,8 @@ NEXT_TILE_S = {"pointer": 0.3e-6, "flash": 0.7e-6}
 """What a further tile of a multiprocessor adds to its blocks: it ends and begins."""
 
 EDGE_S = 1.0e-6
-"""What a block costs besides, of which some rows see a part: 128 x 128 scores."""
+"""What a block costs besides, of which some rows see a part: 128 x 128 scores.  Twice that in the
+first tile, when there is nothing else to do."""
 
 COMBINE_S, COMBINE_S_PER_ROW = 1.5e-6, 0.5e-9
 """What the launch that puts parts together adds, beside the parts' way through L2."""
@@ -70,8 +79,8 @@ L2_EFFICIENCY = 0.6
 REGISTERS_OVERHEAD = 32
 """Registers of a thread beside scores and results."""
 
-GROUPS_S, GROUPS_S_PER_SCORE = 2.0e-6, 0.24e-9
-"""What the programs that a multiprocessor holds at once take in the kernel for short sequences:
+SHORT_S, SHORT_S_PER_SCORE = 2.0e-6, {"groups": 0.24e-9, "halves": 0.087e-9}
+"""What the programs that a multiprocessor holds at once take in the kernels for short sequences:
 from the first load to the last store, and for each of their scores at 64 features."""
 
 
@@ -93,21 +102,47 @@ def predict(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSiz
         "dram": _memory_s(work, plan, dev, size, load, resident),
         "l2": _l2_s(work, plan, dev, load),
     }
-    if plan.family == "groups":
+    if plan.family in SHORT_S_PER_SCORE:
         at_once = min(resident, ceil_div(load.programs, dev.sm_count))
-        scores = plan.block_m * plan.block_n * plan.split_k * two_tiles(work.head_dim) / 64
-        wave = GROUPS_S + at_once * scores * GROUPS_S_PER_SCORE * _score_work(work)
-        times["latency"] = waves * wave
+        times["latency"] = waves * (SHORT_S + at_once * _short_s(work, plan))
     else:
         times["compute"] = _compute_s(work, plan, dev, load)
-        step = STEP_S[plan.family] + plan.block_n * STEP_S_PER_KEY
-        times["latency"] = load.most * step
-    launch = dev.launch_s + FILL_S[plan.family] + _combine_s(work, dev, size, load)
+        times["latency"] = load.most * _step_s(work, plan)
+    launch = dev.launch_s + _fill_s(work, plan) + _combine_s(work, dev, size, load)
     seconds = launch + max(times.values())
     moved = attention_qo_bytes(work, size) + _kv_bytes(work, size)
     return Prediction(
         seconds, moved, work.flops(*size), waves, largest({**times, "launch": launch})
     )
+
+
+def _fill_s(work: Attention, plan: TilePlan) -> float:
+    if plan.family == "pointer":
+        return FILL_S["pointer"] + (0.0 if few_scores(plan) else QUERIES_FIRST_S)
+    if plan.family != "flash":
+        return FILL_S[plan.family]
+    width, v_width = padded(work.head_dim), padded(work.v_dim)
+    values = plan.block_m * width + plan.block_n * (width + v_width)
+    return FILL_S[plan.family] + values * DTYPE_BYTES[work.dtype] * FILL_S_PER_BYTE
+
+
+def _short_s(work: Attention, plan: TilePlan) -> float:
+    """Return what a program of the kernels for short sequences takes besides its latencies."""
+    if plan.family == "groups":
+        keys, width = plan.split_k * plan.block_n, two_tiles(work.head_dim)
+    else:
+        keys, width = HALVES_BLOCKS * plan.block_n, padded(work.head_dim)
+    each = SHORT_S_PER_SCORE[plan.family] * _score_work(work)
+    return plan.block_m * keys * width / 64 * each
+
+
+def _step_s(work: Attention, plan: TilePlan) -> float:
+    """Return the least time of a block of keys."""
+    if plan.family == "flash":
+        return 0.0  # its warp groups work in turns, which is in what blocks cost
+    values = plan.block_n * (padded(work.head_dim) + padded(work.v_dim)) / 2
+    rows = 0.6 + 0.4 * plan.block_m / 64  # 16 rows are softmaxed sooner than 64
+    return STEP_S + values * rows * STEP_S_PER_VALUE
 
 
 def _combine_s(work: Attention, dev: DeviceSpec, size: AttentionSize, load: _Load) -> float:
@@ -145,7 +180,7 @@ def _memory_s(
     bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
     block = plan.block_n * (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
     at_once = max(1, min(load.programs, dev.sm_count * resident))
-    ahead = plan.split_k if plan.family == "groups" else max(1, plan.num_stages - 1)
+    ahead = load.most if plan.family in SHORT_S_PER_SCORE else max(1, plan.num_stages - 1)
     in_flight = at_once * block * max(0.5, min(ahead, load.most))
     # The nearer to what memory can give, the more in flight a little more takes
     kv = _kv_bytes(work, size) * hypot(1 / bandwidth, LATENCY_S / in_flight)
@@ -176,14 +211,14 @@ def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) ->
     matmuls = 2.0 * scores * (padded(work.head_dim) + padded(work.v_dim)) / per_sm
     softmax = scores * _score_work(work) / (SCORES_PER_CLOCK * dev.clock_hz)
     block = max(matmuls, softmax) + OVERLAP[plan.family] * min(matmuls, softmax)
-    block += BLOCK_S[plan.family]
+    block += BLOCK_S
     edges = (work.causal != "none") + (work.window is not None)
-    tile = NEXT_TILE_S[plan.family] + edges * EDGE_S * scores / (128 * 128)
+    edge = edges * EDGE_S * (0.5 + 0.5 * scores / (128 * 128))
     tiles = ceil_div(load.programs, dev.sm_count)
     share = max(tiles * load.mean, load.most)
     if work.causal != "none" and tiles > 1:  # the shortest come last, and fill the gaps
         share = max(load.programs / dev.sm_count * load.mean, load.most)
-    return share * block + (tiles - 1) * tile + edges * EDGE_S * scores / (128 * 128)
+    return share * block + (tiles - 1) * (NEXT_TILE_S[plan.family] + edge) + 2 * edge
 
 
 def _resident(work: Attention, plan: TilePlan, dev: DeviceSpec) -> int:

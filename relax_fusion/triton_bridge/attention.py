@@ -6,37 +6,45 @@ into parts, a second launch puts their results together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tvm import ir
+from tvm import ir, tirx
 
 from ..device import DeviceSpec
 from ..errors import LoweringError
-from ..estimator.triton_attention import PROGRAMS_PER_SM, heads_of_tile
+from ..estimator.triton_attention import (
+    FEW_MERGED_ROWS,
+    MAPPED_FAMILIES,
+    heads_of_tile,
+    programs_wanted,
+)
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention
 from .arguments import OUT, Workspace
 from .attention_call import AttentionCall, at_least, at_most, int32
-from .attention_hopper import flash_step
+from .attention_hopper import flash_step, groups_step, halves_step
 from .kernels.attention_combine import attention_combine
 from .kernels.attention_pointer import attention_pointer
 from .steps import Step, ceil_div
 
-COMBINE_ROWS, COMBINE_PARTS = 4, 16
-"""Rows of a program that puts parts together, a warp for each, and of how many parts a warp holds
-the results at one time."""
+MANY_PARTS = 32
+"""Parts of a row beyond which eight warps put them together, not four."""
 
 
-def attention_steps(
+Case = tuple[Any, list[Step]]
+"""A condition, and the launches, in order, where it is the first of several that holds."""
+
+
+def attention_cases(
     work: Attention,
     plan: TilePlan,
     inputs: Sequence[ir.Expr],
     most_queries: int | None,
     dev: DeviceSpec,
     rooms: dict[str, Workspace],
-) -> list[Step]:
-    """Return the launches that compute `work`, in order.
+) -> list[Case]:
+    """Return the launches that compute `work`, the last ones on the condition True.
 
     Parameters
     ----------
@@ -57,21 +65,23 @@ def attention_steps(
     """
     a = AttentionCall(work, plan, _named(work, inputs), most_queries, dev, rooms)
     if plan.family == "pointer":
-        return list(_pointer(a))
-    if plan.family == "flash":
-        return [flash_step(a)]
-    raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
+        return _pointer(a)
+    makers = {"flash": flash_step, "groups": groups_step, "halves": halves_step}
+    if plan.family not in makers:
+        raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
+    return [(True, [makers[plan.family](a)])]
 
 
 def empty_cases(
     work: Attention, plans: PlanTable, inputs: Sequence[ir.Expr], dev: DeviceSpec
-) -> list[tuple[Any, list[Step]]]:
+) -> list[Case]:
     """Return what to launch where there are no keys, of which no tensor map can be made.
 
     The merging of no parts writes the zeros.  Nothing is returned where that cannot be, or no plan
     has tensor maps.
     """
-    if isinstance(work.kv_len, int) or not any(p.family == "flash" for _, p in plans.entries):
+    mapped = any(plan.family in MAPPED_FAMILIES for _, plan in plans.entries)
+    if isinstance(work.kv_len, int) or not mapped:
         return []
     plan = plans.entries[-1][1]
     a = AttentionCall(work, plan, _named(work, inputs), None, dev, {})
@@ -92,42 +102,48 @@ def _named(work: Attention, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
     return dict(zip((name for name, has in there.items() if has), inputs, strict=True))
 
 
-def _pointer(a: AttentionCall) -> Iterator[Step]:
-    """Yield the launches of `attention_pointer`."""
-    work, split = a.work, a.plan.split_k > 1
-    group = heads_of_tile(a.plan, work)
-    pairs = a.batch * (work.q_heads // group)
+def _pointer(a: AttentionCall) -> list[Case]:
+    """Return the launches of `attention_pointer`: for one part of the keys, and for several."""
+    group = heads_of_tile(a.plan, a.work)
+    pairs = a.batch * (a.work.q_heads // group)
     tiles = ceil_div(a.q_len * group, a.plan.block_m)
-    splits = _splits(a, pairs * tiles) if split else 1
-    parts, lse = _rooms(a, splits) if split else (OUT, OUT)
-    args = {**a.pointer_arguments(), "parts_ptr": parts, "lse_ptr": lse}
-    constants = {**a.constants(), "SPLIT": split, "NUM_STAGES": a.plan.num_stages}
-    yield a.step(attention_pointer, (pairs, tiles, splits), args, constants)
-    if split:
-        yield _combine(a, args, constants, splits, a.plan.split_k)
+    splits = _splits(a, pairs * tiles) if a.plan.split_k > 1 else 1
+    args = {**a.pointer_arguments(), "parts_ptr": OUT, "lse_ptr": OUT}
+    constants = {**a.constants(), "SPLIT": False, "NUM_STAGES": a.plan.num_stages}
+    whole = a.step(attention_pointer, (pairs, tiles, 1), args, constants)
+    if splits == 1:
+        return [(True, [whole])]
+    args["parts_ptr"], args["lse_ptr"] = _rooms(a, splits)
+    constants["SPLIT"] = True
+    part = a.step(attention_pointer, (pairs, tiles, splits), args, constants)
+    several = [part, _combine(a, args, constants, splits, a.plan.split_k)]
+    if isinstance(splits, int):
+        return [(True, several)]
+    return [(splits <= 1, [whole]), (True, several)]
 
 
 def _combine(
     a: AttentionCall, args: dict[str, Any], constants: dict[str, Any], splits: Any, most: int
 ) -> Step:
     """Return the launch that merges parts, `most` of them at most."""
-    rows = a.batch * a.work.q_heads * a.q_len
     parts = 1 << (most - 1).bit_length()
-    args = {**args, "ROWS": int32(rows), "SPLITS": int32(splits)}
-    constants = {
-        **constants,
-        "BLOCK_R": COMBINE_ROWS,
-        "BLOCK_S": parts,
-        "AT_ONCE": min(parts, COMBINE_PARTS),
-    }
-    grid = (ceil_div(rows, COMBINE_ROWS),)
-    return a.step(attention_combine, grid, args, constants, num_warps=COMBINE_ROWS)
+    args = {**args, "SPLITS": int32(splits)}
+    constants = {**constants, "BLOCK_S": parts}
+    grid = (a.batch * a.work.q_heads * a.q_len,)
+    warps = 8 if parts > MANY_PARTS else 4
+    return a.step(attention_combine, grid, args, constants, num_warps=warps)
 
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:
     """Return the parts of the keys, as `relax_fusion.estimator.triton_attention.key_parts`."""
     blocks = ceil_div(a.kv_len, a.plan.block_n)
-    room = a.dev.sm_count * PROGRAMS_PER_SM // at_least(tiles, 1)
+    rows = a.batch * a.work.q_heads * a.q_len
+    if isinstance(rows, int):
+        wanted: Any = programs_wanted(rows, a.dev)
+    else:
+        few = tirx.IntImm("int64", programs_wanted(1, a.dev))
+        wanted = tirx.Select(rows <= FEW_MERGED_ROWS, few, tirx.IntImm("int64", a.dev.sm_count))
+    room = wanted // at_least(tiles, 1)
     return at_least(at_most(at_most(room, a.plan.split_k), blocks), 1)
 
 
@@ -141,6 +157,6 @@ def _rooms(a: AttentionCall, splits: Any) -> tuple[Workspace, Workspace]:
         rows = splits * heads * a.q_len
     else:
         queries = a.q_len if a.most_queries is None else at_most(a.q_len, a.most_queries)
-        rows = at_least(heads * queries, a.dev.sm_count * PROGRAMS_PER_SM * a.plan.block_m)
+        rows = at_least(heads * queries, programs_wanted(1, a.dev) * a.plan.block_m)
     parts, lse = Workspace((rows, a.work.v_dim)), Workspace((rows,))
     return a.rooms.setdefault(f"parts {rows}", parts), a.rooms.setdefault(f"lse {rows}", lse)

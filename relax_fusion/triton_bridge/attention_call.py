@@ -163,9 +163,8 @@ class AttentionCall:
         made = KernelOptions(**{**given, "dependent_launch": self.dependent, **options})
         fixed = {p.name: p.is_constexpr for p in function.params}
         everything = {**args, **constants}
-        missing = [
-            p.name for p in function.params if p.name not in everything and not p.has_default
-        ]
+        needed = [p.name for p in function.params if not p.has_default]
+        missing = [name for name in needed if name not in everything]
         if missing:
             raise LoweringError(f"{function.__name__}: no value for {', '.join(missing)}")
         return Step(

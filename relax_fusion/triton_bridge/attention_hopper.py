@@ -2,47 +2,94 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
-from ..estimator.triton_attention import padded, query_stages
+from ..estimator.triton_attention import HALVES_BLOCKS, heads_of_tile, padded, query_stages
+from ..workload import DTYPE_BYTES
 from .arguments import OUT, TensorMap
 from .attention_call import AttentionCall, at_most, int32
 from .kernels.attention_flash import attention_flash
+from .kernels.attention_groups import attention_groups
+from .kernels.attention_halves import attention_halves
 from .steps import Step, ceil_div
 
 WARP_GROUP_ROWS = 64
 """Query rows of a warp group, the height of its matrix instructions."""
 
 SECTION, EVERY_SECTION = 8, 1 << 16
-"""Heads whose tiles are walked together, so that their keys and values are still in L2.  With a
-causal mask, all: the longest tiles of all heads come first, which balances the programs."""
+"""Heads whose tiles are walked together, so that their keys and values are still in L2; or all:
+with a causal mask, the longest tiles of all heads come first, which balances the programs."""
+
+L2_SHARE = 2 / 3
+"""Part of L2 that keys and values of all heads may take for that."""
 
 
 def flash_step(a: AttentionCall) -> Step:
     """Return the launch for long queries."""
     plan, work = a.plan, a.work
-    args = {
-        "q": _map(a, "q", WARP_GROUP_ROWS),
-        "k": _map(a, "k", plan.block_n),
-        "v": _map(a, "v", plan.block_n),
-        **a.score_arguments(),
-        "out_ptr": OUT,
-        "BATCH": int32(a.batch),
-        **a.lengths(),
-        **a.stride_arguments("out"),
-    }
+    args = {**_mapped_arguments(a, plan.block_n), "BATCH": int32(a.batch)}
     constants = {
         **a.constants(),
         "STAGES": plan.num_stages,
         "Q_STAGES": query_stages(work),
-        "CONSUMERS": plan.block_m // WARP_GROUP_ROWS,
-        "PACK": 1,
-        "SECTION": EVERY_SECTION if work.causal != "none" and not work.window else SECTION,
+        "SECTION": SECTION,
     }
     tiles = a.batch * work.q_heads * ceil_div(a.q_len, plan.block_m)
-    grid = (at_most(tiles, a.dev.sm_count),)
+    grid = at_most(tiles, a.dev.sm_count)  # programs that go on to another tile without a pause
+    if work.causal != "none" and not work.window:
+        if _in_l2(a):
+            constants["SECTION"] = EVERY_SECTION
+        else:  # tiles of different lengths, each to whichever multiprocessor is free
+            grid = tiles
     # The other warps of the plan are those of the specialised warp groups
-    return a.step(attention_flash, grid, args, constants, num_warps=4)
+    return a.step(attention_flash, (grid,), args, constants, num_warps=4)
+
+
+def _in_l2(a: AttentionCall) -> bool:
+    """Tell whether keys and values of all heads are known to fit L2 well."""
+    sizes = [d if isinstance(d, int) else d.upper for d in (a.work.batch, a.work.kv_len)]
+    if None in sizes:
+        return False
+    each = a.work.kv_heads * (a.work.head_dim + a.work.v_dim) * DTYPE_BYTES[a.work.dtype]
+    return prod(n for n in sizes if n is not None) * each <= a.dev.l2_bytes * L2_SHARE
+
+
+def groups_step(a: AttentionCall) -> Step:
+    """Return the launch for short sequences."""
+    plan, heads = a.plan, heads_of_tile(a.plan, a.work)
+    rows, keys = a.q_len * heads, plan.split_k * plan.block_n
+    constants = {
+        **a.constants(),
+        "GROUPS": plan.split_k,
+        "EVEN_ROWS": isinstance(rows, int) and rows % plan.block_m == 0,
+        "EVEN_KEYS": isinstance(a.kv_len, int) and a.kv_len == keys,
+    }
+    grid = (ceil_div(rows, plan.block_m), a.work.q_heads // heads, a.batch)
+    return a.step(attention_groups, grid, a.pointer_arguments(), constants)
+
+
+def halves_step(a: AttentionCall) -> Step:
+    """Return the launch for short sequences of which two warp groups share the keys."""
+    plan, work = a.plan, a.work
+    constants = {**a.constants(), "EVEN_KEYS": work.kv_len == HALVES_BLOCKS * plan.block_n}
+    grid = (ceil_div(a.q_len, plan.block_m), work.q_heads, a.batch)
+    # Each copy is for both warp groups; the second is specialised
+    args = _mapped_arguments(a, plan.split_k * plan.block_n)
+    return a.step(attention_halves, grid, args, constants, num_warps=4)
+
+
+def _mapped_arguments(a: AttentionCall, keys: int) -> dict[str, Any]:
+    """Return the arguments of a kernel that gets q, k and v as tensor maps."""
+    return {
+        "q": _map(a, "q", WARP_GROUP_ROWS),
+        "k": _map(a, "k", keys),
+        "v": _map(a, "v", keys),
+        **a.score_arguments(),
+        "out_ptr": OUT,
+        **a.lengths(),
+        **a.stride_arguments("out"),
+    }
 
 
 def _map(a: AttentionCall, name: str, rows: int) -> TensorMap:

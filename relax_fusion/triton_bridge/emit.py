@@ -16,7 +16,7 @@ from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
 from ..workload import Attention, Dim, GatedFFN, Workload
 from .arguments import Workspace, is_number
-from .attention import attention_steps, empty_cases
+from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
 from .fixed import Fixed, fixed_arguments
@@ -43,17 +43,17 @@ class _Fused:
         axis = self.work.q_layout.index("s") if isinstance(self.work, Attention) else 0
         return self.inputs[0].ty.shape.values[axis]
 
-    def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[_Case]:
+    def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[Case]:
         """Return conditions, and the launches where they are the first that hold."""
         work = self.work
         rooms: dict[str, Workspace] = {}
-        found: list[_Case] = []
+        found: list[Case] = []
         if isinstance(work, Attention):
             found += empty_cases(work, self.plans, self.inputs, dev)
             for upper, plan in self.plans.entries:
                 most = _most(work.q_len, upper)
-                steps = attention_steps(work, plan, self.inputs, most, dev, rooms)
-                found.append((self._within(upper), steps))
+                inside = attention_cases(work, plan, self.inputs, most, dev, rooms)
+                found += [(_both(self._within(upper), when), steps) for when, steps in inside]
             return found
         known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
         weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
@@ -68,7 +68,11 @@ class _Fused:
         return True if upper is None else self.size <= tirx.IntImm("int64", upper)
 
 
-_Case = tuple[Any, list[Step]]
+def _both(first: Any, second: Any) -> Any:
+    """Return the conjunction of two conditions, each an expression or True."""
+    if first is True or second is True:
+        return second if first is True else first
+    return tirx.And(first, second)
 
 
 def _most(dim: Dim, upper: int | None) -> int | None:
@@ -132,7 +136,7 @@ class EmitTritonKernels:
         return made
 
 
-def _every(cases: dict[ir.GlobalVar, list[_Case]]) -> Iterator[tuple[ir.GlobalVar, Step]]:
+def _every(cases: dict[ir.GlobalVar, list[Case]]) -> Iterator[tuple[ir.GlobalVar, Step]]:
     for gvar, found in cases.items():
         for _, steps in found:
             for step in steps:

@@ -14,15 +14,18 @@ from tvm import ir, relax, tirx
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.device import device
-from relax_fusion.estimator import AttentionSize
-from relax_fusion.estimator.triton_attention import key_parts, padded
-from relax_fusion.target import make_target
+from relax_fusion.estimator import AttentionSize, candidates
+from relax_fusion.estimator.triton_attention import key_parts, padded, smem_bytes
+from relax_fusion.target import compute_capability, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.arguments import Out, Workspace, is_number, is_tensor
-from relax_fusion.triton_bridge.attention import attention_steps, empty_cases
+from relax_fusion.triton_bridge.attention import Case as AttentionCase
+from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
+from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
+from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
@@ -85,7 +88,7 @@ def interpreted(
     given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
     params = parameters(case.work, plan)
     values = Values(params, given)
-    steps = attention_steps(case.work, plan, params, most_queries, H200, {})
+    steps = chosen(attention_cases(case.work, plan, params, most_queries, H200, {}), values)
     tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
     dtypes = {n: str(a.dtype) for n, a in tensors.items()}
     tensors["out"] = np.full(case.out_shape(), np.nan)
@@ -93,6 +96,11 @@ def interpreted(
     launches = [launch(step, values, tensors, dtypes) for step in steps]
     floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
     return interpreter(floats, dtypes, launches)["out"]
+
+
+def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
+    """Return the launches of the first condition that holds."""
+    return next(steps for when, steps in found if when is True or values(when))
 
 
 def launch(
@@ -147,8 +155,8 @@ def test_launches_match_the_reference(interpreter: Interpreter, name: str, split
 
 
 def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -> list[Step]:
-    """Return the launches of `work`, of which nothing is compiled."""
-    return attention_steps(work, plan, parameters(work, plan), most_queries, H200, {})
+    """Return the launches of `work` on the last condition, of which nothing is compiled."""
+    return attention_cases(work, plan, parameters(work, plan), most_queries, H200, {})[-1][1]
 
 
 LLAMA = Attention(
@@ -158,6 +166,11 @@ LLAMA = Attention(
 )
 DECODE = plan_of(LLAMA, 64, block_m=16, block_n=64)
 FLASH = TilePlan(128, 128, 128, num_stages=2, num_warps=12, backend="triton", family="flash")
+GROUPS = TilePlan(16, 64, 64, split_k=8, num_warps=8, backend="triton", family="groups")
+HALVES = TilePlan(
+    *(64, 128, 64), split_k=2, num_stages=2, num_warps=8, backend="triton", family="halves"
+)
+SHORT = replace(LLAMA, batch=1, q_len=512, kv_len=512, head_dim=64, v_dim=64, kv_prefix=False)
 
 
 def sized(values: dict[str, int], *numbers: Any) -> tuple[Any, ...]:
@@ -194,6 +207,19 @@ def test_room_for_parts_does_not_grow_with_queries_beyond_the_range() -> None:
     assert sized(sizes, room.shape[0]) == (2 * H200.sm_count * 16,)
 
 
+def test_one_part_of_the_keys_needs_no_merging() -> None:
+    (one, whole), (rest, several) = attention_cases(
+        *(LLAMA, DECODE, parameters(LLAMA, DECODE), 1, H200, {})
+    )
+    assert rest is True and [len(whole), len(several)] == [1, 2]
+    for batch, keys, expected in ((1, 64, True), (1, 65, False), (16, 999, True), (8, 999, False)):
+        sizes = {"b": batch, "s": 1, "t": keys, "kv_capacity": 1000}
+        assert sized(sizes, one) == (expected,)
+    static = replace(LLAMA, batch=64, q_len=1, kv_len=4096)
+    ((_, steps),) = attention_cases(static, DECODE, parameters(static, DECODE), 1, H200, {})
+    assert len(steps) == 1
+
+
 def test_a_map_of_a_cache_shows_the_keys_in_use() -> None:
     for layout, strides in (("bsnh", [800, 128, 1024, 1]), ("bnsh", [800, 100, 128, 1])):
         (step,) = steps_of(replace(LLAMA, kv_layout=layout), FLASH)
@@ -218,11 +244,39 @@ def test_a_plan_with_tensor_maps_has_a_case_without_keys() -> None:
 
 
 def test_flash_has_one_program_a_multiprocessor() -> None:
-    (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024), FLASH)
-    assert step.grid == (H200.sm_count,)
-    (step,) = steps_of(replace(LLAMA, batch=1, q_len=200), FLASH)
-    assert step.grid == (64,)
-    assert step.options.num_warps == 4
+    for change in ({"causal": "none"}, {"window": 99}, {"kv_len": 1024}):
+        work = replace(LLAMA, batch=1, q_len=1024, **change)
+        (step,) = steps_of(work, FLASH)
+        assert step.grid == (H200.sm_count,) and step.options.num_warps == 4
+        (step,) = steps_of(replace(work, q_len=200), FLASH)
+        assert step.grid == (64,)
+
+
+def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_device() -> None:
+    for kv_len in (DynamicDim("t"), DynamicDim("t", 1 << 20), 32768):
+        (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=kv_len), FLASH)
+        assert step.grid == (8 * 32,) and step.constexprs["SECTION"] < 32
+    (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("t", 8192)), FLASH)
+    assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
+
+
+def test_groups_know_whether_tiles_are_whole() -> None:
+    (step,) = steps_of(SHORT, GROUPS)
+    assert step.grid == (512 * 4 // 16, 8, 1)
+    assert step.constexprs["GROUPS"] == 8
+    assert step.constexprs["EVEN_ROWS"] and step.constexprs["EVEN_KEYS"]
+    assert step.constexprs["k_stride_s"] == 8 * 64
+    (step,) = steps_of(replace(SHORT, q_len=509, kv_len=500), GROUPS)
+    assert not step.constexprs["EVEN_ROWS"] and not step.constexprs["EVEN_KEYS"]
+
+
+def test_halves_copy_for_both_warp_groups() -> None:
+    (step,) = steps_of(SHORT, HALVES)
+    assert step.grid == (8, 32, 1) and step.options.num_warps == 4
+    assert step.args["q"].block == (1, 1, 64, 64) and step.args["k"].block == (1, 1, 256, 64)
+    assert step.constexprs["EVEN_KEYS"]
+    (step,) = steps_of(replace(SHORT, kv_len=500), HALVES)
+    assert not step.constexprs["EVEN_KEYS"]
 
 
 @pytest.mark.parametrize(
@@ -230,9 +284,10 @@ def test_flash_has_one_program_a_multiprocessor() -> None:
 )
 def test_launches_of_few_queries_overlap(dev: str, most: int, expected: bool) -> None:
     params = parameters(LLAMA, DECODE)
-    for step in attention_steps(LLAMA, DECODE, params, most, device(dev), {}):
-        assert step.options.dependent_launch == expected
-        assert step.constexprs["PDL"] == expected
+    for _, steps in attention_cases(LLAMA, DECODE, params, most, device(dev), {}):
+        for step in steps:
+            assert step.options.dependent_launch == expected
+            assert step.constexprs["PDL"] == expected
 
 
 def launched(mod: ir.IRModule) -> tuple[list[str], str]:
@@ -247,10 +302,10 @@ def test_ranges_become_branches() -> None:
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
     names, text = launched(mod)
     assert names == [
-        *("attention_combine", "attention_pointer", "attention_combine", "attention_flash")
+        *("attention_combine", "attention_pointer", "attention_pointer", "attention_combine"),
+        "attention_flash",
     ]
-    assert "if t <= T.int64(0):" in text and "if s <= T.int64(16):" in text
-    # Wide loads: every stride but those of masks is known to be a multiple of 16
+    assert "if t <= T.int64(0):" in text and "s <= T.int64(16) and " in text
     assert isinstance(mod["main"].ret_ty, relax.TensorType)
     found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
     pointer = found["attention_pointer"]
@@ -270,5 +325,37 @@ def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
-    assert launched(mod)[0] == ["attention_pointer", "attention_combine"]
+    assert launched(mod)[0] == ["attention_pointer", "attention_pointer", "attention_combine"]
     assert {k.capability for k in kernels(mod)} == {80}
+
+
+LARGEST = [
+    ("h200", {"head_dim": 256, "v_dim": 256}, "flash"),
+    ("h200", {"head_dim": 256, "v_dim": 256, "mask_dims": (True, True, True, True)}, "pointer"),
+    ("h200", {"head_dim": 80, "v_dim": 80}, "groups"),
+    ("h200", {"kv_heads": 32}, "halves"),
+    ("a100", {"head_dim": 256, "v_dim": 256}, "pointer"),
+    ("rtx3080", {"bias_dims": (True, True, True, True)}, "pointer"),
+]
+
+
+def test_shared_memory_is_what_the_estimator_says() -> None:
+    """Of the candidate that needs most, by device, workload and family."""
+    sources, said = [], []
+    for name, changes, family in LARGEST:
+        dev, target = device(name), make_target(name)
+        work = replace(
+            SHORT, causal="none", kv_len=256 if "head_dim" in changes else 512, **changes
+        )
+        plans = [p for p in candidates(work, dev, "triton") if p.family == family]
+        largest = max(plans, key=lambda p: smem_bytes(p, work, dev))
+        params = parameters(work, largest)
+        ((_, (step, *_)),) = attention_cases(work, largest, params, None, dev, {})
+        out = relax.TensorType([1, 512, 32, work.v_dim], "float16")
+        capability = compute_capability(target)
+        sources.append(
+            specialize(step.function, step.args, step.constexprs, step.options, [out], capability)
+        )
+        said.append(smem_bytes(largest, work, dev))
+    found = [k.shared_bytes for k in compile_kernels([source for source, _ in sources])]
+    assert all(n <= most <= 1.12 * n for n, most in zip(found, said, strict=True)), (found, said)

@@ -1,0 +1,232 @@
+"""Plans of attention for the Triton back end: which there are, what they cost, which are chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+
+from relax_fusion.device import device
+from relax_fusion.errors import Decline, TilePlanError
+from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
+from relax_fusion.estimator.triton_attention import key_parts, unsupported
+from relax_fusion.tile_plan import TilePlan
+from relax_fusion.workload import Attention, DynamicDim
+
+from .cases import attention
+
+H200, A100, RTX3080 = device("h200"), device("a100"), device("rtx3080")
+BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
+LLAMA = {"heads": (32, 8), "dims": (128, 128), "causal": "bottom_right"}
+
+
+def plan(family: str, *block: int, **fields: int) -> TilePlan:
+    return TilePlan(*block, backend="triton", family=family, **fields)
+
+
+POINTER = plan("pointer", 64, 64, 64, num_stages=3, num_warps=4)
+FLASH = plan("flash", 128, 128, 64, num_stages=3, num_warps=12)
+GROUPS = plan("groups", 16, 64, 64, num_warps=8, split_k=8)
+HALVES = plan("halves", 64, 128, 64, num_stages=2, num_warps=8, split_k=2)
+
+
+def chosen(work: Attention, dev=H200) -> Choice:
+    found = choose(work, dev, backend="triton")
+    assert isinstance(found, Choice)
+    return found
+
+
+@pytest.mark.parametrize("own", [POINTER, FLASH, GROUPS, HALVES], ids=lambda p: p.family)
+def test_a_plan_of_each_family_fits(own: TilePlan) -> None:
+    assert violations(own, attention(), H200) == ()
+
+
+SENTENCES = [
+    (
+        replace(POINTER, family="gemv"),
+        {},
+        "family is 'gemv', attention has pointer, flash, groups, halves",
+    ),
+    (replace(POINTER, block_m=48), {}, "block_m is 48, triton needs a power of two >= 16"),
+    (replace(POINTER, block_n=8), {}, "block_n is 8, triton needs a power of two >= 16"),
+    (
+        POINTER,
+        {"dims": (80, 80)},
+        "block_k is 64, a tile holds all 80 of head_dim, padded to 128",
+    ),
+    (
+        replace(POINTER, block_n=256, num_stages=8),
+        {},
+        "needs 533504 B of shared memory, the H200 has 232448 B per block",
+    ),
+    (
+        replace(POINTER, block_m=128, block_n=256),
+        {},
+        "a thread holds 320 scores and results, at most 208 fit its registers",
+    ),
+    (replace(FLASH, block_m=64), {}, "block_m is 64, family 'flash' has 128"),
+    (replace(FLASH, num_warps=8), {}, "num_warps is 8, family 'flash' has 12"),
+    (replace(FLASH, split_k=2), {}, "split_k is 2, family 'flash' has 1"),
+    (
+        replace(FLASH, block_k=64),
+        {"dims": (60, 64)},
+        "head_dim is 60, rows of a tensor map must be multiples of 8 elements",
+    ),
+    (FLASH, {"kv_len": 0}, "kv_len is 0, a tensor map needs 1 key"),
+    (GROUPS, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
+    (GROUPS, {"kv_len": KEYS}, "the tile holds 512 keys at once, there are keys without a bound"),
+    (replace(GROUPS, num_warps=4), {}, "num_warps is 4, 8 groups have a warp each"),
+    (HALVES, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
+    (replace(HALVES, block_m=128), {}, "block_m is 128, family 'halves' has 64"),
+    (
+        HALVES,
+        {"mask_dims": (True, True, True, True)},
+        "block_n is 128, family 'halves' has up to 64 for this",
+    ),
+]
+
+
+@pytest.mark.parametrize(("own", "changes", "sentence"), SENTENCES)
+def test_what_a_plan_may_not(own: TilePlan, changes: dict, sentence: str) -> None:
+    assert sentence in violations(own, attention(**changes), H200)
+
+
+@pytest.mark.parametrize("own", [FLASH, GROUPS, HALVES], ids=lambda p: p.family)
+def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
+    sentence = f"family {own.family!r} needs sm_90, the A100 80GB SXM is sm_80"
+    assert sentence in violations(own, attention(), A100)
+    assert {p.family for p in candidates(attention(), A100, "triton")} == {"pointer"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "dev", "reason"),
+    [
+        ({"dtype": "float32"}, H200, "dtype is float32, the Triton kernels take float16 and"),
+        ({"dims": (320, 64)}, H200, "head_dim is 320, the Triton kernels take 16 to 256"),
+        ({"dims": (64, 12)}, H200, "v_dim is 12, the Triton kernels take 16 to 256"),
+    ],
+)
+def test_what_no_kernel_computes_gets_plans_for_tir(changes: dict, dev, reason: str) -> None:
+    work = attention(**changes)
+    assert (unsupported(work, dev) or "").startswith(reason)
+    assert {p.backend for p in candidates(work, dev, "triton")} == {"tir"}
+
+
+def test_a_users_own_plan_is_checked() -> None:
+    with pytest.raises(TilePlanError, match="block_m is 64, family 'flash' has 128"):
+        choose(attention(), H200, plans=replace(FLASH, block_m=64))
+
+
+def test_every_candidate_fits() -> None:
+    for work in (attention(), attention(BATCH, QUERIES, KEYS, **LLAMA), attention(dims=(256, 256))):
+        found = list(candidates(work, H200, "triton"))
+        assert found and len(set(found)) == len(found)
+        assert all(violations(p, work, H200) == () for p in found)
+
+
+def test_parts_of_keys_fill_the_device_and_no_more() -> None:
+    work = attention(BATCH, 1, KEYS, **LLAMA)
+    cut = plan("pointer", 16, 64, 128, num_stages=4, num_warps=4, split_k=64)
+    parts = [key_parts(cut, work, H200, AttentionSize(b, 1, 8192)) for b in (1, 8, 64)]
+    assert parts == [2 * 132 // 8, 132 // 64, 1]
+    assert key_parts(cut, work, H200, AttentionSize(1, 1, 128)) == 2  # blocks of keys
+    assert key_parts(replace(cut, split_k=4), work, H200, AttentionSize(1, 1, 8192)) == 4
+    assert key_parts(replace(cut, split_k=1), work, H200, AttentionSize(1, 1, 8192)) == 1
+
+
+CHOICES = [
+    # MCFuser's shapes, and those of models: what is short, long, and one query over a cache
+    (attention(heads=(8, 8)), {"halves"}),
+    (attention(heads=(16, 16)), {"halves"}),
+    (attention(1, 256, 256), {"halves"}),
+    (attention(1, 256, 256, (16, 16), (80, 80)), {"groups"}),
+    (attention(1, 512, 256, (1, 1)), {"groups"}),
+    (attention(1, 1024, 512, (1, 1)), {"groups"}),
+    (attention(32), {"flash"}),
+    (attention(1, 2048, 2048, **LLAMA), {"flash"}),
+    (attention(1, 8192, 8192, **LLAMA), {"flash"}),
+    (attention(1, 1, 4096, **LLAMA), {"pointer"}),
+    (attention(8, 1, 4096, **LLAMA), {"pointer"}),
+    (attention(BATCH, QUERIES, KEYS, **LLAMA), {"pointer", "flash"}),
+    (attention(BATCH, QUERIES, QUERIES, **LLAMA), {"pointer", "flash"}),
+]
+
+
+@pytest.mark.parametrize(("work", "families"), CHOICES)
+def test_the_family_that_is_chosen(work: Attention, families: set[str]) -> None:
+    plans = [p for _, p in chosen(work).plans.entries]
+    assert {p.family for p in plans} == families
+    assert violations(plans[-1], work, H200) == ()
+
+
+def test_halves_are_for_what_they_were_measured_with() -> None:
+    short = attention(heads=(8, 8))
+    every = (True, True, True, True)
+    for change in ({"mask_dims": every}, {"causal": "top_left"}, {"kv_len": 500}, {"kv_heads": 4}):
+        families = {p.family for p in candidates(replace(short, **change), H200, "triton")}
+        assert "halves" not in families and "groups" in families
+
+
+def test_few_queries_cut_the_keys_and_many_do_not() -> None:
+    table = chosen(attention(BATCH, QUERIES, KEYS, **LLAMA)).plans
+    assert table.plan_for(1).split_k > 1 and table.plan_for(1).block_m == 16
+    assert table.plan_for(4096).family == "flash"
+
+
+def test_every_device_from_ampere_on_has_a_plan() -> None:
+    for dev in (A100, RTX3080):
+        table = chosen(attention(BATCH, QUERIES, KEYS, **LLAMA), dev).plans
+        assert {p.family for _, p in table.entries} == {"pointer"}
+
+
+MEASURED_US = [
+    # On one H200, float16, graph replays with a cold L2, of which 1.1 us are the graph's
+    (attention(1, 2048, 2048, **LLAMA), plan("flash", 128, 128, 128, num_stages=2), 73.6),
+    (attention(1, 8192, 8192, **LLAMA), plan("flash", 128, 128, 128, num_stages=2), 868),
+    (attention(32), FLASH, 76.8),
+    (attention(8), FLASH, 25.9),
+    (attention(), FLASH, 13.6),
+    (
+        attention(1, 8192, 8192, window=512, **LLAMA),
+        *(plan("flash", 128, 128, 128, num_stages=2), 210),
+    ),
+    (
+        attention(1, 8192, 8192, softcap=50.0, **LLAMA),
+        *(plan("flash", 128, 128, 128, num_stages=2), 1364),
+    ),
+    (attention(64, 1, 1024, **LLAMA), plan("pointer", 16, 64, 128, num_stages=4), 70.5),
+    (attention(64, 1, 8192, **LLAMA), plan("pointer", 16, 64, 128, num_stages=4), 492),
+    (attention(heads=(8, 8)), HALVES, 9.1),
+    (attention(heads=(16, 16)), HALVES, 9.6),
+    (attention(1, 256, 256), replace(HALVES, block_n=64), 7.9),
+    (attention(1, 256, 256), plan("groups", 32, 64, 64, num_warps=4, split_k=4), 8.6),
+    (attention(1, 768, 384, (1, 1)), plan("groups", 16, 64, 64, num_warps=8, split_k=8), 8.0),
+]
+
+
+@pytest.mark.parametrize(("work", "own", "measured"), MEASURED_US)
+def test_prices_are_near_timings(work: Attention, own: TilePlan, measured: float) -> None:
+    warps = own.num_warps or {"flash": 12, "pointer": 4}[own.family]
+    size = AttentionSize(work.batch, work.q_len, work.kv_len)
+    p = predict(work, replace(own, num_warps=warps), H200, size)
+    assert 1 / 1.12 < (p.seconds * 1e6 + 1.1) / measured < 1.12
+
+
+def test_more_work_costs_more() -> None:
+    size = AttentionSize(1, 2048, 2048)
+    base = attention(1, 2048, 2048, **LLAMA)
+    own = plan("flash", 128, 128, 128, num_stages=2, num_warps=12)
+    plain = predict(base, own, H200, size)
+    every = (True, True, True, True)
+    for change in ({"softcap": 20.0}, {"alibi": "float32"}, {"mask_dims": every}):
+        assert predict(replace(base, **change), own, H200, size).seconds > plain.seconds
+    assert predict(replace(base, window=64), own, H200, size).seconds < plain.seconds
+    assert predict(replace(base, causal="none"), own, H200, size).seconds > plain.seconds
+
+
+def test_a_choice_is_quick() -> None:
+    work = attention(BATCH, QUERIES, KEYS, heads=(31, 31))
+    start = perf_counter()
+    assert not isinstance(choose(work, H200, backend="triton"), Decline)
+    assert perf_counter() - start < 0.25
