@@ -4,7 +4,7 @@
 term of the sum under the logarithm.
 
 Regime: latency.  It is launched while `attention_pointer` runs, and its bytes, ``4 splits v_dim`` a
-row, are in L2.  Shape: few programs, a warp of which takes a row and asks for all of its parts.
+row, are in L2.  Shape: a program a row, which asks for all parts of it at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attention_pointer import int64
 from .attention_scores import LOG2_E
 
 
@@ -24,7 +23,6 @@ def attention_combine(
     sinks_ptr,
     out_ptr,
     Q_LEN,
-    ROWS,
     SPLITS,
     out_stride_b,
     out_stride_s,
@@ -33,12 +31,10 @@ def attention_combine(
     GROUP: tl.constexpr,
     V_DIM: tl.constexpr,
     SINKS: tl.constexpr,
-    BLOCK_R: tl.constexpr,
     BLOCK_S: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Finish `BLOCK_R` rows.  Grid: ``(ceil(ROWS / BLOCK_R),)``; best as many warps as rows.
+    """Finish one row of one head.  Grid: ``(batch * HEADS * Q_LEN,)``.
 
     Parameters
     ----------
@@ -47,43 +43,34 @@ def attention_combine(
     sinks_ptr : [HEADS]
     out_ptr
         Strides of batch, sequence and head (b, s, n) in elements; that of the features is 1.
-    Q_LEN, ROWS, SPLITS : int32
-        Queries, ``batch * HEADS * Q_LEN``, and how many programs shared the keys.
-    BLOCK_S, AT_ONCE : powers of two
-        The most that `SPLITS` can be, and of how many of them parts are in registers at one time.
+    Q_LEN, SPLITS : int32
+        Queries, and how many programs shared the keys: at most `BLOCK_S`, a power of two.
     """
-    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    in_rows = row < ROWS
+    KV_HEADS: tl.constexpr = HEADS // GROUP
+    row = tl.program_id(0)
+    rows = tl.num_programs(0).to(tl.int64)
+    query = row // GROUP % Q_LEN
     pair = row // GROUP // Q_LEN
-    head = pair % (HEADS // GROUP) * GROUP + row % GROUP
+    head = pair % KV_HEADS * GROUP + row % GROUP
+    splits = tl.arange(0, BLOCK_S)
     columns = tl.arange(0, triton.next_power_of_2(V_DIM))
-    in_width = (columns < V_DIM)[None, :]
-    out_rows = (pair // (HEADS // GROUP)).to(tl.int64) * out_stride_b
-    out_rows += (row // GROUP % Q_LEN).to(tl.int64) * out_stride_s
-    out_rows += head.to(tl.int64) * out_stride_n
+    part_rows = splits * rows + row
+    inside = (splits < SPLITS)[:, None] & (columns < V_DIM)[None, :]
+    out_ptr += (pair // KV_HEADS).to(tl.int64) * out_stride_b
+    out_ptr += query.to(tl.int64) * out_stride_s + head.to(tl.int64) * out_stride_n
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    most = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
-    acc = tl.zeros([BLOCK_R, columns.shape[0]], tl.float32)
+    lse = tl.load(lse_ptr + part_rows, mask=splits < SPLITS, other=float("-inf"))
+    parts = tl.load(parts_ptr + part_rows[:, None] * V_DIM + columns[None, :], mask=inside, other=0)
+    most = tl.max(lse, axis=0)
     if SINKS:
-        most = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
-        total = tl.where(most == float("-inf"), 0.0, 1.0)
-    for start in tl.static_range(0, BLOCK_S, AT_ONCE):
-        split = start + tl.arange(0, AT_ONCE)
-        inside = (split < SPLITS)[:, None] & in_rows[None, :]
-        part_rows = split[:, None] * int64(ROWS) + row[None, :]
-        lse = tl.load(lse_ptr + part_rows, mask=inside, other=float("-inf"))
-        part_ptrs = parts_ptr + part_rows[:, :, None] * V_DIM + columns[None, None, :]
-        parts = tl.load(part_ptrs, mask=inside[:, :, None] & in_width[None, :, :], other=0.0)
-        new_most = tl.maximum(most, tl.max(lse, axis=0))
-        base = tl.where(new_most == float("-inf"), 0.0, new_most)
-        weights = tl.exp2(lse - base[None, :])
-        shrink = tl.exp2(most - base)
-        total = total * shrink + tl.sum(weights, axis=0)
-        acc = acc * shrink[:, None] + tl.sum(parts * weights[:, :, None], axis=0)
-        most = new_most
-    result = (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
-    out_mask = in_rows[:, None] & in_width
-    tl.store(out_ptr + out_rows[:, None] + columns[None, :], result, mask=out_mask)
+        sink = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
+        most = tl.maximum(most, sink)
+    base = tl.where(most == float("-inf"), 0.0, most)
+    weights = tl.exp2(lse - base)
+    total = tl.sum(weights, axis=0)
+    if SINKS:
+        total += tl.exp2(sink - base)
+    result = tl.sum(parts * weights[:, None], axis=0) * (1.0 / tl.where(total == 0.0, 1.0, total))
+    tl.store(out_ptr + columns, result.to(out_ptr.dtype.element_ty), mask=columns < V_DIM)

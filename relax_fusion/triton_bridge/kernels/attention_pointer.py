@@ -281,7 +281,7 @@ def attention_pointer(
     if SINKS and not SPLIT:
         total += tl.where(sinks == float("-inf"), 0.0, tl.exp2(sinks - most))
     # A row that sees nothing is zeros
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
     inside = in_rows[:, None] & (v_columns < V_DIM)[None, :]
     if SPLIT:
         part_row = (tl.program_id(2) * int64(tl.num_programs(0)) + pair) * packed + row

@@ -161,11 +161,9 @@ class Heads:
             return [first]
         names = ("parts_ptr", "lse_ptr", "sinks_ptr", "out_ptr", "Q_LEN")
         finish = {n: a for n, a in arguments.items() if n in names or n.startswith("out_stride")}
-        rows = self.batch * self.heads * self.q_len
-        finish |= {"SPLITS": self.splits, "ROWS": rows}
-        sizes = {"BLOCK_R": 4, "BLOCK_S": 8, "AT_ONCE": 2}
-        grid = (math.ceil(rows / 4),)
-        return [first, Launch("attention_combine", grid, finish, {**shared, **sizes})]
+        finish["SPLITS"] = self.splits
+        grid = (self.batch * self.heads * self.q_len,)
+        return [first, Launch("attention_combine", grid, finish, {**shared, "BLOCK_S": 8})]
 
 
 def computed(interpreter: Interpreter, case: Heads, t: dict[str, np.ndarray]) -> np.ndarray:
