@@ -83,11 +83,3 @@ def test_there_are_two_barriers_and_all_loads_are_in_front_of_the_first(name: st
     wide = [m.start() for m in re.finditer(SIGNS["wide loads"], text)]
     barrier = text.index("bar.sync")
     assert max(wide) < barrier < product
-
-
-@pytest.mark.parametrize(
-    ("width", "tiles"),
-    [(16, [16]), (64, [64]), (72, [64, 16]), (80, [64, 16]), (112, [64, 32, 16]), (128, [128])],
-)
-def test_tiles_of_features(width: int, tiles: list[int]) -> None:
-    assert tile_widths(width) == tiles
