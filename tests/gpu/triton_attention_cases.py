@@ -45,6 +45,8 @@ def larger_cases() -> list[Case]:
         "plain": {},
         "layouts": {"q_layout": "bnsh", "kv_layout": "bnsh", "out_layout": "bnsh"},
         "mixed_layouts": {"q_layout": "bnsh", "out_layout": "bnsh"},
+        "heads_of_their_own_512": {"kv_heads": 4, "kv_len": 512},
+        "heads_of_their_own_256": {"kv_heads": 4, "kv_len": 256, "q_layout": "bnsh"},
         "multi_query": {"kv_heads": 1},
         "three_of_a_group": {"q_heads": 3, "kv_heads": 1, "q_len": 130},
         "decode": {"q_len": 1, "kv_len": 3000, "q_heads": 8, "kv_heads": 1},
