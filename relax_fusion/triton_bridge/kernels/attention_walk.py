@@ -35,23 +35,20 @@ class Constants(NamedTuple):
     q_stages: gl.constexpr
     section: gl.constexpr
     pdl: gl.constexpr
-
-    @property
-    def plain(self) -> bool:
-        """Whether scores are scaled products, so that the scale can wait for the exponential."""
-        modified = self.softcap > 0.0 or self.bias != "none" or self.alibi
-        return self.scale > 0.0 and not modified
-
-    @property
-    def unit(self) -> float:
-        """What makes base-2 scores of the scores that the softmax is given."""
-        return self.scale * LOG2_E if self.plain else gl.constexpr(1.0)
+    plain: gl.constexpr = True
+    """Whether scores are scaled products, so that the scale can wait for the exponential."""
+    unit: gl.constexpr = 1.0
+    """What makes base-2 scores of the scores that the softmax is given."""
 
 
 @gluon.constexpr_function
 def constants(*values):
-    """Return them under their names."""
-    return Constants(*(gl.constexpr(value) for value in values))
+    """Return them under their names, and what follows from them."""
+    c = Constants(*values)
+    modified = c.softcap > 0.0 or c.bias != "none" or c.alibi
+    plain = c.scale > 0.0 and not modified
+    unit = c.scale * LOG2_E if plain else 1.0
+    return Constants(*(gl.constexpr(value) for value in (*values, plain, unit)))
 
 
 @gluon.jit
