@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from relax_fusion.triton_bridge.kernels.attention_pointer import attention_pointer
+
 from .interpreted import Interpreter, Launch
+from .test_code import NARROW, SIGNS, compiled, stack_bytes
 
 SPARE = 3  # keys of a buffer behind the last in use
 
@@ -250,9 +255,9 @@ def test_a_query_that_sees_no_key_gives_zeros(
     check(interpreter, case, t)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
-def test_nan_stays_where_it_is_seen(interpreter: Interpreter, splits: int) -> None:
-    case = Heads(q_len=5, causal="bottom_right", splits=splits, sinks=True)
+@pytest.mark.parametrize(("splits", "bias"), [(1, "none"), (3, "none"), (1, "min"), (1, "add")])
+def test_nan_stays_where_it_is_seen(interpreter: Interpreter, splits: int, bias: str) -> None:
+    case = Heads(q_len=5, causal="bottom_right", splits=splits, bias=bias, sinks=True)
     t = case.tensors()
     case.by_head(t["q"])[0, 3, 2] = np.nan
     case.by_head(t["k"])[1, 0, case.kv_len - 2] = np.nan  # the last two queries see it
@@ -268,3 +273,26 @@ def test_scores_of_any_size(interpreter: Interpreter) -> None:
     t["q"] *= 1000
     check(interpreter, case, t)
     check(interpreter, replace(case, softcap=0.0), t)
+
+
+CODE = Heads(heads=32, group=4, head_dim=128, v_dim=128, q_len=1, kv_len=64, batch=1)
+COMPILED = {  # case, keys of a block, stages, warps, architecture, and what multiplies
+    "decode": (replace(CODE, splits=2), 64, 4, 4, 90, "mma"),
+    "decode-64": (replace(CODE, splits=2, group=1, head_dim=64, v_dim=64), 64, 4, 4, 80, "mma"),
+    "decode-80": (replace(CODE, splits=2, head_dim=80, v_dim=80), 64, 3, 4, 89, "mma"),
+    "prefill": (replace(CODE, causal="bottom_right", block_m=128), 64, 2, 8, 90, "wgmma"),
+    "prefill-sm80": (replace(CODE, causal="bottom_right", block_m=64), 64, 2, 8, 80, "mma"),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_copies_are_wide_and_nothing_is_spilled(name: str, tmp_path: Path) -> None:
+    case, block_n, stages, warps, arch, multiplied = COMPILED[name]
+    (launch, *_) = replace(case, block_n=block_n).launches(case.tensors())
+    sizes = {n: 16 * round(v / 16) for n, v in launch.arguments.items() if "stride" in n}
+    constants = {**launch.constants, **sizes, "Q_LEN": 1, "KV_LEN": 4096, "NUM_STAGES": stages}
+    result = compiled(attention_pointer, constants, warps, arch, "fp16")
+    text = result.asm["ptx"]
+    assert re.search(SIGNS["copies"], text) and not re.search(NARROW["copies"], text)
+    assert re.search(SIGNS[multiplied], text)
+    assert stack_bytes(result.asm["cubin"], tmp_path) == 0
