@@ -47,7 +47,7 @@ block's keys and features: a matmul, the softmax and a matmul wait for each othe
 BLOCK_S = 0.2e-6
 """What a block of keys costs besides its operations: barriers, and the row maxima."""
 
-TENSOR_EFFICIENCY = {"pointer": 0.42, "flash": 0.855}
+TENSOR_EFFICIENCY = {"pointer": 0.7, "flash": 0.855}
 """Reached part of the tensor cores' peak, before what overlaps badly."""
 
 SCORES_PER_CLOCK = 9.2
