@@ -273,8 +273,9 @@ def _once(
         magnitude = np.abs(ref[finite]).max(initial=0.0)
         if magnitude == 0.0:
             magnitude = 1.0
-        error.unfused = max(error.unfused, np.abs(a - ref)[finite].max(initial=0.0) / magnitude)
-        error.fused = max(error.fused, np.abs(b - ref)[finite].max(initial=0.0) / magnitude)
+        plain_error, our_error = (np.abs(x[finite] - ref[finite]).max(initial=0.0) for x in (a, b))
+        error.unfused = max(error.unfused, plain_error / magnitude)
+        error.fused = max(error.fused, our_error / magnitude)
     return None
 
 
