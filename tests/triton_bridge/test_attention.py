@@ -19,7 +19,7 @@ from relax_fusion.estimator.triton_attention import key_parts, padded, smem_byte
 from relax_fusion.target import compute_capability, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
-from relax_fusion.triton_bridge.arguments import Out, Workspace, is_number, is_tensor
+from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import Case as AttentionCase
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels
@@ -31,6 +31,8 @@ from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
 from tests.gpu.triton_common import module_of
 
+from .kernels import emulated as emulator
+from .kernels import gluon_on_cpu
 from .kernels.interpreted import Interpreter, Launch
 
 H200 = device("h200")
@@ -152,6 +154,71 @@ def test_launches_match_the_reference(interpreter: Interpreter, name: str, split
     case = CASES[name]
     got = interpreted(interpreter, case, plan_of(case.work, split_k))
     case.check(case.inputs(), got, stored=True)
+
+
+def emulated(case: Case, plan: TilePlan) -> np.ndarray:
+    """Return the result of the one launch of `case` under a plan for Gluon's kernels."""
+    arrays = case.inputs()
+    given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
+    params = parameters(case.work, plan)
+    values = Values(params, given)
+    (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
+    tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
+    out = np.full(case.out_shape(), np.nan)
+    flash = plan.family == "flash"
+    pointer, tensor_map = (
+        (gluon_on_cpu.Pointer, gluon_on_cpu.Map)
+        if flash
+        else (emulator.Pointer, emulator.TensorMap)
+    )
+    args: dict[str, Any] = {}
+    for name, value in step.args.items():
+        if isinstance(value, TensorMap):
+            args[name] = tensor_map(mapped(value, values, tensors[value.of.name]), value.block)
+        elif isinstance(value, Out):
+            args[name] = pointer(out.reshape(-1))
+        elif is_tensor(value):
+            args[name] = pointer(tensors[value.name].reshape(-1))
+        else:
+            args[name] = gluon_on_cpu.values(values(value)) if flash else values(value)
+    args |= {**step.constexprs, "PDL": False}
+    grid = tuple(values(n) for n in step.grid)
+    if flash:
+        gluon_on_cpu.launch(step.function, grid[0], args)
+    else:
+        emulator.run(step.function, grid, step.options.num_warps, args)
+    return out
+
+
+def mapped(value: TensorMap, values: Values, tensor: np.ndarray) -> np.ndarray:
+    """Return what a tensor map shows of `tensor`."""
+    shape, strides = ([values(n) for n in sizes] for sizes in value.layout(()))
+    assert sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < tensor.size
+    return np.lib.stride_tricks.as_strided(tensor, shape, [s * tensor.itemsize for s in strides])
+
+
+def gluon_plan(family: str, work: Attention) -> TilePlan:
+    """Return the plan of the smallest tiles of a family for Hopper."""
+    width = padded(work.head_dim)
+    return {
+        "flash": TilePlan(128, 64, width, num_stages=2, num_warps=12),
+        "groups": TilePlan(16, 64, width, split_k=4, num_warps=4),
+        "halves": TilePlan(64, 64, width, split_k=2, num_stages=2, num_warps=8),
+    }[family]
+
+
+@pytest.mark.parametrize("family", ["flash", "groups", "halves"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layout_bnsh_bsnh_bsnh", "layout_bsnh_bnsh_bnsh", "v_dim_48", "grouped", "bias_1001"),
+        *("mask_0110", "everything", "dynamic_2x16x64", "cache_dynamic", "cache_static"),
+    ],
+)
+def test_launches_for_hopper_match_the_reference(family: str, name: str) -> None:
+    case = CASES[name]
+    plan = replace(gluon_plan(family, case.work), backend="triton", family=family)
+    case.check(case.inputs(), emulated(case, plan), stored=True)
 
 
 def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -> list[Step]:
