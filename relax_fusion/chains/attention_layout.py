@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import Reason
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
-from ..shapes import dtype_of, same_shape, static
+from ..shapes import dtype_of, same_shape, shape_text, static
 from ..workload import HeadLayout
 from .attention_operands import WIDENED, Operand, sources
 from .axes import Atom, ahead, quotient, size_of
@@ -176,31 +176,24 @@ def _checked(
         guard(at.at.order[: len(at.stored)] == at.stored, Reason.SHAPE, detail)
         detail = f"{at.name} comes in another order than [b, s, n, h] or [b, n, s, h]"
         guard(bool(_layouts(at, batch)), Reason.LAYOUT, detail)
-    for at in (k, v):
         guard(at.dtype == q.dtype, Reason.DTYPE, f"{at.name} is {at.dtype}, {q.name} {q.dtype}")
-    guard(v.factor == 1.0, Reason.ATTRIBUTE, f"the value is multiplied by {v.factor:g}")
-    same = (k.length is None) == (v.length is None)
-    if same and k.length is not None and v.length is not None:
-        same = same_shape((k.length,), (v.length,))
-    guard(same, Reason.SHAPE, "key and value are different parts of their caches")
-    guard(
-        same_shape((_size(k.positions),), (_size(v.positions),)),
-        Reason.SHAPE,
-        f"{_size(k.positions)} keys, {_size(v.positions)} values",
-    )
-    q_heads, kv_heads, v_heads = (_heads(at, batch) for at in choice)
-    guard(
-        kv_heads == v_heads,
-        Reason.SHAPE,
-        f"heads of key and value differ: {kv_heads} and {v_heads}",
-    )
-    groups = size_of(a for a in k.at.order if a in k.at.copied)
     guard(not q.at.copied, Reason.LAYOUT, f"{q.name} is broadcast")
+    guard(v.factor == 1.0, Reason.ATTRIBUTE, f"the value is multiplied by {v.factor:g}")
+    _check_positions(k, v)
+    q_heads, kv_heads, v_heads = (_heads(at, batch) for at in choice)
+    detail = f"heads of key and value differ: {kv_heads} and {v_heads}"
+    guard(kv_heads == v_heads, Reason.SHAPE, detail)
+    groups = size_of(a for a in k.at.order if a in k.at.copied)
     detail = f"{q_heads} query heads over {kv_heads} key heads repeated {groups} times"
     guard(same_shape((q_heads,), (kv_heads * groups,)), Reason.SHAPE, detail)
     both = [layout for layout in _layouts(k, batch) if layout in _layouts(v, batch)]
     detail = f"the key is {_layouts(k, batch)[0]}, the value {_layouts(v, batch)[0]}"
     guard(bool(both), Reason.LAYOUT, detail)
+    rows = (q_heads, _size(q.positions)), (_heads(results[0], batch), _size(results[0].positions))
+    detail = (
+        f"queries are {shape_text(rows[0])} heads and rows, the result is {shape_text(rows[1])}"
+    )
+    guard(same_shape(*rows), Reason.LAYOUT, detail)
     rounded = (r for r in results if not v.widened or r.dtype == v.dtype)
     out = next((r for r in rounded if _layouts(r, batch)), None)
     if out is None:
@@ -219,6 +212,16 @@ def _checked(
 
 def _named(layouts: Sequence[HeadLayout], usual: HeadLayout) -> HeadLayout:
     return usual if usual in layouts else layouts[0]
+
+
+def _check_positions(k: Operand, v: Operand) -> None:
+    """Refuse keys and values that are not as many, or not the same part of their caches."""
+    same = (k.length is None) == (v.length is None)
+    if same and k.length is not None and v.length is not None:
+        same = same_shape((k.length,), (v.length,))
+    guard(same, Reason.SHAPE, "key and value are different parts of their caches")
+    sizes = _size(k.positions), _size(v.positions)
+    guard(same_shape(sizes[:1], sizes[1:]), Reason.SHAPE, f"{sizes[0]} keys, {sizes[1]} values")
 
 
 def results_of(view: BlockView, at: Operand) -> Iterator[Operand]:

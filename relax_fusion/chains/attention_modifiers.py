@@ -82,6 +82,11 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     assert found is not None
     sight = _one_sight(sight, found)
     sinks = None if chain.sinks is None else _sinks(grid, chain.sinks)
+    guard(
+        not (parts.slopes and scores.least),
+        Reason.ATTRIBUTE,
+        "a bias by position beside a bound of the scores",
+    )
     slopes = _slopes(grid, parts.slopes, sight, shifts=sinks is None and not bounds.biases)
     found_bias = _operand(*biases[0], "negative") if biases else None
     if found_bias is not None:

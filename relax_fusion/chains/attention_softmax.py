@@ -8,7 +8,7 @@ from tvm import relax
 
 from ..errors import Reason
 from ..pattern import BlockView, guard
-from ..shapes import shape_of
+from ..shapes import same_shape, shape_of, shape_text
 from .attention_scores import Scores
 from .axes import is_one, is_plain_copy
 from .elements import Elements
@@ -31,8 +31,8 @@ class Softmax:
 
 def softmax_of(view: BlockView, weights: relax.Expr, end: relax.Var) -> Softmax | None:
     """Find the softmax that made the weights of a matmul whose result is `end`."""
-    covers: tuple[relax.Var, ...] = (end,)
-    weights, covers = _through_views(view, weights, covers)
+    keys = (shape_of(weights) or [])[-1:]
+    weights, covers = _through_views(view, weights, (end,))
     sliced = prefix_slice(view, weights)
     if sliced is not None:
         last = len(shape_of(weights) or ()) - 1
@@ -50,9 +50,12 @@ def softmax_of(view: BlockView, weights: relax.Expr, end: relax.Var) -> Softmax 
     last = len(shape) - 1
     guard(axis == last, Reason.AXIS, f"the softmax is over axis {axis}, not the last")
     at = Scores(softmax.args[0], (weights, *covers))
-    if sliced is None:
-        return Softmax(at)
-    return _with_sinks(view, at)
+    found = Softmax(at) if sliced is None else _with_sinks(view, at)
+    if found is not None:
+        row = found.scores.shape[-1:]
+        detail = f"the softmax is over {shape_text(row)}, the values are {shape_text(keys)}"
+        guard(same_shape(row, keys), Reason.LAYOUT, detail)
+    return found
 
 
 def _through_views(

@@ -135,7 +135,7 @@ def _cumsum(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Sum a tensor that has one value everywhere."""
     value = elements.uniform(call.args[0])
     axis = call.attrs.axis
-    if value is None or value != int(value) or axis is None or bool(call.attrs.exclusive):
+    if value is None or not value.is_integer() or axis is None or bool(call.attrs.exclusive):
         raise Unknown
     if str(call.ty.dtype) == "bool" and value:
         raise Unknown

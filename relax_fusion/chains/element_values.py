@@ -26,7 +26,8 @@ Element: TypeAlias = "PrimExpr | float | Choice"
 """A whole number or a boolean as tirx has them, whatever the tensor's dtype; or another number."""
 
 Index: TypeAlias = tuple[PrimExpr, ...]
-_LARGEST_TABLE = 1 << 26
+_LARGEST_TABLE = 1 << 24
+"""Elements of the largest constant that is looked into: a mask of 4096 by 4096."""
 
 
 class Unknown(Exception):
@@ -103,7 +104,7 @@ def table_element(const: ir.GenericConst, index: Index) -> Element:
     return truth(bool(table.value)) if boolean else number(table.value)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _described(const: ir.GenericConst) -> _Table:
     if math.prod(int(d) for d in const.ty.shape.values) > _LARGEST_TABLE:
         raise Unknown

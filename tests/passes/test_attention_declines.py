@@ -271,6 +271,38 @@ REFUSALS = [
         Reason.DTYPE,
         "the value is float16, the query float32",
     ),
+    scored(
+        "alibi_before_a_bound",
+        'e = R.arange(0, 7, 1, "float32"); w = R.reshape(u, [4, 1, 1]); x = R.multiply(w, e)\n'
+        "s1 = R.add(s0, x); s = R.minimum(s1, m)",
+        Reason.ATTRIBUTE,
+        "a bias by position beside a bound",
+        QKV + " u[4] m[5,7]",
+    ),
+    Refusal(
+        "softmax_over_two_rows_together",
+        "q[2,4,6,8] k[2,4,7,8] v[2,4,7,8]",
+        PRODUCT + "s = R.reshape(s0, [2, 4, 3, 14]); p0 = R.nn.softmax(s, axis=-1)\n"
+        "p = R.reshape(p0, [2, 4, 6, 7]); o = R.matmul(p, v)",
+        Reason.LAYOUT,
+        "the softmax is over [14], the values are [7]",
+    ),
+    Refusal(
+        "queries_of_two_heads_together",
+        "q[2,4,5,8] k[2,4,7,8] v[2,2,7,8]",
+        PRODUCT + "p0 = R.nn.softmax(s0, axis=-1); p = R.reshape(p0, [2, 2, 10, 7])\n"
+        "o = R.matmul(p, v)",
+        Reason.SHAPE,
+        "heads of key and value differ: 4 and 2",
+    ),
+    Refusal(
+        "queries_of_two_heads_together_over_one_head_of_keys",
+        "q[2,4,5,8] k[2,1,7,8] v[2,1,7,8]",
+        PRODUCT + "p0 = R.nn.softmax(s0, axis=-1); p = R.reshape(p0, [2, 2, 10, 7])\n"
+        "o = R.matmul(p, v)",
+        Reason.LAYOUT,
+        "queries are [4, 5] heads and rows, the result is [2, 10]",
+    ),
     Refusal(
         "weights_with_sinks_returned",
         QKV + " W[4]",
