@@ -2,10 +2,10 @@
 
 ::
 
-    GPU, blocks in brackets are not there         CPU
-      scores -> scores_init, scores_dot,            scores -> scores_init, scores_dot,
-                scores_store (masked)                         [scores_fold*], scores_store (as is)
-                                                    mask, or mask_edge in the last block of keys
+    GPU                                          CPU, in brackets where rows are few
+      scores -> scores_init, scores_dot,           scores -> scores_init, scores_dot,
+                scores_store (masked)                        [scores_fold*], scores_store (as is)
+                                                   mask, or mask_edge in the last block of keys
 
 A CPU masks in a pass of its own, over whole vectors: a register tile may be narrower.  Where
 tensors are read key by key, the last block of keys needs a choice for every element, which TVM does
