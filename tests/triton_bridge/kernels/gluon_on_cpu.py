@@ -37,6 +37,9 @@ class Values(np.ndarray):
     def to(self, dtype: Any) -> Values:
         return self.astype(dtype)
 
+    def permute(self, order: Sequence[int]) -> Values:
+        return self.transpose(order)
+
 
 def values(x: Any) -> Values:
     return np.asarray(x).view(Values)
@@ -119,7 +122,7 @@ class Barrier:
 
 @dataclass
 class Memory:
-    """A part of shared memory: an array, or barriers."""
+    """A part of shared memory: an array."""
 
     array: np.ndarray
 
@@ -132,8 +135,17 @@ class Memory:
         return self.array.dtype
 
     def index(self, i: Any) -> Any:
-        part = self.array[int(i)]
-        return part.flat[0] if part.dtype == object else Memory(part)
+        return Memory(self.array[int(i)])
+
+    def slice(self, start: int, length: int, dim: int) -> Memory:
+        return Memory(self.array[(slice(None),) * dim + (slice(start, start + length),)])
+
+    def store(self, value: Values) -> None:
+        assert value.shape == self.shape
+        self.array[...] = value
+
+    def load(self, layout: Any) -> Values:
+        return values(self.array.copy())
 
     def reshape(self, shape: Sequence[int]) -> Memory:
         return Memory(self.array.reshape(shape))
@@ -142,9 +154,19 @@ class Memory:
         return Memory(self.array.transpose(order))
 
 
-def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
+class Barriers:
+    """Some barriers in shared memory."""
+
+    def __init__(self, count: int) -> None:
+        self.all = [Barrier() for _ in range(count)]
+
+    def index(self, i: Any) -> Barrier:
+        return self.all[int(i)]
+
+
+def allocate(dtype: Any, shape: Sequence[int], layout: Any) -> Any:
     if dtype is np.int64:
-        return Memory(np.array([Barrier() for _ in range(int(np.prod(shape)))]).reshape(shape))
+        return Barrier() if len(shape) == 1 else Barriers(shape[0])
     return Memory(np.full(shape, np.nan, dtype))
 
 
@@ -233,11 +255,13 @@ GLUON = SimpleNamespace(
     int64=np.int64,
     float32=np.float32,
     constexpr=lambda x: x,
-    program_id=lambda axis: values(HERE.program[0]),
-    num_programs=lambda axis: values(HERE.program[1]),
+    program_id=lambda axis: values(HERE.program[0][axis]),
+    num_programs=lambda axis: values(HERE.program[1][axis]),
+    num_warps=lambda: 4,
     static_range=range,
     static_assert=lambda *args: None,
     arange=lambda start, stop, layout: values(np.arange(start, stop, dtype=np.int32)),
+    zeros=lambda shape, dtype, layout: values(np.zeros(shape, dtype)),
     full=lambda shape, value, dtype, layout: values(np.full(shape, value, dtype)),
     convert_layout=lambda x, layout: x,
     where=lambda c, a, b: values(np.where(c, a, b)),
@@ -251,10 +275,14 @@ GLUON = SimpleNamespace(
     store=store,
     allocate_shared_memory=allocate,
     warp_specialize=specialize,
-    NVMMADistributedLayout=ANY,
+    barrier=lambda: None,
+    NVMMADistributedLayout=lambda version, warps, shape: SimpleNamespace(warps_per_cta=warps),
     DotOperandLayout=ANY,
     SliceLayout=ANY,
     BlockedLayout=ANY,
+    DistributedLinearLayout=ANY,
+    SharedLinearLayout=ANY,
+    SwizzledSharedLayout=ANY,
 )
 MBARRIER = SimpleNamespace(
     MBarrierLayout=ANY,
@@ -268,6 +296,8 @@ WORLD = {
     "tl": GLUON,
     "mbarrier": MBARRIER,
     "copy_tile": copy_tile,
+    "barrier": lambda: None,
+    "mma_v2": lambda a, b, acc: acc + a.astype(np.float32) @ b.astype(np.float32),
     "warpgroup_mma": multiply,
     "warpgroup_mma_wait": multiply_wait,
 }
@@ -294,9 +324,10 @@ def plain(x: Any, done: dict[int, Any]) -> Any:
     return done[id(x)]
 
 
-def launch(kernel: JITFunction, programs: int, arguments: dict[str, Any]) -> None:
+def launch(kernel: JITFunction, grid: int | tuple[int, ...], arguments: dict[str, Any]) -> None:
     """Run a kernel, one program after the other."""
     function = plain(kernel, {})
-    for program in range(programs):
-        HERE.program = (program, programs)
-        function(**arguments)
+    for program in np.ndindex(grid):
+        HERE.program = (program, np.atleast_1d(grid))
+        with np.errstate(all="ignore"):
+            function(**arguments)

@@ -13,7 +13,7 @@ from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
 from relax_fusion.triton_bridge.kernels.attention_groups import attention_groups
 from relax_fusion.triton_bridge.kernels.attention_halves import attention_halves
 
-from .emulated import Pointer, TensorMap, run
+from .gluon_on_cpu import Map, Pointer, launch
 from .test_attention_pointer import ALL, Heads, label
 
 POINTERS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "out")
@@ -27,10 +27,10 @@ def memory(t: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def arguments(case: Heads, t: dict[str, np.ndarray], m: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return what both kernels take."""
-    launch = case.launches(t)[0]
-    given = {n: a for n, a in launch.arguments.items() if "_ptr" not in n}
+    first = case.launches(t)[0]
+    given = {n: a for n, a in first.arguments.items() if "_ptr" not in n}
     given |= {f"{n}_ptr": Pointer(m[n].reshape(-1)) for n in POINTERS}
-    return {**given, **launch.constants, "PDL": False}
+    return {**given, **first.constants, "PDL": False}
 
 
 def only(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def in_groups(case: Heads, t: dict[str, np.ndarray], rows: int, keys: int, group
     given |= {"BLOCK_M": rows, "BLOCK_N": keys, "GROUPS": groups}
     given |= {"EVEN_ROWS": packed % rows == 0, "EVEN_KEYS": case.kv_len == keys * groups}
     grid = (math.ceil(packed / rows), case.heads // case.group, case.batch)
-    run(attention_groups, grid, groups, only(attention_groups, given))
+    launch(attention_groups, grid, only(attention_groups, given))
     return case.by_head(m["out"]).astype(np.float64)
 
 
@@ -56,9 +56,9 @@ def in_halves(case: Heads, t: dict[str, np.ndarray], keys: int) -> Any:
         tensor = case.by_head(m[name])
         tensor = tensor if name == "q" else tensor[:, :, : case.kv_len]
         block = (1, 1, rows, max(16, 1 << (tensor.shape[3] - 1).bit_length()))
-        given[name] = TensorMap(tensor, block)
+        given[name] = Map(tensor, block)
     grid = (math.ceil(case.q_len / 64), case.heads, case.batch)
-    run(attention_halves, grid, 4, only(attention_halves, given))
+    launch(attention_halves, grid, only(attention_halves, given))
     return case.by_head(m["out"]).astype(np.float64)
 
 
