@@ -102,6 +102,12 @@ def heads_of_tile(plan: TilePlan, work: Attention) -> int:
     return 1 if plan.family in MAPPED_FAMILIES else work.q_heads // work.kv_heads
 
 
+def capacity(plan: TilePlan) -> int | None:
+    """Return the keys that a kernel can have which holds all of them at once; None for others."""
+    blocks = {"groups": plan.split_k, "halves": HALVES_BLOCKS}
+    return blocks[plan.family] * plan.block_n if plan.family in blocks else None
+
+
 def row_tiles(plan: TilePlan, work: Attention, q_len: int) -> int:
     """Return the tiles of rows of one batch entry and head, or group of heads."""
     return ceil_div(q_len * heads_of_tile(plan, work), plan.block_m)
@@ -240,6 +246,11 @@ def violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str
     else:
         yield from _powers_of_two(plan, ("block_m", "num_warps"))
     yield from _powers_of_two(plan, ("block_n",))
+    keys = capacity(plan)
+    most_keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
+    if keys is not None and (most_keys is None or most_keys > keys):
+        there = "without a bound" if most_keys is None else f"up to {most_keys}"
+        yield f"the tile holds {keys} keys at once, there are keys {there}"
     if plan.block_k != padded(work.head_dim):
         yield (
             f"block_k is {plan.block_k}, a tile holds all {work.head_dim} of head_dim, padded to "
@@ -269,11 +280,14 @@ def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iter
             yield f"{name} is {features}, rows of a tensor map must be multiples of 8 elements"
     if plan.family == "groups":
         yield from _groups_violations(plan, work)
-        return
+    else:
+        yield from _warp_group_violations(plan, work)
+
+
+def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
     given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1}
     if plan.family == "halves":
         given = {"block_m": 64, "num_warps": 8, "split_k": 2, "num_stages": 2}
-        yield from _capacity(HALVES_BLOCKS * plan.block_n, work)
         most = 64 if work.bias_dims or work.mask_dims else 128
         if plan.block_n > most:
             yield f"block_n is {plan.block_n}, family 'halves' has up to {most} for this"
@@ -284,19 +298,10 @@ def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iter
         yield "kv_len is 0, a tensor map needs 1 key"
 
 
-def _capacity(keys: int, work: Attention) -> Iterator[str]:
-    """Check that a kernel that holds all keys at once can."""
-    most = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
-    if most is None or most > keys:
-        there = "without a bound" if most is None else f"up to {most}"
-        yield f"the tile holds {keys} keys at once, there are keys {there}"
-
-
 def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
     yield from _powers_of_two(plan, ("block_m", "num_warps"))
     if plan.num_warps != plan.split_k:
         yield f"num_warps is {plan.num_warps}, {plan.split_k} groups have a warp each"
-    yield from _capacity(plan.split_k * plan.block_n, work)
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features > 128:
             yield f"{name} is {features}, family 'groups' takes up to 128"

@@ -7,6 +7,7 @@ into parts, a second launch puts their results together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, tirx
@@ -16,6 +17,7 @@ from ..errors import LoweringError
 from ..estimator.triton_attention import (
     FEW_MERGED_ROWS,
     MAPPED_FAMILIES,
+    capacity,
     heads_of_tile,
     programs_wanted,
 )
@@ -31,6 +33,16 @@ from .steps import Step, ceil_div
 MANY_PARTS = 32
 """Parts of a row beyond which eight warps put them together, not four."""
 
+
+ANY_LENGTH: dict[str, Any] = {
+    "family": "pointer",
+    "block_m": 64,
+    "block_n": 64,
+    "split_k": 1,
+    "num_stages": 2,
+    "num_warps": 4,
+}
+"""A tile for more keys than a kernel holds that should have held all."""
 
 Case = tuple[Any, list[Step]]
 """A condition, and the launches, in order, where it is the first of several that holds."""
@@ -69,7 +81,12 @@ def attention_cases(
     makers = {"flash": flash_step, "groups": groups_step, "halves": halves_step}
     if plan.family not in makers:
         raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
-    return [(True, [makers[plan.family](a)])]
+    step, keys = makers[plan.family](a), capacity(plan)
+    if keys is None or isinstance(work.kv_len, int):
+        return [(True, [step])]
+    # Bounds of symbolic variables are a caller's word
+    rest = replace(a, plan=replace(plan, **ANY_LENGTH))
+    return [(a.kv_len <= keys, [step]), *_pointer(rest)]
 
 
 def empty_cases(

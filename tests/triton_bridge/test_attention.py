@@ -327,6 +327,17 @@ def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_devi
     assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
 
 
+def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
+    work = replace(SHORT, kv_len=DynamicDim("t", 512))
+    params = parameters(work, GROUPS)
+    found = attention_cases(work, GROUPS, params, None, H200, {})
+    assert [steps[0].function.__name__ for _, steps in found] == [
+        *("attention_groups", "attention_pointer")
+    ]
+    assert [str(when) for when, _ in found] == ["t <= T.int64(512)", "True"]
+    assert len(attention_cases(SHORT, GROUPS, parameters(SHORT, GROUPS), None, H200, {})) == 1
+
+
 def test_groups_know_whether_tiles_are_whole() -> None:
     (step,) = steps_of(SHORT, GROUPS)
     assert step.grid == (512 * 4 // 16, 8, 1)

@@ -1,6 +1,6 @@
-"""Triton kernels of normalised and gated matmuls: the input and output; the maths is in ``math``.
+"""Triton kernels of normalised and gated matmuls, and of attention.
 
-A family is one file.  Which serves which number of rows:
+A family is one file.  Which serves which number of rows of a matmul (its maths is in ``math``):
 
 =====================  ===========================  ================================================
 file                   rows                         what runs before or after it
@@ -14,7 +14,21 @@ file                   rows                         what runs before or after it
 ``matmul_persistent``  above 128, on sm_90          ``row_norm`` before it
 =====================  ===========================  ================================================
 
-Every tensor is compact and row-major.  Sizes that a model fixes (features) are constexprs, so that
+Which serves which attention (scores are the same in all: ``attention_scores``):
+
+=====================  ===========================  ================================================
+file                   queries and keys             what runs after it
+=====================  ===========================  ================================================
+``attention_pointer``  few queries, and all on a    ``attention_combine`` where the keys are cut
+                       GPU that is not Hopper       into parts
+``attention_flash``    many queries, on sm_90       nothing
+``attention_groups``   up to 512 keys, few rows, on nothing
+                       sm_90
+``attention_halves``   up to 512 keys, more rows,   nothing
+                       on sm_90
+=====================  ===========================  ================================================
+
+Every tensor is compact and row-major, but those of attention, which have strides.  Sizes that a model fixes (features) are constexprs, so that
 masks vanish where tiles divide them and Triton sees the alignment of rows; the number of rows is a
 run-time argument.  A pointer whose constexpr switches it off may be any valid pointer.  `PDL`
 (programmatic dependent launch, sm_90 on) makes a kernel wait for its predecessor itself.
