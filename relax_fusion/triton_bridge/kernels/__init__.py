@@ -28,8 +28,9 @@ file                   queries and keys             what runs after it
                        on sm_90
 =====================  ===========================  ================================================
 
-Every tensor is compact and row-major, but those of attention, which have strides.  Sizes that a model fixes (features) are constexprs, so that
-masks vanish where tiles divide them and Triton sees the alignment of rows; the number of rows is a
-run-time argument.  A pointer whose constexpr switches it off may be any valid pointer.  `PDL`
-(programmatic dependent launch, sm_90 on) makes a kernel wait for its predecessor itself.
+Every tensor is compact and row-major; those of attention have strides.  Sizes that a model fixes
+(features) are constexprs, so that masks vanish where tiles divide them and Triton sees the
+alignment of rows; numbers of rows and of keys are run-time arguments.  A pointer whose constexpr
+switches it off may be any valid pointer.  `PDL` (programmatic dependent launch, sm_90 on) makes a
+kernel wait for its predecessor itself.
 """
