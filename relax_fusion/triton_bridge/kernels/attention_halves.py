@@ -2,15 +2,16 @@
 
 Regime: latency, as `attention_groups`, with more rows: 8 to 16 heads of 256 or 512 keys take 7.9 to
 9.6 us on an H200, where an empty kernel takes 4.5, all tiles in shared memory 6.7 (256 keys) and
-7.5 (512), and the exponentials of 64 rows and 512 keys alone 1.2.
+7.5 (512) (`2026-11-21-attention_short.log`).  The exponentials of 64 rows and 512 keys alone are
+some 1.2 us.
 
 Shape: a program takes 64 rows of a head and all keys, which are copied at once, ``2 BLOCK_N`` under
 a barrier.  Each warp group takes half of each of the two copies, one after the other, so that
 exponentials of the first are taken under the products of the second.  Both have a softmax of their
 own; what they find is merged through shared memory.
 
-Four warp groups took .5 us longer, four steps .4 us; and so did a barrier for every tile, as all
-warps wait for each other between operations on barriers that lie in one allocation.
+Four warp groups took .8 us longer, four steps .4, and one up to .3.  Triton has all warps wait for
+each other between operations on barriers of one allocation, so each barrier here has its own.
 """
 
 from __future__ import annotations
