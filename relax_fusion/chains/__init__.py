@@ -4,6 +4,11 @@ Each module looks at one step (constants, activations, norms, linear, epilogue, 
 attention), in all the spellings in which front ends write it; its functions return a frozen
 description, or None.  `rope` finds the rotations of a projection's heads behind `movements` of its
 features; `projections` puts norms and matmuls together into a match.  The passes compose them.
+
+Attention is a family of its own: `attention` finds it, `attention_softmax` and `attention_steps`
+read it backwards to its first matmul, `attention_layout` looks through the movements around it by
+what each axis holds (`axes`), and `attention_modifiers` tells what its masks mean by what their
+elements are (`elements`).
 """
 
 from .activations import activation

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tvm import relax, tirx
-from tvm.sym import detect_linear_equation
 
-from ..pattern import KernelArg, PrimExpr
+from ..pattern import PrimExpr
 from ..shapes import dtype_of, same_shape
+from .attention_alibi import Slopes, slopes_of
 from .attention_aligned import Aligned, Grid
 from .attention_bands import Band, band_of, joined, sight_of
 from .attention_scores import HIDDEN, Addend, Condition
@@ -16,15 +16,6 @@ from .axes import size_of
 from .element_values import Choice, Element, float_of
 
 VIEW_OR_COPY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to")
-
-
-@dataclass(frozen=True)
-class Slopes:
-    """ALiBi: ``slope[head] * (key + rest)``, where `rest` is the same for all keys of a row."""
-
-    arg: KernelArg
-    by_row: PrimExpr
-    rest: PrimExpr
 
 
 @dataclass(frozen=True)
@@ -111,7 +102,7 @@ def _added(at: Aligned, negated: bool) -> Parts | None:
         parts = _together(at, ((call.args[0], negated), (call.args[1], flipped)))
         if parts is not None and (parts.seen or parts.band != Band()) and len(parts.biases) < 2:
             return parts
-    slopes = _slopes(at)
+    slopes = slopes_of(at)
     if slopes is not None and not negated:
         return Parts(slopes=(slopes,))
     before = at.behind() if view.call(expr, *VIEW_OR_COPY, "relax.tile") is not None else None
@@ -232,25 +223,3 @@ def _gathered(at: Aligned) -> Aligned | None:
         list(shape.values), [size_of(axis) for axis in axes]
     )
     return data if whole else None
-
-
-def _slopes(at: Aligned) -> Slopes | None:
-    """Read ``slopes[head] * positions``."""
-    call = at.grid.view.call(at.at.expr, "relax.multiply")
-    if call is None or at.column is None:
-        return None
-    for first, second in (call.args, call.args[::-1]):
-        slopes, positions = at.operand(first), at.operand(second)
-        heads = at.heads
-        if slopes is None or positions is None or slopes.at.flat != heads or not heads:
-            continue
-        value = positions.element()
-        if value is None or isinstance(value, float | Choice):
-            continue
-        row = tirx.Var("row", "int64") if positions.row is None else positions.row
-        place = positions.elements.analyzer.simplify(value)
-        factors = detect_linear_equation(place, [row, positions.column])
-        if len(factors) == 3 and same_shape(factors[1:2], (1,)):
-            arg = KernelArg(first, (at.grid.sizes[1],))
-            return Slopes(arg, factors[0], factors[2])
-    return None

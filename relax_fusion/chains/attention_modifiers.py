@@ -11,9 +11,10 @@ from ..pattern import KernelArg, Refused, guard
 from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from ..workload import BiasOp, Causal, MaskDims
 from .attention import AttentionChain
+from .attention_alibi import Slopes
 from .attention_aligned import Aligned, Grid
 from .attention_bands import Sight, sight_of
-from .attention_masks import Parts, Slopes, added, held, kept
+from .attention_masks import Parts, added, held, kept
 
 
 @dataclass(frozen=True)

@@ -37,15 +37,26 @@ class FuseAttentionChain:
             ->
         o = R.call_tir(fuse_attention_chain_..., (q, k, v, mask))
 
-    Transposes between ``[b, s, n, h]`` and ``[b, n, s, h]`` around the chain are absorbed.  Rows
-    that see no key come out as zeros.
+    Movements around the chain are absorbed: transposes and reshapes between ``[b, s, n, h]``,
+    ``[b, n, s, h]``, ``[b * n, s, h]`` and ``[b, s, n * h]``, and heads of keys and values that are
+    repeated or broadcast for several heads of queries.  A scale may stand at q, at k or at the
+    scores; a soft-cap ``c * tanh(s / c)``, a bias (added, or by `minimum`), ALiBi and sinks are
+    steps of the kernel.  A mask that depends on positions only, be it a constant, `tril` or a
+    comparison of `arange`, becomes a causal mask and a window, and is not computed any more; a
+    boolean one stays an operand, and so do biases.
+
+    A score of -1e4 or below that a mask puts in place of another, or adds to it, counts as
+    hidden.  A query of which every key is hidden gives zeros, where the graph gives the average of
+    all values if that number is finite (and NaN if it is minus infinity).
 
     declines when:
-        the softmax is not over the last axis; scores are read elsewhere; heads of k and v do not
-        divide those of q; heads or features are dynamic; a window is asked for; the mask does not
-        broadcast to ``[b, n, s_q, s_k]``; the mask is bottom-right causal and both lengths are
-        static, with fewer keys than queries (front ends disagree on what that means); dtypes or
-        virtual devices differ.
+        the softmax is not over the keys; scores or weights are read elsewhere; a mask stands in
+        front of a soft-cap or a scale; two biases, or two masks of data, would be operands; a mask
+        differs between parts of a batch or of a head group; sinks or the slopes of ALiBi are not
+        by head; packed sequences have several lengths; a window has no causal mask; heads or
+        features are dynamic; the mask is bottom-right causal and both lengths are static, with
+        fewer keys than queries (front ends disagree on what that means); dtypes or virtual
+        devices differ; the scores go through any other operator.
 
     Parameters
     ----------
