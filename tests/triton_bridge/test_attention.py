@@ -31,7 +31,6 @@ from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
 from tests.gpu.triton_common import module_of
 
-from .kernels import emulated as emulator
 from .kernels import gluon_on_cpu
 from .kernels.interpreted import Interpreter, Launch
 
@@ -165,28 +164,20 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
     (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
     tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
     out = np.full(case.out_shape(), np.nan)
-    flash = plan.family == "flash"
-    pointer, tensor_map = (
-        (gluon_on_cpu.Pointer, gluon_on_cpu.Map)
-        if flash
-        else (emulator.Pointer, emulator.TensorMap)
-    )
     args: dict[str, Any] = {}
     for name, value in step.args.items():
         if isinstance(value, TensorMap):
-            args[name] = tensor_map(mapped(value, values, tensors[value.of.name]), value.block)
+            args[name] = gluon_on_cpu.Map(
+                mapped(value, values, tensors[value.of.name]), value.block
+            )
         elif isinstance(value, Out):
-            args[name] = pointer(out.reshape(-1))
+            args[name] = gluon_on_cpu.Pointer(out.reshape(-1))
         elif is_tensor(value):
-            args[name] = pointer(tensors[value.name].reshape(-1))
+            args[name] = gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
         else:
-            args[name] = gluon_on_cpu.values(values(value)) if flash else values(value)
+            args[name] = gluon_on_cpu.values(values(value))
     args |= {**step.constexprs, "PDL": False}
-    grid = tuple(values(n) for n in step.grid)
-    if flash:
-        gluon_on_cpu.launch(step.function, grid[0], args)
-    else:
-        emulator.run(step.function, grid, step.options.num_warps, args)
+    gluon_on_cpu.launch(step.function, tuple(values(n) for n in step.grid), args)
     return out
 
 
