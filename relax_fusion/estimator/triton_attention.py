@@ -64,8 +64,9 @@ FLASH_ROWS, FLASH_WARPS = 128, 12
 FLASH_TILES = ((128, 3), (128, 2), (64, 4), (64, 2))
 """Keys and stages of the flash tiles."""
 
-MOST_PARTS = 64
-"""Parts that keys are cut into at most; one program puts them together."""
+PARTS = (1, 32, 128)
+"""Parts that keys are cut into at most.  One program puts those of a row together, and is compiled
+for as many."""
 
 
 GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
@@ -148,7 +149,7 @@ def _all(work: Attention) -> Iterator[TilePlan]:
     for block_n, stages in FLASH_TILES:
         yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
     for (block_m, block_n), depths in POINTER_TILES.items():
-        for stages, parts in product(depths, (1, MOST_PARTS)):
+        for stages, parts in product(depths, PARTS):
             warps = 8 if block_m == 128 else 4
             yield _plan("pointer", (block_m, block_n, width), warps, stages, parts)
 

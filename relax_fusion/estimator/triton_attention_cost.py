@@ -40,9 +40,9 @@ QUERIES_FIRST_S = 1.0e-6
 FILL_S_PER_BYTE = 31e-12
 """The same for the first tiles of queries, keys and values of `flash`."""
 
-STEP_S, STEP_S_PER_VALUE = 0.3e-6, 1.22e-10
-"""One block of keys in a pointer program that has its multiprocessor to itself, and for each of the
-block's keys and features: a matmul, the softmax and a matmul wait for each other."""
+STEP_S, STEP_S_PER_VALUE = 0.15e-6, 1.45e-10
+"""What a pointer program that has its multiprocessor to itself takes for a block of keys, and for
+each of its keys and features: a matmul, the softmax and a matmul wait for each other."""
 
 BLOCK_S = 0.2e-6
 """What a block of keys costs besides its operations: barriers, and the row maxima."""
@@ -67,8 +67,9 @@ EDGE_S = 1.0e-6
 """What a block costs besides, of which some rows see a part: 128 x 128 scores.  Twice that in the
 first tile, when there is nothing else to do."""
 
-COMBINE_S, COMBINE_S_PER_ROW = 1.5e-6, 0.5e-9
-"""What the launch that puts parts together adds, beside the parts' way through L2."""
+COMBINE_S, COMBINE_S_PER_ROW, COMBINE_S_PER_PART = 1.5e-6, 0.5e-9, 2e-9
+"""What the launch that puts parts together adds, for a row, and for a part that there could be,
+beside the parts' way through L2."""
 
 LATENCY_S = 0.91e-6
 """Between asking for memory and having it (as for matmuls)."""
@@ -108,7 +109,9 @@ def predict(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSiz
     else:
         times["compute"] = _compute_s(work, plan, dev, load)
         times["latency"] = load.most * _step_s(work, plan)
-    launch = dev.launch_s + _fill_s(work, plan) + _combine_s(work, dev, size, load)
+    launch = dev.launch_s + _fill_s(work, plan)
+    if load.parts > 1:
+        launch += _combine_s(work, plan, dev, size, load.parts)
     seconds = launch + max(times.values())
     moved = attention_qo_bytes(work, size) + _kv_bytes(work, size)
     return Prediction(
@@ -141,16 +144,17 @@ def _step_s(work: Attention, plan: TilePlan) -> float:
     if plan.family == "flash":
         return 0.0  # its warp groups work in turns, which is in what blocks cost
     values = plan.block_n * (padded(work.head_dim) + padded(work.v_dim)) / 2
-    rows = 0.6 + 0.4 * plan.block_m / 64  # 16 rows are softmaxed sooner than 64
+    rows = 0.55 + 0.5 * plan.block_m / 64  # 16 rows are softmaxed sooner than 64
     return STEP_S + values * rows * STEP_S_PER_VALUE
 
 
-def _combine_s(work: Attention, dev: DeviceSpec, size: AttentionSize, load: _Load) -> float:
-    if load.parts == 1:
-        return 0.0
+def _combine_s(
+    work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize, parts: int
+) -> float:
     rows = size.batch * work.q_heads * size.q_len
-    moved = 2.0 * rows * load.parts * work.v_dim * DTYPE_BYTES["float32"]
-    return COMBINE_S + rows * COMBINE_S_PER_ROW + moved / (dev.l2_bytes_per_s * L2_EFFICIENCY)
+    moved = 2.0 * rows * parts * work.v_dim * DTYPE_BYTES["float32"]
+    own = COMBINE_S + rows * COMBINE_S_PER_ROW + plan.split_k * COMBINE_S_PER_PART
+    return own + moved / (dev.l2_bytes_per_s * L2_EFFICIENCY)
 
 
 def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> _Load:
@@ -213,7 +217,7 @@ def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) ->
     block = max(matmuls, softmax) + OVERLAP[plan.family] * min(matmuls, softmax)
     block += BLOCK_S
     edges = (work.causal != "none") + (work.window is not None)
-    edge = edges * EDGE_S * (0.5 + 0.5 * scores / (128 * 128))
+    edge = edges * EDGE_S * (0.35 + 0.65 * scores / (128 * 128))
     tiles = ceil_div(load.programs, dev.sm_count)
     share = max(tiles * load.mean, load.most)
     if work.causal != "none" and tiles > 1:  # the shortest come last, and fill the gaps

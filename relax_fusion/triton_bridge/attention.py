@@ -133,7 +133,8 @@ def _pointer(a: AttentionCall) -> list[Case]:
     args["parts_ptr"], args["lse_ptr"] = _rooms(a, splits)
     constants["SPLIT"] = True
     part = a.step(attention_pointer, (pairs, tiles, splits), args, constants)
-    several = [part, _combine(a, args, constants, splits, a.plan.split_k)]
+    most = splits if isinstance(splits, int) else a.plan.split_k
+    several = [part, _combine(a, args, constants, splits, most)]
     if isinstance(splits, int):
         return [(True, several)]
     return [(splits <= 1, [whole]), (True, several)]
