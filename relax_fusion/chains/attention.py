@@ -127,7 +127,8 @@ def _written_out(view: BlockView, var: relax.Var) -> AttentionChain | None:
     """Read matmul, scale, mask, softmax, matmul, with casts and reshapes between them."""
     last = view.call(var, "relax.matmul")
     weights = shape_of(last.args[0]) if last is not None else None
-    if last is None or weights is None or len(weights) < 3:
+    values = shape_of(last.args[1]) if last is not None else None
+    if last is None or weights is None or values is None or min(len(weights), len(values)) < 3:
         return None
     softmax = softmax_of(view, last.args[0], var)
     if softmax is None:

@@ -8,7 +8,7 @@ import pytest
 
 from relax_fusion import DynamicDim
 
-from .attention_chains import BASE, QKV, attention, check, const
+from .attention_chains import BASE, QKV, attention, check, const, positions
 from .common import Chain, Rewrite, assert_numbers, compile_pair, module
 
 ROWS = replace(BASE, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh")
@@ -176,6 +176,12 @@ SCALES = [
         replace(BASE, scale=0.25),
     ),
     of(
+        "query_scaled_twice",
+        QKV,
+        f"q1 = R.multiply(q, {const(0.5)}); q2 = R.divide(q1, {const(4.0)})\n" + mixed(q="q2"),
+        replace(BASE, scale=0.125),
+    ),
+    of(
         "scale_of_the_key",
         QKV,
         f"k1 = R.divide(k, {const(4.0)})\n" + mixed("k1"),
@@ -222,6 +228,21 @@ OPERATORS = [
         "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8]",
         'o = R.nn.attention(q, k, v, causal_mask="BottomRight", window_size=3)',
         replace(ROWS, scale=8**-0.5, causal="bottom_right", window=3),
+    ),
+    of(
+        "operator_with_a_mask_of_positions",
+        "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8]",
+        positions(offset=2)
+        + f"c = R.less_equal(j, i); m0 = R.where(c, {const(0.0)}, {const(-3.4e38)})\n"
+        + "m = R.reshape(m0, [1, 1, 5, 7]); o = R.nn.attention_bias(q, k, v, m)",
+        replace(ROWS, scale=8**-0.5, causal="bottom_right"),
+    ),
+    of(
+        "operator_with_a_boolean_mask",
+        "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8] m[2,1,5,7]:bool",
+        f"b = R.where(m, {const(0.0)}, {const(-3.4e38)}); o = R.nn.attention_bias(q, k, v, b)",
+        replace(ROWS, scale=8**-0.5, mask_dims=(True, False, True, True)),
+        "q k v m",
     ),
     of(
         "operator_in_importers_transposes",

@@ -24,6 +24,8 @@ ALIBI = (
     positions("6", "6")
     + 'd0 = R.subtract(j, i); d = R.astype(d0, "float32"); w = R.reshape(W, [1, 4, 1, 1])\n'
 )
+LINEAR = ("arange", "arange", "add", "expand_dims", "expand_dims", "subtract", "astype")
+LINEAR += ("multiply", "multiply")
 SINK = (
     "c0 = R.reshape(W, [1, 4, 1, 1]); c = R.broadcast_to(c0, [2, 4, 5, 1])\n"
     "j = R.concat((s0, c), axis=-1)\n{shift}p0 = R.nn.softmax({scores}, axis=-1)\n"
@@ -34,9 +36,9 @@ PRODUCT = attention("").split("\n")[0] + "\n"
 
 def by_mask(name: str, steps: str, mask: str, work, inputs: str = SQUARE, args="q k v", **more):
     """Add `mask` to the scores."""
-    return Rewrite(
-        Chain(name, inputs, attention(f"{steps}s = R.add(s0, {mask})"), "o", **more), work, args
-    )
+    left = more.pop("left", ())
+    body = attention(f"{steps}s = R.add(s0, {mask})")
+    return Rewrite(Chain(name, inputs, body, "o", **more), work, args, left)
 
 
 def kept(name: str, steps: str, where: str, work, inputs: str = SQUARE, args="q k v", **more):
@@ -285,6 +287,15 @@ SCORES = [
         replace(SIX, alibi="float32"),
         SQUARE + " W[4]",
         "q k v W",
+    ),
+    by_mask(
+        "bias_by_twice_the_distance",
+        ALIBI + f"e = R.multiply(d, {const(2.0)}); m = R.multiply(w, e)\n",
+        "m",
+        replace(SIX, bias_dims=(False, True, True, True)),
+        SQUARE + " W[4]",
+        "q k v m",
+        left=LINEAR,
     ),
     Rewrite(
         Chain(
