@@ -192,6 +192,18 @@ def test_separate_kernels_are_counted():
         assert p.seconds > kernels * launch
 
 
+def test_unfused_attention_repeats_keys_that_heads_share():
+    size = AttentionSize(1, 1, 4096)
+    own, shared = (
+        predict_unfused(attention(1, 1, 4096, heads, (128, 128)), GPU, size)
+        for heads in ((32, 32), (32, 8))
+    )
+    assert (own.waves, shared.waves) == (3, 5)
+    # Read once, written for every head, and read again as with keys of their own
+    once = 2 * 8 * 4096 * 128 * 2
+    assert shared.dram_bytes - own.dram_bytes == (1 + 4) * once
+
+
 def test_unfused_attention_writes_and_reads_the_scores():
     work = attention(batch=32)
     fused = predict(
