@@ -235,11 +235,18 @@ def test_a_size_of_the_wrong_kind_is_refused(work, size, message):
         predict_unfused(work, GPU, size)
 
 
-def exact_steps(causal: str, lengths: tuple[int, int], bm: int, bn: int) -> list[int]:
+def exact_steps(
+    causal: str, lengths: tuple[int, int], bm: int, bn: int, window: int | None = None
+) -> list[int]:
     q_len, kv_len = lengths
     shift = kv_len - q_len if causal == "bottom_right" else 0
-    ends = [min(start + bm, q_len) + shift for start in range(0, q_len, bm)]
-    return [-(-max(1, min(end, kv_len)) // bn) for end in ends]
+    steps = []
+    for start in range(0, q_len, bm):
+        end = kv_len if causal == "none" else min(start + bm, q_len) + shift
+        end = max(1, min(end, kv_len))
+        begin = 0 if window is None else max(0, min(start + shift - window + 1, end - 1))
+        steps.append(-(-end // bn) - begin // bn)
+    return steps
 
 
 @steady
@@ -259,6 +266,24 @@ def test_visible_blocks_are_close_to_a_count(causal, lengths, block_m, block_n):
     steps = exact_steps(causal, lengths, block_m, block_n)
     assert most == max(steps)
     assert abs(mean - sum(steps) / len(steps)) <= 0.51
+
+
+@steady
+@given(
+    causal=st.sampled_from(["none", "top_left", "bottom_right"]),
+    lengths=st.tuples(st.integers(1, 700), st.integers(1, 700)),
+    block_m=st.sampled_from([1, 16, 64]),
+    block_n=st.sampled_from([16, 32, 128]),
+    window=st.integers(1, 900),
+)
+def test_visible_blocks_of_a_window_are_close_to_a_count(causal, lengths, block_m, block_n, window):
+    work = replace(attention(1, *lengths, causal=causal), window=window)
+    plan = TilePlan(block_m, block_n, 64)
+    mean, most = visible_blocks(work, plan, AttentionSize(1, *lengths))
+    steps = exact_steps(causal, lengths, block_m, block_n, window)
+    # A first and a last block that some rows of a tile see, each counted as half or whole
+    assert max(steps) <= most <= max(steps) + 2
+    assert abs(mean - sum(steps) / len(steps)) <= 1.6
 
 
 @pytest.mark.parametrize(
