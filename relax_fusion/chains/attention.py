@@ -40,6 +40,8 @@ class AttentionChain:
         Query, key, value and result.
     batch : PrimExpr, optional
         The batch size; None where it is one dimension with the heads.
+    outermost : PrimExpr, optional
+        The first dimension of the scores where they go into a softmax, if they have four there.
     layout : {"bsnh", "bnsh"}
         How the operator or the matmuls want their operands.
     scores : Scores
@@ -58,6 +60,7 @@ class AttentionChain:
     causal: Causal = "none"
     window: int | None = None
     sinks: relax.Expr | None = None
+    outermost: PrimExpr | None = None
 
 
 def attention_chain(view: BlockView, var: relax.Var) -> AttentionChain | None:
@@ -159,4 +162,14 @@ def _written_out(view: BlockView, var: relax.Var) -> AttentionChain | None:
         for name, (expr, sizes, axes) in zip(NAMES, of, strict=True)
     )
     batch = lead[0] if len(lead) > 1 else None
-    return AttentionChain("decomposed", (q, k, v, out), batch, "bnsh", scores, sinks=softmax.sinks)
+    seen = softmax.scores.shape
+    outermost = seen[0] if len(seen) == 4 else None
+    return AttentionChain(
+        "decomposed",
+        (q, k, v, out),
+        batch,
+        "bnsh",
+        scores,
+        sinks=softmax.sinks,
+        outermost=outermost,
+    )

@@ -75,6 +75,7 @@ def laid(
     view: BlockView,
     operands: tuple[Operand, Operand, Operand, Operand],
     batch: PrimExpr | int | None,
+    outermost: PrimExpr | None,
     usual: HeadLayout,
 ) -> Laid:
     """Look through the movements around an attention, as far as a kernel can do without them.
@@ -87,6 +88,8 @@ def laid(
         Query, key, value and result.
     batch : PrimExpr or int, optional
         The batch size; None where it is one dimension with the heads, and to be told from them.
+    outermost : PrimExpr, optional
+        What the batch size is if the operands do not tell.
     usual : {"bsnh", "bnsh"}
         Which layout to name where it makes no difference.
     """
@@ -94,7 +97,7 @@ def laid(
     ranked = [_by_movements(view, list(sources(view, o))) for o in (q, k, v)]
     results = _by_movements(view, list(results_of(view, out)))
     if batch is None:
-        batch = _batch_of([*ranked, results])
+        batch = _batch_of([*ranked, results], outermost)
     refusal: Refused | None = None
     for choice in _combinations(ranked):
         try:
@@ -126,16 +129,17 @@ def _combinations(
         yield ranked[0][i], ranked[1][j], ranked[2][k]
 
 
-def _batch_of(ranked: Sequence[list[Operand]]) -> PrimExpr | int:
-    """Tell batch from heads: positions stand between them, or a reshape made them two."""
-    for found in ranked:
-        for at in found:
-            outer = at.outer
-            if outer is not None and outer < len(at.stored):
-                return size_of(at.stored[:outer])
-    split = (at.at.order for found in ranked for at in found if len(at.at.order) > 1)
-    first = next(split, None)
-    return size_of(ranked[0][0].at.order) if first is None else first[0].size
+def _batch_of(ranked: Sequence[list[Operand]], outermost: PrimExpr | None) -> PrimExpr | int:
+    """Tell batch from heads: positions stand between them, or they are two dimensions somewhere."""
+    every = [at for found in ranked for at in found]
+    for at in every:
+        outer = at.outer
+        if outer is not None and outer < len(at.stored):
+            return size_of(at.stored[:outer])
+    if outermost is not None:
+        return outermost
+    wide = next((at for at in every if at.outer is not None and len(at.at.axes) == 4), None)
+    return size_of(every[0].at.order if wide is None else wide.at.axes[0])
 
 
 def _layouts(at: Operand, batch: PrimExpr | int) -> tuple[HeadLayout, ...]:

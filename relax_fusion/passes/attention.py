@@ -76,7 +76,7 @@ class FuseAttentionChain:
         return self._build(view, chain) if chain is not None else None
 
     def _build(self, view: BlockView, chain: AttentionChain) -> Match:
-        found = laid(view, chain.operands, chain.batch, chain.layout)
+        found = laid(view, chain.operands, chain.batch, chain.outermost, chain.layout)
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)

@@ -117,6 +117,20 @@ LAYOUTS = [
         ROWS,
     ),
     of(
+        "heads_of_one_batch_folded",
+        "q[1,4,5,8] k[1,4,7,8] v[1,4,7,8]",
+        FLATTENED.replace("[8,", "[4,") + mixed("k1", "v1", "q1", "[0, 2, 1]"),
+        replace(BASE, batch=1),
+    ),
+    of(
+        "heads_and_batch_as_the_softmax_has_them",
+        "q1[8,5,8] k1[8,7,8] v1[8,7,8]",
+        BATCHED + "o = R.nn.relu(o2)",
+        BASE,
+        "q1 k1 v1",
+        left=("nn.relu",),
+    ),
+    of(
         "key_transposed_before_it_is_flattened",
         "q[2,4,5,8] k[2,7,4,8] v[2,4,7,8]",
         "k0 = R.permute_dims(k, axes=[0, 2, 3, 1]); t = R.reshape(k0, [8, 8, 7])\n"
