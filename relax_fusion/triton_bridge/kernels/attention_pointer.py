@@ -73,6 +73,23 @@ def span_of(
 
 
 @triton.jit
+def common_blocks(
+    first,
+    last,
+    low,
+    high,
+    KV_LEN,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Return the first of the blocks from `low` to `high` that all rows see whole, and how many."""
+    begin, end = common_range(first, last, KV_LEN, CAUSAL, WINDOW)
+    at = tl.minimum(tl.maximum(tl.cdiv(begin, BLOCK_N), low), high)
+    return at, tl.maximum(tl.minimum(end // BLOCK_N, high) - at, 0)
+
+
+@triton.jit
 def attend(
     q,
     k,
@@ -264,9 +281,7 @@ def attention_pointer(
     rows = (positions, in_rows, bias_rows, mask_rows, slopes)
     gap_at, gap = high, 0
     if PEEL:
-        begin, end = common_range(first, last, KV_LEN, CAUSAL, WINDOW)
-        gap_at = tl.minimum(tl.maximum(tl.cdiv(begin, BLOCK_N), low), high)
-        gap = tl.maximum(tl.minimum(end // BLOCK_N, high) - gap_at, 0)
+        gap_at, gap = common_blocks(first, last, low, high, KV_LEN, CAUSAL, WINDOW, BLOCK_N)
         state = attend(
             q, k, v, rows, state, (gap_at, gap_at + gap, high, 0), KV_LEN, BIAS, BIAS_KEYS,
             HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
