@@ -24,8 +24,8 @@ RANGE_UPPERS = {
 of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes, and
 tiles of 128 rows: the ranges that end at 512 and 1024, which are usual, have one number of them."""
 
-ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 128, 512)}
-"""The same for the query positions of an attention."""
+ATTENTION_RANGE_UPPERS = (1, 16, 64, 256)
+"""The same for the query positions of an attention, of either back end."""
 
 OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
@@ -238,7 +238,7 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
 def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:
     """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
     if not isinstance(work, Attention):
-        found = _dim_ranges(work.rows, RANGE_UPPERS, backend)
+        found = _dim_ranges(work.rows, RANGE_UPPERS[backend], backend)
         return [(upper, list(sizes)) for upper, sizes in found]
     batch = _at_bound(work.batch, DEFAULT_BATCH)
     ranges: list[tuple[int | None, list[Size]]] = []
@@ -257,12 +257,12 @@ def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]
 
 
 def _dim_ranges(
-    dim: Dim, uppers: dict[str, tuple[int, ...]], backend: str
+    dim: Dim, uppers: tuple[int, ...], backend: str
 ) -> list[tuple[int | None, list[int]]]:
     if isinstance(dim, int):
         return [(None, [dim])]
     bound = dim.upper
-    closed = [u for u in uppers[backend] if bound is None or u < bound]
+    closed = [u for u in uppers if bound is None or u < bound]
     most = OPEN_RANGE_SIZE[backend]
     last = most if bound is None else min(bound, most)
     lower, ranges = 0, []

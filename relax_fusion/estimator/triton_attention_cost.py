@@ -40,9 +40,10 @@ QUERIES_FIRST_S = 1.0e-6
 FILL_S_PER_BYTE = 31e-12
 """The same for the first tiles of queries, keys and values of `flash`."""
 
-STEP_S, STEP_S_PER_VALUE = 0.15e-6, 1.45e-10
+STEP_S, STEP_S_PER_VALUE, FEW_ROWS_STEP = 0.15e-6, 1.52e-10, 0.65
 """What a pointer program that has its multiprocessor to itself takes for a block of keys, and for
-each of its keys and features: a matmul, the softmax and a matmul wait for each other."""
+each of its keys and features: a matmul, the softmax and a matmul wait for each other.  The latter
+is less with 16 rows."""
 
 BLOCK_S = 0.2e-6
 """What a block of keys costs besides its operations: barriers, and the row maxima."""
@@ -64,8 +65,8 @@ NEXT_TILE_S = {"pointer": 0.3e-6, "flash": 0.7e-6}
 """What a further tile of a multiprocessor adds to its blocks: it ends and begins."""
 
 EDGE_S = 1.0e-6
-"""What a block costs besides, of which some rows see a part: 128 x 128 scores.  Twice that in the
-first tile, when there is nothing else to do."""
+"""What blocks of which some rows see a part cost besides, in a tile of 128 rows.  Twice that for
+128 keys in the first tile, when there is nothing else to do."""
 
 COMBINE_S, COMBINE_S_PER_ROW, COMBINE_S_PER_PART = 1.5e-6, 0.5e-9, 2e-9
 """What the launch that puts parts together adds, for a row, and for a part that there could be,
@@ -144,8 +145,8 @@ def _step_s(work: Attention, plan: TilePlan) -> float:
     if plan.family == "flash":
         return 0.0  # its warp groups work in turns, which is in what blocks cost
     values = plan.block_n * (padded(work.head_dim) + padded(work.v_dim)) / 2
-    rows = 0.55 + 0.5 * plan.block_m / 64  # 16 rows are softmaxed sooner than 64
-    return STEP_S + values * rows * STEP_S_PER_VALUE
+    each = STEP_S_PER_VALUE * (FEW_ROWS_STEP if plan.block_m <= 16 else 1.0)
+    return STEP_S + values * each
 
 
 def _combine_s(
@@ -217,12 +218,13 @@ def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) ->
     block = max(matmuls, softmax) + OVERLAP[plan.family] * min(matmuls, softmax)
     block += BLOCK_S
     edges = (work.causal != "none") + (work.window is not None)
-    edge = edges * EDGE_S * (0.35 + 0.65 * scores / (128 * 128))
+    first = 2 * edges * EDGE_S * (0.35 + 0.65 * scores / (128 * 128))
+    further = NEXT_TILE_S[plan.family] + edges * EDGE_S * plan.block_m / 128
     tiles = ceil_div(load.programs, dev.sm_count)
     share = max(tiles * load.mean, load.most)
     if work.causal != "none" and tiles > 1:  # the shortest come last, and fill the gaps
         share = max(load.programs / dev.sm_count * load.mean, load.most)
-    return share * block + (tiles - 1) * (NEXT_TILE_S[plan.family] + edge) + 2 * edge
+    return share * block + first + (tiles - 1) * further
 
 
 def _resident(work: Attention, plan: TilePlan, dev: DeviceSpec) -> int:
