@@ -55,8 +55,9 @@ SCORES_PER_CLOCK = 9.2
 """Scores that a multiprocessor takes through a softmax: scale, maximum, exponential, sum, convert.
 0.9 us for 128 x 128."""
 
-SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "bias": 1.85, "mask": 1.6}
-"""What is done to a score besides, over the time of its softmax."""
+SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "bias": 1.85, "mask": 1.6, "line": 0.3}
+"""What is done to a score besides, over the time of its softmax.  Assumed is that of a bias or mask
+with one value a key (or a query), of which a tile reads a line."""
 
 OVERLAP = {"pointer": 0.5, "flash": 0.2}
 """Part of the shorter of matmuls and softmax that the longer does not hide."""
@@ -200,13 +201,13 @@ def _l2_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) -> floa
 
 def _score_work(work: Attention) -> float:
     """Return the time of a score's softmax, and of what is done to it before, over the former."""
-    there = {
-        "softcap": work.softcap,
-        "alibi": work.alibi,
-        "bias": work.bias_dims,
-        "mask": work.mask_dims,
-    }
-    return 1.0 + sum(SCORE_WORK[name] for name, given in there.items() if given is not None)
+    found = 1.0
+    for name, given in (("softcap", work.softcap), ("alibi", work.alibi)):
+        found += 0.0 if given is None else SCORE_WORK[name]
+    for name, dims in (("bias", work.bias_dims), ("mask", work.mask_dims)):
+        if dims is not None:
+            found += SCORE_WORK[name if dims[2] and dims[3] else "line"]
+    return found
 
 
 def _compute_s(work: Attention, plan: TilePlan, dev: DeviceSpec, load: _Load) -> float:
