@@ -23,6 +23,12 @@ class Band:
     above: PrimExpr | None = None
     upto: PrimExpr | None = None
 
+    def __str__(self) -> str:
+        """Render for refusals."""
+        low = "" if self.above is None else f"{self.above} < "
+        high = "" if self.upto is None else f" <= {self.upto}"
+        return f"keys {low}j - i{high}"
+
 
 @dataclass(frozen=True)
 class Sight:

@@ -78,7 +78,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
         f"{len(parts.seen)} masks hide keys by their data; a kernel takes one",
     )
     found = sight_of(parts.band, *grid.sizes[2:])
-    detail = f"{parts.band} is no causal mask and no window"
+    detail = f"{parts.band}, which is no causal mask and no window"
     guard(found is not None, Reason.ATTRIBUTE, detail)
     assert found is not None
     sight = _one_sight(sight, found)
@@ -106,7 +106,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
 def _both(parts: Parts, more: Parts) -> Parts:
     both = parts.and_also(more)
     if both is None:
-        detail = f"of {parts.band} and {more.band} it is not known which lets see less"
+        detail = f"it is not known which is less: {parts.band}, or {more.band}"
         raise Refused(Reason.ATTRIBUTE, detail)
     return both
 

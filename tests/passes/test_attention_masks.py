@@ -130,6 +130,16 @@ WINDOWS = [
         replace(SIX, window=3),
     ),
     kept(
+        "window_to_both_sides_stays_a_mask",
+        positions("6", "6")
+        + f"d = R.subtract(i, j); c0 = R.less(d, {const(3, 'int64')})\n"
+        + f"c1 = R.greater(d, {const(-3, 'int64')}); c = R.logical_and(c0, c1)\n",
+        f"c, s0, {INF}",
+        replace(SIX, mask_dims=(False, False, True, True)),
+        args="q k v c",
+        left=(*LINEAR[:6], "less", "greater", "logical_and"),
+    ),
+    kept(
         "two_masks_one_after_the_other",
         positions("6", "6")
         + f"c0 = R.greater(j, i); i2 = R.subtract(i, {const(3, 'int64')})\n"
