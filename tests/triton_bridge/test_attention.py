@@ -11,11 +11,14 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
+from tvm.relax.frontend import nn
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.device import device
 from relax_fusion.estimator import AttentionSize, candidates
 from relax_fusion.estimator.triton_attention import key_parts, padded, smem_bytes
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import PHASES
 from relax_fusion.target import compute_capability, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
@@ -428,3 +431,32 @@ def test_shared_memory_is_what_the_estimator_says() -> None:
         said.append(smem_bytes(largest, work, dev))
     found = [k.shared_bytes for k in compile_kernels([source for source, _ in sources])]
     assert all(n <= most <= 1.12 * n for n, most in zip(found, said, strict=True)), (found, said)
+
+
+class Chain(nn.Module):
+    """Attention over attention; the first reads, and the last writes, what is not in a graph."""
+
+    def main(self, x: nn.Tensor) -> nn.Tensor:
+        for _ in range(4):
+            x = nn.op.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return x
+
+
+@pytest.mark.parametrize(("length", "graphs"), [(64, 1), ("n", 0)])
+def test_attention_of_static_sizes_is_part_of_a_cuda_graph(length: int | str, graphs: int) -> None:
+    spec = {"main": {"x": nn.spec.Tensor([1, length, 4, 64], "float16")}}
+    mod, _ = Chain().export_tvm(spec=spec)
+    own = plan_of(LLAMA, block_m=64, block_n=64)
+    options = make_options(
+        make_target("h200"), {"plans": {"FuseAttentionChain": replace(own, block_k=64)}}
+    )
+    with options.target:
+        for _, phase, _ in PHASES:
+            mod = tvm.transform.Sequential(phase(options))(mod)
+    captured = [
+        func.script()
+        for gvar, func in mod.functions_items()
+        if isinstance(func, relax.Function) and "capture" in gvar.name_hint
+    ]
+    assert len(captured) == graphs
+    assert all("fuse_attention_chain" in text for text in captured)
