@@ -1,0 +1,184 @@
+"""What the launches of attention compute, in the interpreter and emulated, against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from relax_fusion.estimator.triton_attention import padded
+from relax_fusion.tile_plan import TilePlan
+from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_tensor
+from relax_fusion.triton_bridge.attention import Case as AttentionCase
+from relax_fusion.triton_bridge.attention import attention_cases
+from relax_fusion.triton_bridge.steps import Step
+from relax_fusion.workload import Attention
+from tests.gpu.attention_cases import Case, cases
+
+from .attention_common import H200, parameters, plan_of
+from .kernels import gluon_on_cpu
+from .kernels.interpreted import Interpreter, Launch
+
+
+def in_float16(case: Case) -> Case:
+    """Return the case in float16; the interpreter rounds to bfloat16 in its own way."""
+    return replace(case, work=replace(case.work, dtype="float16", out_dtype="float16"))
+
+
+class Values:
+    """The symbolic sizes of parameters, known from arrays and numbers."""
+
+    def __init__(self, params: Sequence[ir.Expr], given: Sequence[np.ndarray | int]):
+        self.dims: dict[ir.Var, int] = {}
+        for param, value in zip(params, given, strict=True):
+            if isinstance(value, int):
+                self.dims[param] = value
+                continue
+            sizes = zip(param.ty.shape.values, value.shape, strict=True)
+            self.dims |= {d: n for d, n in sizes if isinstance(d, ir.Var)}
+
+    def __call__(self, value: Any) -> Any:
+        """Return a number as Python's."""
+        if not isinstance(value, ir.Expr):
+            return value
+        known = tvm_ffi.structural_map(
+            value, (ir.Var, lambda v: tirx.IntImm(str(v.ty.dtype), self.dims[v]))
+        )
+        return int(tvm.sym.Analyzer().simplify(known).value)
+
+
+def interpreted(
+    interpreter: Interpreter, case: Case, plan: TilePlan, most_queries: int | None = None
+) -> np.ndarray:
+    """Return the result of the launches of `case` under `plan`."""
+    arrays = case.inputs()
+    given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
+    params = parameters(case.work, plan)
+    values = Values(params, given)
+    steps = chosen(attention_cases(case.work, plan, params, most_queries, H200, {}), values)
+    tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
+    dtypes = {n: str(a.dtype) for n, a in tensors.items()}
+    tensors["out"] = np.full(case.out_shape(), np.nan)
+    dtypes["out"] = case.work.out_dtype
+    launches = [launch(step, values, tensors, dtypes) for step in steps]
+    floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
+    return interpreter(floats, dtypes, launches)["out"]
+
+
+def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
+    """Return the launches of the first condition that holds."""
+    return next(steps for when, steps in found if when is True or values(when))
+
+
+def launch(
+    step: Step, values: Values, tensors: dict[str, np.ndarray], dtypes: dict[str, str]
+) -> Launch:
+    """Return a launch for the interpreter, with its workspaces among `tensors`."""
+    args: dict[str, Any] = {}
+    for name, value in step.args.items():
+        if isinstance(value, Workspace):
+            room = f"room{id(value)}"
+            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
+            args[name], dtypes[room] = room, value.dtype
+        elif isinstance(value, Out):
+            args[name] = "out"
+        else:
+            args[name] = value.name if is_tensor(value) else values(value)
+    grid = tuple(values(n) for n in step.grid)
+    constants = {**step.constexprs, "PDL": False}
+    return Launch(step.function.__name__, grid, args, constants)
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Interpreter]:
+    worker = Interpreter()
+    yield worker
+    worker.close()
+
+
+CASES = {c.name: in_float16(c) for c in cases()}
+
+
+@pytest.mark.parametrize(
+    ("name", "split_k"),
+    [
+        ("layout_bnsh_bsnh_bsnh", 1),
+        ("layout_bsnh_bnsh_bnsh", 4),
+        ("v_dim_48", 4),
+        ("grouped", 4),
+        ("bias_1001", 1),
+        ("mask_0110", 1),
+        ("everything", 4),
+        ("dynamic_2x16x64", 4),
+        ("dynamic_no_keys", 4),
+        ("cache_dynamic", 1),
+        ("cache_static", 4),
+    ],
+)
+def test_launches_match_the_reference(interpreter: Interpreter, name: str, split_k: int) -> None:
+    case = CASES[name]
+    got = interpreted(interpreter, case, plan_of(case.work, split_k))
+    case.check(case.inputs(), got, stored=True)
+
+
+def emulated(case: Case, plan: TilePlan) -> np.ndarray:
+    """Return the result of the one launch of `case` under a plan for Gluon's kernels."""
+    arrays = case.inputs()
+    given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
+    params = parameters(case.work, plan)
+    values = Values(params, given)
+    (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
+    tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
+    out = np.full(case.out_shape(), np.nan)
+    args: dict[str, Any] = {}
+    for name, value in step.args.items():
+        if isinstance(value, TensorMap):
+            args[name] = gluon_on_cpu.Map(
+                mapped(value, values, tensors[value.of.name]), value.block
+            )
+        elif isinstance(value, Out):
+            args[name] = gluon_on_cpu.Pointer(out.reshape(-1))
+        elif is_tensor(value):
+            args[name] = gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
+        else:
+            args[name] = gluon_on_cpu.values(values(value))
+    args |= {**step.constexprs, "PDL": False}
+    gluon_on_cpu.launch(step.function, tuple(values(n) for n in step.grid), args)
+    return out
+
+
+def mapped(value: TensorMap, values: Values, tensor: np.ndarray) -> np.ndarray:
+    """Return what a tensor map shows of `tensor`."""
+    shape, strides = ([values(n) for n in sizes] for sizes in value.layout(()))
+    assert sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < tensor.size
+    return np.lib.stride_tricks.as_strided(tensor, shape, [s * tensor.itemsize for s in strides])
+
+
+def gluon_plan(family: str, work: Attention) -> TilePlan:
+    """Return the plan of the smallest tiles of a family for Hopper."""
+    width = padded(work.head_dim)
+    return {
+        "flash": TilePlan(128, 64, width, num_stages=2, num_warps=12),
+        "groups": TilePlan(16, 64, width, split_k=4, num_warps=4),
+        "halves": TilePlan(64, 64, width, split_k=2, num_stages=2, num_warps=8),
+    }[family]
+
+
+@pytest.mark.parametrize("family", ["flash", "groups", "halves"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("layout_bnsh_bsnh_bsnh", "layout_bsnh_bnsh_bnsh", "v_dim_48", "grouped", "bias_1001"),
+        *("mask_0110", "everything", "dynamic_2x16x64", "cache_dynamic", "cache_static"),
+    ],
+)
+def test_launches_for_hopper_match_the_reference(family: str, name: str) -> None:
+    case = CASES[name]
+    plan = replace(gluon_plan(family, case.work), backend="triton", family=family)
+    case.check(case.inputs(), emulated(case, plan), stored=True)
