@@ -56,7 +56,8 @@ class Aligned:
 
     def behind(self) -> Aligned | None:
         """Return the tensor that this one was made of by moving its elements."""
-        found = behind(self.grid.view, self.at)
+        view = self.grid.view
+        found = behind(view, self.at) if view.is_free(self.at.expr) else None
         return None if found is None else replace(self, at=found)
 
     def over(self, expr: relax.Expr, axes: tuple[tuple[Atom, ...], ...]) -> Aligned:

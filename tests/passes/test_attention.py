@@ -444,6 +444,21 @@ def test_a_transpose_between_two_attentions_goes_to_one_of_them() -> None:
     assert_numbers(compile_pair(mod), mod, chain)
 
 
+def test_a_bias_made_by_another_attention_is_read_where_that_leaves_it() -> None:
+    body = "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t)\n"
+    body += "p = R.nn.softmax(s, axis=-1); m = R.matmul(p, v)\n"
+    body += "w = R.permute_dims(m, axes=[0, 2, 1, 3]); u = R.permute_dims(w, axes=[0, 2, 1, 3])\n"
+    body += "t2 = R.permute_dims(k2, axes=[0, 1, 3, 2]); s2 = R.matmul(q2, t2); b = R.add(s2, u)\n"
+    body += "p2 = R.nn.softmax(b, axis=-1); o = R.matmul(p2, k2)"
+    inputs = "q[2,4,5,8] k[2,4,9,8] v[2,4,9,7] q2[2,4,5,8] k2[2,4,7,8]"
+    chain = Chain("main", inputs, body, "o")
+    mod = module([chain])
+    out, decisions = run_pass(mod, PASS)
+    assert [d.workload.bias_dims for d in decisions] == [None, (True,) * 4]
+    assert calls(out["main"]) == ["call_tir", "call_tir"]
+    assert_numbers(compile_pair(mod), mod, chain)
+
+
 def test_two_sizes_of_one_name_stay_two() -> None:
     rows, positions = tirx.Var("n", "int64"), tirx.Var("n", "int64")
     q, k, v = (
