@@ -68,7 +68,6 @@ PARTS = (1, 32, 128)
 """Parts that keys are cut into at most.  One program puts those of a row together, and is compiled
 for as many."""
 
-
 GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
 """Rows, keys of a group, and groups of the tiles for short sequences."""
 
@@ -301,6 +300,8 @@ def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
 
 def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
     yield from _powers_of_two(plan, ("block_m", "num_warps"))
+    if plan.split_k not in (4, 8, 16):
+        yield f"split_k is {plan.split_k}, family 'groups' has 4, 8 or 16 groups"
     if plan.num_warps != plan.split_k:
         yield f"num_warps is {plan.num_warps}, {plan.split_k} groups have a warp each"
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):

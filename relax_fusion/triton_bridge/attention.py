@@ -14,11 +14,13 @@ from tvm import ir, tirx
 
 from ..device import DeviceSpec
 from ..errors import LoweringError
+from ..estimator import AttentionSize
 from ..estimator.triton_attention import (
     FEW_MERGED_ROWS,
     MAPPED_FAMILIES,
     capacity,
     heads_of_tile,
+    key_parts,
     programs_wanted,
 )
 from ..tile_plan import PlanTable, TilePlan
@@ -32,7 +34,6 @@ from .steps import Step, ceil_div
 
 MANY_PARTS = 32
 """Parts of a row beyond which eight warps put them together, not four."""
-
 
 ANY_LENGTH: dict[str, Any] = {
     "family": "pointer",
@@ -135,9 +136,17 @@ def _pointer(a: AttentionCall) -> list[Case]:
     part = a.step(attention_pointer, (pairs, tiles, splits), args, constants)
     most = splits if isinstance(splits, int) else a.plan.split_k
     several = [part, _combine(a, args, constants, splits, most)]
-    if isinstance(splits, int):
+    if isinstance(splits, int) or _leaves_room(a):
         return [(True, several)]
     return [(splits <= 1, [whole]), (True, several)]
+
+
+def _leaves_room(a: AttentionCall) -> bool:
+    """Tell whether many keys are cut into parts at every size that the plan serves."""
+    if not isinstance(a.work.batch, int) or a.most_queries is None:
+        return False
+    many = AttentionSize(a.work.batch, a.most_queries, a.plan.split_k * a.plan.block_n)
+    return key_parts(a.plan, a.work, a.dev, many) > 1
 
 
 def _combine(

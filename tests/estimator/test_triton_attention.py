@@ -77,6 +77,7 @@ SENTENCES = [
     (GROUPS, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
     (GROUPS, {"kv_len": KEYS}, "the tile holds 512 keys at once, there are keys without a bound"),
     (replace(GROUPS, num_warps=4), {}, "num_warps is 4, 8 groups have a warp each"),
+    (replace(GROUPS, split_k=2), {}, "split_k is 2, family 'groups' has 4, 8 or 16 groups"),
     (HALVES, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
     (replace(HALVES, block_m=128), {}, "block_m is 128, family 'halves' has 64"),
     (

@@ -93,6 +93,10 @@ def test_one_part_of_the_keys_needs_no_merging() -> None:
     for batch, keys, expected in ((1, 64, True), (1, 65, False), (16, 999, True), (8, 999, False)):
         sizes = {"b": batch, "s": 1, "t": keys, "kv_capacity": 1000}
         assert sized(sizes, one) == (expected,)
+    few = replace(LLAMA, batch=4)
+    for most, expected in ((1, 1), (4, 1), (16, 2), (None, 2)):
+        found = attention_cases(few, DECODE, parameters(few, DECODE), most, H200, {})
+        assert len(found) == expected
     static = replace(LLAMA, batch=64, q_len=1, kv_len=4096)
     ((_, steps),) = attention_cases(static, DECODE, parameters(static, DECODE), 1, H200, {})
     assert len(steps) == 1
