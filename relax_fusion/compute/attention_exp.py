@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from .attention_tile import FLOAT
+from .attention_tile import FLOAT, let
 
 LOG2_E = 1 / math.log(2)
 
@@ -33,14 +33,14 @@ def exp(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
     """Return ``e^value`` for a float32 `value` that is not positive."""
     if on_gpu:
         return tirx.exp(value)
-    return _let("x", value, _exp)
+    return let("x", value, _exp)
 
 
 def tanh(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
     """Return the hyperbolic tangent of a float32 `value`, exact to some units in the last place."""
     if on_gpu:
         return tirx.tanh(value)
-    return _let("x", value, _tanh)
+    return let("x", value, _tanh)
 
 
 def _exp(x: tirx.Var) -> tirx.Expr:
@@ -50,13 +50,13 @@ def _exp(x: tirx.Var) -> tirx.Expr:
 def _tanh(x: tirx.Var) -> tirx.Expr:
     """Return ``-(e^y - 1) / (e^y + 1)`` at ``y = -2 |x|``, with the sign of x."""
     y = tirx.Select(x < _const(0.0), x, -x) * _const(2.0)
-    less_one = _let(
+    less_one = let(
         "y",
         tirx.Select(y < _const(LEAST), _const(LEAST), y),
         lambda y: _parts(y, lambda p, rest: p * rest + (p - _const(1.0))),
     )
-    size = _let("less_one", less_one, lambda e: e / (e + _const(2.0)))
-    return _let("size", size, lambda size: tirx.Select(x < _const(0.0), size, -size))
+    size = let("less_one", less_one, lambda e: e / (e + _const(2.0)))
+    return let("size", size, lambda size: tirx.Select(x < _const(0.0), size, -size))
 
 
 def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx.Expr:
@@ -76,10 +76,10 @@ def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx
         return tirx.reinterpret(FLOAT, exponent)
 
     def finish(n: tirx.Var) -> tirx.Expr:
-        r = _let("whole", n.astype(FLOAT), rest)
-        return _let("p", power(n), lambda p: _let("r", r, lambda r: use(p, _series(r))))
+        r = let("whole", n.astype(FLOAT), rest)
+        return let("p", power(n), lambda p: let("r", r, lambda r: use(p, _series(r))))
 
-    return _let("n", n, finish)
+    return let("n", n, finish)
 
 
 def _series(r: tirx.Var) -> tirx.Expr:
@@ -87,12 +87,6 @@ def _series(r: tirx.Var) -> tirx.Expr:
     for coefficient in reversed(SERIES[:-1]):
         total = total * r + _const(coefficient)
     return total * r
-
-
-def _let(name: str, value: tirx.Expr, body: Callable[[tirx.Var], tirx.Expr]) -> tirx.Expr:
-    """Return `body` of `value`, which is computed once and not for every use."""
-    var = tirx.Var(name, str(value.ty.dtype))
-    return tirx.Let(var, value, body(var))
 
 
 def _const(value: float) -> tirx.Expr:

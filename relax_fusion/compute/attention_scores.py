@@ -8,7 +8,7 @@ from tvm import tirx
 
 from ..workload import Attention, MaskDims
 from .attention_exp import tanh
-from .attention_tile import FLOAT, Operands, cast, int64, minus_infinity
+from .attention_tile import FLOAT, Operands, cast, int64, let, minus_infinity
 
 
 @dataclass(frozen=True)
@@ -113,5 +113,9 @@ class Scores:
 
 def _least(score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:
     """Return the smaller one, or NaN where either is: a comparison with NaN is false."""
-    larger = tirx.Select(bias < score, bias, score + bias)
-    return tirx.Select(score <= bias, score, larger)
+
+    def least(score: tirx.Var) -> tirx.Expr:
+        larger = tirx.Select(bias < score, bias, score + bias)
+        return tirx.Select(score <= bias, score, larger)
+
+    return let("score", score, least)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd
@@ -168,3 +168,9 @@ def halves(count: int) -> list[int]:
 def cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
     """Return `value` as `dtype`."""
     return value.astype(dtype)
+
+
+def let(name: str, value: tirx.Expr, body: Callable[[tirx.Var], tirx.Expr]) -> tirx.Expr:
+    """Return `body` of `value`, which is computed once and not for every use."""
+    var = tirx.Var(name, str(value.ty.dtype))
+    return tirx.Let(var, value, body(var))

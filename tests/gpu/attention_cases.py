@@ -302,6 +302,7 @@ def _scores() -> list[Case]:
         _case("window_behind_the_keys", window=5, q_len=65, kv_len=33),
         _case("window_decode", window=20, causal=bottom, q_len=1, kv_len=200),
         _case("softcap", softcap=5.0, magnitude=3.0),
+        _case("softcap_under_bias_min", softcap=5.0, bias_dims=every, bias_op="min"),
         _case("softcap_of_small_scores", softcap=50.0, magnitude=0.1),
         _case("alibi", alibi="float32", causal=bottom, q_heads=6),
         _case("alibi_both_sides", alibi="float16", **square),
