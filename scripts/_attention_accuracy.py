@@ -96,11 +96,13 @@ class Probe:
 
 
 def shapes(mask: str, dtype: str) -> Iterator[Case]:
-    """Yield the shapes of a mask: lengths that no tile divides, one that needs many tiles."""
+    """Yield the shapes of a mask: lengths that no tile divides, many tiles, keys all at once."""
     kind, few = mask or "plain", mask != "" or dtype != DTYPES[0]
     for head_dim in FEW_HEAD_DIMS if few else HEAD_DIMS:
         name = f"{kind}-257x385-d{head_dim}"
         yield Case(name, "", (4, 2), (257, 385), head_dim, batch=2, mask=mask)
+    if not mask:
+        yield Case(f"{kind}-200x512-d64", "", (4, 4), (200, 512), 64, batch=2)
     if mask != "bias":
         yield Case(f"{kind}-2048x2048-d128", "", (8, 2), (2048, 2048), 128, causal=True, mask=mask)
 
