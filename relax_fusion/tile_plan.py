@@ -79,8 +79,9 @@ class TilePlan:
 
     @property
     def text(self) -> str:
-        """The tile for people to read, with the kernel family and the parts that there are."""
-        parts = f", {self.split_k} parts" if self.split_k > 1 else ""
+        """The tile for people to read, with the kernel family and what `split_k` counts."""
+        what = "groups" if self.family in ("groups", "halves") else "parts"
+        parts = f", {self.split_k} {what}" if self.split_k > 1 else ""
         return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}".lstrip()
 
     def to_attr(self) -> dict[str, int | str]:

@@ -58,7 +58,9 @@ class Aligned:
         """Return the tensor that this one was made of by moving its elements."""
         view = self.grid.view
         found = behind(view, self.at) if view.is_free(self.at.expr) else None
-        return None if found is None else replace(self, at=found)
+        if found is None or not {self.rows, self.columns} - {None} <= set(found.order):
+            return None  # an axis of queries or of keys was cut in two
+        return replace(self, at=found)
 
     def over(self, expr: relax.Expr, axes: tuple[tuple[Atom, ...], ...]) -> Aligned:
         """Return a tensor with `axes` that has one element for all scores along the others."""

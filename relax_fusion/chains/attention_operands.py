@@ -109,6 +109,7 @@ def operand(
     for axis, size in zip(axes, [*lead, *(shape[a] for a in axes[-2:])], strict=True):
         atoms.append(None if is_one(size) else Atom(size))
         if atoms[-1] is None:
+            guard(is_one(shape[axis]), Reason.SHAPE, f"{name} has {shape[axis]} for {size}")
             continue
         if same_shape((shape[axis],), (size,)):
             held[axis] = (atoms[-1],)

@@ -8,7 +8,8 @@ from tvm import relax
 
 from ..errors import Reason
 from ..pattern import BlockView, guard
-from ..shapes import same_shape, shape_of, shape_text
+from ..shapes import dtype_of, same_shape, shape_of, shape_text
+from ..workload import DTYPE_BYTES
 from .attention_scores import Scores
 from .axes import is_one, is_plain_copy
 from .elements import Elements
@@ -65,6 +66,8 @@ def _through_views(
     while (call := view.call(expr, *_VIEWS, "relax.broadcast_to")) is not None:
         if call.op.name == "relax.broadcast_to" and not is_plain_copy(view, expr):
             break
+        if dtype_of(expr) not in DTYPE_BYTES:
+            break  # a cast that rounds
         covers, expr = (expr, *covers), call.args[0]
     return expr, covers
 

@@ -13,7 +13,8 @@ from tvm import ir, relax
 
 from ..errors import Reason
 from ..pattern import BlockView
-from ..shapes import same_shape, shape_of, shape_text
+from ..shapes import dtype_of, same_shape, shape_of, shape_text
+from ..workload import DTYPE_BYTES
 from .attention_scores import HIDDEN, Addend, Condition, Scores
 from .constants import binary
 from .elements import Elements
@@ -22,28 +23,39 @@ from .row_maximum import row_maximum
 Steps = Iterator[Scores]
 
 
-def scores_of(view: BlockView, at: Scores) -> Scores | None:
-    """Take operators off until `expr` is the matmul of queries and keys; None if it never is."""
+def scores_of(
+    view: BlockView, at: Scores, barren: set[tuple[relax.Expr, bool]] | None = None
+) -> Scores | None:
+    """Take operators off until `expr` is the matmul of queries and keys; None if it never is.
+
+    `barren` collects what no matmul was found behind: sums of sums lead to the same one many times.
+    """
+    barren = set() if barren is None else barren
     call = view.call(at.expr, "relax.matmul")
     if call is not None:
         rank = len(shape_of(call.args[1]) or ())
         return at if rank > 2 and len(at.shape) > 2 else None
-    if not isinstance(at.expr, relax.Var):
+    known = at.expr, at.problem is None
+    if not isinstance(at.expr, relax.Var) or known in barren:
         return None
     refused: Scores | None = None
     for step in STEPS:
         for before in step(view, at):
-            found = scores_of(view, before)
-            if found is not None and found.problem is None:
+            if refused is not None and before.problem is not None:
+                continue
+            found = scores_of(view, before, barren)
+            if found is not None and (found.problem is None or at.problem is not None):
                 return found
             refused = refused or found
+    if refused is None:
+        barren.add(known)
     return refused
 
 
 def _cast(view: BlockView, at: Scores) -> Steps:
-    """Scores are kept in float32 whatever the casts say."""
+    """Scores are kept in float32 whatever the casts say; one to whole numbers rounds them."""
     call = view.call(at.expr, "relax.astype")
-    if call is not None:
+    if call is not None and dtype_of(at.expr) in DTYPE_BYTES:
         yield at.inside(call.args[0])
 
 

@@ -35,7 +35,7 @@ def _arange(_: Elements, call: relax.Call, index: Index) -> Element:
 
 
 def _full(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.read(call.args[1], ())
+    return elements.cast(elements.read(call.args[1], ()), str(call.ty.dtype))
 
 
 def _ones(_: Elements, call: relax.Call, index: Index) -> Element:

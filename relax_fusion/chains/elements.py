@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer, ConstIntBound
 
 from ..pattern import BlockView, PrimExpr
-from ..shapes import same_shape, shape_of
+from ..shapes import dtype_of, same_shape, shape_of
 from .element_readers import READERS
 from .element_values import (
     Choice,
@@ -49,6 +49,9 @@ _LOGIC: dict[str, Callable] = {
     "logical_or": tirx.Or,
     "bitwise_or": tirx.Or,
 }
+
+WRAPPING = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
+"""Types in which positions, or differences of them, may wrap around."""
 
 
 class Elements:
@@ -128,6 +131,12 @@ class Elements:
         Unknown
             If it is no expression of the index.
         """
+        found = self._read(expr, index)
+        if dtype_of(expr) in WRAPPING and not _is_constant(found):
+            raise Unknown
+        return found
+
+    def _read(self, expr: relax.Expr, index: Index) -> Element:
         value = self.view.definition(expr)
         if isinstance(value, ir.GenericConst):
             return self.simple(table_element(value, index))
@@ -227,6 +236,12 @@ class Elements:
         if isinstance(value, Choice):
             return self.choice(value.condition, value.then, value.other)
         return self.analyzer.simplify(value)
+
+
+def _is_constant(value: Element) -> bool:
+    if isinstance(value, Choice):
+        return _is_constant(value.then) and _is_constant(value.other)
+    return float_of(value) is not None
 
 
 def _same(a: Element, b: Element) -> bool:

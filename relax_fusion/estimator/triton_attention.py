@@ -191,7 +191,9 @@ def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
         queries = stages if few_scores(plan) else 1
     else:
         stages -= 1  # the operands of these instructions pass through registers
-        queries, rest = stages if few_scores(plan) else 1, plan.block_m * plan.block_n
+        queries = stages if few_scores(plan) else 1
+        # Weights change their layout on the way to the next product; scores, to meet a mask
+        rest = plan.block_m * plan.block_n * (2 if work.mask_dims and work.mask_dims[3] else 1)
     elements = queries * plan.block_m * width + stages * plan.block_n * (width + v_width) + rest
     used = elements * DTYPE_BYTES[work.dtype] + SMEM_RESERVE_BYTES[plan.family]
     if plan.family == "pointer":  # what is read for each score is copied ahead, too

@@ -136,12 +136,12 @@ def _pointer(a: AttentionCall) -> list[Case]:
     part = a.step(attention_pointer, (pairs, tiles, splits), args, constants)
     most = splits if isinstance(splits, int) else a.plan.split_k
     several = [part, _combine(a, args, constants, splits, most)]
-    if isinstance(splits, int) or _leaves_room(a):
+    if isinstance(splits, int) or _always_cut(a):
         return [(True, several)]
     return [(splits <= 1, [whole]), (True, several)]
 
 
-def _leaves_room(a: AttentionCall) -> bool:
+def _always_cut(a: AttentionCall) -> bool:
     """Tell whether many keys are cut into parts at every size that the plan serves."""
     if not isinstance(a.work.batch, int) or a.most_queries is None:
         return False

@@ -65,7 +65,7 @@ def groups_step(a: AttentionCall) -> Step:
         "EVEN_ROWS": isinstance(rows, int) and rows % plan.block_m == 0,
         "EVEN_KEYS": isinstance(a.kv_len, int) and a.kv_len == keys,
     }
-    grid = (ceil_div(rows, plan.block_m), a.work.q_heads // heads, a.batch)
+    grid = (a.batch, a.work.q_heads // heads, ceil_div(rows, plan.block_m))
     return a.step(attention_groups, grid, a.pointer_arguments(), constants)
 
 
@@ -73,7 +73,7 @@ def halves_step(a: AttentionCall) -> Step:
     """Return the launch for short sequences of which two warp groups share the keys."""
     plan, work = a.plan, a.work
     constants = {**a.constants(), "EVEN_KEYS": work.kv_len == HALVES_BLOCKS * plan.block_n}
-    grid = (ceil_div(a.q_len, plan.block_m), work.q_heads, a.batch)
+    grid = (a.batch, work.q_heads, ceil_div(a.q_len, plan.block_m))
     # Each copy is for both warp groups; the second is specialised
     args = _mapped_arguments(a, plan.split_k * plan.block_n)
     return a.step(attention_halves, grid, args, constants, num_warps=4)

@@ -12,7 +12,7 @@ from relax_fusion.passes import PATTERNS
 from . import campaign, check
 
 SHARDS = 2
-GRAPHS_PER_SHARD = 18
+GRAPHS_PER_SHARD = 24
 
 
 @pytest.mark.parametrize("shard", range(SHARDS))

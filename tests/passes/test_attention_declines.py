@@ -133,6 +133,12 @@ REFUSALS = [
         QKV + " m[4,1,1]",
     ),
     scored(
+        "scores_rounded_to_whole_numbers",
+        's1 = R.astype(s0, "int32"); s = R.astype(s1, "float32")',
+        Reason.ATTRIBUTE,
+        "the scores go through astype",
+    ),
+    scored(
         "scores_through_another_function",
         "s = R.sigmoid(s0)",
         Reason.ATTRIBUTE,
@@ -245,6 +251,13 @@ REFUSALS = [
         attention("").replace("s0 =", "s ="),
         Reason.SHAPE,
         "the query is broadcast",
+    ),
+    Refusal(
+        "values_of_more_heads",
+        "q[1,1,5,8] k[1,1,7,8] v[1,4,7,8]",
+        attention("").replace("s0 =", "s ="),
+        Reason.SHAPE,
+        "the value has",
     ),
     Refusal(
         "positions_in_front_of_the_batch",

@@ -175,6 +175,23 @@ DATA = [
         "q k v m",
     ),
     kept(
+        "boolean_mask_whose_rows_were_two_axes",
+        "r = R.reshape(m, [6, 6])\n",
+        f"r, s0, {INF}",
+        replace(SIX, mask_dims=(False, False, True, True)),
+        SQUARE + " m[2,3,6]:bool",
+        "q k v m",
+    ),
+    kept(
+        "positions_that_may_wrap_around",
+        positions("6", "6")
+        + 'a = R.astype(i, "int8"); e = R.astype(j, "int8"); c = R.less_equal(e, a)\n',
+        f"c, s0, {INF}",
+        replace(SIX, mask_dims=(False, False, True, True)),
+        args="q k v c",
+        left=(*LINEAR[:5], "astype", "astype", "less_equal"),
+    ),
+    kept(
         "boolean_mask_and_positions",
         positions("6", "6") + "c0 = R.less_equal(j, i); c = R.logical_and(c0, m)\n",
         f"c, s0, {INF}",

@@ -155,7 +155,7 @@ def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
 
 def test_groups_know_whether_tiles_are_whole() -> None:
     (step,) = steps_of(SHORT, GROUPS)
-    assert step.grid == (512 * 4 // 16, 8, 1)
+    assert step.grid == (1, 8, 512 * 4 // 16)
     assert step.constexprs["GROUPS"] == 8
     assert step.constexprs["EVEN_ROWS"] and step.constexprs["EVEN_KEYS"]
     assert step.constexprs["k_stride_s"] == 8 * 64
@@ -165,7 +165,7 @@ def test_groups_know_whether_tiles_are_whole() -> None:
 
 def test_halves_copy_for_both_warp_groups() -> None:
     (step,) = steps_of(SHORT, HALVES)
-    assert step.grid == (8, 32, 1) and step.options.num_warps == 4
+    assert step.grid == (1, 32, 8) and step.options.num_warps == 4
     assert step.args["q"].block == (1, 1, 64, 64) and step.args["k"].block == (1, 1, 256, 64)
     assert step.constexprs["EVEN_KEYS"]
     (step,) = steps_of(replace(SHORT, kv_len=500), HALVES)
@@ -229,6 +229,8 @@ LARGEST = [
     ("h200", {"kv_heads": 32}, "halves"),
     ("a100", {"head_dim": 256, "v_dim": 256}, "pointer"),
     ("rtx3080", {"bias_dims": (True, True, True, True)}, "pointer"),
+    ("rtx3080", {"bias_dims": (True, True, True, False), "kv_len": 500}, "pointer"),
+    ("rtx4090", {"mask_dims": (True, False, True, True), "kv_len": 500}, "pointer"),
 ]
 
 
@@ -237,9 +239,8 @@ def test_shared_memory_is_what_the_estimator_says() -> None:
     sources, said = [], []
     for name, changes, family in LARGEST:
         dev, target = device(name), make_target(name)
-        work = replace(
-            SHORT, causal="none", kv_len=256 if "head_dim" in changes else 512, **changes
-        )
+        kv_len = 256 if "head_dim" in changes else 512
+        work = replace(SHORT, **{"causal": "none", "kv_len": kv_len, **changes})
         plans = [p for p in candidates(work, dev, "triton") if p.family == family]
         largest = max(plans, key=lambda p: smem_bytes(p, work, dev))
         params = parameters(work, largest)
@@ -251,7 +252,9 @@ def test_shared_memory_is_what_the_estimator_says() -> None:
         )
         said.append(smem_bytes(largest, work, dev))
     found = [k.shared_bytes for k in compile_kernels([source for source, _ in sources])]
-    assert all(n <= most <= 1.12 * n for n, most in zip(found, said, strict=True)), (found, said)
+    both = list(zip(found, said, strict=True))
+    assert all(n <= most for n, most in both), both
+    assert all(most <= 1.12 * n for n, most in both[:-2]), both  # odd keys, with luck, need less
 
 
 class Chain(nn.Module):

@@ -200,7 +200,7 @@ def attention_groups(
 ):
     """Compute `BLOCK_M` packed rows of one batch entry and kv head.
 
-    Grid: ``(ceil(Q_LEN * GROUP / BLOCK_M), kv_heads, batch)``; `GROUPS` warps.
+    Grid: ``(batch, kv_heads, ceil(Q_LEN * GROUP / BLOCK_M))``; `GROUPS` warps.
 
     Parameters
     ----------
@@ -221,8 +221,8 @@ def attention_groups(
         gdc_wait()
         gdc_launch_dependents()
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [GROUPS, 1, 1], [1, 16, 8])
-    tile, kv_head = gl.program_id(0), gl.program_id(1)
-    batch = gl.program_id(2).to(gl.int64)
+    batch = gl.program_id(0).to(gl.int64)
+    kv_head, tile = gl.program_id(1), gl.program_id(2)
     first = position_of(tile * BLOCK_M // GROUP, Q_LEN, KV_LEN, CAUSAL)
     last = position_of(((tile + 1) * BLOCK_M - 1) // GROUP, Q_LEN, KV_LEN, CAUSAL)
     begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)

@@ -206,7 +206,7 @@ def attention_halves(
     EVEN_KEYS: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Compute 64 rows of one head.  Grid: ``(ceil(Q_LEN / 64), heads, batch)``; 4 warps and 4 more.
+    """Compute 64 rows of one head.  Grid: ``(batch, heads, ceil(Q_LEN / 64))``; 4 warps and 4 more.
 
     Parameters
     ----------
@@ -232,8 +232,8 @@ def attention_halves(
             gl.float32, [2, 64, V_PAD], gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
         ),
     )
-    row_start, head = gl.program_id(0) * 64, gl.program_id(1)
-    batch = gl.program_id(2)
+    batch, head = gl.program_id(0), gl.program_id(1)
+    row_start = gl.program_id(2) * 64
     tiles, barriers = request_tiles(q, k, v, batch, head, head // GROUP, row_start, BLOCK_N)
     batch64 = batch.to(gl.int64)
     modifiers = (

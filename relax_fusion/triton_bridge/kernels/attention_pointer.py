@@ -6,7 +6,7 @@ entry and kv head, read once; operations for many.
 Shape: a program takes `BLOCK_M` packed rows of one batch entry and kv head, where row r is query
 ``r // GROUP`` of the group's head ``r % GROUP``: all heads that share keys and values read them
 once, and a causal mask cuts a tile at few queries.  Where that gives too few programs (decoding),
-the programs of axis 1 share the keys, in whole blocks, and `attention_combine` merges what they
+the programs of axis 2 share the keys, in whole blocks, and `attention_combine` merges what they
 found.  Online softmax (Milakov and Gimelshein, 2018), in float32 and base 2.
 """
 
@@ -148,16 +148,22 @@ def attend(
         scores = scaled_scores(tl.dot(q_tile, k_tile.T), SCALE, SOFTCAP)
         inside = in_rows[:, None] & (keys < KV_LEN)[None, :]
         if BIAS != "none":
-            ptrs = bias_rows[:, None] + (keys if BIAS_KEYS else keys * 0)[None, :]
-            scores = biased(scores, tl.load(ptrs, mask=inside, other=0.0), BIAS)
+            if BIAS_KEYS:
+                bias = tl.load(bias_rows[:, None] + keys[None, :], mask=inside, other=0.0)
+            else:
+                bias = tl.load(bias_rows, mask=in_rows, other=0.0)[:, None]
+            scores = biased(scores, bias, BIAS)
         if ALIBI:
             scores = with_slopes(scores, slopes[:, None], positions[:, None], keys[None, :])
         if MASKED:
             visible = is_visible(positions[:, None], keys[None, :], KV_LEN, CAUSAL, WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         if HAS_MASK:
-            ptrs = mask_rows[:, None] + (keys if MASK_KEYS else keys * 0)[None, :]
-            scores = tl.where(tl.load(ptrs, mask=inside, other=0) != 0, scores, float("-inf"))
+            if MASK_KEYS:
+                seen = tl.load(mask_rows[:, None] + keys[None, :], mask=inside, other=0)
+            else:
+                seen = tl.load(mask_rows, mask=in_rows, other=0)[:, None]
+            scores = tl.where(seen != 0, scores, float("-inf"))
         new_most = tl.maximum(most, tl.max(scores, axis=1))
         # A row that has seen no key yet: its weights are exp2(-inf - 0)
         base = tl.where(new_most == float("-inf"), 0.0, new_most)

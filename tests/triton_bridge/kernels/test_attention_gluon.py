@@ -43,7 +43,7 @@ def in_groups(case: Heads, t: dict[str, np.ndarray], rows: int, keys: int, group
     given = arguments(case, t, m)
     given |= {"BLOCK_M": rows, "BLOCK_N": keys, "GROUPS": groups}
     given |= {"EVEN_ROWS": packed % rows == 0, "EVEN_KEYS": case.kv_len == keys * groups}
-    grid = (math.ceil(packed / rows), case.heads // case.group, case.batch)
+    grid = (case.batch, case.heads // case.group, math.ceil(packed / rows))
     launch(attention_groups, grid, only(attention_groups, given))
     return case.by_head(m["out"]).astype(np.float64)
 
@@ -57,7 +57,7 @@ def in_halves(case: Heads, t: dict[str, np.ndarray], keys: int) -> Any:
         tensor = tensor if name == "q" else tensor[:, :, : case.kv_len]
         block = (1, 1, rows, max(16, 1 << (tensor.shape[3] - 1).bit_length()))
         given[name] = Map(tensor, block)
-    grid = (math.ceil(case.q_len / 64), case.heads, case.batch)
+    grid = (case.batch, case.heads, math.ceil(case.q_len / 64))
     launch(attention_halves, grid, only(attention_halves, given))
     return case.by_head(m["out"]).astype(np.float64)
 
