@@ -5,10 +5,8 @@ attention), in all the spellings in which front ends write it; its functions ret
 description, or None.  `rope` finds the rotations of a projection's heads behind `movements` of its
 features; `projections` puts norms and matmuls together into a match.  The passes compose them.
 
-Attention is a family of its own: `attention` finds it, `attention_softmax` and `attention_steps`
-read it backwards to its first matmul, `attention_layout` looks through the movements around it by
-what each axis holds (`axes`), and `attention_modifiers` tells what its masks mean by what their
-elements are (`elements`).
+Attention is a family of its own, with a folder: `axes` tells it what each axis of a tensor holds,
+and `elements` what its elements are.
 """
 
 from .activations import activation

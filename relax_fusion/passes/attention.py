@@ -8,9 +8,9 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..chains.attention import AttentionChain, attention_chain
-from ..chains.attention_aligned import Grid
-from ..chains.attention_layout import Laid, laid
-from ..chains.attention_modifiers import Modifiers, modifiers
+from ..chains.attention.aligned import Grid
+from ..chains.attention.layout import Laid, laid
+from ..chains.attention.modifiers import Modifiers, modifiers
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..errors import Reason
-from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
-from ..shapes import dtype_of, same_shape, shape_text, static
-from ..workload import HeadLayout
-from .attention_operands import WIDENED, Operand, sources
-from .axes import Atom, ahead, quotient, size_of
+from ...errors import Reason
+from ...pattern import BlockView, KernelArg, PrimExpr, Refused, guard
+from ...shapes import dtype_of, same_shape, shape_text, static
+from ...workload import HeadLayout
+from ..axes import Atom, ahead, quotient, size_of
+from .operands import WIDENED, Operand, sources
 
 
 @dataclass(frozen=True)

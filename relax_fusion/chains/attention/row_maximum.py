@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tvm import relax
 
-from ..pattern import BlockView, is_call
-from ..shapes import shape_of
+from ...pattern import BlockView, is_call
+from ...shapes import shape_of
 
 
 def row_maximum(

@@ -11,14 +11,14 @@ from dataclasses import replace
 
 from tvm import ir, relax
 
-from ..errors import Reason
-from ..pattern import BlockView
-from ..shapes import dtype_of, same_shape, shape_of, shape_text
-from ..workload import DTYPE_BYTES
-from .attention_scores import HIDDEN, Addend, Condition, Scores
-from .constants import binary
-from .elements import Elements
+from ...errors import Reason
+from ...pattern import BlockView
+from ...shapes import dtype_of, same_shape, shape_of, shape_text
+from ...workload import DTYPE_BYTES
+from ..constants import binary
+from ..elements import Elements
 from .row_maximum import row_maximum
+from .scores import HIDDEN, Addend, Condition, Scores
 
 Steps = Iterator[Scores]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
-from ..pattern import PrimExpr
-from ..shapes import same_shape
-from ..workload import Causal
-from .element_values import integer
+from ...pattern import PrimExpr
+from ...shapes import same_shape
+from ...workload import Causal
+from ..element_values import integer
 
 _ANALYZER = Analyzer()
 

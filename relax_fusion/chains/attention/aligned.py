@@ -8,13 +8,13 @@ from functools import cached_property
 
 from tvm import relax, tirx
 
-from ..errors import Reason
-from ..pattern import BlockView, KernelArg, PrimExpr, guard
-from ..shapes import same_shape, shape_text
-from ..workload import MaskDims
-from .axes import Atom, Placed, behind, broadcast, placed, regrouped, size_of
-from .element_values import Element, Index, integer
-from .elements import Elements
+from ...errors import Reason
+from ...pattern import BlockView, KernelArg, PrimExpr, guard
+from ...shapes import same_shape, shape_text
+from ...workload import MaskDims
+from ..axes import Atom, Placed, behind, broadcast, placed, regrouped, size_of
+from ..element_values import Element, Index, integer
+from ..elements import Elements
 
 AXES = ("batch", "heads", "queries", "keys")
 

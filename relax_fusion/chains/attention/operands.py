@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from ..errors import Reason
-from ..pattern import BlockView, PrimExpr, guard
-from ..shapes import dtype_of, known_shape, same_shape
-from .axes import Atom, Placed, behind, is_one, regrouped
-from .constants import scaled
-from .slices import prefix_slice
+from ...errors import Reason
+from ...pattern import BlockView, PrimExpr, guard
+from ...shapes import dtype_of, known_shape, same_shape
+from ..axes import Atom, Placed, behind, is_one, regrouped
+from ..constants import scaled
+from ..slices import prefix_slice
 
 WIDENED = {"float16": "float32", "bfloat16": "float32"}
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from tvm import relax, tirx
 
-from ..pattern import PrimExpr
-from ..shapes import dtype_of, same_shape
-from .attention_alibi import Slopes, slopes_of
-from .attention_aligned import Aligned, Grid
-from .attention_bands import Band, band_of, joined, sight_of
-from .attention_scores import HIDDEN, Addend, Condition
-from .axes import size_of
-from .element_values import Choice, Element, float_of
+from ...pattern import PrimExpr
+from ...shapes import dtype_of, same_shape
+from ..axes import size_of
+from ..element_values import Choice, Element, float_of
+from .alibi import Slopes, slopes_of
+from .aligned import Aligned, Grid
+from .bands import Band, band_of, joined, sight_of
+from .scores import HIDDEN, Addend, Condition
 
 VIEW_OR_COPY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.sym import detect_linear_equation
 
-from ..pattern import KernelArg, PrimExpr
-from ..shapes import same_shape
-from .attention_aligned import Aligned
-from .element_values import Choice
+from ...pattern import KernelArg, PrimExpr
+from ...shapes import same_shape
+from ..element_values import Choice
+from .aligned import Aligned
 
 
 @dataclass(frozen=True)

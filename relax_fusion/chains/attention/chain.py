@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 
-from ..errors import Reason
-from ..pattern import BlockView, PrimExpr, Refused, guard
-from ..shapes import known_shape, same_shape, shape_of, static
-from ..workload import Causal, HeadLayout
-from .attention_operands import Operand, operand, packed
-from .attention_scores import Addend, Scores
-from .attention_softmax import softmax_of
-from .attention_steps import scores_of
+from ...errors import Reason
+from ...pattern import BlockView, PrimExpr, Refused, guard
+from ...shapes import known_shape, same_shape, shape_of, static
+from ...workload import Causal, HeadLayout
+from .operands import Operand, operand, packed
+from .scores import Addend, Scores
+from .softmax import softmax_of
+from .steps import scores_of
 
 NAMES = ("the query", "the key", "the value", "the result")
 _CAUSAL: dict[str | None, Causal] = {

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from ..errors import Decline, Reason
-from ..pattern import PrimExpr
-from ..shapes import shape_of
+from ...errors import Decline, Reason
+from ...pattern import PrimExpr
+from ...shapes import shape_of
 
 HIDDEN = -1e4
 """A score of this size or below counts as hidden: ``exp`` of it is zero beside any other's."""

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from ..errors import Reason
-from ..pattern import BlockView, guard
-from ..shapes import dtype_of, same_shape, shape_of, shape_text
-from ..workload import DTYPE_BYTES
-from .attention_scores import Scores
-from .axes import is_one, is_plain_copy
-from .elements import Elements
+from ...errors import Reason
+from ...pattern import BlockView, guard
+from ...shapes import dtype_of, same_shape, shape_of, shape_text
+from ...workload import DTYPE_BYTES
+from ..axes import is_one, is_plain_copy
+from ..elements import Elements
+from ..slices import prefix_slice
 from .row_maximum import row_maximum
-from .slices import prefix_slice
+from .scores import Scores
 
 _VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype")
 

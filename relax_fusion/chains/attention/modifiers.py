@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 from tvm import relax
 
-from ..errors import Reason
-from ..pattern import KernelArg, Refused, guard
-from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
-from ..workload import BiasOp, Causal, MaskDims
-from .attention import AttentionChain
-from .attention_alibi import Slopes
-from .attention_aligned import Aligned, Grid
-from .attention_bands import Sight, sight_of
-from .attention_masks import Parts, added, held, kept
+from ...errors import Reason
+from ...pattern import KernelArg, Refused, guard
+from ...shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
+from ...workload import BiasOp, Causal, MaskDims
+from .alibi import Slopes
+from .aligned import Aligned, Grid
+from .bands import Sight, sight_of
+from .chain import AttentionChain
+from .masks import Parts, added, held, kept
 
 
 @dataclass(frozen=True)
