@@ -7,6 +7,7 @@ import json
 import statistics
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ class GpuRun:
             raise DeviceLostError(f"{sentence(cause)}; then {sentence(err)}") from cause
 
 
-class Bench(GpuRun):
+class Bench(GpuRun, ABC):
     """A benchmark of many cases, each with the same contenders.
 
     A subclass says what to do: `facts`, `measured`, and how its entries are called.
@@ -132,21 +133,21 @@ class Bench(GpuRun):
     # --- what a subclass says --------------------------------------------------------------
 
     @staticmethod
+    @abstractmethod
     def key_of(entry: Entry) -> Key:
         """Return what an entry is called."""
-        raise NotImplementedError
 
+    @abstractmethod
     def file_name(self) -> str:
         """Return the name of the run's files, without the date."""
-        raise NotImplementedError
 
+    @abstractmethod
     def facts(self, item: Any) -> Entry:
         """Return what is known of a case before it is measured."""
-        raise NotImplementedError
 
+    @abstractmethod
     def measured(self, item: Any) -> Entry:
         """Measure one case; see `times` and `captured`."""
-        raise NotImplementedError
 
     # --- the run ---------------------------------------------------------------------------
 

@@ -138,19 +138,20 @@ def _all(rows: Dim) -> Iterator[TilePlan]:
     """Yield plans, and among those that may cost the same, first the one that measured best."""
     if not isinstance(rows, int) or rows <= 2:
         for (block_k, warps), block_n in product(GEMV_TILES, (2, 1)):
-            yield _plan("gemv", (1, block_n, block_k), warps, 1)
+            yield triton_plan("gemv", (1, block_n, block_k), warps, 1)
     for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
-        yield _plan("stream", (block_m, block_n, block_k), 4, stages, split)
+        yield triton_plan("stream", (block_m, block_n, block_k), 4, stages, split)
     for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
-        yield _plan("persistent", (128, block_n, 64), 8, stages)
+        yield triton_plan("persistent", (128, block_n, 64), 8, stages)
     for block_m, stages in product((16, 32, 64, 128), (6, 8, 4)):
         for block_k, split in ((64, 1), (128, 1), (64, 4)):
-            yield _plan("pointer", (block_m, 64, block_k), 4, stages, split)
+            yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
 
 
-def _plan(
+def triton_plan(
     family: str, block: tuple[int, int, int], warps: int, stages: int, split: int = 1
 ) -> TilePlan:
+    """Return a plan of the Triton back end; `block` is ``(block_m, block_n, block_k)``."""
     return TilePlan(
         *block,
         split_k=split,

@@ -22,6 +22,7 @@ from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .prediction import HALF_DTYPES, ceil_div
 from .shape import AttentionSize
+from .triton import triton_plan
 
 FAMILIES = ("pointer", "flash", "groups", "halves")
 
@@ -140,17 +141,17 @@ def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
 def _all(work: Attention) -> Iterator[TilePlan]:
     width = padded(work.head_dim)
     for block_m, block_n, groups in GROUP_TILES:
-        yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
+        yield triton_plan("groups", (block_m, block_n, width), groups, 1, groups)
     if _is_plain(work):
         for block_n in HALVES_KEYS:
             if work.kv_len == HALVES_BLOCKS * block_n:
-                yield _plan("halves", (64, block_n, width), 8, 2, 2)
+                yield triton_plan("halves", (64, block_n, width), 8, 2, 2)
     for block_n, stages in FLASH_TILES:
-        yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+        yield triton_plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
     for (block_m, block_n), depths in POINTER_TILES.items():
         for stages, parts in product(depths, PARTS):
             warps = 8 if block_m == 128 else 4
-            yield _plan("pointer", (block_m, block_n, width), warps, stages, parts)
+            yield triton_plan("pointer", (block_m, block_n, width), warps, stages, parts)
 
 
 def _is_plain(work: Attention) -> bool:
@@ -161,19 +162,6 @@ def _is_plain(work: Attention) -> bool:
     modified = (work.bias_dims, work.mask_dims, work.window, work.softcap, work.alibi, work.sinks)
     usual = work.q_heads == work.kv_heads and work.head_dim == work.v_dim == 64
     return usual and work.causal == "none" and all(given is None for given in modified)
-
-
-def _plan(
-    family: str, block: tuple[int, int, int], warps: int, stages: int, parts: int = 1
-) -> TilePlan:
-    return TilePlan(
-        *block,
-        split_k=parts,
-        num_stages=stages,
-        num_warps=warps,
-        backend="triton",
-        family=family,
-    )
 
 
 def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:

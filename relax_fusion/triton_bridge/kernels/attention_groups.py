@@ -121,10 +121,10 @@ def store_merged(
     G: gl.constexpr = exchange.shape[0]
     M: gl.constexpr = exchange.shape[1]
     D: gl.constexpr = exchange.shape[2]
-    O: gl.constexpr = merged_layout(G, gl.num_warps(), M, D)  # noqa: E741
-    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, O))
-    most = most_of.load(gl.SliceLayout(2, O))
-    sums = sums_of.load(gl.SliceLayout(2, O))
+    MERGED: gl.constexpr = merged_layout(G, gl.num_warps(), M, D)
+    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, MERGED))
+    most = most_of.load(gl.SliceLayout(2, MERGED))
+    sums = sums_of.load(gl.SliceLayout(2, MERGED))
     highest = gl.max(most, 0)
     if SINKS:
         _, head, _ = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, M)
@@ -137,10 +137,10 @@ def store_merged(
         total += gl.exp2(sinks - base)
     # A row that sees nothing is zeros
     shares = shares / gl.where(total == 0.0, 1.0, total)[None, :]
-    result = gl.sum(exchange.load(O) * shares[:, :, None], 0)
-    rows_out: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, O))
+    result = gl.sum(exchange.load(MERGED) * shares[:, :, None], 0)
+    rows_out: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, MERGED))
     query, head, is_row = packed_rows(tile, kv_head, Q_LEN, rows_out, GROUP, M)
-    d = START + gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(0, O)))[None, :]
+    d = START + gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(0, MERGED)))[None, :]
     mask = is_row[:, None]
     if START + D > WIDTH:
         mask = mask & (d < WIDTH)

@@ -92,7 +92,7 @@ def share_keys(
     bias, mask, slopes_ptr = modifiers
     V_PAD: gl.constexpr = v_tiles[0].shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])  # noqa: E741
+    RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
     query = (row_start + gl.arange(0, 64, gl.SliceLayout(1, S)))[:, None]
     columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, S))[None, :]
     q = q_tile.reshape([64, q_tile.shape[3]])
@@ -103,7 +103,7 @@ def share_keys(
     dots = warpgroup_mma_wait(0, deps=[dots])
     most = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
     total = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
-    acc = gl.zeros([64, V_PAD], gl.float32, O)
+    acc = gl.zeros([64, V_PAD], gl.float32, RESULT)
     for step in gl.static_range(2):
         if step == 0:
             mbarrier.wait(k_full[1], 0)
@@ -120,12 +120,12 @@ def share_keys(
         weights = gl.exp2(scores - base[:, None])
         shrink = gl.exp2(most - base)
         most = highest
-        p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, O, 2))
+        p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, RESULT, 2))
         total = total * shrink + gl.sum(weights, 1)
         if step == 0:
             dots = warpgroup_mma_wait(0, deps=[ahead])
         else:
-            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O))[:, None]
+            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
         mbarrier.wait(v_full[step], 0)
         acc = warpgroup_mma(p, half_of(v_tiles[step], BLOCK_N, INDEX), acc, is_async=True)
         if step == 1:
