@@ -92,6 +92,12 @@ REFUSALS = [
         "scores are held back at -5",
     ),
     scored(
+        "scores_held_before_a_small_factor",
+        f"s1 = R.clip(s0, -1e4, 1e4); s = R.multiply(s1, {const(1e-4)})",
+        Reason.ATTRIBUTE,
+        "scores are held back at 10000",
+    ),
+    scored(
         "scores_held_below_a_number",
         "s = R.clip(s0, -1e6, 50.0)",
         Reason.ATTRIBUTE,

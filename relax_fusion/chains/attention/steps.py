@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import ml_dtypes
 from tvm import ir, relax
 
 from ...errors import Reason
@@ -172,11 +173,16 @@ def _held(view: BlockView, at: Scores) -> Steps:
 
 
 def _clamped(at: Scores, inner: relax.Expr, low: float | None, high: float | None) -> Scores:
-    """Drop bounds so far out that no score of a query and a key reaches them."""
+    """Drop bounds so far out that no score of a query and a key reaches them.
+
+    That is what a later factor makes of a bound, or one at the end of what the dtype holds.
+    """
     before = at.inside(inner)
-    for value, far in ((low, low is None or low <= HIDDEN), (high, high is None or high >= 1e4)):
-        if not far:
-            before = before.refused(Reason.ATTRIBUTE, f"scores are held back at {value:g}")
+    limit = float(ml_dtypes.finfo(dtype_of(at.expr)).max)
+    for bound, sign in ((low, -1.0), (high, 1.0)):
+        reach = limit if bound is None else sign * bound
+        if reach < limit and reach * at.factor < -HIDDEN:
+            before = before.refused(Reason.ATTRIBUTE, f"scores are held back at {bound:g}")
     return before
 
 
