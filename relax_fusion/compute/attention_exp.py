@@ -1,6 +1,9 @@
-"""Exponential and hyperbolic tangent of vectors on a CPU.
+"""Exponential and hyperbolic tangent that vectors of a CPU and any GPU can compute.
 
-LLVM has no vector code for either, and calls the C library once for every element.  Both come from
+LLVM has no vector code for either, and calls the C library once for every element.  A GPU has an
+exponential: CUDA's ``__expf`` errs by 2 + 1.2 |x| units in the last place of ``e^x``, so in a
+softmax by two units of 1 at most.  But TVM compiles CUDA with ``--use_fast_math``, which makes an
+approximation to eleven bits of ``tanhf``, so GPUs compute that as CPUs do.  Both come from
 ``e^y - 1`` for y <= 0, found as ``2^n e^r - 1`` with ``y = n ln 2 + r`` (Cody and Waite, "Software
 Manual for the Elementary Functions", 1980, chapter 6) and the Taylor series of ``e^r - 1``.
 """
@@ -36,10 +39,8 @@ def exp(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
     return let("x", value, _exp)
 
 
-def tanh(value: tirx.Expr, on_gpu: bool) -> tirx.Expr:
+def tanh(value: tirx.Expr) -> tirx.Expr:
     """Return the hyperbolic tangent of a float32 `value`, exact to some units in the last place."""
-    if on_gpu:
-        return tirx.tanh(value)
     return let("x", value, _tanh)
 
 
