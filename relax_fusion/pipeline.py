@@ -24,11 +24,12 @@ from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMeta
 from .cuda_graph import CaptureCUDAGraphs
 from .dlight_rules import AttentionRule, ContractionRule, CPUSpatialRule, ScalarMatmulRule
 from .errors import PipelineError
+from .finite import FiniteConstants
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
-from .target import has_triton, is_cpu, is_cuda
+from .target import has_infinity, has_triton, is_cpu, is_cuda
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
@@ -118,8 +119,8 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    del options
-    return [relax.transform.DeadCodeElimination()]
+    finite = [] if has_infinity(options.target) else [FiniteConstants()]
+    return [relax.transform.DeadCodeElimination(), *finite]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:

@@ -31,6 +31,15 @@ def is_cuda(target: Target) -> bool:
     return target.kind.name == "cuda"
 
 
+def has_infinity(target: Target) -> bool:
+    """Tell whether kernels for `target` can hold infinite constants.
+
+    WGSL has no way to write one, and lets an implementation assume that there are none
+    (https://www.w3.org/TR/WGSL/#floating-point-evaluation); TVM 0.27 writes ``-inff``.
+    """
+    return target.kind.name != "webgpu"
+
+
 def host_target() -> Target:
     """Return the target of this machine's CPU, with its own instruction set and core count."""
     return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": _cores()})
@@ -85,8 +94,8 @@ def device_of(target: Target) -> DeviceSpec:
     """Return the device that `target` compiles for.
 
     A CUDA target's ``model`` attribute names it; without one, the usual device of its ``arch``
-    stands in.  Any other GPU is taken for the smallest GPU of the table, within its own limits of
-    threads and shared memory.
+    stands in, under the architecture's own name.  Any other GPU is taken for the smallest GPU of
+    the table, within its own limits of threads and shared memory and without the name.
 
     Raises
     ------
@@ -103,11 +112,13 @@ def device_of(target: Target) -> DeviceSpec:
     arch = str(attrs.get("arch", "")).rstrip("af")
     spec = device(model if model in DEVICES else _GPU_BY_ARCH.get(arch, "rtx3080"))
     if is_cuda(target):
-        return spec
+        known = not arch or spec.arch.rstrip("af") == arch
+        return spec if known else replace(spec, arch=arch)
     threads = int(attrs.get("max_threads_per_block", spec.max_threads_per_block))
     smem = int(attrs.get("max_shared_memory_per_block", spec.smem_per_block_bytes))
     return replace(
         spec,
+        arch="",
         max_threads_per_block=min(spec.max_threads_per_block, threads),
         smem_per_block_bytes=min(spec.smem_per_block_bytes, smem),
     )

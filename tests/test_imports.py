@@ -24,6 +24,7 @@ FLOORS = (
         "legalize",
         "annotate",
         "returned_views",
+        "finite",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "cuda_graph", "models", "report"),

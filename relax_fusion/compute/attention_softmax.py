@@ -77,7 +77,7 @@ class OnlineSoftmax:
         One accumulator would make every step wait for the one before.
         """
         lanes = self.shape.fold_lanes
-        part = scratch(name, (lanes,), scope="local")
+        part = scratch(f"row_{name}_part", (lanes,), scope="local")
         with self._named(name + "_init", ji=lanes) as (ji,):
             T.buffer_store(part, start, [ji])
         with self._named(name + "_lanes", JO=self.shape.keys // lanes, ji=lanes) as (jo, ji):

@@ -75,7 +75,7 @@ class AttentionRule(ScheduleRule):
 
     rewrite (GPU)::
 
-        for b, h, t in T.grid(...):      ->    for b, h, t in blockIdx.z, y, x:
+        for b, h, t in T.grid(...):      ->    for h, (b, t) in blockIdx.y, x:
             tile                                   tile, each block spread over threadIdx.x;
                                                    scratch shared, results in registers
 

@@ -95,18 +95,20 @@ def spread_over_threads(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> N
 def block_per_tile(sch: s_tir.Schedule, block: SBlockRV) -> None:
     """Give each tile a thread block.
 
-    Three grid dimensions and not one, as taking an index of dynamic extents apart costs a division
-    in every address.
+    Heads have a grid dimension of their own, as taking an index of dynamic extents apart costs a
+    division.  Batches do not: the second and third dimension of a grid end at 65535, and WebGPU
+    leaves no third one to kernels.
 
     rewrite::
 
-        for b, h, t in T.grid(...):      ->    for b in T.thread_binding("blockIdx.z"):
-            tile                                   for h in T.thread_binding("blockIdx.y"):
-                                                       for t in T.thread_binding("blockIdx.x"):
-                                                           tile
+        for b, h, t in T.grid(...):      ->    for h in T.thread_binding("blockIdx.y"):
+            tile                                   for bt in T.thread_binding("blockIdx.x"):
+                                                       tile
     """
-    for loop, axis in zip(sch.get_loops(block), "zyx", strict=True):
-        sch.bind(loop, f"blockIdx.{axis}")
+    batch, head, tile = sch.get_loops(block)
+    sch.reorder(head, batch, tile)
+    sch.bind(head, "blockIdx.y")
+    sch.bind(sch.fuse(batch, tile), "blockIdx.x")
 
 
 def bind_owners(sch: s_tir.Schedule, block: SBlockRV) -> None:
