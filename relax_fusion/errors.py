@@ -27,6 +27,7 @@ class Reason(str, Enum):
     CYCLE = "kernel would depend on itself"
     OVERLAP = "binding belongs to another kernel"
     NO_PLAN = "no tile plan fits the device"
+    SCHEDULE = "no schedule of this form"
 
 
 @dataclass(frozen=True)

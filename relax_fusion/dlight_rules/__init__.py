@@ -2,6 +2,12 @@
 
 from .attention import AttentionRule
 from .contraction import ContractionRule
-from .foreign import CPUSpatialRule, ScalarMatmulRule
+from .foreign import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
 
-__all__ = ["AttentionRule", "CPUSpatialRule", "ContractionRule", "ScalarMatmulRule"]
+__all__ = [
+    "AttentionRule",
+    "CPUSpatialRule",
+    "ContractionRule",
+    "ForeignMatmulRule",
+    "ScalarMatmulRule",
+]

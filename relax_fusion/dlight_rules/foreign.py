@@ -7,11 +7,40 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from ..target import is_cpu, without_tensor_cores
+from ..errors import Decline
+from ..target import is_cpu, is_gpu, without_tensor_cores
 from . import steps
+from .foreign_kernel import matmul_kernel
+from .foreign_matmul import foreign_matmul
+from .total import TotalRule
 
 SERIAL_ELEMENTS = 16384
 """Elements below which a loop stays on one core: about the 5 us that waking the pool takes."""
+
+
+class ForeignMatmulRule(TotalRule):
+    """Schedule a matmul that a pass of ours did not make as one that it did.
+
+    It can be one of TVM's legaliser, with or without what FuseTIR put around it: batches, either
+    operand transposed, casts or a dequantisation in front, any element-wise steps behind.  Sums are
+    kept in float32.
+
+    rewrite::
+
+        for b, i, j, k: y[b, i, j] += x[b, i, k] * w[j, k]    ->    the kernel of ContractionRule
+        for b, i, j: z[b, i, j] = f(y[b, i, j])                     for [b * i, k] x [n, k]
+
+    leaves:
+        integer and float64 matmuls, and those whose k or n is only known at run time.
+    """
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the schedule of a new function of the same signature."""
+        form = foreign_matmul(func)
+        if form is None or not (is_gpu(target) or is_cpu(target)):
+            return None
+        kernel = matmul_kernel(func, form, target)
+        return kernel if isinstance(kernel, Decline) else s_tir.Schedule(kernel)
 
 
 class ScalarMatmulRule(ScheduleRule):

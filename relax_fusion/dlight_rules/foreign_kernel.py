@@ -1,0 +1,185 @@
+"""The kernel of a foreign matmul: ours for its shape, read and written through views.
+
+A kernel of `relax_fusion.compute` works on matrices.  Here it gets the operands of the foreign
+function as views (its own strides, and an offset for each matrix of a batch), its epilogue in the
+place of the store, and an element-wise stage in front of a factor that is more than a load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.target import Target
+
+from ..compute import build_prim_func
+from ..compute.ranges import stitch
+from ..errors import Decline, Reason
+from ..estimator import choose
+from ..target import device_of, is_cpu, is_gpu
+from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..workload import NormMatmul
+from .contraction import ContractionRule
+from .foreign_layout import Vars, unravel
+from .foreign_matmul import Factor, ForeignMatmul
+from .foreign_stages import loads_of, map_loads, substitute, variables_of
+from .foreign_views import through_views
+
+Index = Callable[..., tirx.Expr]
+
+
+def matmul_kernel(
+    func: tirx.PrimFunc, form: ForeignMatmul, target: Target
+) -> tirx.PrimFunc | Decline:
+    """Return the scheduled kernel of `func`, which computes `form`, with its plans as attribute."""
+    work = form.workload()
+    if isinstance(work, Decline):
+        return work
+    choice = choose(work, device_of(target), always=True)
+    if isinstance(choice, Decline):
+        return choice
+    variants = []
+    for upper, plan in choice.plans.entries:
+        variant = _variant(func, form, (work, plan), target)
+        if isinstance(variant, Decline):
+            return variant
+        variants.append((upper, variant))
+    whole = stitch(variants, form.size(form.rows))
+    whole = whole.with_attrs(dict(func.attrs or {}))
+    return whole.with_attr(PLAN_ATTR, choice.plans.to_attr())
+
+
+def _variant(
+    func: tirx.PrimFunc, form: ForeignMatmul, planned: tuple[NormMatmul, TilePlan], target: Target
+) -> tirx.PrimFunc | Decline:
+    """Return the kernel by one plan."""
+    work, plan = planned
+    core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
+    adapted = _adapted(core, form, target)
+    scheduled = ContractionRule().apply(adapted, target, False)
+    if scheduled is None:
+        return Decline(Reason.SCHEDULE, "the rule of contractions has no schedule for this plan")
+    body = scheduled.mod["main"].body
+    x, w, out = core.params
+    rows = x.ty.shape[0]
+    known = {rows: form.size(form.rows)} if isinstance(rows, tirx.Var) else {}
+    views = {x: form.x.view, w: form.w.view, out: form.out}
+    present = {var: view for var, view in views.items() if view is not None}
+    body = through_views(body, form, (present, known), target)
+    if isinstance(body, Decline):
+        return body
+    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
+    return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
+
+
+def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, target: Target) -> tirx.PrimFunc:
+    """Give the unscheduled matmul the epilogue and the factors of `form`."""
+    x, w, out = core.params
+    stages: list[tirx.Stmt] = []
+    made: list[tirx.Var] = []
+    for var, factor, names in (
+        (x, form.x, (form.rows, (form.k,))),
+        (w, form.w, _axes(form)),
+    ):
+        if factor.view is None:
+            name = "x_read" if var is x else "w_parts0"
+            stages.append(_element_wise(var, name, _reader(form, factor, names)))
+            made.append(var)
+    root = core.body.block
+    body = tvm_ffi.structural_map(root.body, (s_tir.SBlock, lambda b: _with_epilogue(b, form, out)))
+    if stages:
+        body = tirx.SeqStmt([*stages, *(body.seq if isinstance(body, tirx.SeqStmt) else [body])])
+    root = s_tir.SBlock(
+        [], [], [], root.name_hint, body, alloc_buffers=[*root.alloc_buffers, *made]
+    )
+    params = [*_operands(form), *(p for p in core.params if p not in made)]
+    func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root)).with_attrs(dict(core.attrs))
+    sch = s_tir.Schedule(func)
+    for var in made:
+        if var is x or is_cpu(target):  # a GPU's schedule inlines w into the copy of its tile
+            sch.compute_inline(sch.get_sblock("x_read" if var is x else "w_parts0"))
+    return sch.mod["main"]
+
+
+def _operands(form: ForeignMatmul) -> list[tirx.Var]:
+    """Return what the epilogue and the computed factors read: sizes and positions, then tensors."""
+    values = [form.epilogue, *(f.value for f in (form.x, form.w) if f.view is None)]
+    tensors = {load.source for value in values for load in loads_of(value)} - {form.total}
+    sizes = [d for tensor in tensors for d in tensor.ty.shape]
+    found = set().union(*map(variables_of, (*values, *sizes, *form.extents.values())))
+    bound = {form.k, *form.rows, *form.columns, *tensors, form.total}
+    return [*_by_name(found - bound), *_by_name(tensors)]
+
+
+def _by_name(variables: set[tirx.Var]) -> list[tirx.Var]:
+    return sorted(variables, key=lambda var: var.name)
+
+
+def _axes(form: ForeignMatmul) -> tuple[Vars, Vars]:
+    """Return the variables of rows and of columns of w, as it lies."""
+    k = (form.k,)
+    return (form.columns, k) if form.layout == "nk" else (k, form.columns)
+
+
+def _reader(form: ForeignMatmul, factor: Factor, names: tuple[Vars, Vars]) -> Index:
+    def read(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        where = {**unravel(form.extents, names[0], i), **unravel(form.extents, names[1], j)}
+        return substitute(factor.value, where)
+
+    return read
+
+
+def _element_wise(buffer: tirx.Var, name: str, element: Index) -> tirx.Stmt:
+    """Return the loop nest that fills `buffer`."""
+    shape = list(buffer.ty.shape)
+    loops = [tirx.Var(f"i{n}", "int64") for n in range(len(shape))]
+    axes = [tirx.Var(f"v_i{n}", "int64") for n in range(len(shape))]
+    zero = tirx.IntImm("int64", 0)
+    value = element(*axes)
+    block = s_tir.SBlock(
+        [
+            tirx.IterVar(ir.Range.from_min_extent(zero, d), v, tirx.IterVar.DataPar)
+            for v, d in zip(axes, shape, strict=True)
+        ],
+        _regions(value),
+        [_point(buffer, axes)],
+        name,
+        tirx.BufferStore(buffer, value, axes),
+    )
+    stmt: tirx.Stmt = s_tir.SBlockRealize(loops, True, block)
+    for loop, size in reversed(list(zip(loops, shape, strict=True))):
+        stmt = tirx.For(loop, zero, size, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _point(buffer: tirx.Var, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
+    return tirx.BufferRegion(buffer, [ir.Range.from_min_extent(i, 1) for i in indices])
+
+
+def _regions(value: tirx.Expr) -> list[ir.TensorRegion]:
+    """Return what a value reads."""
+    regions: list[ir.TensorRegion] = []
+    for load in loads_of(value):
+        region = _point(load.source, load.indices)
+        if not any(tvm_ffi.structural_equal(region, r) for r in regions):
+            regions.append(region)
+    return regions
+
+
+def _with_epilogue(block: s_tir.SBlock, form: ForeignMatmul, out: tirx.Var) -> s_tir.SBlock:
+    """Put the epilogue of `form` into the block that stores the result."""
+    if not isinstance(block.body, tirx.BufferStore) or not block.body.buffer.same_as(out):
+        return block
+    i, j = block.body.indices
+    (total,) = (load for load in loads_of(block.body.value) if load.source.name.startswith("acc"))
+    where = {**unravel(form.extents, form.rows, i), **unravel(form.extents, form.columns, j)}
+    rounded = total.astype(str(form.total.ty.dtype))
+    value = map_loads(
+        substitute(form.epilogue, where),
+        lambda load: rounded if load.source.same_as(form.total) else load,
+    )
+    store = tirx.BufferStore(out, value, [i, j])
+    return s_tir.SBlock(
+        block.iter_vars, _regions(value), block.writes, block.name_hint, store, block.init
+    )

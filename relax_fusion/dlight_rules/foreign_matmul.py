@@ -1,0 +1,256 @@
+"""Recognising a matmul in a PrimFunc that somebody else made, whatever is fused around it.
+
+A matmul is one sum over one axis of a product of two factors.  Element-wise stages in front of it
+(casts, dequantisation, a transposition) are part of a factor, those behind it are its epilogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tvm import ir, tirx
+
+from ..errors import Decline, Reason
+from ..workload import DTYPE_BYTES, DynamicDim, NormMatmul, Projection, WeightLayout
+from .foreign_layout import Extents, Vars, View, flat, is_unit, matrix_in, product
+from .foreign_stages import Stage, inlined, loads_of, read_stages, substitute, variables_of
+
+FLOATS = tuple(d for d in DTYPE_BYTES if d != "float64")
+"""Dtypes whose sums may be kept in float32."""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One factor of the product.
+
+    Parameters
+    ----------
+    value : tirx.Expr
+        Its element, by the variables of the matmul.
+    view : View, optional
+        Where it lies, if it is an unchanged part of a parameter.
+    """
+
+    value: tirx.Expr
+    view: View | None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of an element."""
+        return str(self.value.ty.dtype)
+
+
+@dataclass(frozen=True)
+class ForeignMatmul:
+    """``out[batch, i, j] = epilogue(sum_k x[batch, i, k] * w[batch, j, k])``.
+
+    Parameters
+    ----------
+    batch, rows, columns : tuple of tirx.Var
+        The variables of an element of the result, outermost first.  Those of the rows occur in x
+        only, those of the columns in w only.
+    k : tirx.Var
+        The variable that is summed over.
+    extents : mapping of tirx.Var to tirx.Expr
+        Of all of them.
+    x, w : Factor
+        What is multiplied.
+    layout : {"nk", "kn"}
+        Of w.
+    total : tirx.Var
+        The buffer of the sums, which the epilogue loads.
+    epilogue : tirx.Expr
+        The element of the result, by the same variables.
+    out : View
+        Where the result lies.
+    """
+
+    batch: Vars
+    rows: Vars
+    columns: Vars
+    k: tirx.Var
+    extents: Extents
+    x: Factor
+    w: Factor
+    layout: WeightLayout
+    total: tirx.Var
+    epilogue: tirx.Expr
+    out: View
+
+    def size(self, which: Vars) -> tirx.Expr:
+        """Return the number of values that `which` take together, as an int64."""
+        return product([self.extents[v] for v in which])
+
+    def workload(self) -> NormMatmul | Decline:
+        """Describe one matrix of the batch for the estimator."""
+        rows, n, k = (self.size(v) for v in (self.rows, self.columns, (self.k,)))
+        if not isinstance(n, tirx.IntImm) or not isinstance(k, tirx.IntImm):
+            return Decline(Reason.SHAPE, f"n={n} and k={k} must be known when compiling")
+        sizes = [int(d) for d in (rows, n, k) if isinstance(d, tirx.IntImm)]
+        if min(sizes) < 1:
+            return Decline(Reason.SHAPE, "an empty matmul needs no schedule")
+        dtypes = self.x.dtype, self.w.dtype, str(self.out.source.ty.dtype)
+        if dtypes[0] != dtypes[1] or any(d not in FLOATS for d in dtypes):
+            return Decline(Reason.DTYPE, f"x, w and the result are {', '.join(dtypes)}")
+        dim = int(rows) if isinstance(rows, tirx.IntImm) else DynamicDim(str(rows))
+        projection = Projection(int(n), self.layout)
+        return NormMatmul(dim, int(k), (projection,), None, dtypes[0], dtypes[2])
+
+
+def foreign_matmul(func: tirx.PrimFunc) -> ForeignMatmul | None:
+    """Return the matmul that a PrimFunc computes, None if it computes something else."""
+    stages = read_stages(func)
+    sums = [s for s in stages or () if s.reduced]
+    if not stages or len(sums) != 1 or len(sums[0].reduced) != 1:
+        return None
+    total, last = sums[0], stages[-1]
+    before = {s.buffer: s for s in stages if not s.reduced}
+    factors = _factors(total, before)
+    params = {p for p in func.params if tirx.is_buffer_var(p)}
+    if factors is None or last.buffer not in params:
+        return None
+    if any(s.buffer in params for s in stages[:-1]):  # a second result
+        return None
+    epilogue = _epilogue(total, last, before)
+    if epilogue is None:
+        return None
+    value, order = epilogue
+    if last is not total and last.buffer in variables_of(value):
+        return None
+    return _assembled(total, (last.buffer, order), value, factors)
+
+
+def _factors(total: Stage, before: Mapping[tirx.Var, Stage]) -> tuple[tirx.Expr, tirx.Expr] | None:
+    """Return what a sum of products multiplies."""
+    value, start = total.value, total.init
+    zero = isinstance(start, tirx.FloatImm | tirx.IntImm) and float(start.value) == 0.0
+    if not zero or not isinstance(value, tirx.Add) or not _is_total(value.a, total):
+        return None
+    added = _narrow(value.b)
+    if not isinstance(added, tirx.Mul):
+        return None
+    a, b = inlined(added.a, before), inlined(added.b, before)
+    if a is None or b is None:
+        return None
+    return _narrow(a), _narrow(b)
+
+
+def _is_total(value: tirx.Expr, total: Stage) -> bool:
+    is_load = isinstance(value, ir.TensorLoad) and value.source.same_as(total.buffer)
+    return is_load and tuple(value.indices) == total.spatial
+
+
+def _narrow(value: tirx.Expr) -> tirx.Expr:
+    """Return a floating-point value before it is made wider: sums are float32 anyway."""
+    while isinstance(value, tirx.Cast):
+        inner, outer = str(value.value.ty.dtype), str(value.ty.dtype)
+        if inner not in FLOATS or outer not in FLOATS:
+            break
+        if DTYPE_BYTES[inner] >= DTYPE_BYTES[outer]:
+            break
+        value = value.value
+    return value
+
+
+def _epilogue(
+    total: Stage, last: Stage, before: Mapping[tirx.Var, Stage]
+) -> tuple[tirx.Expr, Vars] | None:
+    """Return the result's element by the variables of the sum, and those by dimension."""
+    if last is total:
+        return total.buffer[total.spatial], total.spatial
+    value = inlined(last.value, before)
+    loads = [] if value is None else [v for v in loads_of(value) if v.source == total.buffer]
+    if value is None or not loads:
+        return None
+    names: dict[tirx.Var, tirx.Expr] = {}
+    for var, index in zip(total.spatial, loads[0].indices, strict=True):
+        if isinstance(index, tirx.IntImm):
+            if int(index) or not is_unit(total.extents[var]):
+                return None
+        elif index not in last.spatial or index in names:
+            return None
+        else:
+            names[index] = var
+    if any(list(load.indices) != list(loads[0].indices) for load in loads):
+        return None
+    for var in last.spatial:
+        if var not in names and not is_unit(last.extents[var]):
+            return None
+    order = tuple(names[v] for v in last.spatial if v in names)
+    zero = tirx.IntImm("int64", 0)
+    return substitute(value, {v: names.get(v, zero) for v in last.spatial}), order
+
+
+def _assembled(
+    total: Stage,
+    result: tuple[tirx.Var, Vars],
+    epilogue: tirx.Expr,
+    factors: tuple[tirx.Expr, tirx.Expr],
+) -> ForeignMatmul | None:
+    """Tell batch, rows and columns apart by where they occur."""
+    out, order = result
+    (k,) = total.reduced
+    axes = {*total.spatial, k}
+    used = [variables_of(f) & axes for f in factors]
+    if not all(k in u for u in used) or any(out in variables_of(f) for f in factors):
+        return None
+    order = tuple(v for v in order if v in used[0] | used[1] or not is_unit(total.extents[v]))
+    if not order or any(v not in used[0] | used[1] for v in order):
+        return None
+    right = 1 if order[-1] in used[1] else 0
+    x, w = factors[1 - right], factors[right]
+    own = used[1 - right] - used[right], used[right] - used[1 - right]
+    fixed = {v for v in own[1] if isinstance(total.extents[v], tirx.IntImm)}
+    unit = {v: tirx.IntImm("int64", 0) for v in total.spatial if v not in order}
+    several = _suffix(order, fixed)
+    for columns in (several, several[-1:] or order[-1:]):
+        if not set(columns) <= own[1]:
+            return None
+        rows = _suffix(order[: -len(columns)], own[0]) if columns else ()
+        form = ForeignMatmul(
+            order[: len(order) - len(columns) - len(rows)],
+            rows,
+            columns,
+            k,
+            total.extents,
+            Factor(substitute(x, unit), None),
+            Factor(substitute(w, unit), None),
+            "nk",
+            total.buffer,
+            epilogue,
+            View(out, tirx.IntImm("int64", 0), tirx.IntImm("int64", 1)),
+        )
+        if columns and (len(columns) == 1 or _placed(form).w.view is not None):
+            return _placed(form)
+    return None
+
+
+def _suffix(order: Vars, members: set[tirx.Var]) -> Vars:
+    """Return the longest end of `order` that consists of `members`."""
+    start = len(order)
+    while start and order[start - 1] in members:
+        start -= 1
+    return order[start:]
+
+
+def _placed(form: ForeignMatmul) -> ForeignMatmul:
+    """Find where factors and result lie."""
+    k = (form.k,)
+    x = replace(form.x, view=matrix_in(form.x.value, form.rows, k, form.extents))
+    as_nk = matrix_in(form.w.value, form.columns, k, form.extents)
+    as_kn = matrix_in(form.w.value, k, form.columns, form.extents)
+    layout: WeightLayout = "nk" if as_nk is not None or _runs_along(form.w.value, form.k) else "kn"
+    layout = "kn" if as_nk is None and as_kn is not None else layout
+    w = replace(form.w, view=as_nk if layout == "nk" else as_kn)
+    n, rows = form.size(form.columns), form.size(form.rows)
+    offset = flat([(v, form.extents[v]) for v in form.batch]) * rows * n
+    return replace(form, x=x, w=w, layout=layout, out=View(form.out.source, offset, n))
+
+
+def _runs_along(value: tirx.Expr, k: tirx.Var) -> bool:
+    """Tell whether the largest tensor of a factor is contiguous along k."""
+    loads = [load for load in loads_of(value) if load.indices]
+    if not loads:
+        return True
+    return k in variables_of(max(loads, key=lambda load: len(load.indices)).indices[-1])

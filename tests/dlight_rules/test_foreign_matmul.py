@@ -1,0 +1,244 @@
+"""Matmuls of TVM's legaliser and FuseTIR, scheduled as ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import relax, s_tir, te, tirx
+
+from relax_fusion import host_target, make_target
+from relax_fusion.dlight_rules import ForeignMatmulRule
+from relax_fusion.dlight_rules.foreign_matmul import foreign_matmul
+from relax_fusion.errors import Decline, Reason
+from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
+
+from .foreign_cases import Input, check, compiled, fused, run
+
+op = relax.op
+
+
+@dataclass(frozen=True)
+class Case:
+    inputs: tuple[Input, ...]
+    emit: Any
+    steps: Any
+    rows_n_k: tuple[int | str, int, int]
+    layout: str = "kn"
+    batch: int = 0
+
+
+def inputs(*shapes: tuple[int | str, ...], dtype: str = "float32") -> tuple[Input, ...]:
+    return tuple(Input(shape, dtype) for shape in shapes)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    from math import erf
+
+    return x * (0.5 + 0.5 * np.vectorize(erf)(x / np.sqrt(2)).astype(x.dtype))
+
+
+def everything(x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    return op.add(op.nn.gelu(op.add(op.matmul(x, w), bias)), residual)
+
+
+def widened(x: Any, w: Any) -> Any:
+    return op.astype(op.matmul(op.astype(x, "float32"), op.astype(w, "float32")), "float16")
+
+
+def scores(q: Any, k: Any) -> Any:
+    return op.matmul(op.permute_dims(q, (0, 2, 1, 3)), op.permute_dims(k, (0, 2, 3, 1)))
+
+
+CASES = {
+    "rows of two dimensions": Case(
+        inputs((4, 8, 64), (64, 48)), op.matmul, np.matmul, (32, 48, 64)
+    ),
+    "float16": Case(
+        inputs((33, 64), (64, 40), dtype="float16"), op.matmul, np.matmul, (33, 40, 64)
+    ),
+    "bfloat16": Case(
+        inputs((33, 64), (64, 40), dtype="bfloat16"), op.matmul, np.matmul, (33, 40, 64)
+    ),
+    "float32 result": Case(
+        inputs((3, 64), (64, 40), dtype="float16"),
+        lambda x, w: op.matmul(x, w, out_dtype="float32"),
+        np.matmul,
+        (3, 40, 64),
+    ),
+    "casts": Case(
+        inputs((3, 64), (64, 40), dtype="float16"),
+        widened,
+        np.matmul,
+        (3, 40, 64),
+    ),
+    "symbolic rows and an epilogue": Case(
+        inputs(("b", "s", 64), (64, 32), (32,), ("b", "s", 32)),
+        everything,
+        lambda x, w, bias, r: gelu(x @ w + bias) + r,
+        ("b * s", 32, 64),
+    ),
+    "transposed w": Case(
+        inputs((4, 8, 64), (48, 64)),
+        lambda x, w: op.matmul(x, op.permute_dims(w)),
+        lambda x, w: x @ w.T,
+        (32, 48, 64),
+        "nk",
+    ),
+    "transposed x": Case(
+        inputs((64, 37), (64, 48)),
+        lambda x, w: op.matmul(op.permute_dims(x), w),
+        lambda x, w: x.T @ w,
+        (37, 48, 64),
+    ),
+    "a batch": Case(
+        inputs((2, 3, 17, 32), (2, 3, 32, 19)), op.matmul, np.matmul, (17, 19, 32), batch=2
+    ),
+    "a symbolic batch": Case(
+        inputs(("b", 3, "s", 32), ("b", 3, 32, 19)), op.matmul, np.matmul, ("s", 19, 32), batch=2
+    ),
+    "heads that share keys": Case(
+        inputs((2, 4, 17, 32), (2, 1, 32, 19)), op.matmul, np.matmul, (68, 19, 32), batch=1
+    ),
+    "one x for several w": Case(
+        inputs((17, 32), (5, 32, 19)), op.matmul, np.matmul, (17, 19, 32), batch=1
+    ),
+    "strided rows": Case(
+        inputs((2, 19, 4, 32), (2, 21, 4, 32)),
+        scores,
+        lambda q, k: q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1),
+        (19, 21, 32),
+        "nk",
+        batch=2,
+    ),
+    "an epilogue in a batch": Case(
+        inputs((2, 3, 5, 16), (2, 3, 16, 19), (2, 1, 5, 19)),
+        lambda x, w, m: op.add(op.multiply(op.matmul(x, w), relax.const(0.25)), m),
+        lambda x, w, m: (x @ w) * x.dtype.type(0.25) + m,
+        (5, 19, 16),
+        batch=2,
+    ),
+    "a vector on the right": Case(
+        inputs((5, 17, 32), (32,)), op.matmul, np.matmul, (1, 85, 32), "nk"
+    ),
+    "a vector on the left": Case(
+        inputs((32,), (3, 32, 19)), op.matmul, np.matmul, (1, 19, 32), batch=1
+    ),
+    "one column": Case(inputs((7, 32), (32, 1)), op.matmul, np.matmul, (7, 1, 32), "nk"),
+    "a sum of one": Case(inputs((7, 1), (1, 9)), op.matmul, np.matmul, (7, 9, 1)),
+    "an activation in front": Case(
+        inputs((4, 37, 64), (64, 48)),
+        lambda x, w: op.matmul(op.nn.relu(x), w),
+        lambda x, w: np.maximum(x, 0) @ w,
+        (148, 48, 64),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name: str) -> None:
+    case = CASES[name]
+    func = fused(case.inputs, case.emit)
+    form = foreign_matmul(func)
+    assert form is not None
+    work = form.workload()
+    rows = work.rows if isinstance(work.rows, int) else work.rows.name
+    assert (rows, work.n, work.k) == case.rows_n_k
+    assert (work.outputs[0].layout, len(form.batch)) == (case.layout, case.batch)
+    schedule = ForeignMatmulRule().apply(func, host_target(), False)
+    arrays, got = run(schedule.mod["main"], host_target(), func)
+    check(got, case.steps, arrays)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "a sum of one"])
+def test_cuda_compiles(name: str) -> None:
+    func = fused(CASES[name].inputs, CASES[name].emit)
+    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    ranges = len(PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries)
+    source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
+    assert source.count("__global__") >= 2 * ranges  # declared, then defined
+    assert ("blockIdx.z" in source) == bool(CASES[name].batch)
+
+
+def dequantised(n: int, k: int) -> tirx.PrimFunc:
+    """Return MLC-LLM's q4f16_1: eight weights to a word, a scale for 32 of them."""
+    packed = te.placeholder((n, k // 8), "uint32", "packed")
+    scale = te.placeholder((n, k // 32), "float16", "scale")
+    x = te.placeholder((1, tirx.Var("s", "int64"), k), "float16", "x")
+
+    def weight(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        four = tirx.bitwise_and(packed[i, j // 8] >> ((j % 8) * 4).astype("uint32"), 15)
+        return (four.astype("float16") - tirx.const(7, "float16")) * scale[i, j // 32]
+
+    w = te.compute((n, k), weight, "dequantize")
+    r = te.reduce_axis((0, k), "r")
+    shape = (1, x.shape[1], n)
+    total = te.compute(shape, lambda b, i, j: te.sum(x[b, i, r] * w[j, r], axis=r), "matmul")
+    return te.create_prim_func([packed, scale, x, total])
+
+
+def test_a_dequantisation_becomes_part_of_the_kernel() -> None:
+    func = dequantised(40, 64)
+    kernel = ForeignMatmulRule().apply(func, host_target(), False).mod["main"]
+
+    def steps(packed: np.ndarray, scale: np.ndarray, x: np.ndarray) -> np.ndarray:
+        four = (packed[:, :, None] >> (np.arange(8) * 4).astype("uint32")) & 15
+        whole = four.reshape(40, 64).astype(scale.dtype) - 7
+        w = (whole * scale.repeat(32, axis=1)).astype("float16")  # so it is in the function
+        return x @ w.astype(x.dtype).T
+
+    arrays, got = run(kernel, host_target(), func)
+    check(got, steps, arrays)
+    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
+    assert source.count("extern") == 8  # one kernel for each of four ranges: nothing is unpacked
+
+
+DECLINED = {
+    "float64": (inputs((7, 32), (32, 9), dtype="float64"), Reason.DTYPE),
+    "integers": (inputs((7, 32), (32, 9), dtype="int8"), Reason.DTYPE),
+    "empty": (inputs((0, 32), (32, 9)), Reason.SHAPE),
+    "symbolic n": (inputs((7, 32), (32, "s")), Reason.SHAPE),
+    "symbolic k": (inputs((7, "s"), ("s", 9)), Reason.SHAPE),
+}
+
+
+@pytest.mark.parametrize("name", DECLINED)
+@pytest.mark.parametrize("target", ["llvm", "h200"])
+def test_declines(name: str, target: str) -> None:
+    specs, reason = DECLINED[name]
+    func = fused(specs, op.matmul)
+    result = ForeignMatmulRule().attempt(func, make_target(target))
+    assert isinstance(result, Decline) and result.reason == reason
+    assert ForeignMatmulRule().apply(func, make_target(target), False) is None
+
+
+NO_MATMUL = {
+    "a sum": (inputs((7, 32)), lambda x: op.sum(x, axis=1)),
+    "a convolution": (inputs((1, 4, 8, 8), (4, 4, 3, 3)), op.nn.conv2d),
+    "two sums": (inputs((7, 32), (32, 9), (9, 8)), lambda x, w, v: op.matmul(op.matmul(x, w), v)),
+    "a scalar": (inputs((32,), (32,)), op.matmul),
+    "a reshape behind": (
+        inputs((7, 32), (32, 8)),
+        lambda x, w: op.reshape(op.matmul(x, w), (14, 4)),
+    ),
+    "a product with itself": (
+        inputs((8, 8), (8, 8)),
+        lambda x, w: (lambda y: op.multiply(y, op.permute_dims(y)))(op.matmul(x, w)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_MATMUL)
+def test_leaves(name: str) -> None:
+    specs, emit = NO_MATMUL[name]
+    assert ForeignMatmulRule().attempt(fused(specs, emit), host_target()) is None
+
+
+def test_a_scheduled_function_is_left() -> None:
+    func = fused(inputs((7, 32), (32, 9)), op.matmul)
+    once = ForeignMatmulRule().apply(func, host_target(), False)
+    assert isinstance(once, s_tir.Schedule)
+    assert ForeignMatmulRule().apply(once.mod["main"], host_target(), False) is None
