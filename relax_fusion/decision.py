@@ -1,4 +1,4 @@
-"""What was decided about one chain: the records that a report is made of."""
+"""What was decided about one chain, or one kernel: the records that a report is made of."""
 
 from __future__ import annotations
 
@@ -44,3 +44,26 @@ class Decision:
     def fused(self) -> bool:
         """Whether the chain became one kernel."""
         return self.decline is None
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Which rule scheduled one PrimFunc.
+
+    Parameters
+    ----------
+    function : str
+        Its name in the module.
+    rule : str
+        The class of the rule, with ``dlight.`` in front of one of TVM's; ``"Triton"`` where a
+        Triton kernel takes the function's place; empty where its loops stay as they are.
+    plans : PlanTable, optional
+        The tiles, where the rule went by a plan of ours.
+    refusals : tuple of (str, Decline)
+        Rules that were asked before and could not do it, with their reasons.
+    """
+
+    function: str
+    rule: str
+    plans: PlanTable | None = None
+    refusals: tuple[tuple[str, Decline], ...] = ()

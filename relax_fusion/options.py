@@ -64,7 +64,7 @@ class PipelineOptions:
     disable : iterable of str
         Names of passes that are left out.
     report : Report, optional
-        Receives every decision.
+        Receives every decision, and which rule scheduled which function.
     progress : callable, optional
         Called with a sentence at the start of each phase.
     """

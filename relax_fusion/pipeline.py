@@ -22,7 +22,14 @@ from tvm.target import Target
 
 from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
 from .cuda_graph import CaptureCUDAGraphs
-from .dlight_rules import AttentionRule, ContractionRule, CPUSpatialRule, ScalarMatmulRule
+from .dlight_rules import (
+    AttentionRule,
+    ContractionRule,
+    CPUSpatialRule,
+    ForeignMatmulRule,
+    ScalarMatmulRule,
+    ScheduleKernels,
+)
 from .errors import PipelineError
 from .finite import FiniteConstants
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
@@ -136,7 +143,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    rules = [ContractionRule(), AttentionRule()]
+    rules = [ContractionRule(), AttentionRule(), ForeignMatmulRule()]
     if is_cpu(options.target):
         rules += [CPUSpatialRule()]
     else:
@@ -147,10 +154,10 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.GeneralReduction(),
             dl.gpu.Fallback(),
         ]
-    schedule = [dl.ApplyDefaultSchedule(*rules)]
-    return (
-        [EmitTritonKernels(options.target), *schedule] if has_triton(options.target) else schedule
-    )
+    record = options.report.schedules if options.report is not None else None
+    schedule = ScheduleKernels(options.target, rules, record)
+    triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
+    return [schedule, *triton]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

@@ -8,21 +8,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .decision import Decision
+from .decision import Decision, Scheduling
 from .estimator import format_seconds
 
 
 @dataclass
 class Report:
-    """Collects what the fusing passes decided.
+    """Collects what the fusing passes decided, and which rule scheduled which kernel.
 
     Parameters
     ----------
     decisions : list of Decision
         In the order in which they were made; pass the report to the pipeline to have it filled.
+    schedules : list of Scheduling
+        One for each PrimFunc, in the order of the module.
     """
 
     decisions: list[Decision] = field(default_factory=list)
+    schedules: list[Scheduling] = field(default_factory=list)
 
     @property
     def fused(self) -> list[Decision]:
@@ -35,12 +38,45 @@ class Report:
         return [d for d in self.decisions if not d.fused]
 
     def to_json(self) -> str:
-        """Return every decision as JSON, workloads and plans included."""
+        """Return every decision as JSON, workloads and plans included: a list of objects.
+
+        ``pattern``, ``spelling``, ``function``, ``where``, ``kernel``
+            Text, as in `Decision`; ``kernel`` is empty for a chain that was left.
+        ``fused``
+            Whether it became a kernel.
+        ``workload``
+            The fields of the workload, and its ``key``; missing where none was derived.
+        ``plans``
+            The fields of each `TilePlan`, with ``upper``, the last size that it serves (-1: all
+            that are left); missing where nothing was fused.
+        ``predictions``
+            ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds, and
+            ``bound``, what limits the kernel.
+        ``decline``
+            ``reason`` (a value of `Reason`), ``detail``, and the two times where they were asked
+            for; missing for a chain that was fused.
+        """
         return json.dumps([_record(d) for d in self.decisions], indent=2)
 
+    def schedules_to_json(self) -> str:
+        """Return which rule scheduled which PrimFunc as JSON: a list of objects.
+
+        ``function``, ``rule``
+            Text, as in `Scheduling`; ``rule`` is empty where no rule had a schedule.
+        ``plans``
+            As in `to_json`; missing where the rule goes by no plan of ours.
+        ``refusals``
+            ``rule``, ``reason`` and ``detail`` of each rule that was asked before and could not.
+        """
+        return json.dumps([_scheduling(s) for s in self.schedules], indent=2)
+
     def text(self) -> str:
-        """Return two tables: what was fused (equal kernels counted), and what was not and why."""
-        lines = [_fused_table(self.fused), _declined_table(self.declined)]
+        """Return tables: what was fused (equal kernels counted), what was not, the rules used."""
+        lines = [
+            _fused_table(self.fused),
+            _declined_table(self.declined),
+            schedules_table(self.schedules),
+        ]
         return "\n\n".join(line for line in lines if line) or "no chain of any pattern was found"
 
 
@@ -74,6 +110,17 @@ def _record(decision: Decision) -> dict[str, Any]:
             "fused_s": decision.decline.fused_s,
             "unfused_s": decision.decline.unfused_s,
         }
+    return record
+
+
+def _scheduling(scheduling: Scheduling) -> dict[str, Any]:
+    record: dict[str, Any] = {"function": scheduling.function, "rule": scheduling.rule}
+    if scheduling.plans is not None:
+        record["plans"] = scheduling.plans.to_attr()
+    record["refusals"] = [
+        {"rule": rule, "reason": decline.reason.value, "detail": decline.detail}
+        for rule, decline in scheduling.refusals
+    ]
     return record
 
 
@@ -112,6 +159,22 @@ def _declined_table(decisions: list[Decision]) -> str:
     first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
     rows = [("function", "pass", "chains", "first", "not fused because")]
     rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
+    return _table(rows)
+
+
+def schedules_table(schedules: list[Scheduling]) -> str:
+    """One row per rule and tiles, with how many functions it scheduled and the first of them."""
+    if not schedules:
+        return ""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for s in schedules:
+        tiles = "; ".join(plan.text for _, plan in s.plans.entries) if s.plans else ""
+        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
+        found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
+    rows = [("rule", "functions", "first", "tiles", "could not")]
+    rows += [
+        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
+    ]
     return _table(rows)
 
 

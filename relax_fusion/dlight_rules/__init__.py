@@ -1,5 +1,6 @@
 """Schedule rules: ours for what the passes emit, and safe ones for everything else."""
 
+from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
 from .foreign import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
@@ -10,4 +11,5 @@ __all__ = [
     "ContractionRule",
     "ForeignMatmulRule",
     "ScalarMatmulRule",
+    "ScheduleKernels",
 ]
