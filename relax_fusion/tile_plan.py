@@ -23,7 +23,8 @@ class TilePlan:
         Rows, columns and reduced elements that one task holds at once: a thread block on a GPU, a
         work item of the thread pool on a CPU.  For attention: query rows, key positions, features.
     reg_m, reg_n : int
-        Rows and columns that one thread accumulates in registers; they divide `block_m`, `block_n`.
+        Rows and columns that one thread (of tensor cores: one warp) accumulates in registers; they
+        divide `block_m`, `block_n`.
     lanes : int
         Elements of one vector operation (CPU) or vector load (GPU).
     split_k : int
@@ -35,7 +36,7 @@ class TilePlan:
     backend : {"tir", "triton"}
         Who emits the kernel.
     family : str
-        Which of the kernels of the back end "triton"; "tir" has one for each workload.
+        Which of the kernels of the back end; "tir" names only those for tensor cores.
     """
 
     block_m: int

@@ -7,7 +7,7 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``x_pad``       the same with zero rows at the end          [rows', k], dtype (edges "zero")
 ``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
 ``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
-``x_norm``      the normalised rows                         [rows, k], float32
+``x_norm``      the normalised rows                         [rows, k], float32 (edges "none": dtype)
 ``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
@@ -16,7 +16,9 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out
 of the inner loops; the extra elements are never stored.  With edges "clamp" (CPU) they repeat the
 last element, which costs nothing but an address; with "zero" (GPU) the padded rows are zeros, so
-that a tile in shared memory has a constant size whatever the number of rows.  ``parts`` is 2 where
+that a tile in shared memory has a constant size whatever the number of rows.  With "none" (tensor
+cores) nothing is rounded up: their copies to shared memory fill in the zeros, and take operands of
+the dtype, so the normalised rows are rounded to it.  ``parts`` is 2 where
 a gate and an up projection are accumulated together, or the two features of a rotated pair (then
 n is half of the features); else 1.
 """
@@ -27,6 +29,7 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
+from ..estimator import mma
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import (
     WORKLOAD_ATTR,
@@ -68,7 +71,7 @@ def contraction_prim_func(
     table : PlanTable
         Carried as the attribute `PLAN_ATTR`.
     edges : {"clamp", "zero"}
-        How the rows and columns beyond the last are filled (see above).
+        How the rows and columns beyond the last are filled (see above); tensor cores have "none".
 
     Returns
     -------
@@ -84,7 +87,10 @@ def contraction_prim_func(
         table, edges, whole = PlanTable.single(_UNTILED), "clamp", table
     else:
         whole = table
-    variants = [(upper, _variant(work, plan, edges)) for upper, plan in table.entries]
+    variants = [
+        (upper, _variant(work, plan, "none" if plan.family == mma.FAMILY else edges))
+        for upper, plan in table.entries
+    ]
     func = variants[0][1]
     if len(variants) > 1:
         rows = func.params[0].ty.shape[0]
@@ -106,7 +112,7 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
         x = _sum(stages, x, work.norm.returns_sum)
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
-    data = _normalise(stages, x, work.norm, rows) if work.norm else x
+    data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if isinstance(work, GatedFFN):
@@ -142,7 +148,7 @@ def _zero_rows(x: te.Tensor, multiple: int) -> te.Tensor:
     )
 
 
-def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tensor:
+def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edges) -> te.Tensor:
     """Add the statistics and the normalised rows; `rows` of them are real."""
     dtype = x.dtype
     padded, k = x.shape
@@ -163,10 +169,13 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size) -> te.Tenso
 
     def normalised(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         value = centred(i, j) * te.rsqrt(square(i) / count + eps) * gamma(j).astype(ACCUMULATE)
-        return value + beta(j).astype(ACCUMULATE) if beta is not None else value
+        value = value + beta(j).astype(ACCUMULATE) if beta is not None else value
+        return value.astype(dtype) if edges == "none" else value
 
     result = te.compute((padded, k), normalised, "x_norm")
-    if norm.returns_norm:
+    if norm.returns_norm and edges == "none":
+        stages.give(result)
+    elif norm.returns_norm:
         rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
         stages.give(te.compute(int64((rows, k)), rounded, "norm_out"))
     return result

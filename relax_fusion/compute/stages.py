@@ -14,8 +14,8 @@ from .activations import ACCUMULATE
 
 Size: TypeAlias = tirx.Expr | int
 
-Edges = Literal["clamp", "zero"]
-"""How rows and columns beyond the last are filled."""
+Edges = Literal["clamp", "zero", "none"]
+"""How rows and columns beyond the last are filled, where there are such."""
 
 Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """The element of a weight: a function of part, column and k."""
@@ -48,6 +48,8 @@ class Padding:
     @staticmethod
     def of(plan: TilePlan, edges: Edges) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
+        if edges == "none":
+            return Padding(1, 1)
         return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 

@@ -8,12 +8,14 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from ..estimator import mma
 from ..estimator.footprint import is_gemv, stages_norm
 from ..target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps
+from .contraction_mma import with_mma
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 Threads = tuple[int, int]
@@ -35,17 +37,20 @@ def schedule_gpu(
     """
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
-    warp = device_of(target).warp_size
+    dev = device_of(target)
+    warp = dev.warp_size
     dots = is_gemv(plan, {"nk" if is_dot(sch, acc) else "kn" for acc, _ in projections})
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]
-        in_block = stages_norm(int(k))
+        in_block = stages_norm(int(k), dev)
     threads = plan.num_warps * warp
     if "x_sum" in names:
         _kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
+    if plan.family == mma.FAMILY:
+        return with_mma(sch.mod["main"], plan)
     fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
     for blocks in projections:
         if dots:

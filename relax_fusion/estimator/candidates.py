@@ -13,7 +13,7 @@ from itertools import chain
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import triton, triton_attention
+from . import mma, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
@@ -62,7 +62,9 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
         if dev.kind == "cpu":
             found = _matmul_cpu(shape, dev)
         else:
-            found = chain(_gemv(shape, dev), _matmul_gpu(shape, work.rows))
+            tensor = mma.candidates(shape, work.rows, dev)
+            padding_little = (p for p in tensor if _columns_fit(shape, p.block_n))
+            found = chain(_gemv(shape, dev), padding_little, _matmul_gpu(shape, work.rows))
     return (plan for plan in found if fits(plan, work, dev))
 
 

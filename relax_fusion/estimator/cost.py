@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import cpu_cost, gpu_cost, triton_attention_cost, triton_cost, unfused
+from . import cpu_cost, gpu_cost, mma, mma_cost, triton_attention_cost, triton_cost, unfused
 from .footprint import footprint
 from .prediction import Prediction
 from .shape import Size, attention_size, matmul_shape, rows_of
@@ -30,6 +30,8 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
             return triton_attention_cost.predict(work, plan, dev, attention_size(work, size))
         return triton_cost.predict(work, plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
+    if plan.family == mma.FAMILY and not isinstance(work, Attention):
+        return mma_cost.predict(work, plan, foot, dev, rows_of(work, size))
     on_cpu = dev.kind == "cpu"
     if isinstance(work, Attention):
         model = cpu_cost.attention_on_cpu if on_cpu else gpu_cost.attention_on_gpu

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
-from . import triton, triton_attention
+from . import mma, triton, triton_attention
 from .prediction import ceil_div
-from .shape import MatmulShape, matmul_shape
+from .shape import MatmulShape, dtypes_of, matmul_shape
 
 STACK_LIMIT_BYTES = 1024
 """Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""
@@ -94,9 +94,9 @@ def is_gemv(plan: TilePlan, layouts: Collection[str]) -> bool:
     return plan.block_m == 1 and set(layouts) == {"nk"}
 
 
-def stages_norm(k: int) -> bool:
+def stages_norm(k: int, dev: DeviceSpec) -> bool:
     """Tell whether a GEMV holds its normalised row, and its statistics, in shared memory."""
-    return (k + STATISTICS) * 4 <= STATIC_SMEM_BYTES
+    return (k + STATISTICS) * 4 <= min(STATIC_SMEM_BYTES, dev.smem_per_block_bytes)
 
 
 def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
@@ -106,7 +106,7 @@ def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     x_bytes = 4 if shape.has_norm else shape.in_bytes
     elements = plan.block_k * (plan.block_n // plan.reg_n) // threads
     held = ceil_div(elements * (columns * shape.in_bytes + x_bytes), 4)
-    staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k)
+    staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k, dev)
     return Footprint(
         smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
         registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
@@ -117,6 +117,9 @@ def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     if is_gemv(plan, shape.layouts):
         return _gemv(shape, plan, dev)
+    if plan.family == mma.FAMILY:
+        threads = plan.num_warps * dev.warp_size
+        return Footprint(mma.smem_bytes(plan, shape), mma.registers(plan, shape), threads)
     lines = plan.block_m + shape.parts * plan.block_n
     sums = plan.reg_m * plan.reg_n * shape.parts
     operands = plan.reg_m + plan.reg_n * shape.parts
@@ -180,7 +183,10 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         yield from (triton_attention if attends else triton).violations(plan, work, dev)
         return
     foot = footprint(work, plan, dev)
-    yield from _backend(plan)
+    if plan.family:
+        yield from _family(plan, work, dev)
+    else:
+        yield from _backend(plan)
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
@@ -189,6 +195,9 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     if dev.kind == "cpu":
         yield from _cpu_limits(foot, plan, work, dev)
     else:
+        missing = sorted(dtypes_of(work).intersection(dev.missing_dtypes))
+        if missing:
+            yield f"kernels for the {dev.label} cannot hold {' or '.join(missing)}"
         yield from _gpu_limits(foot, plan, dev)
         yield from _gpu_lanes(plan, work)
         if not isinstance(work, Attention) and work.k == 1:
@@ -196,6 +205,15 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
             yield "the reduction has 1 element, backend 'tir' needs 2 on a GPU"
         if not isinstance(work, Attention) and _is_gemv_of(work, plan, dev):
             yield from _gemv_groups(plan, work.k, dev)
+
+
+def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    """Check a plan that names its kernel."""
+    if plan.family != mma.FAMILY or isinstance(work, Attention):
+        names = "no families for attention" if isinstance(work, Attention) else f"{mma.FAMILY!r}"
+        yield f"family is {plan.family!r}, backend 'tir' has {names}"
+    else:
+        yield from mma.violations(plan, matmul_shape(work), dev)
 
 
 def _is_gemv_of(work: Workload, plan: TilePlan, dev: DeviceSpec) -> bool:
@@ -274,7 +292,7 @@ def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[st
             f"needs {foot.smem_bytes} B of shared memory, a block of the {dev.label} has "
             f"{dev.smem_per_block_bytes} B"
         )
-    elif foot.smem_bytes > STATIC_SMEM_BYTES:
+    elif foot.smem_bytes > STATIC_SMEM_BYTES and plan.family != mma.FAMILY:
         yield (
             f"needs {foot.smem_bytes} B of shared memory, backend 'tir' declares it statically "
             f"and has {STATIC_SMEM_BYTES} B"
@@ -284,8 +302,8 @@ def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[st
             f"needs {foot.threads} threads, a block of the {dev.label} has "
             f"{dev.max_threads_per_block}"
         )
-    if foot.threads % dev.warp_size:
-        yield f"needs {foot.threads} threads, which is no multiple of a warp's {dev.warp_size}"
+    if foot.threads % dev.wave_size:
+        yield f"needs {foot.threads} threads, which is no multiple of a warp's {dev.wave_size}"
     if plan.num_warps * dev.warp_size != foot.threads:
         yield (
             f"num_warps is {plan.num_warps}, the tile needs {foot.threads} threads in warps of "

@@ -1,0 +1,80 @@
+"""Contractions on tensor cores: the loops of a product become an `MmaKernel`."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ..estimator.prediction import ceil_div
+from ..tile_plan import TilePlan
+from .mma_epilogue import MmaEpilogue
+from .mma_kernel import MmaKernel
+from .mma_layout import grouped
+from .mma_tile import MmaTile, Product, int32, int64
+
+
+def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
+    """Return `func` with every product as a kernel for tensor cores.
+
+    rewrite: ``for p, i, j, k: acc += x * w``; ``for i, j: out = f(acc)`` ->
+    ``for tile: bind block: for t: bind thread: copies, ldmatrix, mma, f, stores``
+    """
+    root = func.body.block
+    kernels: list[tirx.Stmt] = []
+    sums: list[tirx.Var] = []
+    blocks: dict[str, s_tir.SBlock] = {}
+    for stage in root.body.seq:
+        block = _blocks(stage)[0]
+        name = block.name_hint
+        blocks[name] = block
+        if name.startswith("acc"):
+            sums.append(block.body.buffer)
+        elif name.startswith("out"):
+            kernels.append(_kernel(Product(blocks[name.replace("out", "acc")], block), plan))
+        else:
+            kernels.append(stage)
+    kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
+    body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
+    whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)
+    return func.with_body(s_tir.SBlockRealize([], True, whole))
+
+
+def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(stage, (s_tir.SBlock, found.append))
+    return found
+
+
+def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
+    """Return the kernel of one product."""
+    tile = MmaTile(plan, product.parts, product.layout, product.dtype)
+    tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
+    tiles_n = ceil_div(product.columns, plan.block_n)
+    tiles = tiles_m.astype("int32") * tiles_n
+    with (
+        IRBuilder() as builder,
+        T.prim_func(s_tir=True),
+        T.thread_binding(tiles, thread="blockIdx.x") as index,
+        T.thread_binding(int32(tile.threads), thread="threadIdx.x") as thread,
+        T.sblock(product.out.name_hint.replace("out", "mma")),
+    ):
+        IRBuilder.name_many(["tile", "thread"], [index, thread])
+        T.reads(*(_all_of(b) for b in product.operands()))
+        T.writes(_all_of(product.out.body.buffer))
+        row, column = grouped(index, (tiles_m.astype("int32"), tiles_n), _some)
+        kernel = MmaKernel(tile, product, thread, (row, column))
+        kernel.accumulate()
+        MmaEpilogue(kernel).emit()
+    return builder.get().body.block.body
+
+
+def _all_of(buffer: tirx.Var) -> ir.TensorRegion:
+    """Return the whole of a buffer as a region."""
+    return buffer[tuple(slice(0, size) for size in buffer.ty.shape)]
+
+
+def _some(a: tirx.Expr, b: int) -> tirx.Expr:
+    """Return the minimum of two numbers that are not 0: said, it spares a division its rounding."""
+    return tirx.max(tirx.min(a, int32(b)), int32(1))

@@ -1,0 +1,163 @@
+"""The end of a tensor-core kernel: from accumulators through the epilogue to memory.
+
+A lane holds runs of neighbouring columns.  What the epilogue reads beside them is loaded, and what
+it makes is stored, several columns at a time where their addresses are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+
+import tvm_ffi
+from tvm import ir, sym, tirx
+from tvm.script.ir_builder import tirx as T
+
+from ..estimator.footprint import VECTOR_LOAD_BYTES
+from ..workload import DTYPE_BYTES
+from .mma_kernel import MmaKernel, local
+from .mma_layout import MMA_M
+from .mma_tile import Place, int32, int64
+
+
+class MmaEpilogue:
+    """Emits what becomes of the sums of an `MmaKernel`, into the IR builder that is open.
+
+    The statements are made once, for variables in the place of the row, of the column in units of
+    ``width`` and of the sums, and then repeated for every run of a lane.
+    """
+
+    def __init__(self, kernel: MmaKernel) -> None:
+        """Make the statements for `width` columns: as many as divide the runs and n."""
+        self.kernel, self.product = kernel, kernel.product
+        self.width = gcd(kernel.tile.run, self.product.columns)
+        self.row, self.place = tirx.Var("row", "int64"), tirx.Var("place", "int64")
+        self.sums = [
+            [tirx.Var(f"sum{part}_{i}", "float32") for i in range(self.width)]
+            for part in range(kernel.tile.parts)
+        ]
+        self.analyzer = sym.Analyzer()
+        self.statements: list[tirx.Stmt] = []
+        columns = [self._column(i) for i in range(self.width)]
+        for stores in zip(*columns, strict=True):  # several where a pair is rotated
+            wheres, values = zip(*stores, strict=True)
+            self._store(list(wheres), self._with_wide_loads(list(values)))
+
+    def emit(self) -> None:
+        """Emit the epilogue of every sum of this lane."""
+        kernel, run = self.kernel, self.kernel.tile.run
+        for row_tile in range(kernel.tiles_m):
+            for half in range(2):
+                offset = int32(row_tile * MMA_M + half * 8)
+                offset = kernel.warp_row + kernel.lane // int32(4) + offset
+                row = kernel.first_row + int64(offset)
+                with T.If(row < self.product.rows), T.Then():
+                    for position in range(0, 2 * kernel.tiles_n, self.width):
+                        group = int32(position // run * 4 * run + position % run)
+                        at = kernel.warp_column + group + kernel.lane % int32(4) * int32(run)
+                        column = kernel.first_column + int64(at)
+                        self._repeat(row, column, (row_tile, half, position))
+
+    def _repeat(self, row: tirx.Expr, column: tirx.Expr, at: tuple[int, int, int]) -> None:
+        """Repeat the statements for a row and the columns from one on."""
+        values: dict[tirx.Var, tirx.Expr] = {self.row: row, self.place: column // self.width}
+        row_tile, half, position = at
+        for part, names in enumerate(self.sums):
+            for i, name in enumerate(names):
+                values[name] = self.kernel.sum_at(part, row_tile, half, position + i)
+        body = tirx.SeqStmt(self.statements) if len(self.statements) > 1 else self.statements[0]
+        body = tvm_ffi.structural_map(body, (ir.Var, lambda var: values.get(var, var)))
+        if self.product.columns % self.kernel.tile.plan.block_n:
+            body = tirx.IfThenElse(column < int64(self.product.columns), body, None)
+        T.add_to_parent(body)
+
+    def _column(self, i: int) -> list[tuple[Place, tirx.Expr]]:
+        """Return what is stored for one of the columns, and where."""
+        column = self.place * int64(self.width) + int64(i)
+        return self.product.results(self.row, column, lambda part: self.sums[part][i])
+
+    def _store(self, wheres: list[Place], values: list[tirx.Expr]) -> None:
+        """Make one store of all values if they are neighbours, else one of each."""
+        buffer = wheres[0][0]
+        lanes = self._vector(wheres)
+        if lanes == 1:
+            self.statements += [
+                tirx.BufferStore(buffer, value, where)
+                for (_, where), value in zip(wheres, values, strict=True)
+            ]
+            return
+        staged = local("results", self.width, str(buffer.ty.dtype))
+        for i, value in enumerate(values):
+            self.statements.append(tirx.BufferStore(staged, value, [int32(i)]))
+        for first in range(0, self.width, lanes):
+            vector = staged[_ramp(int32(first), lanes)]
+            *outer, last = wheres[first][1]
+            where = [*outer, _ramp(last, lanes)]
+            self.statements.append(tirx.BufferStore(buffer, vector, where))
+
+    def _with_wide_loads(self, values: list[tirx.Expr]) -> list[tirx.Expr]:
+        """Load what all values read of one tensor at once, if it lies side by side.
+
+        rewrite: ``f(r[j]); f(r[j + 1])`` -> ``v[0:2] = r[j:j + 2]; f(v[0]); f(v[1])``
+        """
+        loads = [_loads(value) for value in values]
+        for same in zip(*loads, strict=True):  # what each value reads at the same place in it
+            wheres = [(load.source, list(load.indices)) for load in same]
+            lanes = self._vector(wheres)
+            if lanes == 1:
+                continue
+            staged = local("operand", self.width, str(same[0].source.ty.dtype))
+            for first in range(0, self.width, lanes):
+                *outer, last = wheres[first][1]
+                vector = same[0].source[(*outer, _ramp(last, lanes))]
+                to = [_ramp(int32(first), lanes)]
+                self.statements.append(tirx.BufferStore(staged, vector, to))
+            values = [
+                _replaced(value, load, staged[int32(i)])
+                for i, (value, load) in enumerate(zip(values, same, strict=True))
+            ]
+        return values
+
+    def _vector(self, wheres: Sequence[Place]) -> int:
+        """Return how many of these elements one instruction moves: 1 if they are no neighbours."""
+        buffer, first = wheres[0]
+        lanes = gcd(self.width, VECTOR_LOAD_BYTES // DTYPE_BYTES[str(buffer.ty.dtype)])
+        distances = [
+            [self._constant(a - b) for a, b in zip(where, first, strict=True)]
+            for _, where in wheres
+        ]
+        side_by_side = [[0] * (len(first) - 1) + [i] for i in range(len(wheres))]
+        aligned = [first[-1], *buffer.ty.shape[-1:]][: len(first)]
+        if distances == side_by_side and all(self._constant(a % lanes) == 0 for a in aligned):
+            return lanes
+        return 1
+
+    def _constant(self, value: tirx.Expr) -> int | None:
+        value = self.analyzer.simplify(value)
+        return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
+    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
+
+
+def _loads(value: tirx.Expr) -> list[ir.TensorLoad]:
+    """Return the different loads of an expression."""
+    found: list[ir.TensorLoad] = []
+
+    def note(load: ir.TensorLoad) -> None:
+        if not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
+
+    tvm_ffi.structural_walk(value, (ir.TensorLoad, note))
+    return found
+
+
+def _replaced(value: tirx.Expr, load: ir.TensorLoad, by: tirx.Expr) -> tirx.Expr:
+    """Return `value` with another expression in the place of a load."""
+
+    def replace(other: ir.TensorLoad) -> tirx.Expr:
+        same = tvm_ffi.structural_equal(load, other)
+        return by if same else other
+
+    return tvm_ffi.structural_map(value, (ir.TensorLoad, replace))

@@ -1,0 +1,271 @@
+"""The body of a tensor-core kernel: a pipeline of copies, ``ldmatrix`` and ``mma.sync``.
+
+A block walks along k.  ``num_stages`` tiles of x and of the weight are in shared memory or on their
+way there (``cp.async``, zeros beyond the edges); a warp loads the operands of one step of k into
+registers while it multiplies those of the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
+from tvm.script import tirx as script
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from .mma_layout import (
+    LANES,
+    MMA_K,
+    MMA_M,
+    MMA_N,
+    PIECE,
+    a_lane,
+    b_lane,
+    column_of,
+    swizzled,
+)
+from .mma_tile import MmaTile, Product, int32, int64
+
+ptx = script.ptx
+
+ELEMENT_BYTES = 2
+"""Of float16 and bfloat16."""
+
+PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+
+def local(name: str, size: int, dtype: str) -> tirx.Var:
+    """Allocate registers, in the block that is open."""
+    return scratch(name, size, dtype, "local")
+
+
+def scratch(name: str, size: int, dtype: str, scope: str) -> tirx.Var:
+    """Allocate a flat buffer, in the block that is open."""
+    buffer = T.sblock_alloc_buffer([int64(size)], dtype, scope=scope)
+    IRBuilder.name(name, buffer)
+    return buffer
+
+
+class MmaKernel:
+    """Emits the accumulation of one output tile, into the IR builder that is open.
+
+    Parameters
+    ----------
+    tile : MmaTile
+        Sizes.
+    product : Product
+        What is computed.
+    thread : tirx.Var
+        The int32 index of the thread in its block.
+    at : tuple of tirx.Expr
+        Row and column of the tile among all tiles, int32.
+    """
+
+    def __init__(
+        self,
+        tile: MmaTile,
+        product: Product,
+        thread: tirx.Var,
+        at: tuple[tirx.Expr, tirx.Expr],
+    ) -> None:
+        """Allocate shared memory and registers, in the block that is open."""
+        plan = tile.plan
+        self.tile, self.product, self.thread = tile, product, thread
+        first = local("first", 2, "int64")
+        for i, (index, size) in enumerate(zip(at, (plan.block_m, plan.block_n), strict=True)):
+            T.buffer_store(first, int64(index) * int64(size), [i])
+        self.first_row, self.first_column = first[0], first[1]
+        self.lane = thread % int32(LANES)
+        warp = thread // int32(LANES)
+        self.warp_row = warp % int32(tile.warps_m) * int32(plan.reg_m)
+        self.warp_column = warp // int32(tile.warps_m) * int32(plan.reg_n)
+        self.tiles_m, self.tiles_n = plan.reg_m // MMA_M, plan.reg_n // MMA_N
+        self.steps = -(-product.depth // plan.block_k)
+        self.slices = plan.block_k // MMA_K
+        stages = plan.num_stages * tile.stage_elements
+        shared = scratch("stages", stages, tile.dtype, "shared.dyn")
+        # All of it: TVM keeps no more of a buffer than what it sees to be accessed.
+        self.whole = shared.access_ptr("rw")
+        self.base = local("base", 1, "uint32")
+        self.sums = tile.parts * self.tiles_m * self.tiles_n * 4
+        self.acc = local("acc", self.sums, "float32")
+        # Two sets: one is multiplied while the other is loaded.
+        self.a = local("a", 2 * self.tiles_m * 4, "uint32")
+        self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
+
+    def accumulate(self) -> None:
+        """Emit the whole reduction."""
+        depth = self.tile.plan.num_stages - 1
+        T.buffer_store(self.base, cuda_cvta_generic_to_shared(self.whole), [0])
+        with T.unroll(int32(self.sums)) as i:
+            T.buffer_store(self.acc, tirx.const(0, "float32"), [i])
+        for stage in range(depth):
+            if stage < self.steps:
+                self._copy(int32(stage), int32(stage))
+            T.evaluate(ptx["cp.async.commit_group"]())
+        self._wait()
+        self._load(0, self._stage_address(int32(0)), 0)
+        with T.serial(int32(self.steps)) as step:
+            for index in range(self.slices):
+                self._slice(step, index)
+
+    def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
+        """Return a sum of this lane: of rows ``lane // 4 + 8 * half`` of a row tile.
+
+        Parameters
+        ----------
+        position : int
+            Column, of the ``2 * tiles_n`` that a lane has of each row.
+        """
+        instruction = (part * self.tiles_m + row_tile) * self.tiles_n + position // 2
+        return self.acc[instruction * 4 + half * 2 + position % 2]
+
+    def _slice(self, step: tirx.Var, index: int) -> None:
+        """Multiply one slice of a step, load the next one, and begin a copy for a later step."""
+        stages = self.tile.plan.num_stages
+        if index == 0 and stages > 1:
+            ahead = step + int32(stages - 1)
+            with T.If(ahead < int32(self.steps)), T.Then():
+                self._copy(ahead, ahead % int32(stages))
+            T.evaluate(ptx["cp.async.commit_group"]())
+        following = (index + 1) % self.slices
+        source = step
+        if following == 0:
+            self._wait()
+            source = step + int32(1)
+        self._load((index + 1) % 2, self._stage_address(source % int32(stages)), following)
+        self._multiply(index % 2)
+
+    def _wait(self) -> None:
+        """Wait for the oldest copy of the pipeline, and for every thread to be done with it."""
+        T.evaluate(ptx["cp.async.wait_group"](self.tile.plan.num_stages - 2))
+        T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
+
+    def _stage_address(self, stage: tirx.Expr) -> tirx.Expr:
+        stage_bytes = self.tile.stage_elements * ELEMENT_BYTES
+        return self.base[0] + (stage * int32(stage_bytes)).astype("uint32")
+
+    # --- global to shared --------------------------------------------------------------------
+
+    def _copy(self, step: tirx.Expr, stage: tirx.Expr) -> None:
+        """Begin to copy the operands of a step into a stage."""
+        tile, product, plan = self.tile, self.product, self.tile.plan
+        first_k = int64(step * int32(plan.block_k))
+        base = self._stage_address(stage)
+
+        def x(row: tirx.Expr, element: tirx.Expr) -> tuple[tirx.Expr, list[tirx.Expr]]:
+            row, k = self.first_row + int64(row), first_k + int64(element)
+            return product.x_at(row, k), [row < product.rows, self._in_depth(k)]
+
+        self._copy_lines(base, (plan.block_m, plan.block_k), x)
+        for part in range(tile.parts):
+
+            def weight(
+                line: tirx.Expr, element: tirx.Expr, part: int = part
+            ) -> tuple[tirx.Expr, list[tirx.Expr]]:
+                if tile.layout == "nk":
+                    j, k = column_of(line, tile.run), element
+                else:
+                    j, k = element, line
+                j, k = self.first_column + int64(j), first_k + int64(k)
+                return product.weight_at(part, j, k), [self._in_columns(j), self._in_depth(k)]
+
+            offset = (tile.x_elements + part * tile.part_elements) * ELEMENT_BYTES
+            lines = (plan.block_n, plan.block_k)
+            at = base + tirx.const(offset, "uint32")
+            self._copy_lines(at, lines if tile.layout == "nk" else lines[::-1], weight)
+
+    def _in_depth(self, k: tirx.Expr) -> tirx.Expr | None:
+        exact = self.product.depth % self.tile.plan.block_k == 0
+        return None if exact else k < int64(self.product.depth)
+
+    def _in_columns(self, j: tirx.Expr) -> tirx.Expr | None:
+        exact = self.product.columns % self.tile.plan.block_n == 0
+        return None if exact else j < int64(self.product.columns)
+
+    def _copy_lines(
+        self,
+        base: tirx.Expr,
+        shape: tuple[int, int],
+        source: Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, list[tirx.Expr | None]]],
+    ) -> None:
+        """Spread the lines of a tile over the threads, `lanes` elements at a time."""
+        lines, width = shape
+        lanes, threads = self.tile.plan.lanes, self.tile.threads
+        for turn in range(lines * width // lanes // threads):
+            place = self.thread + int32(turn * threads)
+            line = place // int32(width // lanes)
+            element = place % int32(width // lanes) * int32(lanes)
+            load, conditions = source(line, element)
+            piece = swizzled(line, element // int32(PIECE), width // PIECE)
+            target = line * int32(width) + piece * int32(PIECE) + element % int32(PIECE)
+            at = base + (target * int32(ELEMENT_BYTES)).astype("uint32")
+            self._copy_piece(at, load, [c for c in conditions if c is not None])
+
+    def _copy_piece(self, at: tirx.Expr, load: tirx.Expr, conditions: list[tirx.Expr]) -> None:
+        """Begin one copy; zeros where a condition does not hold, and then nothing is read."""
+        size = self.tile.plan.lanes * ELEMENT_BYTES
+        kind = "cg" if size == PIECE * ELEMENT_BYTES else "ca"  # narrower ones go through L1
+        args = [at, tirx.address_of(load), size]
+        if conditions:
+            inside = conditions[0]
+            for condition in conditions[1:]:
+                inside = tirx.all(inside, condition)
+            args.append(tirx.Select(inside, int32(size), int32(0)).astype("uint32"))
+        T.evaluate(ptx[f"cp.async.{kind}.shared.global"](*args))
+
+    # --- shared to registers, and the product ------------------------------------------------
+
+    def _load(self, buffer: int, stage: tirx.Expr, index: int) -> None:
+        """Load the operands of slice `index` of a stage into one of the two sets of registers."""
+        tile, plan = self.tile, self.tile.plan
+        pieces = plan.block_k // PIECE
+        row, piece = a_lane(self.lane)
+        row = self.warp_row + row
+        place = swizzled(row, piece + int32(index * 2), pieces)
+        address = stage + self._bytes(row * int32(pieces) + place)
+        for i in range(self.tiles_m):
+            first = (buffer * self.tiles_m + i) * 4
+            skip = i * MMA_M * plan.block_k * ELEMENT_BYTES
+            self._load_four(self.a, first, ptx.addr(address, skip), "")
+        for part in range(tile.parts):
+            offset = (tile.x_elements + part * tile.part_elements) * ELEMENT_BYTES
+            self._load_weights(buffer, part, stage + tirx.const(offset, "uint32"), index)
+
+    def _load_weights(self, buffer: int, part: int, base: tirx.Expr, index: int) -> None:
+        plan, layout = self.tile.plan, self.tile.layout
+        line, piece = b_lane(self.lane, layout)
+        for pair in range(self.tiles_n // 2):
+            first = ((buffer * self.tile.parts + part) * self.tiles_n + pair * 2) * 2
+            if layout == "nk":
+                pieces, skip = plan.block_k // PIECE, pair * 2 * MMA_N * plan.block_k
+                row, at = self.warp_column + line, piece + int32(index * 2)
+            else:
+                pieces, skip = plan.block_n // PIECE, index * MMA_K * plan.block_n
+                row, at = line, self.warp_column // int32(PIECE) + int32(pair * 2) + piece
+            address = base + self._bytes(row * int32(pieces) + swizzled(row, at, pieces))
+            source = ptx.addr(address, skip * ELEMENT_BYTES)
+            self._load_four(self.b, first, source, "" if layout == "nk" else "trans.")
+
+    def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
+        return (pieces * int32(PIECE * ELEMENT_BYTES)).astype("uint32")
+
+    def _load_four(self, registers: tirx.Var, first: int, address: object, how: str) -> None:
+        """Load four 8 x 8 matrices."""
+        targets = [registers[first + i] for i in range(4)]
+        T.evaluate(ptx[f"ldmatrix.sync.aligned.m8n8.x4.{how}shared.b16"](*targets, address))
+
+    def _multiply(self, buffer: int) -> None:
+        """Multiply the operands of one set of registers."""
+        kind = PTX_TYPES[self.tile.dtype]
+        multiply = ptx[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"]
+        for part in range(self.tile.parts):
+            for i in range(self.tiles_m):
+                for j in range(self.tiles_n):
+                    sums = [self.sum_at(part, i, e // 2, 2 * j + e % 2) for e in range(4)]
+                    a = [self.a[(buffer * self.tiles_m + i) * 4 + e] for e in range(4)]
+                    first_b = ((buffer * self.tile.parts + part) * self.tiles_n + j) * 2
+                    b = [self.b[first_b + e] for e in range(2)]
+                    T.evaluate(multiply(*sums, *a, *b, *sums))

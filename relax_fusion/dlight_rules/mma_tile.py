@@ -1,0 +1,181 @@
+"""What a tensor-core kernel computes and in which sizes, read from the blocks of a contraction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import ir, s_tir, sym, tirx
+
+from ..tile_plan import TilePlan
+from ..workload import WeightLayout
+from .mma_layout import LANES, run_length
+
+Place = tuple[tirx.Var, list[tirx.Expr]]
+"""A buffer and indices into it."""
+
+
+@dataclass(frozen=True)
+class MmaTile:
+    """Sizes of one thread block.
+
+    Parameters
+    ----------
+    plan : TilePlan
+        ``reg_m`` rows and ``reg_n`` columns are accumulated by a warp, for each part.
+    parts : int
+        Accumulators of a column.
+    layout : {"nk", "kn"}
+        Of the weight.
+    dtype : str
+        Of the operands.
+    """
+
+    plan: TilePlan
+    parts: int
+    layout: WeightLayout
+    dtype: str
+
+    @property
+    def warps_m(self) -> int:
+        """Warps along the rows."""
+        return self.plan.block_m // self.plan.reg_m
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.plan.num_warps * LANES
+
+    @property
+    def run(self) -> int:
+        """Neighbouring columns in the accumulators of a lane."""
+        return run_length(self.plan.reg_n, self.layout)
+
+    @property
+    def x_elements(self) -> int:
+        """Elements of x in a stage."""
+        return self.plan.block_m * self.plan.block_k
+
+    @property
+    def part_elements(self) -> int:
+        """Elements of one part of the weight in a stage."""
+        return self.plan.block_n * self.plan.block_k
+
+    @property
+    def stage_elements(self) -> int:
+        """Elements of a stage."""
+        return self.x_elements + self.parts * self.part_elements
+
+
+@dataclass(frozen=True)
+class Product:
+    """One accumulation and its epilogue, taken out of a PrimFunc.
+
+    Parameters
+    ----------
+    acc, out : s_tir.SBlock
+        The blocks.
+    """
+
+    acc: s_tir.SBlock
+    out: s_tir.SBlock
+
+    @property
+    def parts(self) -> int:
+        """Accumulators of a column."""
+        return int(self.acc.iter_vars[0].dom.extent)
+
+    @property
+    def rows(self) -> tirx.Expr:
+        """Rows of x."""
+        return self.acc.iter_vars[1].dom.extent
+
+    @property
+    def columns(self) -> int:
+        """Columns of each part."""
+        return int(self.acc.iter_vars[2].dom.extent)
+
+    @property
+    def depth(self) -> int:
+        """Reduced elements."""
+        return int(self.acc.iter_vars[3].dom.extent)
+
+    @property
+    def layout(self) -> WeightLayout:
+        """Whether the weight is contiguous along k or along its columns."""
+        k = tirx.Var("k", "int64")
+        load = self.weight_at(0, int64(0), k)
+        return "nk" if load.indices[-1].same_as(k) else "kn"
+
+    @property
+    def dtype(self) -> str:
+        """Type of the operands."""
+        return str(self.weight_at(0, int64(0), int64(0)).source.ty.dtype)
+
+    def operands(self) -> list[tirx.Var]:
+        """Return the buffers that are read, each once."""
+        found: list[tirx.Var] = []
+        for block in (self.acc, self.out):
+            for region in block.reads:
+                buffer = region.source
+                if not any(buffer.same_as(b) for b in (*found, self.acc.body.buffer)):
+                    found.append(buffer)
+        return found
+
+    def x_at(self, row: tirx.Expr, k: tirx.Expr) -> ir.TensorLoad:
+        """Return the element of x that is multiplied in a row."""
+        return self._operand(0, (int64(0), row, int64(0), k))
+
+    def weight_at(self, part: int, column: tirx.Expr, k: tirx.Expr) -> ir.TensorLoad:
+        """Return the element of the weight that is multiplied in a column."""
+        return self._operand(1, (int64(part), int64(0), column, k))
+
+    def _operand(self, side: int, place: Sequence[tirx.Expr]) -> ir.TensorLoad:
+        product = self.acc.body.value.b
+        widened = product.b if side else product.a
+        # Which of two weights an element is from depends on its part alone.
+        return sym.Analyzer().simplify(_placed(widened.value, self.acc, place))
+
+    def results(
+        self, row: tirx.Expr, column: tirx.Expr, total: Callable[[int], tirx.Expr]
+    ) -> list[tuple[Place, tirx.Expr]]:
+        """Return what is stored for one column of one row, and where.
+
+        Parameters
+        ----------
+        total : callable
+            The sum of a part.
+        """
+        sums, store = self.acc.body.buffer, self.out.body
+        simplify = sym.Analyzer().simplify
+
+        def own(load: ir.TensorLoad) -> tirx.Expr:
+            is_sum = load.source.same_as(sums)
+            return total(int(simplify(load.indices[0]))) if is_sum else load
+
+        found = []
+        for part in range(2 if len(self.out.iter_vars) == 3 else 1):  # both of a rotated pair
+            place = [row, column, int64(part)][: len(self.out.iter_vars)]
+            value = tvm_ffi.structural_map(
+                _placed(store.value, self.out, place), (ir.TensorLoad, own)
+            )
+            where = [simplify(_placed(index, self.out, place)) for index in store.indices]
+            found.append(((store.buffer, where), simplify(value)))
+        return found
+
+
+def int32(value: int) -> tirx.Expr:
+    """Return `value` as the integer type of indices inside a block."""
+    return tirx.const(value, "int32")
+
+
+def int64(value: tirx.Expr | int) -> tirx.Expr:
+    """Return `value` in the type of indices into tensors."""
+    return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
+
+
+def _placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
+    """Return an expression of a block at one place of its axes."""
+    at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
+    return tvm_ffi.structural_map(value, (ir.Var, lambda var: at.get(var, var)))

@@ -1,0 +1,142 @@
+"""Plans of TIR's tensor-core kernels for many rows: the family "mma".
+
+A thread block has ``block_m x block_n`` results, its warps ``reg_m x reg_n`` each (of every part),
+and ``num_stages`` tiles of both operands, ``block_k`` deep, in shared memory or on their way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from ..device import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import Dim
+from .prediction import HALF_DTYPES, ceil_div
+from .shape import MatmulShape
+
+FAMILY = "mma"
+
+FEWEST_ROWS = 17
+"""Rows from which on tiles of this family are looked at; fewer have kernels that stream weights."""
+
+WARP_TILE = 16
+"""Rows and columns of a warp come in multiples of this: the operands that one ``ldmatrix.x4``
+loads."""
+
+SLICE = 16
+"""Elements of k of one instruction.  A step needs two: one is loaded while the other is used."""
+
+COPY_LANES = (8, 4, 2)
+"""Elements of one asynchronous copy: 16, 8 or 4 bytes.  It cannot move 2."""
+
+FIRST_CAPABILITY = 80
+"""Ten times the compute capability that brought ``cp.async`` and ``mma.m16n8k16``."""
+
+OVERHEAD_REGISTERS = 40
+"""Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128
+accumulators and 64 operands, 144 with 64 and 48."""
+
+WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
+"""Rows and columns (of all parts) that a warp accumulates."""
+
+WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
+"""Warps of a block along rows and columns."""
+
+STEPS = ((64, 3), (32, 4), (64, 4), (32, 5), (64, 2), (32, 3))
+"""Elements of k, and stages."""
+
+
+def unsupported(shape: MatmulShape, dev: DeviceSpec) -> str | None:
+    """Return why no plan of this family runs on `dev`; None if there may be one."""
+    if shape.dtype not in HALF_DTYPES:
+        return f"dtype is {shape.dtype}, family 'mma' takes {' and '.join(HALF_DTYPES)}"
+    digits = dev.arch.removeprefix("sm_").rstrip("af")
+    if not dev.arch.startswith("sm_") or int(digits) < FIRST_CAPABILITY:
+        return f"family 'mma' needs CUDA and sm_80 or newer, the {dev.label} is {dev.arch or 'not'}"
+    return None
+
+
+def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TilePlan]:
+    """Yield plans for `shape`, which may not all fit; of equal prices, the first is to be taken."""
+    lanes = next((n for n in COPY_LANES if all(size % n == 0 for size in _copied(shape))), None)
+    if lanes is None or unsupported(shape, dev) or (isinstance(rows, int) and rows < FEWEST_ROWS):
+        return
+    for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
+        if columns % (WARP_TILE * shape.parts):
+            continue
+        if isinstance(rows, int) and reg_m * along_m >= 2 * max(rows, FEWEST_ROWS):
+            continue
+        for block_k, stages in STEPS:
+            yield TilePlan(
+                *(reg_m * along_m, columns // shape.parts * along_n, block_k),
+                reg_m=reg_m,
+                reg_n=columns // shape.parts,
+                lanes=lanes,
+                num_stages=stages,
+                num_warps=along_m * along_n,
+                family=FAMILY,
+            )
+
+
+def _copied(shape: MatmulShape) -> tuple[int, ...]:
+    """Return the extents along which operands are copied."""
+    return (shape.k, *(shape.contiguous if "kn" in shape.layouts else ()))
+
+
+def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the shared memory of a thread block."""
+    lines = plan.block_m + shape.parts * plan.block_n
+    return lines * plan.block_k * shape.in_bytes * plan.num_stages
+
+
+def registers(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the registers of a thread."""
+    columns = plan.reg_n * shape.parts
+    sums = plan.reg_m * columns // 32
+    operands = (plan.reg_m + columns) * SLICE // 32 * shape.in_bytes // 4
+    return sums + 2 * operands + OVERHEAD_REGISTERS
+
+
+def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Yield what is wrong with `plan`, besides the limits of the device."""
+    reason = unsupported(shape, dev)
+    if reason is not None:
+        yield reason
+        return
+    for name, unit in (("reg_m", WARP_TILE), ("reg_n", WARP_TILE), ("block_k", 2 * SLICE)):
+        if getattr(plan, name) % unit:
+            yield f"{name} is {getattr(plan, name)}, family 'mma' takes multiples of {unit}"
+    if plan.num_stages < 2:
+        yield f"num_stages is {plan.num_stages}, family 'mma' needs 2 to copy while it multiplies"
+    if plan.split_k != 1:
+        yield f"split_k is {plan.split_k}, family 'mma' reduces in 1 part"
+    warps = plan.block_m // plan.reg_m * (plan.block_n // plan.reg_n)
+    if plan.num_warps != warps:
+        yield f"num_warps is {plan.num_warps}, tiles of {plan.reg_m}x{plan.reg_n} make {warps}"
+    yield from _copy_violations(plan, shape)
+
+
+def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
+    """Check that whole copies of `lanes` elements make up the tiles, as many for each thread."""
+    if plan.lanes not in COPY_LANES:
+        text = ", ".join(map(str, COPY_LANES))
+        yield f"lanes is {plan.lanes}, family 'mma' copies {text} elements at once"
+        return
+    for size in _copied(shape):
+        if size % plan.lanes:
+            yield f"lanes is {plan.lanes}, does not divide {size}, along which operands are copied"
+    threads = 32 * max(plan.num_warps, 1)
+    for name, lines in (("block_m", plan.block_m), ("block_n", plan.block_n)):
+        copies = lines * plan.block_k // plan.lanes
+        if copies % threads:
+            yield (
+                f"{name} is {lines}, its tile has {copies} copies of {plan.lanes} elements for "
+                f"{threads} threads"
+            )
+
+
+def tiles(plan: TilePlan, shape: MatmulShape, rows: int) -> int:
+    """Return the thread blocks of all projections."""
+    columns = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    return ceil_div(rows, plan.block_m) * columns

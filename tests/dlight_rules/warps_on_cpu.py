@@ -1,0 +1,314 @@
+"""Runs the body of a thread block on numpy: all threads in step, one statement after the other.
+
+What it knows is what the tensor-core kernels are made of, as TIR before lowering.  Memory behaves
+as badly as the machine may: where an asynchronous copy is on its way there is NaN; what it brought
+is seen only behind the wait and a barrier; and to overwrite what another warp may still be reading
+is an error.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from ..gpu.attention_cases import numpy_dtype
+
+LANES = 32
+ELEMENT = 2
+"""Bytes of what is in shared memory."""
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mul": operator.mul,
+    "Div": operator.truediv,
+    "FloorDiv": operator.floordiv,
+    "FloorMod": operator.mod,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "LT": operator.lt,
+    "LE": operator.le,
+    "GT": operator.gt,
+    "GE": operator.ge,
+    "EQ": operator.eq,
+    "NE": operator.ne,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "BitwiseXor": operator.xor,
+}
+
+
+class Block:
+    """One thread block.
+
+    Parameters
+    ----------
+    tensors : dict
+        Flat arrays for the buffers of the function, by name.
+    sizes : dict
+        Values of the symbolic sizes, by name.
+    """
+
+    def __init__(self, tensors: dict[str, np.ndarray], sizes: dict[str, int]) -> None:
+        self.tensors, self.sizes = tensors, sizes
+        self.env: dict[Any, Any] = {}
+        self.private: dict[Any, np.ndarray] = {}
+        self.threads = 0
+        self.active = np.arange(0)
+        self.shared = np.zeros(0, np.uint16)
+        self.epoch, self.pending, self.groups = 1, [], []
+
+    # --- statements --------------------------------------------------------------------------
+
+    def run(self, node: Any) -> None:
+        getattr(self, "_" + type(node).__name__)(node)
+
+    def _SeqStmt(self, node: Any) -> None:
+        for statement in node.seq:
+            self.run(statement)
+
+    def _SBlockRealize(self, node: Any) -> None:
+        for buffer in node.block.alloc_buffers:
+            size = int(np.prod([int(d) for d in buffer.ty.shape]))
+            dtype = numpy_dtype(str(buffer.ty.dtype))
+            if buffer.scope() == "local":
+                self.private[buffer] = np.zeros((self.threads, size), dtype)
+            else:
+                self.shared = np.full(size, np.nan, dtype)
+                self.landed = np.full(size, self.epoch)
+                self.read = np.zeros(size, int)
+        self.run(node.block.body)
+
+    def _For(self, node: Any) -> None:
+        for i in range(int(self.value(node.extent).flat[0])):
+            self.env[node.loop_var] = np.asarray(i)
+            self.run(node.body)
+
+    def _IfThenElse(self, node: Any) -> None:
+        inside = np.broadcast_to(self.value(node.condition), self.active.shape)
+        everyone = self.active
+        self.active = everyone[inside]
+        if len(self.active):
+            self.run(node.then_case)
+        self.active = everyone
+        assert node.else_case is None
+
+    def _BufferStore(self, node: Any) -> None:
+        buffer, value = node.buffer, self.value(node.value)
+        at = self._offset(buffer, node.indices)
+        if buffer in self.private:
+            target = self.private[buffer]
+            target[self._own(at), at] = value
+        else:
+            self._tensor(buffer)[at] = value
+
+    def _Evaluate(self, node: Any) -> None:
+        self.value(node.value)
+
+    # --- expressions -------------------------------------------------------------------------
+
+    def value(self, node: Any) -> Any:
+        """Return the value of an expression in the active threads."""
+        name = type(node).__name__
+        if name in BINARY:
+            return BINARY[name](self.value(node.a), self.value(node.b))
+        return getattr(self, "_" + name)(node)
+
+    def _IntImm(self, node: Any) -> Any:
+        return np.asarray(int(node.value))
+
+    def _FloatImm(self, node: Any) -> Any:
+        return np.asarray(node.value, np.float32)
+
+    def _StringImm(self, node: Any) -> Any:
+        return str(node.value)
+
+    def _Var(self, node: Any) -> Any:
+        if node in self.env:
+            value = self.env[node]
+            return value[self.active] if value.ndim else value
+        return np.asarray(self.sizes[node.name])
+
+    def _Cast(self, node: Any) -> Any:
+        return np.asarray(self.value(node.value)).astype(numpy_dtype(str(node.ty.dtype)))
+
+    def _Select(self, node: Any) -> Any:
+        cases = (node.condition, node.true_value, node.false_value)
+        return np.where(*(self.value(case) for case in cases))
+
+    def _Not(self, node: Any) -> Any:
+        return ~self.value(node.a)
+
+    def _Ramp(self, node: Any) -> Any:
+        lanes = np.arange(int(node.lanes)) * self.value(node.stride)
+        return np.asarray(self.value(node.base))[..., None] + lanes
+
+    def _TensorLoad(self, node: Any) -> Any:
+        at = self._offset(node.source, node.indices)
+        if node.source in self.private:
+            return self.private[node.source][self._own(at), at]
+        return self._tensor(node.source)[at]
+
+    def _Call(self, node: Any) -> Any:
+        name = node.op.name.removeprefix("tirx.").removeprefix("prim.").removeprefix("ptx.")
+        for prefix in ("cp_async_", "ldmatrix", "mma"):
+            if name.startswith(prefix):
+                return getattr(self, prefix.rstrip("_"))(name, node.args)
+        return getattr(self, "call_" + name.replace(".", "_"))(node.args)
+
+    def call_if_then_else(self, args: Any) -> Any:
+        return np.where(*(self.value(a) for a in args))
+
+    def call_exp(self, args: Any) -> Any:
+        return np.exp(self.value(args[0]))
+
+    def call_cuda_cvta_generic_to_shared(self, args: Any) -> Any:
+        return np.asarray(0)
+
+    def call_addr(self, args: Any) -> Any:
+        return self.value(args[0]) + self.value(args[1])
+
+    def call_tvm_storage_sync(self, args: Any) -> None:
+        assert len(self.active) == self.threads
+        self.epoch += 1
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _own(self, at: Any) -> Any:
+        return (
+            self.active[:, None]
+            if np.ndim(at) and np.shape(at)[-1:] != self.active.shape
+            else self.active
+        )
+
+    def _tensor(self, buffer: Any) -> np.ndarray:
+        return self.tensors[buffer.name]
+
+    def _offset(self, buffer: Any, indices: Any) -> Any:
+        """Return flat offsets, and fail beyond the ends of a dimension."""
+        flat = np.asarray(0)
+        for index, size in zip(indices, buffer.ty.shape, strict=True):
+            at, limit = np.asarray(self.value(index)), self.value(size)
+            assert (at >= 0).all() and (at < limit).all(), f"{buffer.name}[{index}] is outside"
+            flat = flat * limit + at if flat.ndim >= at.ndim else flat[..., None] * limit + at
+        return flat
+
+    def cp_async(self, name: str, args: Any) -> None:
+        if name.endswith("commit_group"):
+            self.groups.append(self.pending)
+            self.pending = []
+        elif name.endswith("wait_group"):
+            keep = int(args[0])
+            done, self.groups = (
+                self.groups[: len(self.groups) - keep],
+                self.groups[len(self.groups) - keep :],
+            )
+            for group in done:
+                for at, values in group:
+                    self.shared[at], self.landed[at] = values, self.epoch
+        else:
+            self._copy(args)
+
+    def _copy(self, args: Any) -> None:
+        to = np.asarray(self.value(args[0])).astype(int)
+        load, size = args[1].args[0], int(args[2])
+        assert (to % size == 0).all(), "an asynchronous copy must be aligned"
+        lanes = np.arange(size // ELEMENT)
+        at = to[:, None] // ELEMENT + lanes
+        wanted = np.full(len(self.active), size)
+        if not _is_text(args[3]):
+            wanted = np.broadcast_to(self.value(args[3]).astype(int), wanted.shape)
+        values = np.zeros(at.shape, self.shared.dtype)
+        everyone = self.active
+        self.active = everyone[wanted > 0]
+        assert set(wanted) <= {0, size}
+        if len(self.active):
+            first = self._offset(load.source, load.indices)
+            assert (first * ELEMENT % size == 0).all(), "an asynchronous copy must be aligned"
+            values[wanted > 0] = self._tensor(load.source)[first[:, None] + lanes]
+        self.active = everyone
+        assert (self.read[at] < self.epoch).all(), "a copy overwrites what may still be read"
+        self.shared[at] = np.nan
+        self.pending.append((at, values))
+
+    # --- matrices ----------------------------------------------------------------------------
+
+    def ldmatrix(self, name: str, args: Any) -> None:
+        """Give lane i the elements 2 * (i % 4) and the next of line i // 4 of each matrix."""
+        assert len(self.active) == self.threads
+        targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
+        transposed = any(_is_text(a) and a.value == "trans" for a in args)
+        at = address.reshape(-1, 4, 8)[..., None] // ELEMENT + np.arange(8)
+        banks = np.sort(address.reshape(-1, 8) // 16 % 8, -1)
+        assert (banks == np.arange(8)).all(), "lines of a matrix share a bank"
+        assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
+        self.read[at] = self.epoch
+        matrices = self.shared[at]  # warp, matrix, line, element
+        if transposed:
+            matrices = matrices.swapaxes(-1, -2)
+        pairs = np.ascontiguousarray(matrices).view(np.uint32).reshape(len(at), 4, LANES)
+        for matrix, target in enumerate(targets):
+            to = int(target.indices[0])
+            self.private[target.source][:, to] = pairs[:, matrix].reshape(-1)
+
+    def mma(self, name: str, args: Any) -> None:
+        """Multiply 16 x 16 by 16 x 8 in each warp."""
+        dtype = self.shared.dtype
+
+        def registers(loads: Any) -> np.ndarray:
+            columns = [self.private[a.source][:, int(a.indices[0])] for a in loads]
+            return np.stack(columns, -1).reshape(-1, LANES, len(columns))
+
+        d, a, b, c = args[:4], args[4:8], args[8:10], args[10:14]
+        halves = [registers(r).view(dtype).astype(np.float32) for r in (a, b)]
+        row, pair = np.arange(LANES) // 4, np.arange(LANES) % 4 * 2
+        left = np.zeros((len(halves[0]), 16, 16), np.float32)
+        right = np.zeros((len(halves[0]), 16, 8), np.float32)
+        total = np.zeros((len(halves[0]), 16, 8), np.float32)
+        sums = registers(c)
+        for e in range(8):
+            left[:, row + e // 2 % 2 * 8, pair + e % 2 + e // 4 * 8] = halves[0][..., e]
+        for e in range(4):
+            right[:, pair + e % 2 + e // 2 * 8, row] = halves[1][..., e]
+            total[:, row + e // 2 * 8, pair + e % 2] = sums[..., e]
+        total += left @ right
+        for e, target in enumerate(d):
+            self.private[target.source][:, int(target.indices[0])] = total[
+                :, row + e // 2 * 8, pair + e % 2
+            ].reshape(-1)
+
+
+def run_kernel(
+    func: tirx.PrimFunc, name: str, tensors: dict[str, np.ndarray], sizes: dict[str, int]
+) -> None:
+    """Run every thread block of the kernel whose block is called `name`; writes into `tensors`."""
+    loops: list[Any] = []
+    tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
+    grid = next(loop for loop in loops if _kernel_of(loop, name) and _tag(loop) == "blockIdx.x")
+    inner = grid.body
+    size = int(Block(tensors, sizes).value(grid.extent))
+    for index in range(size):
+        block = Block(tensors, sizes)
+        block.threads = int(inner.extent)
+        block.active = np.arange(block.threads)
+        block.env = {grid.loop_var: np.asarray(index), inner.loop_var: block.active}
+        block.run(inner.body)
+
+
+def _is_text(node: Any) -> bool:
+    return type(node).__name__ == "StringImm"
+
+
+def _tag(loop: Any) -> str | None:
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else None
+
+
+def _kernel_of(loop: Any, name: str) -> bool:
+    found: list[str] = []
+    tvm_ffi.structural_walk(loop, (s_tir.SBlock, lambda b: found.append(b.name_hint)))
+    return name in found
