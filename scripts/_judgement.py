@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+from _report import plan_words
 
 from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator import Choice, candidates, choose, predict
 from relax_fusion.estimator.shape import Size
+from relax_fusion.estimator.triton import triton_plan
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Workload
 
@@ -22,6 +26,8 @@ TOP = 10
 """Plans that are timed in any case: those predicted to be fastest."""
 
 BACKEND = "triton"
+
+WORDS = re.compile(r"(\w+) (\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k/(\d+))?")
 
 
 class Subject(Protocol):
@@ -79,13 +85,11 @@ class Group:
         return self.subject.name
 
     def to_json(self) -> dict[str, Any]:
-        """Return the group as it is stored; plans hold the fields of a `TilePlan`, and "ms"."""
+        """Return the group as it is stored; plans are words (`plan_words`) with their times."""
         return {
             **self.subject.to_json(),
             "feasible": self.feasible,
-            "plans": [
-                {**plan_fields(p), "ms": ms} for p, ms in zip(self.plans, self.ms, strict=True)
-            ],
+            "plans": {plan_words(p): ms for p, ms in zip(self.plans, self.ms, strict=True)},
             "wrong": self.wrong,
             "failed": self.failed,
         }
@@ -99,17 +103,23 @@ def from_json(stored: dict[str, Any], subject_of: Callable[[dict[str, Any]], Sub
         failed=stored.get("failed", []),
         feasible=stored.get("feasible", 0),
     )
-    for plan in stored["plans"]:
-        rest = {k: v for k, v in plan.items() if k != "ms"}
-        group.plans.append(TilePlan.from_attr({"backend": BACKEND, **rest}))
-        group.ms.append(plan["ms"])
+    plans = stored["plans"]
+    if isinstance(plans, list):  # as they were stored at first: fields of a plan, and "ms"
+        group.ms = [plan.pop("ms") for plan in plans]
+        group.plans = [TilePlan.from_attr({"backend": BACKEND, **plan}) for plan in plans]
+    else:
+        group.plans, group.ms = [plan_of(words) for words in plans], list(plans.values())
     return group
 
 
-def plan_fields(plan: TilePlan) -> dict[str, Any]:
-    """Return the fields of a plan, without the back end and without those at their defaults."""
-    usual = {f.name: f.default for f in fields(TilePlan)} | {"backend": BACKEND}
-    return {k: v for k, v in asdict(plan).items() if v != usual[k] or k.startswith("block")}
+def plan_of(words: str) -> TilePlan:
+    """Read `plan_words` of a plan of the Triton back end."""
+    found = WORDS.fullmatch(words)
+    if found is None:
+        raise ValueError(f"{words!r} is no plan")
+    family, *numbers = found.groups(default="1")
+    block_m, block_n, block_k, warps, stages, split = map(int, numbers)
+    return triton_plan(family, (block_m, block_n, block_k), warps, stages, split)
 
 
 def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:
@@ -129,7 +139,7 @@ class Chosen:
     from_table : TilePlan
         For this size, by the table for a symbolic one.
     milliseconds : float
-        The longer of the two choices, nothing cached.
+        Of a processor, for the longer of the two choices, nothing cached.
     """
 
     plan: TilePlan
@@ -143,9 +153,9 @@ def ask(subject: Subject, dev: DeviceSpec) -> Chosen:
     plans, longest = [], 0.0
     for symbolic in (False, True):
         work = subject.work(symbolic=symbolic)
-        began = time.perf_counter()
+        began = time.process_time()
         choice = uncached(work, dev, always=True, backend=BACKEND)
-        longest = max(longest, 1e3 * (time.perf_counter() - began))
+        longest = max(longest, 1e3 * (time.process_time() - began))
         if not isinstance(choice, Choice):
             raise ValueError(f"{subject.name}: the estimator declines: {choice}")
         plans.append(choice.plans.plan_for(subject.extent))
@@ -192,7 +202,7 @@ class Judgement:
     choice_timed : bool
         Whether the choice is among the timed plans.
     choose_ms : float
-        What choosing took.
+        What choosing took of a processor.
     """
 
     chosen: int

@@ -24,8 +24,8 @@ RANGE_UPPERS = {
 of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes, and
 tiles of 128 rows: the ranges that end at 512 and 1024, which are usual, have one number of them."""
 
-ATTENTION_RANGE_UPPERS = (1, 16, 64, 256)
-"""The same for the query positions of an attention, of either back end."""
+ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 256, 512, 1024)}
+"""The same for the query positions of an attention."""
 
 OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
@@ -41,8 +41,9 @@ predicted to win by less with TIR on an H200 came out between 0.6 and 1.1 of the
 a CPU they are far apart.  So are Triton's kernels and TVM's, or they are predicted to be level (one
 row): then Triton's were 1.1 to 1.2 times as fast."""
 
-DEFAULT_BATCH = 1
-"""Batch at which an attention of dynamic batch is priced, when nothing bounds it."""
+ATTENTION_BATCHES = {"tir": (1,), "triton": (32, 8, 1)}
+"""Batches at which an attention of dynamic batch is priced.  A table has plans by query positions
+only, and what suits one sequence best may leave a large batch with half its speed."""
 
 
 @dataclass(frozen=True)
@@ -240,19 +241,21 @@ def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]
     if not isinstance(work, Attention):
         found = _dim_ranges(work.rows, RANGE_UPPERS[backend], backend)
         return [(upper, list(sizes)) for upper, sizes in found]
-    batch = _at_bound(work.batch, DEFAULT_BATCH)
+    batches = dict.fromkeys(_at_bound(work.batch, b) for b in ATTENTION_BATCHES[backend])
     ranges: list[tuple[int | None, list[Size]]] = []
-    for upper, lengths in _dim_ranges(work.q_len, ATTENTION_RANGE_UPPERS, backend):
-        sizes: list[Size] = []
-        for q_len in lengths:
+    for upper, lengths in _dim_ranges(work.q_len, ATTENTION_RANGE_UPPERS[backend], backend):
+        sizes: list[tuple[int, int]] = []
+        # Several batches fill the device as differently as lengths within a range do
+        for q_len in lengths if len(batches) == 1 else sorted({lengths[0], lengths[-1]}):
             # Keys are at least as many as queries in every known use: a cache only adds to them.
             kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE[backend]), q_len)
             if not isinstance(work.kv_len, DynamicDim):
                 kv_len = work.kv_len
             elif work.kv_len == work.q_len:
                 kv_len = q_len
-            sizes.append(AttentionSize(batch, q_len, kv_len))
-        ranges.append((upper, sizes))
+            sizes.append((q_len, kv_len))
+        # One sequence comes last: it is what predictions tell of
+        ranges.append((upper, [AttentionSize(b, *size) for b in batches for size in sizes]))
     return ranges
 
 

@@ -140,8 +140,11 @@ def attention_size(work: Attention, size: Size) -> AttentionSize:
     """
     if isinstance(size, int):
         raise TypeError(f"an Attention is priced at an AttentionSize, not at {size!r}")
-    dims = zip((work.batch, work.q_len, work.kv_len), size, strict=True)
-    return AttentionSize(*(d if isinstance(d, int) else s for d, s in dims))
+    return AttentionSize(
+        work.batch if isinstance(work.batch, int) else size.batch,
+        work.q_len if isinstance(work.q_len, int) else size.q_len,
+        work.kv_len if isinstance(work.kv_len, int) else size.kv_len,
+    )
 
 
 def rows_of(work: Workload, size: Size) -> int:
@@ -153,3 +156,15 @@ def _int_rows(size: Size) -> int:
     if not isinstance(size, int):
         raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")
     return size
+
+
+def dtypes_of(work: Workload) -> set[str]:
+    """Return the element types of the tensors that a kernel reads and writes."""
+    found = {work.dtype, work.out_dtype}
+    if isinstance(work, Attention):
+        found |= {t for t in (work.alibi, work.sinks) if t}
+        found |= {work.bias_dtype} if work.bias_dims else set()
+        found |= {"bool"} if work.mask_dims else set()
+    elif isinstance(work, NormMatmul):
+        found |= {p.rope.dtype for p in work.outputs if p.rope}
+    return found

@@ -15,7 +15,7 @@ from tvm import ir, tirx
 from ..device import DeviceSpec
 from ..errors import LoweringError
 from ..estimator import AttentionSize
-from ..estimator.triton_attention import (
+from ..estimator.triton_attention_tiles import (
     FEW_MERGED_ROWS,
     MAPPED_FAMILIES,
     capacity,
@@ -162,7 +162,7 @@ def _combine(
 
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:
-    """Return the parts of the keys, as `relax_fusion.estimator.triton_attention.key_parts`."""
+    """Return the parts of the keys, as `key_parts` does for numbers."""
     blocks = ceil_div(a.kv_len, a.plan.block_n)
     rows = a.batch * a.work.q_heads * a.q_len
     if isinstance(rows, int):

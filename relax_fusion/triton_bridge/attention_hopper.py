@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ..estimator.triton_attention import HALVES_BLOCKS, heads_of_tile, padded, query_stages
+from ..estimator.triton_attention_tiles import HALVES_BLOCKS, heads_of_tile, padded, query_stages
 from ..workload import DTYPE_BYTES
 from .arguments import OUT, TensorMap
 from .attention_call import AttentionCall, at_most, int32

@@ -7,6 +7,7 @@ import pickle
 from dataclasses import replace
 
 import _judgement as judgement
+import _judgement_report as report
 import _plan_module as modules
 import _relax_build
 import judge_attention
@@ -16,6 +17,7 @@ from _attention_module import Job, module_of
 from _attention_subject import CaseIn
 from _attention_torch import Problem
 from _judge import judge_stored
+from _record import RESULTS
 from _relax_build import decided
 
 from relax_fusion.device import device
@@ -115,3 +117,17 @@ def test_usual_cases_exist() -> None:
     assert len(judge_attention.arguments([]).cases) == len(judge_attention.USUAL)
     with pytest.raises(SystemExit):
         judge_attention.arguments(["--cases", "S0"])
+
+
+@pytest.mark.parametrize(
+    ("name", "regret", "largest", "rank"), [("judge_attention", 0.015, 0.1, 0.93)]
+)
+def test_the_record_is_judged_without_a_gpu(name, regret, largest, rank) -> None:
+    path = RESULTS / f"2026-11-21-{name}.json"
+    groups = judgement.load(path, CaseIn.from_json)
+    # Every fourth: to judge all takes seconds
+    found = report.overall(judgement.judge_all(groups[::4], H200))
+    assert found["cases"] == 10 and found["choice_not_timed"] == 0
+    assert found["mean_regret"] < regret and found["max_regret"] < largest
+    assert found["mean_correlation"] > rank and found["mean_error_near_best"] < 0.09
+    assert found["mean_table_regret"] < 0.1

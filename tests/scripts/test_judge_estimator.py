@@ -20,6 +20,7 @@ from _matmul_cases import Chain
 from _matmul_subject import CASES, ChainAt
 from _matmul_torch import Problem, Weights
 from _record import RESULTS, compact_json
+from _report import plan_words
 
 from relax_fusion import make_target
 from relax_fusion.device import device
@@ -98,9 +99,11 @@ def test_groups_are_stored_and_read(tmp_path) -> None:
     path = tmp_path / "timings.json"
     path.write_text(compact_json({"groups": [g.to_json()]}))
     assert judgement.load(path, ChainAt.from_json) == [g]
-    # what a test of the estimator does with `2026-11-21-judge_estimator.json`
-    stored = json.loads(path.read_text())["groups"][0]["plans"][0]
-    assert TilePlan(**{k: v for k, v in stored.items() if k != "ms"}, backend="triton") in g.plans
+    words = json.loads(path.read_text())["groups"][0]["plans"]
+    assert list(words) == [plan_words(p) for p in g.plans]
+    assert all(judgement.plan_of(text) == p for text, p in zip(words, g.plans, strict=True))
+    with pytest.raises(ValueError, match="'tir 16x16' is no plan"):
+        judgement.plan_of("tir 16x16")
 
 
 def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -> None:

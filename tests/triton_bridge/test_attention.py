@@ -14,7 +14,7 @@ from tvm.relax.frontend import nn
 
 from relax_fusion.device import device
 from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.triton_attention import key_parts, smem_bytes
+from relax_fusion.estimator.triton_attention_tiles import key_parts, smem_bytes
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 from relax_fusion.target import compute_capability, make_target
