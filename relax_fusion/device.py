@@ -1,6 +1,7 @@
 """What a device can do, as data: the numbers that the estimator needs, each with its source.
 
-Sources, by the short names used in the table:
+NVIDIA's GPUs and CPUs; other GPUs are in `relax_fusion.gpus`.  Sources, by the short names used in
+the table:
 
 - *guide*: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
 - *throughput*: the same guide, table "Throughput of Native Arithmetic Instructions".
@@ -13,136 +14,17 @@ Sources, by the short names used in the table:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
+from .device_spec import DeviceSpec
 from .errors import TargetError
+from .gpus import GPUS
+
+__all__ = ["DEVICES", "STATIC_SMEM_BYTES", "DeviceSpec", "device", "generic_cpu"]
 
 STATIC_SMEM_BYTES = 48 * 1024
 """Shared memory that a CUDA kernel can declare statically, per block (guide: more is dynamic)."""
 
-
-@dataclass(frozen=True)
-class DeviceSpec:
-    """One device, as the estimator sees it.  Fields that a kind does not have are 0.
-
-    Parameters
-    ----------
-    name, label : str
-        The key in `DEVICES`, and how messages call the device.
-    kind : {"gpu", "cpu"}
-        Which of the two execution models applies.
-    arch : str
-        What the code generator is told (``"sm_90a"``); empty for a CPU.
-    sm_count : int
-        Streaming multiprocessors, or cores.
-    clock_hz : float
-        Boost clock, the one the rates below are stated at.
-    dram_bytes_per_s, l2_bytes_per_s : float
-        Peak bandwidths of the whole device (CPU: of the second-level caches together).
-    l2_bytes : int
-        Second-level cache of a GPU, or of one core.
-    launch_s : float
-        Time that one more kernel (CPU: one more parallel region) costs.
-    fma_float32_flops_per_s : float
-        Without tensor cores.  Sums are kept in float32, so this is the rate of every dtype.
-    tensor_float16_flops_per_s, tensor_bfloat16_flops_per_s, tensor_tf32_flops_per_s : float
-        Dense, with float32 accumulation.
-    smem_per_sm_bytes, smem_per_block_bytes : int
-        Shared memory of a multiprocessor, and the most that one block may use.
-    registers_per_sm, max_registers_per_thread : int
-        32-bit registers.
-    max_threads_per_block, max_threads_per_sm, max_blocks_per_sm, warp_size : int
-        Limits of a launch.
-    vector_bytes, vector_registers : int
-        Width and number of a core's vector registers.
-    l1_bytes : int
-        First-level data cache of one core.
-    fma_per_cycle : int
-        Vector multiply-adds that one core starts each cycle.
-    """
-
-    name: str
-    label: str
-    kind: Literal["gpu", "cpu"]
-    arch: str
-    sm_count: int
-    clock_hz: float
-    dram_bytes_per_s: float
-    l2_bytes: int
-    l2_bytes_per_s: float
-    launch_s: float
-    fma_float32_flops_per_s: float
-    tensor_float16_flops_per_s: float = 0.0
-    tensor_bfloat16_flops_per_s: float = 0.0
-    tensor_tf32_flops_per_s: float = 0.0
-    smem_per_sm_bytes: int = 0
-    smem_per_block_bytes: int = 0
-    registers_per_sm: int = 0
-    max_registers_per_thread: int = 0
-    max_threads_per_block: int = 0
-    max_threads_per_sm: int = 0
-    max_blocks_per_sm: int = 0
-    warp_size: int = 0
-    vector_bytes: int = 0
-    vector_registers: int = 0
-    l1_bytes: int = 0
-    fma_per_cycle: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse numbers that contradict each other."""
-        self._require_positive(_COMMON_FIELDS)
-        self._require_positive(_GPU_FIELDS if self.kind == "gpu" else _CPU_FIELDS)
-        if self.kind == "gpu":
-            self._check_gpu()
-        elif self.vector_bytes < 4 or self.vector_bytes & (self.vector_bytes - 1):
-            raise TargetError(
-                f"device {self.name!r}: vector_bytes is {self.vector_bytes}, must be a power of "
-                "two >= 4"
-            )
-
-    def _require_positive(self, names: Iterable[str]) -> None:
-        for field in names:
-            if getattr(self, field) <= 0:
-                raise TargetError(f"device {self.name!r}: {field} must be > 0")
-
-    def _check_gpu(self) -> None:
-        if self.smem_per_block_bytes > self.smem_per_sm_bytes:
-            raise TargetError(
-                f"device {self.name!r}: a block may use {self.smem_per_block_bytes} B of shared "
-                f"memory, more than the {self.smem_per_sm_bytes} B of its multiprocessor"
-            )
-        if self.max_threads_per_block > self.max_threads_per_sm:
-            raise TargetError(
-                f"device {self.name!r}: a block may have {self.max_threads_per_block} threads, "
-                f"more than the {self.max_threads_per_sm} of its multiprocessor"
-            )
-        if self.max_threads_per_sm % self.warp_size:
-            raise TargetError(
-                f"device {self.name!r}: max_threads_per_sm {self.max_threads_per_sm} is no "
-                f"multiple of the warp size {self.warp_size}"
-            )
-
-    def tensor_flops_per_s(self, dtype: str) -> float:
-        """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""
-        return {
-            "float16": self.tensor_float16_flops_per_s,
-            "bfloat16": self.tensor_bfloat16_flops_per_s,
-            "float32": self.tensor_tf32_flops_per_s,
-        }.get(dtype, 0.0)
-
-
-_COMMON_FIELDS = (
-    *("sm_count", "clock_hz", "dram_bytes_per_s", "l2_bytes", "l2_bytes_per_s", "launch_s"),
-    "fma_float32_flops_per_s",
-)
-_GPU_FIELDS = (
-    *("smem_per_sm_bytes", "smem_per_block_bytes", "registers_per_sm"),
-    *("max_registers_per_thread", "max_threads_per_block", "max_threads_per_sm"),
-    *("max_blocks_per_sm", "warp_size"),
-)
-_CPU_FIELDS = ("vector_bytes", "vector_registers", "l1_bytes", "fma_per_cycle")
 
 _H200 = DeviceSpec(
     name="h200",
@@ -289,13 +171,14 @@ def generic_cpu(cores: int = 8, vector_bytes: int = 32) -> DeviceSpec:
         vector_registers=32 if vector_bytes >= 64 else 16,
         l1_bytes=32 << 10,  # Zen and Skylake; newer cores have 48 KB
         fma_per_cycle=fma_per_cycle,
+        target_kind="llvm",
     )
 
 
 DEVICES: dict[str, DeviceSpec] = {
     spec.name: spec
     for spec in (
-        *(_H200, _H100, _H100_PCIE, _A100, _A100_40GB, _RTX4090, _RTX3080),
+        *(_H200, _H100, _H100_PCIE, _A100, _A100_40GB, _RTX4090, _RTX3080, *GPUS),
         generic_cpu(),
     )
 }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tvm.target import Target, codegen
 
@@ -13,7 +16,32 @@ from .device import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
 from .errors import TargetError
 
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
-"""The device that stands for an architecture when the target names none (``model``)."""
+_GPU_BY_DEVICE = {"adreno": "adreno730", "mali": "mali_g710"}
+_GPU_BY_KIND = {"metal": "m1", "rocm": "mi300x"}
+"""The device that stands for an architecture, a ``device`` attribute or a kind of target when the
+target names none (``model``); for every other target, an integrated GPU of a laptop."""
+
+_DETAILS: dict[str, dict[str, Any]] = {
+    "m1": {"thread_warp_size": 32},
+    "mi300x": {"mcpu": "gfx942"},
+    "adreno730": {"device": "adreno"},
+    "mali_g710": {"device": "mali"},
+    "iris_xe": {
+        f"supports_{what}": True
+        for what in ("float16", "int8", "int16", "int64", "8bit_buffer", "16bit_buffer")
+    },
+}
+"""What else the target of a device has to say."""
+
+LEAST_SMEM_BYTES = 16 * 1024
+"""Shared memory that every device has of an API whose target states none (Vulkan's
+``maxComputeSharedMemorySize``, https://docs.vulkan.org/spec/latest/chapters/limits.html)."""
+
+_LIMITS = (
+    *("max_threads_per_block", "max_num_threads", "max_shared_memory_per_block"),
+    "thread_warp_size",
+)
+"""Attributes in which a target states the limits of its device."""
 
 
 def is_gpu(target: Target) -> bool:
@@ -70,17 +98,7 @@ def make_target(name: str | Target) -> Target:
         return host_target()
     spec = DEVICES.get(name.lower())
     if spec is not None and spec.kind == "gpu":
-        return Target(
-            {
-                "kind": "cuda",
-                "arch": spec.arch,
-                "model": spec.name,
-                "max_threads_per_block": spec.max_threads_per_block,
-                "max_shared_memory_per_block": STATIC_SMEM_BYTES,
-                "thread_warp_size": spec.warp_size,
-            },
-            host=Target("llvm"),
-        )
+        return _named(spec)
     try:
         return Target(json.loads(name) if name.lstrip().startswith("{") else name)
     except (ValueError, RuntimeError, TypeError) as err:
@@ -90,17 +108,31 @@ def make_target(name: str | Target) -> Target:
         ) from err
 
 
+def _named(spec: DeviceSpec) -> Target:
+    """Return the target of a GPU of the table."""
+    config = {
+        "kind": spec.target_kind,
+        "model": spec.name,
+        "max_threads_per_block": spec.max_threads_per_block,
+        "max_shared_memory_per_block": spec.smem_per_block_bytes,
+    }
+    if spec.target_kind == "cuda":
+        config |= {"arch": spec.arch, "thread_warp_size": spec.warp_size}
+        config["max_shared_memory_per_block"] = STATIC_SMEM_BYTES
+    return Target({**config, **_DETAILS.get(spec.name, {})}, host=Target("llvm"))
+
+
 def device_of(target: Target) -> DeviceSpec:
     """Return the device that `target` compiles for.
 
-    A CUDA target's ``model`` attribute names it; without one, the usual device of its ``arch``
-    stands in, under the architecture's own name.  Any other GPU is taken for the smallest GPU of
-    the table, within its own limits of threads and shared memory and without the name.
+    The ``model`` attribute names it.  Without one, the usual device of a CUDA target's ``arch``
+    stands in, under the architecture's own name, and one GPU of its kind for any other target,
+    within the limits of threads, shared memory and element types that the target states.
 
     Raises
     ------
     TargetError
-        If the target is neither a GPU nor LLVM.
+        If the target is neither a GPU nor LLVM, or a limit is no number that a GPU could have.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     if is_cpu(target):
@@ -108,28 +140,79 @@ def device_of(target: Target) -> DeviceSpec:
         return generic_cpu(cores=cores, vector_bytes=codegen.llvm_get_vector_width(target) // 8)
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")
+    limits = _limits(target, attrs)
     model = str(attrs.get("model", "")).lower()
-    arch = str(attrs.get("arch", "")).rstrip("af")
-    spec = device(model if model in DEVICES else _GPU_BY_ARCH.get(arch, "rtx3080"))
+    named = DEVICES.get(model)
+    if named is not None and named.target_kind != target.kind.name:
+        named = None
     if is_cuda(target):
+        arch = str(attrs.get("arch", "")).rstrip("af")
+        spec = named or device(_GPU_BY_ARCH.get(arch, "rtx3080"))
         known = not arch or spec.arch.rstrip("af") == arch
         return spec if known else replace(spec, arch=arch)
-    threads = int(attrs.get("max_threads_per_block", spec.max_threads_per_block))
-    smem = int(attrs.get("max_shared_memory_per_block", spec.smem_per_block_bytes))
+    stated = str(attrs.get("device", ""))
+    usual = _GPU_BY_DEVICE.get(stated) or _GPU_BY_KIND.get(target.kind.name, "iris_xe")
+    spec = named or device(usual)
+    threads = limits.get("max_threads_per_block", limits.get("max_num_threads", sys.maxsize))
+    smem = limits.get("max_shared_memory_per_block", LEAST_SMEM_BYTES)
     return replace(
         spec,
-        arch="",
+        label=spec.label if named else f"{target.kind.name} GPU",
         max_threads_per_block=min(spec.max_threads_per_block, threads),
         smem_per_block_bytes=min(spec.smem_per_block_bytes, smem),
+        wave_size=max(spec.wave_size, limits.get("thread_warp_size", 1)),
+        missing_dtypes=_missing_dtypes(target, attrs),
     )
 
 
+def _limits(target: Target, attrs: Mapping[str, Any]) -> dict[str, int]:
+    """Return the limits that a GPU target states; all are positive, but for shared memory."""
+    found = {name: int(attrs[name]) for name in _LIMITS if name in attrs}
+    for name, value in found.items():
+        least = 0 if name == "max_shared_memory_per_block" else 1
+        if value < least:
+            raise TargetError(
+                f"target {target.kind.name!r}: {name} is {value}, must be at least {least}"
+            )
+    warp = found.get("thread_warp_size", 1)
+    if warp & (warp - 1) or warp > 128:
+        raise TargetError(
+            f"target {target.kind.name!r}: thread_warp_size is {warp}, must be a power of two up "
+            "to 128"
+        )
+    return found
+
+
+def _missing_dtypes(target: Target, attrs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the element types that kernels of a target other than CUDA cannot read or write.
+
+    TVM keeps bfloat16 in 16-bit and booleans in 8-bit integers, which WGSL does not have; a Vulkan
+    target says what its device can do.
+    """
+    if target.kind.name == "webgpu":
+        return ("bfloat16", "bool")
+    if target.kind.name != "vulkan":
+        return ()
+    needs = {
+        "float16": ("supports_float16", "supports_16bit_buffer"),
+        "bfloat16": ("supports_int16", "supports_16bit_buffer"),
+        "bool": ("supports_int8", "supports_8bit_buffer"),
+    }
+    return tuple(t for t, names in needs.items() if not all(attrs.get(n) for n in names))
+
+
 def without_tensor_cores(target: Target) -> Target:
-    """Return a CUDA target of an architecture before tensor cores; any other target as it is."""
-    if not is_cuda(target):
-        return target
+    """Return a target for which TVM's matmul rule makes scalar tiles: any, where it does anyway.
+
+    For CUDA that is an architecture before tensor cores, for Metal another API of the same limits.
+    """
     config = {str(k): v for k, v in target.attrs.items()}
-    return Target({**config, "kind": "cuda", "arch": "sm_60"})
+    if is_cuda(target):
+        return Target({**config, "kind": "cuda", "arch": "sm_60"})
+    if target.kind.name == "metal":
+        shared = {k: v for k, v in config.items() if k in _LIMITS}
+        return Target({**shared, "kind": "opencl"})
+    return target
 
 
 def has_triton(target: Target) -> bool:

@@ -1,0 +1,146 @@
+"""What the estimator has to know about a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import TargetError
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """One device, as the estimator sees it.  Fields that a kind does not have are 0.
+
+    Parameters
+    ----------
+    name, label : str
+        The key in `DEVICES`, and how messages call the device.
+    kind : {"gpu", "cpu"}
+        Which of the two execution models applies.
+    arch : str
+        What the code generator is told of an NVIDIA GPU (``"sm_90a"``); empty for all others.
+    sm_count : int
+        Streaming multiprocessors, or cores.
+    clock_hz : float
+        Boost clock, the one the rates below are stated at.
+    dram_bytes_per_s, l2_bytes_per_s : float
+        Peak bandwidths of the whole device (CPU: of the second-level caches together).
+    l2_bytes : int
+        Second-level cache of a GPU, or of one core.
+    launch_s : float
+        Time that one more kernel (CPU: one more parallel region) costs.
+    fma_float32_flops_per_s : float
+        Without tensor cores.  Sums are kept in float32, so this is the rate of every dtype.
+    tensor_float16_flops_per_s, tensor_bfloat16_flops_per_s, tensor_tf32_flops_per_s : float
+        Dense, with float32 accumulation.
+    smem_per_sm_bytes, smem_per_block_bytes : int
+        Shared memory of a multiprocessor, and the most that one block may use.
+    registers_per_sm, max_registers_per_thread : int
+        32-bit registers.
+    max_threads_per_block, max_threads_per_sm, max_blocks_per_sm : int
+        Limits of a launch.
+    warp_size, wave_size : int
+        Threads that a plan counts as a warp, 32 on every GPU, and those that the GPU runs in step.
+    vector_bytes, vector_registers : int
+        Width and number of a core's vector registers.
+    l1_bytes : int
+        First-level data cache of one core.
+    fma_per_cycle : int
+        Vector multiply-adds that one core starts each cycle.
+    target_kind : str
+        The kind of TVM target that compiles for it.
+    missing_dtypes : tuple of str
+        Element types that its kernels cannot read or write.
+    """
+
+    name: str
+    label: str
+    kind: Literal["gpu", "cpu"]
+    arch: str
+    sm_count: int
+    clock_hz: float
+    dram_bytes_per_s: float
+    l2_bytes: int
+    l2_bytes_per_s: float
+    launch_s: float
+    fma_float32_flops_per_s: float
+    tensor_float16_flops_per_s: float = 0.0
+    tensor_bfloat16_flops_per_s: float = 0.0
+    tensor_tf32_flops_per_s: float = 0.0
+    smem_per_sm_bytes: int = 0
+    smem_per_block_bytes: int = 0
+    registers_per_sm: int = 0
+    max_registers_per_thread: int = 0
+    max_threads_per_block: int = 0
+    max_threads_per_sm: int = 0
+    max_blocks_per_sm: int = 0
+    warp_size: int = 0
+    vector_bytes: int = 0
+    vector_registers: int = 0
+    l1_bytes: int = 0
+    fma_per_cycle: int = 0
+    wave_size: int = 32
+    target_kind: str = "cuda"
+    missing_dtypes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that contradict each other."""
+        self._require_positive(_COMMON_FIELDS)
+        self._require_positive(_GPU_FIELDS if self.kind == "gpu" else _CPU_FIELDS)
+        if self.kind == "gpu":
+            self._check_gpu()
+        elif self.vector_bytes < 4 or self.vector_bytes & (self.vector_bytes - 1):
+            raise TargetError(
+                f"device {self.name!r}: vector_bytes is {self.vector_bytes}, must be a power of "
+                "two >= 4"
+            )
+
+    def _require_positive(self, names: Iterable[str]) -> None:
+        for field in names:
+            if getattr(self, field) <= 0:
+                raise TargetError(f"device {self.name!r}: {field} must be > 0")
+
+    def _check_gpu(self) -> None:
+        if self.smem_per_block_bytes < 0:
+            raise TargetError(f"device {self.name!r}: smem_per_block_bytes must be >= 0")
+        if self.smem_per_block_bytes > self.smem_per_sm_bytes:
+            raise TargetError(
+                f"device {self.name!r}: a block may use {self.smem_per_block_bytes} B of shared "
+                f"memory, more than the {self.smem_per_sm_bytes} B of its multiprocessor"
+            )
+        if self.max_threads_per_block > self.max_threads_per_sm:
+            raise TargetError(
+                f"device {self.name!r}: a block may have {self.max_threads_per_block} threads, "
+                f"more than the {self.max_threads_per_sm} of its multiprocessor"
+            )
+        if self.wave_size & (self.wave_size - 1):
+            raise TargetError(
+                f"device {self.name!r}: wave_size is {self.wave_size}, must be a power of two"
+            )
+        if self.max_threads_per_sm % self.warp_size:
+            raise TargetError(
+                f"device {self.name!r}: max_threads_per_sm {self.max_threads_per_sm} is no "
+                f"multiple of the warp size {self.warp_size}"
+            )
+
+    def tensor_flops_per_s(self, dtype: str) -> float:
+        """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""
+        return {
+            "float16": self.tensor_float16_flops_per_s,
+            "bfloat16": self.tensor_bfloat16_flops_per_s,
+            "float32": self.tensor_tf32_flops_per_s,
+        }.get(dtype, 0.0)
+
+
+_COMMON_FIELDS = (
+    *("sm_count", "clock_hz", "dram_bytes_per_s", "l2_bytes", "l2_bytes_per_s", "launch_s"),
+    "fma_float32_flops_per_s",
+)
+_GPU_FIELDS = (
+    *("smem_per_sm_bytes", "registers_per_sm", "max_registers_per_thread"),
+    *("max_threads_per_block", "max_threads_per_sm", "max_blocks_per_sm"),
+    *("warp_size", "wave_size"),
+)
+_CPU_FIELDS = ("vector_bytes", "vector_registers", "l1_bytes", "fma_per_cycle")
