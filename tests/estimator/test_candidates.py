@@ -8,6 +8,7 @@ import pytest
 
 from relax_fusion.estimator import candidates, violations
 from relax_fusion.estimator.candidates import next_power, power_dividing
+from relax_fusion.estimator.footprint import footprint
 from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
@@ -72,10 +73,12 @@ def test_cpu_tiles_divide_n_and_make_a_task_for_every_core():
     assert all(14336 // p.block_n >= AVX2.sm_count for p in found)
 
 
-def test_nothing_fits_a_device_without_shared_memory():
-    tiny = replace(GPU, smem_per_block_bytes=64)
-    assert not list(candidates(norm_matmul(), tiny))
-    assert not list(candidates(WORKLOADS["bert"], tiny))
+def test_nothing_is_staged_on_a_device_without_shared_memory():
+    bare = replace(GPU, smem_per_block_bytes=0)
+    work = norm_matmul()
+    found = list(candidates(work, bare))
+    assert found and all(footprint(work, plan, bare).smem_bytes == 0 for plan in found)
+    assert not list(candidates(WORKLOADS["bert"], bare))
 
 
 @pytest.mark.parametrize(("value", "power"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])

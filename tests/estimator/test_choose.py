@@ -222,7 +222,7 @@ def test_decline_names_the_range_in_which_fusing_loses_most():
 
 @pytest.mark.parametrize("work", [norm_matmul(), gated_ffn(), attention()])
 def test_decline_when_nothing_fits(work):
-    found = choose(work, replace(GPU, smem_per_block_bytes=64))
+    found = choose(work, replace(GPU, max_registers_per_thread=16))
     assert found == Decline(Reason.NO_PLAN, "no tile of the family fits the H200")
 
 
