@@ -27,6 +27,7 @@ from .dlight_rules import (
     ContractionRule,
     CPUSpatialRule,
     ForeignMatmulRule,
+    NormRule,
     ScalarMatmulRule,
     ScheduleKernels,
 )
@@ -145,9 +146,10 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     """
     rules = [ContractionRule(), AttentionRule(), ForeignMatmulRule()]
     if is_cpu(options.target):
-        rules += [CPUSpatialRule()]
+        rules += [NormRule(), CPUSpatialRule()]
     else:
         rules += [
+            NormRule(),
             ScalarMatmulRule(),
             dl.gpu.GEMV(),
             dl.gpu.Reduction(),

@@ -4,12 +4,14 @@ from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
 from .foreign import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
+from .norms import NormRule
 
 __all__ = [
     "AttentionRule",
     "CPUSpatialRule",
     "ContractionRule",
     "ForeignMatmulRule",
+    "NormRule",
     "ScalarMatmulRule",
     "ScheduleKernels",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
@@ -15,6 +14,7 @@ from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step
 from .steps import block_names
+from .total import TotalRule
 
 REGISTER_TILES = (
     "acc_init",
@@ -65,7 +65,7 @@ SHARED = ("q_load", "k_load", "exp", "row_init", "row_max", "row_sum")
 """Blocks that write, between them, all scratch that the threads of a block share."""
 
 
-class AttentionRule(ScheduleRule):
+class AttentionRule(TotalRule):
     """Schedule an attention PrimFunc of this library from the plans that it carries.
 
     rewrite (CPU)::
@@ -82,15 +82,11 @@ class AttentionRule(ScheduleRule):
     declines when: the function does not come from `relax_fusion.compute.attention`.
     """
 
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the scheduled function, or None where it is not this rule's.
 
-        Raises
-        ------
-        LoweringError
-            If a plan asks for threads on a CPU, has none on a GPU, or more than the target allows.
+        It fails if a plan asks for threads on a CPU, has none on a GPU, or more than there are.
         """
-        del tunable
         described = description(func)
         if described is None or not isinstance(described[0], Attention):
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from tvm import s_tir, tirx
-from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
@@ -16,11 +15,12 @@ from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import steps
 from .contraction_gpu import is_dot, schedule_gpu
+from .total import TotalRule
 
 _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 
-class ContractionRule(ScheduleRule):
+class ContractionRule(TotalRule):
     """Schedule the PrimFuncs of `relax_fusion.compute.contraction`; leave every other one.
 
     On a CPU: a parallel loop normalises the rows; then, for each projection, panels of ``block_n``
@@ -37,7 +37,7 @@ class ContractionRule(ScheduleRule):
     one unrolled step.
     """
 
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the schedule, or None if the function is not of this family or not for TIR."""
         described = description(func)
         if described is None or isinstance(described[0], Attention):

@@ -14,6 +14,7 @@ from ..estimator.footprint import VECTOR_LOAD_BYTES
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import steps
+from .steps import loops_below
 
 
 def threads_of(plan: TilePlan, warp: int) -> tuple[int, int]:
@@ -36,14 +37,6 @@ def spread_over_block(sch: s_tir.Schedule, block: SBlockRV, plan: TilePlan, warp
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
     sch.unroll(lane)
-
-
-def loops_below(sch: s_tir.Schedule, block: SBlockRV, outer: LoopRV) -> list[LoopRV]:
-    """Return the loops of `block` inside `outer`."""
-    loops = sch.get_loops(block)
-    variables = [sch.get(loop).loop_var for loop in loops]
-    position = next(n for n, v in enumerate(variables) if v.same_as(sch.get(outer).loop_var))
-    return loops[position + 1 :]
 
 
 def dot_products(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
-from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..errors import Decline
@@ -43,7 +42,7 @@ class ForeignMatmulRule(TotalRule):
         return kernel if isinstance(kernel, Decline) else s_tir.Schedule(kernel)
 
 
-class ScalarMatmulRule(ScheduleRule):
+class ScalarMatmulRule(TotalRule):
     """TVM's matmul rule, kept away from its tensor-core branch.
 
     On float16 with ``sm_70`` to ``sm_90`` that branch ends in a segmentation fault inside Tensorize
@@ -52,18 +51,18 @@ class ScalarMatmulRule(ScheduleRule):
     schedule of scalar tiles, so that is what it is told.
     """
 
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return TVM's scalar schedule of a matmul, None if the function is no matmul."""
-        return dl.gpu.Matmul().apply(func, without_tensor_cores(target), tunable)
+        return dl.gpu.Matmul().apply(func, without_tensor_cores(target), False)
 
 
-class CPUSpatialRule(ScheduleRule):
+class CPUSpatialRule(TotalRule):
     """Spread element-wise PrimFuncs over the cores of a CPU; TVM leaves them on one.
 
     rewrite: ``for i, j: S(i, j)`` -> ``parallel for ij: S(ij // n, ij % n)``
     """
 
-    def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the schedule, None unless every block is one element-wise statement of a CPU."""
         if not is_cpu(target):
             return None

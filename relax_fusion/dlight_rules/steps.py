@@ -6,6 +6,7 @@ what.  None of them knows a tile number.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import tvm_ffi
@@ -25,6 +26,39 @@ def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:
     """Return the trip count of a loop, None if it is dynamic."""
     value = sch.get(loop).extent
     return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def is_reduction(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Tell whether a block adds something up."""
+    return sch.get(block).init is not None
+
+
+def loops_below(sch: s_tir.Schedule, block: SBlockRV, outer: LoopRV) -> list[LoopRV]:
+    """Return the loops of `block` inside `outer`."""
+    loops = sch.get_loops(block)
+    variables = [sch.get(loop).loop_var for loop in loops]
+    position = next(n for n, v in enumerate(variables) if v.same_as(sch.get(outer).loop_var))
+    return loops[position + 1 :]
+
+
+def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Put an element-wise block into its readers, if TVM can.
+
+    rewrite: ``for i: b[i] = f(a[i])``; ``for i: c[i] = g(b[i])`` -> ``for i: c[i] = g(f(a[i]))``
+    """
+    with contextlib.suppress(s_tir.ScheduleError):
+        sch.compute_inline(block)
+
+
+def move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
+    """Move a block into a loop of its readers, or of what it reads if nothing reads it.
+
+    rewrite: ``for i: A(i)``; ``for i: B(i)`` -> ``for i: A(i); B(i)``
+    """
+    if sch.get_consumers(block):
+        sch.compute_at(block, loop, preserve_unit_loops=True)
+    else:
+        sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
@@ -88,3 +122,24 @@ def bind_flat(sch: s_tir.Schedule, loops: Sequence[LoopRV], threads: Sequence[in
     _, y, x = sch.split(fused, [None, *threads])
     sch.bind(y, "threadIdx.y")
     sch.bind(x, "threadIdx.x")
+
+
+def load_wide(sch: s_tir.Schedule, block: SBlockRV, index: int, loop: LoopRV) -> None:
+    """Bring what `block` reads of its operand `index` inside a loop into registers, as a vector.
+
+    rewrite: ``for t: for l in 8: f(x[t, l])`` -> ``for t: v[0:8] = x[t, 0:8]; for l: f(v[l])``
+    """
+    copy = sch.cache_read(block, index, "local", [block])
+    sch.compute_at(copy, loop, preserve_unit_loops=True)
+    sch.vectorize(sch.get_loops(copy)[-1])
+
+
+def store_wide(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
+    """Store what `block` writes inside a loop as a vector.
+
+    rewrite: ``for t: for l in 8: y[t, l] = f(l)`` ->
+    ``for t: for l in 8: v[l] = f(l); y[t, 0:8] = v[0:8]``
+    """
+    copy = sch.cache_write(block, 0, "local")
+    sch.reverse_compute_at(copy, loop, preserve_unit_loops=True)
+    sch.vectorize(sch.get_loops(copy)[-1])

@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
-from relax_fusion.errors import LoweringError
+from relax_fusion.errors import Decline
 from relax_fusion.target import host_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
@@ -202,13 +202,20 @@ def test_declines_other_functions() -> None:
 
 
 def test_a_plan_for_the_wrong_machine_is_refused() -> None:
-    with pytest.raises(LoweringError, match="a plan of 4 warps was given to a CPU"):
-        AttentionRule().apply(attention_prim_func(BASE, GPU_PLAN), host_target(), False)
-    with pytest.raises(LoweringError, match=r"a plan of 0 warps .* runs 1 to 1024 threads"):
-        AttentionRule().apply(attention_prim_func(BASE, CPU_PLAN), cuda(), False)
     large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
-    with pytest.raises(LoweringError, match="a plan of 64 warps"):
-        AttentionRule().apply(attention_prim_func(BASE, large), cuda(), False)
+    for plan, target, says in (
+        (GPU_PLAN, host_target(), "a plan of 4 warps was given to a CPU"),
+        (CPU_PLAN, cuda(), "a plan of 0 warps"),
+        (
+            large,
+            cuda(),
+            "a plan of 64 warps of 32 threads was given to a GPU, which runs 1 to 1024",
+        ),
+    ):
+        func = attention_prim_func(BASE, plan)
+        decline = AttentionRule().attempt(func, target)
+        assert isinstance(decline, Decline) and says in decline.detail
+        assert AttentionRule().apply(func, target, False) is None
 
 
 def test_decode_runs_heads_in_parallel() -> None:

@@ -1,0 +1,303 @@
+"""Rows with their statistics: RMSNorm, LayerNorm, softmax, sums of rows, as TVM legalises them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
+
+from ..device import DeviceSpec
+from ..errors import Decline, Reason
+from ..estimator.candidates import next_power
+from ..estimator.footprint import VECTOR_LOAD_BYTES
+from ..estimator.prediction import ceil_div
+from ..target import device_of, is_cpu, is_gpu
+from ..workload import DTYPE_BYTES
+from . import steps
+from .foreign_stages import variables_of
+from .total import TotalRule
+
+VECTORS_PER_THREAD = 2
+"""Vector loads that a thread should have to do before a row gets more threads: two are under way
+at once.  Assumed, not measured."""
+
+UNKNOWN_WIDTH = 1024
+"""Columns that a row is taken to have when only the run knows."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block whose variables are those of the rows, then those of the columns.
+
+    Parameters
+    ----------
+    leading : int
+        How many of its loops count rows.
+    columns : int, optional
+        How many columns there are, None if that is dynamic; 1 for a block of one value per row.
+    reduces : bool
+        Whether it adds the columns up (or takes their maximum).
+    """
+
+    rv: SBlockRV
+    leading: int
+    columns: int | None
+    reduces: bool
+
+
+class NormRule(TotalRule):
+    """Schedule functions that gather statistics of rows, and use them on the same rows.
+
+    On a GPU a thread block has one row: its threads read vectors, and share the statistics.  On a
+    CPU rows are spread over the cores, and a vector of partial sums runs along each.
+
+    rewrite::
+
+        for i, k: s[i] += f(x[i, k])    ->    parallel for i:
+        for i, k: y[i, k] = g(x, s[i])            for k: s += f(x[i, k])
+                                                  for k: y[i, k] = g(x, s)
+
+    leaves:
+        functions without a reduction, and those which reduce another axis than the last ones.
+    """
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the schedule, None for a function that is not of this form."""
+        if not (is_gpu(target) or is_cpu(target)) or not _is_plain(func):
+            return None
+        sch = s_tir.Schedule(func)
+        _inline(sch, func, every=is_gpu(target))
+        blocks = _blocks_of_rows(sch)
+        if blocks is None:
+            return None
+        device = device_of(target)
+        on = _on_gpu if is_gpu(target) else _on_cpu
+        return on(sch, blocks, device) or sch
+
+
+def _is_plain(func: tirx.PrimFunc) -> bool:
+    """Tell whether a function is a sequence of blocks in loops of their own."""
+    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.match_buffers:
+        return False
+    body = func.body.block.body
+    for nest in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        while isinstance(nest, tirx.For) and nest.kind == tirx.ForKind.SERIAL:
+            nest = nest.body
+        if not isinstance(nest, s_tir.SBlockRealize) or nest.block.alloc_buffers:
+            return False
+        parts = nest.block.body
+        stores = parts.seq if isinstance(parts, tirx.SeqStmt) else [parts]
+        if not all(isinstance(part, tirx.BufferStore) for part in stores):
+            return False
+    return True
+
+
+def _children(sch: s_tir.Schedule) -> list[SBlockRV]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
+    """Put element-wise blocks into their readers; unless `every`, only those with one reader."""
+    results = {p for p in func.params if tirx.is_buffer_var(p)}
+    for block in _children(sch):
+        written = sch.get(block).writes
+        if steps.is_reduction(sch, block) or any(w.source in results for w in written):
+            continue
+        if every or len(sch.get_consumers(block)) == 1:
+            steps.inline_if_possible(sch, block)
+
+
+def _blocks_of_rows(sch: s_tir.Schedule) -> list[_Block] | None:
+    """Tell rows from columns in every block; None if they do not agree or nothing is reduced."""
+    children = _children(sch)
+    reductions = [b for b in children if steps.is_reduction(sch, b)]
+    if not reductions:
+        return None
+    first = sch.get(reductions[0]).iter_vars
+    rows = _sizes(v for v in first if v.iter_type == tirx.IterVar.DataPar)
+    columns = _sizes(v for v in first if v.iter_type == tirx.IterVar.CommReduce)
+    if not _runs_along_memory(sch.get(reductions[0])):
+        return None
+    found = []
+    for block in children:
+        variables = sch.get(block).iter_vars
+        reduces = steps.is_reduction(sch, block)
+        leading = _leading(variables, rows)
+        if leading is None or len(sch.get_loops(block)) != len(variables):
+            return None
+        kind = tirx.IterVar.CommReduce if reduces else tirx.IterVar.DataPar
+        front, back = variables[:leading], variables[leading:]
+        if any(v.iter_type != tirx.IterVar.DataPar for v in front):
+            return None
+        if any(v.iter_type != kind and not _is_one(v.dom.extent) for v in back):
+            return None
+        width = _sizes(back)
+        if width and not _same(width, columns):
+            return None
+        count: int | None = 1
+        for size in width:
+            count = count * int(size) if count and isinstance(size, tirx.IntImm) else None
+        found.append(_Block(block, leading, count, reduces))
+    return found
+
+
+def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
+    """Tell whether it reads a tensor row by row, each value once."""
+    wide = [v for v in reduction.iter_vars if not _is_one(v.dom.extent)]
+    reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
+    for region in reduction.reads:
+        indices = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
+        used = {i for i in indices if isinstance(i, tirx.Var)}
+        if len(used) == len(indices) and all(v.var in used for v in wide):
+            return bool(reduced) and indices[-1].same_as(reduced[-1])
+    return False
+
+
+def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
+    """Return the extents of variables, but for those of one value."""
+    return [v.dom.extent for v in variables if not _is_one(v.dom.extent)]
+
+
+def _is_one(extent: tirx.Expr) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
+    equal = tvm_ffi.structural_equal
+    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> int | None:
+    """Return how many of the first variables make up the rows."""
+    position = 0
+    for size in rows:
+        while position < len(variables) and _is_one(variables[position].dom.extent):
+            position += 1
+        if position == len(variables) or not _same([variables[position].dom.extent], [size]):
+            return None
+        position += 1
+    return position
+
+
+# --- GPU -------------------------------------------------------------------------------------
+
+
+def _on_gpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> Decline | None:
+    """Give every row a thread block."""
+    *before, last = blocks
+    row, _ = _row_and_columns(sch, last)
+    for block in reversed(before):
+        steps.move_under(sch, block.rv, row)
+    results = {p for p in sch.mod["main"].params if tirx.is_buffer_var(p)}
+    for block in before:
+        whole_row = block.columns != 1 and not block.reduces
+        if whole_row and sch.get(block.rv).writes[0].source not in results:
+            return Decline(Reason.SCHEDULE, "a row between two steps is not kept in shared memory")
+        for index, region in enumerate(sch.get(block.rv).writes):
+            if region.source not in results:
+                sch.set_scope(block.rv, index, "shared")
+    sch.bind(row, "blockIdx.x")
+    widest = max((b.columns or UNKNOWN_WIDTH for b in blocks), default=1)
+    lanes = min(_lanes(sch, b) for b in blocks)
+    wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
+    threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
+    for block in blocks:
+        _spread(sch, block, steps.loops_below(sch, block.rv, row), (threads, lanes))
+    return None
+
+
+def _row_and_columns(sch: s_tir.Schedule, block: _Block) -> tuple[LoopRV, list[LoopRV]]:
+    """Make one loop of those that count rows."""
+    loops = sch.get_loops(block.rv)
+    if not block.leading:
+        return sch.add_unit_loop(loops[0] if loops else block.rv), loops
+    return sch.fuse(*loops[: block.leading]), loops[block.leading :]
+
+
+def _lanes(sch: s_tir.Schedule, block: _Block) -> int:
+    """Return the elements of a vector load that divide the columns."""
+    found = sch.get(block.rv)
+    regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
+    sizes = [DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
+    most = VECTOR_LOAD_BYTES // max(sizes, default=1)
+    return most if block.columns == 1 else math.gcd(block.columns or 1, most)
+
+
+def _has_columns(block: s_tir.SBlock, region: tirx.BufferRegion) -> bool:
+    """Tell whether a region moves along the columns."""
+    return bool(region.region) and block.iter_vars[-1].var in variables_of(region.region[-1].min)
+
+
+def _spread(sch: s_tir.Schedule, block: _Block, loops: list[LoopRV], tile: tuple[int, int]) -> None:
+    """Spread the columns of a row over the threads, each taking vectors in turn."""
+    threads, lanes = tile
+    loop = sch.fuse(*loops) if loops else sch.add_unit_loop(block.rv)
+    if block.columns == 1:  # one value: one thread has it
+        _, thread = sch.split(loop, [None, threads])
+        sch.bind(thread, "threadIdx.x")
+        return
+    _, thread, lane = sch.split(loop, [None, threads, lanes])
+    sch.bind(thread, "threadIdx.x")
+    if lanes == 1:
+        return
+    if not block.reduces:
+        sch.vectorize(lane)
+        return
+    sch.unroll(lane)
+    for index, region in enumerate(sch.get(block.rv).reads):
+        if _has_columns(sch.get(block.rv), region):
+            copy = sch.cache_read(block.rv, index, "local", [block.rv])
+            sch.compute_at(copy, thread, preserve_unit_loops=True)
+            sch.vectorize(sch.fuse(*steps.loops_below(sch, copy, thread)))
+
+
+# --- CPU -------------------------------------------------------------------------------------
+
+
+def _on_cpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> None:
+    """Spread the rows over the cores, and let vectors run along each."""
+    partial = {b.rv: _partial_sums(sch, b, dev) for b in blocks if b.reduces}
+    ordered = [rv for b in blocks for rv in (partial.get(b.rv), b.rv) if rv is not None]
+    first = ordered[0]
+    leading = blocks[0].leading
+    loops = sch.get_loops(first)
+    row = sch.fuse(*loops[:leading]) if leading else sch.add_unit_loop(loops[0])
+    steps.chain_rows(sch, ordered[1:], row)
+    sch.parallel(row)  # before reductions are decomposed: their halves alone are no valid blocks
+    for block in blocks:
+        lanes = _vector_lanes(sch, block, dev)
+        if block.reduces and partial[block.rv] is not None:
+            _vectorise_partial_sums(sch, partial[block.rv], row, moved=partial[block.rv] != first)
+        elif not block.reduces and block.columns != 1:
+            steps.vectorise_inner(sch, sch.fuse(*steps.loops_below(sch, block.rv, row)), lanes)
+
+
+def _vector_lanes(sch: s_tir.Schedule, block: _Block, dev: DeviceSpec) -> int:
+    """Return the elements of a vector that divide the innermost columns."""
+    element = max(DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block.rv).writes)
+    innermost = steps.extent(sch, sch.get_loops(block.rv)[-1]) if block.columns else None
+    return math.gcd(innermost or 1, dev.vector_bytes // element)
+
+
+def _partial_sums(sch: s_tir.Schedule, block: _Block, dev: DeviceSpec) -> SBlockRV | None:
+    lanes = _vector_lanes(sch, block, dev)
+    return steps.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
+
+
+def _vectorise_partial_sums(
+    sch: s_tir.Schedule, partial: SBlockRV, row: LoopRV, *, moved: bool
+) -> None:
+    """Keep the partial sums of a row in a vector register."""
+    loops = steps.loops_below(sch, partial, row)
+    # A moved block has its loops in the order of its block variables: lanes first.
+    lane, rest = (loops[0], loops[1:]) if moved else (loops[-1], loops[:-1])
+    sch.reorder(*rest, lane)
+    for index in range(len(sch.get(partial).writes)):
+        sch.set_scope(partial, index, "local")
+    sch.vectorize(lane)
+    sch.decompose_reduction(partial, rest[0])
