@@ -8,14 +8,14 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..estimator import mma
+from ..estimator import mma, skinny
 from ..estimator.footprint import is_gemv, stages_norm
 from ..target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps
-from .contraction_mma import with_mma
+from .contraction_mma import schedule_mma
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 Threads = tuple[int, int]
@@ -35,6 +35,8 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
+    if plan.family in (mma.FAMILY, skinny.FAMILY):
+        return schedule_mma(sch, plan)
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
@@ -49,8 +51,6 @@ def schedule_gpu(
         _kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
-    if plan.family == mma.FAMILY:
-        return with_mma(sch.mod["main"], plan)
     fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
     for blocks in projections:
         if dots:

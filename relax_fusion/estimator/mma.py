@@ -47,13 +47,14 @@ STEPS = ((64, 3), (32, 4), (64, 4), (32, 5), (64, 2), (32, 3))
 """Elements of k, and stages."""
 
 
-def unsupported(shape: MatmulShape, dev: DeviceSpec) -> str | None:
-    """Return why no plan of this family runs on `dev`; None if there may be one."""
+def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:
+    """Return why no plan of a tensor-core family runs on `dev`; None if there may be one."""
     if shape.dtype not in HALF_DTYPES:
-        return f"dtype is {shape.dtype}, family 'mma' takes {' and '.join(HALF_DTYPES)}"
+        return f"dtype is {shape.dtype}, family {family!r} takes {' and '.join(HALF_DTYPES)}"
     digits = dev.arch.removeprefix("sm_").rstrip("af")
     if not dev.arch.startswith("sm_") or int(digits) < FIRST_CAPABILITY:
-        return f"family 'mma' needs CUDA and sm_80 or newer, the {dev.label} is {dev.arch or 'not'}"
+        needs = f"family {family!r} needs CUDA and sm_80 or newer"
+        return f"{needs}, the {dev.label} is {dev.arch or 'not'}"
     return None
 
 
@@ -65,7 +66,7 @@ def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TileP
     for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
         if columns % (WARP_TILE * shape.parts):
             continue
-        if isinstance(rows, int) and reg_m * along_m >= 2 * max(rows, FEWEST_ROWS):
+        if isinstance(rows, int) and reg_m * along_m > 2 * max(rows, FEWEST_ROWS):
             continue
         for block_k, stages in STEPS:
             yield TilePlan(

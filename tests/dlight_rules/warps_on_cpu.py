@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,9 @@ class Block:
     def call_exp(self, args: Any) -> Any:
         return np.exp(self.value(args[0]))
 
+    def call_erf(self, args: Any) -> Any:
+        return np.vectorize(erf, otypes=[np.float32])(self.value(args[0]))
+
     def call_cuda_cvta_generic_to_shared(self, args: Any) -> Any:
         return np.asarray(0)
 
@@ -261,7 +265,7 @@ class Block:
         dtype = self.shared.dtype
 
         def registers(loads: Any) -> np.ndarray:
-            columns = [self.private[a.source][:, int(a.indices[0])] for a in loads]
+            columns = [self.value(a) for a in loads]
             return np.stack(columns, -1).reshape(-1, LANES, len(columns))
 
         d, a, b, c = args[:4], args[4:8], args[8:10], args[10:14]

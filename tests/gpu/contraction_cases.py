@@ -322,6 +322,41 @@ def _dtypes() -> list[Case]:
     ]
 
 
+HALF = NormMatmul(77, 72, (plain(80),), None, "float16", "float16")
+HALF_GATED = replace(GATED, rows=77, k=72, n=80, norm=None, dtype="float16", out_dtype="float16")
+HALF_ROPE = replace(ROPE, features=32, dtype="float16")
+
+
+def tensor_core_cases() -> list[Case]:
+    """Return cases of many rows in half precision, for which a GPU has plans of the family "mma".
+
+    No size is a multiple of a tile, and copies of 16, 8 and 4 bytes are needed.
+    """
+    steps = ("bias", "residual")
+    found = {
+        "nk": HALF,
+        "kn": replace(HALF, outputs=(plain(80, layout="kn"),)),
+        "bfloat16": replace(HALF, dtype="bfloat16", out_dtype="bfloat16"),
+        "float32_out": replace(HALF, out_dtype="float32", outputs=(plain(80, *steps),)),
+        "steps": replace(HALF, outputs=(plain(80, *steps, "gelu"),)),
+        "steps_kn": replace(HALF, outputs=(plain(80, *steps, layout="kn"),)),
+        "k_68": replace(HALF, k=68, outputs=(plain(66, *steps),)),
+        "k_70": replace(HALF, k=70, outputs=(plain(41, "bias"),)),
+        "k_70_kn": replace(HALF, k=70, outputs=(plain(42, "bias", layout="kn"),)),
+        "one_tile": replace(HALF, rows=32, k=64, outputs=(plain(32),)),
+        "gated": HALF_GATED,
+        "gated_kn": replace(HALF_GATED, layout="kn"),
+        "gated_separate": replace(HALF_GATED, merged=False, bias=True),
+        "gated_up_first": replace(HALF_GATED, gate_first=False, bias=True),
+        "rope": replace(HALF, outputs=(turned(HALF_ROPE, 64),)),
+        "rope_kn": replace(HALF, outputs=(turned(ROPE, 80, "bias", layout="kn"),)),
+        "rope_odd_heads": replace(HALF, outputs=(turned(Rope(6, 18, "float32"), 30),)),
+        "rope_positions": replace(HALF, outputs=(turned(replace(ROPE, positions=3), 64),)),
+        "three": replace(HALF, outputs=(turned(ROPE, 48), plain(32, "bias"), plain(16))),
+    }
+    return [Case(f"tensor_{name}", work) for name, work in found.items()]
+
+
 def cases() -> list[Case]:
     """Return the static cases; each is a kernel of its own."""
     return [*_norms(), *_epilogues(), *_gated(), *_rotated(), *_sizes(), *_dtypes()]

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.target import device_of
-from relax_fusion.tile_plan import PlanTable
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import Norm
 
 from .common import gpu_target, needs_gpu, plans_for, run_on_gpu
-from .contraction_cases import DYNAMIC_ROWS, Case, cases, dynamic_works
+from .contraction_cases import (
+    DYNAMIC_ROWS,
+    HALF,
+    LAYER,
+    RMS,
+    Case,
+    cases,
+    dynamic_works,
+    tensor_core_cases,
+)
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 CASES = [case for case in cases() if case.work.k > 1]  # k = 1 has no plan on a GPU
 
 
-def _check(case: Case, plans: PlanTable) -> None:
+def _check(case: Case, plans: PlanTable, stored: bool = False) -> None:
     arrays = case.inputs()
-    case.check(arrays, run_on_gpu(case.work, plans, list(arrays.values()), case.out_shapes()))
+    results = run_on_gpu(case.work, plans, list(arrays.values()), case.out_shapes())
+    case.check(arrays, results, stored)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -31,6 +44,29 @@ def test_other_plans_match_reference(case: Case) -> None:
     plans = list(candidates(case.work, device_of(gpu_target())))
     for plan in (plans[0], plans[len(plans) // 2], plans[-1]):
         _check(case, PlanTable.single(plan))
+
+
+def _tensor_core_plans(case: Case) -> list[TilePlan]:
+    found = candidates(case.work, device_of(gpu_target()))
+    return [plan for plan in found if plan.family == "mma"]
+
+
+@pytest.mark.parametrize("case", tensor_core_cases(), ids=lambda case: case.name)
+def test_tensor_cores_match_reference(case: Case) -> None:
+    plans = _tensor_core_plans(case)
+    for plan in (plans[0], plans[-1]):
+        _check(case, PlanTable.single(plan))
+
+
+@pytest.mark.parametrize("k", [256, 98])
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("norm", [RMS, LAYER], ids=lambda norm: norm.kind)
+def test_tensor_cores_match_reference_behind_a_norm(norm: Norm, residual: bool, k: int) -> None:
+    norm = replace(norm, residual=residual, returns_sum=residual, returns_norm=residual)
+    for dtype in ("float16", "bfloat16"):
+        work = replace(HALF, k=k, norm=norm, dtype=dtype, out_dtype=dtype)
+        case = Case(dtype, work)
+        _check(case, PlanTable.single(_tensor_core_plans(case)[-1]), stored=True)
 
 
 @pytest.mark.parametrize("name", dynamic_works())
