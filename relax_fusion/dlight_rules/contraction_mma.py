@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator import skinny
 from ..estimator.prediction import ceil_div
 from ..tile_plan import TilePlan
 from . import steps
-from .contraction_skinny import skinny_kernel
 from .mma_epilogue import MmaEpilogue
 from .mma_kernel import MmaKernel
 from .mma_layout import LANES, grouped
 from .mma_tile import MmaTile, Product, int32, int64
 from .norm_rows import normalise_rows
-from .row_norm import NORM_BLOCKS, RowNorm
 
 
 def schedule_mma(sch: s_tir.Schedule, plan: TilePlan) -> tirx.PrimFunc:
     """Schedule a contraction: a kernel for its norm, and one for every product."""
-    names = steps.block_names(sch.mod["main"])
-    if "x_norm" in names and not normalises_inside(names, plan):
+    if "x_norm" in steps.block_names(sch.mod["main"]):
         normalise_rows(sch, plan.num_warps * LANES)
     return with_mma(sch.mod["main"], plan)
-
-
-def normalises_inside(names: Collection[str], plan: TilePlan) -> bool:
-    """Tell whether the kernels of the products normalise the rows: nothing else needs them."""
-    inside = plan.family == skinny.FAMILY and skinny.normalises(plan)
-    return inside and not {"x_sum", "norm_out"}.intersection(names)
 
 
 def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
@@ -46,7 +34,6 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     kernels: list[tirx.Stmt] = []
     sums: list[tirx.Var] = []
     blocks: dict[str, s_tir.SBlock] = {}
-    inside = normalises_inside(steps.block_names(func), plan)
     for stage in root.body.seq:
         block = _blocks(stage)[0]
         name = block.name_hint
@@ -54,12 +41,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
         if name.startswith("acc"):
             sums.append(block.body.buffer)
         elif name.startswith("out"):
-            product = Product(blocks[name.replace("out", "acc")], block)
-            norm = RowNorm.of(blocks) if inside else None
-            few = plan.family == skinny.FAMILY
-            kernels.append(skinny_kernel(product, plan, norm) if few else _kernel(product, plan))
-        elif inside and name in NORM_BLOCKS:
-            sums.append(block.body.buffer)
+            kernels.append(_kernel(Product(blocks[name.replace("out", "acc")], block), plan))
         else:
             kernels.append(stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
