@@ -32,13 +32,13 @@ from .dlight_rules import (
     ScheduleKernels,
 )
 from .errors import PipelineError
-from .finite import FiniteConstants
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
-from .target import has_infinity, has_triton, is_cpu, is_cuda
+from .target import has_triton, is_cpu, is_cuda, is_webgpu
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
+from .webgpu import FiniteConstants, FoldGridDepth
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -127,7 +127,7 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    finite = [] if has_infinity(options.target) else [FiniteConstants()]
+    finite = [FiniteConstants()] if is_webgpu(options.target) else []
     return [relax.transform.DeadCodeElimination(), *finite]
 
 
@@ -159,7 +159,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     record = options.report.schedules if options.report is not None else None
     schedule = ScheduleKernels(options.target, rules, record)
     triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
-    return [schedule, *triton]
+    flat = [FoldGridDepth()] if is_webgpu(options.target) else []
+    return [schedule, *triton, *flat]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

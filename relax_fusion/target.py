@@ -59,13 +59,13 @@ def is_cuda(target: Target) -> bool:
     return target.kind.name == "cuda"
 
 
-def has_infinity(target: Target) -> bool:
-    """Tell whether kernels for `target` can hold infinite constants.
+def is_webgpu(target: Target) -> bool:
+    """Tell whether kernels for `target` are written in WGSL.
 
-    WGSL has no way to write one, and lets an implementation assume that there are none
+    WGSL cannot write an infinity, and lets implementations assume that there are none
     (https://www.w3.org/TR/WGSL/#floating-point-evaluation); TVM 0.27 writes ``-inff``.
     """
-    return target.kind.name != "webgpu"
+    return target.kind.name == "webgpu"
 
 
 def host_target() -> Target:
@@ -189,7 +189,7 @@ def _missing_dtypes(target: Target, attrs: Mapping[str, Any]) -> tuple[str, ...]
     TVM keeps bfloat16 in 16-bit and booleans in 8-bit integers, which WGSL does not have; a Vulkan
     target says what its device can do.
     """
-    if target.kind.name == "webgpu":
+    if is_webgpu(target):
         return ("bfloat16", "bool")
     if target.kind.name != "vulkan":
         return ()

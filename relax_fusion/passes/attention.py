@@ -100,6 +100,7 @@ class FuseAttentionChain:
         names = _reserved_names(found.kv_len) if prefix else ()
         lengths = (found.batch, found.q_len, found.kv_len)
         batch, q_len, kv_len = as_dims(lengths, self.options.bounds, names)
+        guard(0 not in (batch, q_len), Reason.SHAPE, "there are no queries")
         if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
             detail = f"{q_len} queries over {kv_len} keys, bottom right"
             guard(q_len <= kv_len, Reason.SHAPE, detail)

@@ -38,6 +38,13 @@ def scored(name: str, steps: str, reason: Reason, words: str, inputs: str = QKV)
 
 
 REFUSALS = [
+    Refusal(
+        "no_queries",
+        "q[2,0,4,8] k[2,7,4,8] v[2,7,4,8]",
+        "o = R.nn.attention(q, k, v)",
+        Reason.SHAPE,
+        "there are no queries",
+    ),
     scored(
         "soft_cap_after_a_mask",
         f"s1 = R.where(m, s0, {INF}); s2 = R.tanh(s1); s = R.multiply(s2, {const(30.0)})",

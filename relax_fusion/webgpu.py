@@ -1,0 +1,92 @@
+"""What kernels for WebGPU have to do without: infinite constants and the third grid dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+
+@tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
+@dataclass(frozen=True)
+class FiniteConstants:
+    """Put the largest number of its type in the place of every infinite constant.
+
+    rewrite: ``T.Select(m, s, T.float32("-inf"))`` -> ``T.Select(m, s, T.float32(-3.4028235e38))``
+
+    For a mask or the start of a maximum the two are the same, unless a score is as large itself.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every PrimFunc of `mod`; one without infinities stays the same object."""
+        return _mapped(mod, (tirx.FloatImm, _finite))
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldGridDepth")
+@dataclass(frozen=True)
+class FoldGridDepth:
+    """Do without ``blockIdx.z``, which TVM keeps for grids of more than 65535 blocks in a row.
+
+    rewrite::
+
+        for b in thread_binding(B, "blockIdx.z"):        ->    for f in (B * Y, "blockIdx.y"):
+            for y in thread_binding(Y, "blockIdx.y"):              S(f // Y, f % Y)
+                S(b, y)
+
+    Where there is no ``blockIdx.y`` inside, it takes the loop as it is.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
+        return _mapped(mod, (tirx.For, _without_depth))
+
+
+def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
+    mod = mod.clone()
+    for gvar, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            body = tvm_ffi.structural_map(func.body, rewrite, order="post")
+            mod.update_func(gvar, func if body.same_as(func.body) else func.with_body(body))
+    return mod
+
+
+def _finite(number: tirx.FloatImm) -> tirx.FloatImm:
+    if not math.isinf(number.value):
+        return number
+    dtype = str(number.ty.dtype)
+    return tirx.FloatImm(dtype, math.copysign(tirx.max_value(dtype).value, number.value))
+
+
+def _without_depth(loop: tirx.For) -> tirx.For:
+    if _grid_axis(loop) != "blockIdx.z":
+        return loop
+    rows: list[tirx.For] = []
+    tvm_ffi.structural_walk(
+        loop.body, (tirx.For, lambda f: rows.append(f) if _grid_axis(f) == "blockIdx.y" else None)
+    )
+    if not rows:
+        return _bound(loop.loop_var, loop.extent, loop.body)
+    inner = rows[0]
+    fused = tirx.Var("f", str(inner.loop_var.ty.dtype))
+    places = {inner.loop_var: fused % inner.extent, loop.loop_var: fused // inner.extent}
+    body = tvm_ffi.structural_map(
+        loop.body, (tirx.For, lambda f: f.body if f.same_as(inner) else f), order="post"
+    )
+    body = tvm_ffi.structural_map(body, (ir.Var, lambda var: places.get(var, var)))
+    return _bound(fused, loop.extent * inner.extent, body)
+
+
+def _grid_axis(loop: tirx.For) -> str:
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+
+
+def _bound(var: tirx.Var, extent: tirx.Expr, body: tirx.Stmt) -> tirx.For:
+    """Return the loop over ``blockIdx.y``."""
+    dtype = str(var.ty.dtype)
+    axis = tirx.IterVar(None, tirx.Var("blockIdx.y", dtype), tirx.IterVar.ThreadIndex, "blockIdx.y")
+    zero = tirx.const(0, dtype)
+    return tirx.For(var, zero, extent, tirx.ForKind.THREAD_BINDING, body, axis)
