@@ -29,5 +29,10 @@ def description(func: object) -> tuple[Workload, PlanTable] | None:
         return None
     try:
         return from_json(str(attrs[WORKLOAD_ATTR])), PlanTable.from_attr(attrs[PLAN_ATTR])
-    except (ValueError, KeyError, TypeError):  # somebody else's attributes of these names
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # somebody else's attributes of these names
         return None

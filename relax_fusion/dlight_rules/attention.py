@@ -15,6 +15,7 @@ from ..workload import Attention
 from . import attention_steps as step
 from .steps import block_names
 from .total import TotalRule
+from .total import TotalRule
 
 REGISTER_TILES = (
     "acc_init",
@@ -79,24 +80,26 @@ class AttentionRule(TotalRule):
             tile                                   tile, each block spread over threadIdx.x;
                                                    scratch shared, results in registers
 
-    declines when: the function does not come from `relax_fusion.compute.attention`.
+    declines when: a plan asks for threads on a CPU, has none on a GPU, or more than the target
+    allows; the function is not what `relax_fusion.compute.attention` makes of its workload.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-        """Return the scheduled function, or None where it is not this rule's.
-
-        It fails if a plan asks for threads on a CPU, has none on a GPU, or more than there are.
-        """
+        """Return the scheduled function, or None where it is not this rule's."""
         described = description(func)
         if described is None or not isinstance(described[0], Attention):
             return None
         sch = s_tir.Schedule(func, enable_check=False)
         blocks = sch.get_child_blocks(sch.get_sblock("root"))
         tiles = {sch.get(block).name_hint for block in blocks}
+        names = set(block_names(func))
         for index, (_, plan) in enumerate(described[1].entries):
             suffix = range_suffix(index)
             if "tile" + suffix not in tiles:
                 continue
+            missing = [n for n in (*REGISTER_TILES, *VECTORS) if n + suffix not in names]
+            if missing:
+                raise LoweringError(f"attention: block {missing[0] + suffix!r} is missing")
             if is_gpu(target):
                 _schedule_gpu(sch, plan, suffix, device_of(target).max_threads_per_block)
             else:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.runtime import tensor
 from tvm.s_tir import dlight
 from tvm.target import Target
@@ -197,25 +197,35 @@ def test_divergence_is_noticed() -> None:
 def test_declines_other_functions() -> None:
     func = attention_prim_func(BASE, CPU_PLAN)
     assert AttentionRule().apply(func.without_attr(PLAN_ATTR), host_target(), False) is None
-    other = func.with_attr("relax_fusion.workload", "something else")
-    assert AttentionRule().apply(other, host_target(), False) is None
+    for attrs in ("something else", "3", "[]", '{"kind": "Attention"}'):
+        other = func.with_attr("relax_fusion.workload", attrs)
+        assert AttentionRule().attempt(other, host_target()) is None
+    for plans in (3, [1], [{"upper": -1}]):
+        assert AttentionRule().attempt(func.with_attr(PLAN_ATTR, plans), host_target()) is None
 
 
-def test_a_plan_for_the_wrong_machine_is_refused() -> None:
-    large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
-    for plan, target, says in (
-        (GPU_PLAN, host_target(), "a plan of 4 warps was given to a CPU"),
-        (CPU_PLAN, cuda(), "a plan of 0 warps"),
-        (
-            large,
-            cuda(),
-            "a plan of 64 warps of 32 threads was given to a GPU, which runs 1 to 1024",
-        ),
-    ):
-        func = attention_prim_func(BASE, plan)
-        decline = AttentionRule().attempt(func, target)
-        assert isinstance(decline, Decline) and says in decline.detail
+@pytest.mark.parametrize("table", [CPU_PLAN, GPU_PLAN], ids=["cpu", "gpu"])
+def test_declines_another_body_under_its_attributes(table: PlanTable) -> None:
+    described = attention_prim_func(BASE, table).attrs
+    x = te.placeholder((4, 4), "float32", "x")
+    other = te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1.0, "tile_r0")])
+    for name in ("relax_fusion.workload", PLAN_ATTR):
+        other = other.with_attr(name, described[name])
+    target = host_target() if table is CPU_PLAN else cuda()
+    assert isinstance(AttentionRule().attempt(other, target), Decline)
+    assert AttentionRule().apply(other, target, False) is None
+
+
+def test_a_plan_for_the_wrong_machine_is_declined() -> None:
+    def reason(table: PlanTable, target: Target) -> str:
+        func = attention_prim_func(BASE, table)
         assert AttentionRule().apply(func, target, False) is None
+        return AttentionRule().attempt(func, target).detail
+
+    assert "a plan of 4 warps was given to a CPU" in reason(GPU_PLAN, host_target())
+    assert re.search(r"a plan of 0 warps .* runs 1 to 1024 threads", reason(CPU_PLAN, cuda()))
+    large = PlanTable.single(TilePlan(16, 32, 32, num_warps=64))
+    assert "a plan of 64 warps" in reason(large, cuda())
 
 
 def test_decode_runs_heads_in_parallel() -> None:
