@@ -34,5 +34,5 @@ def description(func: object) -> tuple[Workload, PlanTable] | None:
         KeyError,
         TypeError,
         ValueError,
-    ):  # somebody else's attributes of these names
+    ):
         return None

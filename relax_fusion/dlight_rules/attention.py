@@ -15,7 +15,6 @@ from ..workload import Attention
 from . import attention_steps as step
 from .steps import block_names
 from .total import TotalRule
-from .total import TotalRule
 
 REGISTER_TILES = (
     "acc_init",
