@@ -29,10 +29,5 @@ def description(func: object) -> tuple[Workload, PlanTable] | None:
         return None
     try:
         return from_json(str(attrs[WORKLOAD_ATTR])), PlanTable.from_attr(attrs[PLAN_ATTR])
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ):
+    except (AttributeError, KeyError, TypeError, ValueError):  # somebody else's, of these names
         return None
