@@ -9,7 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tvm
-from tvm import relax, tirx
+import tvm_ffi
+from tvm import ir, relax, sym, tirx
 from tvm.target import Target
 
 Shape = tuple[int | str, ...]
@@ -63,13 +64,20 @@ def prim_funcs(mod: tvm.IRModule) -> list[tirx.PrimFunc]:
     return [f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)]
 
 
-def buffers(func: tirx.PrimFunc) -> list[tuple[tuple[int, ...], str]]:
-    """Return shape and dtype of every parameter, with the values of symbolic dimensions."""
-    found = []
-    for param in func.params:
-        shape = tuple(SIZES[d.name] if isinstance(d, tirx.Var) else int(d) for d in param.ty.shape)
-        found.append((shape, str(param.ty.dtype)))
-    return found
+def shape_of(param: tirx.Var) -> tuple[int, ...]:
+    """Return the shape of a parameter, with values for its symbolic sizes."""
+    values = {name: tirx.IntImm("int64", size) for name, size in SIZES.items()}
+    analyzer = sym.Analyzer()
+
+    def value(var: ir.Var) -> ir.Expr:
+        return values.get(var.name, var)
+
+    sizes = [tvm_ffi.structural_map(d, (ir.Var, value)) for d in param.ty.shape]
+    return tuple(int(analyzer.simplify(d)) for d in sizes)
+
+
+def numpy_dtype(dtype: str) -> Any:
+    return getattr(ml_dtypes, dtype) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
@@ -77,10 +85,8 @@ def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
     if "int" in dtype:
-        most = 2**32 if dtype == "uint32" else 4
-        return rng.integers(0, most, shape).astype(dtype)
-    kind: Any = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    return rng.standard_normal(shape).astype(kind)
+        return rng.integers(0, 2**32 if dtype == "uint32" else 4, shape).astype(dtype)
+    return np.asarray(rng.standard_normal(shape)).astype(numpy_dtype(dtype))
 
 
 def compiled(func: tirx.PrimFunc, target: Target) -> tvm.runtime.Module:
@@ -91,9 +97,9 @@ def compiled(func: tirx.PrimFunc, target: Target) -> tvm.runtime.Module:
 
 def run(func: tirx.PrimFunc, target: Target, like: tirx.PrimFunc) -> tuple[list[np.ndarray], Any]:
     """Run a scheduled function; return its inputs and its result.  `like` has its signature."""
-    *ins, (out_shape, out_dtype) = buffers(like)
-    arrays = [array(*spec, seed) for seed, spec in enumerate(ins)]
-    out = tvm.runtime.empty(out_shape, out_dtype)
+    *ins, result = like.params
+    arrays = [array(shape_of(p), str(p.ty.dtype), seed) for seed, p in enumerate(ins)]
+    out = tvm.runtime.empty(shape_of(result), str(result.ty.dtype))
     compiled(func, target)["main"](*(tvm.runtime.tensor(a) for a in arrays), out)
     return arrays, out.numpy()
 

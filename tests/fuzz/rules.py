@@ -1,0 +1,207 @@
+"""All our rules on PrimFuncs of TVM's legaliser: none may fail, and what they schedule is right."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from relax_fusion import host_target
+from relax_fusion.dlight_rules import (
+    AttentionRule,
+    ContractionRule,
+    CPUSpatialRule,
+    ForeignMatmulRule,
+    NormRule,
+    ScalarMatmulRule,
+)
+from relax_fusion.dlight_rules.total import TotalRule
+from relax_fusion.errors import Decline
+from relax_fusion.target import is_cpu
+
+from ..dlight_rules import foreign_cases as cases
+from .legalised import Call
+
+RULES: tuple[TotalRule, ...] = (
+    ContractionRule(),
+    AttentionRule(),
+    ForeignMatmulRule(),
+    NormRule(),
+    ScalarMatmulRule(),
+    CPUSpatialRule(),
+)
+
+Arrays = list[np.ndarray]
+
+
+@dataclass
+class Outcome:
+    """What the rules made of the PrimFuncs of one call."""
+
+    functions: int = 0
+    scheduled: dict[str, int] = field(default_factory=dict)
+    declined: dict[str, int] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    skipped: str = ""
+    """Why TVM made nothing of the call."""
+
+
+def legalised(call: Call, dtype: str, symbolic: bool) -> list[tirx.PrimFunc]:
+    """Return the PrimFuncs of a call, then all of it as one if there are several operators."""
+    inputs = call.typed(dtype, symbolic)
+    functions = cases.prim_funcs(cases.module(inputs, call.emit))
+    return [*functions, cases.fused(inputs, call.emit)] if len(functions) > 1 else functions
+
+
+def check(call: Call, dtype: str, symbolic: bool, targets: Sequence[Target]) -> Outcome:
+    """Run every rule on every PrimFunc of a call for every target."""
+    outcome = Outcome()
+    try:
+        functions = legalised(call, dtype, symbolic)
+        wide = legalised(call, "float32", symbolic)
+    except Exception as err:  # TVM has no such call: nothing to try
+        outcome.skipped = f"{type(err).__name__}: {str(err).strip().splitlines()[-1][:200]}"
+        return outcome
+    outcome.functions = len(functions)
+    for target in targets:
+        for func, like in zip(functions, wide, strict=True):
+            _check_function(func, like, target, outcome)
+    return outcome
+
+
+def _check_function(
+    func: tirx.PrimFunc, wide: tirx.PrimFunc, target: Target, outcome: Outcome
+) -> None:
+    for rule in RULES:
+        name = f"{type(rule).__name__} {target.kind.name}"
+        found = rule.attempt(func, target)
+        if isinstance(found, Decline):
+            key = f"{name}: {found.reason.value}"
+            outcome.declined[key] = outcome.declined.get(key, 0) + 1
+        if not isinstance(found, s_tir.Schedule):
+            continue
+        outcome.scheduled[name] = outcome.scheduled.get(name, 0) + 1
+        kernel = found.mod["main"]
+        try:
+            if is_cpu(target):
+                compare(func, kernel, wide)
+            else:
+                cases.compiled(kernel, target)
+        except Exception as err:
+            outcome.wrong.append(f"{name}: {type(err).__name__}: {str(err).strip()[-300:]}")
+
+
+def compare(func: tirx.PrimFunc, kernel: tirx.PrimFunc, wide: tirx.PrimFunc) -> None:
+    """Compare with the unscheduled function, and with the one of float32 inputs where it differs.
+
+    A kernel may differ from that by twice what the unscheduled function does, and a rounding.
+    """
+    arrays = inputs_of(func)
+    want, got = run(func, func, arrays), run(kernel, func, arrays)
+    exact = run(wide, wide, [_like(a, p) for a, p in zip(arrays, inputs(wide), strict=True)])
+    for unfused, ours, best in zip(want, got, exact, strict=True):
+        if ours.dtype.kind in "biu":
+            np.testing.assert_array_equal(ours, unfused)
+            continue
+        a, b, c = (x.astype("float64") for x in (unfused, ours, best))
+        finite = np.isfinite(a) & np.isfinite(c)
+        np.testing.assert_array_equal(np.isnan(b[finite]), False)
+        eps = float(ml_dtypes.finfo(ours.dtype).eps)
+        size = np.abs(c[finite])
+        # Sums of float32 may be added up in any order.
+        order = 16 * float(np.finfo("float32").eps) * (1 + size.max(initial=0))
+        error = np.abs(b[finite] - c[finite])
+        allowed = 2 * np.abs(a[finite] - c[finite]).max(initial=0) + eps * size + order
+        if np.any(error > allowed):
+            raise AssertionError(f"error {error.max():.2g} of {size.max():.2g}")
+
+
+def _like(array: np.ndarray, param: tirx.Var) -> np.ndarray:
+    return array if array.dtype.kind in "biu" else array.astype(str(param.ty.dtype))
+
+
+def inputs(func: tirx.PrimFunc) -> list[tirx.Var]:
+    """Return the buffer parameters that a function only reads."""
+    written: list[tirx.Var] = []
+    tvm_ffi.structural_walk(
+        func.body, (tirx.BufferStore, lambda store: written.append(store.buffer))
+    )
+    return [p for p in func.params if tirx.is_buffer_var(p) and p not in set(written)]
+
+
+def inputs_of(func: tirx.PrimFunc) -> Arrays:
+    return [
+        cases.array(cases.shape_of(p), str(p.ty.dtype), seed) for seed, p in enumerate(inputs(func))
+    ]
+
+
+def run(kernel: tirx.PrimFunc, like: tirx.PrimFunc, arrays: Arrays) -> Arrays:
+    """Run a function of the parameters of `like`; return what it writes."""
+    given = dict(zip(inputs(like), arrays, strict=True))
+    args: list[Any] = []
+    outs = []
+    for param in like.params:
+        if not tirx.is_buffer_var(param):
+            args.append(cases.SIZES[param.name])
+        elif param in given:
+            args.append(tvm.runtime.tensor(given[param]))
+        else:
+            zeros = np.zeros(cases.shape_of(param), cases.numpy_dtype(str(param.ty.dtype)))
+            outs.append(tvm.runtime.tensor(zeros))
+            args.append(outs[-1])
+    cases.compiled(kernel, host_target())["main"](*args)
+    return [out.numpy() for out in outs]
+
+
+# --- each call in a process of its own --------------------------------------------------------
+
+Job = tuple[str, Call, str, bool]
+
+
+def isolated(
+    jobs: Iterable[Job], targets: Sequence[Target], seconds: int
+) -> Iterator[tuple[Job, Outcome]]:
+    """Check every job in a child process, so that a crash of TVM is an outcome like any other."""
+    context = multiprocessing.get_context("fork")
+    for job in jobs:
+        ours, theirs = context.Pipe(duplex=False)
+        child = context.Process(target=_child, args=(theirs, job, targets))
+        child.start()
+        theirs.close()
+        outcome = _received(ours, seconds)
+        child.join(1)
+        if child.is_alive():
+            os.kill(child.pid, signal.SIGKILL)
+            child.join()
+        if outcome is None:
+            outcome = Outcome(wrong=[f"the process ended with {child.exitcode}"])
+        yield job, outcome
+
+
+def _received(pipe: Connection, seconds: int) -> Outcome | None:
+    """Return what a child sent, None if it took too long or ended without a word."""
+    try:
+        return pipe.recv() if pipe.poll(seconds) else None
+    except EOFError:
+        return None
+
+
+def _child(pipe: Connection, job: Job, targets: Sequence[Target]) -> None:
+    _, call, dtype, symbolic = job
+    try:
+        outcome = check(call, dtype, symbolic, targets)
+    except Exception as err:  # a rule raised, which is what this looks for
+        outcome = Outcome(wrong=[f"{type(err).__name__}: {err}"])
+    pipe.send(outcome)
+    pipe.close()

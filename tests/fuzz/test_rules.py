@@ -1,0 +1,77 @@
+"""A sample of `scripts/fuzz_rules.py`, and whether it would notice."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tvm import s_tir, tirx
+from tvm.target import Target
+
+from relax_fusion import host_target, make_target
+from relax_fusion.dlight_rules.total import TotalRule
+
+from . import rules
+from .legalised import NOT_LEGALISED_ALONE, UNTRIED, calls, covered, registered
+
+SAMPLE = {
+    "add": "CPUSpatialRule",
+    "argmax": "",
+    "fused (masked softmax)": "NormRule",
+    "matmul (batch)": "ForeignMatmulRule",
+    "matmul (empty k)": "CPUSpatialRule",
+    "matmul (int8)": "",
+    "matmul (symbolic all)": "",
+    "nn.conv2d": "",
+    "nn.layer_norm": "NormRule",
+    "scatter_nd": "",
+}
+"""Calls, and the rule that schedules some of their functions for a CPU."""
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_rules_on_legalised_operators(name: str) -> None:
+    targets = (host_target(), make_target("h200"))
+    outcome = rules.check(calls()[name], "float32", True, targets[:1])
+    assert not outcome.skipped and not outcome.wrong and outcome.functions
+    named = {key.split()[0] for key in outcome.scheduled}
+    assert SAMPLE[name] in named or (not SAMPLE[name] and not named - {"CPUSpatialRule"})
+    for func in rules.legalised(calls()[name], "float16", True):
+        for rule in rules.RULES:
+            rule.attempt(func, targets[1])
+
+
+def test_every_operator_is_tried_or_named() -> None:
+    missing = set(registered()) - covered() - set(UNTRIED)
+    assert not {name for name in missing if not name.startswith(NOT_LEGALISED_ALONE)}
+
+
+class Wrong(TotalRule):
+    """Leaves out the last row."""
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
+        loop = func.body.block.body
+        short = tirx.For(loop.loop_var, loop.min, loop.extent - 1, loop.kind, loop.body)
+        root = func.body.block
+        block = s_tir.SBlock([], [], [], "root", short, alloc_buffers=root.alloc_buffers)
+        return s_tir.Schedule(func.with_body(s_tir.SBlockRealize([], True, block)))
+
+
+class Raising(TotalRule):
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
+        raise KeyError("a mistake")
+
+
+class Crashing(TotalRule):
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
+        os._exit(3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"), [(Wrong(), "error"), (Raising(), "KeyError"), (Crashing(), "ended with 3")]
+)
+def test_mistakes_are_noticed(monkeypatch, rule: TotalRule, says: str) -> None:
+    monkeypatch.setattr(rules, "RULES", (rule,))
+    job = ("exp", calls()["exp"], "float32", False)
+    ((_, outcome),) = rules.isolated([job], [host_target()], seconds=60)
+    assert says in outcome.wrong[0]
