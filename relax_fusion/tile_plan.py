@@ -29,6 +29,8 @@ class TilePlan:
         Elements of one vector operation (CPU) or vector load (GPU).
     split_k : int
         Parts that the reduction is cut into, added up at the end.
+    split_m : int
+        Parts that the rows are cut into, however many they are, where tasks take all rows.
     num_stages : int
         Depth of the load pipeline.
     num_warps : int
@@ -36,7 +38,7 @@ class TilePlan:
     backend : {"tir", "triton"}
         Who emits the kernel.
     family : str
-        Which of the kernels of the back end; "tir" names only those for tensor cores.
+        Which of the kernels of the back end; "" is TIR's usual one for each workload.
     """
 
     block_m: int
@@ -50,10 +52,12 @@ class TilePlan:
     num_warps: int = 0
     backend: str = "tir"
     family: str = ""
+    split_m: int = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""
-        for name in ("block_m", "block_n", "block_k", "reg_m", "reg_n", "lanes", "split_k"):
+        blocks, registers = ("block_m", "block_n", "block_k"), ("reg_m", "reg_n", "lanes")
+        for name in (*blocks, *registers, "split_k", "split_m"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise TilePlanError(f"tile plan: {name} is {value!r}, must be an integer >= 1")

@@ -10,6 +10,8 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``x_norm``      the normalised rows                         [rows, k], float32 (edges "none": dtype)
 ``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
                 stacked                                     [2, n, k], dtype (edges "zero")
+``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
+``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
 ``out{i}``      its epilogue                                [rows, n], out_dtype
 
@@ -53,6 +55,7 @@ from .stages import (
     int64,
     round_up,
     stack_parts,
+    tiles_of,
     weight_at,
 )
 
@@ -115,6 +118,8 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
     data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
+    if padding.panels:
+        data = tiles_of(data, padding.rows)
     if isinstance(work, GatedFFN):
         _gated(stages, work, (rows, data), padding, stacked=edges == "zero")
     else:
@@ -193,7 +198,8 @@ def _projection(
     rows, data = source
     n, k, layout = projection.n, work.k, projection.layout
     w = stages.take((n, k) if layout == "nk" else (k, n), work.dtype, f"w{index}")
-    if layout == "kn":  # columns are vectorised there, and a clamped column would be a gather
+    # Columns are vectorised there, and a clamped column would be a gather.
+    if layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)
     if projection.rope is not None:
         rotated_projection(stages, which, (rows, data, w), padding, stacked)
@@ -242,7 +248,7 @@ def _gated(
     weight, bias = _gated_weights(stages, work)
     if stacked:
         weight = stack_parts(work.layout, (n, work.k), weight, "w_parts0")
-    if work.layout == "kn":
+    if work.layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)
     acc = accumulate(data, weight, (2, n), "acc0", padding)
 

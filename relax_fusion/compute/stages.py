@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
+from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import TilePlan
 from ..workload import WeightLayout
 from .activations import ACCUMULATE
@@ -40,16 +41,23 @@ class Stages:
 
 @dataclass(frozen=True)
 class Padding:
-    """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all."""
+    """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all.
+
+    `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
+    many rows.
+    """
 
     rows: int
     columns: int
+    panels: bool = False
 
     @staticmethod
     def of(plan: TilePlan, edges: Edges) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
         if edges == "none":
             return Padding(1, 1)
+        if plan.family == PANELS:
+            return Padding(plan.reg_m, plan.reg_n, panels=True)
         return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 
@@ -78,6 +86,8 @@ def accumulate(
     data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
 ) -> te.Tensor:
     """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
+    if padding.panels:
+        return _accumulate_packed(data, weight, sizes, name, padding)
     parts, n = sizes
     rows, k = data.shape
     r = te.reduce_axis((0, k), "k")
@@ -89,6 +99,52 @@ def accumulate(
 
     shape = (parts, round_up(rows, padding.rows), round_up(n, padding.columns))
     return te.compute(int64(shape), product, name)
+
+
+def tiles_of(x: te.Tensor, height: int) -> te.Tensor:
+    """Add x in tiles of `height` rows, ``[tiles, k, height]``, in float32.
+
+    A tile is read forwards for every panel of columns.  The last row is repeated up to its end.
+    """
+    rows, k = x.shape
+    return te.compute(
+        int64((round_up(rows, height) // height, k, height)),
+        lambda tile, r, i: x(clamped(tile * height + i, rows, height), r).astype(ACCUMULATE),
+        "x_tiles",
+    )
+
+
+def panels_of(
+    weight: Reader, sizes: tuple[int, int, tirx.Expr], width: int, name: str
+) -> te.Tensor:
+    """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``, float32.
+
+    A panel is read once from the weight, whatever the layout and dtype of that, and then forwards
+    for every tile of rows.  The last column is repeated up to its end.
+    """
+    parts, n, k = sizes
+
+    def element(panel: tirx.Expr, r: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return weight(p, clamped(panel * width + j, n, width), r).astype(ACCUMULATE)
+
+    return te.compute(int64((round_up(n, width) // width, k, parts, width)), element, name)
+
+
+def _accumulate_packed(
+    tiles: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+) -> te.Tensor:
+    """Add the same reduction over tiles of x and panels of the weight."""
+    parts, n = sizes
+    height, width = padding.rows, padding.columns
+    count, k, _ = tiles.shape
+    panels = panels_of(weight, (parts, n, k), width, name.replace("acc", "w_panels"))
+    r = te.reduce_axis((0, k), "k")
+
+    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        x, w = tiles(i // height, r, i % height), panels(j // width, r, p, j % width)
+        return te.sum(x * w, axis=r)
+
+    return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
 
 
 def stack_parts(layout: WeightLayout, sizes: tuple[int, int], weight: Reader, name: str) -> Reader:

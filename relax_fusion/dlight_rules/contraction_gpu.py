@@ -41,7 +41,8 @@ def schedule_gpu(
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
     warp = dev.warp_size
-    dots = is_gemv(plan, {"nk" if is_dot(sch, acc) else "kn" for acc, _ in projections})
+    layouts = {"nk" if steps.reads_along(sch, acc, -1) else "kn" for acc, _ in projections}
+    dots = is_gemv(plan, layouts)
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]
@@ -59,13 +60,6 @@ def schedule_gpu(
             _tile(sch, blocks, plan)
     sch.compute_inline(sch.get_sblock("x_pad"))
     return sch.mod["main"]
-
-
-def is_dot(sch: s_tir.Schedule, acc: SBlockRV) -> bool:
-    """Tell whether the weight is contiguous along the reduction (``[n, k]``)."""
-    block = sch.get(acc)
-    reduced = block.iter_vars[-1].var
-    return bool(block.reads[-1].region[-1].min.same_as(reduced))
 
 
 def _kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:

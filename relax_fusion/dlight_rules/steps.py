@@ -61,6 +61,18 @@ def move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
         sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
 
 
+def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
+    """Return the (accumulation, epilogue) blocks of every projection."""
+    count = sum(name.startswith("acc") for name in block_names(sch.mod["main"]))
+    return [(sch.get_sblock(f"acc{i}"), sch.get_sblock(f"out{i}")) for i in range(count)]
+
+
+def reads_along(sch: s_tir.Schedule, block: SBlockRV, axis: int) -> bool:
+    """Tell whether what a block reads last is contiguous along an axis of its own."""
+    found = sch.get(block)
+    return bool(found.reads[-1].region[-1].min.same_as(found.iter_vars[axis].var))
+
+
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:
     """Give every lane of a vector its own partial sum.
 

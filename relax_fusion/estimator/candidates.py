@@ -15,6 +15,7 @@ from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
 from . import mma, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
+from .panels import candidates as panel_candidates
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
 
@@ -30,8 +31,8 @@ GEMV_STEPS = (1, 2, 4)
 GPU_ATTENTION_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 CPU_REG_M = (1, 2, 4, 8)
 CPU_REG_N = (1, 2, 3, 4, 6, 8)
-CPU_BLOCK_ROWS = (1, 2, 4, 8, 16)
-CPU_TASKS_PER_CORE = (1, 2, 4, 8, 16)
+CPU_BLOCK_ROWS = (1, 2, 4)
+CPU_TASKS_PER_CORE = (1, 4, 16)
 
 
 def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
@@ -60,7 +61,7 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
     else:
         shape = matmul_shape(work)
         if dev.kind == "cpu":
-            found = _matmul_cpu(shape, dev)
+            found = chain(_matmul_cpu(shape, dev), panel_candidates(shape, dev))
         else:
             tensor = mma.candidates(shape, work.rows, dev)
             padding_little = (p for p in tensor if _columns_fit(shape, p.block_n))

@@ -7,6 +7,8 @@ from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
 from . import cpu_cost, gpu_cost, mma, mma_cost, triton_attention_cost, triton_cost, unfused
 from .footprint import footprint
+from .panels import FAMILY as PANELS
+from .panels_cost import price_panels
 from .prediction import Prediction
 from .shape import Size, attention_size, matmul_shape, rows_of
 
@@ -29,6 +31,8 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
         if isinstance(work, Attention):
             return triton_attention_cost.predict(work, plan, dev, attention_size(work, size))
         return triton_cost.predict(work, plan, dev, rows_of(work, size))
+    if plan.family == PANELS and not isinstance(work, Attention):
+        return price_panels(matmul_shape(work), plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
     if plan.family == mma.FAMILY and not isinstance(work, Attention):
         return mma_cost.predict(work, plan, foot, dev, rows_of(work, size))

@@ -77,7 +77,7 @@ UNHIDDEN = 0.1
 
 
 @dataclass(frozen=True)
-class _Traffic:
+class Traffic:
     """Cycles of the busiest core and bytes of all of them."""
 
     cycles: float
@@ -123,13 +123,19 @@ def matmul_on_cpu(
     )
     cycles = ceil_div(tasks, dev.sm_count) * task
     regions = len(shape.n_parts)
-    if shape.has_norm:
-        regions += 1
-        norm_vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
-        cycles += norm_vectors * NORM_CYCLES_PER_VECTOR
+    regions += int(shape.has_norm)
+    cycles += norm_cycles(shape, dev, rows)
     moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-    traffic = _Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
-    return _finish(traffic, dev, shape.flops(rows))
+    traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
+    return finish(traffic, dev, shape.flops(rows))
+
+
+def norm_cycles(shape: MatmulShape, dev: DeviceSpec, rows: int) -> float:
+    """Return the cycles in which the busiest core normalises its rows, if there is a norm."""
+    if not shape.has_norm:
+        return 0.0
+    vectors = ceil_div(rows, dev.sm_count) * shape.k * 4 / dev.vector_bytes
+    return vectors * NORM_CYCLES_PER_VECTOR
 
 
 def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, layout: str) -> _Step:
@@ -200,7 +206,7 @@ def attention_on_cpu(
     # The row tiles of a head follow each other: its keys stay in L2 where they fit.
     head_bytes = keys * d * b + foot.scratch_bytes
     dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
-    return _finish(_Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(*size))
+    return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(*size))
 
 
 def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
@@ -221,7 +227,8 @@ def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     return step + plan.block_n * (work.head_dim * STAGE_CYCLES + copied)
 
 
-def _finish(traffic: _Traffic, dev: DeviceSpec, flops: float) -> Prediction:
+def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:
+    """Return the time of what `traffic` says."""
     terms: dict[Bound, float] = {
         "dram": traffic.dram_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY),
         "l2": traffic.l2_bytes / dev.l2_bytes_per_s,
@@ -229,6 +236,6 @@ def _finish(traffic: _Traffic, dev: DeviceSpec, flops: float) -> Prediction:
         "launch": traffic.regions * dev.launch_s,
     }
     core = terms["l2"] + terms["compute"]
-    seconds = terms["launch"] + max(terms["dram"], core) + UNHIDDEN * min(terms["dram"], core)
+    total = terms["launch"] + max(terms["dram"], core) + UNHIDDEN * min(terms["dram"], core)
     waves = ceil_div(traffic.tasks, dev.sm_count)
-    return Prediction(seconds, traffic.dram_bytes, flops, waves, largest(terms))
+    return Prediction(total, traffic.dram_bytes, flops, waves, largest(terms))

@@ -10,11 +10,12 @@ from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
 from . import mma, triton, triton_attention
+from .cpu_limits import cpu_limits
+from .panels import FAMILY as PANELS
+from .panels import registers as panel_registers
+from .panels import violations as panel_violations
 from .prediction import ceil_div
 from .shape import MatmulShape, dtypes_of, matmul_shape
-
-STACK_LIMIT_BYTES = 1024
-"""Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""
 
 VECTOR_LOAD_BYTES = 16
 """Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
@@ -73,6 +74,8 @@ def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 
 
 def _matmul_cpu(shape: MatmulShape, plan: TilePlan) -> Footprint:
+    if plan.family == PANELS:
+        return Footprint(0, panel_registers(plan, shape), 1)
     tile = plan.reg_m * plan.reg_n * shape.parts
     vectors, stack = 0, 0
     if "nk" in shape.layouts:  # one vector along k per accumulator
@@ -178,11 +181,17 @@ def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
 
 
 def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    if plan.split_m != 1 and plan.family != PANELS:
+        yield f"split_m is {plan.split_m}, only family {PANELS!r} cuts rows into parts"
     if plan.backend == "triton":
         attends = isinstance(work, Attention)
         yield from (triton_attention if attends else triton).violations(plan, work, dev)
         return
     foot = footprint(work, plan, dev)
+    if plan.family == PANELS and not isinstance(work, Attention):
+        yield from panel_violations(plan, matmul_shape(work), dev)
+        yield from cpu_limits(foot, plan, work, dev)
+        return
     if plan.family:
         yield from _family(plan, work, dev)
     else:
@@ -193,7 +202,7 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     elif plan.block_k > work.k and not _is_gemv_of(work, plan, dev):
         yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
     if dev.kind == "cpu":
-        yield from _cpu_limits(foot, plan, work, dev)
+        yield from cpu_limits(foot, plan, work, dev)
     else:
         missing = sorted(dtypes_of(work).intersection(dev.missing_dtypes))
         if missing:
@@ -247,43 +256,6 @@ def _backend(plan: TilePlan) -> Iterator[str]:
         yield f"num_stages is {plan.num_stages}, backend 'tir' loads in 1 stage"
     if plan.split_k != 1:
         yield f"split_k is {plan.split_k}, backend 'tir' reduces in 1 part"
-
-
-def _cpu_limits(foot: Footprint, plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
-    if plan.num_warps:
-        yield f"num_warps is {plan.num_warps}, a CPU task has 0"
-    if plan.lanes & (plan.lanes - 1) or plan.lanes * 4 > dev.vector_bytes:
-        yield (
-            f"lanes is {plan.lanes}, must be a power of two and at most {dev.vector_bytes // 4}, "
-            f"the float32 elements of a vector of {dev.vector_bytes} B"
-        )
-    if foot.registers_per_thread > dev.vector_registers:
-        yield (
-            f"needs {foot.registers_per_thread} vector registers, a core of the {dev.label} has "
-            f"{dev.vector_registers}"
-        )
-    if foot.stack_bytes > STACK_LIMIT_BYTES:
-        yield (
-            f"needs {foot.stack_bytes} B of accumulators, a stack buffer may have "
-            f"{STACK_LIMIT_BYTES} B"
-        )
-    if isinstance(work, Attention):
-        if foot.scratch_bytes > dev.l2_bytes:
-            yield (
-                f"needs {foot.scratch_bytes} B of cache, a core of the {dev.label} has "
-                f"{dev.l2_bytes} B of L2"
-            )
-        for name, value in (("block_n", plan.block_n), ("v_dim", work.v_dim)):
-            if value % plan.lanes:
-                yield f"lanes is {plan.lanes}, does not divide {name}={value}"
-        return
-    if work.k % plan.block_k:
-        yield f"block_k is {plan.block_k}, does not divide k={work.k}"
-    layouts = matmul_shape(work).layouts
-    if "nk" in layouts and plan.block_k % plan.lanes:
-        yield f"lanes is {plan.lanes}, does not divide block_k={plan.block_k}"
-    if "kn" in layouts and plan.reg_n % plan.lanes:
-        yield f"lanes is {plan.lanes}, does not divide reg_n={plan.reg_n}"
 
 
 def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:

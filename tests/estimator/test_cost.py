@@ -13,6 +13,7 @@ from relax_fusion.estimator import (
     AttentionSize,
     candidates,
     format_seconds,
+    mma,
     predict,
     predict_unfused,
     violations,
@@ -122,7 +123,8 @@ def test_a_prediction_respects_the_roofline(key, pick, rows):
     p = predict(work, plan, dev, size_of(work, rows))
     assert p.seconds >= dev.launch_s + p.dram_bytes / dev.dram_bytes_per_s
     if getattr(work, "causal", "none") == "none":
-        rate = dev.tensor_flops_per_s("float16") if plan.family else dev.fma_float32_flops_per_s
+        tensor = plan.family == mma.FAMILY
+        rate = dev.tensor_flops_per_s("float16") if tensor else dev.fma_float32_flops_per_s
         assert p.seconds >= dev.launch_s + p.flops / rate
     assert p.waves >= 1
 

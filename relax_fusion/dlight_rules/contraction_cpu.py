@@ -1,0 +1,128 @@
+"""The CPU half of the contraction rule: dot products for few rows, panels of weights for many."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+
+from ..estimator.panels import FAMILY as PANELS
+from ..tile_plan import TilePlan
+from . import steps
+from .contraction_panels import accumulate_in_registers, pack, place_panels
+from .vector_exp import with_vector_exp
+from .vector_transpose import transpose_in_registers
+
+Projections = list[tuple[SBlockRV, SBlockRV]]
+
+_PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
+
+
+def schedule_cpu(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> tirx.PrimFunc:
+    """Schedule every stage of a contraction.
+
+    Parameters
+    ----------
+    projections : list of (SBlockRV, SBlockRV)
+        Accumulation and epilogue of each.
+    """
+    names = steps.block_names(sch.mod["main"])
+    present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
+    if present:
+        _rows(sch, present, plan)
+    if plan.family == PANELS:
+        return with_vector_exp(_panels(sch, projections, plan))
+    for acc, out in projections:
+        _columns(sch, acc, out, plan)
+    return sch.mod["main"]
+
+
+def _panels(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> tirx.PrimFunc:
+    """Schedule the matmuls whose weights are repacked.
+
+    Blocks are moved before any is decomposed: its halves alone are no valid blocks.
+    """
+    tiles = sch.get_sblock("x_tiles")
+    sch.parallel(sch.get_loops(tiles)[0])
+    panels = [sch.get_sblock(f"w_panels{index}") for index in range(len(projections))]
+    for blocks, weights in zip(projections, panels, strict=True):
+        place_panels(sch, blocks, weights, plan)
+    squares: dict[str, int] = {}
+    for packed in (tiles, *panels):
+        squares |= pack(sch, packed, plan.lanes)
+    for acc, _ in projections:
+        accumulate_in_registers(sch, acc, plan.lanes)
+    func = sch.mod["main"]
+    for name, width in squares.items():
+        func = transpose_in_registers(func, name, width)
+    return func
+
+
+def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:
+    """Normalise rows in parallel, each with vectorised partial sums."""
+    ordered: list[SBlockRV] = []
+    partials: list[SBlockRV] = []
+    for block in blocks:
+        # Only an even split: moving a block under the row loop drops the guard of an uneven one.
+        width = steps.extent(sch, sch.get_loops(block)[-1]) or 1
+        lanes = math.gcd(width, plan.lanes)
+        if steps.is_reduction(sch, block) and lanes > 1:
+            partials.append(steps.split_lanes(sch, block, lanes))
+            ordered.append(partials[-1])
+        ordered.append(block)
+    row = sch.get_loops(ordered[0])[0]
+    steps.chain_rows(sch, ordered[1:], row)
+    sch.parallel(row)  # before reductions are decomposed: their halves alone are no valid blocks
+    for block in ordered:
+        loops = sch.get_loops(block)[1:]
+        if block in partials:
+            # A moved block has its loops in the order of its block variables: lanes first.
+            outer, lane = loops if block is ordered[0] else (loops[-1], loops[0])
+            sch.reorder(outer, lane)
+            sch.set_scope(block, 0, "local")
+            sch.vectorize(lane)
+            sch.decompose_reduction(block, outer)
+        elif not steps.is_reduction(sch, block):
+            steps.vectorise_inner(sch, loops[-1], plan.lanes)
+
+
+def _columns(sch: s_tir.Schedule, acc: SBlockRV, out: SBlockRV, plan: TilePlan) -> None:
+    """Tile one projection into blocks of columns and register tiles."""
+    dot = steps.reads_along(sch, acc, -1)
+    lanes = plan.lanes
+    partial = steps.split_lanes(sch, acc, lanes) if dot and lanes > 1 else acc
+    i, j, *inner = sch.get_loops(out)
+    i_block, i_tile, i_reg = sch.split(i, [None, plan.block_m // plan.reg_m, plan.reg_m])
+    panel, j_tile, j_reg = sch.split(j, [None, plan.block_n // plan.reg_n, plan.reg_n])
+    sch.reorder(panel, i_block, j_tile, i_tile, i_reg, j_reg)
+    sch.parallel(panel)
+    sch.compute_at(acc, i_tile, preserve_unit_loops=True)
+    if partial is not acc:
+        sch.compute_at(partial, i_tile, preserve_unit_loops=True)
+        _register_tile(sch, partial, reduced_last=True)
+        steps.unroll_all(sch, sch.get_loops(acc)[-4:])
+    else:
+        _register_tile(sch, acc, reduced_last=False, lanes=lanes)
+    sch.unroll(i_reg)
+    steps.unroll_all(sch, [j_reg, *inner])
+
+
+def _register_tile(
+    sch: s_tir.Schedule, block: SBlockRV, reduced_last: bool, lanes: int = 1
+) -> None:
+    """Keep a tile of accumulators in vector registers over the whole reduction.
+
+    rewrite: ``for l, p, i, j, k: acc += x * w`` -> ``init; for k: unrolled p, i, j: vector l:``
+    """
+    if reduced_last:
+        lane, p, i, j, k = sch.get_loops(block)[-5:]
+        sch.reorder(k, p, i, j, lane)
+    else:
+        p, i, j, k = sch.get_loops(block)[-4:]
+        j, lane = sch.split(j, [None, lanes])
+        sch.reorder(k, p, i, j, lane)
+    sch.set_scope(block, 0, "local")
+    sch.vectorize(lane)
+    steps.unroll_all(sch, [p, i, j])
+    sch.decompose_reduction(block, k)

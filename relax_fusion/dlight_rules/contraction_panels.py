@@ -1,0 +1,76 @@
+"""The CPU schedule of contractions whose weights are repacked into panels."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
+
+from ..tile_plan import TilePlan
+from . import steps
+
+
+def place_panels(
+    sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], packed: SBlockRV, plan: TilePlan
+) -> None:
+    """Give tasks a panel each, which they pack and take through tiles of rows.
+
+    rewrite::
+
+        for panel, r, j: w_panels        ->    for panel in parallel:
+        for i, j, k: acc                           for r, j: w_panels[panel, r, j]
+        for i, j: out                              for tile of rows:
+                                                       for i, j, k: acc
+                                                       for i: vectors j: out
+    """
+    acc, out = blocks
+    i, j, *inner = sch.get_loops(out)
+    tile, i_reg = sch.split(i, [None, plan.reg_m])
+    panel, j_reg = sch.split(j, [None, plan.reg_n])
+    if plan.split_m > 1:
+        part, tile = sch.split(tile, [plan.split_m, None])
+        sch.reorder(panel, part, tile, i_reg, j_reg)
+        panel = sch.fuse(panel, part)
+    else:
+        sch.reorder(panel, tile, i_reg, j_reg)
+    sch.parallel(panel)
+    sch.compute_at(acc, tile, preserve_unit_loops=True)
+    sch.compute_at(packed, panel, preserve_unit_loops=True)
+    sch.unroll(steps.vectorise_inner(sch, j_reg, plan.lanes))
+    steps.unroll_all(sch, inner)
+
+
+def accumulate_in_registers(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
+    """Keep a tile in vector registers over the whole reduction.
+
+    rewrite: ``for p, i, j, k: acc += x * w`` -> ``init; for k: unrolled i, p, j: vector l: acc``
+    """
+    p, i, j, k = sch.get_loops(acc)[-4:]
+    j, lane = sch.split(j, [None, lanes])
+    sch.reorder(k, i, p, j, lane)  # x[i, k] serves all vectors of its row, then makes room
+    sch.set_scope(acc, 0, "local")
+    sch.vectorize(lane)
+    steps.unroll_all(sch, [i, p, j])
+    sch.decompose_reduction(acc, k)
+
+
+def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
+    """Copy whole vectors: along the last axis where its elements lie side by side, else by squares.
+
+    Returns
+    -------
+    dict of str to int
+        Name and width of the blocks that copy squares, which are left to be transposed.
+    """
+    _, r, *parts, j = sch.get_loops(packed)[-len(sch.get(packed).iter_vars) :]
+    if not steps.reads_along(sch, packed, 1):
+        steps.vectorise_inner(sch, j, math.gcd(steps.extent(sch, j) or 1, lanes))
+        return {}
+    square = math.gcd(steps.extent(sch, r) or 1, steps.extent(sch, j) or 1, lanes)
+    r, r_inner = sch.split(r, [None, square])
+    j, j_inner = sch.split(j, [None, square])
+    sch.reorder(*parts, j, r, r_inner, j_inner)
+    if square == 1:
+        return {}
+    return {str(sch.get(sch.blockize(r_inner)).name_hint): square}

@@ -1,0 +1,101 @@
+"""The transposition of a square of a matrix in vector registers, which no scheduling verb makes."""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, te, tirx
+
+
+def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.PrimFunc:
+    """Return `func` with the squares that its blocks `name` copy transposed by shuffles.
+
+    rewrite::
+
+        for r in lanes:                  ->    row_j = w[j, vector r]       (for every j < lanes)
+            for j in lanes:                    row_j, row_i = shuffles of both  (log2(lanes) times)
+                block: p[r, j] = w[j, r]       p[r, vector j] = row_r       (for every r < lanes)
+
+    The value may be converted on the way, and chosen by an `if_then_else` that is one for all.
+    """
+
+    def visit(block: s_tir.SBlock) -> s_tir.SBlock:
+        if block.name_hint != name:
+            return block
+        body = _transposed(block.body, lanes)
+        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, name, body)
+
+    return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
+
+
+def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
+    """Return the transposition that the loops over r and then j describe, element by element."""
+    along_j = along_r.body
+    realize = along_j.body
+    block = realize.block
+    places = dict(zip((v.var for v in block.iter_vars), realize.iter_values, strict=True))
+    store = block.body
+    value, *indices = (_substituted(e, places) for e in (store.value, *store.indices))
+    r, j = along_r.loop_var, along_j.loop_var
+    statements: list[tirx.Stmt] = []
+    rows = [
+        _bound(statements, _along(_substituted(value, {j: _int(column)}), r, lanes), f"row{column}")
+        for column in range(lanes)
+    ]
+    width = 1
+    while width < lanes:
+        rows = _exchanged(statements, rows, width)
+        width *= 2
+    for step, row in enumerate(rows):
+        *outer, last = (_substituted(index, {r: _int(step), j: _int(0)}) for index in indices)
+        vector = tirx.Ramp(last, _int(1), lanes)
+        statements.append(tirx.BufferStore(store.buffer, row, [*outer, vector]))
+    return tirx.SeqStmt(statements)
+
+
+def _exchanged(statements: list[tirx.Stmt], rows: list[tirx.Var], width: int) -> list[tirx.Var]:
+    """Swap the off-diagonal halves of every square of ``2 * width`` elements."""
+    lanes = len(rows)
+    upper = [c if not c & width else lanes + c - width for c in range(lanes)]
+    lower = [c + width if not c & width else lanes + c for c in range(lanes)]
+    swapped = list(rows)
+    for first in (row for row in range(lanes) if not row & width):
+        second = first + width
+        for target, order in ((first, upper), (second, lower)):
+            lanes_of_both = [tirx.IntImm("int32", lane) for lane in order]
+            shuffle = tirx.Shuffle([rows[first], rows[second]], lanes_of_both)
+            swapped[target] = _bound(statements, shuffle, f"swapped{width}_{target}")
+    return swapped
+
+
+def _bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var:
+    """Give a value a name."""
+    var = tirx.Var(name, value.ty)
+    statements.append(tirx.Bind(var, value))
+    return var
+
+
+def _along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
+    """Return the vector of `value` for `lanes` successive values of r, the first of them 0."""
+    if isinstance(value, tirx.Cast):
+        vector, dtype = _along(value.value, r, lanes), f"{value.ty.dtype}x{lanes}"
+        from_bfloat16 = str(value.value.ty.dtype) == "bfloat16"
+        return _shifted(vector, dtype, lanes) if from_bfloat16 else vector.astype(dtype)
+    if isinstance(value, ir.Call):  # if_then_else
+        condition, first, second = value.args
+        return te.if_then_else(condition, _along(first, r, lanes), _along(second, r, lanes))
+    *outer, last = (_substituted(index, {r: _int(0)}) for index in value.indices)
+    return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, _int(1), lanes)])
+
+
+def _shifted(vector: tirx.Expr, dtype: str, lanes: int) -> tirx.Expr:
+    """Turn bfloat16 into float32: TVM 0.27 legalises no value that is bound to a name."""
+    bits = tirx.reinterpret(f"uint16x{lanes}", vector).astype(f"uint32x{lanes}")
+    return tirx.reinterpret(dtype, bits << tirx.Broadcast(tirx.const(16, "uint32"), lanes))
+
+
+def _substituted(expr: tirx.Expr, values: dict[tirx.Var, tirx.Expr]) -> tirx.Expr:
+    return tvm_ffi.structural_map(expr, (ir.Var, lambda var: values.get(var, var)))
+
+
+def _int(value: int) -> tirx.IntImm:
+    return tirx.IntImm("int64", value)
