@@ -14,6 +14,7 @@ from relax_fusion import PATTERNS
 
 WAYS = {
     "ours": (),
+    "tir": (),
     "unfused": ("FuseRMSNormMatmul", "FuseGatedFFN"),
     "tvm": tuple(PATTERNS),
 }
@@ -109,4 +110,6 @@ def build(job: Job) -> Compiled:
     }
     mod, params = module.export_tvm(spec={function: spec})
     names = [name.removesuffix(".weight") for name, _ in params]
-    return Compiled(compiled(mod, job.target, disable=WAYS[job.way]), function, names)
+    backend = "tir" if job.way == "tir" else "auto"
+    built = compiled(mod, job.target, disable=WAYS[job.way], backend=backend)
+    return Compiled(built, function, names)

@@ -30,12 +30,13 @@ __all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 LABELS = {
     "ours": "ours",
     "unfused": "ours unfused",
+    "tir": "ours by TIR",
     "eager": "eager",
     "compile": "torch.compile",
     "cublas": "cuBLAS, bare",
     "tvm": "TVM as it comes",
 }
-RATIOS = ("compile", "cublas", "tvm", "unfused")
+RATIOS = ("compile", "cublas", "tvm", "unfused", "tir")
 COLOURS = {"qkv": "C0", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 

@@ -17,12 +17,12 @@ Point = tuple[float, float, str, str, str]
 """Of a roofline: operations per byte, TFLOP/s, marker, colour, label."""
 
 
-def ratio(entry: Entry, against: str) -> float | None:
+def ratio(entry: Entry, against: str, subject: str = "ours") -> float | None:
     """Return how many times as fast as `against` ours is; None if one of them was not timed."""
     times = entry["us"]
-    if "ours" not in times or against not in times:
+    if subject not in times or against not in times:
         return None
-    return times[against] / times["ours"]
+    return times[against] / times[subject]
 
 
 def bandwidth_part(entry: Entry, *, launch: bool) -> float | None:
@@ -48,9 +48,11 @@ def verdicts(
         if target.against == "copy":
             measured, what = bandwidth_part(entry, launch=False), "part of copy bandwidth"
         else:
-            measured, what = ratio(entry, target.against), f"vs {labels[target.against]}"
+            measured = ratio(entry, target.against, target.subject)
+            whose = "" if target.subject == "ours" else f"{labels[target.subject]} "
+            what = f"{whose}vs {labels[target.against]}"
         if measured is not None:
-            measured = 0.0 if "ours" in entry["wrong"] else measured
+            measured = 0.0 if target.subject in entry["wrong"] else measured
             found.append((name, what, target.least, measured))
     return found
 

@@ -18,10 +18,13 @@ class Target:
         A contender; the ratio is its time over ours.  ``"copy"``: the part of copy bandwidth.
     least : float
         The ratio to be reached.
+    subject : str
+        The contender of ours whose time that is.
     """
 
     against: str
     least: float
+    subject: str = "ours"
 
 
 def verdict(least: float, measured: float) -> str:

@@ -5,11 +5,12 @@
     python scripts/bench_matmul.py --resume DATE-bench_matmul.json   # what is missing there
     python scripts/bench_matmul.py --plot DATE-bench_matmul.json     # the picture, without a GPU
 
-Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own;
-PyTorch eager; torch.compile max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All
-compute on the same tensors, are captured into CUDA graphs and timed in turn, L2 flushed before each
-sample.  Every result is compared with float64; the exit status is 1 if one of ours is wrong or
-fails.  JSON and Markdown are written after every case.
+Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
+without Triton, by TIR (if asked for: --contenders ours tir cublas); PyTorch eager; torch.compile
+max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute on the same tensors,
+are captured into CUDA graphs and timed in turn, L2 flushed before each sample.  Every result is
+compared with float64; the exit status is 1 if one of ours is wrong or fails.  JSON and Markdown are
+written after every case.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import _matmul_report as report
 import _record
 from _bench import Bench, draw, is_complete, run_or_say_lost
-from _matmul_cases import CASES, CONTENDERS, DTYPES, OURS, ROWS, SIZES, Chain
+from _matmul_cases import CASES, CONTENDERS, DTYPES, OURS, ROWS, SIZES, USUAL, Chain
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,6 +43,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--dtype", default="float16", choices=DTYPES)
     parser.add_argument("--static", action="store_true", help="compile ours for each row count")
+    parser.add_argument("--contenders", nargs="+", default=list(USUAL), choices=CONTENDERS)
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     parser.add_argument("--target", default="h200", help="what ours is compiled for")
     parser.add_argument("--seconds", type=float, help="start no case after so many seconds")
@@ -61,7 +63,7 @@ def contenders_of(args: argparse.Namespace, case: str, rows: int) -> list[str]:
         "compile": args.no_compile,
         "tvm": rows not in args.tvm_rows,
     }
-    return [name for name in CONTENDERS if not absent.get(name, False)]
+    return [n for n in CONTENDERS if n in args.contenders and not absent.get(n, False)]
 
 
 def rows_kind(args: argparse.Namespace) -> str:
@@ -90,6 +92,7 @@ class MatmulBench(Bench):
 
     def file_name(self) -> str:
         kinds = [self.args.dtype, rows_kind(self.args)]
+        kinds += ["tir"] if "tir" in self.args.contenders else []
         return "-".join(["bench_matmul", *(k for k in kinds if k not in ("float16", "symbolic"))])
 
     def job(self, chain: Chain, way: str, rows: int) -> Any:

@@ -83,12 +83,27 @@ def test_traffic_counts_every_tensor_once(tiny) -> None:
 
 
 def test_targets_by_case_and_rows() -> None:
-    found = {(c, r): {t.against: t.least for t in targets(c, r)} for c in CASES for r in ROWS}
+    found = {
+        (c, r): {t.against: t.least for t in targets(c, r) if t.subject == "ours"}
+        for c in CASES
+        for r in ROWS
+    }
     assert found["qkv", 1] == {"unfused": 1.0, "compile": 1.25, "tvm": 1.1, "copy": 0.9}
     assert found["gate_up", 64] == {"unfused": 1.0, "compile": 1.1, "tvm": 3.0}
     assert found["ffn", 4096] == {"unfused": 1.0, "compile": 1.0, "tvm": 20.0}
     assert found["down", 256] == {"tvm": 15.0}
     assert [t.against for t in targets("ffn", 129)] == ["unfused"]
+
+
+def test_targets_of_tir_are_parts_of_what_triton_reaches() -> None:
+    found = {
+        r: {t.against: t.least for t in targets("down", r) if t.subject == "tir"} for r in ROWS
+    }
+    assert found[16] == {"ours": 0.95} and found[64] == {}
+    assert found[4096] == {"ours": 0.6, "tvm": 10.0}
+    slow = entry("qkv", 256, us={"ours": 20.0, "tir": 40.0, "tvm": 500.0})
+    said = {what: measured for _, what, _, measured in report.verdicts(slow)}
+    assert said["ours by TIR vs ours"] == 0.5 and said["ours by TIR vs TVM as it comes"] == 12.5
 
 
 def test_ratios_above_one_are_in_our_favour() -> None:
@@ -112,7 +127,7 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     lost = {"size": "1b", "case": "out", "rows": 4, "error": "OutOfMemoryError: 3 GB"}
     made = record(entry(rows=1), slow, wrong, lost)
     text = report.markdown(made)
-    assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
+    assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
     assert "| 8b qkv 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
     assert "| 8b gate_up 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
     assert "| 8b gate_up 256 | tvm | a / b |" in text
@@ -159,6 +174,8 @@ def test_who_is_timed() -> None:
     args = bench.arguments(["--no-compile", "--tvm-rows", "16"])
     assert bench.contenders_of(args, "qkv", 16) == ["ours", "unfused", "eager", "cublas", "tvm"]
     assert bench.contenders_of(args, "down", 1) == ["ours", "eager", "cublas"]
+    args = bench.arguments(["--contenders", "tir", "ours", "unfused"])
+    assert bench.contenders_of(args, "down", 1) == ["ours", "tir"]
 
 
 def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
@@ -208,12 +225,13 @@ def test_ours_computes_what_pytorch_does(case, tiny) -> None:
 
 def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
     chain = Chain("ffn", "1b")
-    fused, unfused, tvm = (
+    fused, tir, unfused, tvm = (
         ours.build(ours.Job(chain, way, None, "bfloat16", "h200")) for way in ours.WAYS
     )
     assert [k.split()[0] for k in fused.kernels(1024)] == ["FuseGatedFFN", "FuseMatmulEpilogue"]
     assert [k.split()[1] for k in fused.kernels(1024)] == ["persistent"] * 2
     assert [k.split()[0] for k in unfused.kernels(16)] == ["FuseMatmulEpilogue"] * 2
+    assert [k.split()[:2] for k in tir.kernels(1024)][-1] == ["FuseMatmulEpilogue", "mma"]
     assert tvm.kernels(16) == []
 
 

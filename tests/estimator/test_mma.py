@@ -1,0 +1,136 @@
+"""Plans for tensor cores on the TIR path: who has some, what they occupy, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.estimator import Footprint, candidates, footprint, predict, violations
+from relax_fusion.target import device_of, make_target
+from relax_fusion.tile_plan import TilePlan
+from relax_fusion.workload import NormMatmul, Projection, Rope
+
+from .cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul
+
+PLAN = TilePlan(
+    *(128, 256, 64), reg_m=64, reg_n=64, lanes=8, num_stages=3, num_warps=8, family="mma"
+)
+
+
+def plans(work, dev=GPU) -> list[TilePlan]:
+    return [plan for plan in candidates(work, dev) if plan.family == "mma"]
+
+
+def test_footprint_counts_stages_accumulators_and_two_sets_of_operands():
+    smem = (128 + 256) * 64 * 2 * 3
+    assert footprint(norm_matmul(), PLAN, GPU) == Footprint(smem, 128 + 2 * 32 + 40, 256)
+    gated = replace(PLAN, block_n=128, reg_n=32)
+    assert footprint(gated_ffn(), gated, GPU) == Footprint(smem, 128 + 2 * 32 + 40, 256)
+    assert violations(PLAN, norm_matmul(), GPU) == violations(gated, gated_ffn(), GPU) == ()
+
+
+SENTENCES = [
+    ({}, norm_matmul(dtype="float32"), "dtype is float32, family 'mma' takes float16 and bfloat16"),
+    ({"reg_m": 8}, norm_matmul(), "reg_m is 8, family 'mma' takes multiples of 16"),
+    ({"block_k": 16}, norm_matmul(), "block_k is 16, family 'mma' takes multiples of 32"),
+    (
+        {"num_stages": 1},
+        norm_matmul(),
+        "num_stages is 1, family 'mma' needs 2 to copy while it mul",
+    ),
+    ({"split_k": 2}, norm_matmul(), "split_k is 2, family 'mma' reduces in 1 part"),
+    ({"num_warps": 4}, norm_matmul(), "num_warps is 4, tiles of 64x64 make 8"),
+    ({"lanes": 1}, norm_matmul(), "lanes is 1, family 'mma' copies 8, 4, 2 elements at once"),
+    ({}, norm_matmul(k=4092), "lanes is 8, does not divide 4092, along which operands are copied"),
+    ({}, norm_matmul(n=502, layout="kn"), "lanes is 8, does not divide 502, along which"),
+    ({"num_stages": 5}, norm_matmul(), "needs 245760 B of shared memory, a block of the H200 has"),
+    (
+        {"reg_m": 128, "num_warps": 4},
+        norm_matmul(),
+        "needs 392 registers per thread, the H200 has 255",
+    ),
+    (
+        {"block_m": 16, "reg_m": 16, "block_n": 512, "block_k": 32},
+        norm_matmul(),
+        "block_m is 16, its tile has 64 copies of 8 elements for 256 threads",
+    ),
+    ({"family": "other"}, norm_matmul(), "family is 'other', backend 'tir' has 'mma'"),
+    ({}, attention(), "family is 'mma', backend 'tir' has no families for attention"),
+]
+
+
+@pytest.mark.parametrize(("change", "work", "sentence"), SENTENCES, ids=lambda v: str(v)[:30])
+def test_each_violation_has_its_sentence(change, work, sentence):
+    found = violations(replace(PLAN, **change), work, GPU)
+    assert any(text.startswith(sentence) for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("target", "any_plans"),
+    [
+        ("a100", True),
+        ("rtx3080", True),
+        ("rtx4090", True),
+        ({"kind": "cuda", "arch": "sm_75"}, False),
+        ({"kind": "metal", "max_shared_memory_per_block": 32768}, False),
+        ({"kind": "rocm", "max_shared_memory_per_block": 65536}, False),
+    ],
+    ids=str,
+)
+def test_devices_without_these_instructions_have_no_such_plans(target, any_plans):
+    dev = device_of(make_target(target) if isinstance(target, str) else _target(target))
+    assert bool(plans(norm_matmul(), dev)) == any_plans
+    if not any_plans:
+        assert any("needs CUDA and sm_80" in v for v in violations(PLAN, norm_matmul(), dev))
+
+
+def _target(config):
+    from tvm.target import Target
+
+    return Target(config)
+
+
+def test_a_cpu_refuses_them():
+    assert violations(PLAN, norm_matmul(), AVX2)
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "layout", "lanes"),
+    [
+        (4096, 6144, "nk", {8}),
+        (4096, 6141, "nk", {8}),  # only k lies side by side
+        (4092, 6144, "nk", {4}),
+        (4090, 6144, "nk", {2}),
+        (4091, 6144, "nk", set()),  # no copy has 2 bytes
+        (4096, 6142, "kn", {2}),
+        (4096, 6141, "kn", set()),
+    ],
+)
+def test_copies_are_the_widest_that_fit(k, n, layout, lanes):
+    assert {p.lanes for p in plans(norm_matmul(k=k, n=n, layout=layout))} == lanes
+
+
+def test_half_a_head_is_what_a_copy_may_not_cross():
+    rope = Rope(20, 6140, "float16")
+    work = norm_matmul(layout="kn")
+    work = replace(work, outputs=(Projection(6140, "kn", (), rope),))
+    assert {p.lanes for p in plans(work)} == {2}
+
+
+def test_few_rows_have_none_and_tiles_are_not_much_taller_than_the_rows():
+    assert not plans(norm_matmul(rows=16))
+    assert max(p.block_m for p in plans(norm_matmul(rows=40))) <= 80
+    assert max(p.block_m for p in plans(norm_matmul())) == 256
+
+
+def test_accumulators_of_a_pair_share_the_tile():
+    for work, parts in ((norm_matmul(), 1), (gated_ffn(), 2)):
+        assert max(p.reg_n for p in plans(work)) * parts == 64
+
+
+def test_no_prediction_is_faster_than_the_tensor_cores():
+    work: NormMatmul = norm_matmul(rows=ROWS)
+    for plan in plans(work)[::7]:
+        p = predict(work, plan, GPU, 4096)
+        assert p.seconds > p.flops / (0.62 * GPU.tensor_float16_flops_per_s)
