@@ -52,8 +52,8 @@ FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 70.0, "persistent": 125.0}
 """What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
 For persistent programs it is in their efficiency."""
 
-EMPTY_BYTES_PER_CLOCK = 15.0
-"""What the copy engine writes of rows beyond the last, which are zeros."""
+EMPTY_BYTES_PER_CLOCK = 10.0
+"""What the copy engine writes of rows beyond the last, which are zeros, while it fetches others."""
 
 TENSOR_EFFICIENCY = {
     "pointer": {64: 0.70, 128: 0.95},
@@ -62,6 +62,14 @@ TENSOR_EFFICIENCY = {
 }
 """Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
 before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
+
+WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05, "stream": 0.025}, 0.7
+"""Bytes of a weight's row that a tile reads at once; what fewer add to the time in memory, as a
+part; and the part of that which the programs of one wave are spared.  They go through k together,
+and so open the same pages of memory; those of several waves drift apart."""
+
+SYSTEM_SMEM_BYTES = 1 << 10
+"""Shared memory that the system keeps for itself in each thread block."""
 
 IDLE_LANES = 0.07
 """What lanes beyond the end of a row add, as a part of what as many others take: they load
@@ -124,9 +132,12 @@ def _waves(
     slots = dev.sm_count * _resident(plan, shape, dev)
     full, rest = divmod(tiles, slots)
     in_flight = shape.parts * plan.block_n * plan.num_stages * plan.block_k * shape.in_bytes
+    waves = ceil_div(tiles, slots)
+    if plan.family in NARROW_LINES and plan.block_k * shape.in_bytes < WIDE_LINE_BYTES:
+        read /= 1 + NARROW_LINES[plan.family] * (1 - IN_STEP / waves)
     feed, compute = _tile_seconds(shape, plan, dev, rows)
     if plan.family != "persistent":  # whose programs go on to their next tile without a pause
-        compute += WAVE_S * (1 - 1 / ceil_div(tiles, slots))
+        compute += WAVE_S * (1 - 1 / waves)
     for count, wide in ((full, slots), (1, rest)):
         if count and wide:
             # The nearer to what memory can give, the more in flight a little more takes
@@ -144,7 +155,7 @@ def _tile_seconds(
     line = k * shape.in_bytes  # of one row or column
     feed = line * (min(plan.block_m, rows) + columns) / FEED_BYTES_PER_CLOCK[plan.family]
     if plan.family != "pointer":
-        feed += line * max(0, plan.block_m - rows) / EMPTY_BYTES_PER_CLOCK
+        feed = max(feed, line * max(0, plan.block_m - rows) / EMPTY_BYTES_PER_CLOCK)
     efficiency = TENSOR_EFFICIENCY[plan.family]
     reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
@@ -160,6 +171,6 @@ def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
     if plan.family == "stream":
         threads, registers = STREAM_THREADS, STREAM_REGISTERS
-    by_smem = dev.smem_per_sm_bytes // max(1, smem_bytes(plan, shape))
+    by_smem = dev.smem_per_sm_bytes // (smem_bytes(plan, shape) + SYSTEM_SMEM_BYTES)
     by_registers = dev.registers_per_sm // (registers * threads)
     return max(1, min(by_smem, by_registers, dev.max_threads_per_sm // threads))
