@@ -1,0 +1,151 @@
+"""Panels of packed weights on CPUs: numbers, and the machine code of several instruction sets."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.target import Target
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.dlight_rules.contraction import ContractionRule
+from relax_fusion.dlight_rules.vector_exp import with_vector_exp
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import GatedFFN, NormMatmul, Projection
+
+from ..gpu.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
+from .test_contraction import HOST, Work, built, check
+
+BY_NAME = {case.name: case for case in cases()}
+NAMES = [
+    name
+    for name in BY_NAME
+    if re.search(r"three|rope|merged|mixed|residual|silu|_kn_4|_nk_4|layer|odd", name)
+]
+
+
+def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> TilePlan:
+    return TilePlan(
+        *(*reg, work.k),
+        reg_m=reg[0],
+        reg_n=reg[1],
+        lanes=lanes,
+        family="panels",
+        split_m=split_m,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numbers(name: str) -> None:
+    """Rows and columns are no multiples of the tile in most cases."""
+    case = BY_NAME[name]
+    check(case, built(case.work, PlanTable.single(panels(case.work, (3, 8), 4))))
+
+
+@pytest.mark.parametrize("work", dynamic_works().values(), ids=dynamic_works())
+def test_dynamic_rows_in_parts(work: Work) -> None:
+    library = built(work, PlanTable.single(panels(work, (4, 16), 8, split_m=3)))
+    for rows in DYNAMIC_ROWS:
+        check(Case(f"{rows} rows", work, rows), library)
+
+
+TARGETS = {
+    "haswell": ({"mcpu": "haswell"}, 8, (6, 16)),
+    "skylake-avx512": ({"mcpu": "skylake-avx512"}, 16, (12, 32)),
+    "znver4": ({"mcpu": "znver4"}, 16, (14, 32)),
+    "aarch64": ({"mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 4, (8, 12)),
+}
+MULTIPLY_ADD = {"vfmadd231ps", "vfmadd213ps", "vfmadd132ps", "fmla"}
+WIDE = re.compile(r"[yz]mm|\bq\d|\bv\d")
+
+
+def assembly(work: Work, name: str) -> str:
+    options, lanes, reg = TARGETS[name]
+    target = Target({"kind": "llvm", **options})
+    func = build_prim_func(work, PlanTable.single(panels(work, reg, lanes)), gpu=False)
+    library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
+    return library.mod.inspect_source("asm")
+
+
+def loops(source: str) -> list[list[str]]:
+    """Return the lines of every loop, from its label to the jump back, inner ones first."""
+    lines, found = source.splitlines(), []
+    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\.L\w+):", line))}
+    for i, line in enumerate(lines):
+        jump = re.match(r"\s+(?:j\w+|b\.\w+|cbn?z\s+\w+,|tbn?z.*,)\s+(\.L\w+)", line)
+        if jump and labels.get(jump[1], i) < i:
+            found.append(lines[labels[jump[1]] : i + 1])
+    return sorted(found, key=len)
+
+
+def multiply_adds(loop: list[str]) -> int:
+    words = (line.split() for line in loop)
+    return sum(w[0] in MULTIPLY_ADD for w in words if w)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_inner_loop_keeps_its_tile_in_registers(name: str, dtype: str) -> None:
+    _, lanes, (reg_m, reg_n) = TARGETS[name]
+    work = NormMatmul(ROWS, 256, (Projection(4 * reg_n, "nk"),), None, dtype, dtype)
+    source = assembly(work, name)
+    tile = reg_m * reg_n // lanes
+    loop = next(loop for loop in loops(source) if multiply_adds(loop) >= tile)
+    steps, rest = divmod(multiply_adds(loop), tile)
+    assert rest == 0 and steps <= 4
+    on_stack = [line for line in loop if re.search(r"\[?\b[re]?sp\b", line) and WIDE.search(line)]
+    assert not on_stack
+    words = Counter(line.split()[0] for line in loop if line.strip())
+    assert not any("cvt" in word for word in words)  # weights were converted when they were packed
+    assert sum(words.values()) <= steps * (tile + reg_m + reg_n // lanes + 8)
+
+
+@pytest.mark.parametrize("name", ["haswell", "znver4"])
+def test_weights_are_transposed_in_registers(name: str) -> None:
+    work = NormMatmul(ROWS, 256, (Projection(128, "nk"),), None, "float16", "float16")
+    source = assembly(work, name)
+    assert "vcvtph2ps" in source and "vshufps" in source
+    assert not re.search(r"v(p?gather|p?scatter)", source)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_activations_call_no_library(activation: str) -> None:
+    gated = GatedFFN(ROWS, 64, 128, "nk", True, True, activation, None, "float32", "float32")
+    assert not re.search(r"\bexpf\b", assembly(gated, "znver4"))
+
+
+def test_vector_exponential() -> None:
+    values = np.concatenate(
+        [np.linspace(-100, 100, 4001), [np.inf, -np.inf, np.nan, 0.0, -0.0]]
+    ).astype(np.float32)
+    x = te.placeholder(values.shape, "float32", "x")
+    func = te.create_prim_func([x, te.compute(values.shape, lambda i: te.exp(x(i)), "y")])
+    library = tvm.compile(with_vector_exp(func), target=HOST)
+    out = tvm.runtime.empty(values.shape, "float32")
+    library["main"](tvm.runtime.tensor(values), out)
+    with np.errstate(over="ignore"):
+        expected = np.exp(values.astype(np.float64)).astype(np.float32)
+    tiny = np.finfo(np.float32).tiny
+    got, want = out.numpy(), np.where(expected < tiny, 0, expected)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    finite = np.isfinite(want) & (values < 87)
+    np.testing.assert_allclose(got[finite], want[finite], rtol=4 * np.finfo(np.float32).eps)
+    assert np.isinf(got[values > 89]).all()
+
+
+def test_the_check_notices_an_error_in_the_panels() -> None:
+    case = replace(BY_NAME[NAMES[0]])
+    plan = panels(case.work, (3, 8), 4)
+    library = built(case.work, PlanTable.single(plan))
+    arrays = case.inputs()
+    first = next(name for name in arrays if name.startswith("w"))
+    wrong = {**arrays, first: np.roll(arrays[first], 1)}
+    outs = [tvm.runtime.empty(shape, dtype) for shape, dtype in case.out_shapes()]
+    library["main"](*(tvm.runtime.tensor(a) for a in wrong.values()), *outs)
+    with pytest.raises(AssertionError):
+        case.check(arrays, [o.numpy() for o in outs])

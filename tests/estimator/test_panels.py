@@ -1,0 +1,83 @@
+"""Plans that pack weights into panels: which there are, what they need, and when they are taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.device import generic_cpu
+from relax_fusion.estimator import Choice, candidates, choose, predict, violations
+from relax_fusion.estimator.panels import FAMILY
+from relax_fusion.tile_plan import TilePlan
+
+from .cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
+
+FLOAT = norm_matmul(dtype="float32")
+
+
+def panels(work, dev):
+    return [plan for plan in candidates(work, dev) if plan.family == FAMILY]
+
+
+@pytest.mark.parametrize(("dev", "most"), [(AVX512, 28), (AVX2, 12)])
+def test_tiles_fill_the_registers_and_no_more(dev, most):
+    found = panels(FLOAT, dev)
+    accumulators = [plan.reg_m * plan.reg_n // plan.lanes for plan in found]
+    assert max(accumulators) >= most
+    for plan, sums in zip(found, accumulators, strict=True):
+        assert sums + plan.reg_n // plan.lanes < dev.vector_registers
+
+
+def test_a_pair_takes_half_the_rows():
+    tallest = {
+        work: max(plan.reg_m for plan in panels(work, AVX512) if plan.reg_n == 32)
+        for work in (norm_matmul(n=14336), gated_ffn())
+    }
+    alone, pair = tallest.values()
+    assert alone >= 2 * pair
+
+
+def test_few_panels_on_many_cores_are_shared():
+    narrow, many = norm_matmul(n=768), generic_cpu(64, 64)
+    plan = choose(narrow, many, always=True).plans.plan_for(2000)
+    assert plan.family == FAMILY and plan.split_m > 1
+    assert 768 // plan.reg_n * plan.split_m >= 64
+    alone = replace(plan, split_m=1)
+    assert predict(narrow, alone, many, 2000).seconds > predict(narrow, plan, many, 2000).seconds
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_many_rows_take_panels_and_one_row_does_not(layout):
+    choice = choose(norm_matmul(dtype="float32", layout=layout), AVX512)
+    assert isinstance(choice, Choice)
+    assert choice.plans.plan_for(1).family == ""
+    assert choice.plans.plan_for(1000).family == FAMILY
+
+
+def test_packing_is_paid_once_for_all_rows():
+    plan = panels(FLOAT, AVX512)[-1]
+    few, many = (predict(FLOAT, plan, AVX512, rows).seconds for rows in (plan.reg_m, 480))
+    assert many < few * 480 / plan.reg_m
+
+
+GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
+WRONG = [
+    (GOOD, FLOAT, GPU, "family 'panels' is for CPUs"),
+    (replace(GOOD, block_m=12), FLOAT, AVX512, "block_m is 12, family 'panels' has reg_m of them"),
+    (replace(GOOD, block_k=64), FLOAT, AVX512, "packs all 4096 of k"),
+    (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
+    (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
+    (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
+    (replace(GOOD, family="", split_m=2), FLOAT, AVX512, "split_m is 2, only family 'panels'"),
+    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has no families for attention"),
+]
+
+
+def test_a_good_plan_has_no_violations():
+    assert violations(GOOD, FLOAT, AVX512) == ()
+
+
+@pytest.mark.parametrize(("plan", "work", "dev", "sentence"), WRONG)
+def test_violations(plan, work, dev, sentence):
+    assert any(sentence in said for said in violations(plan, work, dev))
