@@ -24,6 +24,7 @@ from .prediction import Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize
 from .triton_attention_tiles import (
     HALVES_BLOCKS,
+    bias_tiles,
     few_scores,
     heads_of_tile,
     key_parts,
@@ -77,8 +78,9 @@ SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "line": 0.3}
 """What is done to a score besides, over the time of its softmax.  Assumed is that of a bias or mask
 with one value a key (or a query), of which a tile reads a line."""
 
-READ_SCORE_WORK = {"pointer": 0.9, "flash": 1.85}
-"""The same for a bias of every score, which pointer tiles copy ahead; assumed for a mask."""
+READ_SCORE_WORK = {"pointer": 0.9, "flash": 1.85, "copied": 0.8}
+"""The same for a bias of every score, which pointer tiles copy ahead, as `flash` does where it is
+``copied`` as tiles; assumed for a mask."""
 
 EDGE_S, EDGE_S_PER_SCORE = 1.6e-6, 0.21e-9
 """What an edge adds to a tile, where some rows see a part of a block of keys: to one of `flash`,
@@ -169,7 +171,7 @@ def _short_s(work: Attention, plan: TilePlan) -> float:
         keys, width = plan.split_k * plan.block_n, two_tiles(work.head_dim)
     else:
         keys, width = HALVES_BLOCKS * plan.block_n, padded(work.head_dim)
-    each = SHORT_S_PER_SCORE[plan.family] * _score_work(work, "flash")
+    each = SHORT_S_PER_SCORE[plan.family] * _score_work(work, plan)
     return plan.block_m * keys * width / 64 * each
 
 
@@ -183,14 +185,16 @@ def _block_bytes(work: Attention, plan: TilePlan) -> int:
     return plan.block_n * (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
 
 
-def _score_work(work: Attention, family: str) -> float:
+def _score_work(work: Attention, plan: TilePlan) -> float:
     """Return the time of a score's softmax, and of what is done to it before, over the former."""
     found = 1.0
     for name, given in (("softcap", work.softcap), ("alibi", work.alibi)):
         found += 0.0 if given is None else SCORE_WORK[name]
-    for dims in (work.bias_dims, work.mask_dims):
+    read = "pointer" if plan.family == "pointer" else "flash"
+    bias = "copied" if bias_tiles(plan, work) else read
+    for how, dims in ((bias, work.bias_dims), (read, work.mask_dims)):
         if dims is not None:
-            found += READ_SCORE_WORK[family] if dims[2] and dims[3] else SCORE_WORK["line"]
+            found += READ_SCORE_WORK[how] if dims[2] and dims[3] else SCORE_WORK["line"]
     return found
 
 
@@ -210,7 +214,7 @@ def _features(work: Attention) -> int:
 
 def _block_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what a block of keys takes of a multiprocessor that has enough programs."""
-    scores = plan.block_m * plan.block_n * _score_work(work, plan.family)
+    scores = plan.block_m * plan.block_n * _score_work(work, plan)
     times = [_matmuls_s(work, plan, dev), scores / (SCORES_PER_CLOCK * dev.clock_hz)]
     if plan.family == "pointer":
         times.append(_block_bytes(work, plan) / (FEED_BYTES_PER_CLOCK * dev.clock_hz))
@@ -223,7 +227,7 @@ def _chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     scores = plan.block_m * plan.block_n / (32 * plan.num_warps)
     if warp_groups(plan, dev):
         return GROUP_STEP_S + scores * _features(work) * GROUP_STEP_S_PER_PRODUCT
-    return FRAGMENT_STEP_S + scores * _score_work(work, "pointer") * FRAGMENT_STEP_S_PER_SCORE
+    return FRAGMENT_STEP_S + scores * _score_work(work, plan) * FRAGMENT_STEP_S_PER_SCORE
 
 
 def _edges(work: Attention, plan: TilePlan, size: AttentionSize) -> float:

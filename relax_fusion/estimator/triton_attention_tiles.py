@@ -24,6 +24,9 @@ FEW_SCORES = 2048
 SMEM_RESERVE_BYTES = {"pointer": 1 << 10, "flash": 2 << 10, "groups": 1 << 10, "halves": 1 << 10}
 """Shared memory beside queries and stages: layout conversions, barriers."""
 
+MAPPED_KEYS = 8
+"""What the keys must be a multiple of for a bias to have a tensor map."""
+
 HALVES_BLOCKS = 4
 """Steps that the two warp groups of `halves` take together."""
 
@@ -98,7 +101,8 @@ def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
     if plan.family == "halves":
         queries, stages, rest = 1, HALVES_BLOCKS, 64 * (4 * v_width + 8)
     elif plan.family == "flash":
-        queries, rest = query_stages(work), 64 * max(v_width, 128)  # results on their way out
+        queries, rest = query_stages(plan, work), 64 * max(v_width, 128)  # results on their way out
+        rest += plan.block_m * plan.block_n if bias_tiles(plan, work) else 0
     elif warp_groups(plan, dev):
         queries = stages if few_scores(plan) else 1
     else:
@@ -124,9 +128,23 @@ def few_scores(plan: TilePlan) -> bool:
     return plan.block_m * plan.block_n <= FEW_SCORES
 
 
-def query_stages(work: Attention) -> int:
+def query_stages(plan: TilePlan, work: Attention) -> int:
     """Return how many tiles of queries `flash` holds: the next one's, too, where they fit."""
-    return 2 if padded(work.head_dim) <= 128 else 1
+    return 2 if padded(work.head_dim) <= 128 and not bias_tiles(plan, work) else 1
+
+
+def bias_tiles(plan: TilePlan, work: Attention) -> bool:
+    """Tell whether `flash` copies tiles of a bias, instead of loading what each score needs.
+
+    They must fit beside keys and values.  The copy engine takes rows of multiples of 16 bytes;
+    where the number of keys is not known, that is seen at run time.
+    """
+    dims = work.bias_dims
+    if plan.family != "flash" or dims is None or not (dims[2] and dims[3]) or work.kv_prefix:
+        return False
+    if DTYPE_BYTES[work.bias_dtype] != 2 or max(padded(work.head_dim), padded(work.v_dim)) > 128:
+        return False
+    return not isinstance(work.kv_len, int) or work.kv_len % MAPPED_KEYS == 0
 
 
 def warp_groups(plan: TilePlan, dev: DeviceSpec) -> bool:

@@ -26,8 +26,8 @@ from ..estimator.triton_attention_tiles import (
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention
 from .arguments import OUT, Workspace
-from .attention_call import AttentionCall, at_least, at_most, int32
-from .attention_hopper import flash_step, groups_step, halves_step
+from .attention_call import AttentionCall, Case, at_least, at_most, int32
+from .attention_hopper import flash_cases, groups_step, halves_step
 from .kernels.attention_combine import attention_combine
 from .kernels.attention_pointer import attention_pointer
 from .steps import Step, ceil_div
@@ -44,9 +44,6 @@ ANY_LENGTH: dict[str, Any] = {
     "num_warps": 4,
 }
 """A tile for more keys than a kernel holds that should have held all."""
-
-Case = tuple[Any, list[Step]]
-"""A condition, and the launches, in order, where it is the first of several that holds."""
 
 
 def attention_cases(
@@ -77,9 +74,10 @@ def attention_cases(
         Gets the workspaces, for the plans of other ranges to use the same.
     """
     a = AttentionCall(work, plan, _named(work, inputs), most_queries, dev, rooms)
-    if plan.family == "pointer":
-        return _pointer(a)
-    makers = {"flash": flash_step, "groups": groups_step, "halves": halves_step}
+    whole = {"pointer": _pointer, "flash": flash_cases}
+    if plan.family in whole:
+        return whole[plan.family](a)
+    makers = {"groups": groups_step, "halves": halves_step}
     if plan.family not in makers:
         raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
     step, keys = makers[plan.family](a), capacity(plan)

@@ -17,6 +17,9 @@ from .arguments import OUT, Workspace, row_major_strides
 from .kernel import KernelOptions
 from .steps import DEPENDENT_ARCH, FEW_ROWS, Step, given_or
 
+Case = tuple[Any, list[Step]]
+"""A condition, and the launches, in order, where it is the first of several that holds."""
+
 
 @dataclass(frozen=True)
 class AttentionCall:
@@ -190,14 +193,15 @@ def int32(value: Any) -> Any:
 def at_most(value: Any, limit: Any) -> Any:
     """Return the smaller of two numbers or expressions."""
     both = isinstance(value, int) and isinstance(limit, int)
-    return min(value, limit) if both else tirx.min(_int64(value), _int64(limit))
+    return min(value, limit) if both else tirx.min(int64(value), int64(limit))
 
 
 def at_least(value: Any, limit: Any) -> Any:
     """Return the larger of two numbers or expressions."""
     both = isinstance(value, int) and isinstance(limit, int)
-    return max(value, limit) if both else tirx.max(_int64(value), _int64(limit))
+    return max(value, limit) if both else tirx.max(int64(value), int64(limit))
 
 
-def _int64(value: Any) -> Any:
+def int64(value: Any) -> Any:
+    """Return a number as an expression of 64 bits."""
     return tirx.IntImm("int64", value) if isinstance(value, int) else value

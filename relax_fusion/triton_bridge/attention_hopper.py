@@ -5,10 +5,19 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from ..estimator.triton_attention_tiles import HALVES_BLOCKS, heads_of_tile, padded, query_stages
+from tvm import tirx
+
+from ..estimator.triton_attention_tiles import (
+    HALVES_BLOCKS,
+    MAPPED_KEYS,
+    bias_tiles,
+    heads_of_tile,
+    padded,
+    query_stages,
+)
 from ..workload import DTYPE_BYTES
 from .arguments import OUT, TensorMap
-from .attention_call import AttentionCall, at_most, int32
+from .attention_call import AttentionCall, Case, at_most, int32, int64
 from .kernels.attention_flash import attention_flash
 from .kernels.attention_groups import attention_groups
 from .kernels.attention_halves import attention_halves
@@ -25,23 +34,36 @@ L2_SHARE = 2 / 3
 """Part of L2 that keys and values of all heads may take for that."""
 
 
-def flash_step(a: AttentionCall) -> Step:
-    """Return the launch for long queries."""
+def flash_cases(a: AttentionCall) -> list[Case]:
+    """Return the launch for long queries, with a bias in tiles where its rows can be copied."""
+    if not bias_tiles(a.plan, a.work):
+        return [(True, [_flash_step(a, tiles=False)])]
+    in_tiles = [_flash_step(a, tiles=True)]
+    if isinstance(a.work.kv_len, int):
+        return [(True, in_tiles)]
+    even = tirx.EQ(tirx.floormod(a.kv_len, int64(MAPPED_KEYS)), int64(0))
+    return [(even, in_tiles), (True, [_flash_step(a, tiles=False)])]
+
+
+def _flash_step(a: AttentionCall, tiles: bool) -> Step:
     plan, work = a.plan, a.work
     args = {**_mapped_arguments(a, plan.block_n), "BATCH": int32(a.batch)}
+    if tiles:
+        args["bias_ptr"] = TensorMap(a.operands["bias"], (1, 1, WARP_GROUP_ROWS, plan.block_n))
     constants = {
         **a.constants(),
+        "BIAS_TILES": tiles,
         "STAGES": plan.num_stages,
-        "Q_STAGES": query_stages(work),
+        "Q_STAGES": query_stages(plan, work),
         "SECTION": SECTION,
     }
-    tiles = a.batch * work.q_heads * ceil_div(a.q_len, plan.block_m)
-    grid = at_most(tiles, a.dev.sm_count)  # programs that go on to another tile without a pause
+    programs = a.batch * work.q_heads * ceil_div(a.q_len, plan.block_m)
+    grid = at_most(programs, a.dev.sm_count)  # programs that go on to another tile without a pause
     if work.causal != "none" and not work.window:
         if _in_l2(a):
             constants["SECTION"] = EVERY_SECTION
         else:  # tiles of different lengths, each to whichever multiprocessor is free
-            grid = tiles
+            grid = programs
     # The other warps of the plan are those of the specialised warp groups
     return a.step(attention_flash, (grid,), args, constants, num_warps=4)
 

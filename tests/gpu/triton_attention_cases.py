@@ -58,6 +58,13 @@ def larger_cases() -> list[Case]:
         "window_both_sides": {"window": 100},
         "softcap": {"softcap": 20.0, "causal": "top_left"},
         "bias": {"bias_dims": (False, True, True, True), "bias_dtype": "float16"},
+        "bias_in_tiles": {"bias_dims": EVERY, "bias_dtype": "float16", "kv_len": 600},
+        "bias_of_all_in_tiles": {
+            "causal": "bottom_right",
+            "kv_len": 1024,
+            "bias_dims": (False, False, True, True),
+            "bias_dtype": "float16",
+        },
         "bias_float32": {"bias_dims": (True, False, False, True)},
         "bias_min": {"bias_dims": EVERY, "bias_op": "min", "causal": "top_left"},
         "mask": {"mask_dims": EVERY},

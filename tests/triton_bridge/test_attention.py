@@ -51,6 +51,9 @@ HALVES = TilePlan(
 SHORT = replace(LLAMA, batch=1, q_len=512, kv_len=512, head_dim=64, v_dim=64, kv_prefix=False)
 
 
+IN_TILES = {"bias_dims": (False, True, True, True), "bias_dtype": "float16"}
+
+
 def sized(values: dict[str, int], *numbers: Any) -> tuple[Any, ...]:
     """Return expressions with the sizes of `LLAMA` put in."""
 
@@ -142,6 +145,26 @@ def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_devi
     assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
 
 
+def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
+    work = replace(SHORT, **IN_TILES, head_dim=128, v_dim=128)
+    (step,) = steps_of(work, FLASH)
+    bias = step.args["bias_ptr"]
+    assert step.constexprs["BIAS_TILES"] and bias.block == (1, 1, 64, 128)
+    dynamic = replace(work, kv_len=DynamicDim("t"))
+    params = parameters(dynamic, FLASH)
+    (even, (tiles,)), (_, (loads,)) = attention_cases(dynamic, FLASH, params, None, H200, {})
+    assert str(even) == "t % T.int64(8) == T.int64(0)"
+    assert [s.constexprs["BIAS_TILES"] for s in (tiles, loads)] == [True, False]
+    for change in (
+        {"kv_len": 500},
+        {"bias_dtype": "float32"},
+        {"bias_dims": (True, True, False, True)},
+        {"head_dim": 256, "v_dim": 256},
+    ):
+        (step,) = steps_of(replace(work, **change), FLASH)
+        assert not step.constexprs["BIAS_TILES"]
+
+
 def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
     work = replace(SHORT, kv_len=DynamicDim("t", 512))
     params = parameters(work, GROUPS)
@@ -225,6 +248,7 @@ def test_before_sm_90_there_are_pointers() -> None:
 LARGEST = [
     ("h200", {"head_dim": 256, "v_dim": 256}, "flash"),
     ("h200", {"head_dim": 256, "v_dim": 256, "mask_dims": (True, True, True, True)}, "pointer"),
+    ("h200", {**IN_TILES, "head_dim": 128, "v_dim": 128}, "flash"),
     ("h200", {"head_dim": 80, "v_dim": 80}, "groups"),
     ("h200", {"kv_heads": 32}, "halves"),
     ("a100", {"head_dim": 256, "v_dim": 256}, "pointer"),

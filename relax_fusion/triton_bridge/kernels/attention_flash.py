@@ -18,7 +18,9 @@ the others by what the rings hold, and so has the next queries there when a tile
 Tried on an H200 and left out (`2026-11-21-attention_flash_experiments.log`): warp groups that take
 turns at the matrix units, one tile for two heads of a group, and blocks of 64 keys were no faster;
 three warp groups were by 3 % at 8192 keys of 64 features, and far slower at 512; a bias that is
-loaded a block ahead was by a fifth where it is float32, and slower in float16.
+loaded a block ahead was by a fifth where it is float32, and slower in float16.  Copied as tiles, it
+is by a fifth to a third there (`2026-11-21-attention_bias.log`); more than one slot for each warp
+group gains nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from .ring import copy_tile, make_barriers, wait_empty, wait_full
 
 
 @gluon.jit
-def request_tiles(maps, ring, sizes, C: gl.constexpr):
+def request_tiles(maps, ring, bias_ring, bias_strides, sizes, C: gl.constexpr):
     """Fill the rings for every tile of this program, in the order in which they are drained."""
-    q, k, v = maps
+    q, k, v, bias = maps
     q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
     BATCH, Q_LEN, KV_LEN = sizes
     if C.pdl:
@@ -65,9 +67,21 @@ def request_tiles(maps, ring, sizes, C: gl.constexpr):
             else:
                 where = [batch, kv_head, row + C.block_n, 0]
                 request(v, v_tiles, v_full, v_empty, turn + i - 1, where, C.stages)
+            if C.bias_tiles:
+                b_tiles, b_full, b_empty = bias_ring
+                for w in gl.static_range(2):
+                    where = bias_place(batch, head, m_start + 64 * w, row, bias_strides)
+                    turn_b = (turn + i) * 2 + w
+                    request(bias, b_tiles, b_full, b_empty, turn_b, where, 2)
         turn += counts[3]
         where = [batch, kv_head, (end - counts[3]) * C.block_n, 0]
         request(v, v_tiles, v_full, v_empty, turn - 1, where, C.stages)
+
+
+@gluon.jit
+def bias_place(batch, head, row, key, strides):
+    """Return where a tile of the bias begins: at 0 along a dimension in which it broadcasts."""
+    return [gl.where(strides[0] == 0, 0, batch), gl.where(strides[1] == 0, 0, head), row, key]
 
 
 @gluon.jit
@@ -124,7 +138,8 @@ def attend(ring, operands, sink, lengths, blocks, rows, first, q_turn, C: gl.con
     s = ask_products(q_tile, k_tiles, first, C)
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(k_slot), count=1)
-    s = scores_of(s, operands, rows, end - 1, lengths, True, C)
+    warp_group = q_turn % 2
+    s = scores_of(s, operands, rows, end - 1, first * 2 + warp_group, lengths, True, C)
     highest = gl.full([64], float("-inf"), gl.float32, rows.type.layout)
     total = gl.full([64], 0.0, gl.float32, rows.type.layout)
     acc = gl.full([64, v_tiles.shape[4]], 0.0, gl.float32, ACC)
@@ -138,7 +153,8 @@ def attend(ring, operands, sink, lengths, blocks, rows, first, q_turn, C: gl.con
                 acc, p = ask_values(v_tiles, v_full, turn - 1, weights, rescale, acc, C)
                 s = warpgroup_mma_wait(1, deps=[s])
                 mbarrier.arrive(k_empty.index(turn % C.stages), count=1)
-                s = scores_of(s, operands, rows, end - 1 - i, lengths, part != 1, C)
+                bias_turn = turn * 2 + warp_group
+                s = scores_of(s, operands, rows, end - 1 - i, bias_turn, lengths, part != 1, C)
                 weights, rescale, highest, total = weigh(s, highest, total, C.unit)
                 wait_next(k_full, turn + 1, i + 1 < counts[3], C)
                 acc, p = warpgroup_mma_wait(0, deps=[acc, p])
@@ -162,7 +178,7 @@ def head_of(pointer, batch, head, strides):
 
 
 @gluon.jit
-def consume(ring, pointers, sizes, strides, C: gl.constexpr, INDEX: gl.constexpr):
+def consume(ring, bias_ring, pointers, sizes, strides, C: gl.constexpr, INDEX: gl.constexpr):
     """Compute and store 64 rows of every tile of this program: those of warp group `INDEX`."""
     bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr = pointers
     BATCH, Q_LEN, KV_LEN = sizes
@@ -181,7 +197,9 @@ def consume(ring, pointers, sizes, strides, C: gl.constexpr, INDEX: gl.constexpr
             slope = gl.load(slopes_ptr + head)
         if C.sinks:
             sink = gl.load(sinks_ptr + head).to(gl.float32) * LOG2_E
-        bias = head_of(bias_ptr, batch, head, bias_strides)
+        bias = bias_ring
+        if not C.bias_tiles:
+            bias = head_of(bias_ptr, batch, head, bias_strides)
         mask = head_of(mask_ptr, batch, head, mask_strides)
         operands = (bias, bias_strides[2], mask, mask_strides[2], slope)
         rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, S))
@@ -234,6 +252,7 @@ def attention_flash(
     SOFTCAP: gl.constexpr,
     BIAS: gl.constexpr,
     BIAS_KEYS: gl.constexpr,
+    BIAS_TILES: gl.constexpr,
     HAS_MASK: gl.constexpr,
     MASK_KEYS: gl.constexpr,
     ALIBI: gl.constexpr,
@@ -254,6 +273,8 @@ def attention_flash(
         Blocks ``[1, 1, 64, d]``, ``[1, 1, BLOCK_N, d]`` and ``[1, 1, BLOCK_N, dv]``; d and dv are
         powers of two, not less than the features of a key and of a value.
     bias_ptr, mask_ptr : float and bool ``[batch, heads, Q_LEN, KV_LEN]``, or ones for any of them
+        With `BIAS_TILES`, the bias is a tensor map with blocks ``[1, 1, 64, BLOCK_N]``, of two
+        bytes an element.
     slopes_ptr, sinks_ptr : ``[HEADS]``
     BATCH, Q_LEN, KV_LEN : int32
     *_stride_* : int
@@ -266,8 +287,8 @@ def attention_flash(
         Heads whose tiles are walked from the longest to the shortest before those of more heads.
     """
     C: gl.constexpr = constants(
-        HEADS, GROUP, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP, BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS,
-        ALIBI, SINKS, BLOCK_N, STAGES, Q_STAGES, SECTION, PDL,
+        HEADS, GROUP, V_DIM, SCALE, CAUSAL, WINDOW, SOFTCAP, BIAS, BIAS_KEYS, BIAS_TILES, HAS_MASK,
+        MASK_KEYS, ALIBI, SINKS, BLOCK_N, STAGES, Q_STAGES, SECTION, PDL,
     )  # fmt: skip
     D: gl.constexpr = q.block_shape[3]
     DV: gl.constexpr = v.block_shape[3]
@@ -278,6 +299,11 @@ def attention_flash(
     k_full, k_empty = make_barriers(STAGES, 2)
     v_full, v_empty = make_barriers(STAGES, 2)
     ring = (q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    bias_ring = ()
+    if BIAS_TILES:
+        b_tiles = gl.allocate_shared_memory(bias_ptr.dtype, [2, 1, 1, 64, BLOCK_N], bias_ptr.layout)
+        b_full, b_empty = make_barriers(2, 1)
+        bias_ring = (b_tiles, b_full, b_empty)  # type: ignore[assignment]
     pointers = (bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr)
     sizes = (BATCH, Q_LEN, KV_LEN)
     strides = (
@@ -287,9 +313,9 @@ def attention_flash(
     )
     gl.warp_specialize(
         [
-            (consume, (ring, pointers, sizes, strides, C, 0)),
-            (consume, (ring, pointers, sizes, strides, C, 1)),
-            (request_tiles, ((q, k, v), ring, sizes, C)),
+            (consume, (ring, bias_ring, pointers, sizes, strides, C, 0)),
+            (consume, (ring, bias_ring, pointers, sizes, strides, C, 1)),
+            (request_tiles, ((q, k, v, bias_ptr), ring, bias_ring, strides[1], sizes, C)),
         ],
         [4, 1],
         [240, 24],

@@ -27,11 +27,14 @@ def scaled_scores(dots, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def biased(scores, bias, BIAS: tl.constexpr):
-    """Return scores to which a bias (of any float dtype) is added, or that it bounds."""
+def biased(scores, bias, BIAS: tl.constexpr, UNIT: tl.constexpr = LOG2_E):
+    """Return scores to which a bias (of any float dtype) is added, or that it bounds.
+
+    `UNIT` is what the scores are multiples of, ``log2(e)`` in base 2.
+    """
     if BIAS == "none":
         return scores
-    bias = bias.to(tl.float32) * LOG2_E
+    bias = bias.to(tl.float32) * UNIT
     if BIAS == "add":
         return scores + bias
     else:

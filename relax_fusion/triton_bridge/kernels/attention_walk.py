@@ -26,6 +26,7 @@ class Constants(NamedTuple):
     softcap: gl.constexpr
     bias: gl.constexpr
     bias_keys: gl.constexpr
+    bias_tiles: gl.constexpr
     has_mask: gl.constexpr
     mask_keys: gl.constexpr
     alibi: gl.constexpr
@@ -35,20 +36,26 @@ class Constants(NamedTuple):
     q_stages: gl.constexpr
     section: gl.constexpr
     pdl: gl.constexpr
-    plain: gl.constexpr = True
-    """Whether scores are scaled products, so that the scale can wait for the exponential."""
+    scored: gl.constexpr = 1.0
+    """What products are multiplied by before anything else is done to them."""
     unit: gl.constexpr = 1.0
     """What makes base-2 scores of the scores that the softmax is given."""
 
 
 @gluon.constexpr_function
 def constants(*values):
-    """Return them under their names, and what follows from them."""
+    """Return them under their names, and what follows from them.
+
+    A factor on all scores waits for the exponential, whose argument is a product anyway.
+    """
     c = Constants(*values)
-    modified = c.softcap > 0.0 or c.bias != "none" or c.alibi
-    plain = c.scale > 0.0 and not modified
-    unit = c.scale * LOG2_E if plain else 1.0
-    return Constants(*(gl.constexpr(value) for value in (*values, plain, unit)))
+    scored, unit = c.scale * LOG2_E, 1.0
+    if not (c.softcap > 0.0 or c.alibi):
+        if c.bias != "none":
+            scored, unit = c.scale, LOG2_E
+        elif c.scale > 0.0:
+            scored, unit = 1.0, c.scale * LOG2_E
+    return Constants(*(gl.constexpr(value) for value in (*values, scored, unit)))
 
 
 @gluon.jit

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .attention_scores import biased, is_visible, position_of, scaled_scores, with_slopes
+from .attention_scores import LOG2_E, biased, is_visible, position_of, scaled_scores, with_slopes
+from .ring import wait_full
 
 
 @gluon.jit
@@ -37,19 +39,38 @@ def load_per_score(
 
 
 @gluon.jit
-def scores_of(s, operands, rows, block, lengths, ENDS: gl.constexpr, C: gl.constexpr):
-    """Return the scores of products; with `ENDS`, keys may be invisible by their position."""
+def take_bias(ring, turn, s):
+    """Return the tile of a turn, laid out as the scores `s` are, and give its slot back."""
+    S: gl.constexpr = s.type.layout
+    tiles, full, empty = ring
+    slot = wait_full(full, turn, 2)
+    tile = tiles.index(slot).reshape([tiles.shape[3], tiles.shape[4]]).load(S)
+    fence_async_shared()  # the next copy must not overtake these reads
+    mbarrier.arrive(empty.index(slot), count=1)
+    return tile
+
+
+@gluon.jit
+def scores_of(s, operands, rows, block, turn, lengths, ENDS: gl.constexpr, C: gl.constexpr):
+    """Return the scores of products; with `ENDS`, keys may be invisible by their position.
+
+    The bias is in memory, or in turn `turn` of a ring.
+    """
     bias_ptr, bias_stride, mask_ptr, mask_stride, slope = operands
     Q_LEN, KV_LEN = lengths
     held = gl.minimum(rows, Q_LEN - 1)  # Rows beyond the last have no bias in memory
     columns = gl.arange(0, C.block_n, gl.SliceLayout(0, s.type.layout))
     keys = (block * C.block_n + columns)[None, :]
     positions = position_of(rows, Q_LEN, KV_LEN, C.causal)[:, None]
-    if not C.plain:
+    if C.softcap > 0.0:
         s = scaled_scores(s, C.scale, C.softcap)
-    if C.bias != "none":
+    elif C.scored != 1.0:
+        s = s * C.scored
+    if C.bias_tiles:
+        s = biased(s, take_bias(bias_ptr, turn, s), C.bias, LOG2_E / C.unit)
+    elif C.bias != "none":
         bias = load_per_score(bias_ptr, bias_stride, held, block, KV_LEN, C.bias_keys, ENDS, C)
-        s = biased(s, bias, C.bias)
+        s = biased(s, bias, C.bias, LOG2_E / C.unit)
     if C.alibi:
         s = with_slopes(s, slope, positions, keys)
     if C.has_mask:

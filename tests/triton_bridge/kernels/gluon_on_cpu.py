@@ -297,6 +297,7 @@ WORLD = {
     "mbarrier": MBARRIER,
     "copy_tile": copy_tile,
     "barrier": lambda: None,
+    "fence_async_shared": lambda: None,
     "mma_v2": lambda a, b, acc: acc + a.astype(np.float32) @ b.astype(np.float32),
     "warpgroup_mma": multiply,
     "warpgroup_mma_wait": multiply_wait,
@@ -317,7 +318,8 @@ def plain(x: Any, done: dict[int, Any]) -> Any:
         return x
     if id(x) not in done:
         names: dict[str, Any] = {}
-        done[id(x)] = FunctionType(x.fn.__code__, names, x.__name__, x.fn.__defaults__)
+        defaults = tuple(plain(value, done) for value in x.fn.__defaults__ or ())
+        done[id(x)] = FunctionType(x.fn.__code__, names, x.__name__, defaults)
         outer = x.fn.__globals__
         for name in outer.keys() & names_in(x.fn.__code__):
             names[name] = WORLD[name] if name in WORLD else plain(outer[name], done)

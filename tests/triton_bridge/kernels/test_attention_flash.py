@@ -35,6 +35,11 @@ class Flash(Heads):
     q_stages: int = 2
     section: int = 8
     programs: int = 3
+    bias_tiles: bool = False
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        t = super().tensors()
+        return {**t, "bias": t["bias"].astype(np.float16).astype(t["bias"].dtype)}
 
     def arguments(self, t: dict[str, np.ndarray]) -> dict[str, Any]:
         """Return the arguments of a launch, which leaves its result in ``t["out"]``."""
@@ -50,6 +55,8 @@ class Flash(Heads):
         types = {"bias": np.float32, "mask": bool, "slopes": np.float32, "sinks": np.float16}
         for name, dtype in types.items():
             arguments[f"{name}_ptr"] = Pointer(t[name].astype(dtype).ravel())
+        if self.bias_tiles:
+            arguments["bias_ptr"] = Map(t["bias"].astype(np.float16), (1, 1, 64, self.block_n))
         sizes = {"BATCH": self.batch, "Q_LEN": self.q_len, "KV_LEN": self.kv_len}
         return {
             **arguments,
@@ -64,6 +71,7 @@ class Flash(Heads):
             "SOFTCAP": self.softcap,
             "BIAS": self.bias,
             "BIAS_KEYS": self.bias_dims[3],
+            "BIAS_TILES": self.bias_tiles,
             "HAS_MASK": self.mask_dims is not None,
             "MASK_KEYS": self.mask_dims is not None and self.mask_dims[3],
             "ALIBI": self.alibi,
@@ -105,6 +113,8 @@ CASES = [
     Flash(q_len=130, kv_len=75, bias="add", alibi=True),
     Flash(q_len=130, kv_len=75, bias="min", bias_dims=(True, False, False, True), sinks=True),
     Flash(q_len=66, kv_len=70, bias="add", bias_dims=(False, True, True, False), softcap=2.0),
+    Flash(q_len=300, kv_len=150, bias="add", bias_tiles=True, causal="bottom_right", sinks=True),
+    Flash(q_len=130, kv_len=75, bias="min", bias_dims=(False, True, True, True), bias_tiles=True),
     Flash(q_len=130, kv_len=75, mask_dims=(True, False, True, True), causal="bottom_right"),
     Flash(q_len=66, kv_len=70, mask_dims=(False, True, False, True), alibi=True),
     Flash(q_len=200, kv_len=70, mask_dims=(True, True, True, False), sinks=True),
@@ -154,6 +164,9 @@ def compiled(**changed: Any) -> CompiledKernel:
             rows, width = (64 if name == "q" else heads.block_n), heads.head_dim
             layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], gl.float16)
             types[name] = f"tensordesc<fp16[1, 1, {rows}, {width}],{layout!r}>"
+        elif name == "bias_ptr" and heads.bias_tiles:
+            layout = gl.NVMMASharedLayout.get_default_for([1, 1, 64, heads.block_n], gl.float16)
+            types[name] = f"tensordesc<fp16[1, 1, 64, {heads.block_n}],{layout!r}>"
         elif name not in constants:
             types.setdefault(name, "*fp32" if name.endswith("_ptr") else "i32")
     aligned = {n for n in types if n.endswith("_ptr") or "stride" in n}
@@ -164,6 +177,14 @@ TILES = {
     "128": {"head_dim": 128, "v_dim": 128, "block_n": 128, "causal": "bottom_right"},
     "64": {"head_dim": 64, "v_dim": 64, "block_n": 128, "stages": 3, "mask_dims": (True,) * 4},
     "256": {"head_dim": 256, "v_dim": 256, "block_n": 64, "q_stages": 1, "bias": "add"},
+    "bias": {
+        "head_dim": 128,
+        "v_dim": 128,
+        "block_n": 128,
+        "q_stages": 1,
+        "bias": "add",
+        "bias_tiles": True,
+    },
 }
 
 
