@@ -91,7 +91,7 @@ class TileEmitter:
         if not shape.dot_lanes:  # keys and values are needed in turn, so they share one stage
             self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
         self.softmax = OnlineSoftmax(shape, suffix)
-        self.rules = Scores(work, operands, self.q_len, self.kv_len)
+        self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
         self.dots = ScoreBlocks(shape, work.head_dim, self.rules, suffix)
         # Each thread keeps its register tiles of the result from one key block to the next.
         self.columns = work.v_dim // shape.reg_values

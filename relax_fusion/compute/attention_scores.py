@@ -33,12 +33,15 @@ class Scores:
         The buffers of the function.
     q_len, kv_len : tirx.Expr
         Numbers of query and of key positions.
+    on_gpu : bool
+        Where it is computed.
     """
 
     work: Attention
     operands: Operands
     q_len: tirx.Expr
     kv_len: tirx.Expr
+    on_gpu: bool
 
     def reads_by_key(self) -> bool:
         """Tell whether there are tensors with an element for each key."""
@@ -54,7 +57,7 @@ class Scores:
         score = dot * tirx.const(work.scale, FLOAT)
         if work.softcap is not None:
             cap = tirx.const(work.softcap, FLOAT)
-            score = cap * tanh(score / cap)
+            score = cap * tanh(score / cap, self.on_gpu)
         if operands.bias is not None and work.bias_dims is not None:
             bias = self._read(operands.bias, work.bias_dims, place, whole)
             score = score + bias if work.bias_op == "add" else _least(score, bias)

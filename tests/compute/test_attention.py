@@ -93,14 +93,16 @@ def test_tensors_beyond_2_31_elements(tmp_path: Path) -> None:
     case.check(arrays, out.numpy())
 
 
-@pytest.mark.parametrize("name", ["exp", "tanh"])
-def test_functions_of_vectors(name: str) -> None:
-    build = {"exp": lambda x: attention_exp.exp(x, on_gpu=False), "tanh": attention_exp.tanh}[name]
+@pytest.mark.parametrize(
+    ("name", "on_gpu"), [("exp", False), ("tanh", False), ("tanh", True)], ids=str
+)
+def test_functions_of_vectors(name: str, on_gpu: bool) -> None:
+    build = getattr(attention_exp, name)
     sizes = np.logspace(-8, 2.2, 5000, dtype="float32")
     special = [np.nan, -np.inf, -0.0] + [np.inf] * (name == "tanh")
     values = np.array([*-sizes, *(sizes if name == "tanh" else ()), *special], "float32")
     x = te.placeholder(values.shape, "float32", "x")
-    y = te.compute(values.shape, lambda i: build(x(i) + tirx.const(0, "float32")), "y")
+    y = te.compute(values.shape, lambda i: build(x(i) + tirx.const(0, "float32"), on_gpu), "y")
     got = tensor(np.zeros_like(values))
     compiled(te.create_prim_func([x, y]))(tensor(values), got)
     exact = getattr(np, name)(values.astype("float64"))
