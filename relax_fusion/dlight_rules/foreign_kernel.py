@@ -8,6 +8,7 @@ place of the store, and an element-wise stage in front of a factor that is more 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -15,16 +16,21 @@ from tvm.target import Target
 
 from ..compute import build_prim_func
 from ..compute.ranges import stitch
+from ..device import DeviceSpec
 from ..errors import Decline, Reason
 from ..estimator import choose
-from ..target import device_of, is_cpu, is_gpu
+from ..target import device_of, is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import NormMatmul
+from ..workload import DTYPE_BYTES, NormMatmul
+from . import steps
 from .contraction import ContractionRule
 from .foreign_layout import Vars, unravel
 from .foreign_matmul import Factor, ForeignMatmul
 from .foreign_stages import loads_of, map_loads, substitute, variables_of
 from .foreign_views import through_views
+
+WARP = 32
+"""Threads of a warp, on every device that has tensor cores of ours."""
 
 Index = Callable[..., tirx.Expr]
 
@@ -36,18 +42,52 @@ def matmul_kernel(
     work = form.workload()
     if isinstance(work, Decline):
         return work
-    choice = choose(work, device_of(target), always=True)
-    if isinstance(choice, Decline):
-        return choice
+    plans = _plans(work, form, device_of(target))
+    if isinstance(plans, Decline):
+        return plans
     variants = []
-    for upper, plan in choice.plans.entries:
+    for upper, plan in plans.entries:
         variant = _variant(func, form, (work, plan), target)
         if isinstance(variant, Decline):
             return variant
         variants.append((upper, variant))
     whole = stitch(variants, form.size(form.rows))
     whole = whole.with_attrs(dict(func.attrs or {}))
-    return whole.with_attr(PLAN_ATTR, choice.plans.to_attr())
+    return whole.with_attr(PLAN_ATTR, plans.to_attr())
+
+
+def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable | Decline:
+    """Return the estimator's plans.
+
+    Tensor cores copy their operands as they lie in memory.  A factor that is computed is written
+    there by a kernel in front, where that pays, and else read by a kernel of scalar instructions,
+    which computes it on the way; so it always is in a batch, for which there is one kernel.
+    """
+    choice = choose(work, dev, always=True)
+    if isinstance(choice, Decline):
+        return choice
+    computed = [f for f in (form.x, form.w) if f.view is None]
+    if not computed or not any(_on_tensor_cores(plan) for _, plan in choice.plans.entries):
+        return choice.plans
+    scalar = choose(work, replace(dev, arch=""), always=True)
+    if isinstance(scalar, Decline):
+        return scalar
+    if form.batch:
+        return scalar.plans
+    seconds = {p.upper: p.fused.seconds for p in scalar.predictions}
+    entries = []
+    for p in choice.predictions:
+        rows = p.upper or int(str(p.size))
+        sizes = [rows * work.k] * (form.x.view is None) + [work.n * work.k] * (form.w.view is None)
+        moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]  # written, and read
+        written = len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
+        table = choice.plans if p.fused.seconds + written < seconds[p.upper] else scalar.plans
+        entries.append((p.upper, table.entries[-1][1] if p.upper is None else table.plan_for(rows)))
+    return PlanTable(tuple(entries))
+
+
+def _on_tensor_cores(plan: TilePlan) -> bool:
+    return plan.num_warps > 0 and plan.family != ""
 
 
 def _variant(
@@ -56,7 +96,7 @@ def _variant(
     """Return the kernel by one plan."""
     work, plan = planned
     core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
-    adapted = _adapted(core, form, target)
+    adapted = _adapted(core, form, plan)
     scheduled = ContractionRule().apply(adapted, target, False)
     if scheduled is None:
         return Decline(Reason.SCHEDULE, "the rule of contractions has no schedule for this plan")
@@ -73,7 +113,7 @@ def _variant(
     return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
 
 
-def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, target: Target) -> tirx.PrimFunc:
+def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, plan: TilePlan) -> tirx.PrimFunc:
     """Give the unscheduled matmul the epilogue and the factors of `form`."""
     x, w, out = core.params
     stages: list[tirx.Stmt] = []
@@ -97,8 +137,11 @@ def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, target: Target) -> tirx.P
     func = tirx.PrimFunc(params, s_tir.SBlockRealize([], True, root)).with_attrs(dict(core.attrs))
     sch = s_tir.Schedule(func)
     for var in made:
-        if var is x or is_cpu(target):  # a GPU's schedule inlines w into the copy of its tile
-            sch.compute_inline(sch.get_sblock("x_read" if var is x else "w_parts0"))
+        block = sch.get_sblock("x_read" if var is x else "w_parts0")
+        if _on_tensor_cores(plan):
+            steps.element_wise_kernel(sch, block, plan.num_warps * WARP)
+        elif var is x or not plan.num_warps:  # a GPU's schedule inlines w into copies of its tiles
+            sch.compute_inline(block)
     return sch.mod["main"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
+import tvm_ffi
 from tvm import ir, sym, tirx
 
 from .foreign_stages import variables_of
@@ -60,7 +61,7 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
     if not isinstance(value, ir.TensorLoad):
         return None
     source, indices = value.source, list(value.indices)
-    if source.ty.strides or not tirx.is_buffer_var(source):
+    if source.ty.strides or not minor or not _ends_with(source, indices, minor[-1], extents):
         return None
     strides: list[tirx.Expr] = [tirx.IntImm("int64", 1)]
     for size in reversed(list(source.ty.shape)[1:]):
@@ -78,6 +79,18 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
     for index, stride in rest:
         offset = offset + index.astype("int64") * stride
     return View(source, sym.Analyzer().simplify(offset), outer)
+
+
+def _ends_with(
+    source: tirx.Var, indices: Sequence[tirx.Expr], last: tirx.Var, extents: Extents
+) -> bool:
+    """Tell whether rows along `last` are read whole: longer ones need not be aligned."""
+    dims = list(zip(indices, source.ty.shape, strict=True))
+    while dims and is_unit(dims[-1][1]) and not dims[-1][0].same_as(last):
+        dims.pop()
+    if not dims or not dims[-1][0].same_as(last):
+        return False
+    return tvm_ffi.structural_equal(dims[-1][1], extents[last])
 
 
 def _step(extents: Extents, which: Vars, strides: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr | None:

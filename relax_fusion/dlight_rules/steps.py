@@ -41,6 +41,16 @@ def loops_below(sch: s_tir.Schedule, block: SBlockRV, outer: LoopRV) -> list[Loo
     return loops[position + 1 :]
 
 
+def element_wise_kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
+    """Give an element-wise block a GPU kernel of its own.
+
+    rewrite: ``for i, j: S(i, j)`` -> ``for o: bind block: for t: bind thread: S(fused(o, t))``
+    """
+    grid, thread = sch.split(sch.fuse(*sch.get_loops(block)), [None, threads])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+
+
 def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:
     """Put an element-wise block into its readers, if TVM can.
 
