@@ -198,7 +198,7 @@ def test_a_dequantisation_becomes_part_of_the_kernel() -> None:
     # Only tensor cores have their weights unpacked by a kernel in front; few rows have not.
     assert not plans[0].family and any(plan.family for plan in plans)
     kernels = len(plans) + sum(bool(plan.family) for plan in plans)
-    assert source.count("extern") == 2 * kernels  # declared, then defined
+    assert source.count("__global__") == 2 * kernels  # declared, then defined
 
 
 DECLINED = {
