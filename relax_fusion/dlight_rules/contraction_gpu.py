@@ -57,7 +57,7 @@ def schedule_gpu(
         if dots:
             _dots(sch, blocks, fused, plan, warp)
         else:
-            _tile(sch, blocks, plan)
+            _tile(sch, blocks, plan, dev.smem_per_block_bytes > 0)
     sch.compute_inline(sch.get_sblock("x_pad"))
     return sch.mod["main"]
 
@@ -117,8 +117,10 @@ def _inline_parts(sch: s_tir.Schedule, acc: SBlockRV) -> None:
         sch.compute_inline(sch.get_sblock(name))
 
 
-def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan) -> None:
-    """Tile one projection over thread blocks, with both operands in shared memory.
+def _tile(
+    sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan, staged: bool
+) -> None:
+    """Tile one projection over thread blocks, with both operands in shared memory if `staged`.
 
     Neighbouring blocks share their columns, and so their tile of the weight in L2.  The columns of
     a thread lie as far apart as there are threads: with the rows of a staged tile one word longer
@@ -139,20 +141,32 @@ def _tile(sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], plan: TilePlan
     k_outer, k_inner = sch.split(k, [None, plan.block_k])
     sch.reorder(k_outer, k_inner, p, ai, aj)
     steps.unroll_all(sch, [p, ai, aj, reg_i, *inner])
-    staged = [sch.cache_read(acc, index, "shared", [acc]) for index in (0, 1)]
-    for block in staged:
+    if staged:
+        _stage(sch, acc, k_outer, plan)
+    else:
+        _inline_parts(sch, acc)
+    sch.decompose_reduction(acc, k_outer)
+
+
+def _stage(sch: s_tir.Schedule, acc: SBlockRV, k_outer: LoopRV, plan: TilePlan) -> None:
+    """Let all threads of a block bring a step of both operands into shared memory.
+
+    rewrite: ``for ko: acc += x[ko] * w[ko]`` -> ``for ko: xs = x[ko]; ws = w[ko]; acc += xs * ws``
+    """
+    threads = plan.block_m // plan.reg_m, plan.block_n // plan.reg_n
+    copies = [sch.cache_read(acc, index, "shared", [acc]) for index in (0, 1)]
+    for block in copies:
         sch.compute_at(block, k_outer, preserve_unit_loops=True)
     _inline_parts(sch, acc)
     # Only now: where threads outnumber a tile's elements, its rows would seem to be more.
     x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
-    for block, fits in zip(staged, (x_fits, True), strict=True):
+    for block, fits in zip(copies, (x_fits, True), strict=True):
         _pad_rows(sch, block)
         loops = gemv.loops_below(sch, block, k_outer)
         if fits:
             steps.bind_flat(sch, loops, threads)
         else:  # TVM sizes the tile by its indices, which must not mix rows and k under a condition
             _bind_each(sch, loops[-2:], threads)
-    sch.decompose_reduction(acc, k_outer)
 
 
 def _pad_rows(sch: s_tir.Schedule, block: SBlockRV) -> None:

@@ -126,8 +126,9 @@ def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprin
     lines = plan.block_m + shape.parts * plan.block_n
     sums = plan.reg_m * plan.reg_n * shape.parts
     operands = plan.reg_m + plan.reg_n * shape.parts
+    smem = lines * (plan.block_k + 1) * 4 * plan.num_stages  # rows padded by a word
     return Footprint(
-        smem_bytes=lines * (plan.block_k + 1) * 4 * plan.num_stages,  # rows padded by a word
+        smem_bytes=smem if dev.smem_per_block_bytes else 0,  # else operands are not staged
         registers_per_thread=sums + operands + THREAD_OVERHEAD_REGISTERS,
         threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
     )

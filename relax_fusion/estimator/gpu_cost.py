@@ -194,7 +194,7 @@ def attention_on_gpu(
     slots = dev.sm_count * resident_blocks(foot, dev)
     heads = min(size.batch * work.kv_heads, ceil_div(slots, tiles_m))
     wave_kv = heads * keys * d * b
-    miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / wave_kv)
+    miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / max(wave_kv, 1))
     # Keys and values are staged one after the other
     rounds = max(_load_rounds(foot, plan.block_n * d * b), 2)
     kernel = _Kernel(
