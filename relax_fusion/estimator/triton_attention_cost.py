@@ -86,6 +86,9 @@ EDGE_S, EDGE_S_PER_SCORE = 1.6e-6, 0.21e-9
 """What an edge adds to a tile, where some rows see a part of a block of keys: to one of `flash`,
 and to a pointer tile for each score of a block."""
 
+RAGGED_EDGE = 0.5
+"""Part of that which keys cost that do not fill their last block: the mask is the same for all."""
+
 SHORT_S_PER_SCORE = {"groups": 0.26e-9, "halves": 0.078e-9}
 """What each score takes in the kernels for short sequences, at 64 features."""
 
@@ -233,7 +236,7 @@ def _chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
 def _edges(work: Attention, plan: TilePlan, size: AttentionSize) -> float:
     """Return what partly visible blocks add to a tile."""
     ragged = work.causal == "none" and size.kv_len % plan.block_n != 0
-    edges = (work.causal != "none") + (work.window is not None) + ragged
+    edges = (work.causal != "none") + (work.window is not None) + ragged * RAGGED_EDGE
     scores = plan.block_m * plan.block_n
     return edges * (EDGE_S if plan.family == "flash" else scores * EDGE_S_PER_SCORE)
 

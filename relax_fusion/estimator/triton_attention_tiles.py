@@ -81,7 +81,10 @@ def key_parts(plan: TilePlan, work: Attention, dev: DeviceSpec, size: AttentionS
         return 1
     heads = work.q_heads // heads_of_tile(plan, work)
     tiles = size.batch * heads * row_tiles(plan, work, size.q_len)
-    most = min(plan.split_k, ceil_div(size.kv_len, plan.block_n))
+    keys = size.kv_len
+    if work.window is not None and work.causal != "none":
+        keys = min(keys, size.q_len + work.window - 1)  # those that a query sees, of all of them
+    most = min(plan.split_k, ceil_div(keys, plan.block_n))
     wanted = programs_wanted(size.batch * work.q_heads * size.q_len, dev)
     return max(1, min(wanted // max(tiles, 1), most))
 

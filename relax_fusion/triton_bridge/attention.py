@@ -161,7 +161,10 @@ def _combine(
 
 def _splits(a: AttentionCall, tiles: Any) -> Any:
     """Return the parts of the keys, as `key_parts` does for numbers."""
-    blocks = ceil_div(a.kv_len, a.plan.block_n)
+    keys = a.kv_len
+    if a.work.window is not None and a.work.causal != "none":
+        keys = at_most(keys, a.q_len + (a.work.window - 1))
+    blocks = ceil_div(keys, a.plan.block_n)
     rows = a.batch * a.work.q_heads * a.q_len
     if isinstance(rows, int):
         wanted: Any = programs_wanted(rows, a.dev)

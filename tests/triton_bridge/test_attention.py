@@ -82,6 +82,13 @@ def test_keys_are_cut_into_as_many_parts_as_are_priced(batch: int, keys: int) ->
     assert first.args["lse_ptr"] is second.args["lse_ptr"]
 
 
+def test_keys_that_a_window_hides_are_no_parts() -> None:
+    near = replace(LLAMA, window=256)
+    sizes = {"b": 1, "s": 1, "t": 8192, "kv_capacity": 9000}
+    *_, parts = sized(sizes, *steps_of(near, DECODE, 1)[0].grid)
+    assert parts == key_parts(DECODE, near, H200, AttentionSize(1, 1, 8192)) == 256 // 64
+
+
 def test_room_for_parts_does_not_grow_with_queries_beyond_the_range() -> None:
     room = steps_of(LLAMA, DECODE, 16)[0].args["parts_ptr"]
     sizes = {"b": 1, "s": 4096, "t": 4096, "kv_capacity": 4096}
