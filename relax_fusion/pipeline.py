@@ -20,7 +20,12 @@ from tvm.ir.transform import Pass
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
-from .annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
+from .annotate import (
+    AttachAdditionalPrimFuncs,
+    AttachFunctionAttrs,
+    AttachMetadata,
+    AttachNoAlias,
+)
 from .cuda_graph import CaptureCUDAGraphs
 from .dlight_rules import (
     AttentionRule,
@@ -197,6 +202,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
         relax.transform.LowerRuntimeBuiltin(),
         relax.transform.ComputePrimValue(),
         relax.transform.VMShapeLower(),
+        AttachNoAlias(),
         relax.transform.AttachGlobalSymbol(),
     ]
     if options.ext_mods:

@@ -6,9 +6,15 @@ import json
 
 import pytest
 import tvm
+from tvm import te, tirx
 
 from relax_fusion import PipelineError
-from relax_fusion.annotate import AttachAdditionalPrimFuncs, AttachFunctionAttrs, AttachMetadata
+from relax_fusion.annotate import (
+    AttachAdditionalPrimFuncs,
+    AttachFunctionAttrs,
+    AttachMetadata,
+    AttachNoAlias,
+)
 
 from .passes.common import Chain, module
 
@@ -43,3 +49,14 @@ def test_metadata_is_json() -> None:
     tvm.relax.analysis.well_formed(out)
     text = json.loads(body.value) if hasattr(body, "value") else None
     assert text is None or text["a"] == [1, "ü"]
+
+
+def test_a_function_of_one_buffer_has_no_aliases() -> None:
+    one, two = te.placeholder((4,), "float32", "one"), te.placeholder((4,), "float32", "two")
+    single = tirx.PrimFunc([], tirx.Evaluate(0))
+    double = te.create_prim_func([one, te.compute((4,), lambda i: one(i), "copy")])
+    sums = te.create_prim_func([one, two, te.compute((4,), lambda i: one(i) + two(i), "sum")])
+    functions = {"single": single, "double": double.without_attr("tirx.noalias"), "sums": sums}
+    out = AttachNoAlias()(tvm.IRModule(functions))
+    marked = {g.name_hint for g, f in out.functions_items() if "tirx.noalias" in f.attrs}
+    assert marked == {"single", "sums"}

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import TilePlan
 from . import steps
-from .contraction_panels import accumulate_in_registers, pack, place_panels
+from .contraction_panels import accumulate_in_registers, add_parts, pack, place_panels
 from .vector_exp import with_vector_exp
 from .vector_transpose import transpose_in_registers
 
@@ -46,13 +46,16 @@ def _panels(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> ti
     tiles = sch.get_sblock("x_tiles")
     sch.parallel(sch.get_loops(tiles)[0])
     panels = [sch.get_sblock(f"w_panels{index}") for index in range(len(projections))]
-    for blocks, weights in zip(projections, panels, strict=True):
+    partials = [
         place_panels(sch, blocks, weights, plan)
+        for blocks, weights in zip(projections, panels, strict=True)
+    ]
     squares: dict[str, int] = {}
     for packed in (tiles, *panels):
         squares |= pack(sch, packed, plan.lanes)
-    for acc, _ in projections:
-        accumulate_in_registers(sch, acc, plan.lanes)
+    for (acc, _), partial in zip(projections, partials, strict=True):
+        accumulate_in_registers(sch, partial, plan.lanes)
+        add_parts(sch, acc, plan.lanes)
     func = sch.mod["main"]
     for name, width in squares.items():
         func = transpose_in_registers(func, name, width)

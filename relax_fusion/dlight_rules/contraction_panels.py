@@ -13,7 +13,7 @@ from . import steps
 
 def place_panels(
     sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], packed: SBlockRV, plan: TilePlan
-) -> None:
+) -> SBlockRV:
     """Give tasks a panel each, which they pack and take through tiles of rows.
 
     rewrite::
@@ -21,10 +21,18 @@ def place_panels(
         for panel, r, j: w_panels        ->    for panel in parallel:
         for i, j, k: acc                           for r, j: w_panels[panel, r, j]
         for i, j: out                              for tile of rows:
-                                                       for i, j, k: acc
+                                                       for k_part, i, j, k: partial
+                                                       for i, j, k_part: acc += partial
                                                        for i: vectors j: out
+
+    Returns
+    -------
+    SBlockRV
+        The block of the partial sums.
     """
     acc, out = blocks
+    k_part, _ = sch.split(sch.get_loops(acc)[-1], [None, plan.block_k])
+    partial = sch.rfactor(k_part, 0)
     i, j, *inner = sch.get_loops(out)
     tile, i_reg = sch.split(i, [None, plan.reg_m])
     panel, j_reg = sch.split(j, [None, plan.reg_n])
@@ -36,23 +44,37 @@ def place_panels(
         sch.reorder(panel, tile, i_reg, j_reg)
     sch.parallel(panel)
     sch.compute_at(acc, tile, preserve_unit_loops=True)
+    sch.compute_at(partial, tile, preserve_unit_loops=True)
     sch.compute_at(packed, panel, preserve_unit_loops=True)
     sch.unroll(steps.vectorise_inner(sch, j_reg, plan.lanes))
     steps.unroll_all(sch, inner)
+    return partial
 
 
-def accumulate_in_registers(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
-    """Keep a tile in vector registers over the whole reduction.
+def accumulate_in_registers(sch: s_tir.Schedule, partial: SBlockRV, lanes: int) -> None:
+    """Keep a tile in vector registers over a part of the reduction.
 
-    rewrite: ``for p, i, j, k: acc += x * w`` -> ``init; for k: unrolled i, p, j: vector l: acc``
+    rewrite: ``for p, i, j, k: sum += x * w`` -> ``init; for k: unrolled i, p, j: vector l: sum``
     """
-    p, i, j, k = sch.get_loops(acc)[-4:]
+    p, i, j, k = sch.get_loops(partial)[-4:]
     j, lane = sch.split(j, [None, lanes])
     sch.reorder(k, i, p, j, lane)  # x[i, k] serves all vectors of its row, then makes room
-    sch.set_scope(acc, 0, "local")
+    sch.set_scope(partial, 0, "local")
     sch.vectorize(lane)
     steps.unroll_all(sch, [i, p, j])
-    sch.decompose_reduction(acc, k)
+    sch.decompose_reduction(partial, k)
+
+
+def add_parts(sch: s_tir.Schedule, acc: SBlockRV, lanes: int) -> None:
+    """Add up the sums over parts of the reduction.
+
+    rewrite: ``for part, p, i, j: acc += sum`` -> ``for p, i, j: init; for part: vector l: acc``
+    """
+    part, p, i, j = sch.get_loops(acc)[-4:]  # in the order of its block variables
+    j, lane = sch.split(j, [None, lanes])
+    sch.reorder(p, i, j, part, lane)
+    sch.vectorize(lane)
+    sch.decompose_reduction(acc, part)
 
 
 def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:

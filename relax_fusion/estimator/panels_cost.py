@@ -20,7 +20,7 @@ from .prediction import Prediction, ceil_div
 from .shape import MatmulShape
 
 STORE_CYCLES_PER_VECTOR = 4
-"""Cycles per accumulator that is set to zero, stored, and read again by the epilogue.  Counted."""
+"""Cycles per accumulator and part of k: set to zero, stored, and read to be added up.  Counted."""
 
 COPY_CYCLES_PER_VECTOR = 2
 """Cycles per packed vector that is loaded, converted and stored.  Counted; transposing adds a
@@ -37,8 +37,9 @@ def price_panels(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int)
     tiles = ceil_div(rows, plan.reg_m)
     tasks = sum(ceil_div(n, plan.reg_n) for n in shape.n_parts) * plan.split_m
     vectors = plan.reg_n // plan.lanes * shape.parts
-    tile = shape.k * _step_cycles(shape, plan, dev, vectors) + TILE_CYCLES
-    tile += plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR
+    tile = shape.k * _step_cycles(shape, plan, dev, vectors)
+    sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
+    tile += shape.k // plan.block_k * sums
     task = _pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
     cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
     copied = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k

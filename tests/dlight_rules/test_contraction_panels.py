@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from tvm import te
+from tvm import relax, te
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
@@ -19,6 +19,7 @@ from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..gpu.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
+from ..passes.common import Chain, module
 from .test_contraction import HOST, Work, built, check
 
 BY_NAME = {case.name: case for case in cases()}
@@ -149,3 +150,16 @@ def test_the_check_notices_an_error_in_the_panels() -> None:
     library["main"](*(tvm.runtime.tensor(a) for a in wrong.values()), *outs)
     with pytest.raises(AssertionError):
         case.check(arrays, [o.numpy() for o in outs])
+
+
+def test_sums_stay_in_registers_beside_functions_of_tvm() -> None:
+    """The shapes of a symbolic result are computed by a PrimFunc that TVM adds to the module."""
+    target = Target({"kind": "llvm", "mcpu": "znver4"})
+    chain = Chain("main", "x[rows,256] w[256,512]", "y = R.matmul(x, w)", "y", "float32")
+    pipeline = relax.get_pipeline("relax_fusion", target=target)
+    library = tvm.compile(module([chain]), target=target, relax_pipeline=pipeline)
+    (kernels,) = (m for m in library.mod.imports if m.kind == "llvm")
+    inner = [loop for loop in loops(kernels.inspect_source("asm")) if multiply_adds(loop) > 12]
+    assert inner
+    stores = re.compile(r"vmov\w*\s+%zmm\d+, [^%]*\(")
+    assert not [line for line in inner[0] if stores.search(line)]

@@ -65,7 +65,7 @@ GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
 WRONG = [
     (GOOD, FLOAT, GPU, "family 'panels' is for CPUs"),
     (replace(GOOD, block_m=12), FLOAT, AVX512, "block_m is 12, family 'panels' has reg_m of them"),
-    (replace(GOOD, block_k=64), FLOAT, AVX512, "packs all 4096 of k"),
+    (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
