@@ -18,6 +18,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.ir.transform import Pass
 from tvm.s_tir import dlight as dl
+from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from .annotate import (
@@ -149,12 +150,23 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    rules = [ContractionRule(), AttentionRule(), ForeignMatmulRule()]
+    triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
+    flat = [FoldGridDepth()] if is_webgpu(options.target) else []
+    return [schedule_kernels(options), *triton, *flat]
+
+
+def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
+    """Return the pass that schedules all PrimFuncs but those that Triton's kernels will replace."""
+    rules: list[ScheduleRule] = [
+        ContractionRule(),
+        AttentionRule(),
+        ForeignMatmulRule(),
+        NormRule(),
+    ]
     if is_cpu(options.target):
-        rules += [NormRule(), CPUSpatialRule()]
+        rules.append(CPUSpatialRule())
     else:
         rules += [
-            NormRule(),
             ScalarMatmulRule(),
             dl.gpu.GEMV(),
             dl.gpu.Reduction(),
@@ -162,10 +174,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
             dl.gpu.Fallback(),
         ]
     record = options.report.schedules if options.report is not None else None
-    schedule = ScheduleKernels(options.target, rules, record)
-    triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
-    flat = [FoldGridDepth()] if is_webgpu(options.target) else []
-    return [schedule, *triton, *flat]
+    return ScheduleKernels(options.target, rules, record)
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

@@ -330,6 +330,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert main(["explain", str(config), "-q"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
+    assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
 
     arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "-q"]
     assert main(["explain", str(config), *arguments]) == 0
@@ -339,6 +340,10 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert "FuseGatedFFN" not in {d["pattern"] for d in document["decisions"]}
     for decision in document["decisions"]:
         assert decision["fused"] or decision["decline"]["detail"]
+    kernels = {d["kernel"] for d in document["decisions"]} - {""}
+    rules = {s["function"]: s["rule"] for s in document["schedules"]}
+    assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
+    assert "Triton" in rules.values() and "" not in rules.values()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``relax-fusion explain``: what would be fused, and why not the rest."""
+"""``relax-fusion explain``: what would be fused, why not the rest, and which rules make kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import tvm
 from ..decision import Decision
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..options import PipelineOptions
-from ..pipeline import phase0_annotate, phase1_fuse
-from ..report import Report
+from ..pipeline import phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, schedule_kernels
+from ..report import Report, schedules_table
 from ..target import device_of
 from .build import guarded
 from .console import Console, table
@@ -35,9 +35,10 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         report=report,
     )
     console.step(f"looking for chains to fuse for {device.label}")
-    passes = [*phase0_annotate(options), *phase1_fuse(options)]
     with options.target:
-        guarded(lambda: tvm.transform.Sequential(passes)(exported.mod), args.target)
+        mod = guarded(lambda: _fused(exported.mod, options), args.target)
+        console.step("looking for rules that schedule the kernels")
+        guarded(lambda: _scheduled(mod, options), args.target)
     facts = {
         "source": source.name,
         "target": str(args.target),
@@ -49,16 +50,31 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         "declined": len(report.declined),
     }
     if args.json:
-        console.json({**facts, "decisions": json.loads(report.to_json())})
+        decisions = json.loads(report.to_json())
+        schedules = json.loads(report.schedules_to_json())
+        console.json({**facts, "decisions": decisions, "schedules": schedules})
         return 0
     console.result(
         f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.label}: "
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
-    for part in (fused_text(report.fused), declined_text(report.declined)):
+    rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
+    for part in (fused_text(report.fused), declined_text(report.declined), rules):
         if part:
             console.result("\n" + part)
     return 0
+
+
+def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
+    """Run the phases that decide about chains."""
+    passes = [*phase0_annotate(options), *phase1_fuse(options)]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def _scheduled(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
+    """Run the phases from there to scheduled kernels; Triton's are not compiled."""
+    passes = [*phase2_lower(options), *phase3_tir(options), schedule_kernels(options)]
+    return tvm.transform.Sequential(passes)(mod)
 
 
 def fused_text(decisions: list[Decision]) -> str:
