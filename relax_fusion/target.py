@@ -148,8 +148,8 @@ def device_of(target: Target) -> DeviceSpec:
     if is_cuda(target):
         arch = str(attrs.get("arch", "")).rstrip("af")
         spec = named or device(_GPU_BY_ARCH.get(arch, "rtx3080"))
-        known = not arch or spec.arch.rstrip("af") == arch
-        return spec if known else replace(spec, arch=arch)
+        stated = str(attrs.get("arch", spec.arch))
+        return spec if spec.arch == stated else replace(spec, arch=stated)
     stated = str(attrs.get("device", ""))
     usual = _GPU_BY_DEVICE.get(stated) or _GPU_BY_KIND.get(target.kind.name, "iris_xe")
     spec = named or device(usual)

@@ -31,7 +31,6 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
-from ..estimator import mma
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import (
     WORKLOAD_ATTR,
@@ -91,7 +90,7 @@ def contraction_prim_func(
     else:
         whole = table
     variants = [
-        (upper, _variant(work, plan, "none" if plan.family == mma.FAMILY else edges))
+        (upper, _variant(work, plan, "none" if plan.family and edges == "zero" else edges))
         for upper, plan in table.entries
     ]
     func = variants[0][1]

@@ -35,7 +35,7 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
-    if plan.family == mma.FAMILY:
+    if plan.family in mma.FAMILIES:
         return schedule_mma(sch, plan)
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]

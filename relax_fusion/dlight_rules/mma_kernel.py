@@ -63,6 +63,9 @@ class MmaKernel:
         Row and column of the tile among all tiles, int32.
     """
 
+    padding = 0
+    """Elements of shared memory beside the stages."""
+
     def __init__(
         self,
         tile: MmaTile,
@@ -84,7 +87,7 @@ class MmaKernel:
         self.tiles_m, self.tiles_n = plan.reg_m // MMA_M, plan.reg_n // MMA_N
         self.steps = -(-product.depth // plan.block_k)
         self.slices = plan.block_k // MMA_K
-        stages = plan.num_stages * tile.stage_elements
+        stages = plan.num_stages * tile.stage_elements + self.padding
         shared = scratch("stages", stages, tile.dtype, "shared.dyn")
         # All of it: TVM keeps no more of a buffer than what it sees to be accessed.
         self.whole = shared.access_ptr("rw")
@@ -98,9 +101,7 @@ class MmaKernel:
     def accumulate(self) -> None:
         """Emit the whole reduction."""
         depth = self.tile.plan.num_stages - 1
-        T.buffer_store(self.base, cuda_cvta_generic_to_shared(self.whole), [0])
-        with T.unroll(int32(self.sums)) as i:
-            T.buffer_store(self.acc, tirx.const(0, "float32"), [i])
+        self._clear()
         for stage in range(depth):
             if stage < self.steps:
                 self._copy(int32(stage), int32(stage))
@@ -110,6 +111,15 @@ class MmaKernel:
         with T.serial(int32(self.steps)) as step:
             for index in range(self.slices):
                 self._slice(step, index)
+
+    def _clear(self) -> None:
+        """Set the sums to 0, and find out where the stages are."""
+        T.buffer_store(self.base, self._first_address(), [0])
+        with T.unroll(int32(self.sums)) as i:
+            T.buffer_store(self.acc, tirx.const(0, "float32"), [i])
+
+    def _first_address(self) -> tirx.Expr:
+        return cuda_cvta_generic_to_shared(self.whole)
 
     def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
         """Return a sum of this lane: of rows ``lane // 4 + 8 * half`` of a row tile.
@@ -125,11 +135,8 @@ class MmaKernel:
     def _slice(self, step: tirx.Var, index: int) -> None:
         """Multiply one slice of a step, load the next one, and begin a copy for a later step."""
         stages = self.tile.plan.num_stages
-        if index == 0 and stages > 1:
-            ahead = step + int32(stages - 1)
-            with T.If(ahead < int32(self.steps)), T.Then():
-                self._copy(ahead, ahead % int32(stages))
-            T.evaluate(ptx["cp.async.commit_group"]())
+        if index == 0:
+            self._copy_ahead(step, stages - 1)
         following = (index + 1) % self.slices
         source = step
         if following == 0:
@@ -137,6 +144,13 @@ class MmaKernel:
             source = step + int32(1)
         self._load((index + 1) % 2, self._stage_address(source % int32(stages)), following)
         self._multiply(index % 2)
+
+    def _copy_ahead(self, step: tirx.Var, distance: int) -> None:
+        """Begin to copy what a later step needs, if there is one."""
+        later = step + int32(distance)
+        with T.If(later < int32(self.steps)), T.Then():
+            self._copy(later, later % int32(self.tile.plan.num_stages))
+        T.evaluate(ptx["cp.async.commit_group"]())
 
     def _wait(self) -> None:
         """Wait for the oldest copy of the pipeline, and for every thread to be done with it."""

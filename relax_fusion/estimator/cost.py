@@ -34,7 +34,7 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     if plan.family == PANELS and not isinstance(work, Attention):
         return price_panels(matmul_shape(work), plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
-    if plan.family == mma.FAMILY and not isinstance(work, Attention):
+    if plan.family in mma.FAMILIES and not isinstance(work, Attention):
         return mma_cost.predict(work, plan, foot, dev, rows_of(work, size))
     on_cpu = dev.kind == "cpu"
     if isinstance(work, Attention):

@@ -120,7 +120,7 @@ def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     if is_gemv(plan, shape.layouts):
         return _gemv(shape, plan, dev)
-    if plan.family == mma.FAMILY:
+    if plan.family in mma.FAMILIES:
         threads = plan.num_warps * dev.warp_size
         return Footprint(mma.smem_bytes(plan, shape), mma.registers(plan, shape), threads)
     lines = plan.block_m + shape.parts * plan.block_n
@@ -219,8 +219,9 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
 
 def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     """Check a plan that names its kernel."""
-    if plan.family != mma.FAMILY or isinstance(work, Attention):
-        names = "no families for attention" if isinstance(work, Attention) else f"{mma.FAMILY!r}"
+    if isinstance(work, Attention) or plan.family not in mma.FAMILIES:
+        known = " and ".join(map(repr, mma.FAMILIES))
+        names = "no families for attention" if isinstance(work, Attention) else known
         yield f"family is {plan.family!r}, backend 'tir' has {names}"
     else:
         yield from mma.violations(plan, matmul_shape(work), dev)
@@ -265,7 +266,7 @@ def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[st
             f"needs {foot.smem_bytes} B of shared memory, a block of the {dev.label} has "
             f"{dev.smem_per_block_bytes} B"
         )
-    elif foot.smem_bytes > STATIC_SMEM_BYTES and plan.family != mma.FAMILY:
+    elif foot.smem_bytes > STATIC_SMEM_BYTES and not plan.family:
         yield (
             f"needs {foot.smem_bytes} B of shared memory, backend 'tir' declares it statically "
             f"and has {STATIC_SMEM_BYTES} B"

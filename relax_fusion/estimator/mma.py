@@ -1,4 +1,7 @@
-"""Plans of TIR's tensor-core kernels for many rows: the family "mma".
+"""Plans of TIR's tensor-core kernels for many rows.
+
+``mma``    sm_80 and newer: warps multiply what they load into registers
+``wgmma``  sm_90: groups of four warps multiply what lies in shared memory; weights ``[n, k]``
 
 A thread block has ``block_m x block_n`` results, its warps ``reg_m x reg_n`` each (of every part),
 and ``num_stages`` tiles of both operands, ``block_k`` deep, in shared memory or on their way to it.
@@ -7,15 +10,15 @@ and ``num_stages`` tiles of both operands, ``block_k`` deep, in shared memory or
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Dim
-from .prediction import HALF_DTYPES, ceil_div
+from .prediction import HALF_DTYPES
 from .shape import MatmulShape
 
-FAMILY = "mma"
+FAMILY, WARP_GROUPS = FAMILIES = ("mma", "wgmma")
 
 FEWEST_ROWS = 17
 """Rows from which on tiles of this family are looked at; fewer have kernels that stream weights."""
@@ -43,14 +46,34 @@ WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
 WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
 """Warps of a block along rows and columns."""
 
-STEPS = ((64, 3), (32, 4), (64, 4), (32, 5), (64, 2), (32, 3))
+STEPS = ((64, 3), (64, 4), (32, 4))
 """Elements of k, and stages."""
+
+GROUP_ROWS, GROUP_WARPS = 64, 4
+"""Rows of one ``wgmma`` instruction, and the warps that execute it."""
+
+GROUP_COLUMNS = 256
+"""Most columns of one ``wgmma`` instruction, those of both parts together."""
+
+GROUP_K = 64
+"""Elements of k of a step of ``wgmma``: 128 bytes, the lines that it reads without conflicts."""
+
+GROUP_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
+"""Rows and columns (of all parts) of blocks of warp groups."""
+
+GROUP_STAGES = (4, 5, 6, 7, 8)
+"""One is multiplied and one waits for its readers; what the others hold hides the way to memory."""
+
+GROUP_ALIGNMENT_BYTES = 1024
+"""What the stages of ``wgmma`` are aligned to, at the cost of as much shared memory."""
 
 
 def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:
     """Return why no plan of a tensor-core family runs on `dev`; None if there may be one."""
     if shape.dtype not in HALF_DTYPES:
         return f"dtype is {shape.dtype}, family {family!r} takes {' and '.join(HALF_DTYPES)}"
+    if family == WARP_GROUPS and dev.arch != "sm_90a":
+        return f"family {family!r} needs sm_90a, the {dev.label} is {dev.arch or 'not'}"
     digits = dev.arch.removeprefix("sm_").rstrip("af")
     if not dev.arch.startswith("sm_") or int(digits) < FIRST_CAPABILITY:
         needs = f"family {family!r} needs CUDA and sm_80 or newer"
@@ -63,16 +86,37 @@ def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TileP
     lanes = next((n for n in COPY_LANES if all(size % n == 0 for size in _copied(shape))), None)
     if lanes is None or unsupported(shape, dev) or (isinstance(rows, int) and rows < FEWEST_ROWS):
         return
+    most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
+    for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
+        if plan.block_m <= most:
+            yield plan
+
+
+def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePlan]:
+    if unsupported(shape, dev, WARP_GROUPS) is None and shape.layouts == {"nk"}:
+        for (block_m, columns), stages in product(GROUP_TILES, GROUP_STAGES):
+            block_n = columns // shape.parts
+            yield TilePlan(
+                *(block_m, block_n, GROUP_K),
+                reg_m=WARP_TILE,
+                reg_n=block_n,
+                lanes=lanes,
+                num_stages=stages,
+                num_warps=block_m // WARP_TILE,
+                family=WARP_GROUPS,
+            )
+
+
+def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
     for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
         if columns % (WARP_TILE * shape.parts):
             continue
-        if isinstance(rows, int) and reg_m * along_m > 2 * max(rows, FEWEST_ROWS):
-            continue
+        reg_n = columns // shape.parts
         for block_k, stages in STEPS:
             yield TilePlan(
-                *(reg_m * along_m, columns // shape.parts * along_n, block_k),
+                *(reg_m * along_m, reg_n * along_n, block_k),
                 reg_m=reg_m,
-                reg_n=columns // shape.parts,
+                reg_n=reg_n,
                 lanes=lanes,
                 num_stages=stages,
                 num_warps=along_m * along_n,
@@ -88,41 +132,65 @@ def _copied(shape: MatmulShape) -> tuple[int, ...]:
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of a thread block."""
     lines = plan.block_m + shape.parts * plan.block_n
-    return lines * plan.block_k * shape.in_bytes * plan.num_stages
+    stages = lines * plan.block_k * shape.in_bytes * plan.num_stages
+    return stages + (GROUP_ALIGNMENT_BYTES if plan.family == WARP_GROUPS else 0)
 
 
 def registers(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the registers of a thread."""
     columns = plan.reg_n * shape.parts
     sums = plan.reg_m * columns // 32
+    if plan.family == WARP_GROUPS:
+        return sums + OVERHEAD_REGISTERS
     operands = (plan.reg_m + columns) * SLICE // 32 * shape.in_bytes // 4
     return sums + 2 * operands + OVERHEAD_REGISTERS
 
 
 def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
     """Yield what is wrong with `plan`, besides the limits of the device."""
-    reason = unsupported(shape, dev)
+    reason = unsupported(shape, dev, plan.family)
     if reason is not None:
         yield reason
         return
+    family = f"family {plan.family!r}"
     for name, unit in (("reg_m", WARP_TILE), ("reg_n", WARP_TILE), ("block_k", 2 * SLICE)):
         if getattr(plan, name) % unit:
-            yield f"{name} is {getattr(plan, name)}, family 'mma' takes multiples of {unit}"
-    if plan.num_stages < 2:
-        yield f"num_stages is {plan.num_stages}, family 'mma' needs 2 to copy while it multiplies"
+            yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
+    least = 3 if plan.family == WARP_GROUPS else 2
+    if plan.num_stages < least:
+        yield f"num_stages is {plan.num_stages}, {family} needs {least} to copy while it multiplies"
     if plan.split_k != 1:
-        yield f"split_k is {plan.split_k}, family 'mma' reduces in 1 part"
+        yield f"split_k is {plan.split_k}, {family} reduces in 1 part"
     warps = plan.block_m // plan.reg_m * (plan.block_n // plan.reg_n)
     if plan.num_warps != warps:
         yield f"num_warps is {plan.num_warps}, tiles of {plan.reg_m}x{plan.reg_n} make {warps}"
+    if plan.family == WARP_GROUPS:
+        yield from _group_violations(plan, shape)
     yield from _copy_violations(plan, shape)
+
+
+def _group_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
+    """Check what the instructions of warp groups ask for."""
+    given = {"block_k": GROUP_K, "reg_m": WARP_TILE, "reg_n": plan.block_n}
+    for name, value in given.items():
+        if getattr(plan, name) != value:
+            yield f"{name} is {getattr(plan, name)}, family 'wgmma' has {value} with this block"
+    if plan.block_m % GROUP_ROWS:
+        yield f"block_m is {plan.block_m}, family 'wgmma' takes multiples of {GROUP_ROWS}"
+    if plan.block_n * shape.parts > GROUP_COLUMNS:
+        yield (
+            f"block_n is {plan.block_n}, an instruction has {GROUP_COLUMNS // shape.parts} columns "
+            "at most"
+        )
+    if shape.layouts != {"nk"}:
+        yield "a weight is [k, n], family 'wgmma' takes [n, k]"
 
 
 def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
     """Check that whole copies of `lanes` elements make up the tiles, as many for each thread."""
     if plan.lanes not in COPY_LANES:
         text = ", ".join(map(str, COPY_LANES))
-        yield f"lanes is {plan.lanes}, family 'mma' copies {text} elements at once"
+        yield f"lanes is {plan.lanes}, family {plan.family!r} copies {text} elements at once"
         return
     for size in _copied(shape):
         if size % plan.lanes:
@@ -135,9 +203,3 @@ def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
                 f"{name} is {lines}, its tile has {copies} copies of {plan.lanes} elements for "
                 f"{threads} threads"
             )
-
-
-def tiles(plan: TilePlan, shape: MatmulShape, rows: int) -> int:
-    """Return the thread blocks of all projections."""
-    columns = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
-    return ceil_div(rows, plan.block_m) * columns

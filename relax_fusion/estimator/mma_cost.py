@@ -1,34 +1,49 @@
-"""What a plan of the family "mma" costs: the norm in front, and waves of tiles.
+"""What a plan for tensor cores costs on the TIR path: the norm in front, and waves of tiles.
 
-A wave is bound by memory (weights come once, as the tiles of a wave share them in L2), by what one
-multiprocessor fetches from L2, or by its matrix units.
+A step of a tile along k lasts as long as the matrix units need for it, or as its operands take from
+L2 on their way into one multiprocessor, or as the next operands take to arrive at all, of which so
+many stages are on their way.  Constants were fitted to 24 plans on one H200, float16, 64 to 4096
+rows of 6144 x 4096 and of a gated pair of 14336 x 4096.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
+from . import mma
 from .footprint import Footprint
 from .gpu_cost import resident_blocks
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
-from .shape import matmul_shape
+from .shape import MatmulShape, matmul_shape
 
-HOPPER_RATE = 0.62
-"""Part of the tensor cores' peak of sm_90 that ``mma.sync`` reaches; its own instructions work on
-operands in shared memory."""
+GROUP_RATE = 0.75
+"""Part of the tensor cores' peak that ``wgmma`` reaches in long rows of products: 746 of 989
+Tflop/s, with tiles of 128 x 256."""
 
-FILL_S = 3.0e-6
+CROWDED_RATE = 0.65
+"""The same with four groups in a block, which wait for each other at every step (256 x 128)."""
+
+HOPPER_RATE = 0.5
+"""The same for ``mma.sync`` on sm_90 with 64 x 64 results a warp (495 Tflop/s): its operands pass
+through registers.  It falls with the square root of the products for each operand loaded."""
+
+NATIVE_RATE = 0.83
+"""The same on devices whose own instruction it is.  Assumed, from what libraries reach there."""
+
+BEST_INTENSITY = 32.0
+"""Products for each operand loaded, of 64 x 64 results."""
+
+FEED_BYTES_PER_CLOCK = 44.0
+"""What one multiprocessor fetches from L2: 87 GB/s where tiles are small."""
+
+LATENCY_S = 1.15e-6
+"""From asking for the operands of a step to multiplying them, on a busy device."""
+
+FILL_S = 2.0e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
-
-WAVE_S = 1.5e-6
-"""What a further wave of thread blocks adds: they begin and end as the first did."""
-
-FEED_BYTES_PER_CLOCK = 60.0
-"""What one multiprocessor fetches from L2, at most."""
-
-OVERLAP = 0.2
-"""Part of the second longest of the times that the longest does not hide."""
 
 
 def predict(
@@ -37,41 +52,60 @@ def predict(
     """Return what the launches of `plan` cost at `rows` rows."""
     shape = matmul_shape(work)
     bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
-    side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-    slots = dev.sm_count * resident_blocks(foot, dev)
-    columns = plan.block_n * shape.parts
-    depth = ceil_div(shape.k, plan.block_k) * plan.block_k
-    rate = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * _reached(plan, shape.parts, dev)
-    tile_compute = 2.0 * plan.block_m * columns * depth / rate
-    fetched = (plan.block_m + columns) * depth * shape.in_bytes
-    tile_feed = fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz)
-    seconds, waves = dev.launch_s * len(shape.n_parts) + FILL_S, 0
-    terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
+    seconds = len(shape.n_parts) * (dev.launch_s + FILL_S)
+    terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "compute": 0.0, "latency": 0.0}
+    terms["l2"] = 0.0
+    steps, waves = ceil_div(shape.k, plan.block_k), 0
     for n in shape.n_parts:
+        times: dict[Bound, float] = {"compute": 0.0, "l2": 0.0, "latency": 0.0}
         tiles = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n)
+        for count, blocks in _waves(tiles, resident_blocks(foot, dev), dev):
+            step = _step(shape, plan, dev, blocks)
+            slowest = max(step, key=lambda name: step[name])
+            times[slowest] += count * steps * step[slowest]
+            waves += count
         dram = n * shape.parts * shape.k * shape.in_bytes / bandwidth
-        busiest = ceil_div(tiles, dev.sm_count)
-        times: tuple[tuple[Bound, float], ...] = (
-            ("dram", dram),
-            ("l2", busiest * tile_feed),
-            ("compute", busiest * tile_compute),
-        )
-        for name, value in times:
-            terms[name] += value
-        *_, second, longest = sorted(value for _, value in times)
-        count = ceil_div(tiles, slots)
-        seconds += longest + OVERLAP * second + (count - 1) * WAVE_S
-        waves += count
+        terms["dram"] += dram
+        terms |= {name: terms[name] + time for name, time in times.items()}
+        seconds += max(dram, sum(times.values()))
+    side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
     if shape.has_norm:
         moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
         seconds += dev.launch_s + moved / bandwidth
-    seconds += side / bandwidth
-    return Prediction(seconds, shape.weight_bytes + side, shape.flops(rows), waves, largest(terms))
+    moved = shape.weight_bytes + side
+    seconds = max(seconds, dev.launch_s + moved / bandwidth)
+    return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
 
 
-def _reached(plan: TilePlan, parts: int, dev: DeviceSpec) -> float:
+def _waves(tiles: int, resident: int, dev: DeviceSpec) -> Iterator[tuple[int, int]]:
+    """Yield how many waves there are, and the blocks of the busiest multiprocessor in each."""
+    full, rest = divmod(tiles, dev.sm_count * resident)
+    if full:
+        yield full, resident
+    if rest:
+        yield 1, ceil_div(rest, dev.sm_count)
+
+
+def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> dict[Bound, float]:
+    """Return what may determine the time of one step of `blocks` tiles of a multiprocessor."""
+    columns = plan.block_n * shape.parts
+    flops = 2.0 * plan.block_m * columns * plan.block_k
+    rate = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * _reached(plan, shape, dev)
+    fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
+    ahead = plan.num_stages - (2 if plan.family == mma.WARP_GROUPS else 1)
+    return {
+        "compute": blocks * flops / rate,
+        "l2": blocks * fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz),
+        "latency": LATENCY_S / ahead,
+    }
+
+
+def _reached(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return the part of the tensor cores' peak that the tiles of `plan` reach."""
-    whole = HOPPER_RATE if dev.arch.startswith("sm_90") else 0.9
-    loads = plan.reg_m + plan.reg_n * parts
-    # Operand words that a warp loads for each of its multiply-adds, against the largest tile's.
-    return whole * min(1.0, plan.reg_m * plan.reg_n * parts / loads / 32.0) ** 0.25
+    if plan.family == mma.WARP_GROUPS:
+        groups = plan.num_warps // mma.GROUP_WARPS
+        return GROUP_RATE if groups <= 2 else CROWDED_RATE
+    columns = plan.reg_n * shape.parts
+    intensity = plan.reg_m * columns / (plan.reg_m + columns)
+    whole = HOPPER_RATE if dev.arch.startswith("sm_90") else NATIVE_RATE
+    return whole * min(1.0, intensity / BEST_INTENSITY) ** 0.5

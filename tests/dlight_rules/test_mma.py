@@ -26,15 +26,17 @@ Work = NormMatmul | GatedFFN
 SUM = Norm("rms", 1e-5, residual=True, returns_sum=True)
 
 
-def plans(work: Work) -> list[TilePlan]:
-    """Return the plans of the family for a workload."""
+def plans(work: Work, family: str = "mma") -> list[TilePlan]:
+    """Return the plans of a family for a workload."""
     found = candidates(work, device_of(make_target("h200")))
-    return [plan for plan in found if plan.family == "mma"]
+    return [plan for plan in found if plan.family == family]
 
 
-def small_plans(work: Work) -> list[TilePlan]:
+def small_plans(work: Work, family: str = "mma") -> list[TilePlan]:
     """Return the smallest plan, and the smallest whose pipeline is longest and deepest."""
-    ordered = sorted(plans(work), key=lambda p: (p.block_m * p.block_n, p.block_k, p.num_stages))
+    ordered = sorted(
+        plans(work, family), key=lambda p: (p.block_m * p.block_n, p.block_k, p.num_stages)
+    )
     least = [p for p in ordered if p.block_m * p.block_n == ordered[0].block_m * ordered[0].block_n]
     return [least[0], least[-1]]
 
@@ -55,6 +57,22 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
 def test_numbers(case: Case) -> None:
     for plan in small_plans(case.work):
         case.check(case.inputs(), computed(case, plan))
+
+
+NK = [c for c in tensor_core_cases() if plans(c.work, "wgmma")]
+
+
+@pytest.mark.parametrize("case", NK, ids=lambda case: case.name)
+def test_numbers_of_warp_groups(case: Case) -> None:
+    case.check(case.inputs(), computed(case, small_plans(case.work, "wgmma")[0]))
+
+
+@pytest.mark.parametrize("stages", [3, 4, 6])
+def test_warp_groups_keep_their_pipeline_full(stages: int) -> None:
+    work = replace(HALF, rows=70, k=8 * 64 - 8, outputs=(plain(64),))
+    plan = replace(plans(work, "wgmma")[0], block_m=64, block_n=64, reg_n=64, num_warps=4)
+    case = Case("deep", work)
+    case.check(case.inputs(), computed(case, replace(plan, num_stages=stages)))
 
 
 def test_rows_may_be_dynamic() -> None:

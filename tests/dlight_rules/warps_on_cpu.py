@@ -63,6 +63,7 @@ class Block:
         self.active = np.arange(0)
         self.shared = np.zeros(0, np.uint16)
         self.epoch, self.pending, self.groups = 1, [], []
+        self.products, self.begun = [], []
 
     # --- statements --------------------------------------------------------------------------
 
@@ -83,6 +84,8 @@ class Block:
                 self.shared = np.full(size, np.nan, dtype)
                 self.landed = np.full(size, self.epoch)
                 self.read = np.zeros(size, int)
+                self.fenced = np.zeros(size, bool)
+                self.busy = np.zeros(size, int)
         self.run(node.block.body)
 
     def _For(self, node: Any) -> None:
@@ -121,7 +124,7 @@ class Block:
         return getattr(self, "_" + name)(node)
 
     def _IntImm(self, node: Any) -> Any:
-        return np.asarray(int(node.value))
+        return np.asarray(int(node.value), numpy_dtype(str(node.ty.dtype)))
 
     def _FloatImm(self, node: Any) -> Any:
         return np.asarray(node.value, np.float32)
@@ -147,7 +150,7 @@ class Block:
 
     def _Ramp(self, node: Any) -> Any:
         lanes = np.arange(int(node.lanes)) * self.value(node.stride)
-        return np.asarray(self.value(node.base))[..., None] + lanes
+        return np.broadcast_to(self.value(node.base), self.active.shape)[:, None] + lanes
 
     def _TensorLoad(self, node: Any) -> Any:
         at = self._offset(node.source, node.indices)
@@ -157,7 +160,7 @@ class Block:
 
     def _Call(self, node: Any) -> Any:
         name = node.op.name.removeprefix("tirx.").removeprefix("prim.").removeprefix("ptx.")
-        for prefix in ("cp_async_", "ldmatrix", "mma"):
+        for prefix in ("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy"):
             if name.startswith(prefix):
                 return getattr(self, prefix.rstrip("_"))(name, node.args)
         return getattr(self, "call_" + name.replace(".", "_"))(node.args)
@@ -184,11 +187,8 @@ class Block:
     # --- memory ------------------------------------------------------------------------------
 
     def _own(self, at: Any) -> Any:
-        return (
-            self.active[:, None]
-            if np.ndim(at) and np.shape(at)[-1:] != self.active.shape
-            else self.active
-        )
+        """Return the active threads, in the shape of what they index."""
+        return self.active[:, None] if np.ndim(at) == 2 else self.active
 
     def _tensor(self, buffer: Any) -> np.ndarray:
         return self.tensors[buffer.name]
@@ -237,8 +237,13 @@ class Block:
             values[wanted > 0] = self._tensor(load.source)[first[:, None] + lanes]
         self.active = everyone
         assert (self.read[at] < self.epoch).all(), "a copy overwrites what may still be read"
-        self.shared[at] = np.nan
+        assert not self.busy[at].any(), "a copy overwrites what is being multiplied"
+        self.shared[at], self.fenced[at] = np.nan, False
         self.pending.append((at, values))
+
+    def fence_proxy(self, name: str, args: Any) -> None:
+        """Let what has arrived be seen by instructions that read memory by themselves."""
+        self.fenced[~np.isnan(self.shared.astype(np.float32))] = True
 
     # --- matrices ----------------------------------------------------------------------------
 
@@ -285,6 +290,51 @@ class Block:
             self.private[target.source][:, int(target.indices[0])] = total[
                 :, row + e // 2 * 8, pair + e % 2
             ].reshape(-1)
+
+    def wgmma(self, name: str, args: Any) -> None:
+        """Multiply 64 x 16 by 16 x n in each group of four warps; wait for such products."""
+        if name.endswith("wait_group"):
+            keep = int(args[0])
+            for group in self.products[: len(self.products) - keep]:
+                for at in group:
+                    self.busy[at] -= 1
+                    self.read[at] = self.epoch
+            self.products = self.products[len(self.products) - keep :]
+        elif name.endswith("commit_group"):
+            self.products.append(self.begun)
+            self.begun = []
+        elif not name.endswith("fence"):
+            self._group_product(args)
+
+    def _group_product(self, args: Any) -> None:
+        shape = next(str(a.value) for a in args if _is_text(a) and "m64n" in str(a.value))
+        n = int(shape.removeprefix("m64n").removesuffix("k16"))
+        sums, rest = args[: n // 2], args[n // 2 :]
+        sides = [self._described(self.value(rest[side]), (64, n)[side]) for side in (0, 1)]
+        for at in sides:
+            self.begun.append(at)
+            self.busy[at] += 1
+            assert (self.landed[at] < self.epoch).all(), "a copy is multiplied without a barrier"
+            assert self.fenced[at].all(), "a copy is multiplied without a fence of the proxy"
+        left, right = (self.shared[at].astype(np.float32) for at in sides)
+        total = (left @ right.swapaxes(-1, -2)).reshape(-1, 4, 16, n)  # group, warp, row, column
+        row, pair = np.arange(LANES) // 4, np.arange(LANES) % 4 * 2
+        for e, target in enumerate(sums):
+            column = e // 4 * 8 + pair + e % 2
+            added = total[:, :, row + e // 2 % 2 * 8, column].reshape(-1)
+            self.private[target.source][:, int(target.indices[0])] += added
+
+    def _described(self, descriptor: Any, lines: int) -> np.ndarray:
+        """Return where the elements of 16 columns of lines are, by descriptors of the threads."""
+        whole = np.broadcast_to(descriptor, (self.threads,)).astype(np.uint64).reshape(-1, 128)
+        assert (whole == whole[:, :1]).all(), "the warps of a group must agree"
+        first = whole[:, 0]
+        assert (first >> np.uint64(62) == 1).all(), "lines are swizzled over 128 bytes"
+        assert (first >> np.uint64(32) & np.uint64(0x3FFF) == 1024 >> 4).all(), "eight lines of 128"
+        start = (first & np.uint64(0x3FFF)).astype(int) * 16
+        line, element = np.arange(lines)[:, None], np.arange(16)
+        address = start[:, None, None] + line * 128 + element * ELEMENT
+        return (address ^ (address >> 7 & 7) << 4) // ELEMENT
 
 
 def run_kernel(
