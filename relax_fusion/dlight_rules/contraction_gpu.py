@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..estimator import mma
+from ..estimator import mma, skinny
 from ..estimator.footprint import is_gemv, stages_norm
 from ..target import device_of
 from ..tile_plan import TilePlan
@@ -35,7 +35,7 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
-    if plan.family in mma.FAMILIES:
+    if plan.family in (mma.FAMILY, skinny.FAMILY):
         return schedule_mma(sch, plan)
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]

@@ -7,21 +7,23 @@ from tvm import ir, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator import mma
+from ..estimator import skinny
 from ..estimator.prediction import ceil_div
 from ..tile_plan import TilePlan
 from . import steps
+from .contraction_skinny import skinny_kernel
 from .mma_epilogue import MmaEpilogue
 from .mma_kernel import MmaKernel
 from .mma_layout import LANES, grouped
 from .mma_tile import MmaTile, Product, int32, int64
 from .norm_rows import normalise_rows
-from .wgmma_kernel import WgmmaKernel
+from .row_norm import NORM_BLOCKS, RowNorm
 
 
 def schedule_mma(sch: s_tir.Schedule, plan: TilePlan) -> tirx.PrimFunc:
     """Schedule a contraction: a kernel for its norm, and one for every product."""
-    if "x_norm" in steps.block_names(sch.mod["main"]):
+    func = sch.mod["main"]
+    if "x_norm" in steps.block_names(func) and not _normalises(plan):
         normalise_rows(sch, plan.num_warps * LANES)
     return with_mma(sch.mod["main"], plan)
 
@@ -36,6 +38,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     kernels: list[tirx.Stmt] = []
     sums: list[tirx.Var] = []
     blocks: dict[str, s_tir.SBlock] = {}
+    inside = _normalises(plan)
     for stage in root.body.seq:
         block = _blocks(stage)[0]
         name = block.name_hint
@@ -43,13 +46,22 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
         if name.startswith("acc"):
             sums.append(block.body.buffer)
         elif name.startswith("out"):
-            kernels.append(_kernel(Product(blocks[name.replace("out", "acc")], block), plan))
+            product = Product(blocks[name.replace("out", "acc")], block)
+            norm = RowNorm.of(blocks) if inside else None
+            few = plan.family == skinny.FAMILY
+            kernels.append(skinny_kernel(product, plan, norm) if few else _kernel(product, plan))
+        elif inside and name in NORM_BLOCKS:
+            sums.append(block.body.buffer)
         else:
             kernels.append(stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
     whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)
     return func.with_body(s_tir.SBlockRealize([], True, whole))
+
+
+def _normalises(plan: TilePlan) -> bool:
+    return plan.family == skinny.FAMILY and skinny.normalises(plan)
 
 
 def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:
@@ -75,8 +87,7 @@ def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
         T.reads(*(_all_of(b) for b in product.operands()))
         T.writes(_all_of(product.out.body.buffer))
         row, column = grouped(index, (tiles_m.astype("int32"), tiles_n), _some)
-        emitter = WgmmaKernel if plan.family == mma.WARP_GROUPS else MmaKernel
-        kernel = emitter(tile, product, thread, (row, column))
+        kernel = MmaKernel(tile, product, thread, (row, column))
         kernel.accumulate()
         MmaEpilogue(kernel).emit()
     return builder.get().body.block.body

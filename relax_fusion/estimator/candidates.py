@@ -13,7 +13,7 @@ from itertools import chain
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import mma, triton, triton_attention
+from . import mma, skinny, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
 from .panels import candidates as panel_candidates
 from .prediction import ceil_div
@@ -63,9 +63,14 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
         if dev.kind == "cpu":
             found = chain(_matmul_cpu(shape, dev), panel_candidates(shape, dev))
         else:
+            few = (
+                plan
+                for plan in skinny.candidates(work, shape, dev)
+                if plan.block_n == skinny.least_columns(shape) or _columns_fit(shape, plan.block_n)
+            )
             tensor = mma.candidates(shape, work.rows, dev)
             padding_little = (p for p in tensor if _columns_fit(shape, p.block_n))
-            found = chain(_gemv(shape, dev), padding_little, _matmul_gpu(shape, work.rows))
+            found = chain(_gemv(shape, dev), few, padding_little, _matmul_gpu(shape, work.rows))
     return (plan for plan in found if fits(plan, work, dev))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -10,7 +9,7 @@ from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention, Dim, DynamicDim, Workload
-from . import mma
+from . import skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
 from .footprint import violations
@@ -20,18 +19,16 @@ from .triton_cost import FILL_S
 
 RANGE_UPPERS = {
     "tir": (1, 16, 64, 256),
-    "tensor": (1, 16, 32, 64, 128, 256, 512, 1024),
     "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
 }
-"""Upper ends of the ranges of a dynamic dimension, by back end ("tensor": of TIR, where it has
-plans for tensor cores): decoding, small and large batches of it, short prompts; longer ones follow
-in an open range.  Tensor cores have more regimes, and tiles of 128 rows: the ranges that end at 512
-and 1024, which are usual, have one number of them."""
+"""Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
+of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes, and
+tiles of 128 rows: the ranges that end at 512 and 1024, which are usual, have one number of them."""
 
 ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 256, 512, 1024)}
 """The same for the query positions of an attention."""
 
-OPEN_RANGE_SIZE = {"tir": 1024, "tensor": 4096, "triton": 4096}
+OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
 
@@ -44,6 +41,9 @@ MODEL_ERROR = {("gpu", "tir"): 1.2, ("gpu", "triton"): 0.9, ("cpu", "tir"): 1.0}
 predicted to win by less with TIR on an H200 came out between 0.6 and 1.1 of the unfused speed.  On
 a CPU they are far apart.  So are Triton's kernels and TVM's, or they are predicted to be level (one
 row): then Triton's were 1.1 to 1.2 times as fast."""
+
+FAMILY_ERROR = {skinny.FAMILY: 1.0}
+"""The same for kernels of the back end "tir" that are priced by their own timings."""
 
 ATTENTION_BATCHES = {"tir": (1,), "triton": (32, 8, 1)}
 """Batches at which an attention of dynamic batch is priced.  A table has plans by query positions
@@ -137,7 +137,7 @@ def choose(
     found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
-    ranges = _ranges(work, _regime(found))
+    ranges = _ranges(work, found[0].backend)
     chosen = [_best(found, work, dev, inside) for _, inside in ranges]
     predictions = tuple(
         RangePrediction(
@@ -145,7 +145,7 @@ def choose(
             inside[-1],
             fused,
             _unfused(work, dev, inside[-1], fused_by=plan),
-            MODEL_ERROR[dev.kind, plan.backend],
+            FAMILY_ERROR.get(plan.family, MODEL_ERROR[dev.kind, plan.backend]),
         )
         for (upper, inside), (plan, fused) in zip(ranges, chosen, strict=True)
     )
@@ -177,7 +177,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     predictions = []
-    for upper, (*_, size) in _ranges(work, _regime(plan for _, plan in table.entries)):
+    for upper, (*_, size) in _ranges(work, table.entries[0][1].backend):
         plan = table.plan_for(rows_of(work, size))
         unfused = _unfused(work, dev, size, fused_by=plan)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
@@ -193,9 +193,11 @@ def _best(
     to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
     rows = next_power(_tiled_rows(work, sizes[-1]))
-    # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do.
+    # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do; and the
+    # instructions for few rows have eight.
     lowest = max(rows, min(plan.block_m for plan in found))
-    low = [plan for plan in found if plan.block_m <= lowest]
+    few = max(rows, skinny.MMA_ROWS)
+    low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
     priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]
     least = [min(p.seconds for p in column) for column in priced]
     losses = [
@@ -238,13 +240,6 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
             merged.pop()
         merged.append((upper, plan))
     return tuple(merged)
-
-
-def _regime(plans: Iterable[TilePlan]) -> str:
-    """Return the key of `RANGE_UPPERS` for tables of such plans."""
-    plans = list(plans)
-    tensor = any(plan.family in mma.FAMILIES for plan in plans)
-    return "tensor" if tensor else plans[0].backend
 
 
 def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import cpu_cost, gpu_cost, mma, mma_cost, triton_attention_cost, triton_cost, unfused
+from . import (
+    cpu_cost,
+    gpu_cost,
+    mma_cost,
+    skinny,
+    skinny_cost,
+    triton_attention_cost,
+    triton_cost,
+    unfused,
+)
 from .footprint import footprint
 from .panels import FAMILY as PANELS
 from .panels_cost import price_panels
@@ -34,8 +43,9 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     if plan.family == PANELS and not isinstance(work, Attention):
         return price_panels(matmul_shape(work), plan, dev, rows_of(work, size))
     foot = footprint(work, plan, dev)
-    if plan.family in mma.FAMILIES and not isinstance(work, Attention):
-        return mma_cost.predict(work, plan, foot, dev, rows_of(work, size))
+    if plan.family and not isinstance(work, Attention):
+        price = skinny_cost if plan.family == skinny.FAMILY else mma_cost
+        return price.predict(work, plan, foot, dev, rows_of(work, size))
     on_cpu = dev.kind == "cpu"
     if isinstance(work, Attention):
         model = cpu_cost.attention_on_cpu if on_cpu else gpu_cost.attention_on_gpu

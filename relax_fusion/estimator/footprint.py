@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
-from . import mma, triton, triton_attention
+from . import mma, skinny, triton, triton_attention
 from .cpu_limits import cpu_limits
 from .panels import FAMILY as PANELS
 from .panels import registers as panel_registers
@@ -120,9 +120,12 @@ def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     if is_gemv(plan, shape.layouts):
         return _gemv(shape, plan, dev)
-    if plan.family in mma.FAMILIES:
+    if plan.family == mma.FAMILY:
         threads = plan.num_warps * dev.warp_size
         return Footprint(mma.smem_bytes(plan, shape), mma.registers(plan, shape), threads)
+    if plan.family == skinny.FAMILY:
+        threads = plan.num_warps * dev.warp_size
+        return Footprint(skinny.smem_bytes(plan, shape), skinny.registers(plan, shape), threads)
     lines = plan.block_m + shape.parts * plan.block_n
     sums = plan.reg_m * plan.reg_n * shape.parts
     operands = plan.reg_m + plan.reg_n * shape.parts
@@ -200,7 +203,9 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
-    elif plan.block_k > work.k and not _is_gemv_of(work, plan, dev):
+    elif plan.block_k > work.k and not (
+        plan.family == skinny.FAMILY or _is_gemv_of(work, plan, dev)
+    ):
         yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
     if dev.kind == "cpu":
         yield from cpu_limits(foot, plan, work, dev)
@@ -219,12 +224,15 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
 
 def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     """Check a plan that names its kernel."""
-    if isinstance(work, Attention) or plan.family not in mma.FAMILIES:
-        known = " and ".join(map(repr, mma.FAMILIES))
+    families = (mma.FAMILY, skinny.FAMILY)
+    if isinstance(work, Attention) or plan.family not in families:
+        known = " and ".join(map(repr, families))
         names = "no families for attention" if isinstance(work, Attention) else known
         yield f"family is {plan.family!r}, backend 'tir' has {names}"
-    else:
+    elif plan.family == mma.FAMILY:
         yield from mma.violations(plan, matmul_shape(work), dev)
+    else:
+        yield from skinny.violations(plan, work, matmul_shape(work), dev)
 
 
 def _is_gemv_of(work: Workload, plan: TilePlan, dev: DeviceSpec) -> bool:

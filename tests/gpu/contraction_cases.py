@@ -357,6 +357,39 @@ def tensor_core_cases() -> list[Case]:
     return [Case(f"tensor_{name}", work) for name, work in found.items()]
 
 
+def few_rows_cases() -> list[Case]:
+    """Return cases of few rows in half precision, for which a GPU has plans of the family "skinny".
+
+    Rows do not fill tiles, nor columns most blocks, and the last step along k has a tail.
+    """
+    few = replace(HALF, rows=5, k=264, outputs=(plain(40),))
+    gated = replace(HALF_GATED, rows=3, k=136, n=40)
+    bfloat = {"dtype": "bfloat16", "out_dtype": "bfloat16"}
+    found = {
+        "nk": few,
+        "kn": replace(few, rows=9, outputs=(plain(72, layout="kn"),)),
+        "one": replace(few, rows=1, outputs=(plain(33, "bias"),)),
+        "sixteen": replace(few, rows=16, k=1032, out_dtype="float32"),
+        "seventeen": replace(few, rows=ROWS),
+        "tiny": replace(few, k=8, outputs=(plain(1),)),
+        "bfloat16": replace(few, **bfloat),
+        "bfloat16_kn": replace(few, outputs=(plain(8, layout="kn"),), **bfloat),
+        "steps": replace(few, outputs=(plain(40, "bias", "residual", "gelu"),)),
+        "rms": replace(few, norm=RMS),
+        "layer": replace(few, norm=LAYER, rows=11, **bfloat),
+        "layer_one": replace(few, norm=LAYER, rows=1, k=4104),
+        "rms_kn": replace(few, norm=RMS, outputs=(plain(72, layout="kn"),)),
+        "gated": gated,
+        "gated_kn": replace(gated, layout="kn", rows=12),
+        "gated_rms": replace(gated, norm=RMS, gate_first=False),
+        "gated_separate": replace(gated, merged=False, bias=True),
+        "rope": replace(few, outputs=(turned(HALF_ROPE, 64),), norm=RMS),
+        "rope_kn": replace(few, outputs=(turned(ROPE, 80, "bias", layout="kn"),)),
+        "three": replace(few, outputs=(turned(ROPE, 48), plain(32, "bias"), plain(16)), norm=RMS),
+    }
+    return [Case(f"few_{name}", work, 17) for name, work in found.items()]
+
+
 def cases() -> list[Case]:
     """Return the static cases; each is a kernel of its own."""
     return [*_norms(), *_epilogues(), *_gated(), *_rotated(), *_sizes(), *_dtypes()]

@@ -17,9 +17,11 @@ from .contraction_cases import (
     HALF,
     LAYER,
     RMS,
+    ROWS,
     Case,
     cases,
     dynamic_works,
+    few_rows_cases,
     tensor_core_cases,
 )
 
@@ -46,9 +48,9 @@ def test_other_plans_match_reference(case: Case) -> None:
         _check(case, PlanTable.single(plan))
 
 
-def _tensor_core_plans(case: Case) -> list[TilePlan]:
+def _tensor_core_plans(case: Case, family: str = "mma") -> list[TilePlan]:
     found = candidates(case.work, device_of(gpu_target()))
-    return [plan for plan in found if plan.family == "mma"]
+    return [plan for plan in found if plan.family == family]
 
 
 @pytest.mark.parametrize("case", tensor_core_cases(), ids=lambda case: case.name)
@@ -67,6 +69,19 @@ def test_tensor_cores_match_reference_behind_a_norm(norm: Norm, residual: bool, 
         work = replace(HALF, k=k, norm=norm, dtype=dtype, out_dtype=dtype)
         case = Case(dtype, work)
         _check(case, PlanTable.single(_tensor_core_plans(case)[-1]), stored=True)
+
+
+@pytest.mark.parametrize("case", few_rows_cases(), ids=lambda case: case.name)
+def test_few_rows_match_reference(case: Case) -> None:
+    plans = _tensor_core_plans(case, "skinny")
+    for plan in plans[:: max(1, len(plans) // 5)]:
+        _check(case, PlanTable.single(plan), stored=True)
+
+
+@pytest.mark.parametrize("family", ["mma", "skinny"])
+def test_no_rows_are_no_work(family: str) -> None:
+    case = Case("none", replace(HALF, rows=ROWS, norm=RMS), 0)
+    _check(case, PlanTable.single(_tensor_core_plans(case, family)[0]))
 
 
 @pytest.mark.parametrize("name", dynamic_works())

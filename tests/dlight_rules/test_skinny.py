@@ -1,0 +1,155 @@
+"""Tensor-core kernels for few rows: numbers without a GPU, what is declined, and their code."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm.target import Target
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.device_spec import DeviceSpec
+from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules.skinny_kernel import SkinnyKernel
+from relax_fusion.estimator import candidates, choose, skinny
+from relax_fusion.estimator.footprint import footprint, violations
+from relax_fusion.target import device_of, make_target
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
+
+from ..gpu.attention_cases import numpy_dtype
+from ..gpu.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
+from .skinny_on_cpu import run_warps
+from .test_attention import cuda, divergent_barriers, kernels
+
+Work = NormMatmul | GatedFFN
+H200 = device_of(make_target("h200"))
+LLAMA = replace(HALF, rows=1, k=4096, outputs=(plain(6144),), norm=RMS)
+
+
+def plans(work: Work) -> list[TilePlan]:
+    """Return the plans of the family for a workload."""
+    return [plan for plan in candidates(work, H200) if plan.family == skinny.FAMILY]
+
+
+def small_plans(work: Work) -> list[TilePlan]:
+    """Return the smallest plan of each height, without a kernel in front for a norm."""
+    found = sorted(plans(work), key=lambda p: (p.block_n, p.num_warps, -p.num_stages))
+    alone = [p for p in found if work.norm is None or skinny.normalises(p)]
+    return list({p.block_m: p for p in reversed(alone)}.values())
+
+
+def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
+    """Return the results of a case, by its kernels on numpy."""
+    func = build_prim_func(case.work, PlanTable.single(plan), gpu=True)
+    func = ContractionRule().apply(func, cuda(), False).mod["main"]
+    inputs = [array.copy().reshape(-1) for array in case.inputs().values()]
+    shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
+    results = [np.full(np.prod(shape), np.nan, dtype) for shape, dtype in shapes]
+    tensors = {p.name: a for p, a in zip(func.params, [*inputs, *results], strict=True)}
+    for index in range(len(results)):
+        run_warps(func, f"mma{index}", tensors, {"rows": case.rows})
+    return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
+
+
+@pytest.mark.parametrize("case", few_rows_cases(), ids=lambda case: case.name)
+def test_numbers(case: Case) -> None:
+    chosen = small_plans(case.work)
+    assert chosen
+    for plan in chosen:
+        case.check(case.inputs(), computed(case, plan), stored=True)
+
+
+def test_the_check_of_numbers_notices_a_wrong_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = SkinnyKernel._column
+    monkeypatch.setattr(SkinnyKernel, "_column", lambda self, t, h: right(self, t, 1 - h))
+    case = few_rows_cases()[0]
+    with pytest.raises(AssertionError, match="few_nk"):
+        case.check(case.inputs(), computed(case, small_plans(case.work)[0]))
+
+
+def source(work: Work, plan: TilePlan) -> str:
+    func = build_prim_func(work, PlanTable.single(plan), gpu=True).with_attr(
+        "global_symbol", "main"
+    )
+    library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
+    return library.mod.imports[0].inspect_source()
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_weights_pass_no_barrier(layout: WeightLayout, inside: bool) -> None:
+    work = replace(LLAMA, outputs=(plain(6144, layout=layout),))
+    plan = next(p for p in plans(work) if skinny.normalises(p) == inside)
+    found = kernels(source(work, plan))
+    assert len(found) == (1 if inside else 2)  # the norm in front
+    product = next(kernel for kernel in found if "mma_sync" in kernel)
+    loop = product[product.rindex("cp_async_wait_group") : product.rindex("mma_sync")]
+    assert "cuda_warp_sync" in loop
+    assert "__syncthreads" not in loop
+    assert divergent_barriers(product) == 0
+    assert "w0_ptr[" in product and "*(uint4*)(w0" not in product  # by copies alone
+
+
+def test_plans_fit_and_say_what_they_occupy() -> None:
+    found = plans(LLAMA)
+    assert {p.block_m for p in found} == {8}
+    assert {skinny.normalises(p) for p in found} == {True, False}
+    for plan in found:
+        foot = footprint(LLAMA, plan, H200)
+        assert foot.threads == 32 * plan.num_warps
+        assert foot.smem_bytes <= H200.smem_per_block_bytes
+        copied = (plan.block_m + plan.block_n) * plan.block_k * 2 * plan.num_stages
+        assert foot.smem_bytes > copied
+    assert {p.block_m for p in plans(replace(LLAMA, rows=ROWS))} == {8, 16}
+
+
+PLAN = TilePlan(
+    *(8, 16, 512), reg_m=8, reg_n=16, lanes=8, num_stages=3, num_warps=8, family=skinny.FAMILY
+)
+WRONG = [
+    ({"block_m": 24}, "block_m is 24, family 'skinny' has tiles of 8 or 16"),
+    ({"block_n": 24, "reg_n": 24}, "block_n is 24, family 'skinny' takes multiples of 16"),
+    ({"block_k": 256}, "block_k is 256, family 'skinny' takes multiples of 512"),
+    ({"lanes": 4}, "lanes is 4, family 'skinny' copies 8 elements at once"),
+    ({"num_stages": 1}, "num_stages is 1, family 'skinny' needs 2"),
+    ({"split_k": 2}, "split_k is 2, family 'skinny' reduces in 1 part"),
+    ({"num_stages": 20}, "shared memory"),
+]
+
+
+@pytest.mark.parametrize(("changed", "sentence"), WRONG)
+def test_wrong_plans_are_told(changed: dict[str, int], sentence: str) -> None:
+    assert violations(PLAN, LLAMA, H200) == ()
+    assert any(sentence in said for said in violations(replace(PLAN, **changed), LLAMA, H200))
+
+
+REFUSED = [
+    (replace(LLAMA, dtype="float32"), H200, "dtype is float32"),
+    (replace(LLAMA, k=4100), H200, "copies 8 elements at once, which does not divide 4100"),
+    (replace(LLAMA, outputs=(plain(6145, layout="kn"),)), H200, "does not divide 6145"),
+    (LLAMA, device_of(Target("metal")), "needs CUDA and sm_80"),
+]
+
+
+@pytest.mark.parametrize(("work", "dev", "sentence"), REFUSED)
+def test_what_the_family_has_no_plans_for(work: Work, dev: DeviceSpec, sentence: str) -> None:
+    assert not [p for p in candidates(work, dev) if p.family == skinny.FAMILY]
+    assert any(sentence in said for said in violations(PLAN, work, dev))
+
+
+def test_a_norm_that_others_need_is_done_in_front() -> None:
+    for norm in (replace(RMS, residual=True), replace(RMS, returns_norm=True)):
+        work = replace(LLAMA, norm=norm)
+        assert not any(skinny.normalises(p) for p in plans(work))
+        assert any("no norm" in said for said in violations(replace(PLAN, reg_m=1), work, H200))
+
+
+def test_few_rows_get_these_plans() -> None:
+    for name in ("h200", "a100"):
+        table = choose(replace(LLAMA, rows=ROWS), device_of(make_target(name)), always=True).plans
+        assert [table.plan_for(rows).family for rows in (1, 2, 16)] == [skinny.FAMILY] * 3
+        assert table.plan_for(17).family != skinny.FAMILY
+        assert skinny.normalises(table.plan_for(1))
