@@ -35,7 +35,7 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
-    if plan.family in (mma.FAMILY, skinny.FAMILY):
+    if plan.family in (*mma.FAMILIES, skinny.FAMILY):
         return schedule_mma(sch, plan)
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
@@ -49,7 +49,7 @@ def schedule_gpu(
         in_block = stages_norm(int(k), dev)
     threads = plan.num_warps * warp
     if "x_sum" in names:
-        _kernel(sch, sch.get_sblock("x_sum"), threads)
+        steps.element_wise_kernel(sch, sch.get_sblock("x_sum"), threads)
     if not in_block and statistics:
         _norm_kernel(sch, statistics, names, threads)
     fused = [sch.get_sblock("x_norm"), *statistics] if in_block and statistics else []
@@ -60,14 +60,6 @@ def schedule_gpu(
             _tile(sch, blocks, plan, dev.smem_per_block_bytes > 0)
     sch.compute_inline(sch.get_sblock("x_pad"))
     return sch.mod["main"]
-
-
-def _kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
-    """Give an element-wise block a kernel of its own."""
-    fused = sch.fuse(*sch.get_loops(block))
-    grid, thread = sch.split(fused, [None, threads])
-    sch.bind(grid, "blockIdx.x")
-    sch.bind(thread, "threadIdx.x")
 
 
 def _norm_kernel(

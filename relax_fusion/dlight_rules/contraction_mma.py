@@ -7,7 +7,7 @@ from tvm import ir, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator import skinny
+from ..estimator import mma, skinny
 from ..estimator.prediction import ceil_div
 from ..tile_plan import TilePlan
 from . import steps
@@ -17,6 +17,7 @@ from .mma_kernel import MmaKernel
 from .mma_layout import LANES, grouped
 from .mma_tile import MmaTile, Product, int32, int64
 from .norm_rows import normalise_rows
+from .wgmma_kernel import WgmmaKernel
 from .row_norm import NORM_BLOCKS, RowNorm
 
 
@@ -87,7 +88,8 @@ def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
         T.reads(*(_all_of(b) for b in product.operands()))
         T.writes(_all_of(product.out.body.buffer))
         row, column = grouped(index, (tiles_m.astype("int32"), tiles_n), _some)
-        kernel = MmaKernel(tile, product, thread, (row, column))
+        emitter = WgmmaKernel if plan.family == mma.WARP_GROUPS else MmaKernel
+        kernel = emitter(tile, product, thread, (row, column))
         kernel.accumulate()
         MmaEpilogue(kernel).emit()
     return builder.get().body.block.body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -9,7 +10,7 @@ from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention, Dim, DynamicDim, Workload
-from . import skinny
+from . import mma, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
 from .footprint import violations
@@ -19,16 +20,18 @@ from .triton_cost import FILL_S
 
 RANGE_UPPERS = {
     "tir": (1, 16, 64, 256),
+    "tensor": (1, 16, 32, 64, 128, 256, 512, 1024),
     "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
 }
-"""Upper ends of the ranges of a dynamic dimension, by back end: decoding, small and large batches
-of it, short prompts; longer ones follow in an open range.  Triton has kernels for more regimes, and
-tiles of 128 rows: the ranges that end at 512 and 1024, which are usual, have one number of them."""
+"""Upper ends of the ranges of a dynamic dimension, by back end ("tensor": of TIR, where it has
+plans for tensor cores): decoding, small and large batches of it, short prompts; longer ones follow
+in an open range.  Tensor cores have more regimes, and tiles of 128 rows: the ranges that end at 512
+and 1024, which are usual, have one number of them."""
 
 ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 256, 512, 1024)}
 """The same for the query positions of an attention."""
 
-OPEN_RANGE_SIZE = {"tir": 1024, "triton": 4096}
+OPEN_RANGE_SIZE = {"tir": 1024, "tensor": 4096, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
 
@@ -137,7 +140,7 @@ def choose(
     found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
-    ranges = _ranges(work, found[0].backend)
+    ranges = _ranges(work, _regime(found))
     chosen = [_best(found, work, dev, inside) for _, inside in ranges]
     predictions = tuple(
         RangePrediction(
@@ -177,7 +180,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     predictions = []
-    for upper, (*_, size) in _ranges(work, table.entries[0][1].backend):
+    for upper, (*_, size) in _ranges(work, _regime(plan for _, plan in table.entries)):
         plan = table.plan_for(rows_of(work, size))
         unfused = _unfused(work, dev, size, fused_by=plan)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
@@ -240,6 +243,13 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
             merged.pop()
         merged.append((upper, plan))
     return tuple(merged)
+
+
+def _regime(plans: Iterable[TilePlan]) -> str:
+    """Return the key of `RANGE_UPPERS` for tables of such plans."""
+    plans = list(plans)
+    tensor = any(plan.family in mma.FAMILIES for plan in plans)
+    return "tensor" if tensor else plans[0].backend
 
 
 def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:

@@ -120,7 +120,7 @@ def _gemv(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
 def _matmul_gpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     if is_gemv(plan, shape.layouts):
         return _gemv(shape, plan, dev)
-    if plan.family == mma.FAMILY:
+    if plan.family in mma.FAMILIES:
         threads = plan.num_warps * dev.warp_size
         return Footprint(mma.smem_bytes(plan, shape), mma.registers(plan, shape), threads)
     if plan.family == skinny.FAMILY:
@@ -224,12 +224,12 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
 
 def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     """Check a plan that names its kernel."""
-    families = (mma.FAMILY, skinny.FAMILY)
+    families = (*mma.FAMILIES, skinny.FAMILY)
     if isinstance(work, Attention) or plan.family not in families:
         known = " and ".join(map(repr, families))
         names = "no families for attention" if isinstance(work, Attention) else known
         yield f"family is {plan.family!r}, backend 'tir' has {names}"
-    elif plan.family == mma.FAMILY:
+    elif plan.family in mma.FAMILIES:
         yield from mma.violations(plan, matmul_shape(work), dev)
     else:
         yield from skinny.violations(plan, work, matmul_shape(work), dev)

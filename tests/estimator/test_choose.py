@@ -120,8 +120,15 @@ def test_ranges_are_those_of_the_back_end_that_has_a_plan():
     assert [p.upper for p in found.predictions] == [1, 16, 64, 256, None]
 
 
-@pytest.mark.parametrize(("backend", "first", "last"), [("tir", 257, 1024), ("triton", 1025, 4096)])
-def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, first, last):
+@pytest.mark.parametrize(
+    ("backend", "dtype", "first", "last"),
+    [
+        ("tir", "float32", 257, 1024),
+        ("tir", "float16", 1025, 4096),
+        ("triton", "float16", 1025, 4096),
+    ],
+)
+def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dtype, first, last):
     module = sys.modules[choose.__module__]
     sizes = set()
 
@@ -130,7 +137,7 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, fi
         return predict(work, plan, dev, size)
 
     monkeypatch.setattr(module, "predict", recorded)
-    choose.__wrapped__(norm_matmul(), GPU, always=True, backend=backend)
+    choose.__wrapped__(norm_matmul(dtype=dtype), GPU, always=True, backend=backend)
     middle, end = sorted(s for s in sizes if s >= first)
     assert first < middle < end == last
     assert {1, 2, 16, 17, 64, 65} <= sizes  # both ends of closed ranges
