@@ -38,13 +38,13 @@ from .dlight_rules import (
     ScheduleKernels,
 )
 from .errors import PipelineError
+from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
-from .target import has_triton, is_cpu, is_cuda, is_webgpu
+from .target import has_triton, is_cpu, is_cuda, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
-from .webgpu import FiniteConstants, FoldGridDepth
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -152,7 +152,9 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     """
     triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
     flat = [FoldGridDepth()] if is_webgpu(options.target) else []
-    return [schedule_kernels(options), *triton, *flat]
+    lanes = most_lanes(options.target)
+    narrow = [NarrowVectors(lanes)] if lanes is not None else []
+    return [schedule_kernels(options), *triton, *flat, *narrow]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:

@@ -68,6 +68,14 @@ def is_webgpu(target: Target) -> bool:
     return target.kind.name == "webgpu"
 
 
+def most_lanes(target: Target) -> int | None:
+    """Return the elements of the longest vector that code for `target` can name; None for any.
+
+    MSL and WGSL have vectors of 2, 3 and 4, and so has SPIR-V without its capability Vector16.
+    """
+    return 4 if target.kind.name in ("metal", "vulkan", "webgpu") else None
+
+
 def host_target() -> Target:
     """Return the target of this machine's CPU, with its own instruction set and core count."""
     return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": _cores()})

@@ -24,7 +24,7 @@ FLOORS = (
         "legalize",
         "annotate",
         "returned_views",
-        "webgpu",
+        "kernel_limits",
     ),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "cuda_graph", "models", "report"),

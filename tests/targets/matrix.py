@@ -9,7 +9,7 @@ from relax_fusion.target import device_of, is_webgpu
 
 from ..passes.common import Chain
 from .common import TARGETS, Compiled, compile_chain, generator
-from .patterns import odd_sizes, patterns
+from .patterns import odd_sizes, patterns, wide_rows
 
 WIDEST_BYTES = 32
 """What one thread loads or stores at once at most: TVM's own rule for Adreno takes eight floats."""
@@ -53,7 +53,7 @@ def main() -> int:
     """Go through the matrix, print what is wrong, and return how often that was."""
     failures = 0
     for name in sys.argv[1:] or TARGETS:
-        cells = [*forms(), *(("odd", chain) for chain in odd_sizes())]
+        cells = [*forms(), *(("odd", chain) for chain in (*odd_sizes(), *wide_rows()))]
         for form, chain in cells:
             try:
                 wrong = check(compile_chain(chain, TARGETS[name]))

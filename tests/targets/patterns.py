@@ -117,6 +117,11 @@ def patterns(rows: Size, dtype: str = "float32") -> list[Chain]:
     return [*linears(rows, dtype), rotated(rows, dtype), *attentions(rows, dtype)]
 
 
+def wide_rows(rows: Size = 1) -> list[Chain]:
+    """Return rows long enough for the widest vector loads that there are."""
+    return linears(rows, "float16", 2048, 256)
+
+
 def odd_sizes() -> list[Chain]:
     """Return sizes of no rows or keys, of one, and of numbers that nothing divides."""
     found = [

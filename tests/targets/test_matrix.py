@@ -19,7 +19,7 @@ from relax_fusion.workload import NormMatmul, Projection
 from ..passes.common import Chain
 from .common import TARGETS, Compiled, compile_chain, generator
 from .matrix import check, forms
-from .patterns import attentions, linears, odd_sizes
+from .patterns import attentions, linears, odd_sizes, wide_rows
 
 SAMPLE = [
     pytest.param(target, chain, id=f"{target}-{chain.name}-{form}-{chain.dtype}")
@@ -44,6 +44,15 @@ def test_all_is_fused_that_the_device_can_hold(target: str) -> None:
         assert decision.fused == (dtype not in missing)
         if not decision.fused:
             assert decision.decline.reason is Reason.NO_PLAN
+
+
+@pytest.mark.parametrize("target", ["metal", "webgpu", "opencl"])
+def test_vectors_are_as_wide_as_the_language_has_them(target: str) -> None:
+    compiled = compile_chain(wide_rows()[0], TARGETS[target])
+    assert compiled.report.decisions[0].fused and check(compiled) == []
+    source = compiled.source()
+    assert ("load8(" in source) == (target == "opencl")
+    assert re.search({"metal": "half4", "webgpu": "vec4<f16>", "opencl": "vload8"}[target], source)
 
 
 def test_no_operand_is_staged_in_shared_memory_on_adreno() -> None:

@@ -1,4 +1,4 @@
-"""Kernels do without what WebGPU lacks."""
+"""Kernels do without what some targets lack."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tvm
 from tvm.script import ir as I
 from tvm.script import tirx as T
 
-from relax_fusion.webgpu import FiniteConstants, FoldGridDepth
+from relax_fusion.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 
 
 @I.ir_module
@@ -95,3 +95,73 @@ class Flat:
 def test_the_third_grid_dimension_joins_the_second() -> None:
     tvm.ir.assert_structural_equal(FoldGridDepth()(Deep), Flat)
     assert FoldGridDepth()(Flat)["two"].same_as(Flat["two"])
+
+
+@I.ir_module
+class Wide:
+    @T.prim_func(s_tir=True)
+    def eight(x: T.Buffer((8,), "float16")):
+        for i in T.vectorized(8):
+            with T.sblock("x"):
+                v = T.axis.spatial(8, i)
+                x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def six(x: T.Buffer((6,), "float16")):
+        for i in T.vectorized(6):
+            with T.sblock("x"):
+                v = T.axis.spatial(6, i)
+                x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def five(x: T.Buffer((5,), "float16")):
+        for i in T.vectorized(5):
+            with T.sblock("x"):
+                v = T.axis.spatial(5, i)
+                x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def four(x: T.Buffer((4,), "float16")):
+        for i in T.vectorized(4):
+            with T.sblock("x"):
+                v = T.axis.spatial(4, i)
+                x[v] = T.float16(1)
+
+
+@I.ir_module
+class Narrow:
+    @T.prim_func(s_tir=True)
+    def eight(x: T.Buffer((8,), "float16")):
+        for o in T.unroll(2):
+            for i in T.vectorized(4):
+                with T.sblock("x"):
+                    v = T.axis.spatial(8, o * 4 + i)
+                    x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def six(x: T.Buffer((6,), "float16")):
+        for o in T.unroll(2):
+            for i in T.vectorized(3):
+                with T.sblock("x"):
+                    v = T.axis.spatial(6, o * 3 + i)
+                    x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def five(x: T.Buffer((5,), "float16")):
+        for o in T.unroll(5):
+            with T.sblock("x"):
+                v = T.axis.spatial(5, o)
+                x[v] = T.float16(1)
+
+    @T.prim_func(s_tir=True)
+    def four(x: T.Buffer((4,), "float16")):
+        for i in T.vectorized(4):
+            with T.sblock("x"):
+                v = T.axis.spatial(4, i)
+                x[v] = T.float16(1)
+
+
+def test_vectors_are_cut_into_parts_that_the_target_can_name() -> None:
+    after = NarrowVectors(4)(Wide)
+    tvm.ir.assert_structural_equal(tvm.tirx.transform.StmtSimplify()(after), Narrow)
+    assert after["four"].same_as(Wide["four"])

@@ -1,4 +1,8 @@
-"""What kernels for WebGPU have to do without: infinite constants and the third grid dimension."""
+"""What kernels have to do without on some targets, whichever rule has scheduled them.
+
+WebGPU has no infinite constants and no third grid dimension; vectors of Metal, WebGPU and Vulkan
+have four elements at most.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,49 @@ class FoldGridDepth:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
         return _mapped(mod, (tirx.For, _without_depth))
+
+
+@tvm.transform.module_pass(opt_level=0, name="NarrowVectors")
+@dataclass(frozen=True)
+class NarrowVectors:
+    """Cut vectors into parts of `most` elements or of their largest divisor below that.
+
+    rewrite::
+
+        for i in T.vectorized(8):        ->    for o in T.unroll(2):
+            S(i)                                   for i in T.vectorized(4):
+                                                       S(o * 4 + i)
+
+    Parameters
+    ----------
+    most : int
+        Elements of the widest vector.
+    """
+
+    most: int
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every scheduled PrimFunc of `mod`; one without such loops stays the same."""
+        return _mapped(mod, (tirx.For, self._narrow))
+
+    def _narrow(self, loop: tirx.For) -> tirx.For:
+        extent = loop.extent
+        if loop.kind != tirx.ForKind.VECTORIZED or not isinstance(extent, tirx.IntImm):
+            return loop
+        if extent.value <= self.most:
+            return loop
+        width = next(n for n in range(self.most, 0, -1) if extent.value % n == 0)
+        dtype = str(loop.loop_var.ty.dtype)
+        outer, inner = tirx.Var("o", dtype), tirx.Var("i", dtype)
+        place = {loop.loop_var: outer * tirx.const(width, dtype) + inner}
+        body = tvm_ffi.structural_map(loop.body, (ir.Var, lambda var: place.get(var, var)))
+        zero, unrolled = tirx.const(0, dtype), tirx.ForKind.UNROLLED
+        if width > 1:
+            vector = tirx.ForKind.VECTORIZED
+            body = tirx.For(inner, zero, tirx.const(width, dtype), vector, body)
+        else:
+            body = tvm_ffi.structural_map(body, (ir.Var, lambda v: zero if v.same_as(inner) else v))
+        return tirx.For(outer, zero, tirx.const(extent.value // width, dtype), unrolled, body)
 
 
 def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
