@@ -1,0 +1,128 @@
+"""No PrimFunc of an LLM server makes a rule raise: TVM's cache and sampling, MLC-LLM's softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, s_tir, te, tirx
+from tvm.relax.backend.gpu_generic import cumsum, sampling
+from tvm.relax.frontend.nn.llm import (
+    _decode_kernels,
+    _page_kernels,
+    _prefill_kernels,
+    position_embedding,
+)
+
+from relax_fusion import host_target, make_target
+from relax_fusion.dlight_rules import NormRule
+
+from ..fuzz.rules import RULES
+from .foreign_cases import check, compiled, prim_funcs
+
+HALF, GPU = "float16", make_target("h200")
+
+KERNELS: dict[str, Callable[[], object]] = {
+    "paged append": lambda: _page_kernels._kv_cache_transpose_append(8, 128, HALF),
+    "paged append, MLA": lambda: _page_kernels._kv_cache_transpose_append_mla(576, HALF),
+    "cache read": lambda: _page_kernels._kv_cache_debug_get_kv(32, 8, 128, HALF),
+    "copy of a page": lambda: _page_kernels._copy_single_page(8, 16, 128, HALF, GPU),
+    "copy of a page, CPU": lambda: _page_kernels._copy_single_page_cpu(8, 16, 128, HALF),
+    "compaction": lambda: _page_kernels._compact_kv_copy(8, 128, HALF, GPU),
+    "compaction, CPU": lambda: _page_kernels._compact_kv_copy_cpu(8, 128, HALF),
+    "paged decode": lambda: _decode_kernels._attention_decode(8, 32, 128, HALF, False, {}, GPU),
+    "paged decode, CPU": lambda: _decode_kernels._attention_decode_cpu(
+        8, 32, 128, HALF, False, {}
+    ),
+    "merge of states": lambda: _decode_kernels._merge_state_inplace(32, 128, HALF, GPU),
+    "merge of states, CPU": lambda: _decode_kernels._merge_state_inplace_cpu(HALF),
+    "paged prefill, CPU": lambda: _prefill_kernels._attention_prefill_cpu(
+        8, 32, 128, HALF, False, {}
+    ),
+    "split of rotated heads": lambda: position_embedding.llama_rope_with_position_map(
+        theta=10000.0, scale=1.0, head_dim=128, num_q_heads=32, num_kv_heads=8, dtype=HALF,
+        rope_scaling={},
+    ),
+    "cumulative sum": lambda: cumsum.gpu_2d_continuous_cumsum(),
+    "top-p sampling": lambda: sampling.gpu_multinomial_from_uniform(),
+    "sample index": lambda: sampling.generic_get_sample_index(),
+}  # fmt: skip
+
+
+def functions(made: object) -> list[tirx.PrimFunc]:
+    if isinstance(made, s_tir.Schedule):
+        made = made.mod
+    return prim_funcs(made) if isinstance(made, tvm.IRModule) else [made]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_tvms_kernels(name: str) -> None:
+    for func in functions(KERNELS[name]()):
+        assert isinstance(func, tirx.PrimFunc)
+        for target in (host_target(), GPU):
+            for rule in RULES:
+                rule.attempt(func, target)
+
+
+def test_sorting_and_sampling_of_relax() -> None:
+    x = relax.Var("x", relax.TensorType((tirx.Var("b", "int64"), 512), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        ordered = builder.emit(relax.op.sort(x, axis=-1, descending=True))
+        best = builder.emit(relax.op.topk(x, k=5))
+        total = builder.emit(relax.op.cumsum(ordered, axis=1))
+        builder.emit_func_output(relax.Tuple([total, best]))
+    for target in (host_target(), GPU):
+        with target:
+            mod = relax.backend.DispatchSortScan()(builder.get())
+            mod = relax.transform.LegalizeOps()(mod)
+        assert prim_funcs(mod)
+        for func in prim_funcs(mod):
+            for rule in RULES:
+                rule.attempt(func, target)
+
+
+def chunked(rows: int, vocabulary: int, chunk: int) -> tirx.PrimFunc:
+    """Return the logarithm of the sum of exponentials of each chunk, as MLC-LLM samples with it."""
+    chunks = (vocabulary + chunk - 1) // chunk
+    x = te.placeholder((rows, vocabulary), "float32", "logits")
+    warm = te.placeholder((rows,), "float32", "temperature")
+
+    def logit(i: tirx.Expr, c: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return tirx.if_then_else(
+            c * chunk + j < vocabulary, x[i, c * chunk + j] / warm[i], tirx.min_value("float32")
+        )
+
+    a = te.compute((rows, chunks, chunk), logit, "padded")
+    k = te.reduce_axis((0, chunk), "k")
+    most = te.compute((rows, chunks), lambda i, c: te.max(a[i, c, k], axis=k), "most")
+    k2 = te.reduce_axis((0, chunk), "k2")
+    total = te.compute(
+        (rows, chunks), lambda i, c: te.sum(te.exp(a[i, c, k2] - most[i, c]), axis=k2), "total"
+    )
+    out = te.compute((rows, chunks), lambda i, c: te.log(total[i, c]) + most[i, c], "lse")
+    return te.create_prim_func([x, warm, out])
+
+
+def test_softmax_in_chunks() -> None:
+    func = chunked(3, 100, 32)
+    for rule in RULES:
+        rule.attempt(func, GPU)
+    schedule = NormRule().apply(func, host_target(), False)
+    assert schedule is not None
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal((3, 100), "float32"), rng.random(3, "float32") + 1]
+    out = tvm.runtime.empty((3, 4), "float32")
+    library = compiled(schedule.mod["main"], host_target())
+    library["main"](*map(tvm.runtime.tensor, arrays), out)
+
+    def steps(x: np.ndarray, warm: np.ndarray) -> np.ndarray:
+        padded = np.full((3, 128), np.finfo("float32").min, x.dtype)
+        padded[:, :100] = x / warm[:, None]
+        parts = padded.reshape(3, 4, 32)
+        most = parts.max(-1, keepdims=True)
+        return np.log(np.exp(parts - most).sum(-1)) + most[..., 0]
+
+    check(out.numpy(), steps, arrays)
