@@ -24,12 +24,12 @@ class ContractionRule(TotalRule):
     weights as they lie: in ``[n, k]`` by dot products with one partial sum per lane, in ``[k, n]``
     in vectors along n.  Many rows (family "panels") take columns that were packed for them.
 
-    On a GPU: thread blocks of ``block_m x block_n`` outputs with both operands staged in shared
-    memory, ``block_k`` at a time, and the row statistics recomputed by each block.  With
-    ``block_m`` 1 and weights in ``[n, k]``, dot products instead (a GEMV): the ``num_warps`` warps
-    of a block are ``block_n / reg_n`` groups, each group shares ``reg_n`` columns, its threads lie
-    along k and load vectors of ``lanes`` weights, and a group takes ``block_k`` elements of k in
-    one unrolled step.
+    On a GPU: a kernel that normalises the rows, and thread blocks of ``block_m x block_n`` outputs
+    with both operands staged in shared memory, ``block_k`` at a time.  Plans that name a family are
+    for tensor cores (`contraction_mma`).  With ``block_m`` 1 and weights in ``[n, k]``, dot
+    products instead (a GEMV): the ``num_warps`` warps of a block are ``block_n / reg_n`` groups,
+    each group shares ``reg_n`` columns, its threads lie along k and load vectors of ``lanes``
+    weights, and a group takes ``block_k`` elements of k in one unrolled step.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:

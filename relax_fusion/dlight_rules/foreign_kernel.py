@@ -18,7 +18,7 @@ from ..compute import build_prim_func
 from ..compute.ranges import stitch
 from ..device import DeviceSpec
 from ..errors import Decline, Reason
-from ..estimator import choose
+from ..estimator import choose, predict
 from ..target import device_of, is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import DTYPE_BYTES, NormMatmul
@@ -74,14 +74,14 @@ def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable 
         return scalar
     if form.batch:
         return scalar.plans
-    seconds = {p.upper: p.fused.seconds for p in scalar.predictions}
     entries = []
     for p in choice.predictions:
         rows = p.upper or int(str(p.size))
+        on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
         sizes = [rows * work.k] * (form.x.view is None) + [work.n * work.k] * (form.w.view is None)
         moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]  # written, and read
         written = len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
-        table = choice.plans if p.fused.seconds + written < seconds[p.upper] else scalar.plans
+        table = choice.plans if p.fused.seconds + written < on_the_way else scalar.plans
         entries.append((p.upper, table.entries[-1][1] if p.upper is None else table.plan_for(rows)))
     return PlanTable(tuple(entries))
 

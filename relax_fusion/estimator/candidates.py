@@ -68,9 +68,11 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
                 for plan in skinny.candidates(work, shape, dev)
                 if plan.block_n == skinny.least_columns(shape) or _columns_fit(shape, plan.block_n)
             )
-            tensor = mma.candidates(shape, work.rows, dev)
-            padding_little = (p for p in tensor if _columns_fit(shape, p.block_n))
-            found = chain(_gemv(shape, dev), few, padding_little, _matmul_gpu(shape, work.rows))
+            many = mma.candidates(shape, work.rows, dev)
+            padding_little = (p for p in many if _columns_fit(shape, p.block_n))
+            tensor = [p for p in chain(few, padding_little) if fits(p, work, dev)]
+            # Tensor cores are never slower than tiles of FMAs, which are many to price.
+            found = chain(_gemv(shape, dev), tensor or _matmul_gpu(shape, work.rows))
     return (plan for plan in found if fits(plan, work, dev))
 
 

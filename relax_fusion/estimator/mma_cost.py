@@ -19,9 +19,9 @@ from .gpu_cost import resident_blocks
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape
 
-GROUP_RATE = 0.75
-"""Part of the tensor cores' peak that ``wgmma`` reaches in long rows of products: 746 of 989
-Tflop/s, with tiles of 128 x 256."""
+GROUP_RATE = {64: 0.55, 96: 0.62, 128: 0.70, 192: 0.73, 256: 0.75}
+"""Part of the tensor cores' peak that ``wgmma`` reaches, by columns of a tile: 746 of 989 Tflop/s
+with 256, and less in the proportion that Triton's kernels show (`triton_cost`)."""
 
 CROWDED_RATE = 0.65
 """The same with four groups in a block, which wait for each other at every step (256 x 128)."""
@@ -102,10 +102,11 @@ def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> d
 
 def _reached(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return the part of the tensor cores' peak that the tiles of `plan` reach."""
-    if plan.family == mma.WARP_GROUPS:
-        groups = plan.num_warps // mma.GROUP_WARPS
-        return GROUP_RATE if groups <= 2 else CROWDED_RATE
     columns = plan.reg_n * shape.parts
+    if plan.family == mma.WARP_GROUPS:
+        if plan.num_warps > 2 * mma.GROUP_WARPS:
+            return CROWDED_RATE
+        return GROUP_RATE[max(n for n in GROUP_RATE if n <= max(columns, min(GROUP_RATE)))]
     intensity = plan.reg_m * columns / (plan.reg_m + columns)
     whole = HOPPER_RATE if dev.arch.startswith("sm_90") else NATIVE_RATE
     return whole * min(1.0, intensity / BEST_INTENSITY) ** 0.5

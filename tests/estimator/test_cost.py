@@ -123,7 +123,7 @@ def test_a_prediction_respects_the_roofline(key, pick, rows):
     p = predict(work, plan, dev, size_of(work, rows))
     assert p.seconds >= dev.launch_s + p.dram_bytes / dev.dram_bytes_per_s
     if getattr(work, "causal", "none") == "none":
-        tensor = plan.family == mma.FAMILY
+        tensor = plan.family in mma.FAMILIES
         rate = dev.tensor_flops_per_s("float16") if tensor else dev.fma_float32_flops_per_s
         assert p.seconds >= dev.launch_s + p.flops / rate
     assert p.waves >= 1

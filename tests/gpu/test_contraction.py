@@ -56,7 +56,8 @@ def _tensor_core_plans(case: Case, family: str = "mma") -> list[TilePlan]:
 @pytest.mark.parametrize("case", tensor_core_cases(), ids=lambda case: case.name)
 def test_tensor_cores_match_reference(case: Case) -> None:
     plans = _tensor_core_plans(case)
-    for plan in (plans[0], plans[-1]):
+    groups = _tensor_core_plans(case, "wgmma")  # none for weights [k, n]
+    for plan in (plans[0], plans[-1], *groups[:1], *groups[-1:]):
         _check(case, PlanTable.single(plan))
 
 
