@@ -60,7 +60,7 @@ class Scores:
             score = cap * tanh(score / cap, self.on_gpu)
         if operands.bias is not None and work.bias_dims is not None:
             bias = self._read(operands.bias, work.bias_dims, place, whole)
-            score = score + bias if work.bias_op == "add" else _least(score, bias)
+            score = score + bias if work.bias_op == "add" else self._least(score, bias)
         if operands.slopes is not None:
             distance = cast(cast(place.key - self.position(place.query), "int32"), FLOAT)
             score = score + cast(operands.slopes[place.head], FLOAT) * distance
@@ -110,12 +110,14 @@ class Scores:
         outside = tirx.const(0, str(value.ty.dtype))
         return tirx.if_then_else(place.key < self.kv_len, value, outside)
 
+    def _least(self, score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:
+        """Return the smaller one, or NaN where either is: a comparison with NaN is false.
 
-def _least(score: tirx.Expr, bias: tirx.Expr) -> tirx.Expr:
-    """Return the smaller one, or NaN where either is: a comparison with NaN is false."""
+        Not by a `Let` on a GPU, for the reasons that its tanh has.
+        """
 
-    def least(score: tirx.Var) -> tirx.Expr:
-        larger = tirx.Select(bias < score, bias, score + bias)
-        return tirx.Select(score <= bias, score, larger)
+        def least(score: tirx.Expr) -> tirx.Expr:
+            larger = tirx.Select(bias < score, bias, score + bias)
+            return tirx.Select(score <= bias, score, larger)
 
-    return let("score", score, least)
+        return least(score) if self.on_gpu else let("score", score, least)

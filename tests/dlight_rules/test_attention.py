@@ -164,6 +164,12 @@ def test_cuda_compiles(name: str) -> None:
     assert divergent_barriers(kernel) == 0
 
 
+@pytest.mark.parametrize("name", ["bias_min", "softcap_under_bias_min", "everything"])
+def test_unrolled_rows_share_no_variable(name: str) -> None:
+    plan = TilePlan(16, 32, 32, reg_m=2, reg_n=2, num_warps=8)
+    assert "__syncthreads" in cuda_source(BY_NAME[name].work, PlanTable.single(plan))
+
+
 def test_cuda_computes_tanh_itself() -> None:
     # With --use_fast_math, as TVM compiles CUDA, tanhf is right to eleven bits only.
     assert "tanh" not in cuda_source(BY_NAME["softcap"].work, GPU_PLAN)
