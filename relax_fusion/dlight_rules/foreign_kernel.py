@@ -32,6 +32,9 @@ from .foreign_views import through_views
 WARP = 32
 """Threads of a warp, on every device that has tensor cores of ours."""
 
+COMPUTED_LANES = 4
+"""Most elements of a vector that a GPU computes, rather than loads: TVM 0.27 has none of eight."""
+
 Index = Callable[..., tirx.Expr]
 
 
@@ -95,6 +98,8 @@ def _variant(
 ) -> tirx.PrimFunc | Decline:
     """Return the kernel by one plan."""
     work, plan = planned
+    if plan.num_warps and not _on_tensor_cores(plan) and None in (form.x.view, form.w.view):
+        plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
     core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
     adapted = _adapted(core, form, plan)
     scheduled = ContractionRule().apply(adapted, target, False)

@@ -26,6 +26,9 @@ VECTORS_PER_THREAD = 2
 """Vector loads that a thread should have to do before a row gets more threads: two are under way
 at once.  Assumed, not measured."""
 
+ARITHMETIC_BYTES = 4
+"""Of the numbers that statistics are computed in: TVM 0.27 has no vector of eight floats."""
+
 UNKNOWN_WIDTH = 1024
 """Columns that a row is taken to have when only the run knows."""
 
@@ -220,11 +223,11 @@ def _row_and_columns(sch: s_tir.Schedule, block: _Block) -> tuple[LoopRV, list[L
 
 
 def _lanes(sch: s_tir.Schedule, block: _Block) -> int:
-    """Return the elements of a vector load that divide the columns."""
+    """Return the elements of a vector that divide the columns, and which TVM can compute with."""
     found = sch.get(block.rv)
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
     sizes = [DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
-    most = VECTOR_LOAD_BYTES // max(sizes, default=1)
+    most = VECTOR_LOAD_BYTES // max(ARITHMETIC_BYTES, *sizes, 1)
     return most if block.columns == 1 else math.gcd(block.columns or 1, most)
 
 

@@ -53,7 +53,7 @@ def layer_norm(x: Any, g: Any, b: Any, axes: tuple[int, ...] = (-1,)) -> Any:
 CASES = {
     "RMSNorm": Case((Input(("b", "s", 64)), Input((64,))), rms_norm, rms, "float4"),
     "RMSNorm in float16": Case(
-        (Input((4, 96), "float16"), Input((96,), "float16")), rms_norm, rms, "uint4"
+        (Input((4, 96), "float16"), Input((96,), "float16")), rms_norm, rms, "half4"
     ),
     "RMSNorm of odd width": Case(
         (Input((4, 97), "bfloat16"), Input((97,), "bfloat16")), rms_norm, rms
