@@ -91,9 +91,8 @@ class SkinnyKernel:
         factors = LINES if norm else 0  # gamma and beta
         self.lines = self.weight_lines + plan.block_m + factors  # of a chunk
         elements = self.chunks * self.lines * PIECES * PIECE
-        self.ring = scratch(
-            "ring", plan.num_stages * plan.num_warps * elements, product.dtype, "shared.dyn"
-        )
+        size = plan.num_stages * plan.num_warps * elements
+        self.ring = scratch("ring", size, product.dtype, "shared.dyn")
         self.step_bytes = elements * ELEMENT_BYTES
         self.base = scratch("base", 1, "uint32", "local")
         # Of a chunk: weights, then x, then the factors of its norm
@@ -107,8 +106,10 @@ class SkinnyKernel:
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
-        own = self.ring[self.warp * int32(self.step_bytes // ELEMENT_BYTES)]
-        T.buffer_store(self.base, cuda_cvta_generic_to_shared(tirx.address_of(own)), [0])
+        # Of the whole ring: a buffer shrinks to what TVM sees of its use
+        first = cuda_cvta_generic_to_shared(self.ring.access_ptr("rw"))
+        own = (self.warp * int32(self.step_bytes)).astype("uint32")
+        T.buffer_store(self.base, first + own, [0])
         with T.unroll(self.sums.ty.shape[0]) as e:
             T.buffer_store(self.sums, tirx.const(0.0, "float32"), [e])
         ahead = self.plan.num_stages - 1

@@ -33,11 +33,9 @@ FILL_S = 2.2e-6
 WAVE_S = 0.7e-6
 """What a further wave of thread blocks adds: they begin and end as the first did."""
 
-NORM_S, NORM_S_PER_ROW = 0.7e-6, 0.05e-6
-"""What it adds that blocks gather the statistics of their rows first, and for each row."""
-
-NORM_KERNEL_S = 2.0e-6
-"""What a norm in front adds: the launch of its kernel, and its trips to memory."""
+NORM_S_PER_ROW = 0.8e-6
+"""What it adds, for each row, that blocks gather the statistics of their rows first.  Assumed: a
+trip to memory under load."""
 
 
 def predict(
@@ -62,9 +60,9 @@ def predict(
     launches = len(shape.n_parts)
     norm = work.norm
     if norm is not None and skinny.normalises(plan):
-        seconds += launches * (NORM_S + rows * NORM_S_PER_ROW)
+        seconds += launches * min(rows, plan.block_m) * NORM_S_PER_ROW
     elif norm is not None:
-        seconds += dev.launch_s + NORM_KERNEL_S
+        seconds += dev.launch_s
     terms["launch"] = launches * (dev.launch_s + FILL_S)
     side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
     return Prediction(
@@ -87,7 +85,9 @@ def _times(
     shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, n: int, rows: int
 ) -> tuple[float, float]:
     """Return how long memory and L2 take for a projection."""
-    weights = float(n * shape.parts * shape.k * shape.in_bytes)
+    # Blocks of other rows and the same columns are far apart in time
+    times = ceil_div(rows, plan.block_m)
+    weights = float(times * n * shape.parts * shape.k * shape.in_bytes)
     fetched = _fetched(shape, plan, n, rows)
     return (
         weights / (dev.dram_bytes_per_s * READ_EFFICIENCY),

@@ -109,10 +109,6 @@ class WarpsBlock(Block):
         lanes = np.arange(LANES) ^ int(args[2])
         return self.value(args[1]).reshape(-1, LANES)[:, lanes].reshape(-1)
 
-    def call_cuda_cvta_generic_to_shared(self, args: Any) -> Any:
-        load = args[0].args[0]
-        return self._offset(load.source, load.indices) * ELEMENT
-
     def call_cuda_warp_sync(self, args: Any) -> None:
         assert len(self.active) == self.threads
         self.epoch += 1

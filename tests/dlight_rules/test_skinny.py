@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.skinny_kernel import SkinnyKernel
 from relax_fusion.estimator import candidates, choose, skinny
 from relax_fusion.estimator.footprint import footprint, violations
+from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
@@ -91,6 +93,27 @@ def test_weights_pass_no_barrier(layout: WeightLayout, inside: bool) -> None:
     assert "__syncthreads" not in loop
     assert divergent_barriers(product) == 0
     assert "w0_ptr[" in product and "*(uint4*)(w0" not in product  # by copies alone
+
+
+@tvm.ir.instrument.pass_instrument
+class Launches:
+    """Notes the bytes of dynamic shared memory that launches ask for."""
+
+    def __init__(self) -> None:
+        self.found: list[int] = []
+
+    def run_after_pass(self, mod: tvm.ir.IRModule, info: tvm.ir.transform.PassInfo) -> None:
+        if info.name == "tirx.SplitHostDevice":
+            launches = re.findall(r"T\.int64\((\d+)\), launch_params=.*dyn_shared", mod.script())
+            self.found += map(int, launches)
+
+
+def test_launches_ask_for_the_whole_ring() -> None:
+    for plan in plans(LLAMA)[::7]:
+        launches = Launches()
+        with tvm.transform.PassContext(instruments=[launches]):
+            source(LLAMA, plan)
+        assert launches.found == [plan.num_stages * skinny.step_bytes(plan, matmul_shape(LLAMA))]
 
 
 def test_plans_fit_and_say_what_they_occupy() -> None:
