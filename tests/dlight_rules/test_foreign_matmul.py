@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
 from tvm import relax, s_tir, te, tirx
+from tvm.s_tir import dlight as dl
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import ForeignMatmulRule
@@ -247,3 +249,15 @@ def test_a_scheduled_function_is_left() -> None:
     once = ForeignMatmulRule().apply(func, host_target(), False)
     assert isinstance(once, s_tir.Schedule)
     assert ForeignMatmulRule().apply(once.mod["main"], host_target(), False) is None
+
+
+def test_every_projection_of_batch_decode_is_kept_from_tvms_rule() -> None:
+    """There `dl.gpu.Matmul` ends in a segmentation fault (TVM 0.26 and 0.27)."""
+    func = fused(
+        inputs(("b", 1, 2048), (3072, 2048), dtype="float16"),
+        lambda x, w: op.matmul(x, op.permute_dims(w)),
+    )
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    with make_target("h200"):
+        mod = dl.ApplyDefaultSchedule(ForeignMatmulRule(), dl.gpu.Matmul())(mod)
+    assert PLAN_ATTR in mod["main"].attrs
