@@ -17,7 +17,7 @@ from .legalised import NOT_LEGALISED_ALONE, UNTRIED, calls, covered, registered
 SAMPLE = {
     "add": "CPUSpatialRule",
     "argmax": "",
-    "fused (masked softmax)": "NormRule",
+    "nn.softmax": "NormRule",
     "matmul (batch)": "ForeignMatmulRule",
     "matmul (empty k)": "CPUSpatialRule",
     "matmul (int8)": "",
