@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+from _cpu_machine import pin_threads, use_all_cores
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
@@ -106,6 +107,8 @@ def measure(name: str, plans: list[TilePlan], dev: DeviceSpec, rounds: int) -> l
     points: list[Point] = []
     for rows in SIZES:
         args = arguments(func, rows, np.random.default_rng(rows))
+        kernels[0]["main"](*args)  # starts the threads
+        pin_threads()
         best = [float("inf")] * len(plans)
         for number in range(rounds):
             print(f"{name}, {rows} rows: round {number + 1}", end="\r", file=sys.stderr)
@@ -150,7 +153,8 @@ def summary(points: list[Point], name: str, rows: int) -> dict[str, object]:
 
 def tile(plan: TilePlan) -> str:
     """Return the numbers of a CPU plan that vary."""
-    return f"{plan.block_m}x{plan.block_n} reg {plan.reg_m}x{plan.reg_n} lanes {plan.lanes}"
+    numbers = f"{plan.block_m}x{plan.block_n} reg {plan.reg_m}x{plan.reg_n} lanes {plan.lanes}"
+    return f"{plan.family} {numbers}".lstrip()
 
 
 def markdown(environment: dict[str, object], table: list[dict[str, object]]) -> str:
@@ -188,6 +192,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--name", default="cpu_calibration")
     args = parser.parse_args()
+    use_all_cores()
     dev, rng = device_of(host_target()), random.Random(args.seed)
     points: list[Point] = []
     for name in args.workload or WORKLOADS:
