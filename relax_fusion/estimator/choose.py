@@ -199,7 +199,7 @@ def _best(
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do; and the
     # instructions for few rows have eight.
     lowest = max(rows, min(plan.block_m for plan in found))
-    few = max(rows, skinny.MMA_ROWS)
+    few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS else 0
     low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
     priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]
     least = [min(p.seconds for p in column) for column in priced]

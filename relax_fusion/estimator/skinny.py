@@ -39,10 +39,10 @@ COPY_LANES = 8
 FACTOR_LINES = 4
 """Lines of a chunk for gamma and beta: a warp copies four at a time."""
 
-COLUMNS = (16, 32, 48, 64, 128)
-"""Columns of a block, of all parts."""
+COLUMNS = (16, 32, 48, 64)
+"""Columns of a block, of all parts; or the least that a layout has, for each part."""
 
-PIPELINES = ((8, 1, 4), (8, 1, 3), (8, 1, 2), (4, 1, 6), (4, 1, 4), (4, 1, 3), (4, 1, 2))
+PIPELINES = ((8, 1, 4), (8, 1, 3), (4, 1, 6), (4, 1, 4), (4, 1, 3), (4, 1, 2))
 """Warps, chunks of a step, and stages."""
 
 OVERHEAD_REGISTERS = 40
@@ -73,9 +73,9 @@ def candidates(
     if isinstance(rows, int) and rows > MOST_ROWS:
         return
     unit = least_columns(shape)
-    for block_m, columns in product((MMA_ROWS, MOST_ROWS), COLUMNS):
-        block_n = columns // shape.parts
-        if block_n % unit or (isinstance(rows, int) and block_m >= 2 * max(rows, MMA_ROWS)):
+    widths = {c // shape.parts for c in COLUMNS if c // shape.parts % unit == 0} or {unit}
+    for block_m, block_n in product((MMA_ROWS, MOST_ROWS), sorted(widths)):
+        if isinstance(rows, int) and block_m >= 2 * max(rows, MMA_ROWS):
             continue
         inside = block_m == MMA_ROWS and _may_normalise(work)
         for (warps, chunks, stages), reg_m in product(
