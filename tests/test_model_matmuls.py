@@ -16,7 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir import dlight as dl
 
 from relax_fusion import PipelineOptions, Report, make_target
-from relax_fusion.dlight_rules import ScalarMatmulRule
+from relax_fusion.dlight_rules import ForeignMatmulRule, ScalarMatmulRule
 from relax_fusion.models import export, zoo_config
 from relax_fusion.pipeline import PHASES
 from relax_fusion.tile_plan import PLAN_ATTR
@@ -24,8 +24,15 @@ from relax_fusion.tile_plan import PLAN_ATTR
 from .passes.common import Chain, module
 
 H200 = make_target("h200")
-RULES = (ScalarMatmulRule, dl.gpu.GEMV, dl.gpu.Reduction, dl.gpu.GeneralReduction, dl.gpu.Fallback)
-"""TVM's, in the order of phase 4."""
+RULES = (
+    ForeignMatmulRule,
+    ScalarMatmulRule,
+    dl.gpu.GEMV,
+    dl.gpu.Reduction,
+    dl.gpu.GeneralReduction,
+    dl.gpu.Fallback,
+)
+"""Those of phase 4 for functions that no pass made, in its order."""
 
 
 def multiplies_and_sums(func: tirx.PrimFunc) -> bool:
@@ -145,8 +152,6 @@ def test_what_a_kernel_of_ours_would_have_to_learn() -> None:
     gaps = {
         "symbolic_n": ("x[n,1024] W[m,1024]", NT + "y = R.matmul(x, t)"),
         "symbolic_k": ("x[n,m] W[512,m]", NT + "y = R.matmul(x, t)"),
-        "batched": ("x[4,n,64] W[4,64,128]", "y = R.matmul(x, W)"),
-        "einsum": ("x[n,256] W[512,256]", "y = R.einsum((x, W), 'ij,kj->ik')"),
     }
     for name, (inputs, body) in gaps.items():
         chain = Chain("main", inputs, body, "y", dtype="float16")
@@ -154,10 +159,21 @@ def test_what_a_kernel_of_ours_would_have_to_learn() -> None:
         assert list(found.values()) == ["ScalarMatmulRule"], name
 
 
+def test_what_no_pass_takes_is_scheduled_as_ours() -> None:
+    left = {
+        "batched": ("x[4,n,64] W[4,64,128]", "y = R.matmul(x, W)"),
+        "einsum": ("x[n,256] W[512,256]", "y = R.einsum((x, W), 'ij,kj->ik')"),
+    }
+    for name, (inputs, body) in left.items():
+        chain = Chain("main", inputs, body, "y", dtype="float16")
+        found, _ = left_to_tvm(module([chain]))
+        assert list(found.values()) == ["ForeignMatmulRule"], name
+
+
 def test_the_detector_sees_a_matmul_that_is_left() -> None:
     chain = Chain("main", *SPELLINGS["nt"], "y", dtype="float16")
     found, _ = left_to_tvm(module([chain]), disable=("FuseMatmulEpilogue",))
-    assert list(found.values()) == ["ScalarMatmulRule"]
+    assert list(found.values()) == ["ForeignMatmulRule"]
     norm = "y = R.nn.layer_norm(x, g, b, axes=[-1])"
     alone = Chain("main", "x[n,64] g[64] b[64]", norm, "y", dtype="float16")
     assert left_to_tvm(module([alone]))[0] == {}
