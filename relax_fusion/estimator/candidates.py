@@ -32,7 +32,7 @@ GPU_ATTENTION_TILES = ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (4, 2), (4, 4))
 CPU_REG_M = (1, 2, 4, 8)
 CPU_REG_N = (1, 2, 3, 4, 6, 8)
 CPU_BLOCK_ROWS = (1, 2, 4)
-CPU_TASKS_PER_CORE = (1, 4, 16)
+CPU_TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
 def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
