@@ -304,21 +304,29 @@ class SkinnyKernel:
         totals = scratch("totals", parts, "float32", "local")
         for first in range(0, tile, self.threads):
             element = self.thread + int32(first)
-            for part in range(parts):
-                places = [int32((w * parts + part) * tile) for w in range(plan.num_warps)]
-                total = shared[places[0] + element]
-                for place in places[1:]:
-                    total = total + shared[place + element]
-                T.buffer_store(totals, total, [part])
-            inside = tirx.const(True)
-            row = self.first_row + int64(element // int32(plan.block_n))
-            column = self.first_column + int64(element % int32(plan.block_n))
-            inside = tirx.all(row < self.product.rows, column < int64(self.product.columns))
-            with T.If(inside), T.Then():
-                for (buffer, where), value in self.product.results(
-                    row, column, lambda part: totals[part]
-                ):
-                    T.buffer_store(buffer, value, where)
+            if first + self.threads <= tile:
+                self._finish_element(shared, totals, element)
+            else:  # there are more threads than elements
+                with T.If(element < int32(tile)), T.Then():
+                    self._finish_element(shared, totals, element)
+
+    def _finish_element(self, shared: tirx.Var, totals: tirx.Var, element: tirx.Expr) -> None:
+        """Add the sums of the warps for an element of the tile, and store what becomes of it."""
+        plan, parts = self.plan, self.product.parts
+        tile = plan.block_m * plan.block_n
+        for part in range(parts):
+            places = [int32((w * parts + part) * tile) for w in range(plan.num_warps)]
+            total = shared[places[0] + element]
+            for place in places[1:]:
+                total = total + shared[place + element]
+            T.buffer_store(totals, total, [part])
+        row = self.first_row + int64(element // int32(plan.block_n))
+        column = self.first_column + int64(element % int32(plan.block_n))
+        inside = tirx.all(row < self.product.rows, column < int64(self.product.columns))
+        with T.If(inside), T.Then():
+            results = self.product.results(row, column, lambda part: totals[part])
+            for (buffer, where), value in results:
+                T.buffer_store(buffer, value, where)
 
     def _share(self, shared: tirx.Var) -> None:
         """Put the sums of this thread where all can read them."""

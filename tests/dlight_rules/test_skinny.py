@@ -37,10 +37,14 @@ def plans(work: Work) -> list[TilePlan]:
 
 
 def small_plans(work: Work) -> list[TilePlan]:
-    """Return the smallest plan of each height, without a kernel in front for a norm."""
-    found = sorted(plans(work), key=lambda p: (p.block_n, p.num_warps, -p.num_stages))
+    """Return the narrowest plans of each height with fewest and with most warps.
+
+    Without a kernel in front for a norm.  Eight warps have more threads than the least tile has
+    elements.
+    """
+    found = sorted(plans(work), key=lambda p: (p.block_n, -p.num_stages))
     alone = [p for p in found if work.norm is None or skinny.normalises(p)]
-    return list({p.block_m: p for p in reversed(alone)}.values())
+    return list({(p.block_m, p.num_warps): p for p in reversed(alone)}.values())
 
 
 def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
