@@ -146,6 +146,14 @@ def test_one_kernel_adds_and_normalises_rows(norm: Norm, k: int) -> None:
     assert ("*(uint4*)(x_local" in first) == (k == 512)
 
 
+def test_nothing_is_launched_for_no_rows() -> None:
+    """TVM takes a grid of no blocks for one of one block, which would read a row."""
+    work = replace(HALF, k=512, norm=SUM)
+    for rows, times in ((ROWS, 1), (77, 0)):
+        _, host = source_and_host(replace(work, rows=rows), plans(work)[0], cuda())
+        assert host.count("icmp sgt i64 %rows, 0") == times
+
+
 def test_all_plans_of_a_gated_pair_are_emitted() -> None:
     work = replace(HALF_GATED, rows=ROWS, k=256, n=256)
     found = plans(work)
