@@ -17,8 +17,8 @@ from .mma_kernel import MmaKernel
 from .mma_layout import LANES, grouped
 from .mma_tile import MmaTile, Product, int32, int64
 from .norm_rows import normalise_rows
-from .wgmma_kernel import WgmmaKernel
 from .row_norm import NORM_BLOCKS, RowNorm
+from .wgmma_kernel import WgmmaKernel
 
 
 def schedule_mma(sch: s_tir.Schedule, plan: TilePlan) -> tirx.PrimFunc:

@@ -20,7 +20,7 @@ from .triton_cost import FILL_S
 
 RANGE_UPPERS = {
     "tir": (1, 16, 64, 256),
-    "tensor": (1, 16, 32, 64, 128, 256, 512, 1024),
+    "tensor": (1, 16, 32, 64, 128, 256, 384, 512, 896, 1024),
     "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
 }
 """Upper ends of the ranges of a dynamic dimension, by back end ("tensor": of TIR, where it has

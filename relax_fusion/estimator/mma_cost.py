@@ -19,9 +19,9 @@ from .gpu_cost import resident_blocks
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape
 
-GROUP_RATE = {64: 0.55, 96: 0.62, 128: 0.70, 192: 0.73, 256: 0.75}
-"""Part of the tensor cores' peak that ``wgmma`` reaches, by columns of a tile: 746 of 989 Tflop/s
-with 256, and less in the proportion that Triton's kernels show (`triton_cost`)."""
+GROUP_RATE = {64: 0.5, 96: 0.54, 128: 0.58, 192: 0.67, 256: 0.75}
+"""Part of the tensor cores' peak that ``wgmma`` reaches, by columns of a tile: measured with 128 to
+256 (746 of 989 Tflop/s), assumed with fewer."""
 
 CROWDED_RATE = 0.65
 """The same with four groups in a block, which wait for each other at every step (256 x 128)."""
