@@ -13,8 +13,10 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax
+from tvm.s_tir import dlight as dl
 
 from relax_fusion import PipelineOptions, Report, make_target
+from relax_fusion.dlight_rules import ScalarMatmulRule
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
 
 
@@ -44,6 +46,35 @@ def compiled(mod: ir.IRModule, target: str, **options: Any) -> Built:
     with tvm.transform.PassContext(opt_level=3, config={"relax.backend.use_cuda_graph": False}):
         executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
     return Built(executable, report)
+
+
+def compiled_by_tvm(mod: ir.IRModule, target: str) -> Built:
+    """Compile a module for a GPU as MLC-LLM does, with none of our passes.
+
+    Of our rules it has the one that keeps matmuls from TVM's tensor-core schedule, which crashes.
+    """
+    chosen = make_target(target)
+    rules = [
+        ScalarMatmulRule(),
+        dl.gpu.GEMV(),
+        dl.gpu.Reduction(),
+        dl.gpu.GeneralReduction(),
+        dl.gpu.Fallback(),
+    ]
+    passes = [
+        relax.transform.LegalizeOps(),
+        relax.transform.AnnotateTIROpPattern(),
+        relax.transform.FoldConstant(),
+        relax.transform.FuseOps(),
+        relax.transform.FuseTIR(),
+        relax.transform.DeadCodeElimination(),
+        dl.ApplyDefaultSchedule(*rules),
+        relax.get_default_pipeline(chosen),
+    ]
+    with chosen, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}):
+        pipeline = tvm.transform.Sequential(passes)
+        executable = tvm.compile(mod, target=chosen, relax_pipeline=pipeline)
+    return Built(executable, Report())
 
 
 def decided(mod: ir.IRModule, target: str) -> Report:

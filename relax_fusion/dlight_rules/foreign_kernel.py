@@ -18,7 +18,7 @@ from ..compute import build_prim_func
 from ..compute.ranges import stitch
 from ..device import DeviceSpec
 from ..errors import Decline, Reason
-from ..estimator import choose, predict
+from ..estimator import choose, predict, skinny
 from ..target import device_of, is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import DTYPE_BYTES, NormMatmul
@@ -64,18 +64,20 @@ def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable 
 
     Tensor cores copy their operands as they lie in memory.  A factor that is computed is written
     there by a kernel in front, where that pays, and else read by a kernel of scalar instructions,
-    which computes it on the way; so it always is in a batch, for which there is one kernel.
+    which computes it on the way; so it always is in a batch, for which there is one kernel.  Few
+    rows have scalar instructions too: the kernels for them have not been run through views.
     """
     choice = choose(work, dev, always=True)
     if isinstance(choice, Decline):
         return choice
     computed = [f for f in (form.x, form.w) if f.view is None]
-    if not computed or not any(_on_tensor_cores(plan) for _, plan in choice.plans.entries):
+    families = {plan.family for _, plan in choice.plans.entries}
+    if not any(families) or not (computed or skinny.FAMILY in families):
         return choice.plans
     scalar = choose(work, replace(dev, arch=""), always=True)
     if isinstance(scalar, Decline):
         return scalar
-    if form.batch:
+    if form.batch and computed:
         return scalar.plans
     entries = []
     for p in choice.predictions:
@@ -84,7 +86,9 @@ def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable 
         sizes = [rows * work.k] * (form.x.view is None) + [work.n * work.k] * (form.w.view is None)
         moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]  # written, and read
         written = len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
-        table = choice.plans if p.fused.seconds + written < on_the_way else scalar.plans
+        few = choice.plans.plan_for(rows).family == skinny.FAMILY
+        faster = not sizes or p.fused.seconds + written < on_the_way
+        table = choice.plans if faster and not few else scalar.plans
         entries.append((p.upper, table.entries[-1][1] if p.upper is None else table.plan_for(rows)))
     return PlanTable(tuple(entries))
 

@@ -29,9 +29,6 @@ at once.  Assumed, not measured."""
 ARITHMETIC_BYTES = 4
 """Of the numbers that statistics are computed in: TVM 0.27 has no vector of eight floats."""
 
-UNKNOWN_WIDTH = 1024
-"""Columns that a row is taken to have when only the run knows."""
-
 
 @dataclass(frozen=True)
 class _Block:
@@ -66,7 +63,8 @@ class NormRule(TotalRule):
                                                   for k: y[i, k] = g(x, s)
 
     leaves:
-        functions without a reduction, and those which reduce another axis than the last ones.
+        functions without a reduction, and those which reduce another axis than the last ones; on
+        a GPU also those of a width only known at run time, and of two statistics in one pass.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
@@ -192,6 +190,11 @@ def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> in
 
 def _on_gpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> Decline | None:
     """Give every row a thread block."""
+    # On an H200 TVM's rule was faster with both: 70 us against 108, and 27.5 against 33.
+    if any(block.columns is None for block in blocks):
+        return Decline(Reason.SHAPE, "vectors need a number of columns known when compiling")
+    if any(len(sch.get(block.rv).writes) > 1 for block in blocks):
+        return Decline(Reason.SCHEDULE, "two statistics of one pass over a row")
     *before, last = blocks
     row, _ = _row_and_columns(sch, last)
     for block in reversed(before):
@@ -201,11 +204,10 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> Decli
         whole_row = block.columns != 1 and not block.reduces
         if whole_row and sch.get(block.rv).writes[0].source not in results:
             return Decline(Reason.SCHEDULE, "a row between two steps is not kept in shared memory")
-        for index, region in enumerate(sch.get(block.rv).writes):
-            if region.source not in results:
-                sch.set_scope(block.rv, index, "shared")
+        if sch.get(block.rv).writes[0].source not in results:
+            sch.set_scope(block.rv, 0, "shared")
     sch.bind(row, "blockIdx.x")
-    widest = max((b.columns or UNKNOWN_WIDTH for b in blocks), default=1)
+    widest = max(b.columns or 1 for b in blocks)
     lanes = min(_lanes(sch, b) for b in blocks)
     wanted = next_power(ceil_div(widest, lanes * VECTORS_PER_THREAD))
     threads = max(dev.warp_size, min(wanted, dev.max_threads_per_block))
