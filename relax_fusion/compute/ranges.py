@@ -54,6 +54,20 @@ def stitch(funcs: Sequence[tuple[int | None, tirx.PrimFunc]], dim: tirx.Var) -> 
     return first.with_body(s_tir.SBlockRealize([], True, root))
 
 
+def unless_empty(func: tirx.PrimFunc, dim: tirx.Expr) -> tirx.PrimFunc:
+    """Return a function that does nothing where a dynamic `dim` is 0.
+
+    TVM launches one thread block where a grid has none; it would read and write what is not there.
+
+    rewrite: ``f(a, b): root`` -> ``f(a, b): if dim > 0: root``
+    """
+    if isinstance(dim, tirx.IntImm):
+        return func
+    some = tirx.op.tvm_thread_invariant(dim > tirx.IntImm("int64", 0))
+    root = s_tir.SBlock([], [], [], "root", tirx.IfThenElse(some, func.body, None))
+    return func.with_body(s_tir.SBlockRealize([], True, root))
+
+
 def _body_over(first: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.Stmt:
     """Return the body of `func` over the parameters of `first`, with variables of its own."""
     func = s_tir.renew_defs(func)

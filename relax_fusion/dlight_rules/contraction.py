@@ -6,7 +6,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from ..compute import description
-from ..compute.ranges import stitch, unstitch
+from ..compute.ranges import stitch, unless_empty, unstitch
 from ..target import is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
@@ -30,7 +30,15 @@ class ContractionRule(TotalRule):
     products instead (a GEMV): the ``num_warps`` warps of a block are ``block_n / reg_n`` groups,
     each group shares ``reg_n`` columns, its threads lie along k and load vectors of ``lanes``
     weights, and a group takes ``block_k`` elements of k in one unrolled step.
+
+    Parameters
+    ----------
+    rows_may_be_none : bool
+        Whether a function for dynamic rows does nothing without any; else the caller sees to it.
     """
+
+    def __init__(self, rows_may_be_none: bool = True) -> None:
+        self.rows_may_be_none = rows_may_be_none
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the schedule, or None if the function is not of this family or not for TIR."""
@@ -45,9 +53,11 @@ class ContractionRule(TotalRule):
             (upper, _schedule(body, plan, target))
             for (upper, plan), body in zip(table.entries, bodies, strict=True)
         ]
-        if len(variants) == 1:
-            return s_tir.Schedule(variants[0][1])
-        return s_tir.Schedule(stitch(variants, func.params[0].ty.shape[0]))
+        x = next(param for param in func.params if tirx.is_buffer_var(param))
+        rows = x.ty.shape[0]
+        whole = stitch(variants, rows) if len(variants) > 1 else variants[0][1]
+        guarded = is_gpu(target) and self.rows_may_be_none
+        return s_tir.Schedule(unless_empty(whole, rows) if guarded else whole)
 
 
 def _schedule(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:

@@ -106,7 +106,7 @@ def _variant(
         plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
     core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
     adapted = _adapted(core, form, plan)
-    scheduled = ContractionRule().apply(adapted, target, False)
+    scheduled = ContractionRule(rows_may_be_none=False).apply(adapted, target, False)
     if scheduled is None:
         return Decline(Reason.SCHEDULE, "the rule of contractions has no schedule for this plan")
     body = scheduled.mod["main"].body

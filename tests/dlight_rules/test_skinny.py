@@ -100,24 +100,37 @@ def test_weights_pass_no_barrier(layout: WeightLayout, inside: bool) -> None:
 
 
 @tvm.ir.instrument.pass_instrument
-class Launches:
-    """Notes the bytes of dynamic shared memory that launches ask for."""
+class HostCode:
+    """Notes the code that launches kernels."""
 
     def __init__(self) -> None:
-        self.found: list[int] = []
+        self.text = ""
 
     def run_after_pass(self, mod: tvm.ir.IRModule, info: tvm.ir.transform.PassInfo) -> None:
         if info.name == "tirx.SplitHostDevice":
-            launches = re.findall(r"T\.int64\((\d+)\), launch_params=.*dyn_shared", mod.script())
-            self.found += map(int, launches)
+            self.text = mod["main"].script()
+
+
+def host_code(work: Work, plan: TilePlan) -> str:
+    noted = HostCode()
+    with tvm.transform.PassContext(instruments=[noted]):
+        source(work, plan)
+    return noted.text
 
 
 def test_launches_ask_for_the_whole_ring() -> None:
     for plan in plans(LLAMA)[::7]:
-        launches = Launches()
-        with tvm.transform.PassContext(instruments=[launches]):
-            source(LLAMA, plan)
-        assert launches.found == [plan.num_stages * skinny.step_bytes(plan, matmul_shape(LLAMA))]
+        asked = re.findall(r"T\.int64\((\d+)\), launch_params=.*dyn_shared", host_code(LLAMA, plan))
+        ring = plan.num_stages * skinny.step_bytes(plan, matmul_shape(LLAMA))
+        assert [int(size) for size in asked] == [ring]
+
+
+def test_nothing_is_launched_for_no_rows() -> None:
+    work = replace(LLAMA, rows=ROWS)
+    text = host_code(work, next(p for p in plans(work) if not skinny.normalises(p)))
+    assert text.count("call_ffi_kernel") == 2
+    assert text.index("T.int64(0) < rows") < text.index("call_ffi_kernel")
+    assert "T.int64(0) < rows" not in host_code(LLAMA, plans(LLAMA)[0])
 
 
 def test_plans_fit_and_say_what_they_occupy() -> None:
