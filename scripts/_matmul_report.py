@@ -68,7 +68,8 @@ def markdown(record: dict[str, Any]) -> str:
     """Return the tables of a record."""
     entries = [e for e in record["cases"] if "error" not in e]
     targets = targets_table([v for e in entries for v in verdicts(e)])
-    parts = [_head(record), _times(entries), targets, _one_row(entries)]
+    notes = [record["note"]] if record.get("note") else []
+    parts = [_head(record), *notes, _times(entries), targets, _one_row(entries)]
     return "\n\n".join([*parts, problems(record["cases"], name_of, _error)]).rstrip()
 
 
