@@ -57,25 +57,12 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
             kernels.append(stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
-    body = _if_any(product.rows, body)
     whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)
     return func.with_body(s_tir.SBlockRealize([], True, whole))
 
 
 def _normalises(plan: TilePlan) -> bool:
     return plan.family == skinny.FAMILY and skinny.normalises(plan)
-
-
-def _if_any(rows: tirx.Expr, body: tirx.Stmt) -> tirx.Stmt:
-    """Return `body`, which a dynamic number of rows skips if it is 0.
-
-    TVM 0.27 takes a grid of no blocks for one of one block, which would read a row.
-    """
-    if isinstance(rows, tirx.IntImm):
-        return body
-    # Every thread of a kernel goes the same way; said aloud, TVM puts barriers inside.
-    inside = tirx.op.tvm_thread_invariant(rows > int64(0))
-    return tirx.IfThenElse(inside, body, None)
 
 
 def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:

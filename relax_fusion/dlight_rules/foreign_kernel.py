@@ -15,7 +15,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from ..compute import build_prim_func
-from ..compute.ranges import stitch
+from ..compute.ranges import stitch, unless_empty
 from ..device import DeviceSpec
 from ..errors import Decline, Reason
 from ..estimator import choose, predict, skinny
@@ -55,6 +55,8 @@ def matmul_kernel(
             return variant
         variants.append((upper, variant))
     whole = stitch(variants, form.size(form.rows))
+    if is_gpu(target):
+        whole = unless_empty(whole, form.size((*form.batch, *form.rows)))
     whole = whole.with_attrs(dict(func.attrs or {}))
     return whole.with_attr(PLAN_ATTR, plans.to_attr())
 

@@ -97,7 +97,11 @@ def test_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_one_kernel_on_a_gpu(name: str) -> None:
     case = CASES[name]
-    kernel = NormRule().attempt(fused(case.inputs, case.emit), make_target("h200")).mod["main"]
+    found = NormRule().attempt(fused(case.inputs, case.emit), make_target("h200"))
+    if name == "softmax of symbolic sizes":
+        assert "known when compiling" in found.detail
+        return
+    kernel = found.mod["main"]
     source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
     assert source.count("__global__") == 2  # declared, then defined
     assert "__shfl_down_sync" in source
