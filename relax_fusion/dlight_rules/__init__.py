@@ -3,7 +3,7 @@
 from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
-from .foreign import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
+from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
 from .norms import NormRule
 
 __all__ = [

@@ -10,8 +10,8 @@ from ..compute.ranges import stitch, unless_empty, unstitch
 from ..target import is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
-from .contraction_cpu import schedule_cpu
 from .contraction_gpu import schedule_gpu
+from .cpu.contraction import schedule_cpu
 from .steps import projections
 from .total import TotalRule
 
@@ -26,7 +26,7 @@ class ContractionRule(TotalRule):
 
     On a GPU: a kernel that normalises the rows, and thread blocks of ``block_m x block_n`` outputs
     with both operands staged in shared memory, ``block_k`` at a time.  Plans that name a family are
-    for tensor cores (`contraction_mma`).  With ``block_m`` 1 and weights in ``[n, k]``, dot
+    for tensor cores (`tensor_cores`).  With ``block_m`` 1 and weights in ``[n, k]``, dot
     products instead (a GEMV): the ``num_warps`` warps of a block are ``block_n / reg_n`` groups,
     each group shares ``reg_n`` columns, its threads lie along k and load vectors of ``lanes``
     weights, and a group takes ``block_k`` elements of k in one unrolled step.

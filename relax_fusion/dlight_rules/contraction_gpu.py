@@ -15,7 +15,7 @@ from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps
-from .contraction_mma import schedule_mma
+from .tensor_cores.contraction import schedule_mma
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 Threads = tuple[int, int]

@@ -19,7 +19,7 @@ from ..estimator.prediction import ceil_div
 from ..target import device_of, is_cpu, is_gpu
 from ..workload import DTYPE_BYTES
 from . import steps
-from .foreign_stages import variables_of
+from .foreign.stages import variables_of
 from .total import TotalRule
 
 VECTORS_PER_THREAD = 2

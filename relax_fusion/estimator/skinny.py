@@ -2,7 +2,7 @@
 
 A thread block has ``block_n`` columns of ``block_m`` rows.  All of its warps have the same columns;
 ``block_k`` elements of k are a step of all of them, and ``num_stages`` steps are in shared memory
-or on their way to it.  See `relax_fusion.dlight_rules.skinny_kernel`.
+or on their way to it.  See `relax_fusion.dlight_rules.tensor_cores.skinny_kernel`.
 """
 
 from __future__ import annotations

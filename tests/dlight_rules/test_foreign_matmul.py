@@ -13,7 +13,7 @@ from tvm.s_tir import dlight as dl
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import ForeignMatmulRule
-from relax_fusion.dlight_rules.foreign_matmul import foreign_matmul
+from relax_fusion.dlight_rules.foreign.matmul import foreign_matmul
 from relax_fusion.errors import Decline, Reason
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 

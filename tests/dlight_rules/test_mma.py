@@ -10,8 +10,9 @@ import tvm
 from tvm import s_tir
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules import ContractionRule, mma_layout
-from relax_fusion.dlight_rules.contraction_mma import with_mma
+from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
+from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan

@@ -6,12 +6,12 @@ from tvm import ir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.prediction import ceil_div
-from ..tile_plan import TilePlan
-from .mma_layout import LANES
-from .mma_tile import Product, int32, int64
+from ...estimator.prediction import ceil_div
+from ...tile_plan import TilePlan
+from .layout import LANES
 from .row_norm import RowNorm
 from .skinny_kernel import SkinnyKernel
+from .tile import Product, int32, int64
 
 
 def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tirx.Stmt:

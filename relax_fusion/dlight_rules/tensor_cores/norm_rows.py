@@ -7,9 +7,9 @@ from math import gcd
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ..estimator.footprint import VECTOR_LOAD_BYTES
-from ..workload import DTYPE_BYTES
-from . import steps
+from ...estimator.footprint import VECTOR_LOAD_BYTES
+from ...workload import DTYPE_BYTES
+from .. import steps
 
 
 def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from ..compute.activations import ACCUMULATE
+from ...compute.activations import ACCUMULATE
 
 NORM_BLOCKS = ("mean_sum", "square_sum", "x_norm")
 """The statistics in their order, and the normalised rows."""

@@ -14,20 +14,20 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
-from ..compute import build_prim_func
-from ..compute.ranges import stitch, unless_empty
-from ..device import DeviceSpec
-from ..errors import Decline, Reason
-from ..estimator import choose, predict, skinny
-from ..target import device_of, is_gpu
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import DTYPE_BYTES, NormMatmul
-from . import steps
-from .contraction import ContractionRule
-from .foreign_layout import Vars, unravel
-from .foreign_matmul import Factor, ForeignMatmul
-from .foreign_stages import loads_of, map_loads, substitute, variables_of
-from .foreign_views import through_views
+from ...compute import build_prim_func
+from ...compute.ranges import stitch, unless_empty
+from ...device import DeviceSpec
+from ...errors import Decline, Reason
+from ...estimator import choose, predict, skinny
+from ...target import device_of, is_gpu
+from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ...workload import DTYPE_BYTES, NormMatmul
+from .. import steps
+from ..contraction import ContractionRule
+from .layout import Vars, unravel
+from .matmul import Factor, ForeignMatmul
+from .stages import loads_of, map_loads, substitute, variables_of
+from .views import through_views
 
 WARP = 32
 """Threads of a warp, on every device that has tensor cores of ours."""

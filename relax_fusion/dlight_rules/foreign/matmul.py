@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 
 from tvm import ir, tirx
 
-from ..errors import Decline, Reason
-from ..workload import DTYPE_BYTES, DynamicDim, NormMatmul, Projection, WeightLayout
-from .foreign_layout import Extents, Vars, View, flat, is_unit, matrix_in, product
-from .foreign_stages import Stage, inlined, loads_of, read_stages, substitute, variables_of
+from ...errors import Decline, Reason
+from ...workload import DTYPE_BYTES, DynamicDim, NormMatmul, Projection, WeightLayout
+from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
+from .stages import Stage, inlined, loads_of, read_stages, substitute, variables_of
 
 FLOATS = tuple(d for d in DTYPE_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""

@@ -7,10 +7,10 @@ import math
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ..estimator.panels import FAMILY as PANELS
-from ..tile_plan import TilePlan
-from . import steps
-from .contraction_panels import accumulate_in_registers, add_parts, pack, place_panels
+from ...estimator.panels import FAMILY as PANELS
+from ...tile_plan import TilePlan
+from .. import steps
+from .panels import accumulate_in_registers, add_parts, pack, place_panels
 from .vector_exp import with_vector_exp
 from .vector_transpose import transpose_in_registers
 

@@ -20,14 +20,14 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.prediction import ceil_div
-from ..estimator.skinny import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
-from ..tile_plan import TilePlan
+from ...estimator.prediction import ceil_div
+from ...estimator.skinny import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
+from ...tile_plan import TilePlan
+from .layout import LANES, PIECE
 from .mma_kernel import ELEMENT_BYTES, PTX_TYPES, scratch
-from .mma_layout import LANES, PIECE
-from .mma_tile import Product, int32, int64
 from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
+from .tile import Product, int32, int64
 
 ptx = script.ptx
 

@@ -7,17 +7,17 @@ from tvm import ir, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator import mma, skinny
-from ..estimator.prediction import ceil_div
-from ..tile_plan import TilePlan
-from . import steps
-from .contraction_skinny import skinny_kernel
-from .mma_epilogue import MmaEpilogue
+from ...estimator import mma, skinny
+from ...estimator.prediction import ceil_div
+from ...tile_plan import TilePlan
+from .. import steps
+from .epilogue import MmaEpilogue
+from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
-from .mma_layout import LANES, grouped
-from .mma_tile import MmaTile, Product, int32, int64
 from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
+from .skinny import skinny_kernel
+from .tile import MmaTile, Product, int32, int64
 from .wgmma_kernel import WgmmaKernel
 
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.prediction import ceil_div
-from ..estimator.skinny import CHUNK, MMA_ROWS
+from ...estimator.prediction import ceil_div
+from ...estimator.skinny import CHUNK, MMA_ROWS
+from .layout import LANES, PIECE
 from .mma_kernel import scratch
-from .mma_layout import LANES, PIECE
-from .mma_tile import int32, int64
+from .tile import int32, int64
 
 if TYPE_CHECKING:
     from .skinny_kernel import SkinnyKernel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import ir, tirx
 
-from ..compute.attention_exp import exp
-from ..compute.attention_tile import let
+from ...compute.attention_exp import exp
+from ...compute.attention_tile import let
 
 
 def with_vector_exp(func: tirx.PrimFunc) -> tirx.PrimFunc:

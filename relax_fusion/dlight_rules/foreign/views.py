@@ -8,11 +8,11 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 from tvm.target import Target
 
-from ..errors import Decline, Reason
-from ..target import is_cpu
-from .foreign_layout import View, unravel
-from .foreign_matmul import ForeignMatmul
-from .foreign_stages import substitute
+from ...errors import Decline, Reason
+from ...target import is_cpu
+from .layout import View, unravel
+from .matmul import ForeignMatmul
+from .stages import substitute
 
 GRID_Z = 65535
 """Largest extent of ``blockIdx.z`` (CUDA, ROCm and Vulkan allow no more)."""

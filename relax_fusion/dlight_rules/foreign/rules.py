@@ -6,12 +6,12 @@ from tvm import s_tir, tirx
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
-from ..errors import Decline
-from ..target import is_cpu, is_gpu, without_tensor_cores
-from . import steps
-from .foreign_kernel import matmul_kernel
-from .foreign_matmul import foreign_matmul
-from .total import TotalRule
+from ...errors import Decline
+from ...target import is_cpu, is_gpu, without_tensor_cores
+from .. import steps
+from ..total import TotalRule
+from .kernel import matmul_kernel
+from .matmul import foreign_matmul
 
 SERIAL_ELEMENTS = 16384
 """Elements below which a loop stays on one core: about the 5 us that waking the pool takes."""

@@ -13,11 +13,11 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.footprint import VECTOR_LOAD_BYTES
-from ..workload import DTYPE_BYTES
+from ...estimator.footprint import VECTOR_LOAD_BYTES
+from ...workload import DTYPE_BYTES
+from .layout import MMA_M
 from .mma_kernel import MmaKernel, local
-from .mma_layout import MMA_M
-from .mma_tile import Place, int32, int64
+from .tile import Place, int32, int64
 
 
 class MmaEpilogue:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from ..tile_plan import TilePlan
-from ..workload import WeightLayout
-from .mma_layout import LANES, run_length
+from ...tile_plan import TilePlan
+from ...workload import WeightLayout
+from .layout import LANES, run_length
 
 Place = tuple[tirx.Var, list[tirx.Expr]]
 """A buffer and indices into it."""

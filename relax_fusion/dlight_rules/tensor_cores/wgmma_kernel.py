@@ -10,10 +10,10 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.mma import GROUP_ALIGNMENT_BYTES, GROUP_ROWS, GROUP_WARPS
+from ...estimator.mma import GROUP_ALIGNMENT_BYTES, GROUP_ROWS, GROUP_WARPS
+from .layout import BANK_PIECES, LANES, MMA_K, PIECE
 from .mma_kernel import ELEMENT_BYTES, PTX_TYPES, MmaKernel, ptx
-from .mma_layout import BANK_PIECES, LANES, MMA_K, PIECE
-from .mma_tile import int32
+from .tile import int32
 
 LINE_BYTES = BANK_PIECES * PIECE * ELEMENT_BYTES
 """Of a line in shared memory whose pieces are swizzled over all banks."""

@@ -15,7 +15,7 @@ from tvm.script import tirx as script
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .mma_layout import (
+from .layout import (
     LANES,
     MMA_K,
     MMA_M,
@@ -26,7 +26,7 @@ from .mma_layout import (
     column_of,
     swizzled,
 )
-from .mma_tile import MmaTile, Product, int32, int64
+from .tile import MmaTile, Product, int32, int64
 
 ptx = script.ptx
 

@@ -7,8 +7,8 @@ import math
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ..tile_plan import TilePlan
-from . import steps
+from ...tile_plan import TilePlan
+from .. import steps
 
 
 def place_panels(

@@ -1,0 +1,1 @@
+"""Rules for functions that no pass of ours made."""

@@ -1,0 +1,1 @@
+"""Contractions on tensor cores: kernels for many rows and for few."""
