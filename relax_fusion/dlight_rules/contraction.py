@@ -53,10 +53,11 @@ class ContractionRule(TotalRule):
             (upper, _schedule(body, plan, target))
             for (upper, plan), body in zip(table.entries, bodies, strict=True)
         ]
-        x = next(param for param in func.params if tirx.is_buffer_var(param))
-        rows = x.ty.shape[0]
-        whole = stitch(variants, rows) if len(variants) > 1 else variants[0][1]
         guarded = is_gpu(target) and self.rows_may_be_none
+        if len(variants) == 1 and not guarded:
+            return s_tir.Schedule(variants[0][1])
+        rows = func.params[0].ty.shape[0]
+        whole = stitch(variants, rows) if len(variants) > 1 else variants[0][1]
         return s_tir.Schedule(unless_empty(whole, rows) if guarded else whole)
 
 

@@ -198,8 +198,9 @@ def _best(
     rows = next_power(_tiled_rows(work, sizes[-1]))
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do; and the
     # instructions for few rows have eight.
-    lowest = max(rows, min(plan.block_m for plan in found))
-    few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS else 0
+    many = [plan.block_m for plan in found if plan.family != skinny.FAMILY]
+    lowest = max(rows, min(many, default=0))
+    few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS or not many else 0
     low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
     priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]
     least = [min(p.seconds for p in column) for column in priced]

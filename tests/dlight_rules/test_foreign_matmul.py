@@ -164,6 +164,42 @@ def test_cuda_compiles(name: str) -> None:
     assert ("blockIdx.z" in source) == bool(CASES[name].batch)
 
 
+HALVES = inputs((512, 512), (512, 1024), dtype="float16")
+
+NOT_IN_VECTORS = {
+    "a condition": (
+        (Input((512, 1024), "bool"), Input((512, 1024), "float16")),
+        lambda x, w, keep, r: op.where(keep, op.matmul(x, w), r),
+    ),
+    "an integer": (
+        (Input((1024,), "int32"),),
+        lambda x, w, bias: op.add(op.matmul(x, w), op.astype(bias, "float16")),
+    ),
+    "one of two tensors": (
+        inputs((512,), (512,), dtype="float16"),
+        lambda x, w, b, c: op.add(op.matmul(x, w), op.concat([b, c], axis=0)),
+    ),
+    "as many as there are even columns": (
+        inputs((1024,), dtype="float16"),
+        lambda x, w, b: op.add(
+            op.add(op.matmul(x, w), b),
+            op.repeat(op.strided_slice(b, [0], [0], [1024], [2]), 2, axis=0),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_IN_VECTORS)
+def test_tensor_cores_load_operands_one_by_one_that_are_no_vectors(name: str) -> None:
+    more, emit = NOT_IN_VECTORS[name]
+    func = fused((*HALVES, *more), emit)
+    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    assert "ldmatrix" in kernel.script() or "wgmma" in kernel.script()
+    assert compiled(kernel, make_target("h200")) is not None
+    if name == "one of two tensors":  # beyond the end of one begins the other
+        assert "operand" not in kernel.script()
+
+
 def dequantised(n: int, k: int) -> tirx.PrimFunc:
     """Return MLC-LLM's q4f16_1: eight weights to a word, a scale for 32 of them."""
     packed = te.placeholder((n, k // 8), "uint32", "packed")

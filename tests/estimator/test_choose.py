@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relax_fusion.device import device
 from relax_fusion.errors import Decline, Reason, TilePlanError
 from relax_fusion.estimator import (
     AttentionSize,
@@ -275,3 +276,12 @@ def test_a_gain_within_the_model_s_error_is_named():
     assert found.fused_s is not None and found.unfused_s is not None
     assert found.fused_s < found.unfused_s
     assert found.detail.endswith("; a gain of 1.2 times is asked for, as predictions err by that")
+
+
+@pytest.mark.parametrize(("n", "k"), [(8, 128), (16, 128), (64, 16), (24, 80)])
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_narrow_matmuls_have_plans_for_any_number_of_rows(n: int, k: int, layout: str) -> None:
+    projection = Projection(n, layout)
+    work = NormMatmul(DynamicDim("rows"), k, (projection,), None, "float16", "float16")
+    choice = choose(work, device("h200"), always=True)
+    assert isinstance(choice, Choice) and choice.plans.plan_for(1 << 20) is not None

@@ -101,6 +101,9 @@ class MmaEpilogue:
         rewrite: ``f(r[j]); f(r[j + 1])`` -> ``v[0:2] = r[j:j + 2]; f(v[0]); f(v[1])``
         """
         loads = [_loads(value) for value in values]
+        # A choice guards addresses that are no part of a tensor
+        if any(_chooses(value) for value in values) or len({len(each) for each in loads}) > 1:
+            return values
         for same in zip(*loads, strict=True):  # what each value reads at the same place in it
             wheres = [(load.source, list(load.indices)) for load in same]
             lanes = self._vector(wheres)
@@ -121,7 +124,10 @@ class MmaEpilogue:
     def _vector(self, wheres: Sequence[Place]) -> int:
         """Return how many of these elements one instruction moves: 1 if they are no neighbours."""
         buffer, first = wheres[0]
-        lanes = gcd(self.width, VECTOR_LOAD_BYTES // DTYPE_BYTES[str(buffer.ty.dtype)])
+        element = DTYPE_BYTES.get(str(buffer.ty.dtype))
+        if element is None:  # no float: a condition, an index
+            return 1
+        lanes = gcd(self.width, VECTOR_LOAD_BYTES // element)
         distances = [
             [self._constant(a - b) for a, b in zip(where, first, strict=True)]
             for _, where in wheres
@@ -135,6 +141,13 @@ class MmaEpilogue:
     def _constant(self, value: tirx.Expr) -> int | None:
         value = self.analyzer.simplify(value)
         return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def _chooses(value: tirx.Expr) -> bool:
+    """Tell whether a value is computed in one way or another, of which only one may be possible."""
+    calls: list[ir.Call] = []
+    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
+    return any(isinstance(c.op, ir.Op) and c.op.name == "prim.if_then_else" for c in calls)
 
 
 def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
