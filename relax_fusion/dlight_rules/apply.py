@@ -14,7 +14,7 @@ from ..compute import description
 from ..decision import Scheduling
 from ..errors import Decline, Reason
 from ..tile_plan import PLAN_ATTR, PlanTable
-from .total import TotalRule
+from .total import TotalRule, first_line
 
 TVM_RULE_ERRORS = (
     ArithmeticError,
@@ -110,9 +110,5 @@ def _attempt(
     try:
         found = rule.apply(func, target, False)
     except TVM_RULE_ERRORS as err:
-        return Decline(Reason.SCHEDULE, f"{type(err).__name__}: {_first_line(err)}")
+        return Decline(Reason.SCHEDULE, f"{type(err).__name__}: {first_line(err)}")
     return found[0] if isinstance(found, list) else found
-
-
-def _first_line(err: Exception) -> str:
-    return next((line.strip() for line in str(err).splitlines() if line.strip()), "")

@@ -19,6 +19,7 @@ from ..estimator.prediction import ceil_div
 from ..target import device_of, is_cpu, is_gpu
 from ..workload import DTYPE_BYTES
 from . import steps
+from .foreign.layout import is_unit
 from .foreign.stages import variables_of
 from .total import TotalRule
 
@@ -135,7 +136,7 @@ def _blocks_of_rows(sch: s_tir.Schedule) -> list[_Block] | None:
         front, back = variables[:leading], variables[leading:]
         if any(v.iter_type != tirx.IterVar.DataPar for v in front):
             return None
-        if any(v.iter_type != kind and not _is_one(v.dom.extent) for v in back):
+        if any(v.iter_type != kind and not is_unit(v.dom.extent) for v in back):
             return None
         width = _sizes(back)
         if width and not _same(width, columns):
@@ -149,7 +150,7 @@ def _blocks_of_rows(sch: s_tir.Schedule) -> list[_Block] | None:
 
 def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
     """Tell whether it reads a tensor row by row, each value once."""
-    wide = [v for v in reduction.iter_vars if not _is_one(v.dom.extent)]
+    wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
     for region in reduction.reads:
         indices = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
@@ -161,11 +162,7 @@ def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
 
 def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
     """Return the extents of variables, but for those of one value."""
-    return [v.dom.extent for v in variables if not _is_one(v.dom.extent)]
-
-
-def _is_one(extent: tirx.Expr) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return [v.dom.extent for v in variables if not is_unit(v.dom.extent)]
 
 
 def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
@@ -177,7 +174,7 @@ def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> in
     """Return how many of the first variables make up the rows."""
     position = 0
     for size in rows:
-        while position < len(variables) and _is_one(variables[position].dom.extent):
+        while position < len(variables) and is_unit(variables[position].dom.extent):
             position += 1
         if position == len(variables) or not _same([variables[position].dom.extent], [size]):
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
@@ -14,22 +16,24 @@ SCHEDULE_ERRORS = (s_tir.ScheduleError, tvm.error.InternalError, LoweringError)
 Any other exception is a mistake of ours, and is not hidden."""
 
 
+def first_line(err: Exception) -> str:
+    """Return the first line of a message that says something."""
+    return next((line.strip() for line in str(err).splitlines() if line.strip()), "")
+
+
 class TotalRule(ScheduleRule):
     """A rule whose `schedule` may fail: then it has no schedule, and `attempt` says why."""
 
-    def schedule(
-        self, func: tirx.PrimFunc, target: Target
-    ) -> s_tir.Schedule | Decline | None:  # pragma: no cover
+    @abstractmethod
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule; None for a function of another kind; a Decline with the reason."""
-        raise NotImplementedError
 
     def attempt(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return what `schedule` does, and a Decline where a step of it failed."""
         try:
             return self.schedule(func, target)
         except SCHEDULE_ERRORS as err:
-            lines = [line for line in str(err).splitlines() if line.strip()]
-            return Decline(Reason.SCHEDULE, lines[0].strip() if lines else type(err).__name__)
+            return Decline(Reason.SCHEDULE, first_line(err) or type(err).__name__)
 
     def apply(self, func: tirx.PrimFunc, target: Target, tunable: bool) -> s_tir.Schedule | None:
         """Return the schedule, or None if there is none."""

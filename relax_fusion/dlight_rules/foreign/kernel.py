@@ -19,6 +19,7 @@ from ...compute.ranges import stitch, unless_empty
 from ...device import DeviceSpec
 from ...errors import Decline, Reason
 from ...estimator import choose, predict, skinny
+from ...estimator.shape import rows_of
 from ...target import device_of, is_gpu
 from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
@@ -83,7 +84,7 @@ def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable 
         return scalar.plans
     entries = []
     for p in choice.predictions:
-        rows = p.upper or int(str(p.size))
+        rows = p.upper or rows_of(work, p.size)
         on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
         sizes = [rows * work.k] * (form.x.view is None) + [work.n * work.k] * (form.w.view is None)
         moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]  # written, and read
