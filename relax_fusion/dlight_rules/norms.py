@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
@@ -19,8 +16,8 @@ from ..estimator.prediction import ceil_div
 from ..target import device_of, is_cpu, is_gpu
 from ..workload import DTYPE_BYTES
 from . import steps
-from .foreign.layout import is_unit
 from .foreign.stages import variables_of
+from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
 from .total import TotalRule
 
 VECTORS_PER_THREAD = 2
@@ -29,26 +26,6 @@ at once.  Assumed, not measured."""
 
 ARITHMETIC_BYTES = 4
 """Of the numbers that statistics are computed in: TVM 0.27 has no vector of eight floats."""
-
-
-@dataclass(frozen=True)
-class _Block:
-    """A block whose variables are those of the rows, then those of the columns.
-
-    Parameters
-    ----------
-    leading : int
-        How many of its loops count rows.
-    columns : int, optional
-        How many columns there are, None if that is dynamic; 1 for a block of one value per row.
-    reduces : bool
-        Whether it adds the columns up (or takes their maximum).
-    """
-
-    rv: SBlockRV
-    leading: int
-    columns: int | None
-    reduces: bool
 
 
 class NormRule(TotalRule):
@@ -70,11 +47,11 @@ class NormRule(TotalRule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule, None for a function that is not of this form."""
-        if not (is_gpu(target) or is_cpu(target)) or not _is_plain(func):
+        if not (is_gpu(target) or is_cpu(target)) or not is_plain(func):
             return None
         sch = s_tir.Schedule(func)
-        _inline(sch, func, every=is_gpu(target))
-        blocks = _blocks_of_rows(sch)
+        inline(sch, func, every=is_gpu(target))
+        blocks = blocks_of_rows(sch)
         if blocks is None:
             return None
         device = device_of(target)
@@ -82,110 +59,7 @@ class NormRule(TotalRule):
         return on(sch, blocks, device) or sch
 
 
-def _is_plain(func: tirx.PrimFunc) -> bool:
-    """Tell whether a function is a sequence of blocks in loops of their own."""
-    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.match_buffers:
-        return False
-    body = func.body.block.body
-    for nest in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
-        while isinstance(nest, tirx.For) and nest.kind == tirx.ForKind.SERIAL:
-            nest = nest.body
-        if not isinstance(nest, s_tir.SBlockRealize) or nest.block.alloc_buffers:
-            return False
-        parts = nest.block.body
-        stores = parts.seq if isinstance(parts, tirx.SeqStmt) else [parts]
-        if not all(isinstance(part, tirx.BufferStore) for part in stores):
-            return False
-    return True
-
-
-def _children(sch: s_tir.Schedule) -> list[SBlockRV]:
-    return list(sch.get_child_blocks(sch.get_sblock("root")))
-
-
-def _inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
-    """Put element-wise blocks into their readers; unless `every`, only those with one reader."""
-    results = {p for p in func.params if tirx.is_buffer_var(p)}
-    for block in _children(sch):
-        written = sch.get(block).writes
-        if steps.is_reduction(sch, block) or any(w.source in results for w in written):
-            continue
-        if every or len(sch.get_consumers(block)) == 1:
-            steps.inline_if_possible(sch, block)
-
-
-def _blocks_of_rows(sch: s_tir.Schedule) -> list[_Block] | None:
-    """Tell rows from columns in every block; None if they do not agree or nothing is reduced."""
-    children = _children(sch)
-    reductions = [b for b in children if steps.is_reduction(sch, b)]
-    if not reductions:
-        return None
-    first = sch.get(reductions[0]).iter_vars
-    rows = _sizes(v for v in first if v.iter_type == tirx.IterVar.DataPar)
-    columns = _sizes(v for v in first if v.iter_type == tirx.IterVar.CommReduce)
-    if not _runs_along_memory(sch.get(reductions[0])):
-        return None
-    found = []
-    for block in children:
-        variables = sch.get(block).iter_vars
-        reduces = steps.is_reduction(sch, block)
-        leading = _leading(variables, rows)
-        if leading is None or len(sch.get_loops(block)) != len(variables):
-            return None
-        kind = tirx.IterVar.CommReduce if reduces else tirx.IterVar.DataPar
-        front, back = variables[:leading], variables[leading:]
-        if any(v.iter_type != tirx.IterVar.DataPar for v in front):
-            return None
-        if any(v.iter_type != kind and not is_unit(v.dom.extent) for v in back):
-            return None
-        width = _sizes(back)
-        if width and not _same(width, columns):
-            return None
-        count: int | None = 1
-        for size in width:
-            count = count * int(size) if count and isinstance(size, tirx.IntImm) else None
-        found.append(_Block(block, leading, count, reduces))
-    return found
-
-
-def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
-    """Tell whether it reads a tensor row by row, each value once."""
-    wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
-    reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
-    for region in reduction.reads:
-        indices = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
-        used = {i for i in indices if isinstance(i, tirx.Var)}
-        if len(used) == len(indices) and all(v.var in used for v in wide):
-            return bool(reduced) and indices[-1].same_as(reduced[-1])
-    return False
-
-
-def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
-    """Return the extents of variables, but for those of one value."""
-    return [v.dom.extent for v in variables if not is_unit(v.dom.extent)]
-
-
-def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
-    equal = tvm_ffi.structural_equal
-    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> int | None:
-    """Return how many of the first variables make up the rows."""
-    position = 0
-    for size in rows:
-        while position < len(variables) and is_unit(variables[position].dom.extent):
-            position += 1
-        if position == len(variables) or not _same([variables[position].dom.extent], [size]):
-            return None
-        position += 1
-    return position
-
-
-# --- GPU -------------------------------------------------------------------------------------
-
-
-def _on_gpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> Decline | None:
+def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:
     """Give every row a thread block."""
     if any(block.columns is None for block in blocks):  # 108 us on an H200, TVM's rule 70
         return Decline(Reason.SHAPE, "vectors need a number of columns known when compiling")
@@ -210,7 +84,7 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> Decli
     return None
 
 
-def _row_and_columns(sch: s_tir.Schedule, block: _Block) -> tuple[LoopRV, list[LoopRV]]:
+def _row_and_columns(sch: s_tir.Schedule, block: RowBlock) -> tuple[LoopRV, list[LoopRV]]:
     """Make one loop of those that count rows."""
     loops = sch.get_loops(block.rv)
     if not block.leading:
@@ -218,7 +92,7 @@ def _row_and_columns(sch: s_tir.Schedule, block: _Block) -> tuple[LoopRV, list[L
     return sch.fuse(*loops[: block.leading]), loops[block.leading :]
 
 
-def _lanes(sch: s_tir.Schedule, block: _Block) -> int:
+def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
     """Return the elements of a vector that divide the columns, and which TVM can compute with."""
     found = sch.get(block.rv)
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
@@ -232,7 +106,9 @@ def _has_columns(block: s_tir.SBlock, region: tirx.BufferRegion) -> bool:
     return bool(region.region) and block.iter_vars[-1].var in variables_of(region.region[-1].min)
 
 
-def _spread(sch: s_tir.Schedule, block: _Block, loops: list[LoopRV], tile: tuple[int, int]) -> None:
+def _spread(
+    sch: s_tir.Schedule, block: RowBlock, loops: list[LoopRV], tile: tuple[int, int]
+) -> None:
     """Spread the columns of a row over the threads, each taking vectors in turn."""
     threads, lanes = tile
     loop = sch.fuse(*loops) if loops else sch.add_unit_loop(block.rv)
@@ -255,10 +131,7 @@ def _spread(sch: s_tir.Schedule, block: _Block, loops: list[LoopRV], tile: tuple
             sch.vectorize(sch.fuse(*steps.loops_below(sch, copy, thread)))
 
 
-# --- CPU -------------------------------------------------------------------------------------
-
-
-def _on_cpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> None:
+def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> None:
     """Spread the rows over the cores, and let vectors run along each."""
     partial = {b.rv: _partial_sums(sch, b, dev) for b in blocks if b.reduces}
     ordered = [rv for b in blocks for rv in (partial.get(b.rv), b.rv) if rv is not None]
@@ -276,14 +149,14 @@ def _on_cpu(sch: s_tir.Schedule, blocks: list[_Block], dev: DeviceSpec) -> None:
             steps.vectorise_inner(sch, sch.fuse(*steps.loops_below(sch, block.rv, row)), lanes)
 
 
-def _vector_lanes(sch: s_tir.Schedule, block: _Block, dev: DeviceSpec) -> int:
+def _vector_lanes(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> int:
     """Return the elements of a vector that divide the innermost columns."""
     element = max(DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block.rv).writes)
     innermost = steps.extent(sch, sch.get_loops(block.rv)[-1]) if block.columns else None
     return math.gcd(innermost or 1, dev.vector_bytes // element)
 
 
-def _partial_sums(sch: s_tir.Schedule, block: _Block, dev: DeviceSpec) -> SBlockRV | None:
+def _partial_sums(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> SBlockRV | None:
     lanes = _vector_lanes(sch, block, dev)
     return steps.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
 

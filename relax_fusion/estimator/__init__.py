@@ -8,9 +8,10 @@ Pure functions of a `Workload`, a `DeviceSpec` and a `TilePlan`; nothing is meas
 from .candidates import candidates
 from .choose import Choice, RangePrediction, choose
 from .cost import predict, predict_unfused
-from .footprint import Footprint, footprint, violations
+from .footprint import Footprint, footprint
 from .prediction import Prediction, format_seconds
 from .shape import AttentionSize, Size
+from .violations import violations
 
 __all__ = [
     "AttentionSize",

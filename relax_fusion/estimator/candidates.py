@@ -14,10 +14,11 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
 from . import mma, skinny, triton, triton_attention
-from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES, fits
+from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES
 from .panels import candidates as panel_candidates
 from .prediction import ceil_div
 from .shape import MatmulShape, matmul_shape
+from .violations import fits
 
 MAX_PADDING = 0.05
 """Part of a dimension that a tile may compute in vain (MCFuser's third rule)."""

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
-from ..workload import Attention, Dim, DynamicDim, Workload
-from . import mma, skinny
+from ..workload import Attention, Workload
+from . import skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
-from .footprint import violations
 from .prediction import Prediction, format_seconds
-from .shape import AttentionSize, Size, rows_of
+from .ranges import ranges, regime
+from .shape import Size, rows_of
 from .triton_cost import FILL_S
-
-RANGE_UPPERS = {
-    "tir": (1, 16, 64, 256),
-    "tensor": (1, 16, 32, 64, 128, 256, 384, 512, 896, 1024),
-    "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
-}
-"""Upper ends of the ranges of a dynamic dimension, by back end ("tensor": of TIR, where it has
-plans for tensor cores): decoding, small and large batches of it, short prompts; longer ones follow
-in an open range.  Tensor cores have more regimes, and tiles of 128 rows: the ranges that end at 512
-and 1024, which are usual, have one number of them."""
-
-ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 256, 512, 1024)}
-"""The same for the query positions of an attention."""
-
-OPEN_RANGE_SIZE = {"tir": 1024, "tensor": 4096, "triton": 4096}
-"""Where the open range is priced: a usual prompt, and past the point where more rows change the
-choice.  A static size, or a bound, is priced at itself."""
+from .violations import violations
 
 CLOSED_RANGE_LOSS = 0.1
 """Part of its time that a closed range may lose for the others' sake.  The kernels of a chain are
@@ -47,10 +30,6 @@ row): then Triton's were 1.1 to 1.2 times as fast."""
 
 FAMILY_ERROR = {skinny.FAMILY: 1.0}
 """The same for kernels of the back end "tir" that are priced by their own timings."""
-
-ATTENTION_BATCHES = {"tir": (1,), "triton": (32, 8, 1)}
-"""Batches at which an attention of dynamic batch is priced.  A table has plans by query positions
-only, and what suits one sequence best may leave a large batch with half its speed."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +119,8 @@ def choose(
     found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
-    ranges = _ranges(work, _regime(found))
-    chosen = [_best(found, work, dev, inside) for _, inside in ranges]
+    priced_at = ranges(work, regime(found))
+    chosen = [_best(found, work, dev, inside) for _, inside in priced_at]
     predictions = tuple(
         RangePrediction(
             upper,
@@ -150,12 +129,12 @@ def choose(
             _unfused(work, dev, inside[-1], fused_by=plan),
             FAMILY_ERROR.get(plan.family, MODEL_ERROR[dev.kind, plan.backend]),
         )
-        for (upper, inside), (plan, fused) in zip(ranges, chosen, strict=True)
+        for (upper, inside), (plan, fused) in zip(priced_at, chosen, strict=True)
     )
     losing = [p for p in predictions if p.loses]
     if losing and not always:
-        return _unprofitable(losing, is_static=len(ranges) == 1)
-    entries = [(upper, plan) for (upper, _), (plan, _) in zip(ranges, chosen, strict=True)]
+        return _unprofitable(losing, is_static=len(priced_at) == 1)
+    entries = [(upper, plan) for (upper, _), (plan, _) in zip(priced_at, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
 
 
@@ -180,7 +159,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     predictions = []
-    for upper, (*_, size) in _ranges(work, _regime(plan for _, plan in table.entries)):
+    for upper, (*_, size) in ranges(work, regime(plan for _, plan in table.entries)):
         plan = table.plan_for(rows_of(work, size))
         unfused = _unfused(work, dev, size, fused_by=plan)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
@@ -244,69 +223,3 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
             merged.pop()
         merged.append((upper, plan))
     return tuple(merged)
-
-
-def _regime(plans: Iterable[TilePlan]) -> str:
-    """Return the key of `RANGE_UPPERS` for tables of such plans."""
-    plans = list(plans)
-    tensor = any(plan.family in mma.FAMILIES for plan in plans)
-    return "tensor" if tensor else plans[0].backend
-
-
-def _ranges(work: Workload, backend: str) -> list[tuple[int | None, list[Size]]]:
-    """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
-    if not isinstance(work, Attention):
-        found = _dim_ranges(work.rows, RANGE_UPPERS[backend], backend)
-        return [(upper, list(sizes)) for upper, sizes in found]
-    batches = dict.fromkeys(_at_bound(work.batch, b) for b in ATTENTION_BATCHES[backend])
-    ranges: list[tuple[int | None, list[Size]]] = []
-    for upper, lengths in _dim_ranges(work.q_len, ATTENTION_RANGE_UPPERS[backend], backend):
-        sizes: list[tuple[int, int]] = []
-        # Several batches fill the device as differently as lengths within a range do
-        for q_len in lengths if len(batches) == 1 else sorted({lengths[0], lengths[-1]}):
-            # Keys are at least as many as queries in every known use: a cache only adds to them.
-            kv_len = max(_at_bound(work.kv_len, OPEN_RANGE_SIZE[backend]), q_len)
-            if not isinstance(work.kv_len, DynamicDim):
-                kv_len = work.kv_len
-            elif work.kv_len == work.q_len:
-                kv_len = q_len
-            sizes.append((q_len, kv_len))
-        # One sequence comes last: it is what predictions tell of
-        ranges.append((upper, [AttentionSize(b, *size) for b in batches for size in sizes]))
-    return ranges
-
-
-def _dim_ranges(
-    dim: Dim, uppers: tuple[int, ...], backend: str
-) -> list[tuple[int | None, list[int]]]:
-    if isinstance(dim, int):
-        return [(None, [dim])]
-    bound = dim.upper
-    closed = [u for u in uppers if bound is None or u < bound]
-    most = OPEN_RANGE_SIZE[backend]
-    last = most if bound is None else min(bound, most)
-    lower, ranges = 0, []
-    for upper in [*closed, None]:
-        end = last if upper is None else upper
-        sizes = _inside(lower + 1, max(end, lower + 1))
-        # The open range goes on beyond its last size: its first does not count as much as that
-        ranges.append((upper, sizes[-2:] if upper is None else sizes))
-        lower = end
-    return ranges
-
-
-def _inside(first: int, last: int) -> list[int]:
-    """Return the sizes at which a range is priced: both ends, and of a wide one the middle.
-
-    That is the geometric one of the bounds, which are powers of two, so that it fills tiles.
-    """
-    lower = max(first - 1, 1)
-    middle = max(first, round((lower * last) ** 0.5)) if last > 2 * lower else first
-    return sorted({first, middle, last})
-
-
-def _at_bound(dim: Dim, default: int) -> int:
-    """Return a size of `dim` to price at: itself, or `default` clipped by its bound."""
-    if isinstance(dim, int):
-        return dim
-    return default if dim.upper is None else min(dim.upper, default)

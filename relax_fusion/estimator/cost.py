@@ -7,7 +7,8 @@ from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
 from . import (
     cpu_cost,
-    gpu_cost,
+    gpu_attention_cost,
+    gpu_matmul_cost,
     mma_cost,
     skinny,
     skinny_cost,
@@ -48,9 +49,9 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
         return price.predict(work, plan, foot, dev, rows_of(work, size))
     on_cpu = dev.kind == "cpu"
     if isinstance(work, Attention):
-        model = cpu_cost.attention_on_cpu if on_cpu else gpu_cost.attention_on_gpu
+        model = cpu_cost.attention_on_cpu if on_cpu else gpu_attention_cost.attention_on_gpu
         return model(work, plan, foot, dev, attention_size(work, size))
-    matmul = cpu_cost.matmul_on_cpu if on_cpu else gpu_cost.matmul_on_gpu
+    matmul = cpu_cost.matmul_on_cpu if on_cpu else gpu_matmul_cost.matmul_on_gpu
     return matmul(matmul_shape(work), plan, foot, dev, rows_of(work, size))
 
 

@@ -16,9 +16,8 @@ from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
 from .footprint import FEW_ROWS, Footprint, attention_width
-from .gpu_cost import attention_qo_bytes
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from .shape import AttentionSize, MatmulShape
+from .shape import AttentionSize, MatmulShape, attention_qo_bytes
 
 LOADS_PER_CYCLE = 2
 """Vector loads that a core starts each cycle (Zen and Skylake: two load ports)."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
+from .footprint import Footprint
 from .panels import FAMILY as PANELS
 from .shape import matmul_shape
-
-if TYPE_CHECKING:
-    from .footprint import Footprint
 
 STACK_LIMIT_BYTES = 1024
 """Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""

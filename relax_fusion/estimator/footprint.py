@@ -1,21 +1,19 @@
-"""What one task of a plan occupies, and the single statement of what a plan may not do."""
+"""What one task of a plan occupies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
-from . import mma, skinny, triton, triton_attention
-from .cpu_limits import cpu_limits
+from . import mma, skinny
 from .panels import FAMILY as PANELS
 from .panels import registers as panel_registers
-from .panels import violations as panel_violations
 from .prediction import ceil_div
-from .shape import MatmulShape, dtypes_of, matmul_shape
+from .shape import MatmulShape, matmul_shape
 
 VECTOR_LOAD_BYTES = 16
 """Widest global load of a GPU thread (CUDA guide: 1, 2, 4, 8 or 16 bytes)."""
@@ -26,7 +24,6 @@ matmul kernel, less its accumulators and operands, lies between 20 and 40."""
 
 OPERAND_REGISTERS = 2
 """Vector registers of a CPU tile besides accumulators and row operands: a weight and a spare."""
-
 
 STATISTICS = 64
 """Words of shared memory beside a GEMV's row: mean, mean square, and one per warp to add up."""
@@ -168,154 +165,3 @@ def _attention(work: Attention, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     kept = ceil_div(bm * dv // tile, threads) * tile
     operands = plan.reg_m * width + plan.reg_m + width
     return Footprint(smem, kept + operands + THREAD_OVERHEAD_REGISTERS, threads)
-
-
-def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
-    """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
-
-    This is the only statement of the constraint set: candidates are filtered by it and a user's
-    own plan is refused by it.  Empty: the plan fits.
-    """
-    return tuple(_violations(plan, work, dev))
-
-
-def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
-    """Tell whether `violations` is empty, without collecting it."""
-    return next(_violations(plan, work, dev), None) is None
-
-
-def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
-    if plan.split_m != 1 and plan.family != PANELS:
-        yield f"split_m is {plan.split_m}, only family {PANELS!r} cuts rows into parts"
-    if plan.backend == "triton":
-        attends = isinstance(work, Attention)
-        yield from (triton_attention if attends else triton).violations(plan, work, dev)
-        return
-    foot = footprint(work, plan, dev)
-    if plan.family == PANELS and not isinstance(work, Attention):
-        yield from panel_violations(plan, matmul_shape(work), dev)
-        yield from cpu_limits(foot, plan, work, dev)
-        return
-    if plan.family:
-        yield from _family(plan, work, dev)
-    else:
-        yield from _backend(plan)
-    if isinstance(work, Attention):
-        if plan.block_k != work.head_dim:
-            yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
-    elif plan.block_k > work.k and not (
-        plan.family == skinny.FAMILY or _is_gemv_of(work, plan, dev)
-    ):
-        yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
-    if dev.kind == "cpu":
-        yield from cpu_limits(foot, plan, work, dev)
-    else:
-        missing = sorted(dtypes_of(work).intersection(dev.missing_dtypes))
-        if missing:
-            yield f"kernels for the {dev.label} cannot hold {' or '.join(missing)}"
-        yield from _gpu_limits(foot, plan, dev)
-        yield from _gpu_lanes(plan, work)
-        if not isinstance(work, Attention) and work.k == 1:
-            # TVM 0.27 mixes index types when it simplifies a bound reduction of one element.
-            yield "the reduction has 1 element, backend 'tir' needs 2 on a GPU"
-        if not isinstance(work, Attention) and _is_gemv_of(work, plan, dev):
-            yield from _gemv_groups(plan, work.k, dev)
-
-
-def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
-    """Check a plan that names its kernel."""
-    families = (*mma.FAMILIES, skinny.FAMILY)
-    if isinstance(work, Attention) or plan.family not in families:
-        known = " and ".join(map(repr, families))
-        names = "no families for attention" if isinstance(work, Attention) else known
-        yield f"family is {plan.family!r}, backend 'tir' has {names}"
-    elif plan.family in mma.FAMILIES:
-        yield from mma.violations(plan, matmul_shape(work), dev)
-    else:
-        yield from skinny.violations(plan, work, matmul_shape(work), dev)
-
-
-def _is_gemv_of(work: Workload, plan: TilePlan, dev: DeviceSpec) -> bool:
-    if isinstance(work, Attention) or dev.kind == "cpu":
-        return False
-    return is_gemv(plan, matmul_shape(work).layouts)
-
-
-def _gemv_groups(plan: TilePlan, k: int, dev: DeviceSpec) -> Iterator[str]:
-    """Check that the threads of a GEMV form groups of whole warps along k."""
-    threads, groups = plan.num_warps * dev.warp_size, plan.block_n // plan.reg_n
-    if threads % (groups * dev.warp_size):
-        yield (
-            f"{plan.num_warps} warps do not form {groups} equal groups, one for each "
-            f"reg_n={plan.reg_n} of block_n={plan.block_n}"
-        )
-    elif plan.block_k % (threads // groups * plan.lanes):
-        yield (
-            f"block_k is {plan.block_k}, no multiple of the {threads // groups * plan.lanes} "
-            f"elements that a group of {threads // groups} threads loads at once"
-        )
-    if k % plan.lanes:
-        yield f"lanes is {plan.lanes}, does not divide k={k}"
-    elif k % plan.block_k:
-        # A last step of fewer elements would multiply registers that were never loaded.
-        yield f"block_k is {plan.block_k}, does not divide k={k}"
-
-
-def _backend(plan: TilePlan) -> Iterator[str]:
-    if plan.num_stages != 1:
-        yield f"num_stages is {plan.num_stages}, backend 'tir' loads in 1 stage"
-    if plan.split_k != 1:
-        yield f"split_k is {plan.split_k}, backend 'tir' reduces in 1 part"
-
-
-def _gpu_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
-    if foot.smem_bytes > dev.smem_per_block_bytes:
-        yield (
-            f"needs {foot.smem_bytes} B of shared memory, a block of the {dev.label} has "
-            f"{dev.smem_per_block_bytes} B"
-        )
-    elif foot.smem_bytes > STATIC_SMEM_BYTES and not plan.family:
-        yield (
-            f"needs {foot.smem_bytes} B of shared memory, backend 'tir' declares it statically "
-            f"and has {STATIC_SMEM_BYTES} B"
-        )
-    if foot.threads > dev.max_threads_per_block:
-        yield (
-            f"needs {foot.threads} threads, a block of the {dev.label} has "
-            f"{dev.max_threads_per_block}"
-        )
-    if foot.threads % dev.wave_size:
-        yield f"needs {foot.threads} threads, which is no multiple of a warp's {dev.wave_size}"
-    if plan.num_warps * dev.warp_size != foot.threads:
-        yield (
-            f"num_warps is {plan.num_warps}, the tile needs {foot.threads} threads in warps of "
-            f"{dev.warp_size}"
-        )
-    if foot.registers_per_thread > dev.max_registers_per_thread:
-        yield (
-            f"needs {foot.registers_per_thread} registers per thread, the {dev.label} has "
-            f"{dev.max_registers_per_thread}"
-        )
-    elif foot.registers_per_thread * foot.threads > dev.registers_per_sm:
-        yield (
-            f"needs {foot.registers_per_thread * foot.threads} registers per block, a "
-            f"multiprocessor of the {dev.label} has {dev.registers_per_sm}"
-        )
-
-
-def _gpu_lanes(plan: TilePlan, work: Workload) -> Iterator[str]:
-    most = VECTOR_LOAD_BYTES // DTYPE_BYTES[work.dtype]
-    if plan.lanes & (plan.lanes - 1) or plan.lanes > most:
-        yield (
-            f"lanes is {plan.lanes}, must be a power of two and at most {most}, the {work.dtype} "
-            f"elements of a load of {VECTOR_LOAD_BYTES} B"
-        )
-    if isinstance(work, Attention):
-        extents = {"head_dim": work.head_dim, "v_dim": work.v_dim}
-    else:
-        layouts = matmul_shape(work).layouts
-        extents = {"block_k": plan.block_k} if "nk" in layouts else {}
-        extents |= {"block_n": plan.block_n} if "kn" in layouts else {}
-    for name, value in extents.items():
-        if value % plan.lanes:
-            yield f"lanes is {plan.lanes}, does not divide {name}={value}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -145,6 +146,19 @@ def attention_size(work: Attention, size: Size) -> AttentionSize:
         work.q_len if isinstance(work.q_len, int) else size.q_len,
         work.kv_len if isinstance(work.kv_len, int) else size.kv_len,
     )
+
+
+def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
+    """Return the bytes of the query, the result, the bias and the mask."""
+    rows = size.batch * work.q_heads * size.q_len
+    moved = rows * work.head_dim * DTYPE_BYTES[work.dtype]
+    moved += rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
+    full = (size.batch, work.q_heads, size.q_len, size.kv_len)
+    for dims, each in ((work.bias_dims, DTYPE_BYTES[work.bias_dtype]), (work.mask_dims, 1)):
+        if dims is not None:
+            sizes = zip(full, dims, strict=True)
+            moved += each * math.prod(n for n, is_full in sizes if is_full)
+    return moved
 
 
 def rows_of(work: Workload, size: Size) -> int:

@@ -19,9 +19,8 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
-from .gpu_cost import attention_qo_bytes
 from .prediction import Bound, Prediction, ceil_div, largest
-from .shape import AttentionSize
+from .shape import AttentionSize, attention_qo_bytes
 from .triton_attention_tiles import (
     HALVES_BLOCKS,
     bias_tiles,

@@ -1,0 +1,133 @@
+"""The blocks of a function as rows and columns, where all of them agree on the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+
+from . import steps
+from .foreign.layout import is_unit
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """A block whose variables are those of the rows, then those of the columns.
+
+    Parameters
+    ----------
+    leading : int
+        How many of its loops count rows.
+    columns : int, optional
+        How many columns there are, None if that is dynamic; 1 for a block of one value per row.
+    reduces : bool
+        Whether it adds the columns up (or takes their maximum).
+    """
+
+    rv: SBlockRV
+    leading: int
+    columns: int | None
+    reduces: bool
+
+
+def is_plain(func: tirx.PrimFunc) -> bool:
+    """Tell whether a function is a sequence of blocks in loops of their own."""
+    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.match_buffers:
+        return False
+    body = func.body.block.body
+    for nest in body.seq if isinstance(body, tirx.SeqStmt) else [body]:
+        while isinstance(nest, tirx.For) and nest.kind == tirx.ForKind.SERIAL:
+            nest = nest.body
+        if not isinstance(nest, s_tir.SBlockRealize) or nest.block.alloc_buffers:
+            return False
+        parts = nest.block.body
+        stores = parts.seq if isinstance(parts, tirx.SeqStmt) else [parts]
+        if not all(isinstance(part, tirx.BufferStore) for part in stores):
+            return False
+    return True
+
+
+def _children(sch: s_tir.Schedule) -> list[SBlockRV]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
+    """Put element-wise blocks into their readers; unless `every`, only those with one reader."""
+    results = {p for p in func.params if tirx.is_buffer_var(p)}
+    for block in _children(sch):
+        written = sch.get(block).writes
+        if steps.is_reduction(sch, block) or any(w.source in results for w in written):
+            continue
+        if every or len(sch.get_consumers(block)) == 1:
+            steps.inline_if_possible(sch, block)
+
+
+def blocks_of_rows(sch: s_tir.Schedule) -> list[RowBlock] | None:
+    """Tell rows from columns in every block; None if they do not agree or nothing is reduced."""
+    children = _children(sch)
+    reductions = [b for b in children if steps.is_reduction(sch, b)]
+    if not reductions:
+        return None
+    first = sch.get(reductions[0]).iter_vars
+    rows = _sizes(v for v in first if v.iter_type == tirx.IterVar.DataPar)
+    columns = _sizes(v for v in first if v.iter_type == tirx.IterVar.CommReduce)
+    if not _runs_along_memory(sch.get(reductions[0])):
+        return None
+    found = []
+    for block in children:
+        variables = sch.get(block).iter_vars
+        reduces = steps.is_reduction(sch, block)
+        leading = _leading(variables, rows)
+        if leading is None or len(sch.get_loops(block)) != len(variables):
+            return None
+        kind = tirx.IterVar.CommReduce if reduces else tirx.IterVar.DataPar
+        front, back = variables[:leading], variables[leading:]
+        if any(v.iter_type != tirx.IterVar.DataPar for v in front):
+            return None
+        if any(v.iter_type != kind and not is_unit(v.dom.extent) for v in back):
+            return None
+        width = _sizes(back)
+        if width and not _same(width, columns):
+            return None
+        count: int | None = 1
+        for size in width:
+            count = count * int(size) if count and isinstance(size, tirx.IntImm) else None
+        found.append(RowBlock(block, leading, count, reduces))
+    return found
+
+
+def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
+    """Tell whether it reads a tensor row by row, each value once."""
+    wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
+    reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
+    for region in reduction.reads:
+        indices = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
+        used = {i for i in indices if isinstance(i, tirx.Var)}
+        if len(used) == len(indices) and all(v.var in used for v in wide):
+            return bool(reduced) and indices[-1].same_as(reduced[-1])
+    return False
+
+
+def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:
+    """Return the extents of variables, but for those of one value."""
+    return [v.dom.extent for v in variables if not is_unit(v.dom.extent)]
+
+
+def _same(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> bool:
+    equal = tvm_ffi.structural_equal
+    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def _leading(variables: Sequence[tirx.IterVar], rows: Sequence[tirx.Expr]) -> int | None:
+    """Return how many of the first variables make up the rows."""
+    position = 0
+    for size in rows:
+        while position < len(variables) and is_unit(variables[position].dom.extent):
+            position += 1
+        if position == len(variables) or not _same([variables[position].dom.extent], [size]):
+            return None
+        position += 1
+    return position
