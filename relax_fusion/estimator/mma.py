@@ -27,11 +27,14 @@ WARP_TILE = 16
 """Rows and columns of a warp come in multiples of this: the operands that one ``ldmatrix.x4``
 loads."""
 
-SLICE = 16
-"""Elements of k of one instruction.  A step needs two: one is loaded while the other is used."""
+PIECE_BYTES = 16
+"""What one lane of ``ldmatrix`` names, and the most that one asynchronous copy moves."""
 
-COPY_LANES = (8, 4, 2)
-"""Elements of one asynchronous copy: 16, 8 or 4 bytes.  It cannot move 2."""
+SLICE_BYTES = 2 * PIECE_BYTES
+"""Bytes of k of one instruction.  A step needs two: one is loaded while the other is used."""
+
+COPY_BYTES = (PIECE_BYTES, 8, 4)
+"""Of one asynchronous copy.  It cannot move 2."""
 
 FIRST_CAPABILITY = 80
 """Ten times the compute capability that brought ``cp.async`` and ``mma.m16n8k16``."""
@@ -46,8 +49,8 @@ WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
 WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
 """Warps of a block along rows and columns."""
 
-STEPS = ((64, 3), (64, 4), (32, 4))
-"""Elements of k, and stages."""
+STEPS = ((128, 3), (128, 4), (64, 4))
+"""Bytes of k, and stages."""
 
 GROUP_ROWS, GROUP_WARPS = 64, 4
 """Rows of one ``wgmma`` instruction, and the warps that execute it."""
@@ -55,8 +58,8 @@ GROUP_ROWS, GROUP_WARPS = 64, 4
 GROUP_COLUMNS = 256
 """Most columns of one ``wgmma`` instruction, those of both parts together."""
 
-GROUP_K = 64
-"""Elements of k of a step of ``wgmma``: 128 bytes, the lines that it reads without conflicts."""
+GROUP_LINE_BYTES = 128
+"""Bytes of k of a step of ``wgmma``: the lines that it reads without conflicts."""
 
 GROUP_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
 """Rows and columns (of all parts) of blocks of warp groups."""
@@ -83,7 +86,8 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
 
 def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield plans for `shape`, which may not all fit; of equal prices, the first is to be taken."""
-    lanes = next((n for n in COPY_LANES if all(size % n == 0 for size in _copied(shape))), None)
+    wide = copy_lanes(shape)
+    lanes = next((n for n in wide if all(size % n == 0 for size in _copied(shape))), None)
     if lanes is None or unsupported(shape, dev) or (isinstance(rows, int) and rows < FEWEST_ROWS):
         return
     most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
@@ -97,7 +101,7 @@ def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePla
         for (block_m, columns), stages in product(GROUP_TILES, GROUP_STAGES):
             block_n = columns // shape.parts
             yield TilePlan(
-                *(block_m, block_n, GROUP_K),
+                *(block_m, block_n, GROUP_LINE_BYTES // shape.in_bytes),
                 reg_m=WARP_TILE,
                 reg_n=block_n,
                 lanes=lanes,
@@ -112,9 +116,9 @@ def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
         if columns % (WARP_TILE * shape.parts):
             continue
         reg_n = columns // shape.parts
-        for block_k, stages in STEPS:
+        for step_bytes, stages in STEPS:
             yield TilePlan(
-                *(reg_m * along_m, reg_n * along_n, block_k),
+                *(reg_m * along_m, reg_n * along_n, step_bytes // shape.in_bytes),
                 reg_m=reg_m,
                 reg_n=reg_n,
                 lanes=lanes,
@@ -122,6 +126,11 @@ def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
                 num_warps=along_m * along_n,
                 family=FAMILY,
             )
+
+
+def copy_lanes(shape: MatmulShape) -> tuple[int, ...]:
+    """Return how many elements a copy may move, most first."""
+    return tuple(b // shape.in_bytes for b in COPY_BYTES if b >= shape.in_bytes)
 
 
 def _copied(shape: MatmulShape) -> tuple[int, ...]:
@@ -142,7 +151,7 @@ def registers(plan: TilePlan, shape: MatmulShape) -> int:
     sums = plan.reg_m * columns // 32
     if plan.family == WARP_GROUPS:
         return sums + OVERHEAD_REGISTERS
-    operands = (plan.reg_m + columns) * SLICE // 32 * shape.in_bytes // 4
+    operands = (plan.reg_m + columns) * SLICE_BYTES // 32 // 4
     return sums + 2 * operands + OVERHEAD_REGISTERS
 
 
@@ -153,7 +162,8 @@ def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[
         yield reason
         return
     family = f"family {plan.family!r}"
-    for name, unit in (("reg_m", WARP_TILE), ("reg_n", WARP_TILE), ("block_k", 2 * SLICE)):
+    step = 2 * SLICE_BYTES // shape.in_bytes
+    for name, unit in (("reg_m", WARP_TILE), ("reg_n", WARP_TILE), ("block_k", step)):
         if getattr(plan, name) % unit:
             yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
     least = 3 if plan.family == WARP_GROUPS else 2
@@ -171,7 +181,8 @@ def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[
 
 def _group_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
     """Check what the instructions of warp groups ask for."""
-    given = {"block_k": GROUP_K, "reg_m": WARP_TILE, "reg_n": plan.block_n}
+    line = GROUP_LINE_BYTES // shape.in_bytes
+    given = {"block_k": line, "reg_m": WARP_TILE, "reg_n": plan.block_n}
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family 'wgmma' has {value} with this block"
@@ -188,8 +199,8 @@ def _group_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
 
 def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
     """Check that whole copies of `lanes` elements make up the tiles, as many for each thread."""
-    if plan.lanes not in COPY_LANES:
-        text = ", ".join(map(str, COPY_LANES))
+    if plan.lanes not in copy_lanes(shape):
+        text = ", ".join(map(str, copy_lanes(shape)))
         yield f"lanes is {plan.lanes}, family {plan.family!r} copies {text} elements at once"
         return
     for size in _copied(shape):

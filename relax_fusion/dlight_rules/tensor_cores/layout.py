@@ -1,7 +1,7 @@
 """Where a tensor-core kernel keeps what: index maths for integers and for TIR expressions alike.
 
-A warp multiplies by ``mma.m16n8k16``: 16 rows by 8 columns by 16 elements of k.  Operands lie in
-shared memory in *pieces* of 8 elements, the 16 bytes that one lane of ``ldmatrix`` names.
+A warp multiplies by ``mma.m16n8``: 16 rows by 8 columns by 32 bytes of k.  Operands lie in shared
+memory in *pieces* of 16 bytes, which one lane of ``ldmatrix`` names.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from math import gcd
 from typing import Any
 
 PIECE = 8
-"""Elements of a piece: 16 bytes of a two-byte type, the row of an 8 x 8 matrix."""
+"""Elements of a piece of a two-byte type: the row of an 8 x 8 matrix."""
 
-MMA_M, MMA_N, MMA_K = 16, 8, 16
-"""Rows, columns and reduced elements of one instruction."""
+MMA_M, MMA_N = 16, 8
+"""Rows and columns of one instruction."""
 
 BANK_PIECES = 8
 """Pieces in one pass over the 32 banks of shared memory: 128 bytes."""
@@ -65,12 +65,12 @@ def column_of(line: Index, run: int) -> Index:
 
 
 def a_lane(lane: Index) -> tuple[Index, Index]:
-    """Return the row and the piece of a 16 x 16 tile of x that a lane names for ``ldmatrix.x4``."""
+    """Return the row and the piece of 16 rows of x that a lane names for ``ldmatrix.x4``."""
     return lane % 16, lane // 16
 
 
 def b_lane(lane: Index, layout: str) -> tuple[Index, Index]:
-    """Return the line and the piece of a 16 x 16 tile of the weight that a lane names.
+    """Return the line and the piece of 16 columns of the weight that a lane names.
 
     Lines are columns in ``nk``, and k in ``kn``, where ``ldmatrix`` transposes.
     """

@@ -15,25 +15,11 @@ from tvm.script import tirx as script
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from .layout import (
-    LANES,
-    MMA_K,
-    MMA_M,
-    MMA_N,
-    PIECE,
-    a_lane,
-    b_lane,
-    column_of,
-    swizzled,
-)
+from ...estimator.mma import PIECE_BYTES
+from .layout import LANES, MMA_M, MMA_N, a_lane, b_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64
 
 ptx = script.ptx
-
-ELEMENT_BYTES = 2
-"""Of float16 and bfloat16."""
-
-PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def local(name: str, size: int, dtype: str) -> tirx.Var:
@@ -63,8 +49,8 @@ class MmaKernel:
         Row and column of the tile among all tiles, int32.
     """
 
-    padding = 0
-    """Elements of shared memory beside the stages."""
+    padding_bytes = 0
+    """Shared memory beside the stages."""
 
     def __init__(
         self,
@@ -76,6 +62,7 @@ class MmaKernel:
         """Allocate shared memory and registers, in the block that is open."""
         plan = tile.plan
         self.tile, self.product, self.thread = tile, product, thread
+        self.types = tile.instructions
         first = local("first", 2, "int64")
         for i, (index, size) in enumerate(zip(at, (plan.block_m, plan.block_n), strict=True)):
             T.buffer_store(first, int64(index) * int64(size), [i])
@@ -86,14 +73,15 @@ class MmaKernel:
         self.warp_column = warp // int32(tile.warps_m) * int32(plan.reg_n)
         self.tiles_m, self.tiles_n = plan.reg_m // MMA_M, plan.reg_n // MMA_N
         self.steps = -(-product.depth // plan.block_k)
-        self.slices = plan.block_k // MMA_K
-        stages = plan.num_stages * tile.stage_elements + self.padding
+        self.slices = plan.block_k // self.types.k
+        padding = self.padding_bytes // self.types.element_bytes
+        stages = plan.num_stages * tile.stage_elements + padding
         shared = scratch("stages", stages, tile.dtype, "shared.dyn")
         # All of it: TVM keeps no more of a buffer than what it sees to be accessed.
         self.whole = shared.access_ptr("rw")
         self.base = local("base", 1, "uint32")
         self.sums = tile.parts * self.tiles_m * self.tiles_n * 4
-        self.acc = local("acc", self.sums, "float32")
+        self.acc = local("acc", self.sums, self.types.total)
         # Two sets: one is multiplied while the other is loaded.
         self.a = local("a", 2 * self.tiles_m * 4, "uint32")
         self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
@@ -116,7 +104,7 @@ class MmaKernel:
         """Set the sums to 0, and find out where the stages are."""
         T.buffer_store(self.base, self._first_address(), [0])
         with T.unroll(int32(self.sums)) as i:
-            T.buffer_store(self.acc, tirx.const(0, "float32"), [i])
+            T.buffer_store(self.acc, tirx.const(0, self.types.total), [i])
 
     def _first_address(self) -> tirx.Expr:
         return cuda_cvta_generic_to_shared(self.whole)
@@ -158,8 +146,12 @@ class MmaKernel:
         T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
 
     def _stage_address(self, stage: tirx.Expr) -> tirx.Expr:
-        stage_bytes = self.tile.stage_elements * ELEMENT_BYTES
+        stage_bytes = self.tile.stage_elements * self.types.element_bytes
         return self.base[0] + (stage * int32(stage_bytes)).astype("uint32")
+
+    def _part_offset(self, part: int) -> int:
+        """Return the bytes in front of a part of the weight in a stage."""
+        return (self.tile.x_elements + part * self.tile.part_elements) * self.types.element_bytes
 
     # --- global to shared --------------------------------------------------------------------
 
@@ -186,7 +178,7 @@ class MmaKernel:
                 j, k = self.first_column + int64(j), first_k + int64(k)
                 return product.weight_at(part, j, k), [self._in_columns(j), self._in_depth(k)]
 
-            offset = (tile.x_elements + part * tile.part_elements) * ELEMENT_BYTES
+            offset = self._part_offset(part)
             lines = (plan.block_n, plan.block_k)
             at = base + tirx.const(offset, "uint32")
             self._copy_lines(at, lines if tile.layout == "nk" else lines[::-1], weight)
@@ -207,21 +199,21 @@ class MmaKernel:
     ) -> None:
         """Spread the lines of a tile over the threads, `lanes` elements at a time."""
         lines, width = shape
-        lanes, threads = self.tile.plan.lanes, self.tile.threads
+        lanes, threads, in_piece = self.tile.plan.lanes, self.tile.threads, self.types.piece
         for turn in range(lines * width // lanes // threads):
             place = self.thread + int32(turn * threads)
             line = place // int32(width // lanes)
             element = place % int32(width // lanes) * int32(lanes)
             load, conditions = source(line, element)
-            piece = swizzled(line, element // int32(PIECE), width // PIECE)
-            target = line * int32(width) + piece * int32(PIECE) + element % int32(PIECE)
-            at = base + (target * int32(ELEMENT_BYTES)).astype("uint32")
+            piece = swizzled(line, element // int32(in_piece), width // in_piece)
+            target = line * int32(width) + piece * int32(in_piece) + element % int32(in_piece)
+            at = base + (target * int32(self.types.element_bytes)).astype("uint32")
             self._copy_piece(at, load, [c for c in conditions if c is not None])
 
     def _copy_piece(self, at: tirx.Expr, load: tirx.Expr, conditions: list[tirx.Expr]) -> None:
         """Begin one copy; zeros where a condition does not hold, and then nothing is read."""
-        size = self.tile.plan.lanes * ELEMENT_BYTES
-        kind = "cg" if size == PIECE * ELEMENT_BYTES else "ca"  # narrower ones go through L1
+        size = self.tile.plan.lanes * self.types.element_bytes
+        kind = "cg" if size == PIECE_BYTES else "ca"  # narrower ones go through L1
         args = [at, tirx.address_of(load), size]
         if conditions:
             inside = conditions[0]
@@ -235,36 +227,36 @@ class MmaKernel:
     def _load(self, buffer: int, stage: tirx.Expr, index: int) -> None:
         """Load the operands of slice `index` of a stage into one of the two sets of registers."""
         tile, plan = self.tile, self.tile.plan
-        pieces = plan.block_k // PIECE
+        pieces = plan.block_k // self.types.piece
         row, piece = a_lane(self.lane)
         row = self.warp_row + row
         place = swizzled(row, piece + int32(index * 2), pieces)
         address = stage + self._bytes(row * int32(pieces) + place)
         for i in range(self.tiles_m):
             first = (buffer * self.tiles_m + i) * 4
-            skip = i * MMA_M * plan.block_k * ELEMENT_BYTES
+            skip = i * MMA_M * plan.block_k * self.types.element_bytes
             self._load_four(self.a, first, ptx.addr(address, skip), "")
         for part in range(tile.parts):
-            offset = (tile.x_elements + part * tile.part_elements) * ELEMENT_BYTES
+            offset = self._part_offset(part)
             self._load_weights(buffer, part, stage + tirx.const(offset, "uint32"), index)
 
     def _load_weights(self, buffer: int, part: int, base: tirx.Expr, index: int) -> None:
-        plan, layout = self.tile.plan, self.tile.layout
+        plan, layout, in_piece = self.tile.plan, self.tile.layout, self.types.piece
         line, piece = b_lane(self.lane, layout)
         for pair in range(self.tiles_n // 2):
             first = ((buffer * self.tile.parts + part) * self.tiles_n + pair * 2) * 2
             if layout == "nk":
-                pieces, skip = plan.block_k // PIECE, pair * 2 * MMA_N * plan.block_k
+                pieces, skip = plan.block_k // in_piece, pair * 2 * MMA_N * plan.block_k
                 row, at = self.warp_column + line, piece + int32(index * 2)
             else:
-                pieces, skip = plan.block_n // PIECE, index * MMA_K * plan.block_n
-                row, at = line, self.warp_column // int32(PIECE) + int32(pair * 2) + piece
+                pieces, skip = plan.block_n // in_piece, index * self.types.k * plan.block_n
+                row, at = line, self.warp_column // int32(in_piece) + int32(pair * 2) + piece
             address = base + self._bytes(row * int32(pieces) + swizzled(row, at, pieces))
-            source = ptx.addr(address, skip * ELEMENT_BYTES)
+            source = ptx.addr(address, skip * self.types.element_bytes)
             self._load_four(self.b, first, source, "" if layout == "nk" else "trans.")
 
     def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
-        return (pieces * int32(PIECE * ELEMENT_BYTES)).astype("uint32")
+        return (pieces * int32(PIECE_BYTES)).astype("uint32")
 
     def _load_four(self, registers: tirx.Var, first: int, address: object, how: str) -> None:
         """Load four 8 x 8 matrices."""
@@ -273,8 +265,7 @@ class MmaKernel:
 
     def _multiply(self, buffer: int) -> None:
         """Multiply the operands of one set of registers."""
-        kind = PTX_TYPES[self.tile.dtype]
-        multiply = ptx[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"]
+        multiply = ptx[self.types.mma]
         for part in range(self.tile.parts):
             for i in range(self.tiles_m):
                 for j in range(self.tiles_n):

@@ -20,11 +20,13 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
+from ...estimator.mma import PIECE_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.skinny import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...tile_plan import TilePlan
+from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
-from .mma_kernel import ELEMENT_BYTES, PTX_TYPES, scratch
+from .mma_kernel import scratch
 from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
 from .tile import Product, int32, int64
@@ -93,7 +95,7 @@ class SkinnyKernel:
         elements = self.chunks * self.lines * PIECES * PIECE
         size = plan.num_stages * plan.num_warps * elements
         self.ring = scratch("ring", size, product.dtype, "shared.dyn")
-        self.step_bytes = elements * ELEMENT_BYTES
+        self.step_bytes = elements * PIECE_BYTES // PIECE
         self.base = scratch("base", 1, "uint32", "local")
         # Of a chunk: weights, then x, then the factors of its norm
         self.weights = 2 * HALVES * product.parts * self.tiles_n
@@ -164,10 +166,10 @@ class SkinnyKernel:
 
     def _copy(self, to: tirx.Expr, load: tirx.Expr, conditions: list[tirx.Expr]) -> None:
         """Begin a copy; of zeros where a condition does not hold, and then nothing is read."""
-        args = [to, tirx.address_of(load), PIECE * ELEMENT_BYTES]
+        args = [to, tirx.address_of(load), PIECE_BYTES]
         if conditions:
             inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-            size = tirx.Select(inside, int32(PIECE * ELEMENT_BYTES), int32(0))
+            size = tirx.Select(inside, int32(PIECE_BYTES), int32(0))
             args.append(size.astype("uint32"))
         T.evaluate(ptx[COPY](*args))
 
@@ -217,7 +219,7 @@ class SkinnyKernel:
         if self.product.layout == "kn" and first < self.weight_lines:
             place = piece ^ ((int32(first) + line) // int32(PIECE) % int32(4) * int32(2))
         at = (int32(chunk * self.lines + first) + line) * int32(PIECES) + place
-        return self.base[0] + (stage + at * int32(PIECE * ELEMENT_BYTES)).astype("uint32")
+        return self.base[0] + (stage + at * int32(PIECE_BYTES)).astype("uint32")
 
     # --- what a thread multiplies --------------------------------------------------------------
 
@@ -258,8 +260,7 @@ class SkinnyKernel:
 
     def _multiply(self) -> None:
         """Multiply what is in the registers: four instructions for each tile."""
-        kind = PTX_TYPES[self.product.dtype]
-        multiply = ptx[f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32"]
+        multiply = ptx[INSTRUCTIONS[self.product.dtype].mma]
         for half in range(HALVES):
             for turn in range(2):
                 for tile in range(self.weights // (2 * HALVES)):

@@ -10,6 +10,7 @@ from tvm import ir, s_tir, sym, tirx
 
 from ...tile_plan import TilePlan
 from ...workload import WeightLayout
+from .instructions import INSTRUCTIONS, Instructions
 from .layout import LANES, run_length
 
 Place = tuple[tirx.Var, list[tirx.Expr]]
@@ -36,6 +37,11 @@ class MmaTile:
     parts: int
     layout: WeightLayout
     dtype: str
+
+    @property
+    def instructions(self) -> Instructions:
+        """What multiplies the operands."""
+        return INSTRUCTIONS[self.dtype]
 
     @property
     def warps_m(self) -> int:

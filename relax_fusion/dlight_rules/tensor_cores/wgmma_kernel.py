@@ -10,15 +10,18 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import GROUP_ALIGNMENT_BYTES, GROUP_ROWS, GROUP_WARPS
-from .layout import BANK_PIECES, LANES, MMA_K, PIECE
-from .mma_kernel import ELEMENT_BYTES, PTX_TYPES, MmaKernel, ptx
+from ...estimator.mma import (
+    GROUP_ALIGNMENT_BYTES,
+    GROUP_LINE_BYTES,
+    GROUP_ROWS,
+    GROUP_WARPS,
+    SLICE_BYTES,
+)
+from .layout import LANES
+from .mma_kernel import MmaKernel, ptx
 from .tile import int32
 
-LINE_BYTES = BANK_PIECES * PIECE * ELEMENT_BYTES
-"""Of a line in shared memory whose pieces are swizzled over all banks."""
-
-ATOM_BYTES = 8 * LINE_BYTES
+ATOM_BYTES = 8 * GROUP_LINE_BYTES
 """Of the eight lines after which the swizzle repeats."""
 
 DESCRIPTOR = 1 << 62 | ATOM_BYTES >> 4 << 32 | 1 << 16
@@ -29,10 +32,10 @@ DESCRIPTOR = 1 << 62 | ATOM_BYTES >> 4 << 32 | 1 << 16
 class WgmmaKernel(MmaKernel):
     """An `MmaKernel` whose products are ``wgmma`` instructions; weights are ``[n, k]``.
 
-    The plan's warps have 16 rows and all columns, its steps are one line (64 elements) deep.
+    The plan's warps have 16 rows and all columns, its steps are one line (128 bytes) deep.
     """
 
-    padding = GROUP_ALIGNMENT_BYTES // ELEMENT_BYTES
+    padding_bytes = GROUP_ALIGNMENT_BYTES
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
@@ -65,14 +68,13 @@ class WgmmaKernel(MmaKernel):
         tile, stages = self.tile, int32(self.tile.plan.num_stages)
         stage = self._stage_address(step % stages)
         group = self.thread // int32(GROUP_WARPS * LANES)
-        rows = stage + (group * int32(GROUP_ROWS * LINE_BYTES)).astype("uint32")
-        columns = stage + tirx.const(tile.x_elements * ELEMENT_BYTES, "uint32")
-        kind, n = PTX_TYPES[tile.dtype], tile.parts * tile.plan.block_n
-        multiply = ptx[f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind}"]
+        rows = stage + (group * int32(GROUP_ROWS * GROUP_LINE_BYTES)).astype("uint32")
+        columns = stage + tirx.const(self._part_offset(0), "uint32")
+        multiply = ptx[self.types.wgmma(tile.parts * tile.plan.block_n)]
         sums = [self.acc[i] for i in range(self.sums)]
         T.evaluate(ptx["wgmma.fence.sync.aligned"]())
         for index in range(self.slices):
-            skip = tirx.const(index * MMA_K * ELEMENT_BYTES, "uint32")
+            skip = tirx.const(index * SLICE_BYTES, "uint32")
             a, b = _descriptor(rows + skip), _descriptor(columns + skip)
             T.evaluate(multiply(*sums, a, b, True, 1, 1, 0, 0))
         T.evaluate(ptx["wgmma.commit_group.sync.aligned"]())

@@ -1,0 +1,73 @@
+"""The instructions that multiply matrices, by the element type of what they multiply, as data.
+
+In bytes they are all alike: ``mma.sync.m16n8`` takes `SLICE_BYTES` of each line along k, which are
+two pieces of 16 bytes, and lane i holds the four bytes at ``4 * (i % 4)`` of a piece (PTX ISA,
+sections "Matrix Fragments for mma.m16n8k16 with floating point type", "... for mma.m16n8k32" and
+"... for mma.m16n8k8").  ``ldmatrix`` deals out just these, whatever they stand for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...estimator.mma import PIECE_BYTES, SLICE_BYTES
+from ...workload import DTYPE_BYTES
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """What tensor cores make of operands of one element type.
+
+    Parameters
+    ----------
+    dtype : str
+        Of an operand in memory.
+    name : str
+        How the instructions call it.
+    total : str
+        The dtype of sums.
+    """
+
+    dtype: str
+    name: str
+    total: str = "float32"
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def piece(self) -> int:
+        """Elements of a piece."""
+        return PIECE_BYTES // self.element_bytes
+
+    @property
+    def k(self) -> int:
+        """Elements of k of one instruction."""
+        return SLICE_BYTES // self.element_bytes
+
+    @property
+    def mma(self) -> str:
+        """The instruction of a warp: 16 rows and 8 columns."""
+        types = f"{self._short_total}.{self.name}.{self.name}.{self._short_total}"
+        return f"mma.sync.aligned.m16n8k{self.k}.row.col.{types}"
+
+    def wgmma(self, columns: int) -> str:
+        """Return the instruction of four warps: 64 rows and so many columns."""
+        types = f"{self._short_total}.{self.name}.{self.name}"
+        return f"wgmma.mma_async.sync.aligned.m64n{columns}k{self.k}.{types}"
+
+    @property
+    def _short_total(self) -> str:
+        return {"float32": "f32"}[self.total]
+
+
+INSTRUCTIONS = {
+    each.dtype: each
+    for each in (
+        Instructions("float16", "f16"),
+        Instructions("bfloat16", "bf16"),
+    )
+}
+"""By the dtype of the operands."""
