@@ -15,8 +15,9 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.footprint import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
+from .fragments import local
 from .layout import MMA_M
-from .mma_kernel import MmaKernel, local
+from .mma_kernel import MmaKernel
 from .tile import Place, int32, int64
 
 

@@ -11,27 +11,12 @@ from collections.abc import Callable
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
-from tvm.script import tirx as script
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import PIECE_BYTES
+from .fragments import copy_async, load_matrices, local, multiply, ptx, scratch
 from .layout import LANES, MMA_M, MMA_N, a_lane, b_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64
-
-ptx = script.ptx
-
-
-def local(name: str, size: int, dtype: str) -> tirx.Var:
-    """Allocate registers, in the block that is open."""
-    return scratch(name, size, dtype, "local")
-
-
-def scratch(name: str, size: int, dtype: str, scope: str) -> tirx.Var:
-    """Allocate a flat buffer, in the block that is open."""
-    buffer = T.sblock_alloc_buffer([int64(size)], dtype, scope=scope)
-    IRBuilder.name(name, buffer)
-    return buffer
 
 
 class MmaKernel:
@@ -208,19 +193,7 @@ class MmaKernel:
             piece = swizzled(line, element // int32(in_piece), width // in_piece)
             target = line * int32(width) + piece * int32(in_piece) + element % int32(in_piece)
             at = base + (target * int32(self.types.element_bytes)).astype("uint32")
-            self._copy_piece(at, load, [c for c in conditions if c is not None])
-
-    def _copy_piece(self, at: tirx.Expr, load: tirx.Expr, conditions: list[tirx.Expr]) -> None:
-        """Begin one copy; zeros where a condition does not hold, and then nothing is read."""
-        size = self.tile.plan.lanes * self.types.element_bytes
-        kind = "cg" if size == PIECE_BYTES else "ca"  # narrower ones go through L1
-        args = [at, tirx.address_of(load), size]
-        if conditions:
-            inside = conditions[0]
-            for condition in conditions[1:]:
-                inside = tirx.all(inside, condition)
-            args.append(tirx.Select(inside, int32(size), int32(0)).astype("uint32"))
-        T.evaluate(ptx[f"cp.async.{kind}.shared.global"](*args))
+            copy_async(at, load, lanes * self.types.element_bytes, conditions)
 
     # --- shared to registers, and the product ------------------------------------------------
 
@@ -235,7 +208,7 @@ class MmaKernel:
         for i in range(self.tiles_m):
             first = (buffer * self.tiles_m + i) * 4
             skip = i * MMA_M * plan.block_k * self.types.element_bytes
-            self._load_four(self.a, first, ptx.addr(address, skip), "")
+            load_matrices(self.a, first, ptx.addr(address, skip), False)
         for part in range(tile.parts):
             offset = self._part_offset(part)
             self._load_weights(buffer, part, stage + tirx.const(offset, "uint32"), index)
@@ -253,19 +226,13 @@ class MmaKernel:
                 row, at = line, self.warp_column // int32(in_piece) + int32(pair * 2) + piece
             address = base + self._bytes(row * int32(pieces) + swizzled(row, at, pieces))
             source = ptx.addr(address, skip * self.types.element_bytes)
-            self._load_four(self.b, first, source, "" if layout == "nk" else "trans.")
+            load_matrices(self.b, first, source, layout == "kn")
 
     def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
         return (pieces * int32(PIECE_BYTES)).astype("uint32")
 
-    def _load_four(self, registers: tirx.Var, first: int, address: object, how: str) -> None:
-        """Load four 8 x 8 matrices."""
-        targets = [registers[first + i] for i in range(4)]
-        T.evaluate(ptx[f"ldmatrix.sync.aligned.m8n8.x4.{how}shared.b16"](*targets, address))
-
     def _multiply(self, buffer: int) -> None:
         """Multiply the operands of one set of registers."""
-        multiply = ptx[self.types.mma]
         for part in range(self.tile.parts):
             for i in range(self.tiles_m):
                 for j in range(self.tiles_n):
@@ -273,4 +240,4 @@ class MmaKernel:
                     a = [self.a[(buffer * self.tiles_m + i) * 4 + e] for e in range(4)]
                     first_b = ((buffer * self.tile.parts + part) * self.tiles_n + j) * 2
                     b = [self.b[first_b + e] for e in range(2)]
-                    T.evaluate(multiply(*sums, *a, *b, *sums))
+                    multiply(self.types, sums, a, b)

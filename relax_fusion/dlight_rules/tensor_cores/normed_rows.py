@@ -9,8 +9,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.prediction import ceil_div
 from ...estimator.skinny import CHUNK, MMA_ROWS
+from .fragments import scratch
 from .layout import LANES, PIECE
-from .mma_kernel import scratch
 from .tile import int32, int64
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from ...estimator.mma import PIECE_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.skinny import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...tile_plan import TilePlan
+from .fragments import scratch
 from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
-from .mma_kernel import scratch
 from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
 from .tile import Product, int32, int64

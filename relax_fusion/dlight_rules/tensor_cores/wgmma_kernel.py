@@ -17,8 +17,9 @@ from ...estimator.mma import (
     GROUP_WARPS,
     SLICE_BYTES,
 )
+from .fragments import ptx
 from .layout import LANES
-from .mma_kernel import MmaKernel, ptx
+from .mma_kernel import MmaKernel
 from .tile import int32
 
 ATOM_BYTES = 8 * GROUP_LINE_BYTES
