@@ -15,7 +15,8 @@ from tvm.target import Target
 
 Shape = tuple[int | str, ...]
 SIZES = {"b": 3, "s": 5, "t": 7}
-"""Values of the symbolic dimensions."""
+OTHER_SIZE = 4
+"""Values of the symbolic dimensions: of the tests' own, and of those that a model has."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,17 @@ def prim_funcs(mod: tvm.IRModule) -> list[tirx.PrimFunc]:
 
 def shape_of(param: tirx.Var) -> tuple[int, ...]:
     """Return the shape of a parameter, with values for its symbolic sizes."""
-    values = {name: tirx.IntImm("int64", size) for name, size in SIZES.items()}
     analyzer = sym.Analyzer()
 
     def value(var: ir.Var) -> ir.Expr:
-        return values.get(var.name, var)
+        return tirx.IntImm(str(var.ty.dtype), SIZES.get(var.name, OTHER_SIZE))
 
     sizes = [tvm_ffi.structural_map(d, (ir.Var, value)) for d in param.ty.shape]
     return tuple(int(analyzer.simplify(d)) for d in sizes)
 
 
 def numpy_dtype(dtype: str) -> Any:
-    return getattr(ml_dtypes, dtype) if dtype == "bfloat16" else np.dtype(dtype)
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -33,6 +30,7 @@ from relax_fusion.target import is_cpu
 
 from ..dlight_rules import foreign_cases as cases
 from .legalised import Call
+from .processes import in_processes
 
 RULES: tuple[TotalRule, ...] = (
     ContractionRule(),
@@ -196,7 +194,7 @@ def run(kernel: tirx.PrimFunc, like: tirx.PrimFunc, arrays: Arrays) -> Arrays:
     outs = []
     for param in like.params:
         if not tirx.is_buffer_var(param):
-            args.append(cases.SIZES[param.name])
+            args.append(cases.SIZES.get(param.name, cases.OTHER_SIZE))
         elif param in given:
             args.append(tvm.runtime.tensor(given[param]))
         else:
@@ -213,38 +211,13 @@ Job = tuple[str, Call, str, bool]
 
 
 def isolated(
-    jobs: Iterable[Job], targets: Sequence[Target], seconds: int
+    jobs: Sequence[Job], targets: Sequence[Target], seconds: int
 ) -> Iterator[tuple[Job, Outcome]]:
     """Check every job in a child process, so that a crash of TVM is an outcome like any other."""
-    context = multiprocessing.get_context("fork")
-    for job in jobs:
-        ours, theirs = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(theirs, job, targets))
-        child.start()
-        theirs.close()
-        outcome = _received(ours, seconds)
-        child.join(1)
-        if child.is_alive():
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
-        if outcome is None:
-            outcome = Outcome(wrong=[f"the process ended with {child.exitcode}"])
-        yield job, outcome
+    for job, found in in_processes(partial(_job, targets=targets), jobs, seconds):
+        yield job, found if isinstance(found, Outcome) else Outcome(wrong=[found])
 
 
-def _received(pipe: Connection, seconds: int) -> Outcome | None:
-    """Return what a child sent, None if it took too long or ended without a word."""
-    try:
-        return pipe.recv() if pipe.poll(seconds) else None
-    except EOFError:
-        return None
-
-
-def _child(pipe: Connection, job: Job, targets: Sequence[Target]) -> None:
+def _job(job: Job, targets: Sequence[Target]) -> Outcome:
     _, call, dtype, symbolic = job
-    try:
-        outcome = check(call, dtype, symbolic, targets)
-    except Exception as err:  # a rule raised, which is what this looks for
-        outcome = Outcome(wrong=[f"{type(err).__name__}: {err}"])
-    pipe.send(outcome)
-    pipe.close()
+    return check(call, dtype, symbolic, targets)
