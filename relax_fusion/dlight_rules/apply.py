@@ -12,21 +12,9 @@ from tvm.target import Target
 
 from ..compute import description
 from ..decision import Scheduling
-from ..errors import Decline, Reason
+from ..errors import Decline
 from ..tile_plan import PLAN_ATTR, PlanTable
-from .total import TotalRule, first_line
-
-TVM_RULE_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
-"""What a rule of TVM is known to raise on functions that it was not made for: its own assertions,
-and what comes of shapes that it did not expect."""
+from .total import TotalRule, apply_tvm_rule, has_blocks
 
 TRITON = "Triton"
 """Stands for a rule where Triton kernels are put in place later."""
@@ -84,6 +72,8 @@ def schedule_by(
     described = description(func)
     if described is not None and described[1].entries[0][1].backend == "triton":
         return None, Scheduling(name, TRITON, described[1])
+    if not has_blocks(func):
+        return None, Scheduling(name, "")
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:
         result = _attempt(rule, func, target)
@@ -107,8 +97,4 @@ def _attempt(
 ) -> s_tir.Schedule | Decline | None:
     if isinstance(rule, TotalRule):
         return rule.attempt(func, target)
-    try:
-        found = rule.apply(func, target, False)
-    except TVM_RULE_ERRORS as err:
-        return Decline(Reason.SCHEDULE, f"{type(err).__name__}: {first_line(err)}")
-    return found[0] if isinstance(found, list) else found
+    return apply_tvm_rule(rule, func, target)

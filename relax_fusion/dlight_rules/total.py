@@ -16,9 +16,38 @@ SCHEDULE_ERRORS = (s_tir.ScheduleError, tvm.error.InternalError, LoweringError)
 Any other exception is a mistake of ours, and is not hidden."""
 
 
+TVM_RULE_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a rule of TVM is known to raise on functions that it was not made for: its own assertions,
+and what comes of shapes that it did not expect."""
+
+
 def first_line(err: Exception) -> str:
     """Return the first line of a message that says something."""
     return next((line.strip() for line in str(err).splitlines() if line.strip()), "")
+
+
+def has_blocks(func: tirx.PrimFunc) -> bool:
+    """Tell whether a schedule can be made of a function; bare loops and calls have none."""
+    return isinstance(func.body, s_tir.SBlockRealize)
+
+
+def apply_tvm_rule(
+    rule: ScheduleRule, func: tirx.PrimFunc, target: Target
+) -> s_tir.Schedule | Decline | None:
+    """Return what a rule of TVM makes of a function, and a Decline where it fails."""
+    try:
+        found = rule.apply(func, target, False)
+    except TVM_RULE_ERRORS as err:
+        return Decline(Reason.SCHEDULE, f"{type(err).__name__}: {first_line(err)}")
+    return found[0] if isinstance(found, list) else found
 
 
 class TotalRule(ScheduleRule):
@@ -30,6 +59,8 @@ class TotalRule(ScheduleRule):
 
     def attempt(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return what `schedule` does, and a Decline where a step of it failed."""
+        if not has_blocks(func):
+            return None
         try:
             return self.schedule(func, target)
         except SCHEDULE_ERRORS as err:

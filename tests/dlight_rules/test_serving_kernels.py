@@ -15,9 +15,12 @@ from tvm.relax.frontend.nn.llm import (
     _prefill_kernels,
     position_embedding,
 )
+from tvm.script import tirx as T
 
-from relax_fusion import host_target, make_target
+from relax_fusion import PipelineOptions, host_target, make_target
 from relax_fusion.dlight_rules import NormRule
+from relax_fusion.dlight_rules.apply import schedule_by
+from relax_fusion.pipeline import schedule_kernels
 
 from ..fuzz.rules import RULES
 from .foreign_cases import check, compiled, prim_funcs
@@ -126,3 +129,24 @@ def test_softmax_in_chunks() -> None:
         return np.log(np.exp(parts - most).sum(-1)) + most[..., 0]
 
     check(out.numpy(), steps, arrays)
+
+
+@T.prim_func
+def doubled(x: T.Buffer((16,), "float32")):
+    for i in range(16):
+        x[i] = x[i] * 2.0
+
+
+@T.prim_func
+def called(x: T.handle):
+    T.evaluate(T.call_packed("function of a library", x))
+
+
+@pytest.mark.parametrize("func", [doubled, called])
+def test_functions_without_blocks(func: tirx.PrimFunc) -> None:
+    for target in (host_target(), GPU, make_target("m1")):
+        for rule in RULES:
+            assert rule.attempt(func, target) is None
+        rules = schedule_kernels(PipelineOptions(target)).rules
+        schedule, scheduling = schedule_by(rules, "main", func, target)
+        assert schedule is None and not scheduling.rule and not scheduling.refusals

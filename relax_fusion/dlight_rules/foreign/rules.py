@@ -9,7 +9,7 @@ from tvm.target import Target
 from ...errors import Decline
 from ...target import is_cpu, is_gpu, without_tensor_cores
 from .. import steps
-from ..total import TotalRule
+from ..total import TotalRule, apply_tvm_rule
 from .kernel import matmul_kernel
 from .matmul import foreign_matmul
 
@@ -51,9 +51,9 @@ class ScalarMatmulRule(TotalRule):
     schedule of scalar tiles, so that is what it is told.
     """
 
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return TVM's scalar schedule of a matmul, None if the function is no matmul."""
-        return dl.gpu.Matmul().apply(func, without_tensor_cores(target), False)
+        return apply_tvm_rule(dl.gpu.Matmul(), func, without_tensor_cores(target))
 
 
 class CPUSpatialRule(TotalRule):
