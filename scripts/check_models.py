@@ -179,8 +179,9 @@ def line(row: Row) -> str:
     if row.not_lowered:
         return head + f"not lowered: {row.not_lowered}"
     by = ", ".join(f"{rule} {n}" for rule, n in sorted(row.scheduled.items()))
+    counts = f"{row.functions} functions; {by}; left {row.left}; checked {row.checked}"
     problems = [f"  RAISED {r}" for r in row.raised] + [f"  WRONG {w}" for w in row.wrong]
-    return "\n".join([f"{head}{row.functions} functions; {by}; left {row.left}", *problems])
+    return "\n".join([head + counts, *problems])
 
 
 def totals(rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,0 +1,82 @@
+"""`scripts/check_models.py` on a module that stands for a model of MLC-LLM."""
+
+from __future__ import annotations
+
+import json
+
+import check_models as script
+import pytest
+from tvm import ir, relax, tirx
+from tvm.s_tir.dlight.base import ScheduleRule
+from tvm.target import Target
+
+from relax_fusion.dlight_rules import CPUSpatialRule
+from relax_fusion.dlight_rules.total import TotalRule
+
+from ..dlight_rules import foreign_cases as cases
+from ..fuzz.test_rules import Raising, Wrong
+
+MODELS = {"exponential": "preset"}
+JOB = (script.mlc.Variant("exponential", "preset", "q0f32"), "llvm")
+
+
+def lowered(variant: script.mlc.Variant, target: Target) -> ir.IRModule:
+    if variant.quantization == "none":
+        raise ValueError("no such quantisation")
+    return cases.module([cases.Input(("b", 64))], relax.op.exp)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    monkeypatch.setattr(script.mlc, "load", lambda path: None)
+    monkeypatch.setattr(script.mlc, "models", lambda: MODELS)
+    monkeypatch.setattr(script.mlc, "quantizations", lambda model: ["q0f32", "none"])
+    monkeypatch.setattr(script.mlc, "lowered", lowered)
+
+
+def test_rows(fake) -> None:
+    row = script.row_of(JOB, check=True)
+    assert row.functions == 1 and row.scheduled == {"CPUSpatialRule": 1}
+    assert row.checked == 1 and not row.raised and not row.wrong
+
+
+class Nothing(TotalRule):
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("rule", "raised", "wrong"),
+    [(Nothing(), "", ""), (Raising(), "KeyError", ""), (Wrong(), "", "Error")],
+)
+def test_mistakes_are_noted(fake, monkeypatch, rule: ScheduleRule, raised: str, wrong: str) -> None:
+    monkeypatch.setattr(script, "RULES", (rule, CPUSpatialRule()))
+    row = script.row_of(JOB, check=True)
+    assert bool(row.raised) == bool(raised) and all(raised in said for said in row.raised)
+    assert bool(row.wrong) == bool(wrong) and all(wrong in said for said in row.wrong)
+
+
+def test_results_are_written(fake, monkeypatch, tmp_path) -> None:
+    argv = ["--mlc-llm", ".", "--quantizations", "q0f32", "none", "--targets", "llvm"]
+    monkeypatch.setattr("sys.argv", ["check_models", *argv, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        script.main()
+    assert end.value.code == 0
+    (file,) = tmp_path.glob("*.json")
+    record = json.loads(file.read_text())
+    assert record["totals"]["functions"] == 1 and record["totals"]["not_lowered"] == 1
+    assert "no such quantisation" in file.with_suffix(".md").read_text()
+
+
+def test_another_directory_is_refused(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("sys.argv", ["check_models", "--mlc-llm", str(tmp_path)])
+    with pytest.raises(SystemExit, match="give a checkout of MLC-LLM"):
+        script.main()
+
+
+def test_inputs_have_exact_sums() -> None:
+    from _model_numbers import few_integers
+
+    x, w = few_integers((4, 2048), "float16", 0), few_integers((64, 2048), "float16", 1)
+    sums = x.astype("float64") @ w.astype("float64").T
+    assert sums.any() and abs(sums).max() < 2048
