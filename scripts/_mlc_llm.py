@@ -11,8 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import _tvm_before_0_27 as before_0_27
 import tvm
-from tvm import ir, relax, s_tir, tirx
+from tvm import ir, relax, tirx
 from tvm.target import Target
 
 LAYERS = {"qwen3_5": 4, "qwen3_5_text": 4}
@@ -28,6 +29,14 @@ CHANGED: dict[str, dict[str, Any]] = {
     },
     "eagle": LLAMA,
     "gemma3": {"preset": "gemma3_1b_it"},
+    "llava": {
+        "preset": "llava",
+        "text_config": {
+            "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32,
+            "num_hidden_layers": 2, "num_key_value_heads": 32, "rms_norm_eps": 1e-5,
+            "vocab_size": 32064, "context_window_size": 4096,
+        },
+    },
     "llama4": {
         "text_config": {
             "hidden_size": 5120, "intermediate_size": 8192, "num_attention_heads": 40,
@@ -55,6 +64,8 @@ CHANGED: dict[str, dict[str, Any]] = {
         "intermediate_size": 8192, "hidden_act": "silu", "num_hidden_layers": 2,
         "context_window_size": 2048,
     },
+    "phi3": {"preset": "phi-4", "rope_scaling": None},
+    "phi3_v": {"preset": "phi-3_5-vision", "rope_scaling": None},
     "phi": {
         "vocab_size": 51200, "hidden_size": 2560, "intermediate_size": 10240,
         "num_attention_heads": 32, "num_hidden_layers": 2, "partial_rotary_factor": 0.4,
@@ -106,7 +117,7 @@ def load(checkout: Path) -> None:
     package = checkout / "python" / "mlc_llm"
     if not (package / "model" / "model.py").is_file():
         raise ImportError(f"{checkout} holds no python/mlc_llm: give a checkout of MLC-LLM")
-    _name_as_before_tvm_0_27()
+    before_0_27.restore()
     os.environ["SKIP_LOADING_MLCLLM_SO"] = "1"
     stub = ModuleType("mlc_llm")  # the package itself imports the server and its dependencies
     stub.__path__ = [str(package)]
@@ -114,36 +125,9 @@ def load(checkout: Path) -> None:
     try:
         for name in ("model", "interface.compile", "compiler_pass.pipeline"):
             importlib.import_module(f"mlc_llm.{name}")
+        before_0_27.do_not_check("mlc_llm")
     except (ImportError, AttributeError) as err:
         raise ImportError(f"mlc_llm does not fit TVM {tvm.__version__}: {err}") from err
-
-
-class _TypeOfTypes(type):
-    def __call__(cls, dtype: Any) -> ir.GenericConst:
-        return ir.GenericConst(tvm.DataType(str(dtype)), relax.AnyType())
-
-    def __instancecheck__(cls, expr: Any) -> bool:
-        return isinstance(expr, ir.GenericConst)
-
-
-class DataTypeImm(metaclass=_TypeOfTypes):
-    """What Relax called a constant that is a type of elements."""
-
-
-def _name_as_before_tvm_0_27() -> None:
-    """Give classes that TVM 0.27 moved their former names too."""
-    moved = {
-        relax: {
-            "Constant": ir.GenericConst,
-            "StringImm": ir.StringImm,
-            "DataTypeImm": DataTypeImm,
-        },
-        tirx: {"SBlock": s_tir.SBlock, "SBlockRealize": s_tir.SBlockRealize},
-    }
-    for module, names in moved.items():
-        for name, kind in names.items():
-            if not hasattr(module, name):
-                setattr(module, name, kind)
 
 
 def models() -> dict[str, str]:
@@ -153,7 +137,7 @@ def models() -> dict[str, str]:
     presets: dict[str, str] = {}
     for name, preset in MODEL_PRESETS.items():
         presets.setdefault(preset["model_type"], name)
-    return {m: presets.get(m, CHANGED.get(m, {}).get("preset", "")) for m in MODELS}
+    return {m: CHANGED.get(m, {}).get("preset", presets.get(m, "")) for m in MODELS}
 
 
 def quantizations(model: str) -> list[str]:
