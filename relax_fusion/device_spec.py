@@ -35,6 +35,8 @@ class DeviceSpec:
         Without tensor cores.  Sums are kept in float32, so this is the rate of every dtype.
     tensor_float16_flops_per_s, tensor_bfloat16_flops_per_s, tensor_tf32_flops_per_s : float
         Dense, with float32 accumulation.
+    tensor_int8_flops_per_s : float
+        The same of int8 and uint8, with int32 accumulation.
     smem_per_sm_bytes, smem_per_block_bytes : int
         Shared memory of a multiprocessor, and the most that one block may use.
     registers_per_sm, max_registers_per_thread : int
@@ -69,6 +71,7 @@ class DeviceSpec:
     tensor_float16_flops_per_s: float = 0.0
     tensor_bfloat16_flops_per_s: float = 0.0
     tensor_tf32_flops_per_s: float = 0.0
+    tensor_int8_flops_per_s: float = 0.0
     smem_per_sm_bytes: int = 0
     smem_per_block_bytes: int = 0
     registers_per_sm: int = 0
@@ -131,6 +134,8 @@ class DeviceSpec:
             "float16": self.tensor_float16_flops_per_s,
             "bfloat16": self.tensor_bfloat16_flops_per_s,
             "float32": self.tensor_tf32_flops_per_s,
+            "int8": self.tensor_int8_flops_per_s,
+            "uint8": self.tensor_int8_flops_per_s,
         }.get(dtype, 0.0)
 
 

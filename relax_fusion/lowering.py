@@ -8,7 +8,7 @@ kernel comes after its inputs and before its readers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tvm_ffi
 from tvm import ir, relax
@@ -20,8 +20,9 @@ from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, 
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, rebuild
-from .target import device_of, host_target, is_gpu
+from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
+from .workload import Attention
 
 # Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
 for _error in (LoweringError, PipelineError, TargetError, TilePlanError):
@@ -49,6 +50,8 @@ class FuseOptions:
     backend : {"tir", "triton"}
         Who emits the kernels.  Those of "triton" are put in place by a later pass,
         `relax_fusion.triton_bridge.EmitTritonKernels`.
+    allow_tf32 : bool
+        Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
     """
 
     target: Target | None = None
@@ -57,6 +60,7 @@ class FuseOptions:
     decisions: list[Decision] | None = None
     always_fuse: bool = False
     backend: str = "tir"
+    allow_tf32: bool = False
 
     def __post_init__(self) -> None:
         """Refuse plans that are none, before any chain is looked at."""
@@ -116,6 +120,8 @@ class _Fuser:
         self.pattern, self.matcher, self.options = pattern, matcher, options
         self.target = options.resolved_target()
         self.device = device_of(self.target)
+        if options.allow_tf32:
+            require_tf32(self.target)
 
     def function(self, name: str, func: relax.Function) -> relax.Function | None:
         """Return the function with its chains fused, None if nothing changed."""
@@ -147,6 +153,7 @@ class _Fuser:
                 continue
             if match is None:
                 continue
+            match = self._permitted(match)
             if not view.is_free(*match.covers):
                 self._decline_overlap(function, view, match)
             elif _reads_itself(view, match):
@@ -155,6 +162,13 @@ class _Fuser:
                 view.take(match)
                 matches.append(match)
         return self._orderable(function, view, matches)
+
+    def _permitted(self, match: Match) -> Match:
+        """Say in a workload what the user allows."""
+        work = match.workload
+        if not self.options.allow_tf32 or isinstance(work, Attention) or work.dtype != "float32":
+            return match
+        return replace(match, workload=replace(work, allow_tf32=True))
 
     def _orderable(self, function: str, view: BlockView, matches: list[Match]) -> list[Match]:
         """Drop, one by one, matches that cannot be ordered together with those before them."""

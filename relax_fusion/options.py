@@ -16,7 +16,7 @@ from .errors import PipelineError
 from .lowering import FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
-from .target import has_triton, make_target
+from .target import has_triton, make_target, require_tf32
 
 BACKENDS = ("auto", "tir", "triton")
 
@@ -59,6 +59,9 @@ class PipelineOptions:
         kernel, and TIR elsewhere.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
+    allow_tf32 : bool
+        Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
+        ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     disable : iterable of str
@@ -85,6 +88,7 @@ class PipelineOptions:
     plans: Plans = field(default_factory=dict)
     disable: tuple[str, ...] = ()
     always_fuse: bool = False
+    allow_tf32: bool = False
     report: Report | None = None
     progress: Callable[[str], None] | None = None
 
@@ -98,6 +102,10 @@ class PipelineOptions:
             raise PipelineError(
                 f"backend 'triton' needs a CUDA target, sm_80 or newer: {self.target}"
             )
+        if not isinstance(self.allow_tf32, bool):
+            raise PipelineError(f"allow_tf32 is {self.allow_tf32!r}; must be True or False")
+        if self.allow_tf32:
+            require_tf32(self.target)
         unknown = sorted(set(self.disable) - set(PATTERNS))
         if unknown:
             raise PipelineError(
@@ -141,6 +149,7 @@ class PipelineOptions:
             decisions,
             self.always_fuse,
             "triton" if self.uses_triton else "tir",
+            self.allow_tf32,
         )
 
     @property

@@ -162,7 +162,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     rules: list[ScheduleRule] = [
         ContractionRule(),
         AttentionRule(),
-        ForeignMatmulRule(),
+        ForeignMatmulRule(options.allow_tf32),
         NormRule(),
     ]
     if is_cpu(options.target):

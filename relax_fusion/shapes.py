@@ -11,7 +11,7 @@ from tvm.sym import Analyzer
 
 from .errors import Reason
 from .pattern import PrimExpr, Refused, Shape, guard
-from .workload import DTYPE_BYTES, Dim, DynamicDim
+from .workload import FLOAT_BYTES, Dim, DynamicDim
 
 _ANALYZER = Analyzer()
 
@@ -133,7 +133,7 @@ def _upper(value: PrimExpr, bounds: Mapping[str, int]) -> int | None:
 
 def check_dtype(dtype: str, what: str) -> str:
     """Return `dtype`, refusing the chain if the kernels do not handle it."""
-    allowed = [d for d in DTYPE_BYTES if d != "float64"]
+    allowed = [d for d in FLOAT_BYTES if d != "float64"]
     detail = f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}"
     guard(dtype in allowed, Reason.DTYPE, detail)
     return dtype

@@ -225,6 +225,22 @@ def without_tensor_cores(target: Target) -> Target:
 
 def has_triton(target: Target) -> bool:
     """Tell whether Triton kernels can be compiled for `target`: CUDA, sm_80 or newer."""
+    return _is_ampere_or_newer(target)
+
+
+def require_tf32(target: Target) -> None:
+    """Refuse tf32 where no tensor cores multiply it.
+
+    Raises
+    ------
+    TargetError
+        If the target is not CUDA, or older than sm_80.
+    """
+    if not _is_ampere_or_newer(target):
+        raise TargetError(f"allow_tf32=True needs a CUDA target, sm_80 or newer: {target}")
+
+
+def _is_ampere_or_newer(target: Target) -> bool:
     arch = str(target.attrs.get("arch", "")) if is_cuda(target) else ""
     return arch.startswith("sm_") and compute_capability(target) >= 80
 

@@ -15,7 +15,13 @@ from typing import Any, Literal
 WORKLOAD_ATTR = "relax_fusion.workload"
 """The PrimFunc attribute that carries a `Workload`, as `to_json` writes it."""
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one element, for the floating-point dtypes a workload may have."""
+
+INTEGER_DTYPES = ("int8", "uint8")
+"""Integer dtypes whose products a workload may add up, exactly, as int32."""
+
+DTYPE_BYTES = {**FLOAT_BYTES, **dict.fromkeys(INTEGER_DTYPES, 1), "int32": 4}
 """Bytes of one element, for the dtypes a workload may have."""
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -163,7 +169,9 @@ class NormMatmul(_Keyed):
     norm : Norm, optional
         None for a plain matmul with an epilogue.
     dtype, out_dtype : str
-        Of x and the weights, and of the results.  Sums are kept in float32.
+        Of x and the weights, and of the results.  Sums are kept in float32, of integers in int32.
+    allow_tf32 : bool
+        Whether tensor cores may multiply float32 operands as tf32, with 10 bits of mantissa.
     """
 
     rows: Dim
@@ -172,6 +180,7 @@ class NormMatmul(_Keyed):
     norm: Norm | None
     dtype: str
     out_dtype: str
+    allow_tf32: bool = False
 
     @property
     def n(self) -> int:
@@ -189,7 +198,7 @@ class GatedFFN(_Keyed):
 
     Parameters
     ----------
-    rows, k, norm, dtype, out_dtype
+    rows, k, norm, dtype, out_dtype, allow_tf32
         As in `NormMatmul`.
     n : int
         Features of the gate, which are those of the result.
@@ -216,6 +225,7 @@ class GatedFFN(_Keyed):
     dtype: str
     out_dtype: str
     bias: bool = False
+    allow_tf32: bool = False
 
     def flops(self, rows: int) -> float:
         """Floating-point operations of both matmuls at `rows` rows."""

@@ -12,7 +12,8 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
 ``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32
-``acc{i}``      the i-th matmul                             [parts, rows', n'], float32
+``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
+                                                            integers)
 ``out{i}``      its epilogue                                [rows, n], out_dtype
 
 ``rows'`` and ``n'`` are rows and n rounded up to the tiles of the plan, which keeps predicates out

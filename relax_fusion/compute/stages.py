@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import TilePlan
-from ..workload import WeightLayout
+from ..workload import INTEGER_DTYPES, WeightLayout
 from .activations import ACCUMULATE
 
 Size: TypeAlias = tirx.Expr | int
@@ -91,11 +91,12 @@ def accumulate(
     parts, n = sizes
     rows, k = data.shape
     r = te.reduce_axis((0, k), "k")
+    total = "int32" if data.dtype in INTEGER_DTYPES else ACCUMULATE
 
     def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         row, column = clamped(i, rows, padding.rows), clamped(j, n, padding.columns)
         x, w = data(row, r), weight(p, column, r)
-        return te.sum(x.astype(ACCUMULATE) * w.astype(ACCUMULATE), axis=r)
+        return te.sum(x.astype(total) * w.astype(total), axis=r)
 
     shape = (parts, round_up(rows, padding.rows), round_up(n, padding.columns))
     return te.compute(int64(shape), product, name)

@@ -14,7 +14,7 @@ from ..estimator.candidates import next_power
 from ..estimator.footprint import VECTOR_LOAD_BYTES
 from ..estimator.prediction import ceil_div
 from ..target import device_of, is_cpu, is_gpu
-from ..workload import DTYPE_BYTES
+from ..workload import FLOAT_BYTES
 from . import steps
 from .foreign.stages import variables_of
 from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
@@ -96,7 +96,7 @@ def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
     """Return the elements of a vector that divide the columns, and which TVM can compute with."""
     found = sch.get(block.rv)
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
-    sizes = [DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
+    sizes = [FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
     most = VECTOR_LOAD_BYTES // max(ARITHMETIC_BYTES, *sizes, 1)
     return most if block.columns == 1 else math.gcd(block.columns or 1, most)
 
@@ -151,7 +151,7 @@ def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Non
 
 def _vector_lanes(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> int:
     """Return the elements of a vector that divide the innermost columns."""
-    element = max(DTYPE_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block.rv).writes)
+    element = max(FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in sch.get(block.rv).writes)
     innermost = steps.extent(sch, sch.get_loops(block.rv)[-1]) if block.columns else None
     return math.gcd(innermost or 1, dev.vector_bytes // element)
 

@@ -8,13 +8,13 @@ from functools import lru_cache
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
-from ..workload import Attention, Workload
-from . import skinny
+from ..workload import INTEGER_DTYPES, Attention, Workload
+from . import mma, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, regime
-from .shape import Size, rows_of
+from .shape import Size, matmul_shape, rows_of
 from .triton_cost import FILL_S
 from .violations import violations
 
@@ -118,7 +118,7 @@ def choose(
         return _checked(work, dev, table)
     found = list(candidates(work, dev, backend))
     if not found:
-        return Decline(Reason.NO_PLAN, f"no tile of the family fits the {dev.label}")
+        return Decline(Reason.NO_PLAN, _nothing_fits(work, dev))
     priced_at = ranges(work, regime(found))
     chosen = [_best(found, work, dev, inside) for _, inside in priced_at]
     predictions = tuple(
@@ -136,6 +136,16 @@ def choose(
         return _unprofitable(losing, is_static=len(priced_at) == 1)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(priced_at, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
+
+
+def _nothing_fits(work: Workload, dev: DeviceSpec) -> str:
+    """Return why there is no plan; integers have no kernel but those of tensor cores."""
+    if isinstance(work, Attention) or work.dtype not in INTEGER_DTYPES:
+        return f"no tile of the family fits the {dev.label}"
+    shape = matmul_shape(work)
+    sizes = ", ".join(map(str, mma.copied(shape)))
+    step = f"operands of {work.dtype} are copied 4 bytes at least at once, along {sizes} elements"
+    return mma.unsupported(shape, dev) or step
 
 
 def _unfused(work: Workload, dev: DeviceSpec, size: Size, *, fused_by: TilePlan) -> Prediction:

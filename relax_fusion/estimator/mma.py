@@ -14,18 +14,22 @@ from itertools import chain, product
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Dim
+from ..workload import INTEGER_DTYPES, Dim
 from .prediction import HALF_DTYPES
 from .shape import MatmulShape
 
 FAMILY, WARP_GROUPS = FAMILIES = ("mma", "wgmma")
 
 FEWEST_ROWS = 17
-"""Rows from which on tiles of this family are looked at; fewer have kernels that stream weights."""
+"""Rows from which on tiles of this family are looked at for two-byte types; fewer have kernels that
+stream weights."""
 
 WARP_TILE = 16
 """Rows and columns of a warp come in multiples of this: the operands that one ``ldmatrix.x4``
 loads."""
+
+DTYPES = (*HALF_DTYPES, *INTEGER_DTYPES, "float32")
+"""Element types of operands; float32 is multiplied as tf32, where that is allowed."""
 
 PIECE_BYTES = 16
 """What one lane of ``ldmatrix`` names, and the most that one asynchronous copy moves."""
@@ -72,9 +76,16 @@ GROUP_ALIGNMENT_BYTES = 1024
 
 
 def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:
-    """Return why no plan of a tensor-core family runs on `dev`; None if there may be one."""
-    if shape.dtype not in HALF_DTYPES:
-        return f"dtype is {shape.dtype}, family {family!r} takes {' and '.join(HALF_DTYPES)}"
+    """Return why no plan of a tensor-core family runs on `dev`; None if there may be one.
+
+    Operands of ``wgmma`` come from shared memory, where no instruction rounds them on the way.
+    """
+    if shape.dtype == "float32" and not shape.allow_tf32:
+        return f"dtype is float32, family {family!r} multiplies it as tf32, which is not allowed"
+    if shape.dtype not in DTYPES:
+        return f"dtype is {shape.dtype}, family {family!r} takes {', '.join(DTYPES)}"
+    if family == WARP_GROUPS and shape.dtype == "float32":
+        return "family 'wgmma' cuts float32 off to tf32, family 'mma' rounds it"
     if family == WARP_GROUPS and dev.arch != "sm_90a":
         return f"family {family!r} needs sm_90a, the {dev.label} is {dev.arch or 'not'}"
     digits = dev.arch.removeprefix("sm_").rstrip("af")
@@ -87,8 +98,10 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
 def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield plans for `shape`, which may not all fit; of equal prices, the first is to be taken."""
     wide = copy_lanes(shape)
-    lanes = next((n for n in wide if all(size % n == 0 for size in _copied(shape))), None)
-    if lanes is None or unsupported(shape, dev) or (isinstance(rows, int) and rows < FEWEST_ROWS):
+    lanes = next((n for n in wide if all(size % n == 0 for size in copied(shape))), None)
+    if lanes is None or unsupported(shape, dev):
+        return
+    if shape.dtype in HALF_DTYPES and isinstance(rows, int) and rows < FEWEST_ROWS:
         return
     most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
     for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
@@ -113,7 +126,7 @@ def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePla
 
 def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
     for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
-        if columns % (WARP_TILE * shape.parts):
+        if columns % (warp_columns(shape) * shape.parts):
             continue
         reg_n = columns // shape.parts
         for step_bytes, stages in STEPS:
@@ -128,12 +141,20 @@ def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
             )
 
 
+def warp_columns(shape: MatmulShape) -> int:
+    """Return what the columns of a warp are a multiple of.
+
+    Of weights ``[k, n]`` with elements of one byte, a lane transposes four columns at once.
+    """
+    return 2 * WARP_TILE if shape.in_bytes == 1 and "kn" in shape.layouts else WARP_TILE
+
+
 def copy_lanes(shape: MatmulShape) -> tuple[int, ...]:
     """Return how many elements a copy may move, most first."""
     return tuple(b // shape.in_bytes for b in COPY_BYTES if b >= shape.in_bytes)
 
 
-def _copied(shape: MatmulShape) -> tuple[int, ...]:
+def copied(shape: MatmulShape) -> tuple[int, ...]:
     """Return the extents along which operands are copied."""
     return (shape.k, *(shape.contiguous if "kn" in shape.layouts else ()))
 
@@ -163,7 +184,8 @@ def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[
         return
     family = f"family {plan.family!r}"
     step = 2 * SLICE_BYTES // shape.in_bytes
-    for name, unit in (("reg_m", WARP_TILE), ("reg_n", WARP_TILE), ("block_k", step)):
+    columns = warp_columns(shape)
+    for name, unit in (("reg_m", WARP_TILE), ("reg_n", columns), ("block_k", step)):
         if getattr(plan, name) % unit:
             yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
     least = 3 if plan.family == WARP_GROUPS else 2
@@ -203,7 +225,7 @@ def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
         text = ", ".join(map(str, copy_lanes(shape)))
         yield f"lanes is {plan.lanes}, family {plan.family!r} copies {text} elements at once"
         return
-    for size in _copied(shape):
+    for size in copied(shape):
         if size % plan.lanes:
             yield f"lanes is {plan.lanes}, does not divide {size}, along which operands are copied"
     threads = 32 * max(plan.num_warps, 1)

@@ -62,6 +62,7 @@ class MatmulShape:
     side_row_bytes: int
     has_norm: bool
     rotated: bool
+    allow_tf32: bool
 
     @property
     def paired(self) -> bool:
@@ -121,6 +122,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         side_row_bytes=side,
         has_norm=norm is not None,
         rotated=isinstance(work, NormMatmul) and any(p.rope for p in work.outputs),
+        allow_tf32=work.allow_tf32,
     )
 
 

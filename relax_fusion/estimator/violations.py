@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, GatedFFN, NormMatmul, Workload
+from ..workload import INTEGER_DTYPES, Attention, GatedFFN, NormMatmul, Workload
 from . import mma, skinny, triton, triton_attention
 from .cpu_limits import cpu_limits
 from .footprint import footprint, is_gemv
@@ -37,6 +37,9 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         attends = isinstance(work, Attention)
         yield from (triton_attention if attends else triton).violations(plan, work, dev)
         return
+    if work.dtype in INTEGER_DTYPES and plan.family not in mma.FAMILIES:
+        known = " and ".join(map(repr, mma.FAMILIES))
+        yield f"dtype is {work.dtype}, family is {plan.family!r}; only {known} multiply integers"
     foot = footprint(work, plan, dev)
     if plan.family == PANELS and not isinstance(work, Attention):
         yield from panel_violations(plan, matmul_shape(work), dev)

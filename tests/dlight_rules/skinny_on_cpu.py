@@ -45,7 +45,7 @@ class WarpsBlock(Block):
                 self.shared = np.full(size, np.nan, dtype)
                 self.landed, self.owner = np.full(size, self.epoch), np.full(size, -1)
                 self.read, self.busy = np.zeros(size, int), np.zeros(size, int)
-                self.fenced = np.zeros(size, bool)
+                self.fenced, self.arrived = np.zeros(size, bool), np.zeros(size, bool)
         self.run(node.block.body)
 
     def _BufferStore(self, node: Any) -> None:

@@ -1,9 +1,9 @@
 """Runs the body of a thread block on numpy: all threads in step, one statement after the other.
 
 What it knows is what the tensor-core kernels are made of, as TIR before lowering.  Memory behaves
-as badly as the machine may: where an asynchronous copy is on its way there is NaN; what it brought
-is seen only behind the wait and a barrier; and to overwrite what another warp may still be reading
-is an error.
+as badly as the machine may: where an asynchronous copy is on its way there is NaN (85 where there
+are integers); what it brought is seen only behind the wait and a barrier; and to overwrite what
+another warp may still be reading is an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from ..gpu.attention_cases import numpy_dtype
 
 LANES = 32
 ELEMENT = 2
-"""Bytes of what is in shared memory."""
+"""Bytes of what is in shared memory, in kernels for few rows."""
+
+TF32_LOST = np.uint32(0x1FFF)
+"""The bits of a float32 that tf32 does not have."""
 
 BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add,
@@ -81,10 +84,11 @@ class Block:
             if buffer.scope() == "local":
                 self.private[buffer] = np.zeros((self.threads, size), dtype)
             else:
-                self.shared = np.full(size, np.nan, dtype)
+                self.shared = np.full(size, _junk(dtype), dtype)
                 self.landed = np.full(size, self.epoch)
                 self.read = np.zeros(size, int)
                 self.fenced = np.zeros(size, bool)
+                self.arrived = np.zeros(size, bool)
                 self.busy = np.zeros(size, int)
         self.run(node.block.body)
 
@@ -160,7 +164,9 @@ class Block:
 
     def _Call(self, node: Any) -> Any:
         name = node.op.name.removeprefix("tirx.").removeprefix("prim.").removeprefix("ptx.")
-        for prefix in ("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy"):
+        if name == "reinterpret":
+            return self._reinterpreted(node)
+        for prefix in ("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy", "cvt"):
             if name.startswith(prefix):
                 return getattr(self, prefix.rstrip("_"))(name, node.args)
         return getattr(self, "call_" + name.replace(".", "_"))(node.args)
@@ -179,6 +185,25 @@ class Block:
 
     def call_addr(self, args: Any) -> Any:
         return self.value(args[0]) + self.value(args[1])
+
+    def _reinterpreted(self, node: Any) -> Any:
+        value = np.ascontiguousarray(self.value(node.args[0]))
+        return value.view(numpy_dtype(str(node.ty.dtype)))
+
+    def cvt(self, name: str, args: Any) -> None:
+        """Round to tf32, ties away from zero."""
+        assert any(_is_text(a) and a.value == "rna" for a in args)
+        bits = np.ascontiguousarray(self.value(args[1])).view(np.uint32)
+        self._put(args[0], (bits + (TF32_LOST + 1) // 2) & ~TF32_LOST)
+
+    def call_prmt(self, args: Any) -> None:
+        """Pick four bytes of two words."""
+        both = np.stack([self.value(a) for a in args[1:3]], -1).astype(np.uint32).view(np.uint8)
+        picked = [int(args[3]) >> 4 * i & 7 for i in range(4)]
+        self._put(args[0], np.ascontiguousarray(both[:, picked]).view(np.uint32)[:, 0])
+
+    def _put(self, target: Any, value: Any) -> None:
+        self.private[target.source][self.active, int(target.indices[0])] = value
 
     def call_tvm_storage_sync(self, args: Any) -> None:
         assert len(self.active) == self.threads
@@ -215,15 +240,16 @@ class Block:
             for group in done:
                 for at, values in group:
                     self.shared[at], self.landed[at] = values, self.epoch
+                    self.arrived[at] = True
         else:
             self._copy(args)
 
     def _copy(self, args: Any) -> None:
         to = np.asarray(self.value(args[0])).astype(int)
-        load, size = args[1].args[0], int(args[2])
+        load, size, element = args[1].args[0], int(args[2]), self.shared.itemsize
         assert (to % size == 0).all(), "an asynchronous copy must be aligned"
-        lanes = np.arange(size // ELEMENT)
-        at = to[:, None] // ELEMENT + lanes
+        lanes = np.arange(size // element)
+        at = to[:, None] // element + lanes
         wanted = np.full(len(self.active), size)
         if not _is_text(args[3]):
             wanted = np.broadcast_to(self.value(args[3]).astype(int), wanted.shape)
@@ -233,66 +259,90 @@ class Block:
         assert set(wanted) <= {0, size}
         if len(self.active):
             first = self._offset(load.source, load.indices)
-            assert (first * ELEMENT % size == 0).all(), "an asynchronous copy must be aligned"
+            assert (first * element % size == 0).all(), "an asynchronous copy must be aligned"
             values[wanted > 0] = self._tensor(load.source)[first[:, None] + lanes]
         self.active = everyone
         assert (self.read[at] < self.epoch).all(), "a copy overwrites what may still be read"
         assert not self.busy[at].any(), "a copy overwrites what is being multiplied"
-        self.shared[at], self.fenced[at] = np.nan, False
+        self.shared[at] = _junk(self.shared.dtype)
+        self.fenced[at] = self.arrived[at] = False
         self.pending.append((at, values))
 
     def fence_proxy(self, name: str, args: Any) -> None:
         """Let what has arrived be seen by instructions that read memory by themselves."""
-        self.fenced[~np.isnan(self.shared.astype(np.float32))] = True
+        self.fenced[self.arrived] = True
 
     # --- matrices ----------------------------------------------------------------------------
 
     def ldmatrix(self, name: str, args: Any) -> None:
-        """Give lane i the elements 2 * (i % 4) and the next of line i // 4 of each matrix."""
+        """Give lane i the four bytes from 4 * (i % 4) on of line i // 4 of each matrix."""
         assert len(self.active) == self.threads
         targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
         transposed = any(_is_text(a) and a.value == "trans" for a in args)
-        at = address.reshape(-1, 4, 8)[..., None] // ELEMENT + np.arange(8)
+        element = self.shared.itemsize
+        at = address.reshape(-1, 4, 8)[..., None] // element + np.arange(16 // element)
         banks = np.sort(address.reshape(-1, 8) // 16 % 8, -1)
         assert (banks == np.arange(8)).all(), "lines of a matrix share a bank"
         assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
         self.read[at] = self.epoch
         matrices = self.shared[at]  # warp, matrix, line, element
         if transposed:
+            assert element == 2, "elements are transposed two bytes at a time"
             matrices = matrices.swapaxes(-1, -2)
         pairs = np.ascontiguousarray(matrices).view(np.uint32).reshape(len(at), 4, LANES)
         for matrix, target in enumerate(targets):
             to = int(target.indices[0])
             self.private[target.source][:, to] = pairs[:, matrix].reshape(-1)
 
+    def call_ld(self, args: Any) -> None:
+        """Give each lane the word at its address."""
+        assert len(self.active) == self.threads
+        address = np.asarray(self.value(args[1])).astype(int)
+        words = address.reshape(-1, LANES) // 4 % 32
+        assert (np.sort(words, -1) == np.arange(32)).all(), "lanes of a warp share a bank"
+        element = self.shared.itemsize
+        at = address[:, None] // element + np.arange(4 // element)
+        assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
+        self.read[at] = self.epoch
+        self._put(args[0], np.ascontiguousarray(self.shared[at]).view(np.uint32)[:, 0])
+
     def mma(self, name: str, args: Any) -> None:
-        """Multiply 16 x 16 by 16 x 8 in each warp."""
+        """Multiply 16 rows by 8 columns, 32 bytes of k, in each warp."""
         dtype = self.shared.dtype
+        d, a, b, c = args[:4], args[4:8], args[8:10], args[10:14]
+        total_dtype = np.int32 if dtype.kind in "iu" else np.float32
+        row, quad = np.arange(LANES) // 4, np.arange(LANES) % 4
+        in_word, k = 4 // dtype.itemsize, 32 // dtype.itemsize
+        assert any(_is_text(x) and x.value == f"m16n8k{k}" for x in args)
 
         def registers(loads: Any) -> np.ndarray:
-            columns = [self.value(a) for a in loads]
-            return np.stack(columns, -1).reshape(-1, LANES, len(columns))
+            columns = [np.broadcast_to(self.value(x), self.active.shape) for x in loads]
+            return np.ascontiguousarray(np.stack(columns, -1)).reshape(-1, LANES, len(columns))
 
-        d, a, b, c = args[:4], args[4:8], args[8:10], args[10:14]
-        halves = [registers(r).view(dtype).astype(np.float32) for r in (a, b)]
-        row, pair = np.arange(LANES) // 4, np.arange(LANES) % 4 * 2
-        left = np.zeros((len(halves[0]), 16, 16), np.float32)
-        right = np.zeros((len(halves[0]), 16, 8), np.float32)
-        total = np.zeros((len(halves[0]), 16, 8), np.float32)
-        sums = registers(c)
-        for e in range(8):
-            left[:, row + e // 2 % 2 * 8, pair + e % 2 + e // 4 * 8] = halves[0][..., e]
+        left, right = (registers(r).view(dtype).astype(wide(dtype)) for r in (a, b))
+        sums = registers(c).view(total_dtype)
+        x = np.zeros((len(left), 16, k), left.dtype)
+        w = np.zeros((len(left), k, 8), left.dtype)
+        total = np.zeros((len(left), 16, 8), total_dtype)
+        if dtype == np.float32:
+            bits = np.concatenate([registers(r).ravel() for r in (a, b)])
+            assert not (bits & TF32_LOST).any(), "an operand is not rounded to tf32"
+        for e in range(4 * in_word):
+            word, inside = divmod(e, in_word)
+            x[:, row + word % 2 * 8, quad * in_word + inside + word // 2 * k // 2] = left[..., e]
+        for e in range(2 * in_word):
+            word, inside = divmod(e, in_word)
+            w[:, quad * in_word + inside + word * k // 2, row] = right[..., e]
         for e in range(4):
-            right[:, pair + e % 2 + e // 2 * 8, row] = halves[1][..., e]
-            total[:, row + e // 2 * 8, pair + e % 2] = sums[..., e]
-        total += left @ right
+            total[:, row + e // 2 * 8, quad * 2 + e % 2] = sums[..., e]
+        total += x @ w
         for e, target in enumerate(d):
-            self.private[target.source][:, int(target.indices[0])] = total[
-                :, row + e // 2 * 8, pair + e % 2
-            ].reshape(-1)
+            own = np.ascontiguousarray(total[:, row + e // 2 * 8, quad * 2 + e % 2]).reshape(-1)
+            held = self.private[target.source]
+            held[:, int(target.indices[0])] = own.view(held.dtype)
 
     def wgmma(self, name: str, args: Any) -> None:
-        """Multiply 64 x 16 by 16 x n in each group of four warps; wait for such products."""
+        """Multiply 64 rows by n columns in each group of four warps; wait for such products."""
         if name.endswith("wait_group"):
             keep = int(args[0])
             for group in self.products[: len(self.products) - keep]:
@@ -308,7 +358,8 @@ class Block:
 
     def _group_product(self, args: Any) -> None:
         shape = next(str(a.value) for a in args if _is_text(a) and "m64n" in str(a.value))
-        n = int(shape.removeprefix("m64n").removesuffix("k16"))
+        n, k = map(int, shape.removeprefix("m64n").split("k"))
+        assert k == 32 // self.shared.itemsize
         sums, rest = args[: n // 2], args[n // 2 :]
         sides = [self._described(self.value(rest[side]), (64, n)[side]) for side in (0, 1)]
         for at in sides:
@@ -316,25 +367,27 @@ class Block:
             self.busy[at] += 1
             assert (self.landed[at] < self.epoch).all(), "a copy is multiplied without a barrier"
             assert self.fenced[at].all(), "a copy is multiplied without a fence of the proxy"
-        left, right = (self.shared[at].astype(np.float32) for at in sides)
+        left, right = (self.shared[at].astype(wide(self.shared.dtype)) for at in sides)
         total = (left @ right.swapaxes(-1, -2)).reshape(-1, 4, 16, n)  # group, warp, row, column
         row, pair = np.arange(LANES) // 4, np.arange(LANES) % 4 * 2
         for e, target in enumerate(sums):
             column = e // 4 * 8 + pair + e % 2
             added = total[:, :, row + e // 2 % 2 * 8, column].reshape(-1)
-            self.private[target.source][:, int(target.indices[0])] += added
+            held = self.private[target.source]
+            held[:, int(target.indices[0])] += added.astype(held.dtype)
 
     def _described(self, descriptor: Any, lines: int) -> np.ndarray:
-        """Return where the elements of 16 columns of lines are, by descriptors of the threads."""
+        """Return where the elements of 32 bytes of lines are, by descriptors of the threads."""
         whole = np.broadcast_to(descriptor, (self.threads,)).astype(np.uint64).reshape(-1, 128)
         assert (whole == whole[:, :1]).all(), "the warps of a group must agree"
         first = whole[:, 0]
         assert (first >> np.uint64(62) == 1).all(), "lines are swizzled over 128 bytes"
         assert (first >> np.uint64(32) & np.uint64(0x3FFF) == 1024 >> 4).all(), "eight lines of 128"
         start = (first & np.uint64(0x3FFF)).astype(int) * 16
-        line, element = np.arange(lines)[:, None], np.arange(16)
-        address = start[:, None, None] + line * 128 + element * ELEMENT
-        return (address ^ (address >> 7 & 7) << 4) // ELEMENT
+        size = self.shared.itemsize
+        line, element = np.arange(lines)[:, None], np.arange(32 // size)
+        address = start[:, None, None] + line * 128 + element * size
+        return (address ^ (address >> 7 & 7) << 4) // size
 
 
 def run_kernel(
@@ -352,6 +405,16 @@ def run_kernel(
         block.active = np.arange(block.threads)
         block.env = {grid.loop_var: np.asarray(index), inner.loop_var: block.active}
         block.run(inner.body)
+
+
+def wide(dtype: np.dtype) -> type:
+    """Return the dtype in which operands are multiplied and added up."""
+    return np.int32 if dtype.kind in "iu" else np.float32
+
+
+def _junk(dtype: np.dtype) -> float:
+    """Return what is in memory that has not been written."""
+    return 85 if dtype.kind in "iu" else np.nan
 
 
 def _is_text(node: Any) -> bool:

@@ -31,7 +31,11 @@ def test_footprint_counts_stages_accumulators_and_two_sets_of_operands():
 
 
 SENTENCES = [
-    ({}, norm_matmul(dtype="float32"), "dtype is float32, family 'mma' takes float16 and bfloat16"),
+    (
+        {},
+        norm_matmul(dtype="float32"),
+        "dtype is float32, family 'mma' multiplies it as tf32, which is not allowed",
+    ),
     ({"reg_m": 8}, norm_matmul(), "reg_m is 8, family 'mma' takes multiples of 16"),
     ({"block_k": 16}, norm_matmul(), "block_k is 16, family 'mma' takes multiples of 32"),
     (

@@ -9,7 +9,7 @@ from tvm import relax
 from ...errors import Reason
 from ...pattern import BlockView, guard
 from ...shapes import dtype_of, same_shape, shape_of, shape_text
-from ...workload import DTYPE_BYTES
+from ...workload import FLOAT_BYTES
 from ..axes import is_one, is_plain_copy
 from ..elements import Elements
 from ..slices import prefix_slice
@@ -66,7 +66,7 @@ def _through_views(
     while (call := view.call(expr, *_VIEWS, "relax.broadcast_to")) is not None:
         if call.op.name == "relax.broadcast_to" and not is_plain_copy(view, expr):
             break
-        if dtype_of(expr) not in DTYPE_BYTES:
+        if dtype_of(expr) not in FLOAT_BYTES:
             break  # a cast that rounds
         covers, expr = (expr, *covers), call.args[0]
     return expr, covers

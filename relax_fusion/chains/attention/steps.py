@@ -15,7 +15,7 @@ from tvm import ir, relax
 from ...errors import Reason
 from ...pattern import BlockView
 from ...shapes import dtype_of, same_shape, shape_of, shape_text
-from ...workload import DTYPE_BYTES
+from ...workload import FLOAT_BYTES
 from ..constants import binary
 from ..elements import Elements
 from .row_maximum import row_maximum
@@ -56,7 +56,7 @@ def scores_of(
 def _cast(view: BlockView, at: Scores) -> Steps:
     """Scores are kept in float32 whatever the casts say; one to whole numbers rounds them."""
     call = view.call(at.expr, "relax.astype")
-    if call is not None and dtype_of(at.expr) in DTYPE_BYTES:
+    if call is not None and dtype_of(at.expr) in FLOAT_BYTES:
         yield at.inside(call.args[0])
 
 

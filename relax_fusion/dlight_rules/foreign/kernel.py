@@ -40,10 +40,10 @@ Index = Callable[..., tirx.Expr]
 
 
 def matmul_kernel(
-    func: tirx.PrimFunc, form: ForeignMatmul, target: Target
+    func: tirx.PrimFunc, form: ForeignMatmul, target: Target, allow_tf32: bool
 ) -> tirx.PrimFunc | Decline:
     """Return the scheduled kernel of `func`, which computes `form`, with its plans as attribute."""
-    work = form.workload()
+    work = form.workload(allow_tf32)
     if isinstance(work, Decline):
         return work
     plans = _plans(work, form, device_of(target))
@@ -78,8 +78,8 @@ def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable 
     if not any(families) or not (computed or skinny.FAMILY in families):
         return choice.plans
     scalar = choose(work, replace(dev, arch=""), always=True)
-    if isinstance(scalar, Decline):
-        return scalar
+    if isinstance(scalar, Decline):  # of integers
+        return scalar if form.batch and computed else choice.plans
     if form.batch and computed:
         return scalar.plans
     entries = []

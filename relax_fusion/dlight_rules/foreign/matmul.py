@@ -12,11 +12,19 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
-from ...workload import DTYPE_BYTES, DynamicDim, NormMatmul, Projection, WeightLayout
+from ...workload import (
+    DTYPE_BYTES,
+    FLOAT_BYTES,
+    INTEGER_DTYPES,
+    DynamicDim,
+    NormMatmul,
+    Projection,
+    WeightLayout,
+)
 from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
 from .stages import Stage, inlined, loads_of, read_stages, substitute, variables_of
 
-FLOATS = tuple(d for d in DTYPE_BYTES if d != "float64")
+FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""
 
 
@@ -82,7 +90,7 @@ class ForeignMatmul:
         """Return the number of values that `which` take together, as an int64."""
         return product([self.extents[v] for v in which])
 
-    def workload(self) -> NormMatmul | Decline:
+    def workload(self, allow_tf32: bool = False) -> NormMatmul | Decline:
         """Describe one matrix of the batch for the estimator."""
         rows, n, k = (self.size(v) for v in (self.rows, self.columns, (self.k,)))
         if not isinstance(n, tirx.IntImm) or not isinstance(k, tirx.IntImm):
@@ -90,12 +98,18 @@ class ForeignMatmul:
         sizes = [int(d) for d in (rows, n, k) if isinstance(d, tirx.IntImm)]
         if min(sizes) < 1:
             return Decline(Reason.SHAPE, "an empty matmul needs no schedule")
-        dtypes = self.x.dtype, self.w.dtype, str(self.out.source.ty.dtype)
-        if dtypes[0] != dtypes[1] or any(d not in FLOATS for d in dtypes):
-            return Decline(Reason.DTYPE, f"x, w and the result are {', '.join(dtypes)}")
+        x, w, total, out = (
+            *(self.x.dtype, self.w.dtype),
+            *(str(buffer.ty.dtype) for buffer in (self.total, self.out.source)),
+        )
+        exact = x in INTEGER_DTYPES and total == "int32" and out in DTYPE_BYTES
+        if x != w or not (exact or {x, total, out} <= set(FLOATS)):
+            detail = f"x, w, their sums and the result are {x}, {w}, {total} and {out}"
+            return Decline(Reason.DTYPE, detail)
         dim = int(rows) if isinstance(rows, tirx.IntImm) else DynamicDim(str(rows))
         projection = Projection(int(n), self.layout)
-        return NormMatmul(dim, int(k), (projection,), None, dtypes[0], dtypes[2])
+        tf32 = allow_tf32 and x == "float32"
+        return NormMatmul(dim, int(k), (projection,), None, x, out, tf32)
 
 
 def foreign_matmul(func: tirx.PrimFunc) -> ForeignMatmul | None:
@@ -128,7 +142,7 @@ def _factors(total: Stage, before: Mapping[tirx.Var, Stage]) -> tuple[tirx.Expr,
     if not zero or not isinstance(value, tirx.Add) or not _is_total(value.a, total):
         return None
     added = _narrow(value.b)
-    if not isinstance(added, tirx.Mul):
+    if not isinstance(added, tirx.Mul) or str(added.ty.dtype) in INTEGER_DTYPES:  # which overflow
         return None
     a, b = inlined(added.a, before), inlined(added.b, before)
     if a is None or b is None:
@@ -142,12 +156,11 @@ def _is_total(value: tirx.Expr, total: Stage) -> bool:
 
 
 def _narrow(value: tirx.Expr) -> tirx.Expr:
-    """Return a floating-point value before it is made wider: sums are float32 anyway."""
+    """Return a value before it is made wider: sums are float32 anyway, those of integers int32."""
     while isinstance(value, tirx.Cast):
         inner, outer = str(value.value.ty.dtype), str(value.ty.dtype)
-        if inner not in FLOATS or outer not in FLOATS:
-            break
-        if DTYPE_BYTES[inner] >= DTYPE_BYTES[outer]:
+        floats = inner in FLOATS and outer in FLOATS and FLOAT_BYTES[inner] < FLOAT_BYTES[outer]
+        if not floats and not (inner in INTEGER_DTYPES and outer == "int32"):
             break
         value = value.value
     return value

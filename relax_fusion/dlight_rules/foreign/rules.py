@@ -30,15 +30,24 @@ class ForeignMatmulRule(TotalRule):
         for b, i, j: z[b, i, j] = f(y[b, i, j])                     for [b * i, k] x [n, k]
 
     leaves:
-        integer and float64 matmuls, and those whose k or n is only known at run time.
+        float64 matmuls, those whose k or n is only known at run time, and those of integers that no
+        tensor cores take: other types than int8 and uint8, sums of another type than int32.
+
+    Parameters
+    ----------
+    allow_tf32 : bool
+        Whether tensor cores may multiply float32 as tf32, where they do.
     """
+
+    def __init__(self, allow_tf32: bool = False) -> None:
+        self.allow_tf32 = allow_tf32
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule of a new function of the same signature."""
         form = foreign_matmul(func)
         if form is None or not (is_gpu(target) or is_cpu(target)):
             return None
-        kernel = matmul_kernel(func, form, target)
+        kernel = matmul_kernel(func, form, target, self.allow_tf32)
         return kernel if isinstance(kernel, Decline) else s_tir.Schedule(kernel)
 
 

@@ -34,7 +34,7 @@ class MmaEpilogue:
         self.width = gcd(kernel.tile.run, self.product.columns)
         self.row, self.place = tirx.Var("row", "int64"), tirx.Var("place", "int64")
         self.sums = [
-            [tirx.Var(f"sum{part}_{i}", "float32") for i in range(self.width)]
+            [tirx.Var(f"sum{part}_{i}", kernel.types.total) for i in range(self.width)]
             for part in range(kernel.tile.parts)
         ]
         self.analyzer = sym.Analyzer()

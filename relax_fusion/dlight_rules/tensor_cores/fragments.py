@@ -75,7 +75,7 @@ def multiply(
     begin: bool = False,
 ) -> None:
     """Add the product of 16 rows and 8 columns to four sums, or put it in their place."""
-    before = [tirx.const(0, types.total)] * 4 if begin else sums
+    before = [tirx.const(0, types.registers)] * 4 if begin else sums
     T.evaluate(ptx[types.mma](*sums, *a, *b, *before))
 
 

@@ -26,11 +26,14 @@ class Instructions:
         How the instructions call it.
     total : str
         The dtype of sums.
+    flags : tuple of int
+        What ``wgmma`` is told beside: signs of the operands, and that neither is transposed.
     """
 
     dtype: str
     name: str
     total: str = "float32"
+    flags: tuple[int, ...] = ()
 
     @property
     def element_bytes(self) -> int:
@@ -58,16 +61,35 @@ class Instructions:
         types = f"{self._short_total}.{self.name}.{self.name}"
         return f"wgmma.mma_async.sync.aligned.m64n{columns}k{self.k}.{types}"
 
+    def columns(self, tile: int) -> int:
+        """Return the columns of each ``wgmma`` of a tile of so many, a multiple of 16."""
+        most = 256 if self.total == "float32" else 224  # the most that TVM 0.27 knows of integers
+        counts = range(1, tile // 16 + 1)
+        return next(tile // n for n in counts if tile % (16 * n) == 0 and tile // n <= most)
+
+    @property
+    def registers(self) -> str:
+        """The dtype that TVM gives registers of sums: 32 bits, and it knows no signed ones."""
+        return "uint32" if self.total == "int32" else self.total
+
+    @property
+    def rounds(self) -> bool:
+        """Whether operands are rounded in registers, where they are wider than what is read."""
+        return self.name == "tf32"
+
     @property
     def _short_total(self) -> str:
-        return {"float32": "f32"}[self.total]
+        return {"float32": "f32", "int32": "s32"}[self.total]
 
 
 INSTRUCTIONS = {
     each.dtype: each
     for each in (
-        Instructions("float16", "f16"),
-        Instructions("bfloat16", "bf16"),
+        Instructions("float16", "f16", flags=(1, 1, 0, 0)),
+        Instructions("bfloat16", "bf16", flags=(1, 1, 0, 0)),
+        Instructions("int8", "s8", "int32"),
+        Instructions("uint8", "u8", "int32"),
+        Instructions("float32", "tf32", flags=(1, 1)),
     )
 }
 """By the dtype of the operands."""

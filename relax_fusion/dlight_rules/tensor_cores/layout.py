@@ -41,14 +41,24 @@ def swizzled(row: Index, piece: Index, pieces: int) -> Index:
     return piece ^ (row // (BANK_PIECES // period) % period)
 
 
-def run_length(warp_n: int, layout: str) -> int:
+def spread(line: Index, piece: Index, pieces: int, distance: int) -> Index:
+    """Return where a tile keeps a piece of one of its lines of `pieces` pieces, an even number.
+
+    Two neighbouring pieces of four lines, `distance` apart, then lie in different banks.
+    """
+    return (line * pieces + piece) ^ (line // distance % 4 * 2)
+
+
+def run_length(warp_n: int, layout: str, element_bytes: int = 2) -> int:
     """Return how many neighbouring columns a lane holds, of the `warp_n` that its warp computes.
 
     An instruction leaves two in each lane.  The columns of a weight ``[n, k]`` are dealt to the
-    instructions so that those of up to four make a run, and results leave in wide stores.
+    instructions so that those of up to four make a run, and results leave in wide stores.  So are
+    those of a weight ``[k, n]`` of bytes: a lane has four neighbours in a word.
     """
-    instructions = gcd(warp_n, 4 * MMA_N) // MMA_N if layout == "nk" else 1
-    return 2 * instructions
+    if layout == "kn" and element_bytes != 1:
+        return 2
+    return 2 * gcd(warp_n, 4 * MMA_N) // MMA_N
 
 
 def column_of(line: Index, run: int) -> Index:

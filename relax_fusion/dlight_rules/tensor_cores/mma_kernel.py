@@ -15,8 +15,9 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import PIECE_BYTES
 from .fragments import copy_async, load_matrices, local, multiply, ptx, scratch
-from .layout import LANES, MMA_M, MMA_N, a_lane, b_lane, column_of, swizzled
+from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64
+from .weights import weights_of
 
 
 class MmaKernel:
@@ -66,10 +67,11 @@ class MmaKernel:
         self.whole = shared.access_ptr("rw")
         self.base = local("base", 1, "uint32")
         self.sums = tile.parts * self.tiles_m * self.tiles_n * 4
-        self.acc = local("acc", self.sums, self.types.total)
+        self.acc = local("acc", self.sums, self.types.registers)
         # Two sets: one is multiplied while the other is loaded.
         self.a = local("a", 2 * self.tiles_m * 4, "uint32")
         self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
+        self.weights = weights_of(self)
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
@@ -89,7 +91,7 @@ class MmaKernel:
         """Set the sums to 0, and find out where the stages are."""
         T.buffer_store(self.base, self._first_address(), [0])
         with T.unroll(int32(self.sums)) as i:
-            T.buffer_store(self.acc, tirx.const(0, self.types.total), [i])
+            T.buffer_store(self.acc, tirx.const(0, self.types.registers), [i])
 
     def _first_address(self) -> tirx.Expr:
         return cuda_cvta_generic_to_shared(self.whole)
@@ -102,8 +104,13 @@ class MmaKernel:
         position : int
             Column, of the ``2 * tiles_n`` that a lane has of each row.
         """
-        instruction = (part * self.tiles_m + row_tile) * self.tiles_n + position // 2
-        return self.acc[instruction * 4 + half * 2 + position % 2]
+        column_tile, element = self.weights.sum_of(position)
+        total = self.acc[self._sum(part, row_tile, column_tile) + half * 2 + element]
+        return total.astype(self.types.total)
+
+    def _sum(self, part: int, row_tile: int, column_tile: int) -> int:
+        """Return the first of the four sums that an instruction leaves in a lane."""
+        return ((part * self.tiles_m + row_tile) * self.tiles_n + column_tile) * 4
 
     def _slice(self, step: tirx.Var, index: int) -> None:
         """Multiply one slice of a step, load the next one, and begin a copy for a later step."""
@@ -150,7 +157,13 @@ class MmaKernel:
             row, k = self.first_row + int64(row), first_k + int64(element)
             return product.x_at(row, k), [row < product.rows, self._in_depth(k)]
 
-        self._copy_lines(base, (plan.block_m, plan.block_k), x)
+        pieces = plan.block_k // self.types.piece
+        self._copy_lines(
+            base,
+            (plan.block_m, plan.block_k),
+            lambda line, piece: line * int32(pieces) + swizzled(line, piece, pieces),
+            x,
+        )
         for part in range(tile.parts):
 
             def weight(
@@ -166,7 +179,8 @@ class MmaKernel:
             offset = self._part_offset(part)
             lines = (plan.block_n, plan.block_k)
             at = base + tirx.const(offset, "uint32")
-            self._copy_lines(at, lines if tile.layout == "nk" else lines[::-1], weight)
+            shape = lines if tile.layout == "nk" else lines[::-1]
+            self._copy_lines(at, shape, self.weights.place, weight)
 
     def _in_depth(self, k: tirx.Expr) -> tirx.Expr | None:
         exact = self.product.depth % self.tile.plan.block_k == 0
@@ -180,6 +194,7 @@ class MmaKernel:
         self,
         base: tirx.Expr,
         shape: tuple[int, int],
+        place_of: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
         source: Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, list[tirx.Expr | None]]],
     ) -> None:
         """Spread the lines of a tile over the threads, `lanes` elements at a time."""
@@ -190,8 +205,8 @@ class MmaKernel:
             line = place // int32(width // lanes)
             element = place % int32(width // lanes) * int32(lanes)
             load, conditions = source(line, element)
-            piece = swizzled(line, element // int32(in_piece), width // in_piece)
-            target = line * int32(width) + piece * int32(in_piece) + element % int32(in_piece)
+            piece = place_of(line, element // int32(in_piece))
+            target = piece * int32(in_piece) + element % int32(in_piece)
             at = base + (target * int32(self.types.element_bytes)).astype("uint32")
             copy_async(at, load, lanes * self.types.element_bytes, conditions)
 
@@ -211,33 +226,28 @@ class MmaKernel:
             load_matrices(self.a, first, ptx.addr(address, skip), False)
         for part in range(tile.parts):
             offset = self._part_offset(part)
-            self._load_weights(buffer, part, stage + tirx.const(offset, "uint32"), index)
-
-    def _load_weights(self, buffer: int, part: int, base: tirx.Expr, index: int) -> None:
-        plan, layout, in_piece = self.tile.plan, self.tile.layout, self.types.piece
-        line, piece = b_lane(self.lane, layout)
-        for pair in range(self.tiles_n // 2):
-            first = ((buffer * self.tile.parts + part) * self.tiles_n + pair * 2) * 2
-            if layout == "nk":
-                pieces, skip = plan.block_k // in_piece, pair * 2 * MMA_N * plan.block_k
-                row, at = self.warp_column + line, piece + int32(index * 2)
-            else:
-                pieces, skip = plan.block_n // in_piece, index * self.types.k * plan.block_n
-                row, at = line, self.warp_column // int32(in_piece) + int32(pair * 2) + piece
-            address = base + self._bytes(row * int32(pieces) + swizzled(row, at, pieces))
-            source = ptx.addr(address, skip * self.types.element_bytes)
-            load_matrices(self.b, first, source, layout == "kn")
+            self.weights.load(buffer, part, stage + tirx.const(offset, "uint32"), index)
 
     def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
         return (pieces * int32(PIECE_BYTES)).astype("uint32")
 
     def _multiply(self, buffer: int) -> None:
         """Multiply the operands of one set of registers."""
+        if self.types.rounds:
+            self._round(self.a, buffer)
+            self._round(self.b, buffer)
         for part in range(self.tile.parts):
             for i in range(self.tiles_m):
                 for j in range(self.tiles_n):
-                    sums = [self.sum_at(part, i, e // 2, 2 * j + e % 2) for e in range(4)]
+                    sums = [self.acc[self._sum(part, i, j) + e] for e in range(4)]
                     a = [self.a[(buffer * self.tiles_m + i) * 4 + e] for e in range(4)]
                     first_b = ((buffer * self.tile.parts + part) * self.tiles_n + j) * 2
                     b = [self.b[first_b + e] for e in range(2)]
                     multiply(self.types, sums, a, b)
+
+    def _round(self, operands: tirx.Var, buffer: int) -> None:
+        """Round one of the two sets of registers, ties away from zero (PTX ISA, "cvt")."""
+        size = int(operands.ty.shape[0]) // 2
+        for i in range(buffer * size, (buffer + 1) * size):
+            wide = T.reinterpret("float32", operands[i])
+            T.evaluate(ptx["cvt.rna.tf32.f32"](operands[i], wide))

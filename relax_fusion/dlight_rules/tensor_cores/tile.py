@@ -56,7 +56,7 @@ class MmaTile:
     @property
     def run(self) -> int:
         """Neighbouring columns in the accumulators of a lane."""
-        return run_length(self.plan.reg_n, self.layout)
+        return run_length(self.plan.reg_n, self.layout, self.instructions.element_bytes)
 
     @property
     def x_elements(self) -> int:
@@ -139,9 +139,11 @@ class Product:
 
     def _operand(self, side: int, place: Sequence[tirx.Expr]) -> ir.TensorLoad:
         product = self.acc.body.value.b
-        widened = product.b if side else product.a
+        operand = product.b if side else product.a
+        if isinstance(operand, tirx.Cast):  # made wider, as sums are
+            operand = operand.value
         # Which of two weights an element is from depends on its part alone.
-        return sym.Analyzer().simplify(_placed(widened.value, self.acc, place))
+        return sym.Analyzer().simplify(_placed(operand, self.acc, place))
 
     def results(
         self, row: tirx.Expr, column: tirx.Expr, total: Callable[[int], tirx.Expr]

@@ -71,13 +71,19 @@ class WgmmaKernel(MmaKernel):
         group = self.thread // int32(GROUP_WARPS * LANES)
         rows = stage + (group * int32(GROUP_ROWS * GROUP_LINE_BYTES)).astype("uint32")
         columns = stage + tirx.const(self._part_offset(0), "uint32")
-        multiply = ptx[self.types.wgmma(tile.parts * tile.plan.block_n)]
+        whole = tile.parts * tile.plan.block_n
+        width = self.types.columns(whole)
+        multiply = ptx[self.types.wgmma(width)]
         sums = [self.acc[i] for i in range(self.sums)]
+        each = self.sums * width // whole
         T.evaluate(ptx["wgmma.fence.sync.aligned"]())
         for index in range(self.slices):
             skip = tirx.const(index * SLICE_BYTES, "uint32")
-            a, b = _descriptor(rows + skip), _descriptor(columns + skip)
-            T.evaluate(multiply(*sums, a, b, True, 1, 1, 0, 0))
+            for part in range(whole // width):
+                place = tirx.const(part * width * GROUP_LINE_BYTES + index * SLICE_BYTES, "uint32")
+                a, b = _descriptor(rows + skip), _descriptor(columns + place)
+                own = sums[part * each : (part + 1) * each]
+                T.evaluate(multiply(*own, a, b, True, *self.types.flags))
         T.evaluate(ptx["wgmma.commit_group.sync.aligned"]())
 
 
