@@ -38,7 +38,13 @@ def local(name: str, size: int, dtype: str) -> tirx.Var:
 
 
 def scratch(name: str, size: int, dtype: str, scope: str) -> tirx.Var:
-    """Allocate a flat buffer, in the block that is open."""
+    """Allocate a flat buffer, in the block that is open.
+
+    In dynamic shared memory its name tells its type: all kernels of a module are one CUDA program,
+    which takes such a name for one array.
+    """
+    if scope == "shared.dyn":
+        name = f"{name}_{dtype}"
     buffer = T.sblock_alloc_buffer([int64(size)], dtype, scope=scope)
     IRBuilder.name(name, buffer)
     return buffer
