@@ -353,6 +353,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         (["llama-3.1-8b", "--target", "nonsense"], 2, "h200"),
         (["llama-3.1-8b", "--disable", "FuseNothing"], 2, "FuseGatedFFN"),
         (["demo-gpt2", "--backend", "triton"], 1, "triton"),
+        (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
         ([], 2, "SRC"),

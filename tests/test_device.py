@@ -53,6 +53,14 @@ def test_tensor_cores_are_faster_and_tf32_is_half_of_float16(spec):
     assert spec.tensor_flops_per_s("float64") == 0
 
 
+@pytest.mark.parametrize("spec", NVIDIA, ids=lambda d: d.name)
+def test_integers_are_at_least_twice_as_fast_as_float16(spec):
+    ratio = spec.tensor_flops_per_s("int8") / spec.tensor_flops_per_s("float16")
+    # GeForce cards add float16 up in float32 at half of their rate
+    assert min(abs(ratio - 2), abs(ratio - 4)) < 0.01
+    assert spec.tensor_flops_per_s("uint8") == spec.tensor_flops_per_s("int8")
+
+
 def test_devices_are_values():
     assert replace(device("h200")) == device("h200")
     assert len(set(DEVICES.values())) == len(DEVICES)

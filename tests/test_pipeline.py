@@ -89,11 +89,31 @@ def test_libraries_that_are_not_there_are_refused(name: str) -> None:
         ({"variable_bounds": {"n": 0}}, "variable_bounds\\['n'\\]"),
         ({"variable_bounds": {"n": "many"}}, "integer"),
         ({"target": None}, "no target"),
+        ({"allow_tf32": "high"}, "allow_tf32 is 'high'"),
     ],
 )
 def test_bad_arguments(options: dict[str, object], words: str) -> None:
     with pytest.raises(PipelineError, match=words):
         pipeline(**options)
+
+
+@pytest.mark.parametrize("target", ["llvm", {"kind": "cuda", "arch": "sm_75"}], ids=str)
+def test_tf32_is_refused_where_no_tensor_cores_multiply_it(target: str | dict[str, str]) -> None:
+    target = make_target(target) if isinstance(target, str) else tvm.target.Target(target)
+    with pytest.raises(relax_fusion.TargetError, match="allow_tf32=True needs a CUDA target, sm_8"):
+        pipeline(target=target, allow_tf32=True)
+
+
+def test_tf32_is_a_part_of_the_workload_on_request_only() -> None:
+    workloads = []
+    for allowed in (False, True):
+        report = Report()
+        options = {"always_fuse": True, "report": report, "allow_tf32": allowed}
+        made = relax_fusion.PipelineOptions(make_target("h200"), **options)
+        tvm.transform.Sequential(PHASES[1][1](made))(module([BLOCK]))
+        workloads.append(report.fused[0].workload)
+    assert [work.allow_tf32 for work in workloads] == [False, True]
+    assert workloads[0].key != workloads[1].key
 
 
 def test_target_by_name_in_scope_and_unknown() -> None:

@@ -112,6 +112,7 @@ def _write_library(
         backend=args.backend,
         disable=args.disable,
         always_fuse=args.always_fuse,
+        allow_tf32=args.allow_tf32,
         use_cuda_graph=not args.no_cuda_graph,
         debug_dump=args.debug_dump,
         progress=console.step,

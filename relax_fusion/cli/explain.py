@@ -31,6 +31,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         args.target,
         disable=tuple(args.disable),
         always_fuse=args.always_fuse,
+        allow_tf32=args.allow_tf32,
         backend=args.backend,
         report=report,
     )

@@ -187,6 +187,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="fuse also where the estimator predicts a loss, to look at kernels or measure them",
     )
     parser.add_argument(
+        "--allow-tf32",
+        action="store_true",
+        help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
+    )
+    parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
 

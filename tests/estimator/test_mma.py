@@ -133,6 +133,65 @@ def test_accumulators_of_a_pair_share_the_tile():
         assert max(p.reg_n for p in plans(work)) * parts == 64
 
 
+def integers(layout="nk", **other):
+    work = norm_matmul(layout=layout, dtype="int8", norm=None, **other)
+    return replace(work, out_dtype="int32")
+
+
+def tf32(**other):
+    return replace(norm_matmul(dtype="float32", **other), allow_tf32=True)
+
+
+@pytest.mark.parametrize(
+    ("work", "block_k", "lanes"), [(integers(), 128, 16), (tf32(), 32, 4)], ids=["int8", "tf32"]
+)
+def test_other_elements_fill_the_same_bytes(work, block_k, lanes):
+    plan = replace(PLAN, block_k=block_k, lanes=lanes)
+    assert plan in plans(work)
+    assert footprint(work, plan, GPU) == footprint(norm_matmul(), PLAN, GPU)
+    assert {p.lanes for p in plans(work)} == {lanes}
+
+
+@pytest.mark.parametrize(
+    ("work", "lanes"),
+    [
+        (integers(k=4088), {8}),
+        (integers(k=4092), {4}),
+        (integers(k=4090), set()),
+        (integers("kn", n=6140), {4}),
+        (tf32(k=4094), {2}),
+        (tf32(k=4095), {1}),
+    ],
+    ids=lambda v: str(getattr(v, "k", v)),
+)
+def test_copies_of_other_elements_have_four_bytes_at_least(work, lanes):
+    assert {p.lanes for p in plans(work)} == lanes
+
+
+def test_only_tensor_cores_multiply_integers_for_any_rows():
+    for rows in (1, 16, 300):
+        found = list(candidates(integers(rows=rows), GPU))
+        assert found and {p.family for p in found} <= {"mma", "wgmma"}
+    assert not list(candidates(integers(), AVX2))
+    scalar = TilePlan(8, 64, 64, reg_m=1, reg_n=4, lanes=4, num_warps=4)
+    assert any(
+        "only 'mma' and 'wgmma' multiply integers" in v for v in violations(scalar, integers(), GPU)
+    )
+
+
+def test_bytes_are_transposed_by_four_columns_of_a_lane():
+    assert {p.reg_n for p in plans(integers())} == {32, 48, 64}
+    assert {p.reg_n for p in plans(integers("kn"))} == {32, 64}
+
+
+def test_warp_groups_would_not_round_tf32():
+    assert not [p for p in candidates(tf32(), GPU) if p.family == "wgmma"]
+    plan = replace(PLAN, family="wgmma")
+    assert "family 'wgmma' cuts float32 off to tf32, family 'mma' rounds it" in violations(
+        plan, tf32(), GPU
+    )
+
+
 def test_no_prediction_is_faster_than_the_tensor_cores():
     work: NormMatmul = norm_matmul(rows=ROWS)
     for plan in plans(work)[::7]:

@@ -1,0 +1,107 @@
+"""Foreign matmuls of integers, and of float32 as tf32: who takes them, and the code of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tvm import relax
+from tvm.relax import op
+from tvm.target import Target
+
+from relax_fusion.dlight_rules import ForeignMatmulRule
+from relax_fusion.errors import Decline, Reason
+from relax_fusion.target import make_target
+from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
+
+from .foreign_cases import Input, compiled, fused
+
+Case = tuple[list[Input], Callable[..., relax.Expr]]
+
+
+def product(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+    return op.matmul(x, w, out_dtype="int32")
+
+
+def scaled(x: relax.Expr, w: relax.Expr, columns: relax.Expr, rows: relax.Expr) -> relax.Expr:
+    total = op.astype(product(x, op.permute_dims(w)), "float32")
+    return op.astype(op.multiply(op.multiply(total, columns), rows), "float16")
+
+
+def requantised(x: relax.Expr, w: relax.Expr, scale: relax.Expr) -> relax.Expr:
+    value = op.round(op.multiply(op.astype(product(x, w), "float32"), scale))
+    return op.astype(op.clip(value, -128, 127), "int8")
+
+
+def integers(*shapes: tuple, dtype: str = "int8") -> list[Input]:
+    return [Input(shape, dtype) for shape in shapes]
+
+
+TAKEN: dict[str, tuple[list[Input], Callable[..., relax.Expr], str]] = {
+    "nk": (
+        integers((77, 96), (40, 96)),
+        lambda x, w: product(x, op.permute_dims(w)),
+        "*(int4*)(out0_ptr",
+    ),
+    "kn": (integers((77, 96), (96, 40)), product, "prmt.b32"),
+    "scaled": (
+        [*integers(("b", "s", 256), (512, 256)), Input((512,)), Input(("b", "s", 1))],
+        scaled,
+        "*(uint4*)(out0_ptr",
+    ),
+    "requantised": (
+        [*integers((1, 256), (256, 512)), Input((512,))],
+        requantised,
+        "*(int2*)(out0_ptr",
+    ),
+    "batch": (integers(("b", 40, 64), ("b", 64, 32)), product, "blockIdx.z"),
+    "uint8": (integers((77, 96), (96, 40), dtype="uint8"), product, "s32.u8.u8.s32"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_tensor_cores_multiply_integers(name: str) -> None:
+    inputs, emit, text = TAKEN[name]
+    kernel = ForeignMatmulRule().apply(fused(inputs, emit), make_target("h200"), False).mod["main"]
+    plans = PlanTable.from_attr(kernel.attrs[PLAN_ATTR])
+    assert {plan.family for _, plan in plans.entries} <= {"mma", "wgmma"}
+    assert text in compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
+
+
+LEFT: dict[str, tuple[Case, Any, str]] = {
+    "an odd depth": (
+        (integers((77, 97), (40, 97)), lambda x, w: product(x, op.permute_dims(w))),
+        "h200",
+        "copied 4 bytes at least at once, along 97 elements",
+    ),
+    "odd columns": ((integers((77, 96), (96, 41)), product), "h200", "along 96, 41 elements"),
+    "a CPU": ((integers((77, 96), (96, 40)), product), "llvm", "needs CUDA and sm_80"),
+    "an older GPU": (
+        (integers((77, 96), (96, 40)), product),
+        {"kind": "cuda", "arch": "sm_75"},
+        "needs CUDA and sm_80",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_integers_are_left_with_a_reason(name: str) -> None:
+    (inputs, emit), target, reason = LEFT[name]
+    target = make_target(target) if isinstance(target, str) else Target(target)
+    found = ForeignMatmulRule().attempt(fused(inputs, emit), target)
+    assert isinstance(found, Decline) and found.reason == Reason.NO_PLAN
+    assert reason in found.detail
+
+
+def test_sums_that_overflow_are_left() -> None:
+    func = fused(integers((77, 96), (96, 40)), op.matmul)  # in int8
+    assert ForeignMatmulRule().attempt(func, make_target("h200")) is None
+
+
+@pytest.mark.parametrize("target", ["h200", "llvm"])
+def test_float32_is_multiplied_as_tf32_on_request_only(target: str) -> None:
+    func = fused([Input((77, 96)), Input((96, 40))], op.matmul)
+    for allowed in (False, True):
+        kernel = ForeignMatmulRule(allowed).apply(func, make_target(target), False).mod["main"]
+        assert ("tf32" in kernel.script()) == (allowed and target == "h200")
