@@ -41,14 +41,22 @@ def loops_below(sch: s_tir.Schedule, block: SBlockRV, outer: LoopRV) -> list[Loo
     return loops[position + 1 :]
 
 
-def element_wise_kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int) -> None:
-    """Give an element-wise block a GPU kernel of its own.
+def element_wise_kernel(sch: s_tir.Schedule, block: SBlockRV, threads: int, lanes: int = 1) -> None:
+    """Give an element-wise block a GPU kernel of its own, where a thread stores a vector.
 
-    rewrite: ``for i, j: S(i, j)`` -> ``for o: bind block: for t: bind thread: S(fused(o, t))``
+    rewrite: ``for i, j: S(i, j)`` ->
+    ``for o: bind block: for t: bind thread: for l in lanes: S(fused(o, t), l)``
     """
-    grid, thread = sch.split(sch.fuse(*sch.get_loops(block)), [None, threads])
+    *outer, last = sch.get_loops(block)
+    size = extent(sch, last)
+    whole = size is not None and size % lanes == 0
+    last, lane = sch.split(last, [None, lanes if whole else 1])
+    grid, thread = sch.split(sch.fuse(*outer, last), [None, threads])
     sch.bind(grid, "blockIdx.x")
     sch.bind(thread, "threadIdx.x")
+    sch.unroll(lane)
+    if whole and lanes > 1:
+        store_wide(sch, block, thread)
 
 
 def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:

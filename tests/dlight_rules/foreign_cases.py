@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import ir, relax, sym, tirx
+from tvm import ir, relax, sym, te, tirx
 from tvm.target import Target
 
 Shape = tuple[int | str, ...]
@@ -117,3 +117,82 @@ def check(got: np.ndarray, steps: Callable[..., np.ndarray], arrays: list[np.nda
 
 def wide(a: np.ndarray, dtype: str) -> np.ndarray:
     return a if a.dtype.kind in "biu" else a.astype(dtype)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A matmul whose weights are `bits` wide, as MLC-LLM's group quantisation has them.
+
+    Words hold whole weights, from the lowest bits on, along k; `group` of them share a scale.
+    """
+
+    n: int
+    k: int
+    rows: int | str
+    bits: int = 4
+    layout: str = "nk"
+    dtype: str = "float16"
+    group: int = 32
+    batch: int = 0
+    """Matrices; 0 for one without such a dimension."""
+    epilogue: bool = False
+    """Whether sums are cut off, at a bound for each column and at one for each element."""
+
+    @property
+    def per_word(self) -> int:
+        return 32 // self.bits
+
+    @property
+    def zero(self) -> int:
+        return 2 ** (self.bits - 1) - 1
+
+    def _shape(self, length: int) -> tuple[int, ...]:
+        matrix = (self.n, length) if self.layout == "nk" else (length, self.n)
+        return (self.batch, *matrix) if self.batch else matrix
+
+    def func(self) -> tirx.PrimFunc:
+        rows = tirx.Var(self.rows, "int64") if isinstance(self.rows, str) else self.rows
+        words, groups = -(-self.k // self.per_word), -(-self.k // self.group)
+        packed = te.placeholder(self._shape(words), "uint32", "packed")
+        scale = te.placeholder(self._shape(groups), self.dtype, "scale")
+        x = te.placeholder((self.batch or 1, rows, self.k), self.dtype, "x")
+
+        def at(b: tirx.Expr, j: tirx.Expr, k: tirx.Expr) -> tuple[tirx.Expr, ...]:
+            matrix = (j, k) if self.layout == "nk" else (k, j)
+            return (b, *matrix) if self.batch else matrix
+
+        def weight(*place: tirx.Expr) -> tirx.Expr:
+            *b, i, j = place
+            j, k = (i, j) if self.layout == "nk" else (j, i)
+            word = packed[at(*b or (0,), j, k // self.per_word)]
+            shift = (k % self.per_word * self.bits).astype("uint32")
+            number = tirx.bitwise_and(word >> shift, 2**self.bits - 1).astype(self.dtype)
+            zero = tirx.const(self.zero, self.dtype)
+            return (number - zero) * scale[at(*b or (0,), j, k // self.group)]
+
+        w = te.compute(self._shape(self.k), weight, "dequantize")
+        r = te.reduce_axis((0, self.k), "r")
+        shape = (self.batch or 1, rows, self.n)
+        total = te.compute(
+            shape, lambda b, i, j: te.sum(x[b, i, r] * w[at(b, j, r)], axis=r), "matmul"
+        )
+        if not self.epilogue:
+            return te.create_prim_func([packed, scale, x, total])
+        bias = te.placeholder((self.n,), self.dtype, "bias")
+        residual = te.placeholder(shape, self.dtype, "residual")
+        out = te.compute(
+            shape, lambda *at: tirx.max(tirx.min(total[at], bias[at[-1]]), residual[at]), "out"
+        )
+        return te.create_prim_func([packed, scale, x, bias, residual, out])
+
+    def steps(self, packed: np.ndarray, scale: np.ndarray, x: np.ndarray, *more: np.ndarray) -> Any:
+        """Compute the same in the dtype of `x`, whatever the weights are rounded to."""
+        if self.layout == "kn":
+            packed, scale = packed.swapaxes(-1, -2), scale.swapaxes(-1, -2)
+        shifts = (np.arange(self.per_word) * self.bits).astype("uint32")
+        numbers = (packed[..., None] >> shifts) & (2**self.bits - 1)
+        numbers = numbers.reshape(*packed.shape[:-1], -1)[..., : self.k].astype(x.dtype)
+        scales = scale.repeat(self.group, axis=-1)[..., : self.k]
+        w = ((numbers - self.zero) * scales).astype(numpy_dtype(self.dtype)).astype(x.dtype)
+        total = x @ w.swapaxes(-1, -2)
+        return np.maximum(np.minimum(total, more[0]), more[1]) if more else total

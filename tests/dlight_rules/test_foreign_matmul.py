@@ -14,10 +14,13 @@ from tvm.s_tir import dlight as dl
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import ForeignMatmulRule
 from relax_fusion.dlight_rules.foreign.matmul import foreign_matmul
+from relax_fusion.dlight_rules.foreign.plans import planned
 from relax_fusion.errors import Decline, Reason
+from relax_fusion.target import device_of
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
-from .foreign_cases import Input, check, compiled, fused, run
+from .foreign_cases import Input, Quantised, check, compiled, fused, run
+from .test_attention import kernels
 
 op = relax.op
 
@@ -200,42 +203,46 @@ def test_tensor_cores_load_operands_one_by_one_that_are_no_vectors(name: str) ->
         assert "operand" not in kernel.script()
 
 
-def dequantised(n: int, k: int) -> tirx.PrimFunc:
-    """Return MLC-LLM's q4f16_1: eight weights to a word, a scale for 32 of them."""
-    packed = te.placeholder((n, k // 8), "uint32", "packed")
-    scale = te.placeholder((n, k // 32), "float16", "scale")
-    x = te.placeholder((1, tirx.Var("s", "int64"), k), "float16", "x")
-
-    def weight(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        four = tirx.bitwise_and(packed[i, j // 8] >> ((j % 8) * 4).astype("uint32"), 15)
-        return (four.astype("float16") - tirx.const(7, "float16")) * scale[i, j // 32]
-
-    w = te.compute((n, k), weight, "dequantize")
-    r = te.reduce_axis((0, k), "r")
-    shape = (1, x.shape[1], n)
-    total = te.compute(shape, lambda b, i, j: te.sum(x[b, i, r] * w[j, r], axis=r), "matmul")
-    return te.create_prim_func([packed, scale, x, total])
-
-
 def test_a_dequantisation_becomes_part_of_the_kernel() -> None:
-    func = dequantised(40, 64)
-    kernel = ForeignMatmulRule().apply(func, host_target(), False).mod["main"]
+    case = Quantised(40, 64, "s")
+    kernel = ForeignMatmulRule().apply(case.func(), host_target(), False).mod["main"]
+    arrays, got = run(kernel, host_target(), case.func())
+    check(got, case.steps, arrays)
 
-    def steps(packed: np.ndarray, scale: np.ndarray, x: np.ndarray) -> np.ndarray:
-        four = (packed[:, :, None] >> (np.arange(8) * 4).astype("uint32")) & 15
-        whole = four.reshape(40, 64).astype(scale.dtype) - 7
-        w = (whole * scale.repeat(32, axis=1)).astype("float16")  # so it is in the function
-        return x @ w.astype(x.dtype).T
 
-    arrays, got = run(kernel, host_target(), func)
-    check(got, steps, arrays)
-    func = dequantised(1024, 1024)
+def test_weights_are_computed_in_front_where_many_rows_pay_for_it() -> None:
+    form = foreign_matmul(Quantised(4096, 4096, "s").func())
+    assert form is not None
+    _, _, found = planned(form, device_of(make_target("h200")), False)
+    assert [each.upper for each in found[:2]] == [8, 16]
+    assert all(each.plan.family for each in found)
+    in_front = [each.in_front for each in found]
+    assert in_front == sorted(in_front) and in_front[-1] and not any(in_front[:2])
+    batched = foreign_matmul(Quantised(4096, 4096, "s", batch=2).func())
+    assert batched is not None
+    _, _, found = planned(batched, device_of(make_target("h200")), False)
+    assert not any(each.in_front for each in found)  # there is one kernel for all of a batch
+
+
+def test_an_activation_in_front_is_computed_by_a_kernel_of_its_own() -> None:
+    func = fused(HALVES, lambda x, w: op.matmul(op.nn.relu(x), w))
     kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
-    plans = [plan for _, plan in PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries]
-    # Only tensor cores have their weights unpacked by a kernel in front; few rows have not.
-    assert not plans[0].family and any(plan.family for plan in plans)
-    kernels = len(plans) + sum(bool(plan.family) for plan in plans)
-    assert kernel.script().count('thread="blockIdx.x"') == kernels
+    first, second = kernels(compiled(kernel, make_target("h200")).mod.imports[0].inspect_source())
+    assert "*(uint4*)(x" in first and "mma" in second  # which stores vectors
+
+
+def test_parts_of_two_axes_are_no_lines() -> None:
+    """Of `(3, 4)` read `(2, 4)`: lines of 8 lie 12 apart, which 16 bytes do not divide."""
+
+    def product(size: int) -> tirx.PrimFunc:
+        x = te.placeholder((64, 32), "float16", "x")
+        w = te.placeholder((32, size, 4), "float16", "w")
+        k = te.reduce_axis((0, 32), "k")
+        out = te.compute((64, 2, 4), lambda i, a, b: te.sum(x[i, k] * w[k, a, b], axis=k))
+        return te.create_prim_func([x, w, out])
+
+    columns = [foreign_matmul(product(size)).columns for size in (2, 3)]
+    assert [len(c) for c in columns] == [2, 1]
 
 
 DECLINED = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -16,17 +17,15 @@ from tvm.target import Target
 
 from ...compute import build_prim_func
 from ...compute.ranges import stitch, unless_empty
-from ...device import DeviceSpec
 from ...errors import Decline, Reason
-from ...estimator import choose, predict, skinny
-from ...estimator.shape import rows_of
 from ...target import device_of, is_gpu
 from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ...workload import DTYPE_BYTES, NormMatmul
+from ...workload import NormMatmul
 from .. import steps
 from ..contraction import ContractionRule
-from .layout import Vars, unravel
-from .matmul import Factor, ForeignMatmul
+from .layout import unravel
+from .matmul import ForeignMatmul
+from .plans import Planned, element_of, planned
 from .stages import loads_of, map_loads, substitute, variables_of
 from .views import through_views
 
@@ -43,57 +42,22 @@ def matmul_kernel(
     func: tirx.PrimFunc, form: ForeignMatmul, target: Target, allow_tf32: bool
 ) -> tirx.PrimFunc | Decline:
     """Return the scheduled kernel of `func`, which computes `form`, with its plans as attribute."""
-    work = form.workload(allow_tf32)
-    if isinstance(work, Decline):
-        return work
-    plans = _plans(work, form, device_of(target))
-    if isinstance(plans, Decline):
-        return plans
+    found = planned(form, device_of(target), allow_tf32)
+    if isinstance(found, Decline):
+        return found
+    form, work, plans = found
     variants = []
-    for upper, plan in plans.entries:
-        variant = _variant(func, form, (work, plan), target)
+    for each in plans:
+        variant = _variant(func, form, (work, each), target)
         if isinstance(variant, Decline):
             return variant
-        variants.append((upper, variant))
+        variants.append((each.upper, variant))
     whole = stitch(variants, form.size(form.rows))
     if is_gpu(target):
         whole = unless_empty(whole, form.size((*form.batch, *form.rows)))
     whole = whole.with_attrs(dict(func.attrs or {}))
-    return whole.with_attr(PLAN_ATTR, plans.to_attr())
-
-
-def _plans(work: NormMatmul, form: ForeignMatmul, dev: DeviceSpec) -> PlanTable | Decline:
-    """Return the estimator's plans.
-
-    Tensor cores copy their operands as they lie in memory.  A factor that is computed is written
-    there by a kernel in front, where that pays, and else read by a kernel of scalar instructions,
-    which computes it on the way; so it always is in a batch, for which there is one kernel.  Few
-    rows have scalar instructions too: the kernels for them have not been run through views.
-    """
-    choice = choose(work, dev, always=True)
-    if isinstance(choice, Decline):
-        return choice
-    computed = [f for f in (form.x, form.w) if f.view is None]
-    families = {plan.family for _, plan in choice.plans.entries}
-    if not any(families) or not (computed or skinny.FAMILY in families):
-        return choice.plans
-    scalar = choose(work, replace(dev, arch=""), always=True)
-    if isinstance(scalar, Decline):  # of integers
-        return scalar if form.batch and computed else choice.plans
-    if form.batch and computed:
-        return scalar.plans
-    entries = []
-    for p in choice.predictions:
-        rows = p.upper or rows_of(work, p.size)
-        on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
-        sizes = [rows * work.k] * (form.x.view is None) + [work.n * work.k] * (form.w.view is None)
-        moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]  # written, and read
-        written = len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
-        few = choice.plans.plan_for(rows).family == skinny.FAMILY
-        faster = not sizes or p.fused.seconds + written < on_the_way
-        table = choice.plans if faster and not few else scalar.plans
-        entries.append((p.upper, table.entries[-1][1] if p.upper is None else table.plan_for(rows)))
-    return PlanTable(tuple(entries))
+    table = PlanTable(tuple((each.upper, each.plan) for each in plans))
+    return whole.with_attr(PLAN_ATTR, table.to_attr())
 
 
 def _on_tensor_cores(plan: TilePlan) -> bool:
@@ -101,14 +65,15 @@ def _on_tensor_cores(plan: TilePlan) -> bool:
 
 
 def _variant(
-    func: tirx.PrimFunc, form: ForeignMatmul, planned: tuple[NormMatmul, TilePlan], target: Target
+    func: tirx.PrimFunc, form: ForeignMatmul, described: tuple[NormMatmul, Planned], target: Target
 ) -> tirx.PrimFunc | Decline:
     """Return the kernel by one plan."""
-    work, plan = planned
+    work, each = described
+    plan = each.plan
     if plan.num_warps and not _on_tensor_cores(plan) and None in (form.x.view, form.w.view):
         plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
     core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
-    adapted = _adapted(core, form, plan)
+    adapted = _adapted(core, form, each)
     scheduled = ContractionRule(rows_may_be_none=False).apply(adapted, target, False)
     if scheduled is None:
         return Decline(Reason.SCHEDULE, "the rule of contractions has no schedule for this plan")
@@ -125,18 +90,16 @@ def _variant(
     return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
 
 
-def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, plan: TilePlan) -> tirx.PrimFunc:
+def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, each: Planned) -> tirx.PrimFunc:
     """Give the unscheduled matmul the epilogue and the factors of `form`."""
     x, w, out = core.params
+    plan = each.plan
     stages: list[tirx.Stmt] = []
     made: list[tirx.Var] = []
-    for var, factor, names in (
-        (x, form.x, (form.rows, (form.k,))),
-        (w, form.w, _axes(form)),
-    ):
+    for var, factor in ((x, form.x), (w, form.w)):
         if factor.view is None:
             name = "x_read" if var is x else "w_parts0"
-            stages.append(_element_wise(var, name, _reader(form, factor, names)))
+            stages.append(_element_wise(var, name, partial(element_of, form, factor)))
             made.append(var)
     root = core.body.block
     body = tvm_ffi.structural_map(root.body, (s_tir.SBlock, lambda b: _with_epilogue(b, form, out)))
@@ -150,9 +113,10 @@ def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, plan: TilePlan) -> tirx.P
     sch = s_tir.Schedule(func)
     for var in made:
         block = sch.get_sblock("x_read" if var is x else "w_parts0")
-        if _on_tensor_cores(plan):
-            steps.element_wise_kernel(sch, block, plan.num_warps * WARP)
-        elif var is x or not plan.num_warps:  # a GPU's schedule inlines w into copies of its tiles
+        if each.in_front:
+            steps.element_wise_kernel(sch, block, plan.num_warps * WARP, plan.lanes)
+        # A GPU's schedule inlines w into copies of its tiles
+        elif var is x or not plan.num_warps or _on_tensor_cores(plan):
             sch.compute_inline(block)
     return sch.mod["main"]
 
@@ -169,20 +133,6 @@ def _operands(form: ForeignMatmul) -> list[tirx.Var]:
 
 def _by_name(variables: set[tirx.Var]) -> list[tirx.Var]:
     return sorted(variables, key=lambda var: var.name)
-
-
-def _axes(form: ForeignMatmul) -> tuple[Vars, Vars]:
-    """Return the variables of rows and of columns of w, as it lies."""
-    k = (form.k,)
-    return (form.columns, k) if form.layout == "nk" else (k, form.columns)
-
-
-def _reader(form: ForeignMatmul, factor: Factor, names: tuple[Vars, Vars]) -> Index:
-    def read(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        where = {**unravel(form.extents, names[0], i), **unravel(form.extents, names[1], j)}
-        return substitute(factor.value, where)
-
-    return read
 
 
 def _element_wise(buffer: tirx.Var, name: str, element: Index) -> tirx.Stmt:

@@ -61,7 +61,7 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
     if not isinstance(value, ir.TensorLoad):
         return None
     source, indices = value.source, list(value.indices)
-    if source.ty.strides or not minor or not _ends_with(source, indices, minor[-1], extents):
+    if source.ty.strides or not minor or not _ends_with(source, indices, minor, extents):
         return None
     strides: list[tirx.Expr] = [tirx.IntImm("int64", 1)]
     for size in reversed(list(source.ty.shape)[1:]):
@@ -82,15 +82,20 @@ def matrix_in(value: tirx.Expr, major: Vars, minor: Vars, extents: Extents) -> V
 
 
 def _ends_with(
-    source: tirx.Var, indices: Sequence[tirx.Expr], last: tirx.Var, extents: Extents
+    source: tirx.Var, indices: Sequence[tirx.Expr], minor: Vars, extents: Extents
 ) -> bool:
-    """Tell whether rows along `last` are read whole: longer ones need not be aligned."""
+    """Tell whether a tensor ends with the axes `minor`, each of them read whole.
+
+    Then every distance in it is a multiple of what they take together, and lines are aligned as
+    that is.  Those of a longer axis, read in part, need not be.
+    """
     dims = list(zip(indices, source.ty.shape, strict=True))
-    while dims and is_unit(dims[-1][1]) and not dims[-1][0].same_as(last):
+    sizes = {v: size for v, size in dims if isinstance(v, tirx.Var)}
+    while dims and is_unit(dims[-1][1]) and not dims[-1][0].same_as(minor[-1]):
         dims.pop()
-    if not dims or not dims[-1][0].same_as(last):
+    if not dims or not dims[-1][0].same_as(minor[-1]):
         return False
-    return tvm_ffi.structural_equal(dims[-1][1], extents[last])
+    return all(v in sizes and tvm_ffi.structural_equal(sizes[v], extents[v]) for v in minor)
 
 
 def _step(extents: Extents, which: Vars, strides: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr | None:

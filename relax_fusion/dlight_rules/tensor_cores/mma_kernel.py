@@ -14,6 +14,7 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import PIECE_BYTES
+from .decoded_tile import DecodedTile
 from .fragments import copy_async, load_matrices, local, multiply, ptx, scratch
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64
@@ -72,17 +73,15 @@ class MmaKernel:
         self.a = local("a", 2 * self.tiles_m * 4, "uint32")
         self.b = local("b", 2 * tile.parts * self.tiles_n * 2, "uint32")
         self.weights = weights_of(self)
+        parts = range(tile.parts if product.weight_is_computed else 0)
+        self.decoded = [DecodedTile(self, part) for part in parts]
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
-        depth = self.tile.plan.num_stages - 1
         self._clear()
-        for stage in range(depth):
-            if stage < self.steps:
-                self._copy(int32(stage), int32(stage))
-            T.evaluate(ptx["cp.async.commit_group"]())
+        self._copy_first(self.tile.plan.num_stages - 1)
         self._wait()
-        self._load(0, self._stage_address(int32(0)), 0)
+        self._load(0, self.stage_address(int32(0)), 0)
         with T.serial(int32(self.steps)) as step:
             for index in range(self.slices):
                 self._slice(step, index)
@@ -122,8 +121,22 @@ class MmaKernel:
         if following == 0:
             self._wait()
             source = step + int32(1)
-        self._load((index + 1) % 2, self._stage_address(source % int32(stages)), following)
+        self._load((index + 1) % 2, self.stage_address(source % int32(stages)), following)
         self._multiply(index % 2)
+
+    def _copy_first(self, count: int) -> None:
+        """Begin to copy what so many steps need."""
+        for decoded in self.decoded:
+            decoded.load(int32(0))
+        steps = min(count, self.steps)
+        if self.decoded:  # as a loop: there is much to a step
+            with T.serial(int32(steps)) as step:
+                self._copy(step, step)
+                T.evaluate(ptx["cp.async.commit_group"]())
+        for index in range(steps if self.decoded else 0, count):
+            if index < steps:
+                self._copy(int32(index), int32(index))
+            T.evaluate(ptx["cp.async.commit_group"]())
 
     def _copy_ahead(self, step: tirx.Var, distance: int) -> None:
         """Begin to copy what a later step needs, if there is one."""
@@ -137,11 +150,12 @@ class MmaKernel:
         T.evaluate(ptx["cp.async.wait_group"](self.tile.plan.num_stages - 2))
         T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
 
-    def _stage_address(self, stage: tirx.Expr) -> tirx.Expr:
+    def stage_address(self, stage: tirx.Expr) -> tirx.Expr:
+        """Return where a stage lies in shared memory."""
         stage_bytes = self.tile.stage_elements * self.types.element_bytes
         return self.base[0] + (stage * int32(stage_bytes)).astype("uint32")
 
-    def _part_offset(self, part: int) -> int:
+    def part_offset(self, part: int) -> int:
         """Return the bytes in front of a part of the weight in a stage."""
         return (self.tile.x_elements + part * self.tile.part_elements) * self.types.element_bytes
 
@@ -151,7 +165,7 @@ class MmaKernel:
         """Begin to copy the operands of a step into a stage."""
         tile, product, plan = self.tile, self.product, self.tile.plan
         first_k = int64(step * int32(plan.block_k))
-        base = self._stage_address(stage)
+        base = self.stage_address(stage)
 
         def x(row: tirx.Expr, element: tirx.Expr) -> tuple[tirx.Expr, list[tirx.Expr]]:
             row, k = self.first_row + int64(row), first_k + int64(element)
@@ -164,7 +178,10 @@ class MmaKernel:
             lambda line, piece: line * int32(pieces) + swizzled(line, piece, pieces),
             x,
         )
-        for part in range(tile.parts):
+        for decoded in self.decoded:
+            decoded.put(step, stage)
+            decoded.load(tirx.min(step + int32(1), int32(self.steps - 1)))
+        for part in range(0 if self.decoded else tile.parts):
 
             def weight(
                 line: tirx.Expr, element: tirx.Expr, part: int = part
@@ -176,7 +193,7 @@ class MmaKernel:
                 j, k = self.first_column + int64(j), first_k + int64(k)
                 return product.weight_at(part, j, k), [self._in_columns(j), self._in_depth(k)]
 
-            offset = self._part_offset(part)
+            offset = self.part_offset(part)
             lines = (plan.block_n, plan.block_k)
             at = base + tirx.const(offset, "uint32")
             shape = lines if tile.layout == "nk" else lines[::-1]
@@ -225,7 +242,7 @@ class MmaKernel:
             skip = i * MMA_M * plan.block_k * self.types.element_bytes
             load_matrices(self.a, first, ptx.addr(address, skip), False)
         for part in range(tile.parts):
-            offset = self._part_offset(part)
+            offset = self.part_offset(part)
             self.weights.load(buffer, part, stage + tirx.const(offset, "uint32"), index)
 
     def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:

@@ -8,6 +8,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.prediction import ceil_div
 from ...tile_plan import TilePlan
+from .decoded_rows import DecodedRowsKernel
 from .layout import LANES
 from .row_norm import RowNorm
 from .skinny_kernel import SkinnyKernel
@@ -33,7 +34,11 @@ def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tir
         IRBuilder.name_many(["tile_n", "tile_m", "thread"], [tile_n, tile_m, thread])
         T.reads(*(whole(buffer) for buffer in read))
         T.writes(whole(product.out.body.buffer))
-        kernel = SkinnyKernel(plan, product, norm, (thread, tile_m, tile_n))
+        place = thread, tile_m, tile_n
+        if product.weight_is_computed:
+            kernel: SkinnyKernel = DecodedRowsKernel(plan, product, place)
+        else:
+            kernel = SkinnyKernel(plan, product, norm, place)
         kernel.accumulate()
         kernel.finish()
     return builder.get().body.block.body

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ...tile_plan import TilePlan
 from ...workload import WeightLayout
+from .decode import Neighbours
 from .instructions import INSTRUCTIONS, Instructions
 from .layout import LANES, run_length
 
@@ -109,15 +111,20 @@ class Product:
 
     @property
     def layout(self) -> WeightLayout:
-        """Whether the weight is contiguous along k or along its columns."""
+        """Whether the weight is contiguous along k or along its columns; along k if computed."""
         k = tirx.Var("k", "int64")
         load = self.weight_at(0, int64(0), k)
-        return "nk" if load.indices[-1].same_as(k) else "kn"
+        return "nk" if self.weight_is_computed or load.indices[-1].same_as(k) else "kn"
 
     @property
     def dtype(self) -> str:
         """Type of the operands."""
-        return str(self.weight_at(0, int64(0), int64(0)).source.ty.dtype)
+        return str(self.weight_at(0, int64(0), int64(0)).ty.dtype)
+
+    @property
+    def weight_is_computed(self) -> bool:
+        """Whether an element of the weight is more than a load."""
+        return not isinstance(self.weight_at(0, int64(0), int64(0)), ir.TensorLoad)
 
     def operands(self) -> list[tirx.Var]:
         """Return the buffers that are read, each once."""
@@ -129,21 +136,25 @@ class Product:
                     found.append(buffer)
         return found
 
-    def x_at(self, row: tirx.Expr, k: tirx.Expr) -> ir.TensorLoad:
+    def x_at(self, row: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         """Return the element of x that is multiplied in a row."""
         return self._operand(0, (int64(0), row, int64(0), k))
 
-    def weight_at(self, part: int, column: tirx.Expr, k: tirx.Expr) -> ir.TensorLoad:
-        """Return the element of the weight that is multiplied in a column."""
+    def weight_at(self, part: int, column: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+        """Return the element of the weight that is multiplied in a column: a load, or more."""
         return self._operand(1, (int64(part), int64(0), column, k))
 
-    def _operand(self, side: int, place: Sequence[tirx.Expr]) -> ir.TensorLoad:
+    def _operand(self, side: int, place: Sequence[tirx.Expr]) -> tirx.Expr:
         product = self.acc.body.value.b
         operand = product.b if side else product.a
         if isinstance(operand, tirx.Cast):  # made wider, as sums are
             operand = operand.value
         # Which of two weights an element is from depends on its part alone.
         return sym.Analyzer().simplify(_placed(operand, self.acc, place))
+
+    def neighbours(self, part: int, width: int) -> Neighbours:
+        """Return what `width` weights of a column are, which lie side by side along k."""
+        return Neighbours(partial(self.weight_at, part), (self.columns, self.depth), width)
 
     def results(
         self, row: tirx.Expr, column: tirx.Expr, total: Callable[[int], tirx.Expr]

@@ -42,10 +42,7 @@ class WgmmaKernel(MmaKernel):
         """Emit the whole reduction."""
         ahead = self.tile.plan.num_stages - 2
         self._clear()
-        for stage in range(ahead):
-            if stage < self.steps:
-                self._copy(int32(stage), int32(stage))
-            T.evaluate(ptx["cp.async.commit_group"]())
+        self._copy_first(ahead)
         with T.serial(int32(self.steps)) as step:
             T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
             # What copies wrote is read by another path to memory.
@@ -67,10 +64,10 @@ class WgmmaKernel(MmaKernel):
     def _products(self, step: tirx.Var) -> None:
         """Begin the products of a step."""
         tile, stages = self.tile, int32(self.tile.plan.num_stages)
-        stage = self._stage_address(step % stages)
+        stage = self.stage_address(step % stages)
         group = self.thread // int32(GROUP_WARPS * LANES)
         rows = stage + (group * int32(GROUP_ROWS * GROUP_LINE_BYTES)).astype("uint32")
-        columns = stage + tirx.const(self._part_offset(0), "uint32")
+        columns = stage + tirx.const(self.part_offset(0), "uint32")
         whole = tile.parts * tile.plan.block_n
         width = self.types.columns(whole)
         multiply = ptx[self.types.wgmma(width)]

@@ -1,0 +1,161 @@
+"""Plans for a foreign matmul, and where a factor that is more than a load is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+
+from ...device import DeviceSpec
+from ...errors import Decline
+from ...estimator import choose, decoded, mma, predict, skinny
+from ...estimator.choose import Choice
+from ...estimator.shape import matmul_shape, rows_of
+from ...tile_plan import PlanTable, TilePlan
+from ...workload import DTYPE_BYTES, NormMatmul
+from ..tensor_cores.decode import Neighbours
+from .layout import unravel
+from .matmul import Factor, ForeignMatmul
+from .stages import substitute
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of a range of rows.
+
+    Parameters
+    ----------
+    upper : int, optional
+        The last of them; None for the open range.
+    plan : TilePlan
+        How they are computed.
+    in_front : bool
+        Whether kernels in front compute the factors, and leave them in memory.  Else they are
+        computed on the way.
+    """
+
+    upper: int | None
+    plan: TilePlan
+    in_front: bool = False
+
+
+def planned(
+    form: ForeignMatmul, dev: DeviceSpec, allow_tf32: bool
+) -> tuple[ForeignMatmul, NormMatmul, list[Planned]] | Decline:
+    """Return the plans of the estimator, what they are for, and `form` as they want it.
+
+    Tensor cores read their operands as they lie in memory; only a weight of few loads is computed
+    between memory and them (`decodable`).  Other factors are written to memory by a kernel in
+    front, where that pays, and else read by a kernel of scalar instructions, which computes them on
+    the way; so they always are in a batch, for which there is one kernel.
+    """
+    work = form.workload(allow_tf32)
+    if isinstance(work, Decline):
+        return work
+    computed = form.x.view is None or form.w.view is None
+    tensor_cores = not mma.unsupported(matmul_shape(work), dev)
+    along_k = decodable(form) if computed and tensor_cores else None
+    if along_k is not None:
+        return _decoded(along_k, dev)
+    choice = choose(work, dev, always=True)
+    if isinstance(choice, Decline):
+        return choice
+    if not computed or not any(plan.family for _, plan in choice.plans.entries):
+        return form, work, [Planned(*entry) for entry in choice.plans.entries]
+    scalar = choose(work, replace(dev, arch=""), always=True)
+    if isinstance(scalar, Decline):  # of integers
+        in_front = [Planned(*entry, True) for entry in choice.plans.entries]
+        return scalar if form.batch else (form, work, in_front)
+    if form.batch:
+        return form, work, [Planned(*entry) for entry in scalar.plans.entries]
+    return form, work, _merged(_in_front_or_scalar(form, work, (choice, scalar), dev))
+
+
+def _merged(plans: list[Planned]) -> list[Planned]:
+    """Join neighbouring ranges that are computed alike."""
+    merged: list[Planned] = []
+    for each in plans:
+        if merged and replace(merged[-1], upper=each.upper) == each:
+            merged.pop()
+        merged.append(each)
+    return merged
+
+
+def _in_front_or_scalar(
+    form: ForeignMatmul, work: NormMatmul, choices: tuple[Choice, Choice], dev: DeviceSpec
+) -> list[Planned]:
+    choice, scalar = choices
+    found = []
+    for p in choice.predictions:
+        rows = p.upper or rows_of(work, p.size)
+        on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
+        few = choice.plans.plan_for(rows).family == skinny.FAMILY
+        in_front = not few and p.fused.seconds + _writing_s(form, work, rows, dev) < on_the_way
+        table = choice.plans if in_front else scalar.plans
+        found.append(Planned(p.upper, _plan_of(table, p.upper, rows), in_front))
+    return found
+
+
+def _decoded(
+    form: ForeignMatmul, dev: DeviceSpec
+) -> tuple[ForeignMatmul, NormMatmul, list[Planned]] | Decline:
+    """Return plans for a weight that is computed from few loads."""
+    work = form.workload()
+    if isinstance(work, Decline):
+        return work
+    found = [Planned(*entry) for entry in decoded.few_rows_plans(work, dev)]
+    if isinstance(work.rows, int) and found:
+        return form, work, found
+    choice = choose(work, dev, always=True)
+    if isinstance(choice, Decline):
+        return choice
+    for p in choice.predictions:
+        if p.upper is None or p.upper > skinny.MOST_ROWS:
+            plan = _plan_of(choice.plans, p.upper, p.upper or rows_of(work, p.size))
+            found.append(Planned(p.upper, plan, _pays_in_front(form)))
+    return form, work, _merged(found)
+
+
+def _pays_in_front(form: ForeignMatmul) -> bool:
+    """Tell whether a weight of few loads is better computed by a kernel in front, for many rows.
+
+    On an H200 that took 28 and 36 us at 64 and 256 rows of 4096 x 4096, on the way 36 and 45; at
+    4096 rows 210 and 269.  In a batch there is one kernel.
+    """
+    return not form.batch
+
+
+def _writing_s(form: ForeignMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:
+    """Return what it takes to write the computed factors, and to read them."""
+    sizes = [rows * work.k] * (form.x.view is None)
+    sizes += [work.outputs[0].n * work.k] * (form.w.view is None)
+    moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]
+    return len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
+
+
+def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
+    return table.entries[-1][1] if upper is None else table.plan_for(rows)
+
+
+def decodable(form: ForeignMatmul) -> ForeignMatmul | None:
+    """Return `form` with its computed weight along k; None if it is not of few loads there."""
+    n, k = form.size(form.columns), form.size((form.k,))
+    if form.x.view is None or form.w.view is not None or int(k) % decoded.PIECE:
+        return None
+    along_k = replace(form, layout="nk")
+
+    def element(column: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+        return element_of(along_k, along_k.w, column, k)
+
+    neighbours = Neighbours(element, (int(n), int(k)), decoded.PIECE)
+    return along_k if neighbours.is_supported else None
+
+
+def element_of(form: ForeignMatmul, factor: Factor, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+    """Return an element of x or of w, as it is laid."""
+    k = (form.k,)
+    names = (form.rows, k) if factor is form.x else (form.columns, k)
+    if factor is form.w and form.layout == "kn":
+        names = names[::-1]
+    where = {**unravel(form.extents, names[0], i), **unravel(form.extents, names[1], j)}
+    return substitute(factor.value, where)

@@ -1,0 +1,239 @@
+"""Operands that are computed from others: what a few neighbours are made of.
+
+What neighbours along k read is loaded once for all of them, in vectors where it lies side by side;
+then they are computed two at a time, as the halves of a register (`decoded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import ir, sym, tirx
+
+from ...estimator.footprint import VECTOR_LOAD_BYTES
+
+Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+"""From a line and a position along k to the element there."""
+
+PAIR_DISTANCES = (4, 2)
+"""How far apart numbers of four and of eight bits are whose bits lie 16 apart in a word."""
+
+MOST_LOADS = 16
+"""Loads that neighbours may need; with more of them, it pays to have them computed before."""
+
+
+@dataclass(frozen=True)
+class HalfType:
+    """A type of two bytes.
+
+    Parameters
+    ----------
+    pair : str
+        What PTX calls two of it.
+    base, base_bits : int
+        A power of two, and the bits of it as a number of this type.  Integers below it, put into
+        its lowest bits, are added to it.
+    one, minus_zero : int
+        The bits of these.
+    """
+
+    pair: str
+    base: int
+    base_bits: int
+    one: int
+    minus_zero: int = 0x8000
+
+
+HALF_TYPES = {
+    "float16": HalfType("f16x2", 1024, 0x6400, 0x3C00),
+    "bfloat16": HalfType("bf16x2", 128, 0x4300, 0x3F80),
+}
+
+
+@dataclass(frozen=True)
+class Bits:
+    """An integer of a few bits: ``(word >> shift) & mask``."""
+
+    word: tirx.Expr
+    shift: tirx.Expr
+    mask: int
+
+    def is_behind(self, other: Bits) -> bool:
+        """Tell whether these bits lie 16 above others of the same word."""
+        constant = isinstance(self.shift, tirx.IntImm) and isinstance(other.shift, tirx.IntImm)
+        same = tvm_ffi.structural_equal(self.word, other.word) and self.mask == other.mask
+        return same and constant and int(self.shift) - int(other.shift) == 16
+
+
+def bits_of(value: tirx.Expr, kind: HalfType) -> Bits | None:
+    """Return the integer that is made a floating-point number; None if that is not what it is."""
+    if not isinstance(value, tirx.Cast) or str(value.value.ty.dtype) != "uint32":
+        return None
+    inner = value.value
+    if not isinstance(inner, tirx.BitwiseAnd) or not isinstance(inner.b, tirx.IntImm):
+        return None
+    if int(inner.b) >= kind.base:
+        return None
+    if isinstance(inner.a, tirx.RShift):
+        return Bits(inner.a.a, inner.a.b, int(inner.b))
+    return Bits(inner.a, tirx.const(0, "uint32"), int(inner.b))
+
+
+class Neighbours:
+    """What `width` neighbours along k are.
+
+    Parameters
+    ----------
+    element : callable
+        What an element is.
+    extents : tuple
+        Lines, and elements along k, which are a multiple of `width`.
+    width : int
+        A multiple of 8.
+
+    Attributes
+    ----------
+    line, piece : tirx.Var
+        Which ones: the line, and their number along k.
+    loads : list of ir.TensorLoad
+        What they read, each once.
+    loaded : list of tirx.Var
+        Stand for what these bring.
+    values : list of tirx.Expr
+        The neighbours, by all these variables.
+    vectors : list of list of int
+        The loads that one instruction does, by their numbers.
+    """
+
+    def __init__(self, element: Element, extents: tuple[tirx.Expr | int, int], width: int) -> None:
+        self.width = width
+        self.line, self.piece = tirx.Var("line", "int64"), tirx.Var("piece", "int64")
+        self.analyzer = sym.Analyzer()
+        for var, size in ((self.line, extents[0]), (self.piece, extents[1] // width)):
+            self.analyzer.bind(var, ir.Range.from_min_extent(_int64(0), _int64(size)))
+        values = [
+            self.analyzer.simplify(element(self.line, self.piece * _int64(width) + _int64(e)))
+            for e in range(width)
+        ]
+        self.dtype = str(values[0].ty.dtype)
+        self.loads = _different(load for value in values for load in loads_of(value))
+        self.loaded = [tirx.Var("loaded", load.ty) for load in self.loads]
+        self.values = [tvm_ffi.structural_map(v, (ir.TensorLoad, self._name_of)) for v in values]
+        self.vectors = self._vectors()
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether they can be computed like this."""
+        sizes = [_bytes_of(load.source) for load in self.loads]
+        return (
+            self.dtype in HALF_TYPES
+            and 0 < len(self.vectors) <= MOST_LOADS
+            and all(sizes)
+            and not any(_chooses(value) for value in self.values)
+            and not any(load.source.ty.strides for load in self.loads)
+            and not any(loads_of(index) for load in self.loads for index in load.indices)
+        )
+
+    @property
+    def lie_by_lines(self) -> bool:
+        """Whether neighbouring lines are neighbours in memory, rather than neighbours along k."""
+        largest = max(self.loads, key=lambda load: len(load.indices))
+        found: list[ir.Var] = []
+        tvm_ffi.structural_walk(largest.indices[-1], (ir.Var, found.append))
+        return any(var.same_as(self.line) for var in found)
+
+    def _name_of(self, load: ir.TensorLoad) -> tirx.Var:
+        known = zip(self.loads, self.loaded, strict=True)
+        return next(name for other, name in known if tvm_ffi.structural_equal(other, load))
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return the elements that share a register: neighbours, unless others cost less."""
+        distance = next((d for d in PAIR_DISTANCES if self._are_one(0, d)), 1)
+        starts = (n for n in range(self.width) if n // distance % 2 == 0)
+        return [(n, n + distance) for n in starts]
+
+    def _are_one(self, first: int, second: int) -> bool:
+        """Tell whether the integers of two elements are at hand together."""
+        found = []
+        for value in (self.values[first], self.values[second]):
+            casts: list[tirx.Cast] = []
+            tvm_ffi.structural_walk(value, (tirx.Cast, casts.append))
+            found.append([b for c in casts if (b := bits_of(c, HALF_TYPES[self.dtype]))])
+        low, high = found
+        return len(low) == len(high) > 0 and all(
+            b.is_behind(a) for a, b in zip(low, high, strict=True)
+        )
+
+    def _vectors(self) -> list[list[int]]:
+        found: list[list[int]] = []
+        left = list(range(len(self.loads)))
+        while left:
+            run = left[:1]
+            while (following := self._following(run[0], len(run), left)) is not None:
+                run.append(following)
+            run = run[: self._lanes(self.loads[run[0]], len(run))]
+            found.append(run)
+            left = [n for n in left if n not in run]
+        return found
+
+    def _following(self, first: int, distance: int, among: Sequence[int]) -> int | None:
+        """Return the load of the element that lies `distance` behind that of load `first`."""
+        a = self.loads[first]
+        for n in among:
+            b = self.loads[n]
+            if not b.source.same_as(a.source):
+                continue
+            apart = [self._constant(j - i) for i, j in zip(a.indices, b.indices, strict=True)]
+            if apart == [0] * (len(apart) - 1) + [distance]:
+                return n
+        return None
+
+    def _lanes(self, load: ir.TensorLoad, most: int) -> int:
+        """Return how many neighbours an aligned load brings, of `most`."""
+        size, lanes = _bytes_of(load.source), 1
+        while size and 2 * lanes <= most and 2 * lanes * size <= VECTOR_LOAD_BYTES:
+            # All but the first dimension are distances, too
+            places = [load.indices[-1], *load.source.ty.shape[-1:]][: len(load.indices)]
+            if any(self._constant(place % _int64(2 * lanes)) != 0 for place in places):
+                break
+            lanes *= 2
+        return lanes
+
+    def _constant(self, value: tirx.Expr) -> int | None:
+        value = self.analyzer.simplify(value)
+        return int(value) if isinstance(value, tirx.IntImm) else None
+
+
+def _int64(value: tirx.Expr | int) -> tirx.Expr:
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value.astype("int64")
+
+
+def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
+    """Return the loads in an expression."""
+    found: list[ir.TensorLoad] = []
+    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
+    return found
+
+
+def _different(loads: Iterable[ir.TensorLoad]) -> list[ir.TensorLoad]:
+    found: list[ir.TensorLoad] = []
+    for load in loads:
+        if not any(tvm_ffi.structural_equal(load, other) for other in found):
+            found.append(load)
+    return found
+
+
+def _bytes_of(buffer: tirx.Var) -> int:
+    """Return the size of an element; 0 if it is none of whole bytes."""
+    bits = tvm.DataType(str(buffer.ty.dtype)).bits
+    return bits // 8 if bits % 8 == 0 else 0
+
+
+def _chooses(value: tirx.Expr) -> bool:
+    """Tell whether only one of several loads may be possible."""
+    calls: list[ir.Call] = []
+    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
+    return any(isinstance(c.op, ir.Op) and c.op.name == "prim.if_then_else" for c in calls)

@@ -1,0 +1,185 @@
+"""Operands that are computed from others, in registers, between memory and the instructions.
+
+Integers of a few bits become floating-point numbers without a conversion: below 1024, ``q`` in the
+lowest bits of the float16 number 1024 makes ``1024 + q``, from which 1024 is taken (Kim et al.,
+"Who Says Elephants Can't Run", 2022).  Of two that lie 16 bits apart in a word, one instruction
+makes both.  All else is done for two elements at once where it is a sum or a product, and for one
+after the other where it is anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.script.ir_builder import tirx as T
+
+from .decode import HALF_TYPES, Neighbours, bits_of
+from .fragments import ptx, scratch
+from .tile import int32
+
+Half = tuple[tirx.Expr, int]
+"""A register, and which half of it."""
+
+AND_OR = 0xEA
+"""What ``lop3`` makes of three words: ``a & b | c`` (PTX ISA, section "lop3")."""
+
+PAIR_OPS = (tirx.Add, tirx.Sub, tirx.Mul)
+
+
+def register(value: int) -> tirx.Expr:
+    """Return `value` as the type of registers."""
+    return tirx.const(value, "uint32")
+
+
+def unrolled(count: int) -> Any:
+    """Open a loop that the compiler of the device unrolls, so that the source stays short."""
+    return T.unroll(int32(count), annotations={"pragma_unroll_explicit": 0})
+
+
+def joined(low: Half, high: Half) -> tirx.Expr:
+    """Return two halves as one register: ``prmt`` takes bytes of two (PTX ISA, section "prmt")."""
+    if low[0].same_as(high[0]) and (low[1], high[1]) == (0, 1):
+        return low[0]
+    selector = (0x10, 0x32)[low[1]] | (0x54, 0x76)[high[1]] << 8
+    target = scratch("joined", 1, "uint32", "local")
+    T.evaluate(ptx["prmt.b32"](target[0], low[0], high[0], register(selector)))
+    return target[0]
+
+
+class Decoder:
+    """Loads and computes neighbours, for a thread that has several of them.
+
+    Parameters
+    ----------
+    neighbours : Neighbours
+        What they are.
+    count : int
+        Those that are held at once.
+    """
+
+    def __init__(self, neighbours: Neighbours, count: int) -> None:
+        """Allocate registers, in the block that is open."""
+        self.neighbours = neighbours
+        self.kind = HALF_TYPES[neighbours.dtype]
+        self.slots: list[tuple[str, int]] = [("", 0)] * len(neighbours.loads)
+        sizes: dict[str, int] = {}
+        for run in neighbours.vectors:
+            dtype = str(neighbours.loads[run[0]].source.ty.dtype)
+            first = -(-sizes.get(dtype, 0) // len(run)) * len(run)  # aligned as a vector
+            for offset, load in enumerate(run):
+                self.slots[load] = (dtype, first + offset)
+            sizes[dtype] = first + len(run)
+        self.sizes = {dtype: -(-size // 8) * 8 for dtype, size in sizes.items()}
+        self.raw = {
+            dtype: scratch(f"raw_{dtype}", size * count, dtype, "local")
+            for dtype, size in self.sizes.items()
+        }
+
+    def load(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> None:
+        """Emit the loads of neighbours, which become those of number `index`."""
+        where = {self.neighbours.line: line, self.neighbours.piece: piece}
+        for run in self.neighbours.vectors:
+            load = self.neighbours.loads[run[0]]
+            dtype, slot = self.slots[run[0]]
+            indices = [_replaced(i, where) for i in load.indices]
+            to = index * int32(self.sizes[dtype]) + int32(slot)
+            if len(run) > 1:
+                indices[-1], to = _ramp(indices[-1], len(run)), _ramp(to, len(run))
+            T.buffer_store(self.raw[dtype], load.source[tuple(indices)], [to])
+
+    def pairs(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
+        """Emit what makes the elements of neighbours; return the registers of `pairs`."""
+        where = {self.neighbours.line: line, self.neighbours.piece: piece}
+        for name, (dtype, slot) in zip(self.neighbours.loaded, self.slots, strict=True):
+            where[name] = self.raw[dtype][index * int32(self.sizes[dtype]) + int32(slot)]
+        values = [_replaced(v, where) for v in self.neighbours.values]
+        return [self._pair(values[a], values[b]) for a, b in self.neighbours.pairs()]
+
+    def in_order(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
+        """Do the same, and return the registers of neighbours two by two."""
+        halves: dict[int, Half] = {}
+        found = self.pairs(index, line, piece)
+        for (a, b), pair in zip(self.neighbours.pairs(), found, strict=True):
+            halves[a], halves[b] = (pair, 0), (pair, 1)
+        return [joined(halves[n], halves[n + 1]) for n in range(0, self.neighbours.width, 2)]
+
+    # --- two at a time -----------------------------------------------------------------------
+
+    def _pair(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        """Return a register with the values of two expressions."""
+        dtype = self.neighbours.dtype
+        if str(a.ty.dtype) != dtype or type(a) is not type(b):
+            return self._one_by_one(a, b)
+        if isinstance(a, PAIR_OPS):
+            return self._combined(a, b)
+        return self._integers(a, b, 0) or self._one_by_one(a, b)
+
+    def _combined(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        """Return sums, differences or products of two pairs."""
+        if isinstance(a, tirx.Sub) and isinstance(a.b, tirx.FloatImm):
+            taken = float(a.b.value)
+            if tvm_ffi.structural_equal(a.b, b.b) and taken in range(self.kind.base):
+                integers = self._integers(a.a, b.a, int(taken))
+                if integers is not None:
+                    return integers
+        left, right = self._pair(a.a, b.a), self._pair(a.b, b.b)
+        if isinstance(a, tirx.Mul):
+            return self._fused(left, right, register(self.kind.minus_zero * 0x10001))
+        if isinstance(a, tirx.Sub):
+            return self._fused(right, self._constant(-1.0), left)
+        return self._fused(left, register(self.kind.one * 0x10001), right)
+
+    def _fused(self, a: tirx.Expr, b: tirx.Expr, c: tirx.Expr) -> tirx.Expr:
+        """Return ``a * b + c``: with a factor of one or nothing to add, it is rounded as either."""
+        target = scratch("pair", 1, "uint32", "local")
+        T.evaluate(ptx[f"fma.rn.{self.kind.pair}"](target[0], a, b, c))
+        return target[0]
+
+    def _integers(self, a: tirx.Expr, b: tirx.Expr, taken: int) -> tirx.Expr | None:
+        """Return two integers of a few bits less a number; None if they are no such integers.
+
+        All of this is exact: integers, and the base with them, have few bits.
+        """
+        kind = self.kind
+        low, high = bits_of(a, kind), bits_of(b, kind)
+        if low is None or high is None:
+            return None
+        if high.is_behind(low):
+            # Bits that are not in the lowest place count as so many times the integer
+            left = int(low.shift) % 8
+            left = left if low.mask << left < kind.base else 0
+            both, mask = low.word >> register(int(low.shift) - left), low.mask << left
+            if left == int(low.shift):
+                both = low.word
+        else:
+            left, mask = 0, low.mask
+            above = (high.word >> high.shift) & register(high.mask)
+            both = (low.word >> low.shift) & register(low.mask) | above << register(16)
+            mask |= high.mask
+        target = scratch("integers", 1, "uint32", "local")
+        words = both, register(mask * 0x10001), register(kind.base_bits * 0x10001)
+        T.evaluate(ptx["lop3.b32"](target[0], *words, AND_OR))
+        unit = self._constant(1 / (1 << left))
+        return self._fused(target[0], unit, self._constant(-kind.base / (1 << left) - taken))
+
+    def _constant(self, value: float) -> tirx.Expr:
+        """Return a number of few bits, twice."""
+        return self._one_by_one(*[tirx.const(value, self.neighbours.dtype)] * 2)
+
+    def _one_by_one(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        """Return two values, computed as they are written."""
+        halves = scratch("halves", 2, self.neighbours.dtype, "local")
+        for n, value in enumerate((a, b)):
+            T.buffer_store(halves, value, [n])
+        return T.reinterpret("uint32", halves[_ramp(int32(0), 2)])
+
+
+def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
+    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
+
+
+def _replaced(value: tirx.Expr, by: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
+    return tvm_ffi.structural_map(value, (ir.Var, lambda var: by.get(var, var)))

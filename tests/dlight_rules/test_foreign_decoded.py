@@ -1,0 +1,95 @@
+"""Matmuls of quantised weights on tensor cores: numbers without a GPU, and what is loaded how."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tvm import tirx
+
+from relax_fusion import make_target
+from relax_fusion.device import DeviceSpec
+from relax_fusion.dlight_rules import ForeignMatmulRule
+from relax_fusion.dlight_rules.foreign import plans as foreign_plans
+from relax_fusion.errors import Decline
+from relax_fusion.estimator import Choice, candidates, choose, decoded, skinny
+from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from relax_fusion.workload import NormMatmul
+
+from .foreign_cases import Quantised, check
+from .foreign_on_cpu import run_foreign
+
+H200 = make_target("h200")
+
+FEW = Quantised(n=23, k=96, rows=1)
+MANY = Quantised(n=64, k=96, rows=33)
+
+FEW_ROWS = {
+    "one row": FEW,
+    "many steps": replace(FEW, rows=2, k=4640, n=16),
+    "eight bits": replace(FEW, bits=8),
+    "three bits": replace(FEW, k=120, bits=3, group=40),
+    "words of neighbouring columns": replace(FEW, layout="kn"),
+    "bfloat16": replace(FEW, dtype="bfloat16"),
+    "a batch": replace(FEW, batch=2, n=16),
+    "an epilogue": replace(FEW, epilogue=True),
+}
+
+MANY_ROWS = {
+    "mma, a column more than there are in tiles": replace(MANY, n=65),
+    "mma, eight bits": replace(MANY, bits=8, k=32),
+    "wgmma, three bits": replace(MANY, bits=3, k=80, group=40),
+    "wgmma, words of neighbouring columns": replace(MANY, layout="kn"),
+    "mma, bfloat16": replace(MANY, dtype="bfloat16", k=32),
+    "wgmma, a batch": replace(MANY, batch=2, k=64),
+    "wgmma, an epilogue": replace(MANY, epilogue=True, k=64),
+}
+
+
+@pytest.fixture
+def on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep kernels in front from being chosen."""
+    monkeypatch.setattr(foreign_plans, "_pays_in_front", lambda _: False)
+
+
+def scheduled(case: Quantised) -> tirx.PrimFunc:
+    return ForeignMatmulRule().apply(case.func(), H200, False).mod["main"]
+
+
+def plans(kernel: tirx.PrimFunc) -> list[TilePlan]:
+    return [plan for _, plan in PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries]
+
+
+def check_numbers(case: Quantised, family: str) -> None:
+    kernel = scheduled(case)
+    assert [plan.family for plan in plans(kernel)] == [family]
+    assert kernel.script().count('thread="blockIdx.x"') == 1
+    arrays, got = run_foreign(kernel, case.func())
+    check(got, case.steps, arrays)
+
+
+@pytest.mark.parametrize("name", FEW_ROWS)
+def test_numbers_of_few_rows(name: str) -> None:
+    check_numbers(FEW_ROWS[name], skinny.FAMILY)
+
+
+@pytest.mark.parametrize("name", MANY_ROWS)
+@pytest.mark.usefixtures("on_the_way")
+def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    family = name.split(",")[0]
+
+    def smallest(work: NormMatmul, dev: DeviceSpec, *, always: bool) -> Choice | Decline:
+        found = [p for p in candidates(work, dev) if p.family == family]
+        least = min(found, key=lambda p: (p.block_m * p.block_n, p.num_stages))
+        return choose(work, dev, plans=least)
+
+    monkeypatch.setattr(foreign_plans, "choose", smallest)
+    check_numbers(MANY_ROWS[name], family)
+
+
+@pytest.mark.parametrize("rows", [3, 16])
+def test_numbers_of_wide_blocks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded, "COLUMNS", (32,))
+    case = replace(FEW, n=40, rows=rows, k=128)
+    assert plans(scheduled(case))[0].block_n == 32
+    check_numbers(case, skinny.FAMILY)
