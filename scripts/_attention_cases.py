@@ -13,13 +13,16 @@ SLOPE_BYTES = 4
 SOFTCAP = 50.0
 WINDOW = 512
 MASKS = ("bias", "alibi", "softcap", "window")
-OURS = ("ours",)
-"""What our own code computes: a wrong result of these fails the run."""
+OURS = ("ours", "tir")
+"""What our own code computes, with Triton and without: a wrong result of these fails the run."""
 
 SDPA = ("flash", "cudnn")
 """The back ends of `torch.nn.functional.scaled_dot_product_attention` to be beaten."""
 
 CONTENDERS = (*OURS, *SDPA, "flex", "compile")
+
+IF_ASKED = ("tir", "compile")
+"""Contenders that are timed only where they are asked for."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Job:
         A device that `make_target` knows.
     plan : TilePlan, optional
         In place of the estimator's choice.
+    way : {"ours", "tir"}
+        Who emits the kernel: Triton where it has one, or TIR.
     """
 
     case: Case
@@ -41,6 +43,12 @@ class Job:
     dynamic: bool
     target: str
     plan: TilePlan | None = None
+    way: str = "ours"
+
+    @property
+    def backend(self) -> str:
+        """The option of the pipeline."""
+        return "tir" if self.way == "tir" else "auto"
 
     @property
     def name(self) -> str:

@@ -45,26 +45,28 @@ class Compiled:
         return self.built.call(self.job.function, operands.values())
 
 
-def job(case: Case, args: argparse.Namespace) -> Job:
+def job(case: Case, args: argparse.Namespace, way: str = "ours") -> Job:
     """Return what is to be compiled for a case."""
-    return Job(case, args.dtype, args.layout, args.dynamic, args.target)
+    return Job(case, args.dtype, args.layout, args.dynamic, args.target, way=way)
 
 
 def build(job: Job) -> Compiled:
     """Compile one function."""
-    return Compiled(job, compiled(module_of([job]), job.target, plans=plans_of([job])))
+    options = {"plans": plans_of([job]), "backend": job.backend}
+    return Compiled(job, compiled(module_of([job]), job.target, **options))
 
 
 def build_all(jobs: Sequence[Job]) -> dict[Job, Compiled]:
     """Compile many functions in one module; leave out what cannot be compiled.
 
     One module, for each takes a linker's time; where it cannot be compiled, halves of it.  Jobs
-    that differ in their plans alone do not go together.
+    that differ in their plans alone do not go together, nor do those of different back ends.
     """
     if not jobs:
         return {}
     try:
-        built = compiled(module_of(jobs), jobs[0].target, plans=plans_of(jobs))
+        options = {"plans": plans_of(jobs), "backend": jobs[0].backend}
+        built = compiled(module_of(jobs), jobs[0].target, **options)
     except Exception as err:
         if len(jobs) == 1:
             print(f"NOT COMPILED {jobs[0].name}: {type(err).__name__}: {str(err)[:300]}")

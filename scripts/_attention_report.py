@@ -30,6 +30,7 @@ __all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 
 LABELS = {
     "ours": "ours",
+    "tir": "ours by TIR",
     "flash": "flash",
     "cudnn": "cuDNN",
     "flex": "FlexAttention",

@@ -7,13 +7,14 @@
     python scripts/bench_attention.py --merge A.json B.json                # without a GPU
     python scripts/bench_attention.py --plot DATE-bench_attention.json     # without a GPU
 
-Contenders: ours through TVM's VM; the flash and cuDNN back ends of PyTorch's SDPA, which share
-heads of keys and values as they are; FlexAttention tuned by torch.compile, its block mask made
-beforehand; with --compile, SDPA under torch.compile.  All compute on the same tensors, are captured
-into CUDA graphs and timed in turn, L2 flushed before each sample.  Results for sampled queries are
-compared with float64: ours may err twice as much as SDPA (where SDPA takes no such mask,
-FlexAttention, or else separate operators).  The exit status is 1 if one of ours is wrong or fails.
-JSON and Markdown are written after every case.
+Contenders: ours through TVM's VM, and by TIR without Triton if asked for (--contenders ours tir
+flash); the flash and cuDNN back ends of PyTorch's SDPA, which share heads of keys and values as
+they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with --compile, SDPA
+under torch.compile.  All compute on the same tensors, are captured into CUDA graphs and timed in
+turn, L2 flushed before each sample.  Results for sampled queries are compared with float64: ours
+may err twice as much as SDPA (where SDPA takes no such mask, FlexAttention, or else separate
+operators).  The exit status is 1 if one of ours is wrong or fails.  JSON and Markdown are written
+after every case.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from typing import Any
 
 import _attention_report as report
 import _record
-from _attention_cases import CONTENDERS, GROUPS, OURS, SDPA, Case, add_cases, selected_by
+from _attention_cases import (
+    CONTENDERS,
+    GROUPS,
+    IF_ASKED,
+    OURS,
+    SDPA,
+    Case,
+    add_cases,
+    selected_by,
+)
 from _bench import Bench, conclude, draw, is_complete, merged, run_or_say_lost
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -43,7 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add_cases(parser, GROUPS)
-    add("--contenders", nargs="+", choices=CONTENDERS, help="default: all but compile")
+    add("--contenders", nargs="+", choices=CONTENDERS, help="default: all but tir, compile")
     add("--no-flex", action="store_true", help="leave FlexAttention out: 10 to 20 s a case")
     add("--compile", action="store_true", help="time SDPA under torch.compile too")
     add("--dtype", default="float16", choices=DTYPES)
@@ -64,7 +74,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def contenders_of(args: argparse.Namespace, case: Case) -> list[str]:
     """Return who is timed: SDPA has no mask but causal and, in cuDNN, a bias."""
-    asked = args.contenders or [n for n in CONTENDERS if n != "compile" or args.compile]
+    usual = [n for n in CONTENDERS if n not in IF_ASKED or (n == "compile" and args.compile)]
+    asked = args.contenders or usual
     absent = {
         "flash": case.mask != "",
         "cudnn": case.mask not in ("", "bias"),
@@ -118,9 +129,7 @@ class AttentionBench(Bench):
         """Measure everything; return the exit status."""
         self.say_ceilings()
         todo = self.todo()
-        mine = [case for case in todo if "ours" in contenders_of(self.args, case)]
-        if mine:
-            self.build(mine)
+        self.build(todo)
         self.measure_all(todo)
         return self.finish()
 
@@ -129,14 +138,19 @@ class AttentionBench(Bench):
         import _attention_ours as ours
         import _relax_build
 
-        jobs = [ours.job(case, self.args) for case in cases]
+        jobs = {
+            way: [ours.job(c, self.args, way) for c in cases if way in contenders_of(self.args, c)]
+            for way in OURS
+        }
         began = self.elapsed()
-        for why in _relax_build.fill_cache(ours.build, jobs):
+        for why in _relax_build.fill_cache(ours.build, jobs["ours"]):
             print(f"NOT COMPILED {why}", flush=True)
         kernels = self.elapsed()
-        self.built = {job.name: made for job, made in ours.build_all(jobs).items()}
+        for way, asked in jobs.items():
+            made = ours.build_all(asked)
+            self.built |= {(way, job.name): compiled for job, compiled in made.items()}
         took = f"kernels in {kernels - began:.0f} s, modules in {self.elapsed() - kernels:.0f} s"
-        print(f"{len(jobs)} functions compiled, {took}", flush=True)
+        print(f"{len(self.built)} functions compiled, {took}", flush=True)
 
     def facts(self, item: Case) -> dict[str, Any]:
         return {
@@ -168,7 +182,9 @@ class AttentionBench(Bench):
         return {
             "failed": failed,
             "wrong": [n for n in OURS if n in errors and not within(errors[n], allowed)],
-            "plan": self.built[item.name].plan() if item.name in self.built else "",
+            "plan": "; ".join(
+                self.built[way, item.name].plan() for way in OURS if (way, item.name) in self.built
+            ),
             **self.times(calls),
             "errors": errors,
             "allowed_errors": allowed,
@@ -182,9 +198,9 @@ class AttentionBench(Bench):
             return problem.compiled()
         if name == "flex":
             return problem.flex()
-        if problem.case.name not in self.built:
+        if (name, problem.case.name) not in self.built:
             raise RuntimeError("it was not compiled; see above")
-        return self.built[problem.case.name].call(problem.operands)
+        return self.built[name, problem.case.name].call(problem.operands)
 
 
 def allowed_errors(errors: dict[str, list[float]]) -> list[float]:

@@ -40,7 +40,7 @@ class _Dims:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """Batch, query and key lengths, and the position dimension of the key and value buffers."""
 
     batch: tirx.Expr
@@ -98,12 +98,25 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
     return builder.get()
 
 
+def operands_of(func: tirx.PrimFunc, work: Attention) -> tuple[Sizes, Operands]:
+    """Return the sizes and the buffers of a function that `attention_prim_func` made of `work`."""
+    params = iter(func.params)
+    q, k, v = (next(params) for _ in range(3))
+    optional = (work.bias_dims, work.mask_dims, work.alibi, work.sinks)
+    bias, mask, slopes, sinks = (None if given is None else next(params) for given in optional)
+    capacity = k.ty.shape[work.kv_layout.index("s")]
+    kv_len = next(params) if work.kv_prefix else capacity
+    batch, q_len = (q.ty.shape[work.q_layout.index(axis)] for axis in "bs")
+    operands = Operands(q, k, v, bias, mask, slopes, sinks, next(params))
+    return Sizes(batch, q_len, kv_len, capacity), operands
+
+
 def range_suffix(index: int) -> str:
     """Return what the names of the blocks of entry number `index` of the plan table end in."""
     return f"_r{index}"
 
 
-def _parameters(work: Attention) -> tuple[_Sizes, Operands]:
+def _parameters(work: Attention) -> tuple[Sizes, Operands]:
     """Declare the parameters in their order."""
     dims = _Dims()
     kv_len = (
@@ -111,7 +124,7 @@ def _parameters(work: Attention) -> tuple[_Sizes, Operands]:
         if work.kv_prefix and isinstance(work.kv_len, int)
         else dims(work.kv_len)
     )
-    sizes = _Sizes(
+    sizes = Sizes(
         dims(work.batch),
         dims(work.q_len),
         kv_len,
@@ -138,7 +151,7 @@ def _parameters(work: Attention) -> tuple[_Sizes, Operands]:
 
 
 def _per_score(
-    name: str, dims: MaskDims | None, dtype: str, work: Attention, sizes: _Sizes
+    name: str, dims: MaskDims | None, dtype: str, work: Attention, sizes: Sizes
 ) -> tirx.Var | None:
     """Declare a tensor with an element for each score, of size 1 where it broadcasts."""
     if dims is None:
@@ -149,7 +162,7 @@ def _per_score(
 
 
 def _ranges(
-    work: Attention, table: PlanTable, sizes: _Sizes, operands: Operands, index: int = 0
+    work: Attention, table: PlanTable, sizes: Sizes, operands: Operands, index: int = 0
 ) -> None:
     """Emit a body for each range from number `index` on, chosen by the query length.
 
@@ -169,7 +182,7 @@ def _ranges(
                 _ranges(work, table, sizes, operands, index + 1)
 
 
-def _tiles(work: Attention, plan: TilePlan, sizes: _Sizes, operands: Operands, suffix: str) -> None:
+def _tiles(work: Attention, plan: TilePlan, sizes: Sizes, operands: Operands, suffix: str) -> None:
     """Emit the loops over batch, key heads and row tiles, and the tile inside."""
     shape = tile_shape(work, plan)
     rows = sizes.q_len * int64(work.q_heads // work.kv_heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -9,6 +10,8 @@ from tvm import tirx
 from ..workload import Attention, MaskDims
 from .attention_exp import tanh
 from .attention_tile import FLOAT, Operands, cast, int64, let, minus_infinity
+
+Step = Callable[[tirx.Expr], tirx.Expr]
 
 
 @dataclass(frozen=True)
@@ -50,21 +53,36 @@ class Scores:
     def masked(self, dot: tirx.Expr, place: Place, *, whole: bool = False) -> tirx.Expr:
         """Return the score of a dot product, minus infinity where the query does not see the key.
 
-        The order of the steps is that of `Attention`: scale, soft-cap, bias, ALiBi, visibility.
         `whole` promises that the key is one of `kv_len`.
         """
-        work, operands = self.work, self.operands
-        score = dot * tirx.const(work.scale, FLOAT)
+        score = dot * tirx.const(self.work.scale, FLOAT)
+        for step in self.steps(place, whole=whole):
+            score = step(score)
+        return tirx.Select(self._visible(place, whole), score, minus_infinity())
+
+    def steps(self, place: Place, *, whole: bool = False) -> list[Step]:
+        """Return what becomes of a scaled dot product, in order: soft-cap, bias, ALiBi."""
+        work, operands, found = self.work, self.operands, list[Step]()
         if work.softcap is not None:
             cap = tirx.const(work.softcap, FLOAT)
-            score = cap * tanh(score / cap, self.on_gpu)
+            found.append(lambda score: cap * tanh(score / cap, self.on_gpu))
         if operands.bias is not None and work.bias_dims is not None:
             bias = self._read(operands.bias, work.bias_dims, place, whole)
-            score = score + bias if work.bias_op == "add" else self._least(score, bias)
+            if work.bias_op == "add":
+                found.append(lambda score: score + bias)
+            else:
+                found.append(lambda score: self._least(score, bias))
         if operands.slopes is not None:
             distance = cast(cast(place.key - self.position(place.query), "int32"), FLOAT)
-            score = score + cast(operands.slopes[place.head], FLOAT) * distance
-        return tirx.Select(self._visible(place, whole), score, minus_infinity())
+            slope = cast(operands.slopes[place.head], FLOAT)
+            found.append(lambda score: score + slope * distance)
+        return found
+
+    def unmasked(self, place: Place) -> tirx.Expr | None:
+        """Return whether the boolean mask lets a query see a key; None if there is none."""
+        if self.operands.mask is None or self.work.mask_dims is None:
+            return None
+        return self._read(self.operands.mask, self.work.mask_dims, place, False)
 
     def position(self, query: tirx.Expr) -> tirx.Expr:
         """Return the key position at which a query stands."""

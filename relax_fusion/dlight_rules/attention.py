@@ -9,11 +9,13 @@ from ..compute import description
 from ..compute.attention import range_suffix
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
+from ..estimator import mma
 from ..target import device_of, is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step
 from .steps import block_names
+from .tensor_cores.attention import with_mma_attention
 from .total import TotalRule
 
 REGISTER_TILES = (
@@ -94,7 +96,7 @@ class AttentionRule(TotalRule):
         names = set(block_names(func))
         for index, (_, plan) in enumerate(described[1].entries):
             suffix = range_suffix(index)
-            if "tile" + suffix not in tiles:
+            if "tile" + suffix not in tiles or plan.family == mma.FAMILY:
                 continue
             missing = [n for n in (*REGISTER_TILES, *VECTORS) if n + suffix not in names]
             if missing:
@@ -103,7 +105,8 @@ class AttentionRule(TotalRule):
                 _schedule_gpu(sch, plan, suffix, device_of(target).max_threads_per_block)
             else:
                 _schedule_cpu(sch, plan, suffix)
-        return sch
+        func = with_mma_attention(sch.mod["main"], described[0], described[1])
+        return sch if func.same_as(sch.mod["main"]) else s_tir.Schedule(func)
 
 
 def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:

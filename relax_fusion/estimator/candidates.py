@@ -13,7 +13,7 @@ from itertools import chain
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
-from . import mma, skinny, triton, triton_attention
+from . import mma, mma_attention, skinny, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES
 from .panels import candidates as panel_candidates
 from .prediction import ceil_div
@@ -58,7 +58,10 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
 def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
     if isinstance(work, Attention):
-        found = _attention_cpu(work, dev) if dev.kind == "cpu" else _attention_gpu(work)
+        found = _attention_cpu(work, dev)
+        if dev.kind == "gpu":
+            tensor = [p for p in mma_attention.candidates(work, dev) if fits(p, work, dev)]
+            found = iter(tensor) if tensor else _attention_gpu(work)
     else:
         shape = matmul_shape(work)
         if dev.kind == "cpu":

@@ -9,6 +9,7 @@ from . import (
     cpu_cost,
     gpu_attention_cost,
     gpu_matmul_cost,
+    mma_attention_cost,
     mma_cost,
     skinny,
     skinny_cost,
@@ -48,6 +49,8 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
         price = skinny_cost if plan.family == skinny.FAMILY else mma_cost
         return price.predict(work, plan, foot, dev, rows_of(work, size))
     on_cpu = dev.kind == "cpu"
+    if isinstance(work, Attention) and plan.family:
+        return mma_attention_cost.predict(work, plan, foot, dev, attention_size(work, size))
     if isinstance(work, Attention):
         model = cpu_cost.attention_on_cpu if on_cpu else gpu_attention_cost.attention_on_gpu
         return model(work, plan, foot, dev, attention_size(work, size))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, Workload
-from . import mma, skinny
+from . import mma, mma_attention, skinny
 from .panels import FAMILY as PANELS
 from .panels import registers as panel_registers
 from .prediction import ceil_div
@@ -64,6 +64,10 @@ class Footprint:
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     """Return what one task of `plan` occupies on `dev`."""
+    if isinstance(work, Attention) and plan.family == mma.FAMILY:
+        threads = plan.num_warps * dev.warp_size
+        smem = mma_attention.smem_bytes(plan, work)
+        return Footprint(smem, mma_attention.registers(plan, work), threads)
     if isinstance(work, Attention):
         return _attention(work, plan, dev)
     shape = matmul_shape(work)

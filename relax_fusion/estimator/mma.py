@@ -88,6 +88,11 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
         return "family 'wgmma' cuts float32 off to tf32, family 'mma' rounds it"
     if family == WARP_GROUPS and dev.arch != "sm_90a":
         return f"family {family!r} needs sm_90a, the {dev.label} is {dev.arch or 'not'}"
+    return needs_capability(family, dev)
+
+
+def needs_capability(family: str, dev: DeviceSpec) -> str | None:
+    """Return why `dev` has not the instructions of a tensor-core family; None if it has."""
     digits = dev.arch.removeprefix("sm_").rstrip("af")
     if not dev.arch.startswith("sm_") or int(digits) < FIRST_CAPABILITY:
         needs = f"family {family!r} needs CUDA and sm_80 or newer"

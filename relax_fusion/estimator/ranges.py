@@ -19,14 +19,18 @@ plans for tensor cores): decoding, small and large batches of it, short prompts;
 in an open range.  Tensor cores have more regimes, and tiles of 128 rows: the ranges that end at 512
 and 1024, which are usual, have one number of them."""
 
-ATTENTION_RANGE_UPPERS = {"tir": (1, 16, 64, 256), "triton": (1, 16, 64, 256, 512, 1024)}
+ATTENTION_RANGE_UPPERS = {
+    "tir": (1, 16, 64, 256),
+    "tensor": (1, 16, 64, 256, 512, 1024),
+    "triton": (1, 16, 64, 256, 512, 1024),
+}
 """The same for the query positions of an attention."""
 
 OPEN_RANGE_SIZE = {"tir": 1024, "tensor": 4096, "triton": 4096}
 """Where the open range is priced: a usual prompt, and past the point where more rows change the
 choice.  A static size, or a bound, is priced at itself."""
 
-ATTENTION_BATCHES = {"tir": (1,), "triton": (32, 8, 1)}
+ATTENTION_BATCHES = {"tir": (1,), "tensor": (32, 8, 1), "triton": (32, 8, 1)}
 """Batches at which an attention of dynamic batch is priced.  A table has plans by query positions
 only, and what suits one sequence best may leave a large batch with half its speed."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES, Attention, GatedFFN, NormMatmul, Workload
-from . import mma, skinny, triton, triton_attention
+from . import mma, mma_attention, skinny, triton, triton_attention
 from .cpu_limits import cpu_limits
 from .footprint import footprint, is_gemv
 from .gpu_limits import gpu_limits
@@ -62,11 +62,13 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
 
 def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
     """Check a plan that names its kernel."""
-    families = (*mma.FAMILIES, skinny.FAMILY)
-    if isinstance(work, Attention) or plan.family not in families:
-        known = " and ".join(map(repr, families))
-        names = "no families for attention" if isinstance(work, Attention) else known
-        yield f"family is {plan.family!r}, backend 'tir' has {names}"
+    attends = isinstance(work, Attention)
+    families = (mma.FAMILY,) if attends else (*mma.FAMILIES, skinny.FAMILY)
+    if plan.family not in families:
+        known = " and ".join(map(repr, families)) + (" for attention" if attends else "")
+        yield f"family is {plan.family!r}, backend 'tir' has {known}"
+    elif isinstance(work, Attention):
+        yield from mma_attention.violations(plan, work, dev)
     elif plan.family in mma.FAMILIES:
         yield from mma.violations(plan, matmul_shape(work), dev)
     else:

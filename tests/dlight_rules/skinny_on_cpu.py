@@ -89,25 +89,8 @@ class WarpsBlock(Block):
             return np.ascontiguousarray(value).view(np.uint32)[..., 0]
         return np.ascontiguousarray(value)[..., None].view(numpy_dtype(dtype.removesuffix("x2")))
 
-    def call_if_then_else(self, args: Any) -> Any:
-        everyone = self.active
-        inside = np.broadcast_to(self.value(args[0]), everyone.shape)
-        found: list[Any] = []
-        for chosen, arg in ((inside, args[1]), (~inside, args[2])):
-            self.active = everyone[chosen]
-            found.append(np.broadcast_to(self.value(arg), self.active.shape))
-        self.active = everyone
-        result = np.empty(everyone.shape, found[0].dtype)
-        result[inside], result[~inside] = found
-        return result
-
     def call_rsqrt(self, args: Any) -> Any:
         return 1 / np.sqrt(self.value(args[0]))
-
-    def call_tvm_warp_shuffle_xor(self, args: Any) -> Any:
-        assert len(self.active) == self.threads
-        lanes = np.arange(LANES) ^ int(args[2])
-        return self.value(args[1]).reshape(-1, LANES)[:, lanes].reshape(-1)
 
     def call_cuda_warp_sync(self, args: Any) -> None:
         assert len(self.active) == self.threads

@@ -172,10 +172,31 @@ class Block:
         return getattr(self, "call_" + name.replace(".", "_"))(node.args)
 
     def call_if_then_else(self, args: Any) -> Any:
-        return np.where(*(self.value(a) for a in args))
+        everyone = self.active
+        inside = np.broadcast_to(self.value(args[0]), everyone.shape)
+        found: list[Any] = []
+        for chosen, arg in ((inside, args[1]), (~inside, args[2])):
+            self.active = everyone[chosen]
+            found.append(np.broadcast_to(self.value(arg), self.active.shape))
+        self.active = everyone
+        result = np.empty(everyone.shape, found[0].dtype)
+        result[inside], result[~inside] = found
+        return result
 
     def call_exp(self, args: Any) -> Any:
         return np.exp(self.value(args[0]))
+
+    def call_exp2(self, args: Any) -> Any:
+        return np.exp2(self.value(args[0]))
+
+    def call_tvm_warp_shuffle_xor(self, args: Any) -> Any:
+        self._whole_warps()
+        lanes = np.arange(LANES) ^ int(args[2])
+        return self.value(args[1]).reshape(-1, LANES)[:, lanes].reshape(-1)
+
+    def _whole_warps(self) -> None:
+        warps = self.active.reshape(-1, LANES)
+        assert (warps == warps[:, :1] + np.arange(LANES)).all(), "some lanes of a warp are missing"
 
     def call_erf(self, args: Any) -> Any:
         return np.vectorize(erf, otypes=[np.float32])(self.value(args[0]))
@@ -191,7 +212,11 @@ class Block:
         return value.view(numpy_dtype(str(node.ty.dtype)))
 
     def cvt(self, name: str, args: Any) -> None:
-        """Round to tf32, ties away from zero."""
+        """Round to tf32, ties away from zero; or two numbers into the halves of a register."""
+        if any(_is_text(a) and str(a.value).endswith("16x2") for a in args):
+            pair = np.stack([self.value(a) for a in (args[2], args[1])], -1)
+            self._put(args[0], pair.astype(self.shared.dtype).view(np.uint32)[:, 0])
+            return
         assert any(_is_text(a) and a.value == "rna" for a in args)
         bits = np.ascontiguousarray(self.value(args[1])).view(np.uint32)
         self._put(args[0], (bits + (TF32_LOST + 1) // 2) & ~TF32_LOST)
@@ -276,7 +301,7 @@ class Block:
 
     def ldmatrix(self, name: str, args: Any) -> None:
         """Give lane i the four bytes from 4 * (i % 4) on of line i // 4 of each matrix."""
-        assert len(self.active) == self.threads
+        self._whole_warps()
         targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
         transposed = any(_is_text(a) and a.value == "trans" for a in args)
         element = self.shared.itemsize
@@ -291,8 +316,7 @@ class Block:
             matrices = matrices.swapaxes(-1, -2)
         pairs = np.ascontiguousarray(matrices).view(np.uint32).reshape(len(at), 4, LANES)
         for matrix, target in enumerate(targets):
-            to = int(target.indices[0])
-            self.private[target.source][:, to] = pairs[:, matrix].reshape(-1)
+            self._put(target, pairs[:, matrix].reshape(-1))
 
     def call_ld(self, args: Any) -> None:
         """Give each lane the word at its address."""
@@ -309,6 +333,7 @@ class Block:
     def mma(self, name: str, args: Any) -> None:
         """Multiply 16 rows by 8 columns, 32 bytes of k, in each warp."""
         dtype = self.shared.dtype
+        self._whole_warps()
         d, a, b, c = args[:4], args[4:8], args[8:10], args[10:14]
         total_dtype = np.int32 if dtype.kind in "iu" else np.float32
         row, quad = np.arange(LANES) // 4, np.arange(LANES) % 4
@@ -338,8 +363,7 @@ class Block:
         total += x @ w
         for e, target in enumerate(d):
             own = np.ascontiguousarray(total[:, row + e // 2 * 8, quad * 2 + e % 2]).reshape(-1)
-            held = self.private[target.source]
-            held[:, int(target.indices[0])] = own.view(held.dtype)
+            self._put(target, own.view(self.private[target.source].dtype))
 
     def wgmma(self, name: str, args: Any) -> None:
         """Multiply 64 rows by n columns in each group of four warps; wait for such products."""

@@ -60,7 +60,7 @@ SENTENCES = [
         "block_m is 16, its tile has 64 copies of 8 elements for 256 threads",
     ),
     ({"family": "other"}, norm_matmul(), "family is 'other', backend 'tir' has 'mma'"),
-    ({}, attention(), "family is 'mma', backend 'tir' has no families for attention"),
+    ({"family": "wgmma"}, attention(), "family is 'wgmma', backend 'tir' has 'mma' for attention"),
 ]
 
 

@@ -381,3 +381,14 @@ def _dynamic() -> list[Case]:
 def cases() -> list[Case]:
     """Return all cases; with one plan they compile to as many kernels."""
     return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic()]
+
+
+def in_half() -> list[Case]:
+    """Return all cases with operands that tensor cores multiply."""
+    found = []
+    for case in cases():
+        work = case.work
+        if work.dtype == "float32":
+            work = replace(work, dtype="float16", out_dtype="float16")
+        found.append(replace(case, work=work))
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -17,7 +17,7 @@ from .mma_kernel import MmaKernel
 from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .skinny import skinny_kernel
-from .tile import MmaTile, Product, int32, int64
+from .tile import MmaTile, Product, int32, int64, whole
 from .wgmma_kernel import WgmmaKernel
 
 
@@ -85,19 +85,14 @@ def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
         T.sblock(product.out.name_hint.replace("out", "mma")),
     ):
         IRBuilder.name_many(["tile", "thread"], [index, thread])
-        T.reads(*(_all_of(b) for b in product.operands()))
-        T.writes(_all_of(product.out.body.buffer))
+        T.reads(*(whole(b) for b in product.operands()))
+        T.writes(whole(product.out.body.buffer))
         row, column = grouped(index, (tiles_m.astype("int32"), tiles_n), _some)
         emitter = WgmmaKernel if plan.family == mma.WARP_GROUPS else MmaKernel
         kernel = emitter(tile, product, thread, (row, column))
         kernel.accumulate()
         MmaEpilogue(kernel).emit()
     return builder.get().body.block.body
-
-
-def _all_of(buffer: tirx.Var) -> ir.TensorRegion:
-    """Return the whole of a buffer as a region."""
-    return buffer[tuple(slice(0, size) for size in buffer.ty.shape)]
 
 
 def _some(a: tirx.Expr, b: int) -> tirx.Expr:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -12,7 +12,7 @@ from .decoded_rows import DecodedRowsKernel
 from .layout import LANES
 from .row_norm import RowNorm
 from .skinny_kernel import SkinnyKernel
-from .tile import Product, int32, int64
+from .tile import Product, int32, int64, whole
 
 
 def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tirx.Stmt:
@@ -42,8 +42,3 @@ def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tir
         kernel.accumulate()
         kernel.finish()
     return builder.get().body.block.body
-
-
-def whole(buffer: tirx.Var) -> ir.TensorRegion:
-    """Return the whole of a buffer as a region."""
-    return buffer[tuple(slice(0, size) for size in buffer.ty.shape)]

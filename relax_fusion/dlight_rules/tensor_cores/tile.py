@@ -198,3 +198,8 @@ def _placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -
     """Return an expression of a block at one place of its axes."""
     at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
     return tvm_ffi.structural_map(value, (ir.Var, lambda var: at.get(var, var)))
+
+
+def whole(buffer: tirx.Var) -> ir.TensorRegion:
+    """Return the whole of a buffer as a region."""
+    return buffer[tuple(slice(0, size) for size in buffer.ty.shape)]
