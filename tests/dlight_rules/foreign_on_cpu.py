@@ -82,9 +82,9 @@ class Views:
         if name.startswith("ptx.prmt"):
             return self._permuted(node.args)
         if name.startswith("ptx.st"):
-            return self._put(node.args)
+            return self._store_shared(node.args)
         if name.startswith("ptx.ld") and "global" in _texts(node.args):
-            return self._load_global(node.args)
+            return self._load_words(node.args)
         if name.endswith("reinterpret"):
             pair = np.ascontiguousarray(
                 np.broadcast_to(self.value(node.args[0]), (*self.active.shape, 2))
@@ -100,7 +100,7 @@ class Views:
     def call_tvm_thread_invariant(self, args: Any) -> Any:
         return self.value(args[0])
 
-    def _load_global(self, args: Any) -> None:
+    def _load_words(self, args: Any) -> None:
         """Load 16 bytes of a tensor into four registers."""
         load = args[4].args[0]
         first = np.broadcast_to(self._offset(load.source, load.indices), self.active.shape)
@@ -128,7 +128,7 @@ class Views:
             result |= (both >> choice * np.uint64(8) & np.uint64(255)) << np.uint64(8 * byte)
         self._set(args[0], result.astype(np.uint32))
 
-    def _put(self, args: Any) -> None:
+    def _store_shared(self, args: Any) -> None:
         """Store 16 bytes to shared memory, which are seen behind a barrier."""
         to = np.asarray(self.value(args[0])).astype(int)
         assert (to % 16 == 0).all(), "a store must be aligned"
