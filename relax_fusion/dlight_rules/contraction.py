@@ -13,6 +13,7 @@ from ..workload import Attention
 from .contraction_gpu import schedule_gpu
 from .cpu.contraction import schedule_cpu
 from .steps import projections
+from .tensor_cores.dependent import launched_early
 from .total import TotalRule
 
 
@@ -55,9 +56,10 @@ class ContractionRule(TotalRule):
         ]
         guarded = is_gpu(target) and self.rows_may_be_none
         if len(variants) == 1 and not guarded:
-            return s_tir.Schedule(variants[0][1])
+            return s_tir.Schedule(launched_early(variants[0][1]))
         rows = func.params[0].ty.shape[0]
         whole = stitch(variants, rows) if len(variants) > 1 else variants[0][1]
+        whole = launched_early(whole)
         return s_tir.Schedule(unless_empty(whole, rows) if guarded else whole)
 
 

@@ -15,6 +15,7 @@ from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps
+from .tensor_cores import dependent
 from .tensor_cores.contraction import schedule_mma
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
@@ -36,7 +37,7 @@ def schedule_gpu(
         Accumulation and epilogue of each.
     """
     if plan.family in (*mma.FAMILIES, skinny.FAMILY):
-        return schedule_mma(sch, plan)
+        return schedule_mma(sch, plan, dependent.is_possible(target))
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)

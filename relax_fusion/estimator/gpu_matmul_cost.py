@@ -35,6 +35,10 @@ GEMV_PROLOGUE_LOADS = 10
 """Dependent trips to memory or through barriers before the first weight is asked for, with a norm:
 5 us, what a norm of 4096 features in front of 50 MB of weights added on an H200."""
 
+GEMV_FILL_LOADS = 4
+"""The same without a norm: the start of a kernel, and the sums of its threads.  13.4 to 14.3 us for
+34 MB, measured on an H200 (`2026-11-21-skinny_plans.log`)."""
+
 WORKSPACE_BYTES = 4
 """Of a normalised element between the two kernels: float32."""
 
@@ -116,8 +120,8 @@ def _gemv_on_gpu(
         dram_efficiency=GEMV_DRAM_EFFICIENCY,
     )
     rest = price_kernel(kernel, plan, foot, dev, shape.flops(rows))
-    prologue_s = GEMV_PROLOGUE_LOADS * MEMORY_LATENCY_S if shape.has_norm else 0.0
-    return replace(rest, seconds=rest.seconds + prologue_s)
+    prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
+    return replace(rest, seconds=rest.seconds + prologue * MEMORY_LATENCY_S)
 
 
 def _matmul_rate(

@@ -11,7 +11,7 @@ from .shape import AttentionSize, Size
 
 RANGE_UPPERS = {
     "tir": (1, 16, 64, 256),
-    "tensor": (1, 16, 32, 64, 128, 256, 384, 512, 896, 1024),
+    "tensor": (1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024),
     "triton": (1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024),
 }
 """Upper ends of the ranges of a dynamic dimension, by back end ("tensor": of TIR, where it has

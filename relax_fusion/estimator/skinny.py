@@ -2,18 +2,21 @@
 
 A thread block has ``block_n`` columns of ``block_m`` rows.  All of its warps have the same columns;
 ``block_k`` elements of k are a step of all of them, and ``num_stages`` steps are in shared memory
-or on their way to it.  See `relax_fusion.dlight_rules.tensor_cores.skinny_kernel`.
+or on their way to it.  With ``split_k`` above 1, so many blocks, a cluster, have the same tile and
+parts of k.  See `relax_fusion.dlight_rules.tensor_cores.skinny_kernel`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
-from ..device import STATIC_SMEM_BYTES, DeviceSpec
+from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from . import mma
+from .prediction import ceil_div
 from .shape import MatmulShape
 
 FAMILY = "skinny"
@@ -23,6 +26,9 @@ MMA_COLUMNS = 16
 
 MMA_ROWS = 8
 """Rows of x that one instruction takes."""
+
+MMA_K = 16
+"""Elements of k that one instruction takes."""
 
 MOST_ROWS = 16
 """Rows of a tile, and of a static workload, up to which plans of this family are looked at."""
@@ -36,6 +42,12 @@ GROUP = 64
 COPY_LANES = 8
 """Elements of a copy: 16 bytes."""
 
+SUM_BYTES = 4
+"""Of float32."""
+
+STATISTICS = 2
+"""Sums of a row that there is room for: a layer norm has two."""
+
 FACTOR_LINES = 4
 """Lines of a chunk for gamma and beta: a warp copies four at a time."""
 
@@ -44,6 +56,17 @@ COLUMNS = (16, 32, 48, 64)
 
 PIPELINES = ((8, 1, 4), (8, 1, 3), (4, 1, 6), (4, 1, 4), (4, 1, 3), (4, 1, 2))
 """Warps, chunks of a step, and stages."""
+
+SPLITS = (2, 4, 8)
+"""Thread blocks of a cluster, which have the parts of k.  Eight are the most that every device with
+clusters has room for (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+
+FIRST_WITH_CLUSTERS = 90
+"""Ten times the compute capability that brought clusters."""
+
+SPLIT_SHARE = 0.6
+"""Part of the multiprocessors that split tiles may take.  On an H200, 72 blocks gained by it, while
+128 blocks in clusters of four and more took up to 4 us longer: few of them begin at once."""
 
 OVERHEAD_REGISTERS = 40
 """Of a thread, beside its sums and operands: addresses, and what a norm unpacks.  Compiled for
@@ -81,7 +104,7 @@ def candidates(
         for (warps, chunks, stages), reg_m in product(
             PIPELINES, (block_m, 1) if inside else (block_m,)
         ):
-            yield TilePlan(
+            whole = TilePlan(
                 *(block_m, block_n, CHUNK * chunks * warps),
                 reg_m=reg_m,
                 reg_n=block_n,
@@ -90,6 +113,27 @@ def candidates(
                 num_warps=warps,
                 family=FAMILY,
             )
+            yield whole
+            yield from (replace(whole, split_k=split) for split in _splits(whole, shape, dev))
+
+
+def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[int]:
+    """Yield in how many parts k may be split, where there are few tiles."""
+    tiles = min(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    for split in SPLITS if has_clusters(dev) else ():
+        if tiles * split <= SPLIT_SHARE * dev.sm_count and _parts_of(plan, shape) >= split:
+            yield split
+
+
+def has_clusters(dev: DeviceSpec) -> bool:
+    """Tell whether a device has clusters of thread blocks, and launches that overlap."""
+    digits = dev.arch.removeprefix("sm_").rstrip("af")
+    return digits.isdigit() and int(digits) >= FIRST_WITH_CLUSTERS
+
+
+def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the steps along k, which no part may be without."""
+    return ceil_div(shape.k, plan.block_k)
 
 
 def _may_normalise(work: NormMatmul | GatedFFN) -> bool:
@@ -104,16 +148,16 @@ def step_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     return lines * plan.block_k * shape.in_bytes
 
 
-def static_smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
-    """Return the shared memory in which warps add their sums, and the statistics of rows."""
-    statistics = 2 if shape.has_norm and normalises(plan) else 0
-    sums = shape.parts * plan.block_n * plan.block_m
-    return 4 * plan.num_warps * (sums + statistics * plan.block_m)
-
-
 def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
-    """Return the shared memory of a thread block."""
-    return plan.num_stages * step_bytes(plan, shape) + static_smem_bytes(plan, shape)
+    """Return the shared memory of a thread block.
+
+    The sums of the warps take the place of the steps, not that of the statistics of rows.
+    """
+    sums = shape.parts * plan.block_n * plan.block_m * plan.num_warps
+    inside = shape.has_norm and normalises(plan)
+    statistics = STATISTICS * plan.block_m * plan.num_warps if inside else 0
+    ring = plan.num_stages * step_bytes(plan, shape)
+    return max(ring, SUM_BYTES * sums) + SUM_BYTES * statistics
 
 
 def registers(plan: TilePlan, shape: MatmulShape) -> int:
@@ -148,12 +192,17 @@ def violations(
         yield "reg_m is 1, but there is no norm that blocks can do by themselves"
     if plan.num_stages < 2:
         yield f"num_stages is {plan.num_stages}, family {FAMILY!r} needs 2"
-    if plan.split_k != 1:
-        yield f"split_k is {plan.split_k}, family {FAMILY!r} reduces in 1 part"
-    static = static_smem_bytes(plan, shape)
-    if static > STATIC_SMEM_BYTES:
-        yield f"warps need {static} B to add their sums, of {STATIC_SMEM_BYTES} B"
+    yield from _split_violations(plan, shape, dev)
     yield from _copy_violations(shape)
+
+
+def _split_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check that a cluster can have the parts of k."""
+    if plan.split_k > 1 and not has_clusters(dev):
+        yield f"split_k is {plan.split_k}, but the {dev.label} has no clusters of thread blocks"
+    most = min(SPLITS[-1], _parts_of(plan, shape))
+    if plan.split_k > most:
+        yield f"split_k is {plan.split_k}, family {FAMILY!r} has up to {most} parts of k here"
 
 
 def _copy_violations(shape: MatmulShape) -> Iterator[str]:

@@ -205,13 +205,13 @@ class _Launches:
             self.host.run(node)
 
     def _block(self, thread: tirx.For) -> None:
-        scopes: list[str] = []
+        names: list[str] = []
 
         def note(block: s_tir.SBlock) -> None:
-            scopes.extend(buffer.scope() for buffer in block.alloc_buffers)
+            names.extend(buffer.name for buffer in block.alloc_buffers)
 
         tvm_ffi.structural_walk(thread, (s_tir.SBlock, note))
-        few = "shared" in scopes  # where warps add up their sums
+        few = "shared_float32" in names  # where warps add up their sums
         block = (ViewsWarpsBlock if few else ViewsBlock)(self.tensors, SIZES)
         block.threads = int(thread.extent)
         block.active = np.arange(block.threads)

@@ -6,6 +6,8 @@ and a barrier of the warp, and only by the warp that asked for it.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -25,12 +27,17 @@ BITS = {
 
 
 class WarpsBlock(Block):
-    """One thread block, whose warps meet only to add up what they have."""
+    """One thread block, whose warps meet only to add up what they have.
+
+    Its shared memory is one buffer of float32, of which copies take the bytes.  ``peers`` are the
+    blocks of its cluster, each in a thread of Python, and `meeting` the barrier of all.
+    """
 
     def __init__(self, tensors: dict[str, np.ndarray], sizes: dict[str, int]) -> None:
         super().__init__(tensors, sizes)
-        self.scratch: dict[Any, np.ndarray] = {}
-        self.written: dict[Any, np.ndarray] = {}
+        self.peers, self.meeting = [self], Barrier(1)
+        self.met = 1
+        self.waited = False
 
     def _SBlockRealize(self, node: Any) -> None:
         for buffer in node.block.alloc_buffers:
@@ -38,31 +45,70 @@ class WarpsBlock(Block):
             dtype = numpy_dtype(str(buffer.ty.dtype))
             if buffer.scope() == "local":
                 self.private[buffer] = np.full((self.threads, size), 77, dtype)
-            elif buffer.scope() == "shared":
-                self.scratch[buffer] = np.full(size, np.nan, dtype)
-                self.written[buffer] = np.zeros(size, int)
-            else:
-                self.shared = np.full(size, np.nan, dtype)
-                self.landed, self.owner = np.full(size, self.epoch), np.full(size, -1)
-                self.read, self.busy = np.zeros(size, int), np.zeros(size, int)
-                self.fenced, self.arrived = np.zeros(size, bool), np.zeros(size, bool)
+                continue
+            assert buffer.scope() == "shared.dyn", "TVM would not allow the kernel both"
+            assert dtype == np.float32
+            self.whole = buffer
+            half = self.tensors["x"].dtype if "x" in self.tensors else np.float16
+            self.shared = np.full(size, np.nan, np.float32).view(half)
+            size = self.shared.size
+            self.landed, self.owner = np.full(size, self.epoch), np.full(size, -1)
+            self.read, self.busy = np.zeros(size, int), np.zeros(size, int)
+            self.fenced, self.arrived = np.zeros(size, bool), np.zeros(size, bool)
+            self.used = np.zeros(size, int)  # when a warp multiplied what is there
+            self.written = np.full(size, -1)  # when a sum was put there
         self.run(node.block.body)
 
-    def _BufferStore(self, node: Any) -> None:
-        if node.buffer in self.scratch:
-            at = self._offset(node.buffer, node.indices)
-            assert len(np.unique(at)) == len(self.active), "two threads write one element"
-            self.written[node.buffer][at] = self.epoch
-        super()._BufferStore(node)
+    def _halves(self, node: Any, buffer: Any) -> np.ndarray:
+        """Return where the halves of what is indexed lie."""
+        at = np.broadcast_to(self._offset(buffer, node.indices), self.active.shape)
+        return at[:, None] * 2 + np.arange(2)
 
-    def _tensor(self, buffer: Any) -> np.ndarray:
-        return self.scratch[buffer] if buffer in self.scratch else self.tensors[buffer.name]
+    def _BufferStore(self, node: Any) -> None:
+        if not node.buffer.same_as(self.whole):
+            super()._BufferStore(node)
+            return
+        at = self._halves(node, node.buffer)
+        assert len(np.unique(at)) == at.size, "two threads write one element"
+        assert (self.used[at] < self.met).all(), "another warp may still multiply what is there"
+        assert not any(np.isin(at, where).any() for where, _ in self._on_their_way())
+        values = np.broadcast_to(self.value(node.value), self.active.shape).astype(np.float32)
+        self.shared[at] = np.ascontiguousarray(values)[:, None].view(self.shared.dtype)
+        self.written[at] = self.met
+
+    def _on_their_way(self) -> list[Any]:
+        return [copy for group in (*self.groups, self.pending) for copy in group]
+
+    def sums_at(self, at: np.ndarray, met: int) -> np.ndarray:
+        """Return what threads that have met so often read as float32."""
+        assert (self.written[at] < met).all(), "no barrier before a read"
+        return np.ascontiguousarray(self.shared[at]).view(np.float32)[:, 0]
 
     def _TensorLoad(self, node: Any) -> Any:
-        if node.source in self.scratch:
-            at = self._offset(node.source, node.indices)
-            assert (self.written[node.source][at] < self.epoch).all(), "no barrier before a read"
+        if node.source.same_as(self.whole):
+            return self.sums_at(self._halves(node, node.source), self.met)
         return super()._TensorLoad(node)
+
+    def call_tvm_storage_sync(self, args: Any) -> None:
+        super().call_tvm_storage_sync(args)
+        self.met += 1
+
+    def call_barrier_cluster_arrive(self, args: Any) -> None:
+        assert len(self.active) == self.threads
+
+    def call_barrier_cluster_wait(self, args: Any) -> None:
+        assert len(self.active) == self.threads
+        self.met += 1
+        self.meeting.wait(10)
+
+    def call_griddepcontrol(self, args: Any) -> None:
+        assert len(self.active) == self.threads
+        self.waited = True
+
+    def call_mapa_u32(self, args: Any) -> None:
+        """Note the block in the highest byte of an address."""
+        target, address, rank = args[0], self.value(args[1]), int(args[2])
+        self.private[target.source][:, int(target.indices[0])] = address + (rank << 24)
 
     def value(self, node: Any) -> Any:
         name = type(node).__name__
@@ -80,7 +126,8 @@ class WarpsBlock(Block):
         if name == "reinterpret":
             return self._reinterpreted(node)
         if name.startswith("ld"):
-            return self._load_shared(node.args)
+            cluster = "shared::cluster" in _words(node.args)
+            return self._load_peer(node.args) if cluster else self._load_shared(node.args)
         return super()._Call(node)
 
     def _reinterpreted(self, node: Any) -> Any:
@@ -97,6 +144,8 @@ class WarpsBlock(Block):
         self.epoch += 1
 
     def _copy(self, args: Any) -> None:
+        source = args[1].args[0].source
+        assert self.waited or source.name != "x_norm", "rows may not be there yet"
         to = np.asarray(self.value(args[0])).astype(int)
         at = to[:, None] // ELEMENT + np.arange(int(args[2]) // ELEMENT)
         assert len(np.unique(at)) == at.size, "two copies meet"
@@ -104,6 +153,15 @@ class WarpsBlock(Block):
         assert (np.sort(lines, -1) == np.arange(8)).all(), "a line shares banks"
         self.owner[at] = self.active[:, None] // LANES
         super()._copy(args)
+
+    def _load_peer(self, args: Any) -> None:
+        """Give each thread the sum at its address, in another block of the cluster."""
+        target, address = args[0], np.asarray(self.value(args[1])).astype(int)
+        at = (address & 0xFFFFFF)[:, None] // ELEMENT + np.arange(2)
+        rank = np.unique(address >> 24)
+        assert len(rank) == 1
+        found = self.peers[int(rank[0])].sums_at(at, self.met)
+        self.private[target.source][self.active, int(target.indices[0])] = found
 
     def _load_shared(self, args: Any) -> None:
         """Give each thread the 16 bytes at its address."""
@@ -116,7 +174,7 @@ class WarpsBlock(Block):
         for eight in address.reshape(-1, 8) // 16:
             lines = np.unique(eight)
             assert len(np.unique(lines % 8)) == len(lines), "different lines share a bank"
-        self.read[at] = self.epoch
+        self.read[at], self.used[at] = self.epoch, self.met
         words = np.ascontiguousarray(self.shared[at]).view(np.uint32)
         for word, target in enumerate(targets):
             self.private[target.source][self.active, int(target.indices[0])] = words[:, word]
@@ -128,15 +186,28 @@ def run_warps(
     """Run every thread block of the kernel whose block is called `name`; writes into `tensors`."""
     loops: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    column = next(loop for loop in loops if _kernel_of(loop, name) and _tag(loop) == "blockIdx.x")
-    row, thread = column.body, column.body.body
-    extents = [int(Block(tensors, sizes).value(loop.extent)) for loop in (column, row, thread)]
-    for j, i in np.ndindex(*extents[:2]):
-        block = WarpsBlock(tensors, sizes)
-        block.threads, block.active = extents[2], np.arange(extents[2])
-        block.env = {
-            column.loop_var: np.asarray(j),
-            row.loop_var: np.asarray(i),
-            thread.loop_var: block.active,
-        }
-        block.run(thread.body)
+    grid = [loop for loop in loops if _kernel_of(loop, name) and _tag(loop)]
+    of = {_tag(loop): loop for loop in grid}
+    tile, thread = of["blockIdx.x"], of["threadIdx.x"]
+    tiles, threads = (int(Block(tensors, sizes).value(e.extent)) for e in (tile, thread))
+    cluster = of.get("clusterCtaIdx.y")
+    parts = int(cluster.extent) if cluster else 1
+    assert not cluster or int(of["blockIdx.y"].extent) == parts
+    for index in range(tiles):
+        blocks: list[WarpsBlock] = []
+        meeting = Barrier(parts)
+        for part in range(parts):
+            block = WarpsBlock(tensors, sizes)
+            block.peers, block.meeting = blocks, meeting
+            block.threads, block.active = threads, np.arange(threads)
+            block.env = {tile.loop_var: np.asarray(index), thread.loop_var: block.active}
+            if cluster:
+                block.env[cluster.loop_var] = np.asarray(part)
+            blocks.append(block)
+        with ThreadPoolExecutor(parts) as pool:
+            for done in [pool.submit(block.run, thread.body) for block in blocks]:
+                done.result()
+
+
+def _words(args: Any) -> set[str]:
+    return {str(a.value) for a in args if type(a).__name__ == "StringImm"}

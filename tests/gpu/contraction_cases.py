@@ -144,7 +144,7 @@ class Case:
             if norm.returns_sum:
                 results.append(x)
         if norm:
-            x = self._normalised(a, x)
+            x = self.normalised(a, x)
             if stored:
                 x = x.astype(numpy_dtype(work.dtype)).astype(dtype)
             if norm.returns_norm:
@@ -159,7 +159,8 @@ class Case:
             results.append(rotate(p.rope, value, a[f"cos{i}"], a[f"sin{i}"]) if p.rope else value)
         return results
 
-    def _normalised(self, a: Arrays, x: np.ndarray) -> np.ndarray:
+    def normalised(self, a: Arrays, x: np.ndarray) -> np.ndarray:
+        """Return the rows of x, or of its sum with a residual, normalised in the dtype of `a`."""
         norm = self.work.norm
         assert norm is not None
         if norm.kind == "layer":
@@ -194,6 +195,9 @@ class Case:
         for index, (got, exact, plain) in enumerate(
             zip(results, exact_all, plain_all, strict=True)
         ):
+            assert got.shape == exact.shape
+            if not got.size:  # no rows
+                continue
             largest = float(np.abs(exact).max())
             rounded = plain.astype(got.dtype).astype(np.float64)
             order = (self.work.k / 8 + 1) * float(np.finfo(np.float32).eps)

@@ -11,6 +11,7 @@ from ...estimator import mma, skinny
 from ...estimator.prediction import ceil_div
 from ...tile_plan import TilePlan
 from .. import steps
+from . import dependent
 from .epilogue import MmaEpilogue
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
@@ -21,15 +22,18 @@ from .tile import MmaTile, Product, int32, int64, whole
 from .wgmma_kernel import WgmmaKernel
 
 
-def schedule_mma(sch: s_tir.Schedule, plan: TilePlan) -> tirx.PrimFunc:
-    """Schedule a contraction: a kernel for its norm, and one for every product."""
+def schedule_mma(sch: s_tir.Schedule, plan: TilePlan, early: bool = False) -> tirx.PrimFunc:
+    """Schedule a contraction: a kernel for its norm, and one for every product.
+
+    `early`: products may begin while the norm is computed.
+    """
     func = sch.mod["main"]
     if "x_norm" in steps.block_names(func) and not _normalises(plan):
         normalise_rows(sch, plan.num_warps * LANES)
-    return with_mma(sch.mod["main"], plan)
+    return with_mma(sch.mod["main"], plan, early)
 
 
-def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
+def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.PrimFunc:
     """Return `func` with every product as a kernel for tensor cores.
 
     rewrite: ``for p, i, j, k: acc += x * w``; ``for i, j: out = f(acc)`` ->
@@ -50,11 +54,13 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
             product = Product(blocks[name.replace("out", "acc")], block)
             norm = RowNorm.of(blocks) if inside else None
             few = plan.family == skinny.FAMILY
-            kernels.append(skinny_kernel(product, plan, norm) if few else _kernel(product, plan))
+            behind = early and bool(kernels)
+            kernel = skinny_kernel(product, plan, norm, behind) if few else _kernel(product, plan)
+            kernels.append(kernel)
         elif inside and name in NORM_BLOCKS:
             sums.append(block.body.buffer)
         else:
-            kernels.append(stage)
+            kernels.append(dependent.announcing(stage) if early else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
     whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)

@@ -19,8 +19,10 @@ from ...tile_plan import TilePlan
 from .decoded import Decoder, joined, register, unrolled
 from .fragments import ptx, scratch
 from .instructions import INSTRUCTIONS
-from .layout import LANES, PIECE
+from .layout import PIECE
 from .skinny_kernel import QUADS, SkinnyKernel
+from .skinny_ring import Place
+from .skinny_sums import WarpSums
 from .tile import Product, int32, int64
 
 COLUMNS = MMA_COLUMNS // QUADS
@@ -37,23 +39,13 @@ class DecodedRowsKernel(SkinnyKernel):
         ahead.
     product : Product
         What is computed.
-    place : tuple of tirx.Var
-        Indices of the thread in its block, and of its row and column tile, int32.
+    place : Place
+        What the thread works on.
     """
 
-    def __init__(
-        self, plan: TilePlan, product: Product, place: tuple[tirx.Var, tirx.Var, tirx.Var]
-    ) -> None:
+    def __init__(self, plan: TilePlan, product: Product, place: Place) -> None:
         """Allocate registers, in the block that is open."""
-        thread, *tile = place
-        self.plan, self.product, self.norm, self.thread = plan, product, None, thread
-        self.first_row, self.first_column = (
-            int64(index) * int64(size)
-            for index, size in zip(tile, (plan.block_m, plan.block_n), strict=True)
-        )
-        self.warp, self.lane = thread // int32(LANES), thread % int32(LANES)
-        self.quad, self.member = self.lane // int32(4), self.lane % int32(4)
-        self.threads = plan.num_warps * LANES
+        self.plan, self.product, self.norm, self.place = plan, product, None, place
         self.width = decoded.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
@@ -79,6 +71,12 @@ class DecodedRowsKernel(SkinnyKernel):
         with rolled as turn, unrolled(self.stages) as stage:
             self._step(turn * int32(self.stages) + stage, stage)
 
+    def finish(self) -> None:
+        """Add the sums of the warps, and apply the epilogue."""
+        plan = self.plan
+        size = plan.num_warps * self.product.parts * plan.block_m * plan.block_n
+        WarpSums(self, scratch("shared", size, "float32", "shared.dyn")).finish()
+
     def _step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Multiply a step, and load the one that takes its place."""
         if self.steps % self.stages:
@@ -94,8 +92,8 @@ class DecodedRowsKernel(SkinnyKernel):
 
     def _piece_at(self, step: tirx.Expr) -> tirx.Expr:
         """Return which neighbours of its columns a thread has in a step, of all along k."""
-        chunks = step * int32(self.plan.num_warps) + self.warp
-        return int64(chunks * int32(decoded.MEMBERS) + self.member)
+        chunks = step * int32(self.plan.num_warps) + self.place.warp
+        return int64(chunks * int32(decoded.MEMBERS) + self.place.member)
 
     def _load_step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load what a step needs."""
@@ -105,7 +103,7 @@ class DecodedRowsKernel(SkinnyKernel):
                 line = self._line(column)
                 decoder.load(self._index(stage, column), line, tirx.min(piece, int64(last)))
         for tile in range(self.tiles_m):
-            row = self.row_at(tile)
+            row = self.place.first_row + int64(int32(tile * MMA_ROWS) + self.place.quad)
             inside = tirx.all(row < self.product.rows, piece <= int64(last))
             for first in range(0, self.width, PIECE):
                 words = [self._x_word(stage, tile, first // 2 + i) for i in range(4)]
@@ -120,7 +118,7 @@ class DecodedRowsKernel(SkinnyKernel):
 
     def _line(self, column: int) -> tirx.Expr:
         """Return a column of the weight; beyond the last column, that."""
-        line = self.first_column + int64(int32(column * QUADS) + self.quad)
+        line = self.place.first_column + int64(int32(column * QUADS) + self.place.quad)
         if self.product.columns % self.plan.block_n:
             line = tirx.min(line, int64(self.product.columns - 1))
         return line

@@ -35,17 +35,17 @@ class NormedRows:
         assert kernel.norm is not None
         self.kernel, self.norm = kernel, kernel.norm
         plan, size = kernel.plan, len(self.norm.sums)
-        self.pieces = ceil_div(kernel.product.depth, PIECE * kernel.threads)  # of a thread
+        self.threads = plan.num_warps * LANES
+        self.pieces = ceil_div(kernel.product.depth, PIECE * self.threads)  # of a thread
         self.sums = scratch("row_sums", size * kernel.tiles_m, "float32", "local")
         self.part = scratch("row_part", 1 + size, "float32", "local")
         self.loaded = scratch("row", self.pieces * PIECE, kernel.product.dtype, "local")
         self.wide = scratch("wide", 2 * (1 + len(self.norm.factors)), "float32", "local")
         self.narrow = scratch("narrow", 2, kernel.product.dtype, "local")
-        parts = size * plan.block_m * plan.num_warps
-        self.shared = scratch("row_parts", parts, "float32", "shared")
+        self.shared = kernel.ring.shared
         # Else a compiler puts all of this in front of the first copies, and memory waits meanwhile
         T.evaluate(tirx.op.tvm_storage_sync("shared"))
-        rows = tirx.min(kernel.product.rows - kernel.first_row, int64(plan.block_m))
+        rows = tirx.min(kernel.product.rows - kernel.place.first_row, int64(plan.block_m))
         for index in range(size):
             with T.serial(rows.astype("int32")) as row:
                 self._load(row)
@@ -53,18 +53,18 @@ class NormedRows:
             T.evaluate(tirx.op.tvm_storage_sync("shared"))
         for tile in range(kernel.tiles_m):
             for index in range(size):
-                row = int32(tile * MMA_ROWS) + kernel.quad
+                row = int32(tile * MMA_ROWS) + kernel.place.quad
                 T.buffer_store(self.sums, self._total(index, row), [tile * size + index])
 
     def _depth(self, piece: int) -> tirx.Expr:
         """Return the first element of a piece of this thread."""
         kernel = self.kernel
-        return int64((kernel.thread + int32(piece * kernel.threads)) * int32(PIECE))
+        return int64((kernel.place.thread + int32(piece * self.threads)) * int32(PIECE))
 
     def _inside(self, piece: int) -> tirx.Expr | None:
         """Return whether a row has this piece, None if it does for certain."""
         depth = self.kernel.product.depth
-        exact = depth >= (piece + 1) * self.kernel.threads * PIECE
+        exact = depth >= (piece + 1) * self.threads * PIECE
         return None if exact else self._depth(piece) < int64(depth)
 
     def _load(self, row: tirx.Expr) -> None:
@@ -72,9 +72,8 @@ class NormedRows:
         for piece in range(self.pieces):
             inside = self._inside(piece)
             with T.vectorized(int64(PIECE)) as e:
-                x: tirx.Expr = self.norm.x[
-                    self.kernel.first_row + int64(row), self._depth(piece) + e
-                ]
+                first_row = self.kernel.place.first_row
+                x: tirx.Expr = self.norm.x[first_row + int64(row), self._depth(piece) + e]
                 if inside is not None:
                     zero = tirx.const(0.0, self.kernel.product.dtype)
                     x = tirx.if_then_else(inside, x, zero)
@@ -99,12 +98,13 @@ class NormedRows:
         for distance in (1, 2, 4, 8, 16):
             other = T.tvm_warp_shuffle_xor(0xFFFFFFFF, part[0], distance, LANES, LANES)
             T.buffer_store(part, part[0] + other, [0])
-        with T.If(kernel.lane == int32(0)), T.Then():
-            T.buffer_store(self.shared, part[0], [self._place(index, row, kernel.warp)])
+        with T.If(kernel.place.lane == int32(0)), T.Then():
+            T.buffer_store(self.shared, part[0], [self._place(index, row, kernel.place.warp)])
 
     def _place(self, index: int, row: tirx.Expr, warp: tirx.Expr) -> tirx.Expr:
         plan = self.kernel.plan
-        return (int32(index * plan.block_m) + row) * int32(plan.num_warps) + warp
+        place = (int32(index * plan.block_m) + row) * int32(plan.num_warps) + warp
+        return int32(self.kernel.ring.statistics) + place
 
     def _total(self, index: int, row: tirx.Expr) -> tirx.Expr:
         """Return a statistic of a row, from what all warps have."""

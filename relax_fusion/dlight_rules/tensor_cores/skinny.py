@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
@@ -12,11 +15,18 @@ from .decoded_rows import DecodedRowsKernel
 from .layout import LANES
 from .row_norm import RowNorm
 from .skinny_kernel import SkinnyKernel
+from .skinny_ring import Place
 from .tile import Product, int32, int64, whole
 
 
-def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tirx.Stmt:
-    """Return the kernel of one product, and of the norm in front of it if one is given."""
+def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None, early: bool) -> tirx.Stmt:
+    """Return the kernel of one product, and of the norm in front of it if one is given.
+
+    Parameters
+    ----------
+    early : bool
+        Whether it may begin while the kernel in front of it still computes x.
+    """
     tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
     tiles_n = int32(ceil_div(product.columns, plan.block_n))
     read = product.operands()
@@ -26,19 +36,38 @@ def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None) -> tir
     with (
         IRBuilder() as builder,
         T.prim_func(s_tir=True),
-        T.thread_binding(tiles_n, thread="blockIdx.x") as tile_n,
-        T.thread_binding(tiles_m.astype("int32"), thread="blockIdx.y") as tile_m,
+        T.thread_binding(tiles_m.astype("int32") * tiles_n, thread="blockIdx.x") as tile,
+        _parts(plan) as part,
         T.thread_binding(int32(plan.num_warps * LANES), thread="threadIdx.x") as thread,
         T.sblock(product.out.name_hint.replace("out", "mma")),
     ):
-        IRBuilder.name_many(["tile_n", "tile_m", "thread"], [tile_n, tile_m, thread])
+        IRBuilder.name_many(["tile", "thread"], [tile, thread])
         T.reads(*(whole(buffer) for buffer in read))
         T.writes(whole(product.out.body.buffer))
-        place = thread, tile_m, tile_n
+        first_row = int64(tile // tiles_n) * int64(plan.block_m)
+        # The last tile has columns of the one before it, rather than a condition for each copy
+        last = max(product.columns - plan.block_n, 0)
+        first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), int32(last)))
+        place = Place(thread, first_row, first_column, part)
         if product.weight_is_computed:
             kernel: SkinnyKernel = DecodedRowsKernel(plan, product, place)
         else:
-            kernel = SkinnyKernel(plan, product, norm, place)
+            kernel = SkinnyKernel(plan, product, norm, place, early)
         kernel.accumulate()
         kernel.finish()
     return builder.get().body.block.body
+
+
+@contextmanager
+def _parts(plan: TilePlan) -> Iterator[tirx.Expr]:
+    """Give each part of k a thread block, all of a tile a cluster."""
+    if plan.split_k == 1:
+        yield int32(0)
+        return
+    size = int32(plan.split_k)
+    with (
+        T.thread_binding(size, thread="blockIdx.y"),
+        T.thread_binding(size, thread="clusterCtaIdx.y") as part,
+    ):
+        IRBuilder.name("part", part)
+        yield part
