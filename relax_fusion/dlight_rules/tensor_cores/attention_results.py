@@ -70,7 +70,7 @@ def store_results(kernel: AttentionKernel) -> None:
     for index in range(rows.count):
         query, head = rows.query_of(rows.row(index))
         with T.If(rows.exists(query)), T.Then():
-            for column, sums in enumerate(kernel.result_pairs(index)):
+            for column, sums in enumerate(kernel.products.result_pairs(index)):
                 for e, total in enumerate(sums):
                     result = total * kernel.softmax.ratio[index]
                     T.buffer_store(pair, result.astype(work.out_dtype), [e])
@@ -87,7 +87,7 @@ def store_partials(kernel: AttentionKernel, partials: Partials, part: tirx.Expr)
         query, _ = rows.query_of(rows.row(index))
         line = rows.line(index)
         with T.If(rows.exists(query)), T.Then():
-            for column, sums in enumerate(kernel.result_pairs(index)):
+            for column, sums in enumerate(kernel.products.result_pairs(index)):
                 for e, total in enumerate(sums):
                     T.buffer_store(pair, total, [e])
                 at = _pair(int64(rows.column(column, 0)))
