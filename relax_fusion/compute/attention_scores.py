@@ -78,11 +78,11 @@ class Scores:
             found.append(lambda score: score + slope * distance)
         return found
 
-    def unmasked(self, place: Place) -> tirx.Expr | None:
+    def unmasked(self, place: Place, *, whole: bool = False) -> tirx.Expr | None:
         """Return whether the boolean mask lets a query see a key; None if there is none."""
         if self.operands.mask is None or self.work.mask_dims is None:
             return None
-        return self._read(self.operands.mask, self.work.mask_dims, place, False)
+        return self._read(self.operands.mask, self.work.mask_dims, place, whole)
 
     def position(self, query: tirx.Expr) -> tirx.Expr:
         """Return the key position at which a query stands."""

@@ -28,14 +28,19 @@ LEAST_STAGES = 2
 OVERHEAD_REGISTERS = 44
 """Of a thread, beside sums, scores and queries: operands on their way, addresses, rows."""
 
+ADDRESS_REGISTERS = 24
+"""Of a thread, beside those, where it reads something for each score."""
+
 TILES = ((128, 32), (128, 16), (64, 16), (64, 32), (32, 16), (16, 16))
 """Rows of a block and of a warp."""
 
 KEYS = (64, 128, 32)
-STAGES = (2, 3)
 
-PARTS, MOST_CUT_ROWS = (1, 4, 8, 16, 32, 64), 16
-"""Parts that keys are cut into, and rows of a block up to which that is looked at."""
+FEW_ROWS = 16
+"""Rows of a block up to which longer pipelines, and keys in parts, are looked at.  With more rows,
+third stages gained nothing where they fit, and cost the room for other blocks."""
+
+STAGES, PARTS = (2, 3), (1, 4, 8, 16, 32, 64)
 
 
 def slices(features: int, work: Attention) -> int:
@@ -61,7 +66,8 @@ def registers(plan: TilePlan, work: Attention) -> int:
     queries = plan.reg_m // WARP_TILE * 4
     if holds_queries(plan, work):
         queries *= slices(work.head_dim, work)
-    return sums + scores + queries + OVERHEAD_REGISTERS
+    addresses = ADDRESS_REGISTERS if work.bias_dims or work.mask_dims else 0
+    return sums + scores + queries + addresses + OVERHEAD_REGISTERS
 
 
 def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
@@ -82,7 +88,8 @@ def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
     lanes = copy_lanes(work)
     for block_m, reg_m in TILES:
         for block_n in KEYS:
-            for stages, parts in product(STAGES, PARTS if block_m <= MOST_CUT_ROWS else (1,)):
+            few = block_m <= FEW_ROWS
+            for stages, parts in product(STAGES, PARTS) if few else ((LEAST_STAGES, 1),):
                 yield TilePlan(
                     *(block_m, block_n, work.head_dim),
                     reg_m=reg_m,

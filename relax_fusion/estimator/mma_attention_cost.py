@@ -4,8 +4,9 @@ A block alone on its multiprocessor is bound by *latency*: by the chain of opera
 keys, one after the other.  What blocks share is *compute*: matrix units, and the instructions of
 the softmax.  And all keys and values come from *memory* once.
 
-Constants were fitted to 33 timings on one H200, float16: 512 to 8192 queries of LLaMA, BERT, and
-MCFuser's S1, with 16 to 128 rows a block; they are given to within 8 % (root mean square).
+Constants were fitted to 63 timings on one H200, float16, of 17 cases: prompts of LLaMA and GPT-2,
+BERT and ViT, short sequences, decoding, heads of 256 features, masks, with 16 to 128 rows a block;
+they are given to within 10 % (root mean square).
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from .mma_cost import NATIVE_RATE
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, attention_qo_bytes
 
-FILL_S = 2.4e-6
+FILL_S = 2.9e-6
 """From the start of a block to its first products, and from its last ones to its end."""
 
-STEP_S, STEP_S_PER_PRODUCT = 0.24e-6, 73e-12
+STEP_S, STEP_S_PER_PRODUCT = 0.29e-6, 80e-12
 """What a block alone takes for a block of keys, and for each product of a thread: scores times
 features of keys and values."""
 
@@ -32,20 +33,20 @@ SCORES_PER_CLOCK = 50.0
 """Scores that a multiprocessor takes through a softmax, beside products.  Assumed: three quarters
 of a softmax are hidden behind the products of other warps."""
 
-FRAGMENT_RATE = 0.7
+FRAGMENT_RATE = 0.42
 """Part of the tensor cores' peak that products reach on sm_90, where a warp has 32 rows."""
 
-LOADED_RATE = 0.73
+LOADED_RATE = 0.86
 """Part of the rate of products that is left where a warp has 16 rows, for which it loads as much
 from shared memory as for 32."""
 
-SCORE_WORK = {"softcap": 1.5, "alibi": 0.6, "bias": 1.0, "mask": 1.0}
-"""What is done to a score besides, over the time of its softmax.  Assumed."""
+SCORE_WORK = {"softcap": 3.1, "alibi": 0.7, "bias": 2.8, "mask": 2.8}
+"""What is done to a score besides, over the time of its softmax.  That of a mask is assumed."""
 
-COMBINE_S = 2.5e-6
-"""What the kernel that puts parts together adds, besides its bytes.  Assumed."""
+COMBINE_S = 1.5e-6
+"""What the kernel that puts parts together adds, besides its bytes."""
 
-SHARPNESS = 1.3
+SHARPNESS = 2.9
 """Exponent of the norm that joins times that overlap: the nearer they are, the longer it takes."""
 
 

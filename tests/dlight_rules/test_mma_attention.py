@@ -153,7 +153,7 @@ def test_nothing_is_launched_for_no_queries() -> None:
 def test_all_plans_are_emitted() -> None:
     work = replace(SMALL, window=9, alibi="float32")
     found = list(candidates(work, H200))
-    assert {plan.family for plan in found} == {mma.FAMILY} and len(found) > 20
+    assert {plan.family for plan in found} == {mma.FAMILY} and len(found) > 40
     for plan in found[:: len(found) // 4]:
         func = attention_prim_func(work, PlanTable.single(plan))
         assert AttentionRule().apply(func, cuda(), False) is not None

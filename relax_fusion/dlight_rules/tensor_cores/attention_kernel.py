@@ -156,17 +156,12 @@ class AttentionKernel:
             ) -> tuple[tirx.Expr, list[tirx.Expr]]:
                 key = first + int64(line)
                 place = (rows.batch, key, int64(rows.kv_head), int64(element))
-                exists = [] if self._fills_blocks else [key < rows.rules.kv_len]
+                exists = [] if rows.keys_fill_blocks else [key < rows.rules.kv_len]
                 return source[tuple(arrange(work.kv_layout, *place))], exists
 
             at = address + tirx.const(skip, "uint32")
             tile.copy(at, self._threads, self.plan.lanes, element)
             skip = self._bytes(tile.elements)
-
-    @property
-    def _fills_blocks(self) -> bool:
-        kv_len = self.rows.rules.kv_len
-        return isinstance(kv_len, tirx.IntImm) and int(kv_len) % self.plan.block_n == 0
 
     def _block(self, first_key: tirx.Expr, stage: tirx.Expr) -> None:
         """Take in a block of keys and values."""

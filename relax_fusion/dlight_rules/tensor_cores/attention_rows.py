@@ -50,8 +50,8 @@ class AttentionRows:
         """Rows of a lane: ``lane // 4 + 8 * index`` of its warp's."""
         self.some_are_hidden = work.causal != "none" or work.window is not None
         kv_len = rules.kv_len
-        whole = isinstance(kv_len, tirx.IntImm) and int(kv_len) % plan.block_n == 0
-        self.has_edges = self.some_are_hidden or not whole
+        self.keys_fill_blocks = isinstance(kv_len, tirx.IntImm) and int(kv_len) % plan.block_n == 0
+        self.has_edges = self.some_are_hidden or not self.keys_fill_blocks
         """Whether there are blocks of keys that a row does not see whole."""
         # Of the warp: the ends and beginnings of its first and last row; then those of the lane's
         self.bounds = local("bounds", 4, "int32")

@@ -88,6 +88,7 @@ class RegisterSoftmax:
         rules, work = self.rows.rules, self.rows.work
         if not self.is_scaled_first and work.mask_dims is None:
             return
+        whole = self.rows.keys_fill_blocks
         for row in range(self.rows.count):
             for instruction, element, index in self._own(row):
                 key = first_key + self.rows.column(instruction, element)
@@ -95,9 +96,9 @@ class RegisterSoftmax:
                 if self.is_scaled_first:
                     scaled = self.scores[index] * tirx.const(work.scale, "float32")
                     T.buffer_store(self.scores, scaled, [index])
-                    for step in rules.steps(place):
+                    for step in rules.steps(place, whole=whole):
                         T.buffer_store(self.scores, step(self.scores[index]), [index])
-                seen = rules.unmasked(place)
+                seen = rules.unmasked(place, whole=whole)
                 if seen is not None:
                     self._hide_unless(seen, index)
 
