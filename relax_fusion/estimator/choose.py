@@ -189,6 +189,9 @@ def _best(
     # instructions for few rows have eight.
     many = [plan.block_m for plan in found if plan.family != skinny.FAMILY]
     lowest = max(rows, min(many, default=0))
+    tensor = [plan.block_m for plan in found if plan.family in mma.FAMILIES]
+    if tensor and len(many) == len(found):  # a few rows have no kernels of their own
+        lowest = max(lowest, min(tensor), mma.GROUP_ROWS)
     few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS or not many else 0
     low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
     priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]

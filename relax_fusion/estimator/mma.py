@@ -76,16 +76,11 @@ GROUP_ALIGNMENT_BYTES = 1024
 
 
 def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:
-    """Return why no plan of a tensor-core family runs on `dev`; None if there may be one.
-
-    Operands of ``wgmma`` come from shared memory, where no instruction rounds them on the way.
-    """
+    """Return why no plan of a tensor-core family runs on `dev`; None if there may be one."""
     if shape.dtype == "float32" and not shape.allow_tf32:
         return f"dtype is float32, family {family!r} multiplies it as tf32, which is not allowed"
     if shape.dtype not in DTYPES:
         return f"dtype is {shape.dtype}, family {family!r} takes {', '.join(DTYPES)}"
-    if family == WARP_GROUPS and shape.dtype == "float32":
-        return "family 'wgmma' cuts float32 off to tf32, family 'mma' rounds it"
     if family == WARP_GROUPS and dev.arch != "sm_90a":
         return f"family {family!r} needs sm_90a, the {dev.label} is {dev.arch or 'not'}"
     return needs_capability(family, dev)
@@ -109,6 +104,8 @@ def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TileP
     if shape.dtype in HALF_DTYPES and isinstance(rows, int) and rows < FEWEST_ROWS:
         return
     most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
+    if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
+        most = max(most, GROUP_ROWS)
     for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
         if plan.block_m <= most:
             yield plan

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import GatedFFN, NormMatmul
+from ..workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from . import mma
 from .footprint import Footprint
 from .gpu_cost import resident_blocks
@@ -36,8 +36,19 @@ NATIVE_RATE = 0.83
 BEST_INTENSITY = 32.0
 """Products for each operand loaded, of 64 x 64 results."""
 
+INTEGER_RATE = 0.8
+"""Part of these parts that integers reach, in operations: 0.78 to 0.85 with seven plans at 4096
+rows of 4096 x 4096."""
+
+REWORK_CLOCKS = 8.0
+"""Of a warp, for each register of operands that it rounds to tf32, or transposes, in front of a
+product: 5 to 12 where it has a scheduler to itself."""
+
 FEED_BYTES_PER_CLOCK = 44.0
 """What one multiprocessor fetches from L2: 87 GB/s where tiles are small."""
+
+SCHEDULERS = 4
+"""Of a multiprocessor, each with matrix units of its own."""
 
 LATENCY_S = 1.15e-6
 """From asking for the operands of a step to multiplying them, on a busy device."""
@@ -91,17 +102,40 @@ def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> d
     columns = plan.block_n * shape.parts
     flops = 2.0 * plan.block_m * columns * plan.block_k
     rate = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * _reached(plan, shape, dev)
+    products = blocks * flops / rate
+    reworked = _reworked_registers(plan, shape)
+    if reworked:  # a warp alone does not rework operands while it multiplies
+        warp_flops = flops * plan.reg_m * plan.reg_n / (plan.block_m * plan.block_n)
+        slices = plan.block_k * shape.in_bytes // mma.SLICE_BYTES
+        alone = SCHEDULERS * warp_flops / rate + slices * reworked * REWORK_CLOCKS / dev.clock_hz
+        products = max(products, alone)
     fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
     ahead = plan.num_stages - (2 if plan.family == mma.WARP_GROUPS else 1)
     return {
-        "compute": blocks * flops / rate,
+        "compute": products,
         "l2": blocks * fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz),
         "latency": LATENCY_S / ahead,
     }
 
 
+def _reworked_registers(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the registers of operands of a slice that a warp changes before it multiplies them."""
+    columns = plan.reg_n * shape.parts
+    if plan.family == mma.WARP_GROUPS:
+        return 0
+    if shape.dtype == "float32":
+        return (plan.reg_m + columns) // 4
+    return columns // 4 if shape.in_bytes == 1 and "kn" in shape.layouts else 0
+
+
 def _reached(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return the part of the tensor cores' peak that the tiles of `plan` reach."""
+    integers = INTEGER_RATE if shape.dtype in INTEGER_DTYPES else 1.0
+    return integers * _reached_by_halves(plan, shape, dev)
+
+
+def _reached_by_halves(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
+    """Return the same of two-byte types."""
     columns = plan.reg_n * shape.parts
     if plan.family == mma.WARP_GROUPS:
         if plan.num_warps > 2 * mma.GROUP_WARPS:

@@ -37,9 +37,8 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         attends = isinstance(work, Attention)
         yield from (triton_attention if attends else triton).violations(plan, work, dev)
         return
-    if work.dtype in INTEGER_DTYPES and plan.family not in mma.FAMILIES:
-        known = " and ".join(map(repr, mma.FAMILIES))
-        yield f"dtype is {work.dtype}, family is {plan.family!r}; only {known} multiply integers"
+    if not isinstance(work, Attention) and work.dtype in INTEGER_DTYPES:
+        yield from _integers(plan, work, dev)
     foot = footprint(work, plan, dev)
     if plan.family == PANELS and not isinstance(work, Attention):
         yield from panel_violations(plan, matmul_shape(work), dev)
@@ -58,6 +57,17 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         yield from cpu_limits(foot, plan, work, dev)
     else:
         yield from gpu_limits(foot, plan, work, dev)
+
+
+def _integers(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Iterator[str]:
+    """Check that a kernel adds up integers: those for tensor cores do, and dot products do."""
+    dots = plan.family == "" and _is_gemv(work, plan, dev)
+    missing = mma.unsupported(matmul_shape(work), dev)
+    if missing is not None:
+        yield missing
+    elif plan.family not in mma.FAMILIES and not dots:
+        known = " and ".join(map(repr, mma.FAMILIES))
+        yield f"dtype is {work.dtype}; it is multiplied by families {known}, or by dot products"
 
 
 def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:

@@ -37,6 +37,15 @@ def test_float32_is_multiplied_as_tf32(case: Case) -> None:
     case.check(multiplied(case.inputs()), computed(case, small_plans(case.work)[-1]))
 
 
+@pytest.mark.parametrize("k", [136, 130, 97])
+def test_warp_groups_multiply_what_threads_have_rounded(k: int) -> None:
+    case = Case("groups", replace(TF32, k=k, outputs=(plain(64),)))
+    plan = plans(case.work, "wgmma")[-1]
+    for stages in (3, plan.num_stages):
+        got = computed(case, replace(plan, num_stages=stages))
+        case.check(multiplied(case.inputs()), got)
+
+
 @pytest.mark.parametrize(("pieces", "distance"), [(4, 1), (8, 1), (12, 1), (24, 1)])
 @pytest.mark.parametrize("first", [0, 2])
 def test_words_of_four_lines_lie_in_different_banks(pieces: int, distance: int, first: int) -> None:

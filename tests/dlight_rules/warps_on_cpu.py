@@ -89,6 +89,7 @@ class Block:
                 self.read = np.zeros(size, int)
                 self.fenced = np.zeros(size, bool)
                 self.arrived = np.zeros(size, bool)
+                self.owner = np.full(size, -1)
                 self.busy = np.zeros(size, int)
         self.run(node.block.body)
 
@@ -169,7 +170,7 @@ class Block:
         for prefix in ("cp_async_", "ldmatrix", "mma", "wgmma", "fence_proxy", "cvt"):
             if name.startswith(prefix):
                 return getattr(self, prefix.rstrip("_"))(name, node.args)
-        return getattr(self, "call_" + name.replace(".", "_"))(node.args)
+        return getattr(self, "call_" + name.removesuffix("_vec").replace(".", "_"))(node.args)
 
     def call_if_then_else(self, args: Any) -> Any:
         everyone = self.active
@@ -289,7 +290,7 @@ class Block:
         self.active = everyone
         assert (self.read[at] < self.epoch).all(), "a copy overwrites what may still be read"
         assert not self.busy[at].any(), "a copy overwrites what is being multiplied"
-        self.shared[at] = _junk(self.shared.dtype)
+        self.shared[at], self.owner[at] = _junk(self.shared.dtype), self.active[:, None]
         self.fenced[at] = self.arrived[at] = False
         self.pending.append((at, values))
 
@@ -319,16 +320,38 @@ class Block:
             self._put(target, pairs[:, matrix].reshape(-1))
 
     def call_ld(self, args: Any) -> None:
-        """Give each lane the word at its address."""
+        """Give each lane the words at its address."""
+        *targets, address = (a for a in args if not _is_text(a))
+        at = self._words(address, len(targets))
+        seen = (self.landed[at] < self.epoch) | self._owned(at)
+        assert seen.all(), "what a copy brought is read without a barrier"
+        self.read[at] = np.maximum(self.read[at], np.where(self._owned(at), 0, self.epoch))
+        words = np.ascontiguousarray(self.shared[at]).view(np.uint32)
+        for i, target in enumerate(targets):
+            self._put(target, words[:, i])
+
+    def call_st(self, args: Any) -> None:
+        """Take the words of each lane to its address, which it must have copied to."""
+        address, *values = (a for a in args if not _is_text(a))
+        at = self._words(address, len(values))
+        assert self._owned(at).all(), "a thread overwrites what it did not copy"
+        assert not self.busy[at].any(), "a thread overwrites what is being multiplied"
+        words = np.stack([self.value(v) for v in values], -1).astype(np.uint32)
+        self.shared[at] = np.ascontiguousarray(words).view(self.shared.dtype)
+        self.landed[at], self.fenced[at] = self.epoch, False
+
+    def _owned(self, at: Any) -> Any:
+        """Tell which elements have arrived by a copy of the thread that asks."""
+        return self.arrived[at] & (self.owner[at] == self.active[:, None])
+
+    def _words(self, address: Any, count: int) -> Any:
+        """Return the elements of some words at an address, and fail if lanes share a bank."""
         assert len(self.active) == self.threads
-        address = np.asarray(self.value(args[1])).astype(int)
-        words = address.reshape(-1, LANES) // 4 % 32
-        assert (np.sort(words, -1) == np.arange(32)).all(), "lanes of a warp share a bank"
+        address = np.asarray(self.value(address)).astype(int)
+        banks = np.sort(address.reshape(-1, LANES // count) // (4 * count) % (32 // count), -1)
+        assert (banks == np.arange(LANES // count)).all(), "lanes of a warp share a bank"
         element = self.shared.itemsize
-        at = address[:, None] // element + np.arange(4 // element)
-        assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
-        self.read[at] = self.epoch
-        self._put(args[0], np.ascontiguousarray(self.shared[at]).view(np.uint32)[:, 0])
+        return address[:, None] // element + np.arange(4 * count // element)
 
     def mma(self, name: str, args: Any) -> None:
         """Multiply 16 rows by 8 columns, 32 bytes of k, in each warp."""
@@ -391,6 +414,9 @@ class Block:
             self.busy[at] += 1
             assert (self.landed[at] < self.epoch).all(), "a copy is multiplied without a barrier"
             assert self.fenced[at].all(), "a copy is multiplied without a fence of the proxy"
+        if self.shared.dtype == np.float32:
+            bits = np.concatenate([self.shared[at].view(np.uint32).ravel() for at in sides])
+            assert not (bits & TF32_LOST).any(), "an operand is not rounded to tf32"
         left, right = (self.shared[at].astype(wide(self.shared.dtype)) for at in sides)
         total = (left @ right.swapaxes(-1, -2)).reshape(-1, 4, 16, n)  # group, warp, row, column
         row, pair = np.arange(LANES) // 4, np.arange(LANES) % 4 * 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import Footprint, candidates, footprint, predict, violations
+from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import NormMatmul, Projection, Rope
@@ -168,28 +168,29 @@ def test_copies_of_other_elements_have_four_bytes_at_least(work, lanes):
     assert {p.lanes for p in plans(work)} == lanes
 
 
-def test_only_tensor_cores_multiply_integers_for_any_rows():
+def test_tensor_cores_multiply_integers_for_any_rows_and_dot_products_for_one():
     for rows in (1, 16, 300):
         found = list(candidates(integers(rows=rows), GPU))
-        assert found and {p.family for p in found} <= {"mma", "wgmma"}
-    assert not list(candidates(integers(), AVX2))
+        assert {p.family or p.block_m for p in found} <= {"mma", "wgmma", 1}
+        assert any(p.family for p in found)
+    older = device_of(_target({"kind": "cuda", "arch": "sm_75"}))
+    assert not list(candidates(integers(), AVX2)) and not list(candidates(integers(), older))
     scalar = TilePlan(8, 64, 64, reg_m=1, reg_n=4, lanes=4, num_warps=4)
     assert any(
-        "only 'mma' and 'wgmma' multiply integers" in v for v in violations(scalar, integers(), GPU)
+        "families 'mma' and 'wgmma', or by dot" in v for v in violations(scalar, integers(), GPU)
     )
+
+
+@pytest.mark.parametrize("work", [integers(), tf32()], ids=["int8", "tf32"])
+def test_a_few_rows_fill_no_tile_but_take_the_lowest(work):
+    plans = choose(work, GPU, always=True).plans
+    assert plans.plan_for(1).block_m == 1
+    assert plans.plan_for(8).family in ("mma", "wgmma") and plans.plan_for(8).block_m <= 64
 
 
 def test_bytes_are_transposed_by_four_columns_of_a_lane():
     assert {p.reg_n for p in plans(integers())} == {32, 48, 64}
     assert {p.reg_n for p in plans(integers("kn"))} == {32, 64}
-
-
-def test_warp_groups_would_not_round_tf32():
-    assert not [p for p in candidates(tf32(), GPU) if p.family == "wgmma"]
-    plan = replace(PLAN, family="wgmma")
-    assert "family 'wgmma' cuts float32 off to tf32, family 'mma' rounds it" in violations(
-        plan, tf32(), GPU
-    )
 
 
 def test_no_prediction_is_faster_than_the_tensor_cores():

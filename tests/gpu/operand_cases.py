@@ -72,6 +72,7 @@ def integer_cases() -> list[IntegerCase]:
         case("k_196", 196, 80, rows=ROWS),
         case("kn", 196, 80, "kn"),
         case("kn_44", 132, 44, "kn"),
+        case("one", 256, 64, rows=1),
         case("uint8", 208, 48, dtype="uint8"),
         case("uint8_kn", 128, 96, "kn", dtype="uint8"),
     ]

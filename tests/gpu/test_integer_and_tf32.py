@@ -31,9 +31,10 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
 def _plans(case: Case) -> list[TilePlan]:
-    """Return the first and the last plan of each family."""
+    """Return the first and the last plan of each family; of integers, those of dot products too."""
     found = list(candidates(case.work, device_of(gpu_target())))
-    families = [[p for p in found if p.family == family] for family in ("mma", "wgmma")]
+    names = ("mma", "wgmma", "") if isinstance(case, IntegerCase) else ("mma", "wgmma")
+    families = [[p for p in found if p.family == name] for name in names]
     return [plan for plans in families for plan in (*plans[:1], *plans[1:][-1:])]
 
 

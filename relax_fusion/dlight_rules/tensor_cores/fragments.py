@@ -11,7 +11,7 @@ matrix load instruction: ldmatrix" and "Data Movement and Conversion Instruction
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -83,6 +83,13 @@ def multiply(
     """Add the product of 16 rows and 8 columns to four sums, or put it in their place."""
     before = [tirx.const(0, types.registers)] * 4 if begin else sums
     T.evaluate(ptx[types.mma](*sums, *a, *b, *before))
+
+
+def round_registers(registers: tirx.Var, which: Iterable[int]) -> None:
+    """Round float32 to tf32, ties away from zero: what multiplies it ignores the other bits."""
+    for i in which:
+        wide = T.reinterpret("float32", registers[i])
+        T.evaluate(ptx["cvt.rna.tf32.f32"](registers[i], wide))
 
 
 def pack(register: tirx.Expr, low: tirx.Expr, high: tirx.Expr, types: Instructions) -> None:

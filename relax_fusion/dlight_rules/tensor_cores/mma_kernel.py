@@ -7,7 +7,7 @@ registers while it multiplies those of the step before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
@@ -15,7 +15,15 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import PIECE_BYTES
 from .decoded_tile import DecodedTile
-from .fragments import copy_async, load_matrices, local, multiply, ptx, scratch
+from .fragments import (
+    copy_async,
+    load_matrices,
+    local,
+    multiply,
+    ptx,
+    round_registers,
+    scratch,
+)
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
 from .tile import MmaTile, Product, int32, int64
 from .weights import weights_of
@@ -215,17 +223,27 @@ class MmaKernel:
         source: Callable[[tirx.Expr, tirx.Expr], tuple[tirx.Expr, list[tirx.Expr | None]]],
     ) -> None:
         """Spread the lines of a tile over the threads, `lanes` elements at a time."""
+        size = self.tile.plan.lanes * self.types.element_bytes
+        for line, element, at in self.own_copies(base, shape, place_of):
+            load, conditions = source(line, element)
+            copy_async(at, load, size, conditions)
+
+    def own_copies(
+        self,
+        base: tirx.Expr,
+        shape: tuple[int, int],
+        place_of: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
+    ) -> Iterator[tuple[tirx.Expr, tirx.Expr, tirx.Expr]]:
+        """Yield line, element and address of what this thread copies of a tile."""
         lines, width = shape
         lanes, threads, in_piece = self.tile.plan.lanes, self.tile.threads, self.types.piece
         for turn in range(lines * width // lanes // threads):
             place = self.thread + int32(turn * threads)
             line = place // int32(width // lanes)
             element = place % int32(width // lanes) * int32(lanes)
-            load, conditions = source(line, element)
             piece = place_of(line, element // int32(in_piece))
             target = piece * int32(in_piece) + element % int32(in_piece)
-            at = base + (target * int32(self.types.element_bytes)).astype("uint32")
-            copy_async(at, load, lanes * self.types.element_bytes, conditions)
+            yield line, element, base + (target * int32(self.types.element_bytes)).astype("uint32")
 
     # --- shared to registers, and the product ------------------------------------------------
 
@@ -251,8 +269,9 @@ class MmaKernel:
     def _multiply(self, buffer: int) -> None:
         """Multiply the operands of one set of registers."""
         if self.types.rounds:
-            self._round(self.a, buffer)
-            self._round(self.b, buffer)
+            for operands in (self.a, self.b):
+                size = int(operands.ty.shape[0]) // 2
+                round_registers(operands, range(buffer * size, (buffer + 1) * size))
         for part in range(self.tile.parts):
             for i in range(self.tiles_m):
                 for j in range(self.tiles_n):
@@ -261,10 +280,3 @@ class MmaKernel:
                     first_b = ((buffer * self.tile.parts + part) * self.tiles_n + j) * 2
                     b = [self.b[first_b + e] for e in range(2)]
                     multiply(self.types, sums, a, b)
-
-    def _round(self, operands: tirx.Var, buffer: int) -> None:
-        """Round one of the two sets of registers, ties away from zero (PTX ISA, "cvt")."""
-        size = int(operands.ty.shape[0]) // 2
-        for i in range(buffer * size, (buffer + 1) * size):
-            wide = T.reinterpret("float32", operands[i])
-            T.evaluate(ptx["cvt.rna.tf32.f32"](operands[i], wide))

@@ -17,13 +17,16 @@ from ...estimator.mma import (
     GROUP_WARPS,
     SLICE_BYTES,
 )
-from .fragments import ptx
+from .fragments import local, ptx, round_registers
 from .layout import LANES
 from .mma_kernel import MmaKernel
 from .tile import int32
 
 ATOM_BYTES = 8 * GROUP_LINE_BYTES
 """Of the eight lines after which the swizzle repeats."""
+
+AT_ONCE = 4
+"""Copies that a thread rounds at once: their loads do not wait for one another."""
 
 DESCRIPTOR = 1 << 62 | ATOM_BYTES >> 4 << 32 | 1 << 16
 """A matrix descriptor without its address: pieces swizzled over 128 bytes, eight lines to an atom
@@ -43,15 +46,46 @@ class WgmmaKernel(MmaKernel):
         ahead = self.tile.plan.num_stages - 2
         self._clear()
         self._copy_first(ahead)
-        with T.serial(int32(self.steps)) as step:
+        if self.types.rounds:
+            self.words = local("words", AT_ONCE * self.tile.plan.lanes, "uint32")
             T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
+            self._round(int32(0))
+        with T.serial(int32(self.steps)) as step:
+            if not self.types.rounds:
+                T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
             # What copies wrote is read by another path to memory.
             T.evaluate(ptx["fence.proxy.async.shared::cta"]())
             T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
             self._products(step)
             self._copy_ahead(step, ahead)
+            if self.types.rounds:  # while this step is multiplied
+                T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
+                with T.If(step + int32(1) < int32(self.steps)), T.Then():
+                    self._round(step + int32(1))
             T.evaluate(ptx["wgmma.wait_group.sync.aligned"](1))
         T.evaluate(ptx["wgmma.wait_group.sync.aligned"](0))
+
+    def _round(self, step: tirx.Expr) -> None:
+        """Round what this thread has copied of a step, in place: products read it from there."""
+        plan, lanes = self.tile.plan, self.tile.plan.lanes
+        base = self.stage_address(step % int32(plan.num_stages))
+        tiles = [(base, plan.block_m)]
+        for part in range(self.tile.parts):
+            tiles.append((base + tirx.const(self.part_offset(part), "uint32"), plan.block_n))
+        copies = [
+            at
+            for first, lines in tiles
+            for _, _, at in self.own_copies(first, (lines, plan.block_k), self.weights.place)
+        ]
+        vector = f"v{lanes}." if lanes > 1 else ""
+        for first in range(0, len(copies), AT_ONCE):
+            several = list(enumerate(copies[first : first + AT_ONCE]))
+            words = [[self.words[i * lanes + e] for e in range(lanes)] for i, _ in several]
+            for i, at in several:
+                T.evaluate(ptx[f"ld.shared.{vector}b32"](*words[i], at))
+            round_registers(self.words, range(len(several) * lanes))
+            for i, at in several:
+                T.evaluate(ptx[f"st.shared.{vector}b32"](at, *words[i]))
 
     def _first_address(self) -> tirx.Expr:
         """Return the address of the first stage, rounded up to the next atom."""
