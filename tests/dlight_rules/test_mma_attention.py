@@ -14,9 +14,8 @@ from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, with_mma_attention
 from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
-from relax_fusion.estimator import candidates, choose, mma
+from relax_fusion.estimator import candidates, mma
 from relax_fusion.estimator.mma_attention import copy_lanes
-from relax_fusion.estimator.violations import violations
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
@@ -157,38 +156,3 @@ def test_all_plans_are_emitted() -> None:
     for plan in found[:: len(found) // 4]:
         func = attention_prim_func(work, PlanTable.single(plan))
         assert AttentionRule().apply(func, cuda(), False) is not None
-
-
-def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
-    others = [
-        (replace(LLAMA, dtype="float32", out_dtype="float32"), H200),
-        (replace(LLAMA, head_dim=33), H200),
-        (LLAMA, replace(H200, arch="sm_75")),
-    ]
-    for work, dev in others:
-        assert {plan.family for plan in candidates(work, dev)} == {""}
-    chosen = choose(LLAMA, H200).plans.entries
-    assert {plan.family for _, plan in chosen} == {mma.FAMILY}
-
-
-@pytest.mark.parametrize(
-    ("work", "changes", "sentence"),
-    [
-        ({"dtype": "float32"}, {}, "dtype is float32, family 'mma' takes float16 and bfloat16"),
-        ({"v_dim": 33}, {}, "v_dim is 33, family 'mma' takes even widths up to 256"),
-        ({}, {"block_m": 24, "reg_m": 24}, "block_m is 24, family 'mma' takes multiples of 16"),
-        ({}, {"reg_n": 16}, "reg_n is 16, a warp of family 'mma' takes all 32 keys of a block"),
-        ({}, {"num_stages": 1}, "num_stages is 1, family 'mma' needs 2"),
-        ({}, {"num_warps": 1}, "num_warps is 1, 32 rows of 16 make 2"),
-        ({}, {"lanes": 1}, "lanes is 1, family 'mma' copies 2 elements at least"),
-        ({}, {"family": "wgmma"}, "family is 'wgmma', backend 'tir' has 'mma' for attention"),
-        ({}, {"block_m": 2048}, "needs 4096 threads, a block of the H200 has 1024"),
-    ],
-)
-def test_violations(work: dict, changes: dict, sentence: str) -> None:
-    plan = plan_of(SMALL)
-    assert violations(plan, SMALL, H200) == ()
-    if "block_m" in changes:
-        changes = {"num_warps": changes["block_m"] // changes.get("reg_m", 16), **changes}
-    found = violations(replace(plan, **changes), replace(SMALL, **work), H200)
-    assert sentence in found
