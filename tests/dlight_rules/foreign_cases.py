@@ -13,6 +13,8 @@ import tvm_ffi
 from tvm import ir, relax, sym, te, tirx
 from tvm.target import Target
 
+from ..quick import quick
+
 Shape = tuple[int | str, ...]
 SIZES = {"b": 3, "s": 5, "t": 7}
 OTHER_SIZE = 4
@@ -90,9 +92,9 @@ def array(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 
 def compiled(func: tirx.PrimFunc, target: Target) -> tvm.runtime.Module:
-    """Compile a scheduled function by itself."""
+    """Compile a scheduled function by itself, without LLVM's optimisations."""
     func = func.with_attr("global_symbol", "main").with_attr("tirx.is_scheduled", 1)
-    return tvm.compile(tvm.IRModule({"main": func}), target=target)
+    return tvm.compile(tvm.IRModule({"main": func}), target=quick(target))
 
 
 def run(func: tirx.PrimFunc, target: Target, like: tirx.PrimFunc) -> tuple[list[np.ndarray], Any]:

@@ -20,6 +20,7 @@ from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..gpu.attention_cases import BASE, Case, cases
+from ..quick import quick, quick_host
 
 CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 GPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4))
@@ -41,15 +42,16 @@ BY_NAME = {case.name: case for case in cases()}
 
 def cuda() -> Target:
     """Return a CUDA target that needs no GPU to compile for."""
-    return Target(
-        {
-            "kind": "cuda",
-            "arch": "sm_90a",
-            "max_threads_per_block": 1024,
-            "max_shared_memory_per_block": 49152,
-            "thread_warp_size": 32,
-        },
-        host="llvm",
+    return quick(
+        Target(
+            {
+                "kind": "cuda",
+                "arch": "sm_90a",
+                "max_threads_per_block": 1024,
+                "max_shared_memory_per_block": 49152,
+                "thread_warp_size": 32,
+            }
+        )
     )
 
 
@@ -116,7 +118,7 @@ def test_through_relax(name: str) -> None:
     with host_target():
         module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(case, CPU_PLAN))
     assert module["attention"].attrs["tirx.is_scheduled"] == 1
-    machine = relax.VirtualMachine(tvm.compile(module, target=host_target()), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(module, target=quick_host()), tvm.cpu())
     arrays = case.inputs()
     length = [tvm.runtime.ShapeTuple([case.lengths[2]])] if case.work.kv_prefix else []
     got = machine["main"](*(tensor(a) for a in arrays.values()), *length)

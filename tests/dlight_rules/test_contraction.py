@@ -14,15 +14,16 @@ from tvm.runtime import tensor
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, skinny
-from relax_fusion.target import device_of, host_target, make_target
+from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
 from ..gpu.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
+from ..quick import quick_host
 from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
 
 Work = NormMatmul | GatedFFN
-HOST = host_target()
+HOST = quick_host()
 
 
 def spread(work: Work, gpu: bool, rows: int, offset: int = 0) -> TilePlan:

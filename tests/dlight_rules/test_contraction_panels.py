@@ -15,12 +15,13 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.dlight_rules.cpu.vector_exp import with_vector_exp
+from relax_fusion.target import host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..gpu.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
 from ..passes.common import Chain, module
-from .test_contraction import HOST, Work, built, check
+from .test_contraction import Work, built, check
 
 BY_NAME = {case.name: case for case in cases()}
 NAMES = [
@@ -126,7 +127,7 @@ def test_vector_exponential() -> None:
     ).astype(np.float32)
     x = te.placeholder(values.shape, "float32", "x")
     func = te.create_prim_func([x, te.compute(values.shape, lambda i: te.exp(x(i)), "y")])
-    library = tvm.compile(with_vector_exp(func), target=HOST)
+    library = tvm.compile(with_vector_exp(func), target=host_target())
     out = tvm.runtime.empty(values.shape, "float32")
     library["main"](tvm.runtime.tensor(values), out)
     with np.errstate(over="ignore"):

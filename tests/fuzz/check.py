@@ -20,6 +20,7 @@ from relax_fusion.legalize import UnshareTransposes
 from relax_fusion.lowering import FuseOptions
 from relax_fusion.passes import PATTERNS
 
+from ..quick import quick
 from .graph import Graph, arrays, evaluate, numpy_dtype, to_relax
 
 ATTEMPTS = (2, 12, 60)
@@ -96,7 +97,7 @@ class Broken(Exception):
 
 def target() -> Target:
     """Return the CPU that the fuzzer compiles for."""
-    return Target("llvm")
+    return quick(Target("llvm"))
 
 
 def build(graphs: Sequence[Graph]) -> ir.IRModule:

@@ -18,6 +18,7 @@ from tvm import ir, relax
 from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
 
+from ..quick import quick_host
 from .reference import evaluate
 
 HEADER = """
@@ -181,7 +182,7 @@ def compile_pair(
     machines = []
     for off in (tuple(disable), tuple(PATTERNS)):
         pipeline = relax.get_pipeline("relax_fusion", target="llvm", disable=off)
-        built = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
+        built = tvm.compile(mod, target=quick_host(), relax_pipeline=pipeline)
         machines.append(relax.VirtualMachine(built, tvm.cpu()))
     return machines[0], machines[1]
 

@@ -17,9 +17,10 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from relax_fusion import Attention, DynamicDim, Report, host_target
+from relax_fusion import Attention, DynamicDim, Report
 
 from ..models import common
+from ..quick import quick_host
 from .attention_chains import fused
 
 BATCH, LENGTH = 2, 6
@@ -232,7 +233,7 @@ def assert_same_numbers(
     mod: tvm.IRModule, module: torch.nn.Module, args: Sequence[torch.Tensor]
 ) -> None:
     """Compile a whole model, masks included, and compare it with PyTorch."""
-    report, target = Report(), host_target()
+    report, target = Report(), quick_host()
     pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
     built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     assert [d.fused for d in report.decisions if d.pattern == "FuseAttentionChain"] == [True]

@@ -8,8 +8,10 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from relax_fusion import Report, host_target
+from relax_fusion import Report
 from tests.models import common
+
+from ..quick import quick_host
 
 BATCH, LENGTH = 2, 12
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -47,7 +49,7 @@ def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     x = torch.randn(BATCH, LENGTH, model.config.hidden_size, generator=torch.manual_seed(1))
     mod = exported(block, x, symbolic=symbolic)
     assert operators(mod).count("relax.matmul") == 3 <= operators(mod).count("relax.reshape")
-    report, target = Report(), host_target()
+    report, target = Report(), quick_host()
     pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
     built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     assert [(d.pattern, d.decline) for d in report.decisions] == [

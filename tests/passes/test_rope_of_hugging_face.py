@@ -8,8 +8,10 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from relax_fusion import Report, host_target
+from relax_fusion import Report
 from tests.models import common
+
+from ..quick import quick_host
 
 LENGTH = 12
 
@@ -44,7 +46,7 @@ def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int
     x = torch.randn(batch, LENGTH, model.config.hidden_size, generator=generator)
     positions = torch.arange(3, LENGTH + 3)[None]
     mod = from_exported_program(torch.export.export(layers, (x, positions)))
-    report, target = Report(), host_target()
+    report, target = Report(), quick_host()
     pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
     built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
     qkv = [d.workload.outputs for d in report.decisions if d.fused and "rope" in d.spelling]

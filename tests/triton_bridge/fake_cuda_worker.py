@@ -7,6 +7,7 @@ message of every error and every line that the driver wrote.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -59,7 +60,14 @@ def answer(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     return {"errors": errors, "log": lines}
 
 
+def warm_up() -> None:
+    """Let an error be traced: reading the debug information of all libraries takes a second."""
+    with contextlib.suppress(RuntimeError):
+        tvm_ffi.load_module("/no/such/library.so")
+
+
 def main() -> None:
+    warm_up()
     with tempfile.TemporaryDirectory() as directory:
         for line in sys.stdin:
             print(json.dumps(answer(json.loads(line), Path(directory))), flush=True)
