@@ -11,8 +11,11 @@ import torch
 import transformers
 import tvm
 from tvm import relax
+from tvm.target import Target
 
 from relax_fusion import host_target
+
+from ..quick import quick, quick_host
 
 PROMPT_LENGTHS = (1, 7, 33, 130)
 NEW_TOKENS = 10
@@ -29,17 +32,22 @@ LLAMA3_ROPE = {
 }
 
 
-def compile_for_test(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
+def compile_as_users_do(mod: tvm.IRModule, target: Target | None = None) -> tvm.relax.VMExecutable:
     """Compile a model with the pipeline that these tests are about."""
-    target = host_target()
+    target = target or host_target()
     return tvm.compile(
         mod, target=target, relax_pipeline=relax.get_pipeline("relax_fusion", target=target)
     )
 
 
+def compile_for_test(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
+    """Do the same without LLVM's optimisations."""
+    return compile_as_users_do(mod, quick_host())
+
+
 def compile_unfused(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
     """Compile a model with TVM's own pipeline, the yardstick of rounding error."""
-    return tvm.compile(mod, target="llvm")
+    return tvm.compile(mod, target=quick(Target("llvm")))
 
 
 def llama(**changes) -> transformers.PreTrainedModel:

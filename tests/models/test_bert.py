@@ -38,10 +38,23 @@ def torch_output(model, ids, types, mask):
     return out[0].double().numpy()
 
 
-@pytest.mark.parametrize("cls", [transformers.BertForMaskedLM, transformers.BertModel])
-def test_float32_output_matches_transformers(cls, tmp_path):
-    model = common.bert(cls)
-    encoder = make_encoder(common.save(model, tmp_path))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A model with a head, compiled once for all tests that only run it."""
+    model = common.bert()
+    path = common.save(model, tmp_path_factory.mktemp("bert"))
+    return model, make_encoder(path, compiler=common.compile_as_users_do)
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory):
+    model = common.bert(transformers.BertModel)
+    return model, make_encoder(common.save(model, tmp_path_factory.mktemp("headless")))
+
+
+@pytest.mark.parametrize("name", ["plain", "headless"])
+def test_float32_output_matches_transformers(name, request):
+    model, encoder = request.getfixturevalue(name)
     exact_model = common.to_float64(model)
     for length in common.PROMPT_LENGTHS:
         batch = inputs(length)
@@ -81,8 +94,8 @@ def test_old_norm_names_load_and_the_pooler_is_ignored(tmp_path, recwarn):
     assert not recwarn.list
 
 
-def test_defaults_keep_everything_and_bad_masks_are_refused(tmp_path):
-    encoder = make_encoder(common.save(common.bert(), tmp_path))
+def test_defaults_keep_everything_and_bad_masks_are_refused(plain):
+    encoder = plain[1]
     ids = inputs(7)[0]
     zeros, ones = np.zeros_like(ids), np.ones_like(ids)
     assert np.array_equal(encoder.encode(ids), encoder.encode(ids, zeros, ones))

@@ -43,8 +43,14 @@ def make_generator(path, dtype="float32", compiler=common.compile_for_test):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The first variant, compiled once for all tests that only run it."""
-    model = common.llama()
-    return model, make_generator(common.save(model, tmp_path_factory.mktemp("llama")))
+    model, compiled = common.llama(), []
+
+    def compiler(mod):
+        compiled.append(common.compile_as_users_do(mod))
+        return compiled[0]
+
+    path = common.save(model, tmp_path_factory.mktemp("llama"))
+    return model, make_generator(path, compiler=compiler), compiled[0]
 
 
 def test_float32_logits_match_transformers(plain):
@@ -63,7 +69,7 @@ def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
 
 
 def test_prefill_in_pieces_equals_one_prefill(plain):
-    model, generator = plain
+    model, generator, _ = plain
     tokens = common.prompt(33)[:33]
     generator.reset()
     generator.prefill(tokens[:20])
@@ -73,7 +79,7 @@ def test_prefill_in_pieces_equals_one_prefill(plain):
 
 
 def test_generate_is_greedy_and_starts_afresh(plain):
-    model, generator = plain
+    model, generator, _ = plain
     ids = common.prompt(7)[:7]
     new = generator.generate(ids, 6)
     assert new.shape == (1, 6) and new.dtype == np.int32
@@ -126,7 +132,7 @@ def test_bad_tokens_are_refused(plain, ids, message):
 
 def test_a_decoder_is_not_an_encoder(plain):
     with pytest.raises(ModelError, match="run it with Generator"):
-        Encoder(common.compile_for_test(plain[1].exported.mod), plain[1].exported, [])
+        Encoder(plain[2], plain[1].exported, [])
 
 
 def test_weights_of_the_wrong_shape_are_refused(plain):
@@ -134,4 +140,4 @@ def test_weights_of_the_wrong_shape_are_refused(plain):
     weights = random_weights(exported)
     weights[0] = weights[0][:-1]
     with pytest.raises(InputError, match=r"model.embed_tokens.weight"):
-        Generator(common.compile_for_test(exported.mod), exported, weights)
+        Generator(plain[2], exported, weights)
