@@ -128,6 +128,12 @@ class DeviceSpec:
                 f"multiple of the warp size {self.warp_size}"
             )
 
+    @property
+    def capability(self) -> int:
+        """Ten times the compute capability (90 for sm_90a); 0 where there is no CUDA."""
+        digits = self.arch.removeprefix("sm_").rstrip("af")
+        return int(digits) if self.arch.startswith("sm_") and digits.isdigit() else 0
+
     def tensor_flops_per_s(self, dtype: str) -> float:
         """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""
         return {

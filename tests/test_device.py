@@ -36,6 +36,13 @@ def test_block_may_use_one_kilobyte_less_than_its_multiprocessor(spec):
     assert spec.smem_per_sm_bytes - spec.smem_per_block_bytes == 1024
 
 
+@pytest.mark.parametrize(
+    ("arch", "expected"), [("sm_90a", 90), ("sm_86", 86), ("sm_100f", 100), ("", 0), ("gfx90a", 0)]
+)
+def test_capabilities_are_numbers(arch, expected):
+    assert replace(device("h200"), arch=arch).capability == expected
+
+
 @pytest.mark.parametrize("spec", [d for d in GPUS if not d.arch], ids=lambda d: d.name)
 def test_other_gpus_have_no_cuda_architecture(spec):
     assert spec.target_kind in ("metal", "opencl", "rocm", "vulkan")

@@ -88,8 +88,7 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
 
 def needs_capability(family: str, dev: DeviceSpec) -> str | None:
     """Return why `dev` has not the instructions of a tensor-core family; None if it has."""
-    digits = dev.arch.removeprefix("sm_").rstrip("af")
-    if not dev.arch.startswith("sm_") or int(digits) < FIRST_CAPABILITY:
+    if dev.capability < FIRST_CAPABILITY:
         needs = f"family {family!r} needs CUDA and sm_80 or newer"
         return f"{needs}, the {dev.label} is {dev.arch or 'not'}"
     return None

@@ -203,11 +203,12 @@ def test_halves_copy_for_both_warp_groups() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dev", "most", "expected"), [("h200", 16, True), ("h200", 4096, False), ("a100", 16, False)]
+    ("arch", "most", "expected"),
+    [("sm_90a", 16, True), ("sm_90a", 4096, False), ("sm_80", 16, False), ("sm_100a", 16, True)],
 )
-def test_launches_of_few_queries_overlap(dev: str, most: int, expected: bool) -> None:
-    params = parameters(LLAMA, DECODE)
-    for _, steps in attention_cases(LLAMA, DECODE, params, most, device(dev), {}):
+def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -> None:
+    params, dev = parameters(LLAMA, DECODE), replace(device("h200"), arch=arch)
+    for _, steps in attention_cases(LLAMA, DECODE, params, most, dev, {}):
         for step in steps:
             assert step.options.dependent_launch == expected
             assert step.constexprs["PDL"] == expected
