@@ -178,6 +178,17 @@ def lowered(variant: Variant, target: Target) -> ir.IRModule:
         return _until_schedules(mod, target, options)
 
 
+def through_our_pipeline(variant: Variant, target: Target) -> ir.IRModule:
+    """Return the module of a model as our pipeline makes it, in place of MLC-LLM's."""
+    from mlc_llm.compiler_pass.dispatch_kv_cache_creation import DispatchKVCacheCreation
+
+    with target:
+        mod, options = exported(variant, target)
+        mod = DispatchKVCacheCreation(target, False, dict(options["metadata"]))(mod)
+        ours = relax.get_pipeline("relax_fusion", target=target, backend="tir", **options)
+        return ours(mod)
+
+
 def exported(variant: Variant, target: Target) -> tuple[ir.IRModule, dict[str, Any]]:
     """Return the module of a model, and the arguments of MLC-LLM's pipeline for it."""
     from mlc_llm import op as op_ext

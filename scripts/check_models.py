@@ -4,8 +4,9 @@
 
 Each model keeps its own widths and has few layers.  It is exported, and lowered by MLC-LLM's own
 passes up to where schedules begin; no weights and no GPU are needed.  Every rule gets every
-function, alone and in the pipeline's order: none may raise.  With --check, what our rules schedule
-is compiled too, and on this CPU run: it must compute what TVM's own loops do.
+function, alone and in the pipeline's order: none may raise.  With --pipeline, our pipeline gets the
+exported module as well.  With --check, what our rules schedule is compiled, and on this CPU run: it
+must compute what TVM's own loops do.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Row:
     raised: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     checked: int = 0
+    pipeline: bool = False
+    """Whether our pipeline, asked to, took the whole module."""
     not_lowered: str = ""
     """Why MLC-LLM or TVM could not make functions of the model."""
 
@@ -81,7 +84,7 @@ def main() -> None:
     ]
     began, rows = time.time(), []
     jobs = [(variant, target) for variant in variants for target in args.targets]
-    work = partial(row_of, check=args.check)
+    work = partial(row_of, check=args.check, pipeline=args.pipeline)
     for job, found in in_processes(work, jobs, args.seconds, args.workers):
         rows.append(found if isinstance(found, Row) else empty_row(job, raised=[found]))
         print(line(rows[-1]), flush=True)
@@ -101,6 +104,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quantizations", nargs="+", default=QUANTIZATIONS)
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--check", action="store_true", help="compile and run what is scheduled")
+    parser.add_argument("--pipeline", action="store_true", help="run our pipeline on each module")
     parser.add_argument("--workers", type=int, default=1, help="models at the same time")
     parser.add_argument("--seconds", type=int, default=1800, help="limit for one model")
     parser.add_argument("--output", type=Path, help="directory for the results")
@@ -112,7 +116,7 @@ def empty_row(job: Job, **fields: Any) -> Row:
     return Row(variant.model, variant.quantization, target, **fields)
 
 
-def row_of(job: Job, check: bool) -> Row:
+def row_of(job: Job, check: bool, pipeline: bool) -> Row:
     """Return what becomes of the functions of a model for a target."""
     row, target = empty_row(job), make_target(job[1])
     try:
@@ -133,6 +137,10 @@ def row_of(job: Job, check: bool) -> Row:
             row.left += 1
     if numbers is not None:
         row.checked = numbers.checked
+    if pipeline:
+        with noted(row, "our pipeline"):
+            mlc.through_our_pipeline(job[0], target)
+            row.pipeline = True
     return row
 
 
@@ -197,6 +205,7 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
         "raised": sum(len(row.raised) for row in rows),
         "checked": sum(row.checked for row in rows),
         "wrong": sum(len(row.wrong) for row in rows),
+        "through_our_pipeline": sum(row.pipeline for row in rows),
         "not_lowered": sum(bool(row.not_lowered) for row in rows),
     }
 

@@ -32,12 +32,13 @@ def fake(monkeypatch):
     monkeypatch.setattr(script.mlc, "models", lambda: MODELS)
     monkeypatch.setattr(script.mlc, "quantizations", lambda model: ["q0f32", "none"])
     monkeypatch.setattr(script.mlc, "lowered", lowered)
+    monkeypatch.setattr(script.mlc, "through_our_pipeline", lowered)
 
 
 def test_rows(fake) -> None:
-    row = script.row_of(JOB, check=True)
+    row = script.row_of(JOB, check=True, pipeline=True)
     assert row.functions == 1 and row.scheduled == {"CPUSpatialRule": 1}
-    assert row.checked == 1 and not row.raised and not row.wrong
+    assert row.checked == 1 and row.pipeline and not row.raised and not row.wrong
 
 
 class Nothing(TotalRule):
@@ -51,7 +52,7 @@ class Nothing(TotalRule):
 )
 def test_mistakes_are_noted(fake, monkeypatch, rule: ScheduleRule, raised: str, wrong: str) -> None:
     monkeypatch.setattr(script, "RULES", (rule, CPUSpatialRule()))
-    row = script.row_of(JOB, check=True)
+    row = script.row_of(JOB, check=True, pipeline=True)
     assert bool(row.raised) == bool(raised) and all(raised in said for said in row.raised)
     assert bool(row.wrong) == bool(wrong) and all(wrong in said for said in row.wrong)
 
