@@ -78,6 +78,7 @@ def test_another_directory_is_refused(monkeypatch, tmp_path) -> None:
 def test_inputs_have_exact_sums() -> None:
     from _model_numbers import few_integers
 
-    x, w = few_integers((4, 2048), "float16", 0), few_integers((64, 2048), "float16", 1)
+    x, w = (few_integers((n, 2048), "float16", n, 1) for n in (4, 64))
     sums = x.astype("float64") @ w.astype("float64").T
     assert sums.any() and abs(sums).max() < 2048
+    assert few_integers((50,), "int32", 0, 2).max() == 1
