@@ -81,6 +81,8 @@ class AttentionRule(TotalRule):
             tile                                   tile, each block spread over threadIdx.x;
                                                    scratch shared, results in registers
 
+    Plans of family "mma" become kernels for tensor cores (`with_mma_attention`).
+
     declines when: a plan asks for threads on a CPU, has none on a GPU, or more than the target
     allows; the function is not what `relax_fusion.compute.attention` makes of its workload.
     """
