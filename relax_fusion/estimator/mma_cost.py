@@ -40,9 +40,16 @@ INTEGER_RATE = 0.8
 """Part of these parts that integers reach, in operations: 0.78 to 0.85 with seven plans at 4096
 rows of 4096 x 4096."""
 
+TF32_RATE = 0.9
+"""The same of tf32 by ``mma.sync``, whose operands are rounded in registers: six plans."""
+
 REWORK_CLOCKS = 8.0
 """Of a warp, for each register of operands that it rounds to tf32, or transposes, in front of a
 product: 5 to 12 where it has a scheduler to itself."""
+
+ROUNDED_BYTES_PER_CLOCK = 110.0
+"""What a multiprocessor reads and writes of its shared memory to round tiles to tf32 in place, for
+``wgmma``, which reads them from there meanwhile: 85 to 130 with seven plans."""
 
 FEED_BYTES_PER_CLOCK = 44.0
 """What one multiprocessor fetches from L2: 87 GB/s where tiles are small."""
@@ -110,11 +117,14 @@ def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> d
         alone = SCHEDULERS * warp_flops / rate + slices * reworked * REWORK_CLOCKS / dev.clock_hz
         products = max(products, alone)
     fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
+    rounding = 0.0
+    if plan.family == mma.WARP_GROUPS and shape.dtype == "float32":
+        rounding = blocks * 2 * fetched / (ROUNDED_BYTES_PER_CLOCK * dev.clock_hz)
     ahead = plan.num_stages - (2 if plan.family == mma.WARP_GROUPS else 1)
     return {
-        "compute": products,
-        "l2": blocks * fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz),
-        "latency": LATENCY_S / ahead,
+        "compute": products + rounding,
+        "l2": blocks * fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz) + rounding,
+        "latency": LATENCY_S / ahead + rounding,
     }
 
 
@@ -130,8 +140,10 @@ def _reworked_registers(plan: TilePlan, shape: MatmulShape) -> int:
 
 def _reached(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return the part of the tensor cores' peak that the tiles of `plan` reach."""
-    integers = INTEGER_RATE if shape.dtype in INTEGER_DTYPES else 1.0
-    return integers * _reached_by_halves(plan, shape, dev)
+    part = INTEGER_RATE if shape.dtype in INTEGER_DTYPES else 1.0
+    if shape.dtype == "float32" and plan.family != mma.WARP_GROUPS:
+        part = TF32_RATE
+    return part * _reached_by_halves(plan, shape, dev)
 
 
 def _reached_by_halves(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
