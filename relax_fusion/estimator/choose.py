@@ -194,6 +194,9 @@ def _best(
         lowest = max(lowest, min(tensor), mma.GROUP_ROWS)
     few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS or not many else 0
     low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
+    if tensor and _tiled_rows(work, sizes[0]) > skinny.MOST_ROWS:
+        # Dot products, which read all weights once a row, are not worth their pricing
+        low = [p for p in low if p.block_m > 1] or low
     priced = [[predict(work, plan, dev, size) for plan in low] for size in sizes]
     least = [min(p.seconds for p in column) for column in priced]
     losses = [
