@@ -38,6 +38,7 @@ class WarpsBlock(Block):
         self.peers, self.meeting = [self], Barrier(1)
         self.met = 1
         self.waited = False
+        self.peers_read = 0  # when last
 
     def _SBlockRealize(self, node: Any) -> None:
         for buffer in node.block.alloc_buffers:
@@ -161,6 +162,7 @@ class WarpsBlock(Block):
         rank = np.unique(address >> 24)
         assert len(rank) == 1
         found = self.peers[int(rank[0])].sums_at(at, self.met)
+        self.peers_read = self.met
         self.private[target.source][self.active, int(target.indices[0])] = found
 
     def _load_shared(self, args: Any) -> None:
@@ -207,6 +209,7 @@ def run_warps(
         with ThreadPoolExecutor(parts) as pool:
             for done in [pool.submit(block.run, thread.body) for block in blocks]:
                 done.result()
+        assert all(b.peers_read < b.met for b in blocks), "a block is gone while it is read"
 
 
 def _words(args: Any) -> set[str]:
