@@ -150,6 +150,24 @@ def test_wrong_plans_are_told(changed: dict[str, int], sentence: str) -> None:
     assert any(sentence in said for said in violations(replace(PLAN, **changed), LLAMA, H200))
 
 
+def test_k_is_split_where_there_are_few_tiles() -> None:
+    narrow = replace(LLAMA, rows=16, k=16384, outputs=(plain(64),), norm=None)
+    parts = {p.split_k for p in plans(narrow)}
+    assert parts == {1, 2, 4, 8}
+    assert choose(narrow, H200, always=True).plans.plan_for(16).split_k == 8  # 8.5 us, else 13.4
+    assert {p.split_k for p in plans(replace(narrow, outputs=(plain(4096),)))} == {1}
+    a100 = device_of(make_target("a100"))
+    assert {p.split_k for p in candidates(narrow, a100)} == {1}
+    said = violations(replace(PLAN, split_k=2), narrow, a100)
+    assert any("A100 80GB SXM has no clusters" in sentence for sentence in said)
+
+
+def test_many_rows_are_within_the_grid() -> None:
+    text = compiled(replace(LLAMA, rows=1 << 20, norm=None), PLAN)[1]
+    assert re.findall(r'launch_params=\["blockIdx.x", "threadIdx.x"', text)
+    assert violations(PLAN, replace(LLAMA, rows=1 << 20), H200) == ()
+
+
 REFUSED = [
     (replace(LLAMA, dtype="float32"), H200, "dtype is float32"),
     (replace(LLAMA, k=4100), H200, "copies 8 elements at once, which does not divide 4100"),

@@ -1,10 +1,10 @@
 """Kernels that begin before those in front of them end: CUDA's programmatic dependent launch.
 
-Where a function launches a norm and then products, the blocks of a product can be on the device,
-and weights on their way, while the rows are still being normalised.  ``griddepcontrol.wait`` then
-waits for all that the kernels in front have written (PTX ISA, "Parallel Synchronization and
+Where a function launches a norm and then products, or several products, the blocks of one can be on
+the device, and weights on their way, while the kernel in front is still at work.  Then
+``griddepcontrol.wait`` waits for all that it has written (PTX ISA, "Parallel Synchronization and
 Communication Instructions: griddepcontrol"; CUDA C++ Programming Guide, "Programmatic Dependent
-Launch and Synchronization").
+Launch and Synchronization").  CUDA graphs hold such launches from CUDA 12.3 on.
 
 A launch parameter of TVM makes all kernels of a function such.  So every one of them waits, the
 first one too: what is read in front of a wait must have been there before the *function* began.
