@@ -152,7 +152,6 @@ class WarpsBlock(Block):
         assert len(np.unique(at)) == at.size, "two copies meet"
         lines = to.reshape(-1, 8) // 16 % 8
         assert (np.sort(lines, -1) == np.arange(8)).all(), "a line shares banks"
-        self.owner[at] = self.active[:, None] // LANES
         super()._copy(args)
 
     def _load_peer(self, args: Any) -> None:
@@ -170,7 +169,7 @@ class WarpsBlock(Block):
         targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
         at = address[:, None] // ELEMENT + np.arange(16 // ELEMENT)
         mine = self.active[:, None] // LANES
-        assert (self.owner[at] == mine).all(), "a warp reads what it did not ask for"
+        assert (self.owner[at] // LANES == mine).all(), "a warp reads what it did not ask for"
         assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
         # Eight threads are served at once
         for eight in address.reshape(-1, 8) // 16:
