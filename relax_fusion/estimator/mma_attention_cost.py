@@ -4,7 +4,7 @@ A block alone on its multiprocessor is bound by *latency*: by the chain of opera
 keys, one after the other.  What blocks share is *compute*: matrix units, and the instructions of
 the softmax.  And all keys and values come from *memory* once.
 
-Constants were fitted to 63 timings on one H200, float16, of 17 cases: prompts of LLaMA and GPT-2,
+Constants were fitted to 62 timings on one H200, float16, of 17 cases: prompts of LLaMA and GPT-2,
 BERT and ViT, short sequences, decoding, heads of 256 features, masks, with 16 to 128 rows a block;
 they are given to within 10 % (root mean square).
 """
