@@ -220,13 +220,18 @@ def exported(variant: Variant, target: Target) -> tuple[ir.IRModule, dict[str, A
         "model_task": model.model_task,
         "params": [],
     }
+    hints = {"batch_decode": ["batch_size"]} if "batch_decode" in _names(mod) else {}
     return mod, {
         "variable_bounds": {"batch_size": 8, "seq_len": 2048, "total_seq_len": 8192},
-        "cuda_graph_symbolic_capture_hints": {"batch_decode": ["batch_size"]},
+        "cuda_graph_symbolic_capture_hints": hints,
         "additional_tirs": _apply_preproc_to_params_and_check_pipeline(params, config),
         "ext_mods": external,
         "metadata": metadata,
     }
+
+
+def _names(mod: ir.IRModule) -> set[str]:
+    return {gvar.name_hint for gvar in mod.functions}
 
 
 def _until_schedules(mod: ir.IRModule, target: Target, options: dict[str, Any]) -> ir.IRModule:
