@@ -26,6 +26,7 @@ from .passes import (
     PATTERNS,
     FuseAttentionChain,
     FuseGatedFFN,
+    FuseMatmulChain,
     FuseMatmulEpilogue,
     FuseRMSNormMatmul,
 )
@@ -34,7 +35,15 @@ from .report import Report
 from .target import host_target, make_target
 from .tile_plan import PlanTable, TilePlan
 from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
-from .workload import Attention, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from .workload import (
+    Attention,
+    DynamicDim,
+    GatedFFN,
+    MatmulChain,
+    Norm,
+    NormMatmul,
+    Projection,
+)
 
 __version__ = "0.1.0"
 
@@ -50,12 +59,14 @@ __all__ = [
     "EmbedTritonKernels",
     "FuseAttentionChain",
     "FuseGatedFFN",
+    "FuseMatmulChain",
     "FuseMatmulEpilogue",
     "FuseOptions",
     "FuseRMSNormMatmul",
     "GatedFFN",
     "KernelError",
     "LoweringError",
+    "MatmulChain",
     "Norm",
     "NormMatmul",
     "PipelineError",

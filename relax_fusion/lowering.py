@@ -22,7 +22,7 @@ from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, rebuild
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
-from .workload import Attention
+from .workload import GatedFFN, NormMatmul
 
 # Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
 for _error in (LoweringError, PipelineError, TargetError, TilePlanError):
@@ -166,7 +166,9 @@ class _Fuser:
     def _permitted(self, match: Match) -> Match:
         """Say in a workload what the user allows."""
         work = match.workload
-        if not self.options.allow_tf32 or isinstance(work, Attention) or work.dtype != "float32":
+        if not self.options.allow_tf32 or not isinstance(work, NormMatmul | GatedFFN):
+            return match
+        if work.dtype != "float32":
             return match
         return replace(match, workload=replace(work, allow_tf32=True))
 

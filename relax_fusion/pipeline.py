@@ -33,6 +33,7 @@ from .dlight_rules import (
     ContractionRule,
     CPUSpatialRule,
     ForeignMatmulRule,
+    MatmulChainRule,
     NormRule,
     ScalarMatmulRule,
     ScheduleKernels,
@@ -162,6 +163,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     rules: list[ScheduleRule] = [
         ContractionRule(),
         AttentionRule(),
+        MatmulChainRule(),
         ForeignMatmulRule(options.allow_tf32),
         NormRule(),
     ]

@@ -8,12 +8,8 @@ steps, and nothing of how they are executed: that is :class:`relax_fusion.tile_p
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
-
-WORKLOAD_ATTR = "relax_fusion.workload"
-"""The PrimFunc attribute that carries a `Workload`, as `to_json` writes it."""
+from dataclasses import dataclass
+from typing import Literal
 
 FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for the floating-point dtypes a workload may have."""
@@ -308,43 +304,43 @@ class Attention(_Keyed):
         return 2.0 * batch * self.q_heads * q_len * kv_len * (self.head_dim + self.v_dim)
 
 
-Workload = NormMatmul | GatedFFN | Attention
+@dataclass(frozen=True)
+class MatmulChain(_Keyed):
+    """``outer(inner(x @ A) @ B)``, where ``inner(x @ A)`` has few columns.
 
+    The intermediate ``inner(x @ A)`` is rounded to `dtype`, as the tensor that it replaces.
 
-def to_json(work: Workload) -> str:
-    """Return `work` as JSON with its type under ``"type"``, the form of a PrimFunc attribute."""
-    return json.dumps({"type": type(work).__name__, **asdict(work)})
-
-
-def from_json(text: str) -> Workload:
-    """Rebuild a workload from `to_json`.
-
-    Raises
-    ------
-    KeyError, TypeError, ValueError
-        If `text` is no such JSON.
+    Parameters
+    ----------
+    rows : Dim
+        Rows of x; of one matrix where there is a batch.
+    k, r, n : int
+        Features of x ``[rows, k]``, of the intermediate, and of the result.
+    layouts : tuple of {"nk", "kn"}
+        Of A and of B: "nk" is the transposed ``[r, k]`` and ``[n, r]``.
+    inner, outer : tuple of str or float
+        Steps on the intermediate and on the result, in order: members of `EPILOGUE_STEPS` (inside,
+        no residual), or the number that multiplies.
+    dtype, out_dtype : str
+        Of x, A, B and the intermediate, and of the result.  Sums are kept in float32.
+    batch : Dim, optional
+        x, A, B and the result are so many matrices each.  None: they are one.
     """
-    values = json.loads(text)
-    kind = values.pop("type")
-    for name, value in values.items():
-        values[name] = _rebuilt(name, value)
-    return {"NormMatmul": NormMatmul, "GatedFFN": GatedFFN, "Attention": Attention}[kind](**values)
+
+    rows: Dim
+    k: int
+    r: int
+    n: int
+    layouts: tuple[WeightLayout, WeightLayout]
+    inner: tuple[str | float, ...]
+    outer: tuple[str | float, ...]
+    dtype: str
+    out_dtype: str
+    batch: Dim | None = None
+
+    def flops(self, rows: int) -> float:
+        """Floating-point operations of both matmuls at `rows` rows (of one matrix)."""
+        return 2.0 * rows * self.r * (self.k + self.n)
 
 
-def _rebuilt(name: str, value: Any) -> Any:
-    """Turn a JSON value back into what the field `name` holds."""
-    if name == "norm" and value is not None:
-        return Norm(**value)
-    if name == "outputs":
-        return tuple(_rebuilt_projection(p) for p in value)
-    if name in ("bias_dims", "mask_dims") and value is not None:
-        return tuple(value)
-    return DynamicDim(**value) if isinstance(value, dict) else value
-
-
-def _rebuilt_projection(value: dict[str, Any]) -> Projection:
-    """Turn the JSON of a projection back into one."""
-    rope = value["rope"]
-    if rope is not None:
-        rope = Rope(**{name: _rebuilt(name, v) for name, v in rope.items()})
-    return Projection(**{**value, "epilogue": tuple(value["epilogue"]), "rope": rope})
+Workload = NormMatmul | GatedFFN | MatmulChain | Attention

@@ -12,7 +12,17 @@ import relax_fusion
 ROOT = Path(relax_fusion.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
-    ("device", "device_spec", "gpus", "workload", "tile_plan", "errors", "estimator", "decision"),
+    (
+        "device",
+        "device_spec",
+        "gpus",
+        "workload",
+        "workload_json",
+        "tile_plan",
+        "errors",
+        "estimator",
+        "decision",
+    ),
     (
         "target",
         "pattern",

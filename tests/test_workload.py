@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.workload import DynamicDim, NormMatmul, Projection, Rope, from_json, to_json
+from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
+from relax_fusion.workload_json import from_json, to_json
 
 from .estimator.cases import WORKLOADS
 
@@ -26,6 +27,14 @@ OTHERS = {
     ),
     "own_row": replace(
         ROTATED, outputs=(Projection(768, "nk", (), replace(ROPE, positions=None)),)
+    ),
+    "chain": MatmulChain(
+        *(DynamicDim("rows"), 64, 16, 48, ("nk", "kn")),
+        inner=("bias", "silu"),
+        outer=(0.5, "residual"),
+        dtype="float16",
+        out_dtype="float32",
+        batch=DynamicDim("heads", 8),
     ),
 }
 

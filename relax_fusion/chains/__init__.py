@@ -13,6 +13,7 @@ from .activations import activation
 from .constants import binary
 from .epilogue import Chain, epilogue
 from .linear import Linear, linear
+from .matmul_chain import Side, matmul_chain
 from .movements import ungrouped
 from .norms import normalisation
 from .projections import (
@@ -29,11 +30,13 @@ __all__ = [
     "Chain",
     "Linear",
     "Prologue",
+    "Side",
     "activation",
     "binary",
     "epilogue",
     "linear",
     "made_by",
+    "matmul_chain",
     "norm_matmul",
     "norm_prologue",
     "normalisation",

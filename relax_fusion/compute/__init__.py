@@ -5,11 +5,19 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..tile_plan import PLAN_ATTR, PlanTable
-from ..workload import WORKLOAD_ATTR, Attention, Workload, from_json
+from ..workload import Attention, MatmulChain, Workload
+from ..workload_json import WORKLOAD_ATTR, from_json
 from .attention import attention_prim_func
 from .contraction import contraction_prim_func
+from .matmul_chain import matmul_chain_prim_func
 
-__all__ = ["attention_prim_func", "build_prim_func", "contraction_prim_func", "description"]
+__all__ = [
+    "attention_prim_func",
+    "build_prim_func",
+    "contraction_prim_func",
+    "description",
+    "matmul_chain_prim_func",
+]
 
 
 def build_prim_func(work: Workload, table: PlanTable, *, gpu: bool) -> tirx.PrimFunc:
@@ -19,6 +27,8 @@ def build_prim_func(work: Workload, table: PlanTable, *, gpu: bool) -> tirx.Prim
     """
     if isinstance(work, Attention):
         return attention_prim_func(work, table)
+    if isinstance(work, MatmulChain):
+        return matmul_chain_prim_func(work, table)
     return contraction_prim_func(work, table, "zero" if gpu else "clamp")
 
 

@@ -16,7 +16,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import WORKLOAD_ATTR, Attention, Dim, MaskDims, to_json
+from ..workload import Attention, Dim, MaskDims
+from ..workload_json import WORKLOAD_ATTR, to_json
 from .attention_blocks import TileEmitter
 from .attention_tile import Operands, arrange, int64, tile_shape
 

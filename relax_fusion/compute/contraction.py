@@ -33,15 +33,8 @@ from collections.abc import Callable
 from tvm import te, tirx
 
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import (
-    WORKLOAD_ATTR,
-    DynamicDim,
-    GatedFFN,
-    Norm,
-    NormMatmul,
-    Projection,
-    to_json,
-)
+from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from ..workload_json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
 from .rope import in_order, rotated_projection

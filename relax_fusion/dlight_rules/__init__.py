@@ -4,6 +4,7 @@ from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
 from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
+from .matmul_chain import MatmulChainRule
 from .norms import NormRule
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "CPUSpatialRule",
     "ContractionRule",
     "ForeignMatmulRule",
+    "MatmulChainRule",
     "NormRule",
     "ScalarMatmulRule",
     "ScheduleKernels",

@@ -9,7 +9,7 @@ from ..compute import description
 from ..compute.ranges import stitch, unless_empty, unstitch
 from ..target import is_gpu
 from ..tile_plan import TilePlan
-from ..workload import Attention
+from ..workload import GatedFFN, NormMatmul
 from .contraction_gpu import schedule_gpu
 from .cpu.contraction import schedule_cpu
 from .steps import projections
@@ -44,7 +44,7 @@ class ContractionRule(TotalRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
         """Return the schedule, or None if the function is not of this family or not for TIR."""
         described = description(func)
-        if described is None or isinstance(described[0], Attention):
+        if described is None or not isinstance(described[0], NormMatmul | GatedFFN):
             return None
         table = described[1]
         if any(plan.backend != "tir" for _, plan in table.entries):

@@ -12,11 +12,12 @@ from itertools import chain
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, Workload
+from ..workload import Attention, MatmulChain, Workload
+from . import chain as matmul_chain
 from . import mma, mma_attention, skinny, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES
 from .panels import candidates as panel_candidates
-from .prediction import ceil_div
+from .prediction import ceil_div, power_dividing
 from .shape import MatmulShape, matmul_shape
 from .violations import fits
 
@@ -46,7 +47,7 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
     backend : {"tir", "triton"}
         Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
     """
-    if backend == "triton":
+    if backend == "triton" and not isinstance(work, MatmulChain):
         attends = isinstance(work, Attention)
         found = (triton_attention if attends else triton).candidates(work, dev)
         first = next(found, None)
@@ -62,6 +63,8 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
         if dev.kind == "gpu":
             tensor = [p for p in mma_attention.candidates(work, dev) if fits(p, work, dev)]
             found = iter(tensor) if tensor else _attention_gpu(work)
+    elif isinstance(work, MatmulChain):
+        found = matmul_chain.candidates(work, dev)
     else:
         shape = matmul_shape(work)
         if dev.kind == "cpu":
@@ -257,8 +260,3 @@ def powers(first: int, last: int) -> Iterable[int]:
 def next_power(value: int) -> int:
     """Return the least power of two that is not below `value`."""
     return 1 << max(0, value - 1).bit_length()
-
-
-def power_dividing(value: int, most: int) -> int:
-    """Return the largest power of two up to `most` that divides `value`."""
-    return min(value & -value, 1 << (most.bit_length() - 1))

@@ -8,8 +8,8 @@ from functools import lru_cache
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
-from ..workload import INTEGER_DTYPES, Attention, Workload
-from . import mma, skinny
+from ..workload import INTEGER_DTYPES, Attention, MatmulChain, Workload
+from . import chain_cost, mma, mma_chain, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
 from .prediction import Prediction, format_seconds
@@ -27,6 +27,11 @@ MODEL_ERROR = {("gpu", "tir"): 1.2, ("gpu", "triton"): 0.9, ("cpu", "tir"): 1.0}
 predicted to win by less with TIR on an H200 came out between 0.6 and 1.1 of the unfused speed.  On
 a CPU they are far apart.  So are Triton's kernels and TVM's, or they are predicted to be level (one
 row): then Triton's were 1.1 to 1.2 times as fast."""
+
+CHAIN_ERROR = 1.85
+"""The same for chains of matmuls on tensor cores.  One with biases, an activation and a residual
+was predicted to win by 1.5 on an H200 and reached 0.82 of the speed of the two matmuls; those that
+are predicted to win by more (G1 to G3 of MCFuser) reached 1.6."""
 
 FAMILY_ERROR = {skinny.FAMILY: 1.0}
 """The same for kernels of the back end "tir" that are priced by their own timings."""
@@ -126,8 +131,8 @@ def choose(
             upper,
             inside[-1],
             fused,
-            _unfused(work, dev, inside[-1], fused_by=plan),
-            FAMILY_ERROR.get(plan.family, MODEL_ERROR[dev.kind, plan.backend]),
+            _unfused(work, dev, inside[-1], backend, fused_by=plan),
+            _error(work, plan, dev),
         )
         for (upper, inside), (plan, fused) in zip(priced_at, chosen, strict=True)
     )
@@ -138,8 +143,17 @@ def choose(
     return Choice(PlanTable(_merged(entries)), predictions)
 
 
+def _error(work: Workload, plan: TilePlan, dev: DeviceSpec) -> float:
+    if isinstance(work, MatmulChain) and dev.kind == "gpu":
+        return CHAIN_ERROR
+    return FAMILY_ERROR.get(plan.family, MODEL_ERROR[dev.kind, plan.backend])
+
+
 def _nothing_fits(work: Workload, dev: DeviceSpec) -> str:
     """Return why there is no plan; integers have no kernel but those of tensor cores."""
+    if isinstance(work, MatmulChain) and dev.kind == "gpu":
+        wide = f"rows of {work.r} elements between the matmuls fit no tile of the {dev.label}"
+        return mma_chain.unsupported(work, dev) or wide
     if isinstance(work, Attention) or work.dtype not in INTEGER_DTYPES:
         return f"no tile of the family fits the {dev.label}"
     shape = matmul_shape(work)
@@ -148,11 +162,20 @@ def _nothing_fits(work: Workload, dev: DeviceSpec) -> str:
     return mma.unsupported(shape, dev) or step
 
 
-def _unfused(work: Workload, dev: DeviceSpec, size: Size, *, fused_by: TilePlan) -> Prediction:
+def _unfused(
+    work: Workload, dev: DeviceSpec, size: Size, backend: str, *, fused_by: TilePlan
+) -> Prediction:
     """Return what the chain costs if it is left to TVM, under the assumptions of the other side.
 
-    The model of Triton's kernels counts the time in which a kernel fills and drains the device.
+    The model of Triton's kernels counts the time in which a kernel fills and drains the device.  A
+    chain of matmuls is left to the passes that fuse each of them, by `backend`.
     """
+    if isinstance(work, MatmulChain):
+        parts = [
+            _best(list(candidates(part, dev, backend)), part, dev, [rows])[1]
+            for part, rows in chain_cost.priced(work, dev, rows_of(work, size))
+        ]
+        return chain_cost.together(parts, work, dev)
     alone = predict_unfused(work, dev, size)
     if fused_by.backend == "triton" and not isinstance(work, Attention):
         return replace(alone, seconds=alone.seconds + FILL_S[fused_by.family])
@@ -171,7 +194,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     predictions = []
     for upper, (*_, size) in ranges(work, regime(plan for _, plan in table.entries)):
         plan = table.plan_for(rows_of(work, size))
-        unfused = _unfused(work, dev, size, fused_by=plan)
+        unfused = _unfused(work, dev, size, plan.backend, fused_by=plan)
         predictions.append(RangePrediction(upper, size, predict(work, plan, dev, size), unfused))
     return Choice(table, tuple(predictions))
 

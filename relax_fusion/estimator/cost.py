@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, Workload
+from ..workload import Attention, MatmulChain, Workload
 from . import (
+    chain_cost,
     cpu_cost,
     gpu_attention_cost,
     gpu_matmul_cost,
     mma_attention_cost,
+    mma_chain_cost,
     mma_cost,
     skinny,
     skinny_cost,
@@ -38,6 +40,11 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
+    if isinstance(work, MatmulChain):
+        foot, rows = footprint(work, plan, dev), rows_of(work, size)
+        if dev.kind == "cpu":
+            return chain_cost.predict(work, plan, foot, dev, rows)
+        return mma_chain_cost.predict(work, plan, foot, dev, rows)
     if plan.backend == "triton":
         if isinstance(work, Attention):
             return triton_attention_cost.predict(work, plan, dev, attention_size(work, size))
@@ -71,6 +78,12 @@ def predict_unfused(
         What the separate matmuls run on: plain FMAs, as TVM's own schedules do, or tensor cores,
         as a vendor library does.  Compare like with like.
     """
+    if isinstance(work, MatmulChain):
+        parts = [
+            predict_unfused(part, dev, rows, backend=backend)
+            for part, rows in chain_cost.priced(work, dev, rows_of(work, size))
+        ]
+        return chain_cost.together(parts, work, dev)
     if isinstance(work, Attention):
         kernels = unfused.attention_kernels(work, attention_size(work, size))
     else:

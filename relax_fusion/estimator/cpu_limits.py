@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, Workload
+from ..workload import Attention, MatmulChain, Workload
 from .footprint import Footprint
 from .panels import FAMILY as PANELS
 from .shape import matmul_shape
@@ -34,6 +34,8 @@ def cpu_limits(foot: Footprint, plan: TilePlan, work: Workload, dev: DeviceSpec)
             f"needs {foot.stack_bytes} B of accumulators, a stack buffer may have "
             f"{STACK_LIMIT_BYTES} B"
         )
+    if isinstance(work, MatmulChain):
+        return
     if isinstance(work, Attention):
         if foot.scratch_bytes > dev.l2_bytes:
             yield (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import DTYPE_BYTES, Attention, Workload
-from . import mma, mma_attention, skinny
+from ..workload import DTYPE_BYTES, Attention, MatmulChain, Workload
+from . import chain, mma, mma_attention, mma_chain, skinny
 from .panels import FAMILY as PANELS
 from .panels import registers as panel_registers
 from .prediction import ceil_div
@@ -70,8 +70,18 @@ def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
         return Footprint(smem, mma_attention.registers(plan, work), threads)
     if isinstance(work, Attention):
         return _attention(work, plan, dev)
+    if isinstance(work, MatmulChain):
+        return _chain(work, plan, dev)
     shape = matmul_shape(work)
     return _matmul_cpu(shape, plan) if dev.kind == "cpu" else _matmul_gpu(shape, plan, dev)
+
+
+def _chain(work: MatmulChain, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    if dev.kind == "cpu":
+        stack, scratch = chain.stack_bytes(plan, work), chain.scratch_bytes(plan, work)
+        return Footprint(0, chain.registers(plan, work), 1, stack, scratch)
+    smem = plan.num_stages * mma_chain.stage_bytes(plan, work)
+    return Footprint(smem, mma_chain.registers(plan, work), plan.num_warps * dev.warp_size)
 
 
 def _matmul_cpu(shape: MatmulShape, plan: TilePlan) -> Footprint:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..device import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import DTYPE_BYTES, Attention, Workload
+from ..workload import DTYPE_BYTES, Attention, GatedFFN, MatmulChain, NormMatmul, Workload
 from .footprint import VECTOR_LOAD_BYTES, Footprint, is_gemv
 from .shape import dtypes_of, matmul_shape
 
@@ -17,6 +17,8 @@ def gpu_limits(foot: Footprint, plan: TilePlan, work: Workload, dev: DeviceSpec)
     if missing:
         yield f"kernels for the {dev.label} cannot hold {' or '.join(missing)}"
     yield from _block_limits(foot, plan, dev)
+    if isinstance(work, MatmulChain):
+        return
     yield from _lanes(plan, work)
     if isinstance(work, Attention):
         return
@@ -62,7 +64,7 @@ def _block_limits(foot: Footprint, plan: TilePlan, dev: DeviceSpec) -> Iterator[
         )
 
 
-def _lanes(plan: TilePlan, work: Workload) -> Iterator[str]:
+def _lanes(plan: TilePlan, work: NormMatmul | GatedFFN | Attention) -> Iterator[str]:
     most = VECTOR_LOAD_BYTES // DTYPE_BYTES[work.dtype]
     if plan.lanes & (plan.lanes - 1) or plan.lanes > most:
         yield (

@@ -44,7 +44,7 @@ def candidates(shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
     widths = [lanes * vectors for vectors in VECTORS]
     exact = [w for w in widths if all(n % w == 0 for n in shape.n_parts)]
     little = [w for w in widths if _columns(shape, w) <= shape.n * (1 + MAX_PADDING)]
-    block_k = _sum_length(shape.k)
+    block_k = sum_length(shape.k)
     for width in exact or little or widths[:1]:
         vectors = width // lanes * shape.parts
         highest = min(MAX_ROWS, (dev.vector_registers - vectors - 1) // vectors)
@@ -70,7 +70,7 @@ def _lanes(shape: MatmulShape, dev: DeviceSpec) -> int:
     return lanes
 
 
-def _sum_length(k: int) -> int:
+def sum_length(k: int) -> int:
     """Return the greatest divisor of k that is not too long, or k where that is too short."""
     found = next(d for d in range(min(k, MAX_SUM), 0, -1) if k % d == 0)
     return found if found >= min(k, MIN_SUM) else k

@@ -40,7 +40,7 @@ def price_panels(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int)
     tile = shape.k * _step_cycles(shape, plan, dev, vectors)
     sums = plan.reg_m * vectors * STORE_CYCLES_PER_VECTOR + TILE_CYCLES
     tile += shape.k // plan.block_k * sums
-    task = _pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
+    task = pack_cycles(shape, plan, vectors) + ceil_div(tiles, plan.split_m) * tile
     cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
     copied = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k
     cycles += copied * TILE_CYCLES_PER_ELEMENT
@@ -65,7 +65,7 @@ def _step_cycles(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, vectors: i
     )
 
 
-def _pack_cycles(shape: MatmulShape, plan: TilePlan, vectors: int) -> float:
+def pack_cycles(shape: MatmulShape, plan: TilePlan, vectors: int) -> float:
     """Return the cycles in which a task packs its panel, which streams by once."""
     shuffles = math.log2(plan.lanes) if "nk" in shape.layouts else 0
     read = plan.reg_n * shape.parts * shape.in_bytes * L3_CYCLES_PER_BYTE

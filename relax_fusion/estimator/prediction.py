@@ -48,6 +48,11 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def power_dividing(value: int, most: int) -> int:
+    """Return the largest power of two up to `most` that divides `value`."""
+    return min(value & -value, 1 << (most.bit_length() - 1))
+
+
 def format_seconds(seconds: float) -> str:
     """Return `seconds` with three digits and the unit that suits them: ``"54.6 us"``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import INTEGER_DTYPES, Attention, GatedFFN, NormMatmul, Workload
-from . import mma, mma_attention, skinny, triton, triton_attention
+from ..workload import INTEGER_DTYPES, Attention, GatedFFN, MatmulChain, NormMatmul, Workload
+from . import chain, mma, mma_attention, skinny, triton, triton_attention
 from .cpu_limits import cpu_limits
 from .footprint import footprint, is_gemv
 from .gpu_limits import gpu_limits
@@ -31,6 +31,11 @@ def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
 
 
 def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+    if isinstance(work, MatmulChain):
+        yield from chain.violations(plan, work, dev)
+        limits = cpu_limits if dev.kind == "cpu" else gpu_limits
+        yield from limits(footprint(work, plan, dev), plan, work, dev)
+        return
     if plan.split_m != 1 and plan.family != PANELS:
         yield f"split_m is {plan.split_m}, only family {PANELS!r} cuts rows into parts"
     if plan.backend == "triton":
@@ -70,7 +75,9 @@ def _integers(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> I
         yield f"dtype is {work.dtype}; it is multiplied by families {known}, or by dot products"
 
 
-def _family(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str]:
+def _family(
+    plan: TilePlan, work: NormMatmul | GatedFFN | Attention, dev: DeviceSpec
+) -> Iterator[str]:
     """Check a plan that names its kernel."""
     attends = isinstance(work, Attention)
     families = (mma.FAMILY,) if attends else (*mma.FAMILIES, skinny.FAMILY)

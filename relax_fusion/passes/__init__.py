@@ -3,10 +3,12 @@
 from .attention import FuseAttentionChain
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
+from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
 
 PATTERNS = {
     "FuseAttentionChain": FuseAttentionChain,
+    "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
     "FuseMatmulEpilogue": FuseMatmulEpilogue,
@@ -17,6 +19,7 @@ __all__ = [
     "PATTERNS",
     "FuseAttentionChain",
     "FuseGatedFFN",
+    "FuseMatmulChain",
     "FuseMatmulEpilogue",
     "FuseRMSNormMatmul",
 ]

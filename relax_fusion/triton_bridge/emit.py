@@ -14,7 +14,7 @@ from ..compute import description
 from ..device import DeviceSpec
 from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
-from ..workload import Attention, Dim, GatedFFN, Workload
+from ..workload import Attention, Dim, GatedFFN, MatmulChain, NormMatmul
 from .arguments import Workspace, is_number
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
@@ -32,7 +32,7 @@ class _Fused:
     Those are tensors, and for the keys to read of a preallocated cache a number.
     """
 
-    work: Workload
+    work: NormMatmul | GatedFFN | Attention
     plans: PlanTable
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
@@ -148,7 +148,7 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     work, plans = description(func) or (None, None)
     if work is None or plans is None:
         return None
-    if any(plan.backend != "triton" for _, plan in plans.entries):
+    if isinstance(work, MatmulChain) or any(p.backend != "triton" for _, p in plans.entries):
         return None
     count = _count_outputs(work)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in func.params[:-count]]
@@ -159,7 +159,7 @@ def _tensor(param: ir.Var) -> relax.TensorType:
     return relax.TensorType(list(param.ty.shape), str(param.ty.dtype))
 
 
-def _count_outputs(work: Workload) -> int:
+def _count_outputs(work: NormMatmul | GatedFFN | Attention) -> int:
     if isinstance(work, Attention):
         return 1
     products = 1 if isinstance(work, GatedFFN) else len(work.outputs)

@@ -47,10 +47,10 @@ def setups(seed: int) -> Iterator[Setup]:
         turn = i // 5
         yield (
             Setup(tvm_unfused=turn % 2 == 0),
-            Setup(passes=(names[i % 4],), whole=False),
+            Setup(passes=names, whole=False, nt_first=True, always=True),
             Setup(tvm_unfused=turn % 2 == 1),
             Setup(passes=orders[i * 7 % len(orders)], whole=False),
-            Setup(passes=names, whole=False, nt_first=True),
+            Setup(passes=(names[turn % len(names)],), whole=False),
         )[i % 5]
 
 

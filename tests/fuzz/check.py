@@ -41,12 +41,15 @@ class Setup:
         Whether TVM's FuseTransposeMatmul runs before them.
     tvm_unfused : bool
         Whether the unfused side is TVM's default pipeline, else ours with every pass disabled.
+    always : bool
+        Whether passes on their own fuse what the estimator predicts to lose, too.
     """
 
     passes: tuple[str, ...] = tuple(PATTERNS)
     whole: bool = True
     nt_first: bool = False
     tvm_unfused: bool = False
+    always: bool = False
 
 
 @dataclass
@@ -114,7 +117,7 @@ def fuse(mod: ir.IRModule, setup: Setup, decisions: list[Decision]) -> ir.IRModu
     """Run the fusing passes one at a time, looking at the module after each."""
     if setup.nt_first:
         mod = relax.transform.FuseTransposeMatmul()(UnshareTransposes()(mod))
-    options = FuseOptions(target=target(), decisions=decisions)
+    options = FuseOptions(target=target(), decisions=decisions, always_fuse=setup.always)
     for name in setup.passes:
         mod = PATTERNS[name](options)(mod)
         try:

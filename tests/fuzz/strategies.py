@@ -183,6 +183,16 @@ def mlp(d: Draft, x: int, width: int) -> int:
     return bias(d, project(d, y, width), 30)
 
 
+def adapter(d: Draft, x: int, width: int) -> int:
+    """Project to few features and back, with no norm in front, and add a projection: LoRA."""
+    x = d.unary("tanh", x)
+    y = project(d, x, d.pick(1, 4, 5, 16))
+    y = activation(d, bias(d, y, 50)) if d.chance(40) else y
+    y = project(d, y, width)
+    y = _times(d, y, d.pick(0.5, 2.0)) if d.chance(60) else y
+    return d.either("add", y, project(d, x, width)) if d.chance(60) else y
+
+
 def gated(d: Draft, x: int, width: int) -> int:
     """Project to gate and up, multiply, project down."""
     n = d.pick(1, 4, 5, 16, 24)
@@ -355,7 +365,7 @@ def single_head(d: Draft, x: int, width: int) -> int:
 # --- programs --------------------------------------------------------------------------------
 
 Motif = Callable[[Draft, int, int], int]
-FLAT: tuple[Motif, ...] = (mlp, gated, several, linear, linear, noise)
+FLAT: tuple[Motif, ...] = (mlp, adapter, gated, several, linear, linear, noise)
 DEEP: tuple[Motif, ...] = (*FLAT, attention, attention, single_head)
 
 

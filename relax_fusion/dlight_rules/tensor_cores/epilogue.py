@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
+from typing import Protocol
 
 import tvm_ffi
 from tvm import ir, sym, tirx
@@ -16,19 +17,57 @@ from tvm.script.ir_builder import tirx as T
 from ...estimator.footprint import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
 from .fragments import local
+from .instructions import Instructions
 from .layout import MMA_M
-from .mma_kernel import MmaKernel
-from .tile import Place, int32, int64
+from .tile import MmaTile, Place, Total, int32, int64
+
+
+class Results(Protocol):
+    """What a kernel computes, element by element."""
+
+    @property
+    def rows(self) -> tirx.Expr:
+        """Rows of the result."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+
+    def results(
+        self, row: tirx.Expr, column: tirx.Expr, total: Total
+    ) -> list[tuple[Place, tirx.Expr]]:
+        """Return what is stored for one column of one row, and where."""
+
+
+class Sums(Protocol):
+    """A kernel whose warps hold sums in the layout of ``mma.m16n8``."""
+
+    tile: MmaTile
+    types: Instructions
+    lane: tirx.Expr
+    warp_row: tirx.Expr
+    warp_column: tirx.Expr
+    first_row: tirx.Expr
+    first_column: tirx.Expr
+    tiles_m: int
+    tiles_n: int
+
+    @property
+    def product(self) -> Results:
+        """What is computed."""
+
+    def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
+        """Return a sum of this lane."""
 
 
 class MmaEpilogue:
-    """Emits what becomes of the sums of an `MmaKernel`, into the IR builder that is open.
+    """Emits what becomes of the sums of a kernel, into the IR builder that is open.
 
     The statements are made once, for variables in the place of the row, of the column in units of
     ``width`` and of the sums, and then repeated for every run of a lane.
     """
 
-    def __init__(self, kernel: MmaKernel) -> None:
+    def __init__(self, kernel: Sums) -> None:
         """Make the statements for `width` columns: as many as divide the runs and n."""
         self.kernel, self.product = kernel, kernel.product
         self.width = gcd(kernel.tile.run, self.product.columns)

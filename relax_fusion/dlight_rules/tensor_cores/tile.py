@@ -18,6 +18,9 @@ from .layout import LANES, run_length
 Place = tuple[tirx.Var, list[tirx.Expr]]
 """A buffer and indices into it."""
 
+Total = Callable[[int], tirx.Expr]
+"""The sum of a part."""
+
 
 @dataclass(frozen=True)
 class MmaTile:
@@ -150,14 +153,14 @@ class Product:
         if isinstance(operand, tirx.Cast):  # made wider, as sums are
             operand = operand.value
         # Which of two weights an element is from depends on its part alone.
-        return sym.Analyzer().simplify(_placed(operand, self.acc, place))
+        return sym.Analyzer().simplify(placed(operand, self.acc, place))
 
     def neighbours(self, part: int, width: int) -> Neighbours:
         """Return what `width` weights of a column are, which lie side by side along k."""
         return Neighbours(partial(self.weight_at, part), (self.columns, self.depth), width)
 
     def results(
-        self, row: tirx.Expr, column: tirx.Expr, total: Callable[[int], tirx.Expr]
+        self, row: tirx.Expr, column: tirx.Expr, total: Total
     ) -> list[tuple[Place, tirx.Expr]]:
         """Return what is stored for one column of one row, and where.
 
@@ -177,9 +180,9 @@ class Product:
         for part in range(2 if len(self.out.iter_vars) == 3 else 1):  # both of a rotated pair
             place = [row, column, int64(part)][: len(self.out.iter_vars)]
             value = tvm_ffi.structural_map(
-                _placed(store.value, self.out, place), (ir.TensorLoad, own)
+                placed(store.value, self.out, place), (ir.TensorLoad, own)
             )
-            where = [simplify(_placed(index, self.out, place)) for index in store.indices]
+            where = [simplify(placed(index, self.out, place)) for index in store.indices]
             found.append(((store.buffer, where), simplify(value)))
         return found
 
@@ -194,7 +197,7 @@ def int64(value: tirx.Expr | int) -> tirx.Expr:
     return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
 
 
-def _placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
+def placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
     """Return an expression of a block at one place of its axes."""
     at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
     return tvm_ffi.structural_map(value, (ir.Var, lambda var: at.get(var, var)))

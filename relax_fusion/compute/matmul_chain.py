@@ -1,0 +1,261 @@
+"""The TIR of a chain of two matmuls: what is computed, stage by stage.
+
+Stages, by the names of their blocks; B is the size of the batch, 1 without one:
+
+``x_wide``     x in float32 (panels, where x is not)       [B, rows', k], float32
+``w_panels0``  A in panels, if it needs to be               [B * panels, k, width], float32
+``w_panels1``  B in panels of columns (panels)             [B * panels, r, reg_n], float32
+``acc0``       x @ A                                       [B, rows', r'], float32
+``out0``       its steps: the intermediate                 [B, rows', r'], rounded to dtype
+``acc1``       the intermediate @ B                        [B, rows', n'], float32
+``out1``       its steps: the result                       [(B,) rows, n], out_dtype
+
+Plans of the family "panels" hold ``block_m`` rows of the intermediate at a time, so ``rows'`` is
+rows rounded up to those; the last row is repeated.  Other plans, for few rows, are two contractions
+in a row (see :mod:`relax_fusion.compute.contraction`), whose operands stay as they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import te, tirx
+
+from ..estimator import mma
+from ..estimator.chain import is_packed, panel_columns
+from ..estimator.panels import FAMILY as PANELS
+from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..workload import Dim, MatmulChain, WeightLayout
+from ..workload_json import WORKLOAD_ATTR, to_json
+from .activations import ACCUMULATE, activate
+from .ranges import stitch
+from .stages import Padding, Size, Stages, accumulate, clamped, int64, round_up, weight_at
+
+Element = Callable[..., tirx.Expr]
+"""A function of the indices of an element: (batch,) row and column."""
+
+
+def matmul_chain_prim_func(work: MatmulChain, table: PlanTable) -> tirx.PrimFunc:
+    """Build the unscheduled PrimFunc of a `MatmulChain`.
+
+    Parameters
+    ----------
+    work : MatmulChain
+        What to compute.
+    table : PlanTable
+        Carried as the attribute `PLAN_ATTR`; where it has several ranges, the body is a choice
+        between one root block for each.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Parameters: x, A, the biases of the inner steps, B, the operands of the outer steps in
+        order, and the result.  x and the result are ``[rows, features]``, A and B as `layouts` say,
+        all with the batch in front where there is one; biases have one dimension.
+    """
+    variants = [(upper, _variant(work, plan)) for upper, plan in table.entries]
+    func = variants[0][1]
+    if len(variants) > 1:
+        func = stitch(variants, func.params[0].ty.shape[-2])
+    return (
+        func.with_attr("op_pattern", 8)
+        .with_attr(PLAN_ATTR, table.to_attr())
+        .with_attr(WORKLOAD_ATTR, to_json(work))
+    )
+
+
+def _variant(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
+    """Build the function of one range."""
+    stages = Stages([], [])
+    if plan.family == mma.FAMILY:
+        _whole(stages, work)
+    else:
+        (_in_blocks if plan.family == PANELS else _in_a_row)(stages, work, plan)
+    return te.create_prim_func([*stages.inputs, *stages.outputs])
+
+
+def _size(dim: Dim, name: str) -> Size:
+    return dim if isinstance(dim, int) else tirx.Var(name, "int64")
+
+
+def _in_a_row(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
+    """Add both matmuls as contractions, one after the other."""
+    rows = _size(work.rows, "rows")
+    data = stages.take((rows, work.k), work.dtype, "x")
+    sides = ((work.r, work.inner, work.dtype), (work.n, work.outer, work.out_dtype))
+    for which, (n, steps, dtype) in enumerate(sides):
+        layout, k = work.layouts[which], data.shape[1]
+        w = stages.take(_weight_shape(layout, k, n), work.dtype, f"w{which}")
+        padding = Padding(plan.block_m, plan.block_n if layout == "nk" else 1)
+        acc = accumulate(data, _reader(layout, w), (1, n), f"acc{which}", padding)
+        value = _stepped(stages, work, which, steps, _first(acc), (rows, n))
+        data = te.compute(int64((rows, n)), _rounded(value, dtype), f"out{which}")
+    stages.give(data)
+
+
+def _first(acc: te.Tensor) -> Element:
+    """Return a reader of the only part of an accumulator."""
+    return lambda i, j: acc(tirx.IntImm("int64", 0), i, j)
+
+
+def _rounded(value: Element, dtype: str) -> Element:
+    return lambda i, j: value(i, j).astype(dtype)
+
+
+def _reader(layout: WeightLayout, w: te.Tensor) -> Callable[..., tirx.Expr]:
+    return lambda p, j, r: weight_at(layout, w, j, r)
+
+
+def _weight_shape(layout: WeightLayout, k: Size, n: Size) -> tuple[Size, Size]:
+    return (n, k) if layout == "nk" else (k, n)
+
+
+def _whole(stages: Stages, work: MatmulChain) -> None:
+    """Add both matmuls as they are, for tensor cores, whose copies fill in zeros."""
+    lead, shape = _outside(work)
+    x = stages.take((*lead, shape[1], work.k), work.dtype, "x")
+    acc = _product(stages, work, 0, shape, x)
+    value = _stepped(stages, work, 0, work.inner, acc, (work.r,))
+    middle = te.compute(int64((*shape, work.r)), lambda *at: value(*at).astype(work.dtype), "out0")
+    _result(stages, work, (lead, shape[1]), _product(stages, work, 1, shape, middle))
+
+
+def _outside(work: MatmulChain) -> tuple[tuple[Size, ...], tuple[Size, Size]]:
+    """Return the batch, if there is one, and (matrices, rows)."""
+    lead = () if work.batch is None else (_size(work.batch, "batch"),)
+    return lead, ((*lead, 1)[0], _size(work.rows, "rows"))
+
+
+def _result(
+    stages: Stages, work: MatmulChain, size: tuple[tuple[Size, ...], Size], sums: Element
+) -> None:
+    """Add the steps after the second matmul, and the output."""
+    lead, rows = size
+    value = _stepped(stages, work, 1, work.outer, sums, (*lead, rows, work.n))
+    first = () if lead else (tirx.IntImm("int64", 0),)
+    stages.give(
+        te.compute(
+            int64((*lead, rows, work.n)),
+            lambda *at: value(*first, *at).astype(work.out_dtype),
+            "out1",
+        )
+    )
+
+
+def _product(
+    stages: Stages, work: MatmulChain, which: int, shape: tuple[Size, Size], data: te.Tensor
+) -> te.Tensor:
+    """Add a weight, and the reduction of `data` and it."""
+    k, n = ((work.k, work.r), (work.r, work.n))[which]
+    layout, lead = work.layouts[which], () if work.batch is None else shape[:1]
+    w = stages.take((*lead, *_weight_shape(layout, k, n)), work.dtype, f"w{which}")
+    r = te.reduce_axis((0, data.shape[-1]), "k")
+
+    def product(b: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        element = weight_at(layout, _at(w, b), j, r).astype(ACCUMULATE)
+        return te.sum(_at(data, b)(i, r).astype(ACCUMULATE) * element, axis=r)
+
+    return te.compute(int64((*shape, n)), product, f"acc{which}")
+
+
+def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
+    """Add both matmuls over panels of their weights, the intermediate between them."""
+    lead, (batch, rows) = _outside(work)
+    padded = round_up(rows, plan.block_m)
+    x = stages.take((*lead, rows, work.k), work.dtype, "x")
+
+    def x_at(b: tirx.Expr, i: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+        return _at(x, b)(clamped(i, rows, plan.block_m), r).astype(ACCUMULATE)
+
+    if work.dtype != ACCUMULATE:
+        wide = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
+        x_at = lambda b, i, r: wide(b, i, r)  # noqa: E731
+    inner = _over_panels(stages, (work, plan, 0), (batch, padded), x_at)
+    width = panel_columns(plan, work, 0)
+    value = _stepped(stages, work, 0, work.inner, inner, (work.r,), width)
+    middle = te.compute(
+        int64((batch, padded, round_up(work.r, width))),
+        lambda *at: value(*at).astype(work.dtype).astype(ACCUMULATE),
+        "out0",
+    )
+    outer = _over_panels(stages, (work, plan, 1), (batch, padded), middle)
+    _result(stages, work, (lead, rows), outer)
+
+
+def _at(tensor: te.Tensor, b: tirx.Expr) -> Element:
+    """Return a reader of one matrix of a batch, or of the only one."""
+    return (lambda i, j: tensor(b, i, j)) if len(tensor.shape) == 3 else tensor
+
+
+def _over_panels(
+    stages: Stages,
+    which: tuple[MatmulChain, TilePlan, int],
+    outside: tuple[Size, Size],
+    data: Element,
+) -> Element:
+    """Add a weight, its panels and the reduction over them; return the sums by (b, i, j).
+
+    `outside` are the matrices and their rows.
+    """
+    (work, plan, index), (batch, rows) = which, outside
+    k, n = ((work.k, work.r), (work.r, work.n))[index]
+    layout, width = work.layouts[index], panel_columns(plan, work, index)
+    count = -(-n // width)
+    lead = () if work.batch is None else (batch,)
+    w = stages.take((*lead, *_weight_shape(layout, k, n)), work.dtype, f"w{index}")
+
+    def packed(p: tirx.Expr, r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        column = clamped(p % count * width + j, n, width)
+        return weight_at(layout, _at(w, p // count), column, r).astype(ACCUMULATE)
+
+    if is_packed(work, plan, index):
+        panels = te.compute(int64((batch * count, k, width)), packed, f"w_panels{index}")
+        read = lambda b, j, r: panels(b * count + j // width, r, j % width)  # noqa: E731
+    else:
+        read = lambda b, j, r: weight_at(layout, _at(w, b), j, r)  # noqa: E731
+    r = te.reduce_axis((0, tirx.IntImm("int64", k)), "k")
+    return te.compute(
+        int64((batch, rows, count * width)),
+        lambda b, i, j: te.sum(data(b, i, r) * read(b, j, r), axis=r),
+        f"acc{index}",
+    )
+
+
+def _stepped(
+    stages: Stages,
+    work: MatmulChain,
+    which: int,
+    steps: tuple[str | float, ...],
+    value: Element,
+    shape: tuple[Size, ...],
+    width: int = 1,
+) -> Element:
+    """Return the element after the steps; a residual lies as the result does, in `shape`.
+
+    Columns beyond the last, up to a multiple of `width`, have the last one's bias.
+    """
+    for position, step in enumerate(steps):
+        name = f"{step}{which}_{position}"
+        if step == "bias":
+            bias = stages.take(shape[-1:], work.dtype, name)
+            term = lambda *at, b=bias: b(clamped(at[-1], shape[-1], width))  # noqa: E731
+        elif step == "residual":
+            residual = stages.take(shape, work.dtype, name)
+            term = lambda *at, t=residual: t(*at[len(at) - len(t.shape) :])  # noqa: E731
+        else:
+            value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
+            continue
+        value = _sum(value, term)
+    return value
+
+
+def _sum(value: Element, term: Element) -> Element:
+    return lambda *at: value(*at) + term(*at).astype(ACCUMULATE)
+
+
+def _scaled(value: Element, factor: float) -> Element:
+    return lambda *at: value(*at) * tirx.const(factor, ACCUMULATE)
+
+
+def _active(value: Element, name: str) -> Element:
+    return lambda *at: activate(name, value(*at))

@@ -1,0 +1,57 @@
+"""Chains of two matmuls on tensor cores: the blocks of a function become a `ChainKernel`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ...estimator.prediction import ceil_div
+from ...tile_plan import TilePlan
+from ...workload import MatmulChain
+from .chain_kernel import ChainKernel
+from .chain_side import Side
+from .layout import LANES
+from .tile import int32, int64
+
+
+def with_mma_chain(func: tirx.PrimFunc, work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
+    """Return `func` as one kernel for tensor cores.
+
+    rewrite: ``for b, i, j, k: acc0``; ``out0``; ``for b, i, j, k: acc1``; ``out1`` ->
+    ``for tile: bind block: for t: bind thread: copies, ldmatrix, mma, steps, mma, steps, stores``
+    """
+    blocks: dict[str, s_tir.SBlock] = {}
+    tvm_ffi.structural_walk(
+        func.body, (s_tir.SBlock, lambda block: blocks.update({block.name_hint: block}))
+    )
+    batch, rows = (v.dom.extent for v in blocks["acc0"].iter_vars[:2])
+    tiles = ((rows + int64(plan.block_m - 1)) // int64(plan.block_m)).astype("int32")
+    parts = int32(ceil_div(work.n, plan.block_n))
+    tensors = [p for p in func.params if tirx.is_buffer_var(p)]
+    with (
+        IRBuilder() as builder,
+        T.prim_func(s_tir=True),
+        T.thread_binding(batch.astype("int32") * tiles * parts, thread="blockIdx.x") as index,
+        T.thread_binding(int32(plan.num_warps * LANES), thread="threadIdx.x") as thread,
+        T.sblock("mma_chain"),
+    ):
+        IRBuilder.name_many(["tile", "thread"], [index, thread])
+        T.reads(*_all_of(tensors[:-1]))
+        T.writes(*_all_of(tensors[-1:]))
+        line = index // parts
+        matrix = int64(line // tiles)
+        inner, outer = (Side(blocks[f"acc{i}"], blocks[f"out{i}"], matrix) for i in range(2))
+        at = (line % tiles, index % parts)
+        ChainKernel(work, plan, (inner, outer), thread, at).emit()
+    body = builder.get().body.block.body
+    whole = s_tir.SBlock([], [], [], "root", body)
+    return func.with_body(s_tir.SBlockRealize([], True, whole))
+
+
+def _all_of(buffers: Sequence[tirx.Var]) -> list[ir.TensorRegion]:
+    """Return the whole of buffers as regions."""
+    return [buffer[tuple(slice(0, size) for size in buffer.ty.shape)] for buffer in buffers]

@@ -1,0 +1,130 @@
+"""FuseMatmulChain: two matmuls with a narrow tensor between them become one kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import ir, relax
+
+from ..chains import Side, matmul_chain
+from ..errors import Reason
+from ..lowering import FuseOptions, fuse
+from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from ..shapes import (
+    as_dims,
+    check_dtype,
+    check_operands,
+    check_vdevices,
+    dtype_of,
+    known_shape,
+    product,
+    static,
+)
+from ..workload import MatmulChain
+
+PATTERN = "FuseMatmulChain"
+
+
+@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@dataclass(frozen=True)
+class FuseMatmulChain:
+    """Fuse two matmuls where the tensor between them is narrow enough to stay on the chip.
+
+    These are the adapters of LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685), bottlenecks,
+    and layers that were factorised; and the batched chains of MCFuser (Zhang et al., SC'24).
+
+    rewrite::
+
+        h = R.matmul(x, R.permute_dims(A))              # A, B as [out, in] or [in, out]
+        h = act(R.add(R.multiply(h, c), b))             # optional steps, in any order
+        y = R.matmul(h, R.permute_dims(B))
+        z = R.add(base, R.multiply(y, R.const(2.0)))    # optional: number, bias, residual, act
+            ->
+        z = R.call_tir(fuse_matmul_chain_..., (x, A, b, B, base))
+
+        y = R.matmul(R.matmul(p, q), r)                 # p, q and r with the same batch
+            ->
+        y = R.call_tir(fuse_matmul_chain_..., (p, q, r))
+
+    The intermediate is rounded to its dtype, as the tensor that it was.  Chains whose input is a
+    norm are left to the passes that take the norm and the first matmul together.
+
+    declines when:
+        the intermediate is read elsewhere, or is of another dtype than the input; a size of a
+        weight is dynamic; operands differ in dtype, or it is none of float16, bfloat16, float32;
+        operands live on different virtual devices; the estimator predicts that the two matmuls
+        alone are as fast, as where the intermediate is wide, or finds no plan.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    options: FuseOptions = field(default_factory=FuseOptions)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return fuse(mod, PATTERN, self.match, self.options)
+
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the chain whose first matmul `var` is."""
+        sides = matmul_chain(view, var)
+        if sides is None:
+            return None
+        inner, outer = sides
+        x = inner.linear.x
+        dtype = check_dtype(dtype_of(x), "the input")
+        detail = f"the intermediate is {inner.dtype}, the input {dtype}"
+        guard(inner.dtype == dtype, Reason.DTYPE, detail)
+        lead, rows = _rows(inner)
+        guard(rows != 0, Reason.SHAPE, "the input has no rows")
+        k, r, n = inner.linear.k, inner.linear.n, outer.linear.n
+        args = [
+            KernelArg(x, (*lead, rows, k)),
+            *_operands(inner, (*lead, rows, r)),
+            *_operands(outer, (*lead, rows, n)),
+        ]
+        check_operands([a.expr for a in args], dtype)
+        check_vdevices([a.expr for a in args])
+        dims = as_dims((*lead, rows), self.options.bounds)
+        work = MatmulChain(
+            *(dims[-1], k, r, n, (inner.linear.layout, outer.linear.layout)),
+            inner=inner.steps,
+            outer=outer.steps,
+            dtype=dtype,
+            out_dtype=check_dtype(outer.dtype, "the result"),
+            batch=dims[0] if lead else None,
+        )
+        covers = tuple(dict.fromkeys((*inner.covers, *outer.covers)))
+        check_inner(view, covers, {outer.out})
+        outs = (KernelOut(outer.out, (*lead, rows, n), work.out_dtype),)
+        spelling = " -> ".join(map(_spelling, sides))
+        return Match(PATTERN, spelling, covers, tuple(args), outs, work)
+
+
+def _rows(side: Side) -> tuple[tuple[PrimExpr | int, ...], PrimExpr | int]:
+    """Return the size of the batch, if there is one, and the rows of a matrix."""
+    shape = known_shape(side.linear.x, "the input")
+    static(shape[-1], "the input's features")
+    if not side.batch:
+        return (), product(shape[:-1])
+    return (product(side.batch),), product(shape[-2:-1])
+
+
+def _operands(side: Side, wide: tuple[PrimExpr | int, ...]) -> list[KernelArg]:
+    """Return the weight and the operands of the steps in the shapes in which the kernel has them.
+
+    Biases have theirs already; residuals lie as the result does, which is of shape `wide`.
+    """
+    k, n = side.linear.k, side.linear.n
+    matrix = (n, k) if side.linear.layout == "nk" else (k, n)
+    weight = KernelArg(side.linear.weight, (*wide[:-2], *matrix) if side.batch else None)
+    return [weight, *(a if a.shape else KernelArg(a.expr, wide) for a in side.args)]
+
+
+def _spelling(side: Side) -> str:
+    layout = {"nk": "NT", "kn": "NN"}[side.linear.layout]
+    steps = ("scale" if isinstance(step, float) else step for step in side.steps)
+    return " ".join([f"{'batched ' if side.batch else ''}matmul {layout}", *steps])

@@ -1,0 +1,135 @@
+"""Chains of two matmuls with inputs and a float64 reference, for any target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from relax_fusion.tile_plan import TilePlan
+from relax_fusion.workload import DynamicDim, MatmulChain, extent
+
+from .attention_cases import numpy_dtype
+from .contraction_cases import activate
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ChainCase:
+    """A workload, and the values of its rows and its batch, where they are dynamic."""
+
+    work: MatmulChain
+    dynamic_rows: int = 0
+    dynamic_batch: int = 0
+
+    def shape(self, columns: int) -> tuple[int, ...]:
+        """Return the shape of a tensor that has the rows of x."""
+        return (*self._lead(), extent(self.work.rows, self.dynamic_rows), columns)
+
+    def _lead(self) -> tuple[int, ...]:
+        batch = self.work.batch
+        return () if batch is None else (extent(batch, self.dynamic_batch),)
+
+    def inputs(self) -> Arrays:
+        """Return x, A, its biases, B and the operands of the outer steps, in order."""
+        work, rng = self.work, np.random.default_rng(5)
+
+        def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
+            return (rng.standard_normal(shape) * scale).astype(numpy_dtype(work.dtype))
+
+        arrays = {"x": draw(*self.shape(work.k))}
+        sides = ((work.k, work.r, work.inner), (work.r, work.n, work.outer))
+        for side, (k, n, steps) in enumerate(sides):
+            matrix = (n, k) if work.layouts[side] == "nk" else (k, n)
+            arrays[f"w{side}"] = draw(*self._lead(), *matrix, scale=k**-0.5)
+            for position, step in enumerate(steps):
+                if step in ("bias", "residual"):
+                    size = (n,) if step == "bias" else self.shape(n)
+                    arrays[f"{step}{side}_{position}"] = draw(*size)
+        return arrays
+
+    def reference(self, arrays: Arrays, dtype: str, rounded: bool = True) -> np.ndarray:
+        """Compute the result with sums in `dtype`, the intermediate rounded to the workload's."""
+        work = self.work
+        a = {name: array.astype(dtype) for name, array in arrays.items()}
+        value = a["x"]
+        for side, steps in enumerate((work.inner, work.outer)):
+            w = a[f"w{side}"]
+            value = value @ (w.swapaxes(-1, -2) if work.layouts[side] == "nk" else w)
+            for position, step in enumerate(steps):
+                if isinstance(step, float):
+                    value = value * np.asarray(step, dtype)
+                elif step in ("bias", "residual"):
+                    value = value + a[f"{step}{side}_{position}"]
+                else:
+                    value = activate(step, value)
+            if side == 0 and rounded:
+                value = value.astype(numpy_dtype(work.dtype)).astype(dtype)
+        return value
+
+    def check(self, arrays: Arrays, got: np.ndarray) -> None:
+        """Hold the result to twice the error of numpy in float32, and one rounding step.
+
+        Both are measured against float64 with the intermediate rounded as a tensor would be.
+        """
+        exact = self.reference(arrays, "float64")
+        unfused = self.reference(arrays, "float32").astype(got.dtype)
+        assert got.shape == exact.shape and str(got.dtype) == self.work.out_dtype
+        step = float(ml_dtypes.finfo(got.dtype).eps) * _rms(exact)
+        error, limit = _rms(got - exact), 2 * _rms(unfused - exact) + step
+        assert error <= limit, f"error {error:.3g}, limit {limit:.3g}"
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(np.asarray(values, "float64")))))
+
+
+HALF = MatmulChain(21, 48, 24, 40, ("nk", "nk"), (), (), "float16", "float16")
+MMA = TilePlan(
+    *(32, 32, 32),
+    reg_m=16,
+    reg_n=16,
+    lanes=8,
+    num_stages=3,
+    num_warps=2,
+    family="mma",
+)
+
+
+def tensor_core_chains() -> dict[str, tuple[ChainCase, TilePlan]]:
+    """Return cases for tensor cores, each with a plan whose tiles do not divide its sizes."""
+    wide = replace(MMA, reg_m=32, num_warps=1)
+    steps = {"inner": ("bias", 0.5, "silu"), "outer": ("bias", "residual")}
+    works: dict[str, tuple[MatmulChain, TilePlan]] = {
+        "transposed": (HALF, MMA),
+        "as_they_lie": (replace(HALF, layouts=("kn", "kn")), MMA),
+        "mixed": (
+            replace(HALF, layouts=("nk", "kn"), k=40, r=48, n=56),
+            replace(wide, reg_n=32, num_stages=4),
+        ),
+        "lora": (
+            replace(HALF, rows=50, r=8, n=72, k=136, outer=(2.0, "residual")),
+            replace(wide, block_n=80),
+        ),
+        "all_steps": (
+            replace(
+                HALF,
+                dtype="bfloat16",
+                out_dtype="bfloat16",
+                r=20,
+                layouts=("kn", "nk"),
+                k=36,
+                n=36,
+                **steps,
+            ),
+            replace(MMA, lanes=4, num_stages=2),
+        ),
+        "batched": (
+            replace(HALF, batch=2, layouts=("kn", "kn"), r=72, rows=17),
+            replace(MMA, block_m=16, num_warps=1, block_n=48),
+        ),
+        "dynamic": (replace(HALF, rows=DynamicDim("rows")), MMA),
+    }
+    return {name: (ChainCase(work, 35), plan) for name, (work, plan) in works.items()}
