@@ -14,7 +14,7 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, MatmulChain, Workload
 from . import chain as matmul_chain
-from . import mma, mma_attention, skinny, triton, triton_attention
+from . import mma_attention, mma_plans, skinny, triton, triton_attention
 from .footprint import OPERAND_REGISTERS, VECTOR_LOAD_BYTES
 from .panels import candidates as panel_candidates
 from .prediction import ceil_div, power_dividing
@@ -75,7 +75,7 @@ def _tir(work: Workload, dev: DeviceSpec) -> Iterator[TilePlan]:
                 for plan in skinny.candidates(work, shape, dev)
                 if plan.block_n == skinny.least_columns(shape) or _columns_fit(shape, plan.block_n)
             )
-            many = mma.candidates(shape, work.rows, dev)
+            many = mma_plans.candidates(shape, work.rows, dev)
             padding_little = (p for p in many if _columns_fit(shape, p.block_n))
             tensor = [p for p in chain(few, padding_little) if fits(p, work, dev)]
             # Tensor cores are never slower than tiles of FMAs, which are many to price.

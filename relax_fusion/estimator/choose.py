@@ -209,14 +209,16 @@ def _best(
     """
     rows = next_power(_tiled_rows(work, sizes[-1]))
     # Taller tiles than rows only pad.  Where none is that low, the lowest there is must do; and the
-    # instructions for few rows have eight.
+    # instructions for few rows have eight, those of warp groups 64, which cost no more than fewer.
     many = [plan.block_m for plan in found if plan.family != skinny.FAMILY]
     lowest = max(rows, min(many, default=0))
     tensor = [plan.block_m for plan in found if plan.family in mma.FAMILIES]
     if tensor and len(many) == len(found):  # a few rows have no kernels of their own
         lowest = max(lowest, min(tensor), mma.GROUP_ROWS)
     few = max(rows, skinny.MMA_ROWS) if rows <= skinny.MOST_ROWS or not many else 0
-    low = [p for p in found if p.block_m <= (few if p.family == skinny.FAMILY else lowest)]
+    groups = max(lowest, mma.GROUP_ROWS) if rows >= mma.FEWEST_ROWS else lowest
+    tallest = {skinny.FAMILY: few, mma.WARP_GROUPS: groups}
+    low = [p for p in found if p.block_m <= tallest.get(p.family, lowest)]
     if tensor and _tiled_rows(work, sizes[0]) > skinny.MOST_ROWS:
         # Dot products, which read all weights once a row, are not worth their pricing
         low = [p for p in low if p.block_m > 1] or low

@@ -5,17 +5,18 @@
 
 A thread block has ``block_m x block_n`` results, its warps ``reg_m x reg_n`` each (of every part),
 and ``num_stages`` tiles of both operands, ``block_k`` deep, in shared memory or on their way to it.
+``split_k`` blocks that share a tile are a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, product
+from math import gcd
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import INTEGER_DTYPES, Dim
-from .prediction import HALF_DTYPES
+from ..workload import INTEGER_DTYPES
+from .prediction import HALF_DTYPES, ceil_div
 from .shape import MatmulShape
 
 FAMILY, WARP_GROUPS = FAMILIES = ("mma", "wgmma")
@@ -40,21 +41,18 @@ SLICE_BYTES = 2 * PIECE_BYTES
 COPY_BYTES = (PIECE_BYTES, 8, 4)
 """Of one asynchronous copy.  It cannot move 2."""
 
+SUM_BYTES = 4
+"""Of one sum."""
+
+SYSTEM_SMEM_BYTES = 1 << 10
+"""Shared memory that the system keeps for itself in each thread block."""
+
 FIRST_CAPABILITY = 80
 """Ten times the compute capability that brought ``cp.async`` and ``mma.m16n8k16``."""
 
 OVERHEAD_REGISTERS = 40
 """Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128
 accumulators and 64 operands, 144 with 64 and 48."""
-
-WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
-"""Rows and columns (of all parts) that a warp accumulates."""
-
-WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
-"""Warps of a block along rows and columns."""
-
-STEPS = ((128, 3), (128, 4), (64, 4))
-"""Bytes of k, and stages."""
 
 GROUP_ROWS, GROUP_WARPS = 64, 4
 """Rows of one ``wgmma`` instruction, and the warps that execute it."""
@@ -65,11 +63,11 @@ GROUP_COLUMNS = 256
 GROUP_LINE_BYTES = 128
 """Bytes of k of a step of ``wgmma``: the lines that it reads without conflicts."""
 
-GROUP_TILES = ((128, 256), (256, 128), (128, 192), (128, 128), (64, 256), (64, 128), (64, 64))
-"""Rows and columns (of all parts) of blocks of warp groups."""
+SPLITS = (1, 2, 3, 4, 6, 8)
+"""Parts of a reduction: thread blocks of a cluster, of which every sm_90 device runs 8."""
 
-GROUP_STAGES = (4, 5, 6, 7, 8)
-"""One is multiplied and one waits for its readers; what the others hold hides the way to memory."""
+CLUSTER_CAPABILITY = 90
+"""Ten times the compute capability that brought clusters."""
 
 GROUP_ALIGNMENT_BYTES = 1024
 """What the stages of ``wgmma`` are aligned to, at the cost of as much shared memory."""
@@ -94,54 +92,6 @@ def needs_capability(family: str, dev: DeviceSpec) -> str | None:
     return None
 
 
-def candidates(shape: MatmulShape, rows: Dim, dev: DeviceSpec) -> Iterator[TilePlan]:
-    """Yield plans for `shape`, which may not all fit; of equal prices, the first is to be taken."""
-    wide = copy_lanes(shape)
-    lanes = next((n for n in wide if all(size % n == 0 for size in copied(shape))), None)
-    if lanes is None or unsupported(shape, dev):
-        return
-    if shape.dtype in HALF_DTYPES and isinstance(rows, int) and rows < FEWEST_ROWS:
-        return
-    most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
-    if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
-        most = max(most, GROUP_ROWS)
-    for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
-        if plan.block_m <= most:
-            yield plan
-
-
-def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePlan]:
-    if unsupported(shape, dev, WARP_GROUPS) is None and shape.layouts == {"nk"}:
-        for (block_m, columns), stages in product(GROUP_TILES, GROUP_STAGES):
-            block_n = columns // shape.parts
-            yield TilePlan(
-                *(block_m, block_n, GROUP_LINE_BYTES // shape.in_bytes),
-                reg_m=WARP_TILE,
-                reg_n=block_n,
-                lanes=lanes,
-                num_stages=stages,
-                num_warps=block_m // WARP_TILE,
-                family=WARP_GROUPS,
-            )
-
-
-def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
-    for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
-        if columns % (warp_columns(shape) * shape.parts):
-            continue
-        reg_n = columns // shape.parts
-        for step_bytes, stages in STEPS:
-            yield TilePlan(
-                *(reg_m * along_m, reg_n * along_n, step_bytes // shape.in_bytes),
-                reg_m=reg_m,
-                reg_n=reg_n,
-                lanes=lanes,
-                num_stages=stages,
-                num_warps=along_m * along_n,
-                family=FAMILY,
-            )
-
-
 def warp_columns(shape: MatmulShape) -> int:
     """Return what the columns of a warp are a multiple of.
 
@@ -164,6 +114,8 @@ def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
     """Return the shared memory of a thread block."""
     lines = plan.block_m + shape.parts * plan.block_n
     stages = lines * plan.block_k * shape.in_bytes * plan.num_stages
+    if plan.split_k > 1:  # the sums take the place of the operands
+        stages = max(stages, plan.block_m * shape.parts * plan.block_n * SUM_BYTES)
     return stages + (GROUP_ALIGNMENT_BYTES if plan.family == WARP_GROUPS else 0)
 
 
@@ -192,14 +144,34 @@ def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[
     least = 3 if plan.family == WARP_GROUPS else 2
     if plan.num_stages < least:
         yield f"num_stages is {plan.num_stages}, {family} needs {least} to copy while it multiplies"
-    if plan.split_k != 1:
-        yield f"split_k is {plan.split_k}, {family} reduces in 1 part"
+    yield from split_violations(plan, shape, dev)
     warps = plan.block_m // plan.reg_m * (plan.block_n // plan.reg_n)
     if plan.num_warps != warps:
         yield f"num_warps is {plan.num_warps}, tiles of {plan.reg_m}x{plan.reg_n} make {warps}"
     if plan.family == WARP_GROUPS:
         yield from _group_violations(plan, shape)
     yield from _copy_violations(plan, shape)
+
+
+def split_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check that there are clusters, with a part of the reduction and of the tile for each block.
+
+    A block finishes so many runs of each lane: of up to 8 columns, or 2 of a weight ``[k, n]``.
+    """
+    split, steps = plan.split_k, ceil_div(shape.k, plan.block_k)
+    if split == 1:
+        return
+    if dev.capability < CLUSTER_CAPABILITY:
+        yield f"split_k is {split}, the {dev.label} has no clusters to add up the parts"
+    if split > max(SPLITS):
+        yield f"split_k is {split}, a cluster has {max(SPLITS)} blocks"
+    if split > steps:
+        yield f"split_k is {split}, k has {steps} steps of {plan.block_k}"
+    for layout in sorted(shape.layouts):
+        columns = gcd(plan.reg_n, 32) if layout == "nk" or shape.in_bytes == 1 else 8
+        runs = plan.reg_m // 8 * (plan.reg_n // columns)
+        if runs % split:
+            yield f"split_k is {split}, does not divide the {runs} runs of columns of a lane"
 
 
 def _group_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:

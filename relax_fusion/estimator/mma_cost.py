@@ -2,13 +2,15 @@
 
 A step of a tile along k lasts as long as the matrix units need for it, or as its operands take from
 L2 on their way into one multiprocessor, or as the next operands take to arrive at all, of which so
-many stages are on their way.  Constants were fitted to 24 plans on one H200, float16, 64 to 4096
-rows of 6144 x 4096 and of a gated pair of 14336 x 4096.
+many stages are on their way; and it has a least time.  Constants were fitted to 246 timings of 71
+plans of ``wgmma`` on one H200, float16, 64 to 1024 rows, which they meet to 7 % (root mean square):
+`2026-11-21-mma_trials.json`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
@@ -19,16 +21,16 @@ from .gpu_cost import resident_blocks
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape
 
-GROUP_RATE = {64: 0.5, 96: 0.54, 128: 0.58, 192: 0.67, 256: 0.75}
-"""Part of the tensor cores' peak that ``wgmma`` reaches, by columns of a tile: measured with 128 to
-256 (746 of 989 Tflop/s), assumed with fewer."""
+GROUP_RATE = {64: 0.8, 128: 0.81, 192: 0.92, 256: 0.89}
+"""Part of the tensor cores' peak that ``wgmma`` reaches by itself, by columns of a tile.  That of
+64 is assumed: other things take longer there."""
 
-CROWDED_RATE = 0.65
+CROWDED_RATE = 0.73
 """The same with four groups in a block, which wait for each other at every step (256 x 128)."""
 
-HOPPER_RATE = 0.5
-"""The same for ``mma.sync`` on sm_90 with 64 x 64 results a warp (495 Tflop/s): its operands pass
-through registers.  It falls with the square root of the products for each operand loaded."""
+HOPPER_RATE = 0.45
+"""The same for ``mma.sync`` on sm_90 with 64 x 64 results a warp: its operands pass through
+registers.  It falls with the square root of the products for each operand loaded."""
 
 NATIVE_RATE = 0.83
 """The same on devices whose own instruction it is.  Assumed, from what libraries reach there."""
@@ -51,16 +53,39 @@ ROUNDED_BYTES_PER_CLOCK = 110.0
 """What a multiprocessor reads and writes of its shared memory to round tiles to tf32 in place, for
 ``wgmma``, which reads them from there meanwhile: 85 to 130 with seven plans."""
 
-FEED_BYTES_PER_CLOCK = 44.0
-"""What one multiprocessor fetches from L2: 87 GB/s where tiles are small."""
-
 SCHEDULERS = 4
 """Of a multiprocessor, each with matrix units of its own."""
 
-LATENCY_S = 1.15e-6
+FEED_BYTES_PER_CLOCK = 49.0
+"""What one multiprocessor fetches from L2: 97 GB/s."""
+
+LATENCY_S = 0.88e-6
 """From asking for the operands of a step to multiplying them, on a busy device."""
 
-FILL_S = 2.0e-6
+STEP_S = 0.2e-6
+"""The least time of a step: waits, a barrier, and the copies that are asked for."""
+
+RAGGED = 1.19
+"""What the steps of all tiles take longer where the last has columns beyond n: copies look where
+they are."""
+
+READ_EFFICIENCY = 0.87
+"""Reached part of the peak bandwidth, of weights."""
+
+OVERLAP = {"step": 6.0, "memory": 4.0}
+"""Exponents of the means: how well the parts of a step overlap, and all steps with memory."""
+
+CLUSTER_S = 0.57e-6
+"""What the barriers of a cluster cost, and that its blocks end together."""
+
+EXCHANGED_BYTES_PER_CLOCK = 9.7
+"""What a block stores of its sums, and loads of the others' at the same time."""
+
+UNPAIRED = 10
+"""Multiprocessors that clusters of more than two blocks leave idle: their number in each part of
+the device is no multiple of the blocks.  Seen in that 128 blocks did not run at once."""
+
+FILL_S = 1.8e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
 
 
@@ -73,19 +98,23 @@ def predict(
     seconds = len(shape.n_parts) * (dev.launch_s + FILL_S)
     terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "compute": 0.0, "latency": 0.0}
     terms["l2"] = 0.0
-    steps, waves = ceil_div(shape.k, plan.block_k), 0
+    steps, waves = ceil_div(shape.k, plan.block_k * plan.split_k), 0
     for n in shape.n_parts:
         times: dict[Bound, float] = {"compute": 0.0, "l2": 0.0, "latency": 0.0}
-        tiles = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n)
-        for count, blocks in _waves(tiles, resident_blocks(foot, dev), dev):
-            step = _step(shape, plan, dev, blocks)
+        blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
+        for count, share in _waves(blocks, plan, foot, dev):
+            step = _step(shape, plan, dev, share)
+            ragged = RAGGED if n % plan.block_n else 1.0
             slowest = max(step, key=lambda name: step[name])
-            times[slowest] += count * steps * step[slowest]
+            times[slowest] += count * steps * ragged * _mean([*step.values(), STEP_S], "step")
+            joining = count * share * _joining_seconds(shape, plan, dev)
+            terms["launch"] += joining
+            seconds += joining
             waves += count
-        dram = n * shape.parts * shape.k * shape.in_bytes / bandwidth
+        dram = n * shape.parts * shape.k * shape.in_bytes / (dev.dram_bytes_per_s * READ_EFFICIENCY)
         terms["dram"] += dram
         terms |= {name: terms[name] + time for name, time in times.items()}
-        seconds += max(dram, sum(times.values()))
+        seconds += _mean([dram, sum(times.values())], "memory")
     side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
     if shape.has_norm:
         moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
@@ -95,13 +124,32 @@ def predict(
     return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
 
 
-def _waves(tiles: int, resident: int, dev: DeviceSpec) -> Iterator[tuple[int, int]]:
+def _joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
+    """Return how long a block takes to add up its share of the sums of its cluster."""
+    if plan.split_k == 1:
+        return 0.0
+    sum_bytes = plan.block_m * plan.block_n * shape.parts * mma.SUM_BYTES
+    return CLUSTER_S + sum_bytes / (EXCHANGED_BYTES_PER_CLOCK * dev.clock_hz)
+
+
+def _mean(times: Sequence[float], kind: str) -> float:
+    """Return a little more than the longest of times that overlap."""
+    exponent = OVERLAP[kind]
+    return float(sum(time**exponent for time in times) ** (1 / exponent))
+
+
+def _waves(
+    blocks: int, plan: TilePlan, foot: Footprint, dev: DeviceSpec
+) -> Iterator[tuple[int, int]]:
     """Yield how many waves there are, and the blocks of the busiest multiprocessor in each."""
-    full, rest = divmod(tiles, dev.sm_count * resident)
+    usable = dev.sm_count - (UNPAIRED if plan.split_k > 2 else 0)
+    room = replace(foot, smem_bytes=foot.smem_bytes + mma.SYSTEM_SMEM_BYTES)
+    resident = resident_blocks(room, dev)
+    full, rest = divmod(blocks, usable * resident)
     if full:
         yield full, resident
     if rest:
-        yield 1, ceil_div(rest, dev.sm_count)
+        yield 1, ceil_div(rest, usable)
 
 
 def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> dict[Bound, float]:

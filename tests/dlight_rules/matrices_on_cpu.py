@@ -161,6 +161,7 @@ class Matrices:
             added = total[:, :, row + e // 2 % 2 * 8, column].reshape(-1)
             held = self.private[target.source]
             held[:, int(target.indices[0])] += added.astype(held.dtype)
+            self.open_sums.add((target.source, int(target.indices[0])))
 
     def _described(self, descriptor: Any, lines: int) -> np.ndarray:
         """Return where the elements of 32 bytes of lines are, by descriptors of the threads."""

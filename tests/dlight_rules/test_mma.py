@@ -15,6 +15,8 @@ from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.mma import smem_bytes
+from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
@@ -75,6 +77,24 @@ def test_warp_groups_keep_their_pipeline_full(stages: int) -> None:
     plan = replace(plans(work, "wgmma")[0], block_m=64, block_n=64, reg_n=64, num_warps=4)
     case = Case("deep", work)
     case.check(case.inputs(), computed(case, replace(plan, num_stages=stages)))
+
+
+@pytest.mark.parametrize("name", ["nk", "k_70_kn", "bfloat16", "steps", "gated_separate", "rope"])
+def test_clusters_add_up_parts_of_the_reduction(name: str) -> None:
+    """With 23 slices of k in four parts, and with one and a half steps in two."""
+    case = next(c for c in tensor_core_cases() if c.name == f"tensor_{name}")
+    for family, split, k in (("mma", 4, 360), ("wgmma", 2, 96)):
+        long = Case(name, replace(case.work, k=k + case.work.k % 8, rows=41))
+        for plan in plans(long.work, family)[:1]:
+            long.check(long.inputs(), computed(long, replace(plan, split_k=split)))
+
+
+def test_sums_may_need_more_room_than_operands() -> None:
+    plan = replace(plans(HALF)[0], block_n=128, block_k=32, reg_n=64)
+    plan = replace(plan, block_m=64, reg_m=64, num_stages=2, num_warps=2, split_k=2)
+    assert smem_bytes(plan, matmul_shape(HALF)) == 4 * 64 * 128
+    case = Case("sums", HALF)
+    case.check(case.inputs(), computed(case, plan))
 
 
 def test_rows_may_be_dynamic() -> None:

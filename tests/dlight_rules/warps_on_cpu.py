@@ -9,8 +9,10 @@ another warp may still be reading is an error.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import erf
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,7 @@ BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "NE": operator.ne,
     "And": np.logical_and,
     "Or": np.logical_or,
+    "BitwiseOr": operator.or_,
     "BitwiseXor": operator.xor,
 }
 
@@ -53,10 +56,21 @@ class Block(Matrices):
         Flat arrays for the buffers of the function, by name.
     sizes : dict
         Values of the symbolic sizes, by name.
+    cluster : sequence of Block
+        All blocks that see one another's shared memory.
+    meeting : Barrier
+        Of the cluster.
     """
 
-    def __init__(self, tensors: dict[str, np.ndarray], sizes: dict[str, int]) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, np.ndarray],
+        sizes: dict[str, int],
+        cluster: Sequence[Block] = (),
+        meeting: Barrier | None = None,
+    ) -> None:
         self.tensors, self.sizes = tensors, sizes
+        self.cluster, self.meeting = cluster, meeting
         self.env: dict[Any, Any] = {}
         self.private: dict[Any, np.ndarray] = {}
         self.threads = 0
@@ -64,8 +78,19 @@ class Block(Matrices):
         self.shared = np.zeros(0, np.uint16)
         self.epoch, self.pending, self.groups = 1, [], []
         self.products, self.begun = [], []
+        self.open_sums: set[tuple[Any, int]] = set()
+        self.entered, self.left = 0, 0
 
     # --- statements --------------------------------------------------------------------------
+
+    def run_to_the_end(self, node: Any) -> None:
+        """Run a whole block; if it fails, those that wait for it do as well."""
+        try:
+            self.run(node)
+        except BaseException:
+            self.meeting.abort()
+            raise
+        assert self.left == self.entered, "a block ends while others may read its memory"
 
     def run(self, node: Any) -> None:
         getattr(self, "_" + type(node).__name__)(node)
@@ -157,6 +182,7 @@ class Block(Matrices):
     def _TensorLoad(self, node: Any) -> Any:
         at = self._offset(node.source, node.indices)
         if node.source in self.private:
+            assert not self.open_sums or (node.source, int(at)) not in self.open_sums
             return self.private[node.source][self._own(at), at]
         return self._tensor(node.source)[at]
 
@@ -201,6 +227,11 @@ class Block(Matrices):
 
     def call_cuda_cvta_generic_to_shared(self, args: Any) -> Any:
         return np.asarray(0)
+
+    def call_cuda_func_call(self, args: Any) -> None:
+        """Take note that a sum may be read: the products are waited for."""
+        assert str(args[0].value).startswith("after_wait") and not self.products
+        self.open_sums.discard((args[1].source, int(args[1].indices[0])))
 
     def call_addr(self, args: Any) -> Any:
         return self.value(args[0]) + self.value(args[1])
@@ -296,6 +327,59 @@ class Block(Matrices):
         """Let what has arrived be seen by instructions that read memory by themselves."""
         self.fenced[self.arrived] = True
 
+    # --- clusters ----------------------------------------------------------------------------
+
+    def call_barrier_cluster_arrive(self, args: Any) -> None:
+        """Count arrivals."""
+        assert len(self.active) == self.threads
+        assert "release" in _words(args)
+        self.entered += 1
+
+    def call_barrier_cluster_wait(self, args: Any) -> None:
+        """Meet all others, who have arrived as often."""
+        assert len(self.active) == self.threads
+        assert "acquire" in _words(args)
+        self.left += 1
+        assert self.left == self.entered
+        self.meeting.wait(timeout=60)
+        self.epoch += 1
+
+    def call_mapa_u32(self, args: Any) -> None:
+        """Return an address that tells the block as well."""
+        address = self.value(args[1]).astype(np.uint32) | self.value(args[2]) + 1 << 24
+        self._set(args[0], address)
+
+    def call_st(self, args: Any) -> None:
+        """Store sums in shared memory, where no operands are needed any more."""
+        address, *values = [a for a in args if not is_text(a)]
+        if any(load.source.name == "words" for load in values if hasattr(load, "source")):
+            super().call_st(args)
+            return
+        at = np.asarray(self.value(address)).astype(int) // 4
+        assert not self.busy.any() and not self.pending and not any(self.groups)
+        assert (self.read < self.epoch).all(), "sums overwrite what may still be read"
+        assert len(np.unique(at)) == len(at)
+        for i, value in enumerate(values):
+            sums = self.value(value)
+            self.shared.view(sums.dtype)[at + i] = sums
+
+    def call_ld(self, args: Any) -> None:
+        """Load sums from the shared memory of a block of the cluster."""
+        if "shared::cluster" not in _words(args):
+            super().call_ld(args)
+            return
+        *targets, address = [a for a in args if not is_text(a)]
+        at = np.asarray(self.value(address)).astype(int)
+        assert (at >> 24).min() == (at >> 24).max() > 0, "the address is of no block"
+        peer = self.cluster[int(at[0] >> 24) - 1]
+        assert peer.left >= self.left > 0, "sums are read before they must be there"
+        for i, target in enumerate(targets):
+            dtype = self.private[target.source].dtype
+            self._set(target, peer.shared.view(dtype)[(at & 0xFFFFFF) // 4 + i])
+
+    def _set(self, target: Any, value: Any) -> None:
+        self.private[target.source][self.active, int(self.value(target.indices[0]))] = value
+
 
 def run_kernel(
     func: tirx.PrimFunc, name: str, tensors: dict[str, np.ndarray], sizes: dict[str, int]
@@ -303,15 +387,31 @@ def run_kernel(
     """Run every thread block of the kernel whose block is called `name`; writes into `tensors`."""
     loops: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    grid = next(loop for loop in loops if _kernel_of(loop, name) and _tag(loop) == "blockIdx.x")
-    inner = grid.body
-    size = int(Block(tensors, sizes).value(grid.extent))
-    for index in range(size):
-        block = Block(tensors, sizes)
-        block.threads = int(inner.extent)
-        block.active = np.arange(block.threads)
-        block.env = {grid.loop_var: np.asarray(index), inner.loop_var: block.active}
-        block.run(inner.body)
+    found = {_tag(loop): loop for loop in loops if _kernel_of(loop, name) and _tag(loop)}
+    extents = {tag: int(Block(tensors, sizes).value(loop.extent)) for tag, loop in found.items()}
+    size = extents.get("clusterCtaIdx.x", 1)
+    assert extents["blockIdx.x"] % size == 0
+    for first in range(0, extents["blockIdx.x"], size):
+        cluster: list[Block] = []
+        meeting = Barrier(size)
+        for rank in range(size):
+            block = Block(tensors, sizes, cluster, meeting)
+            block.threads = extents["threadIdx.x"]
+            block.active = np.arange(block.threads)
+            places = {
+                "blockIdx.x": np.asarray(first + rank),
+                "clusterCtaIdx.x": np.asarray(rank),
+                "threadIdx.x": block.active,
+            }
+            block.env = {loop.loop_var: places[tag] for tag, loop in found.items()}
+            cluster.append(block)
+        with ThreadPoolExecutor(size) as pool:
+            list(pool.map(lambda block: block.run_to_the_end(found["threadIdx.x"].body), cluster))
+
+
+def _words(args: Any) -> list[str]:
+    """Return the modifiers of an instruction."""
+    return [str(a.value) for a in args if is_text(a)]
 
 
 def _junk(dtype: np.dtype) -> float:

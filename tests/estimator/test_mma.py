@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
+from relax_fusion.estimator.mma import FAMILIES, SPLITS
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import NormMatmul, Projection, Rope
@@ -43,7 +44,9 @@ SENTENCES = [
         norm_matmul(),
         "num_stages is 1, family 'mma' needs 2 to copy while it mul",
     ),
-    ({"split_k": 2}, norm_matmul(), "split_k is 2, family 'mma' reduces in 1 part"),
+    ({"split_k": 16}, norm_matmul(), "split_k is 16, a cluster has 8 blocks"),
+    ({"split_k": 4}, norm_matmul(k=128), "split_k is 4, k has 2 steps of 64"),
+    ({"split_k": 3}, norm_matmul(), "split_k is 3, does not divide the 16 runs of columns of a"),
     ({"num_warps": 4}, norm_matmul(), "num_warps is 4, tiles of 64x64 make 8"),
     ({"lanes": 1}, norm_matmul(), "lanes is 1, family 'mma' copies 8, 4, 2 elements at once"),
     ({}, norm_matmul(k=4092), "lanes is 8, does not divide 4092, along which operands are copied"),
@@ -93,6 +96,26 @@ def _target(config):
     from tvm.target import Target
 
     return Target(config)
+
+
+def test_clusters_are_asked_for_on_devices_that_have_them():
+    work, a100 = norm_matmul(), device_of(make_target("a100"))
+    assert {p.split_k for p in candidates(work, GPU) if p.family in FAMILIES} == set(SPLITS)
+    assert {p.split_k for p in candidates(work, a100)} == {1}
+    (found,) = violations(replace(PLAN, block_n=128, reg_n=32, split_k=2), work, a100)
+    assert found == "split_k is 2, the A100 80GB SXM has no clusters to add up the parts"
+
+
+def test_few_tiles_share_a_long_reduction():
+    down = choose(norm_matmul(k=14336, n=4096), GPU, always=True).plans
+    assert down.plan_for(64).split_k == down.plan_for(256).split_k == 2
+    assert down.plan_for(4096).split_k == 1
+
+
+def test_the_sums_of_a_cluster_need_room():
+    plan = replace(PLAN, block_k=32, num_stages=2)
+    assert footprint(norm_matmul(), plan, GPU).smem_bytes == (128 + 256) * 32 * 2 * 2
+    assert footprint(norm_matmul(), replace(plan, split_k=2), GPU).smem_bytes == 128 * 256 * 4
 
 
 def test_a_cpu_refuses_them():

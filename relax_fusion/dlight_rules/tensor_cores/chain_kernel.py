@@ -23,6 +23,7 @@ from .chain_side import Side
 from .epilogue import MmaEpilogue
 from .fragments import SharedTile, local, multiply, pack_left, ptx, scratch
 from .layout import LANES, MMA_M, MMA_N, column_of
+from .sums import own_sums
 from .tile import MmaTile, int32, int64
 
 SLICE = 2 * MMA_N
@@ -130,11 +131,13 @@ class ChainKernel:
                 at = (self.left, index * self.tiles_m * 4)
                 self._multiply(self.sums, at, pair, self.tiles_n, begin=index == 0)
         self.first_column = self.place[1] + int64(step * int32(self.plan.reg_n))
-        MmaEpilogue(self).emit()
+        MmaEpilogue(self).emit(own_sums(self))
 
-    def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
+    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
         """Return a sum of this lane, as `MmaKernel.sum_at`."""
-        return self.sums[(row_tile * self.tiles_n + position // 2) * 4 + half * 2 + position % 2]
+        return self.sums[
+            (line // 2 * self.tiles_n + position // 2) * 4 + line % 2 * 2 + position % 2
+        ]
 
     def _round(self, row_tile: int, pair: int, index: int) -> None:
         """Take sums of sixteen columns through the steps of the intermediate, and pack them."""

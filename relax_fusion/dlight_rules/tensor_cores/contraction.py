@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
@@ -18,6 +20,7 @@ from .mma_kernel import MmaKernel
 from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .skinny import skinny_kernel
+from .sums import cluster_sums, leave_cluster, own_sums
 from .tile import MmaTile, Product, int32, int64, whole
 from .wgmma_kernel import WgmmaKernel
 
@@ -78,27 +81,42 @@ def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:
 
 
 def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
-    """Return the kernel of one product."""
+    """Return the kernel of one product; parts of a reduction are blocks of a cluster."""
     tile = MmaTile(plan, product.parts, product.layout, product.dtype)
     tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
     tiles_n = ceil_div(product.columns, plan.block_n)
-    tiles = tiles_m.astype("int32") * tiles_n
+    split = plan.split_k
+    blocks = tiles_m.astype("int32") * (tiles_n * split)
     with (
         IRBuilder() as builder,
         T.prim_func(s_tir=True),
-        T.thread_binding(tiles, thread="blockIdx.x") as index,
+        T.thread_binding(blocks, thread="blockIdx.x") as index,
+        _cluster(split) as rank,
         T.thread_binding(int32(tile.threads), thread="threadIdx.x") as thread,
         T.sblock(product.out.name_hint.replace("out", "mma")),
     ):
-        IRBuilder.name_many(["tile", "thread"], [index, thread])
+        IRBuilder.name_many(["block", "thread"], [index, thread])
         T.reads(*(whole(b) for b in product.operands()))
         T.writes(whole(product.out.body.buffer))
-        row, column = grouped(index, (tiles_m.astype("int32"), tiles_n), _some)
+        tiles = tiles_m.astype("int32"), tiles_n
+        row, column = grouped(index // split, tiles, _some)
         emitter = WgmmaKernel if plan.family == mma.WARP_GROUPS else MmaKernel
-        kernel = emitter(tile, product, thread, (row, column))
+        kernel = emitter(tile, product, thread, (row, column), rank)
         kernel.accumulate()
-        MmaEpilogue(kernel).emit()
+        epilogue = MmaEpilogue(kernel)
+        if split == 1:
+            epilogue.emit(own_sums(kernel))
+        else:
+            epilogue.emit(cluster_sums(kernel))
+            leave_cluster()
     return builder.get().body.block.body
+
+
+def _cluster(size: int) -> AbstractContextManager[tirx.Expr]:
+    """Bind the rank of a block in a cluster of `size`; 0 where there are no clusters."""
+    if size == 1:
+        return nullcontext(int32(0))
+    return T.thread_binding(int32(size), thread="clusterCtaIdx.x")
 
 
 def _some(a: tirx.Expr, b: int) -> tirx.Expr:

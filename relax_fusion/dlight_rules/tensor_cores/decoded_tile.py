@@ -42,9 +42,9 @@ class DecodedTile:
             inside = tirx.min(piece, last) if self._may_be_outside() else piece
             self.decoder.load(turn, line, inside)
 
-    def put(self, step: tirx.Expr, stage: tirx.Expr) -> None:
-        """Compute a step, of which everything was loaded, into a stage."""
-        base = self.kernel.stage_address(stage)
+    def put(self, step: tirx.Expr) -> None:
+        """Compute a step, of which everything was loaded, into the stage that is written next."""
+        base = self.kernel.written
         with unrolled(self.turns) as turn:
             line, piece = self._at(step, turn)
             words = self.decoder.in_order(turn, line, piece)
@@ -57,7 +57,7 @@ class DecodedTile:
             T.evaluate(ptx["st.shared.v4.b32"](address, *words))
 
     def _may_be_outside(self) -> bool:
-        return self.kernel.product.depth % self.kernel.tile.plan.block_k != 0
+        return not self.kernel.is_exact
 
     def _place(self, turn: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
         """Return the line and the piece of the tile that a thread has in one of its turns.
@@ -76,4 +76,4 @@ class DecodedTile:
         column = kernel.first_column + int64(column_of(line, kernel.tile.run))
         if kernel.product.columns % kernel.tile.plan.block_n:
             column = tirx.min(column, int64(kernel.product.columns - 1))
-        return column, int64(step * int32(self.pieces) + piece)
+        return column, kernel.first_k // int64(PIECE) + int64(step * int32(self.pieces) + piece)

@@ -18,7 +18,7 @@ from ...estimator.footprint import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
 from .fragments import local
 from .instructions import Instructions
-from .layout import MMA_M
+from .sums import Run
 from .tile import MmaTile, Place, Total, int32, int64
 
 
@@ -56,7 +56,7 @@ class Sums(Protocol):
     def product(self) -> Results:
         """What is computed."""
 
-    def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
+    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
         """Return a sum of this lane."""
 
 
@@ -83,28 +83,24 @@ class MmaEpilogue:
             wheres, values = zip(*stores, strict=True)
             self._store(list(wheres), self._with_wide_loads(list(values)))
 
-    def emit(self) -> None:
-        """Emit the epilogue of every sum of this lane."""
-        kernel, run = self.kernel, self.kernel.tile.run
-        for row_tile in range(kernel.tiles_m):
-            for half in range(2):
-                offset = int32(row_tile * MMA_M + half * 8)
-                offset = kernel.warp_row + kernel.lane // int32(4) + offset
-                row = kernel.first_row + int64(offset)
-                with T.If(row < self.product.rows), T.Then():
-                    for position in range(0, 2 * kernel.tiles_n, self.width):
-                        group = int32(position // run * 4 * run + position % run)
-                        at = kernel.warp_column + group + kernel.lane % int32(4) * int32(run)
-                        column = kernel.first_column + int64(at)
-                        self._repeat(row, column, (row_tile, half, position))
+    def emit(self, rows: Sequence[Sequence[Run]]) -> None:
+        """Emit the epilogue of sums of this lane, row by row."""
+        kernel = self.kernel
+        for runs in rows:
+            row = kernel.first_row + int64(runs[0].row)
+            with T.If(row < self.product.rows), T.Then():
+                for run in runs:
+                    for first in range(0, kernel.tile.run, self.width):
+                        column = kernel.first_column + int64(run.column + int32(first))
+                        self._repeat(row, column, [s[first : first + self.width] for s in run.sums])
 
-    def _repeat(self, row: tirx.Expr, column: tirx.Expr, at: tuple[int, int, int]) -> None:
+    def _repeat(
+        self, row: tirx.Expr, column: tirx.Expr, sums: Sequence[Sequence[tirx.Expr]]
+    ) -> None:
         """Repeat the statements for a row and the columns from one on."""
         values: dict[tirx.Var, tirx.Expr] = {self.row: row, self.place: column // self.width}
-        row_tile, half, position = at
-        for part, names in enumerate(self.sums):
-            for i, name in enumerate(names):
-                values[name] = self.kernel.sum_at(part, row_tile, half, position + i)
+        for names, own in zip(self.sums, sums, strict=True):
+            values |= zip(names, own, strict=True)
         body = tirx.SeqStmt(self.statements) if len(self.statements) > 1 else self.statements[0]
         body = tvm_ffi.structural_map(body, (ir.Var, lambda var: values.get(var, var)))
         if self.product.columns % self.kernel.tile.plan.block_n:

@@ -14,6 +14,7 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import PIECE_BYTES
+from ...estimator.prediction import ceil_div
 from .decoded_tile import DecodedTile
 from .fragments import (
     copy_async,
@@ -25,8 +26,11 @@ from .fragments import (
     scratch,
 )
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
-from .tile import MmaTile, Product, int32, int64
+from .tile import MmaTile, Product, int32, int64, uint32
 from .weights import weights_of
+
+READ, WRITTEN = range(2)
+"""The stages that a kernel keeps in view."""
 
 
 class MmaKernel:
@@ -42,6 +46,8 @@ class MmaKernel:
         The int32 index of the thread in its block.
     at : tuple of tirx.Expr
         Row and column of the tile among all tiles, int32.
+    rank : tirx.Expr
+        Which of the plan's ``split_k`` parts of the reduction is this block's, int32.
     """
 
     padding_bytes = 0
@@ -53,28 +59,31 @@ class MmaKernel:
         product: Product,
         thread: tirx.Var,
         at: tuple[tirx.Expr, tirx.Expr],
+        rank: tirx.Expr,
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
         plan = tile.plan
-        self.tile, self.product, self.thread = tile, product, thread
+        self.tile, self.product, self.thread, self.rank = tile, product, thread, rank
         self.types = tile.instructions
-        first = local("first", 2, "int64")
-        for i, (index, size) in enumerate(zip(at, (plan.block_m, plan.block_n), strict=True)):
+        # Of each part; zeros fill the last
+        self.steps = ceil_div(product.depth, plan.block_k * plan.split_k)
+        first = local("first", 3, "int64")
+        sizes = plan.block_m, plan.block_n, self.steps * plan.block_k
+        for i, (index, size) in enumerate(zip((*at, rank), sizes, strict=True)):
             T.buffer_store(first, int64(index) * int64(size), [i])
-        self.first_row, self.first_column = first[0], first[1]
+        self.first_row, self.first_column, self.first_k = first[0], first[1], first[2]
         self.lane = thread % int32(LANES)
         warp = thread // int32(LANES)
         self.warp_row = warp % int32(tile.warps_m) * int32(plan.reg_m)
         self.warp_column = warp // int32(tile.warps_m) * int32(plan.reg_n)
         self.tiles_m, self.tiles_n = plan.reg_m // MMA_M, plan.reg_n // MMA_N
-        self.steps = -(-product.depth // plan.block_k)
         self.slices = plan.block_k // self.types.k
         padding = self.padding_bytes // self.types.element_bytes
-        stages = plan.num_stages * tile.stage_elements + padding
-        shared = scratch("stages", stages, tile.dtype, "shared.dyn")
+        shared = scratch("stages", tile.shared_elements + padding, tile.dtype, "shared.dyn")
         # All of it: TVM keeps no more of a buffer than what it sees to be accessed.
         self.whole = shared.access_ptr("rw")
         self.base = local("base", 1, "uint32")
+        self.stages = local("stage", 2, "uint32")  # that are read and written next
         self.sums = tile.parts * self.tiles_m * self.tiles_n * 4
         self.acc = local("acc", self.sums, self.types.registers)
         # Two sets: one is multiplied while the other is loaded.
@@ -89,7 +98,7 @@ class MmaKernel:
         self._clear()
         self._copy_first(self.tile.plan.num_stages - 1)
         self._wait()
-        self._load(0, self.stage_address(int32(0)), 0)
+        self._load(0, self.stages[READ], 0)
         with T.serial(int32(self.steps)) as step:
             for index in range(self.slices):
                 self._slice(step, index)
@@ -97,22 +106,26 @@ class MmaKernel:
     def _clear(self) -> None:
         """Set the sums to 0, and find out where the stages are."""
         T.buffer_store(self.base, self._first_address(), [0])
+        for stage in (READ, WRITTEN):
+            T.buffer_store(self.stages, self.base[0], [stage])
         with T.unroll(int32(self.sums)) as i:
             T.buffer_store(self.acc, tirx.const(0, self.types.registers), [i])
 
     def _first_address(self) -> tirx.Expr:
         return cuda_cvta_generic_to_shared(self.whole)
 
-    def sum_at(self, part: int, row_tile: int, half: int, position: int) -> tirx.Expr:
-        """Return a sum of this lane: of rows ``lane // 4 + 8 * half`` of a row tile.
+    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
+        """Return a sum of this lane.
 
         Parameters
         ----------
+        line : int
+            Which of its rows: number ``lane // 4 + 8 * line`` of its warp.
         position : int
-            Column, of the ``2 * tiles_n`` that a lane has of each row.
+            Column, of the ``2 * tiles_n`` that it has of each row.
         """
         column_tile, element = self.weights.sum_of(position)
-        total = self.acc[self._sum(part, row_tile, column_tile) + half * 2 + element]
+        total = self.acc[self._sum(part, line // 2, column_tile) + line % 2 * 2 + element]
         return total.astype(self.types.total)
 
     def _sum(self, part: int, row_tile: int, column_tile: int) -> int:
@@ -121,15 +134,13 @@ class MmaKernel:
 
     def _slice(self, step: tirx.Var, index: int) -> None:
         """Multiply one slice of a step, load the next one, and begin a copy for a later step."""
-        stages = self.tile.plan.num_stages
         if index == 0:
-            self._copy_ahead(step, stages - 1)
+            self._copy_ahead(step, self.tile.plan.num_stages - 1)
         following = (index + 1) % self.slices
-        source = step
         if following == 0:
             self._wait()
-            source = step + int32(1)
-        self._load((index + 1) % 2, self.stage_address(source % int32(stages)), following)
+            self._next_stage(READ)
+        self._load((index + 1) % 2, self.stages[READ], following)
         self._multiply(index % 2)
 
     def _copy_first(self, count: int) -> None:
@@ -139,29 +150,37 @@ class MmaKernel:
         steps = min(count, self.steps)
         if self.decoded:  # as a loop: there is much to a step
             with T.serial(int32(steps)) as step:
-                self._copy(step, step)
+                self._copy(step)
                 T.evaluate(ptx["cp.async.commit_group"]())
         for index in range(steps if self.decoded else 0, count):
             if index < steps:
-                self._copy(int32(index), int32(index))
+                self._copy(int32(index))
             T.evaluate(ptx["cp.async.commit_group"]())
 
     def _copy_ahead(self, step: tirx.Var, distance: int) -> None:
         """Begin to copy what a later step needs, if there is one."""
         later = step + int32(distance)
         with T.If(later < int32(self.steps)), T.Then():
-            self._copy(later, later % int32(self.tile.plan.num_stages))
+            self._copy(later)
         T.evaluate(ptx["cp.async.commit_group"]())
+
+    def _next_stage(self, which: int) -> None:
+        """Go on to the next stage, behind the last to the first."""
+        stage_bytes = self.tile.stage_elements * self.types.element_bytes
+        last = self.base[0] + uint32(stage_bytes * (self.tile.plan.num_stages - 1))
+        here = self.stages[which]
+        following = tirx.Select(here == last, self.base[0], here + uint32(stage_bytes))
+        T.buffer_store(self.stages, following, [which])
 
     def _wait(self) -> None:
         """Wait for the oldest copy of the pipeline, and for every thread to be done with it."""
         T.evaluate(ptx["cp.async.wait_group"](self.tile.plan.num_stages - 2))
         T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
 
-    def stage_address(self, stage: tirx.Expr) -> tirx.Expr:
-        """Return where a stage lies in shared memory."""
-        stage_bytes = self.tile.stage_elements * self.types.element_bytes
-        return self.base[0] + (stage * int32(stage_bytes)).astype("uint32")
+    @property
+    def written(self) -> tirx.Expr:
+        """The address of the stage that is written next."""
+        return self.stages[WRITTEN]
 
     def part_offset(self, part: int) -> int:
         """Return the bytes in front of a part of the weight in a stage."""
@@ -169,11 +188,11 @@ class MmaKernel:
 
     # --- global to shared --------------------------------------------------------------------
 
-    def _copy(self, step: tirx.Expr, stage: tirx.Expr) -> None:
-        """Begin to copy the operands of a step into a stage."""
+    def _copy(self, step: tirx.Expr) -> None:
+        """Begin to copy the operands of a step into the stage that is written next."""
         tile, product, plan = self.tile, self.product, self.tile.plan
-        first_k = int64(step * int32(plan.block_k))
-        base = self.stage_address(stage)
+        first_k = self.first_k + int64(step * int32(plan.block_k))
+        base = self.written
 
         def x(row: tirx.Expr, element: tirx.Expr) -> tuple[tirx.Expr, list[tirx.Expr]]:
             row, k = self.first_row + int64(row), first_k + int64(element)
@@ -187,7 +206,7 @@ class MmaKernel:
             x,
         )
         for decoded in self.decoded:
-            decoded.put(step, stage)
+            decoded.put(step)
             decoded.load(tirx.min(step + int32(1), int32(self.steps - 1)))
         for part in range(0 if self.decoded else tile.parts):
 
@@ -203,13 +222,19 @@ class MmaKernel:
 
             offset = self.part_offset(part)
             lines = (plan.block_n, plan.block_k)
-            at = base + tirx.const(offset, "uint32")
+            at = base + uint32(offset)
             shape = lines if tile.layout == "nk" else lines[::-1]
             self._copy_lines(at, shape, self.weights.place, weight)
+        self._next_stage(WRITTEN)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all steps together are as deep as the reduction."""
+        plan = self.tile.plan
+        return self.product.depth == self.steps * plan.block_k * plan.split_k
 
     def _in_depth(self, k: tirx.Expr) -> tirx.Expr | None:
-        exact = self.product.depth % self.tile.plan.block_k == 0
-        return None if exact else k < int64(self.product.depth)
+        return None if self.is_exact else k < int64(self.product.depth)
 
     def _in_columns(self, j: tirx.Expr) -> tirx.Expr | None:
         exact = self.product.columns % self.tile.plan.block_n == 0
@@ -261,7 +286,7 @@ class MmaKernel:
             load_matrices(self.a, first, ptx.addr(address, skip), False)
         for part in range(tile.parts):
             offset = self.part_offset(part)
-            self.weights.load(buffer, part, stage + tirx.const(offset, "uint32"), index)
+            self.weights.load(buffer, part, stage + uint32(offset), index)
 
     def _bytes(self, pieces: tirx.Expr) -> tirx.Expr:
         return (pieces * int32(PIECE_BYTES)).astype("uint32")

@@ -29,17 +29,12 @@ from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
 from .skinny_ring import Place, Ring
 from .skinny_sums import WarpSums
-from .tile import Product, int32
+from .tile import Product, int32, uint32
 
 ptx = script.ptx
 
 QUADS = LANES // 4
 """Groups of four threads: each has a row of x, and two columns of an instruction."""
-
-
-def uint32(value: int) -> tirx.Expr:
-    """Return `value` as the type of registers."""
-    return tirx.const(value, "uint32")
 
 
 class SkinnyKernel:

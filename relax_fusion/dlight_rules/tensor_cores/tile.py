@@ -9,6 +9,7 @@ from functools import partial
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
+from ...estimator.mma import SUM_BYTES
 from ...tile_plan import TilePlan
 from ...workload import WeightLayout
 from .decode import Neighbours
@@ -77,6 +78,15 @@ class MmaTile:
     def stage_elements(self) -> int:
         """Elements of a stage."""
         return self.x_elements + self.parts * self.part_elements
+
+    @property
+    def shared_elements(self) -> int:
+        """Elements in shared memory: all stages, or the sums that a cluster adds up."""
+        stages = self.plan.num_stages * self.stage_elements
+        if self.plan.split_k == 1:
+            return stages
+        sums = self.plan.block_m * self.parts * self.plan.block_n
+        return max(stages, sums * SUM_BYTES // self.instructions.element_bytes)
 
 
 @dataclass(frozen=True)
@@ -190,6 +200,11 @@ class Product:
 def int32(value: int) -> tirx.Expr:
     """Return `value` as the integer type of indices inside a block."""
     return tirx.const(value, "int32")
+
+
+def uint32(value: int) -> tirx.Expr:
+    """Return `value` as the type of registers, and of addresses in shared memory."""
+    return tirx.const(value, "uint32")
 
 
 def int64(value: tirx.Expr | int) -> tirx.Expr:

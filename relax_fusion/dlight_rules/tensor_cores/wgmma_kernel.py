@@ -7,7 +7,7 @@ go on while they are at it.  A lane then holds the sums that ``mma`` would leave
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
+from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_func_call
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.mma import (
@@ -19,8 +19,11 @@ from ...estimator.mma import (
 )
 from .fragments import local, ptx, round_registers
 from .layout import LANES
-from .mma_kernel import MmaKernel
-from .tile import int32
+from .mma_kernel import READ, MmaKernel
+from .tile import int32, uint32
+
+UNIT_BYTES = 16
+"""Of addresses in a descriptor."""
 
 ATOM_BYTES = 8 * GROUP_LINE_BYTES
 """Of the eight lines after which the swizzle repeats."""
@@ -49,29 +52,45 @@ class WgmmaKernel(MmaKernel):
         if self.types.rounds:
             self.words = local("words", AT_ONCE * self.tile.plan.lanes, "uint32")
             T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
-            self._round(int32(0))
+            self._round()
         with T.serial(int32(self.steps)) as step:
             if not self.types.rounds:
                 T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
             # What copies wrote is read by another path to memory.
             T.evaluate(ptx["fence.proxy.async.shared::cta"]())
             T.evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
-            self._products(step)
+            self._products()
+            self._next_stage(READ)
             self._copy_ahead(step, ahead)
             if self.types.rounds:  # while this step is multiplied
                 T.evaluate(ptx["cp.async.wait_group"](ahead - 1))
                 with T.If(step + int32(1) < int32(self.steps)), T.Then():
-                    self._round(step + int32(1))
+                    self._round()
             T.evaluate(ptx["wgmma.wait_group.sync.aligned"](1))
         T.evaluate(ptx["wgmma.wait_group.sync.aligned"](0))
+        self._tie()
 
-    def _round(self, step: tirx.Expr) -> None:
-        """Round what this thread has copied of a step, in place: products read it from there."""
-        plan, lanes = self.tile.plan, self.tile.plan.lanes
-        base = self.stage_address(step % int32(plan.num_stages))
+    def _tie(self) -> None:
+        """Let nothing read a sum before the wait that is above.
+
+        To a compiler the wait has nothing to do with the registers (PTX ISA, section
+        "Asynchronous wgmma": to access them before it is undefined).
+        """
+        kind, constraint = ("float", "f") if self.types.total == "float32" else ("unsigned", "r")
+        name = f"after_wait_{kind}"
+        source = (
+            f"__forceinline__ __device__ void {name}({kind}& sum) {{\n"
+            f'  asm volatile("" : "+{constraint}"(sum) :: "memory");\n}}\n'
+        )
+        for i in range(self.sums):
+            T.evaluate(cuda_func_call(name, self.acc[i], source_code=source))
+
+    def _round(self) -> None:
+        """Round what this thread has copied of the step that is read next, in place."""
+        plan, lanes, base = self.tile.plan, self.tile.plan.lanes, self.stages[READ]
         tiles = [(base, plan.block_m)]
         for part in range(self.tile.parts):
-            tiles.append((base + tirx.const(self.part_offset(part), "uint32"), plan.block_n))
+            tiles.append((base + uint32(self.part_offset(part)), plan.block_n))
         copies = [
             at
             for first, lines in tiles
@@ -89,19 +108,16 @@ class WgmmaKernel(MmaKernel):
 
     def _first_address(self) -> tirx.Expr:
         """Return the address of the first stage, rounded up to the next atom."""
-        unit = tirx.const(GROUP_ALIGNMENT_BYTES, "uint32")
-        address = cuda_cvta_generic_to_shared(self.whole) + tirx.const(
-            GROUP_ALIGNMENT_BYTES - 1, "uint32"
-        )
+        unit = uint32(GROUP_ALIGNMENT_BYTES)
+        address = cuda_cvta_generic_to_shared(self.whole) + uint32(GROUP_ALIGNMENT_BYTES - 1)
         return address // unit * unit
 
-    def _products(self, step: tirx.Var) -> None:
+    def _products(self) -> None:
         """Begin the products of a step."""
-        tile, stages = self.tile, int32(self.tile.plan.num_stages)
-        stage = self.stage_address(step % stages)
+        tile, stage = self.tile, self.stages[READ]
         group = self.thread // int32(GROUP_WARPS * LANES)
         rows = stage + (group * int32(GROUP_ROWS * GROUP_LINE_BYTES)).astype("uint32")
-        columns = stage + tirx.const(self.part_offset(0), "uint32")
+        columns = stage + uint32(self.part_offset(0))
         whole = tile.parts * tile.plan.block_n
         width = self.types.columns(whole)
         multiply = ptx[self.types.wgmma(width)]
@@ -109,16 +125,19 @@ class WgmmaKernel(MmaKernel):
         each = self.sums * width // whole
         T.evaluate(ptx["wgmma.fence.sync.aligned"]())
         for index in range(self.slices):
-            skip = tirx.const(index * SLICE_BYTES, "uint32")
+            skip = index * SLICE_BYTES
             for part in range(whole // width):
-                place = tirx.const(part * width * GROUP_LINE_BYTES + index * SLICE_BYTES, "uint32")
-                a, b = _descriptor(rows + skip), _descriptor(columns + place)
+                place = part * width * GROUP_LINE_BYTES + skip
+                a, b = _descriptor(rows, skip), _descriptor(columns, place)
                 own = sums[part * each : (part + 1) * each]
                 T.evaluate(multiply(*own, a, b, True, *self.types.flags))
         T.evaluate(ptx["wgmma.commit_group.sync.aligned"]())
 
 
-def _descriptor(address: tirx.Expr) -> tirx.Expr:
-    """Return the matrix descriptor of the lines at an address in shared memory."""
-    units = (address // tirx.const(16, "uint32")).astype("uint64")
-    return tirx.const(DESCRIPTOR, "uint64") + units
+def _descriptor(address: tirx.Expr, skip: int) -> tirx.Expr:
+    """Return the matrix descriptor of lines in shared memory: an address is less than its fields.
+
+    An addition of 64 bits would be two, of which the second waits for the first.
+    """
+    units = address // uint32(UNIT_BYTES) + uint32(skip // UNIT_BYTES)
+    return tirx.bitwise_or(tirx.const(DESCRIPTOR, "uint64"), units.astype("uint64"))
