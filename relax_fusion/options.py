@@ -46,6 +46,7 @@ class PipelineOptions:
     cuda_graph_symbolic_capture_hints : mapping of str to list of str
         By function: symbolic variables, such as a batch size, for each value of which a CUDA graph
         may be recorded; they need a bound in `variable_bounds`, so that memory can be planned.
+        Functions that the module lacks are passed over, as MLC-LLM does.
     additional_tirs : mapping of str to PrimFunc
         Added to the module under these names.
     metadata : mapping
