@@ -1,1 +1,14 @@
-"""Contractions on tensor cores: kernels for many rows and for few."""
+"""Kernels for tensor cores, emitted instruction by instruction from the blocks of a PrimFunc.
+
+=====================  =============================================================================
+Products, many rows    `contraction` -> `mma_kernel` (sm_80), `wgmma_kernel` (sm_90a); `weights`,
+                       `sums`, `epilogue`
+Products, few rows     `skinny` -> `skinny_kernel`, `skinny_ring`, `skinny_sums`; `decoded_rows`
+Norms                  `norm_rows` in front, `normed_rows` inside, read by `row_norm`
+Quantised weights      `decode`, `decoded`, `decoded_tile`
+Attention              `attention` -> `attention_kernel`, and what it is made of: ``attention_*``
+Chains of two          `chain` -> `chain_kernel`, `chain_side`
+What all share         `tile` (what is computed), `layout` (where it lies), `instructions` (by
+                       type), `fragments` (of ``mma.m16n8k16``), `dependent` (launches that overlap)
+=====================  =============================================================================
+"""
