@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
 from ..gpu.attention_cases import numpy_dtype
 from ..gpu.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
 from .compiled import compiled
-from .skinny_on_cpu import run_warps
+from .skinny_on_cpu import WarpsBlock, run_warps
 from .test_attention import cuda, divergent_barriers, kernels
 
 Work = NormMatmul | GatedFFN
@@ -76,6 +77,22 @@ def test_numbers_behind_a_norm() -> None:
     case = next(case for case in few_rows_cases() if case.name == "few_three")
     plan = next(p for p in plans(case.work) if not skinny.normalises(p))
     case.check(case.inputs(), computed(case, plan), stored=True)
+
+
+def test_a_cluster_reads_just_the_sums_that_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last barrier orders no reads: a block might be gone before one that no store waits for
+    case = next(case for case in few_rows_cases() if case.name == "few_nk")
+    plan = next(p for p in small_plans(case.work) if p.split_k > 1)
+    load, found = WarpsBlock._load_peer, []
+
+    def noted(block: WarpsBlock, args: Any) -> None:
+        found.append(len(block.active))
+        load(block, args)
+
+    monkeypatch.setattr(WarpsBlock, "_load_peer", noted)
+    computed(case, plan)
+    columns = -(-case.work.outputs[0].n // plan.block_n) * plan.block_n
+    assert sum(found) == case.rows * columns * plan.num_warps * plan.split_k
 
 
 def test_the_check_of_numbers_notices_a_wrong_column(monkeypatch: pytest.MonkeyPatch) -> None:

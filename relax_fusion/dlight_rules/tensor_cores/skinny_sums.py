@@ -95,15 +95,19 @@ class WarpSums:
                 T.buffer_store(self.shared, self.kernel.sums[index * 4 + e], [where])
 
     def _finish_element(self, element: tirx.Expr) -> None:
-        """Add up the sums of one element of the tile, and store what becomes of it."""
-        for part in range(self.product.parts):
-            self._add_up(part, element)
+        """Add up the sums of one element of the tile, and store what becomes of it.
+
+        Only of rows that there are: to the barrier at the end, which orders nothing, a read counts
+        as done because a store has waited for it.
+        """
         row = self.place.first_row + int64(element // int32(self.plan.block_n))
         column = self.place.first_column + int64(element % int32(self.plan.block_n))
         inside = row < self.product.rows
         if self.product.columns < self.plan.block_n:
             inside = tirx.all(inside, column < int64(self.product.columns))
         with T.If(inside), T.Then():
+            for part in range(self.product.parts):
+                self._add_up(part, element)
             results = self.product.results(row, column, lambda part: self.totals[part])
             for (buffer, where), value in results:
                 T.buffer_store(buffer, value, where)
