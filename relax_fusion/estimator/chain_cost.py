@@ -1,4 +1,4 @@
-"""Price of a chain of two matmuls on a CPU: as one kernel, and as the matmuls that it consists of.
+"""Price of a chain of two matmuls: as one kernel on a CPU, and as the matmuls it consists of.
 
 The separate ones are priced under the best plans of our own, not under those of TVM: left alone,
 they are fused with their epilogues.

@@ -8,7 +8,7 @@ from functools import lru_cache
 from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
-from ..workload import INTEGER_DTYPES, Attention, MatmulChain, Workload
+from ..workload import INTEGER_DTYPES, Attention, MatmulChain, NormMatmul, Workload
 from . import chain_cost, mma, mma_chain, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
@@ -171,15 +171,19 @@ def _unfused(
     chain of matmuls is left to the passes that fuse each of them, by `backend`.
     """
     if isinstance(work, MatmulChain):
-        parts = [
-            _best(list(candidates(part, dev, backend)), part, dev, [rows])[1]
-            for part, rows in chain_cost.priced(work, dev, rows_of(work, size))
-        ]
+        apart = chain_cost.priced(work, dev, rows_of(work, size))
+        parts = [_alone(part, dev, rows, backend) for part, rows in apart]
         return chain_cost.together(parts, work, dev)
     alone = predict_unfused(work, dev, size)
     if fused_by.backend == "triton" and not isinstance(work, Attention):
         return replace(alone, seconds=alone.seconds + FILL_S[fused_by.family])
     return alone
+
+
+def _alone(part: NormMatmul, dev: DeviceSpec, rows: int, backend: str) -> Prediction:
+    """Return what one matmul of a chain costs; TVM schedules it where no tile of ours fits."""
+    found = list(candidates(part, dev, backend))
+    return _best(found, part, dev, [rows])[1] if found else predict_unfused(part, dev, rows)
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:

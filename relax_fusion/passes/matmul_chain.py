@@ -79,7 +79,7 @@ class FuseMatmulChain:
         detail = f"the intermediate is {inner.dtype}, the input {dtype}"
         guard(inner.dtype == dtype, Reason.DTYPE, detail)
         lead, rows = _rows(inner)
-        guard(rows != 0, Reason.SHAPE, "the input has no rows")
+        guard(all(d != 0 for d in (*lead, rows)), Reason.SHAPE, "the input has no rows")
         k, r, n = inner.linear.k, inner.linear.n, outer.linear.n
         args = [
             KernelArg(x, (*lead, rows, k)),

@@ -82,6 +82,14 @@ LEFT: dict[str, tuple[Case, Any, str]] = {
         {"kind": "cuda", "arch": "sm_75"},
         "needs CUDA and sm_80",
     ),
+    "a batch of computed weights": (
+        (
+            [Input((3, 33, 96), "int8"), Input((3, 96, 40))],
+            lambda x, w: product(x, op.astype(w, "int8")),
+        ),
+        "h200",
+        "int8 that is computed first is not for a batch",
+    ),
 }
 
 

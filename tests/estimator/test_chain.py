@@ -7,7 +7,14 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.errors import Decline, Reason, TilePlanError
-from relax_fusion.estimator import candidates, choose, footprint, predict, violations
+from relax_fusion.estimator import (
+    candidates,
+    chain_cost,
+    choose,
+    footprint,
+    predict,
+    violations,
+)
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain
 
@@ -42,6 +49,16 @@ def test_a_gpu_has_no_plan_for_float32() -> None:
     decline = choose(LORA, GPU)
     assert isinstance(decline, Decline) and decline.reason is Reason.NO_PLAN
     assert "dtype is float32, a chain on a GPU takes float16 and bfloat16" in decline.detail
+
+
+def test_a_matmul_that_has_no_tile_of_ours_is_priced_as_one_of_tvm() -> None:
+    """A single row times a row of weights, as the second half of a chain of rank 1."""
+    work = replace(LORA, rows=1, r=1, layouts=("nk", "kn"), outer=(), dtype="float16")
+    assert list(candidates(chain_cost.apart(work)[1], GPU)) == []
+    choice = choose(work, GPU, always=True)
+    assert not isinstance(choice, Decline)
+    (prediction,) = choice.predictions
+    assert prediction.unfused.seconds > 2 * GPU.launch_s
 
 
 def test_a_narrow_intermediate_is_worth_a_kernel() -> None:

@@ -161,6 +161,7 @@ DECLINES = [
         "the intermediate is float32, the input float16",
     ),
     ("no_rows", "x[0,32] A[32,8] B[8,48]", TWO, "y", Reason.SHAPE, "no rows"),
+    ("no_matrices", "x[0,6,32] A[0,32,8] B[0,8,48]", TWO, "y", Reason.SHAPE, "no rows"),
     (
         "float64",
         "x[6,32]:float64 A[32,8]:float64 B[8,48]:float64",

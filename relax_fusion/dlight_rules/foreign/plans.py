@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ...device import DeviceSpec
-from ...errors import Decline
+from ...errors import Decline, Reason
 from ...estimator import choose, decoded, mma, predict, skinny
 from ...estimator.choose import Choice
 from ...estimator.shape import matmul_shape, rows_of
@@ -65,7 +65,8 @@ def planned(
     scalar = choose(work, replace(dev, arch=""), always=True)
     if isinstance(scalar, Decline):  # of integers
         in_front = [Planned(*entry, True) for entry in choice.plans.entries]
-        return scalar if form.batch else (form, work, in_front)
+        detail = f"{work.dtype} that is computed first is not for a batch"
+        return Decline(Reason.NO_PLAN, detail) if form.batch else (form, work, in_front)
     if form.batch:
         return form, work, [Planned(*entry) for entry in scalar.plans.entries]
     return form, work, _merged(_in_front_or_scalar(form, work, (choice, scalar), dev))
