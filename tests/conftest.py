@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +16,28 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+LONGEST = (
+    *("fuzz/test_fuzz.py", "scripts/test_bench_matmul.py", "test_cli.py"),
+    *("scripts/test_bench_decode.py", "models/test_llama.py", "models/test_bert.py"),
+    *("models/test_gpt2.py", "triton_bridge/test_attention.py"),
+)
+"""Files that take long, which come first: one that comes last keeps one worker alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give workers whole files, so that what the tests of one share is made once."""
+    """Give workers whole files, so that what the tests of one share is made once.
+
+    Tests of the GPU alone are few files, which would leave most workers without work.
+    """
     from xdist.scheduler import LoadFileScheduling
 
-    if config.getvalue("dist") != "load":
-        return None  # another way was asked for
-    config.option.loadscopereorder = False  # files of few tests, which would be last, take longest
+    if config.getvalue("dist") != "load" or config.option.markexpr == "gpu":
+        return None  # xdist's own choice
+    config.option.loadscopereorder = False  # not by the number of tests, but as they are collected
     return LoadFileScheduling(config, log)

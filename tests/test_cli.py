@@ -22,6 +22,8 @@ from relax_fusion.cli.measure import Run
 from relax_fusion.cuda_graph import RUN_OR_CAPTURE
 from relax_fusion.report import Report
 
+from .quick import quick_host
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -406,7 +408,8 @@ def test_a_missing_compiler_is_named_before_anything_is_compiled(tmp_path, monke
 # --- demo and the process ---------------------------------------------------------------------
 
 
-def test_quick_demo_agrees(capsys):
+def test_quick_demo_agrees(monkeypatch, capsys):
+    monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
     assert main(["demo", "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]

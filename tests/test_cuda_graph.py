@@ -29,6 +29,7 @@ from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES, phase5_bytecode
 
 from .passes.common import HEADER
+from .quick import quick_host
 from .test_pipeline import TINY, two_layers
 
 CACHED_ALLOC = "vm.builtin.cuda_graph.get_cached_alloc"
@@ -290,7 +291,7 @@ def graphs() -> Iterator[Graphs]:
 
 def machine(mod: ir.IRModule, graphs: Graphs | None = None, **given: Any) -> Any:
     """Compile for the CPU, with graphs if there is something to record them."""
-    options = PipelineOptions(make_target("llvm"), **given)
+    options = PipelineOptions(quick_host(), **given)
     with options.target:
         for number, (_, phase, _) in enumerate(PHASES):
             for step in phase(options):
@@ -365,7 +366,7 @@ def test_a_key_is_addresses_and_dims() -> None:
         return k
 """
     mod = tvm.script.from_source(HEADER + text).with_attr("external_mods", [addresses_module()])
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(mod, quick_host()), tvm.cpu())
     x = tvm.runtime.tensor(np.zeros(4, "float32"))
     key = list(vm["key"](x, tvm.runtime.ShapeTuple([3, 2**40])))
     assert key == [np.from_dlpack(x).ctypes.data, 3, 2**40]

@@ -11,14 +11,12 @@ from relax_fusion.passes import PATTERNS
 
 from . import campaign, check
 
-SHARDS = 2
-GRAPHS_PER_SHARD = 24
+GRAPHS = 24
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_fused_programs_compute_the_same(shard: int) -> None:
-    found = campaign.run(GRAPHS_PER_SHARD, seed=shard)
-    assert found.graphs == GRAPHS_PER_SHARD
+def test_fused_programs_compute_the_same() -> None:
+    found = campaign.run(GRAPHS, seed=0)
+    assert found.graphs == GRAPHS
     if found.failures:
         pytest.fail(str(check.minimise(found.failures[0], budget=20)))
     assert set(found.passes()) == set(PATTERNS), "a pass that never fired was not tested"

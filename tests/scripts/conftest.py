@@ -10,6 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from relax_fusion import make_target
+from tests.quick import quick
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 
@@ -47,3 +50,4 @@ def cpu_in_place_of_a_gpu(monkeypatch):
     for name, value in vars(fake).items():
         monkeypatch.setattr(_gpu_timing, name, value)
     monkeypatch.setattr(_relax_build, "fill_cache", lambda build, jobs: [])
+    monkeypatch.setattr(_relax_build, "make_target", lambda name: quick(make_target(name)))

@@ -17,6 +17,7 @@ from tvm import relax
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
 from tests.models.common import assert_as_accurate
+from tests.quick import quick_host
 
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = LlamaConfig(
@@ -52,9 +53,8 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
         logits = Decoder(exported.config, weights, copies, total)(torch.from_numpy(ids))
         return [t.numpy().astype("float64") for t in (logits, *copies)]
 
-    built = tvm.compile(
-        exported.mod, "llvm", relax_pipeline=relax.get_default_pipeline(make_target("llvm"))
-    )
+    cpu = quick_host()
+    built = tvm.compile(exported.mod, cpu, relax_pipeline=relax.get_default_pipeline(cpu))
     caches = [tvm.runtime.tensor(a, dev) for a in arrays]
     shape = tvm.runtime.ShapeTuple([total])
     decode = relax.VirtualMachine(built, dev)["decode"]
@@ -67,7 +67,7 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
 def test_a_run_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch) -> None:
     import _gpu_timing
 
-    cpu = make_target("llvm")
+    cpu = quick_host()
     monkeypatch.setattr(tvm, "cuda", tvm.cpu)
     monkeypatch.setattr(bench, "make_target", lambda _: cpu)
     monkeypatch.setattr(bench, "CALLS", 2)

@@ -224,9 +224,10 @@ def test_ours_computes_what_pytorch_does(case, tiny) -> None:
 
 
 def test_cross_compiled_kernels_are_named_by_their_plans() -> None:
-    chain = Chain("ffn", "1b")
+    rows = {"ours": 1024, "tir": 1024, "unfused": 16, "tvm": 16}
     fused, tir, unfused, tvm = (
-        ours.build(ours.Job(chain, way, None, "bfloat16", "h200")) for way in (*ours.WAYS, "tvm")
+        ours.build(ours.Job(Chain("ffn", "1b"), way, rows[way], "bfloat16", "h200"))
+        for way in (*ours.WAYS, "tvm")
     )
     assert [k.split()[0] for k in fused.kernels(1024)] == ["FuseGatedFFN", "FuseMatmulEpilogue"]
     assert [k.split()[1] for k in fused.kernels(1024)] == ["persistent"] * 2
