@@ -167,10 +167,10 @@ def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
     def x_at(b: tirx.Expr, i: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
         return _at(x, b)(clamped(i, rows, plan.block_m), r).astype(ACCUMULATE)
 
+    data: Element = x_at
     if work.dtype != ACCUMULATE:
-        wide = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
-        x_at = lambda b, i, r: wide(b, i, r)  # noqa: E731
-    inner = _over_panels(stages, (work, plan, 0), (batch, padded), x_at)
+        data = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
+    inner = _over_panels(stages, (work, plan, 0), (batch, padded), data)
     width = panel_columns(plan, work, 0)
     value = _stepped(stages, work, 0, work.inner, inner, (work.r,), width)
     middle = te.compute(

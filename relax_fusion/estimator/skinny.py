@@ -61,9 +61,6 @@ SPLITS = (2, 4, 8)
 """Thread blocks of a cluster, which have the parts of k.  Eight are the most that every device with
 clusters has room for (CUDA C++ Programming Guide, "Thread Block Clusters")."""
 
-FIRST_WITH_CLUSTERS = 90
-"""Ten times the compute capability that brought clusters."""
-
 SPLIT_SHARE = 0.6
 """Part of the multiprocessors that split tiles may take.  On an H200, 72 blocks gained by it, while
 128 blocks in clusters of four and more took up to 4 us longer: few of them begin at once."""
@@ -127,8 +124,7 @@ def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[int
 
 def has_clusters(dev: DeviceSpec) -> bool:
     """Tell whether a device has clusters of thread blocks, and launches that overlap."""
-    digits = dev.arch.removeprefix("sm_").rstrip("af")
-    return digits.isdigit() and int(digits) >= FIRST_WITH_CLUSTERS
+    return dev.capability >= mma.CLUSTER_CAPABILITY
 
 
 def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:

@@ -5,41 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, s_tir, sym, tirx
+from tvm import ir, sym, tirx
 
-from .tile import Place, Total, int64, placed
+from .tile import Accumulation, Place, Total, int64, placed
 
 
 @dataclass(frozen=True)
-class Side:
+class Side(Accumulation):
     """One of the matmuls and its steps, taken out of a PrimFunc, for one matrix of the batch.
 
     Parameters
     ----------
-    acc, out : s_tir.SBlock
-        The blocks.
     batch : tirx.Expr
         The matrix.
     """
 
-    acc: s_tir.SBlock
-    out: s_tir.SBlock
     batch: tirx.Expr
-
-    @property
-    def rows(self) -> tirx.Expr:
-        """Rows of a matrix."""
-        return self.acc.iter_vars[1].dom.extent
-
-    @property
-    def columns(self) -> int:
-        """Columns of the weight."""
-        return int(self.acc.iter_vars[2].dom.extent)
-
-    @property
-    def depth(self) -> int:
-        """Reduced elements."""
-        return int(self.acc.iter_vars[3].dom.extent)
 
     def left_at(self, row: tirx.Expr, k: tirx.Expr) -> ir.TensorLoad:
         """Return the element of the left operand that is multiplied in a row."""

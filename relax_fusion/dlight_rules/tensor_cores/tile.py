@@ -90,22 +90,17 @@ class MmaTile:
 
 
 @dataclass(frozen=True)
-class Product:
-    """One accumulation and its epilogue, taken out of a PrimFunc.
+class Accumulation:
+    """The blocks of a matmul and of what becomes of its sums.
 
     Parameters
     ----------
     acc, out : s_tir.SBlock
-        The blocks.
+        The blocks; axes of `acc` are a part or a matrix, a row, a column, and k.
     """
 
     acc: s_tir.SBlock
     out: s_tir.SBlock
-
-    @property
-    def parts(self) -> int:
-        """Accumulators of a column."""
-        return int(self.acc.iter_vars[0].dom.extent)
 
     @property
     def rows(self) -> tirx.Expr:
@@ -121,6 +116,16 @@ class Product:
     def depth(self) -> int:
         """Reduced elements."""
         return int(self.acc.iter_vars[3].dom.extent)
+
+
+@dataclass(frozen=True)
+class Product(Accumulation):
+    """One accumulation and its epilogue, taken out of a PrimFunc."""
+
+    @property
+    def parts(self) -> int:
+        """Accumulators of a column."""
+        return int(self.acc.iter_vars[0].dom.extent)
 
     @property
     def layout(self) -> WeightLayout:
