@@ -29,6 +29,7 @@ from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES
 
 from .passes.common import Chain, assert_numbers, module
+from .quick import machine
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 BLOCK = Chain(
@@ -42,7 +43,7 @@ def pipeline(**options: object):
 
 def compiled(mod: tvm.IRModule, **options: object) -> relax.VirtualMachine:
     built = tvm.compile(mod, target=make_target("llvm"), relax_pipeline=pipeline(**options))
-    return relax.VirtualMachine(built, tvm.cpu())
+    return machine(built)
 
 
 # --- arguments -------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ def test_metadata_and_additional_functions() -> None:
     built = tvm.compile(
         module([BLOCK]), target=make_target("llvm"), relax_pipeline=pipeline(**options)
     )
-    metadata = json.loads(relax.VirtualMachine(built, tvm.cpu())["_metadata"]())
+    metadata = json.loads(machine(built)["_metadata"]())
     assert metadata["kind"] == "test" and set(metadata["memory_usage"]) == {"main"}
     given = tvm.runtime.tensor(np.ones(4, "float32"))
     result = tvm.runtime.tensor(np.zeros(4, "float32"))
@@ -204,7 +205,7 @@ def test_phases_one_by_one_with_one_replaced() -> None:
         for number, (_, phase, _) in enumerate(PHASES):
             mod = tvm.transform.Sequential((own_phase2 if number == 2 else phase)(options))(mod)
     built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
-    vm = relax.VirtualMachine(built, tvm.cpu())
+    vm = machine(built)
     assert seen == ["phase 2"]
     machines = (vm, compiled(module([BLOCK]), disable=list(PATTERNS)))
     assert_numbers(machines, module([BLOCK]), BLOCK)

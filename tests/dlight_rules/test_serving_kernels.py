@@ -23,6 +23,7 @@ from relax_fusion.dlight_rules.apply import schedule_by
 from relax_fusion.pipeline import schedule_kernels
 
 from ..fuzz.rules import RULES
+from ..quick import loaded
 from .foreign_cases import check, compiled, prim_funcs
 
 HALF, GPU = "float16", make_target("h200")
@@ -118,7 +119,7 @@ def test_softmax_in_chunks() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((3, 100), "float32"), rng.random(3, "float32") + 1]
     out = tvm.runtime.empty((3, 4), "float32")
-    library = compiled(schedule.mod["main"], host_target())
+    library = loaded(compiled(schedule.mod["main"], host_target()))
     library["main"](*map(tvm.runtime.tensor, arrays), out)
 
     def steps(x: np.ndarray, warm: np.ndarray) -> np.ndarray:

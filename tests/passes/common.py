@@ -18,7 +18,7 @@ from tvm import ir, relax
 from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
 
-from ..quick import quick_host
+from ..quick import machine, quick_host
 from .reference import evaluate
 
 HEADER = """
@@ -183,7 +183,7 @@ def compile_pair(
     for off in (tuple(disable), tuple(PATTERNS)):
         pipeline = relax.get_pipeline("relax_fusion", target="llvm", disable=off)
         built = tvm.compile(mod, target=quick_host(), relax_pipeline=pipeline)
-        machines.append(relax.VirtualMachine(built, tvm.cpu()))
+        machines.append(machine(built))
     return machines[0], machines[1]
 
 

@@ -9,6 +9,7 @@ from tvm import relax
 from relax_fusion import DynamicDim, MatmulChain, Reason, Report, host_target
 from relax_fusion.target import make_target
 
+from ..quick import machine
 from .common import Chain, assert_numbers, calls, kernel_args, module, run_pass
 
 PASS = "FuseMatmulChain"
@@ -236,7 +237,7 @@ def compiled():
     for options in ({"always_fuse": True, "report": report}, {"disable": [PASS]}):
         pipeline = relax.get_pipeline("relax_fusion", target="llvm", **options)
         built = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
-        machines.append(relax.VirtualMachine(built, tvm.cpu()))
+        machines.append(machine(built))
     taken = [d for d in report.decisions if d.fused and d.pattern == PASS]
     assert len(taken) == len(CHAINS)
     return tuple(machines), mod
