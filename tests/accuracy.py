@@ -43,7 +43,8 @@ def assert_accurate(
     got : numpy.ndarray
         The result.
     exact, moved : numpy.ndarray
-        What float64 makes of the inputs, and of inputs that are `nudged`.
+        What float64 makes of the inputs, and of inputs that are `nudged`; several of the latter,
+        along an axis in front, where there are too few elements for a mean.
     dtype : str
         In which the result was computed.
     terms : int

@@ -48,8 +48,11 @@ def test_attention_matches_torch(dtype, shift):
         v = rng.standard_normal((1, context, 2, dim)).astype(dtype)
         got = vm["main"](*(tvm.runtime.tensor(x) for x in (q, k, v))).numpy()
         exact = torch_attention(q, k, v)
-        moved = torch_attention(*(nudged(x, "float32", i) for i, x in enumerate((q, k, v))))
-        assert_accurate(got.astype("float64"), exact, moved, dtype, max(dim, context))
+        moved = [
+            torch_attention(*(nudged(x, "float32", 3 * i + j) for i, x in enumerate((q, k, v))))
+            for j in range(3)
+        ]
+        assert_accurate(got.astype("float64"), exact, np.stack(moved), dtype, max(dim, context))
 
 
 def torch_attention(*arrays: np.ndarray) -> np.ndarray:
