@@ -22,7 +22,7 @@ def eps_of(dtype: str) -> float:
     return float(ml_dtypes.finfo(dtype).eps)
 
 
-def nudged(values: np.ndarray, dtype: str, seed: int = 0) -> np.ndarray:
+def nudged(values: np.ndarray, dtype: str, seed: int | np.random.Generator = 0) -> np.ndarray:
     """Return numbers in float64, each off by about half a rounding step of `dtype`."""
     noise = np.random.default_rng(seed).standard_normal(values.shape)
     return values.astype("float64") * (1 + eps_of(dtype) / 2 * noise)

@@ -207,8 +207,7 @@ def test_phases_one_by_one_with_one_replaced() -> None:
     built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
     vm = machine(built)
     assert seen == ["phase 2"]
-    machines = (vm, compiled(module([BLOCK]), disable=list(PATTERNS)))
-    assert_numbers(machines, module([BLOCK]), BLOCK)
+    assert_numbers(vm, module([BLOCK]), BLOCK)
 
 
 def test_progress_names_every_phase() -> None:
@@ -223,24 +222,25 @@ COMPILE = """
 import tvm, relax_fusion
 from tvm import relax
 from tests.passes.common import Chain, module
-chain = Chain("main", {inputs!r}, {body!r}, "y", dtype="float16")
+body = "t = R.permute_dims(W); y = R.matmul(x, t)"
+chains = [
+    Chain(name, f"x[{x}] W[3072,2048]", body, "y", dtype="float16")
+    for name, x in (("decode", "b,1,2048"), ("prefill", "1,512,2048"))
+]
 target = relax_fusion.make_target("h200")
-off = list(relax_fusion.PATTERNS) if {off} else []
-pipeline = relax.get_pipeline("relax_fusion", target=target, disable=off)
-tvm.compile(module([chain]), target=target, relax_pipeline=pipeline)
-print("compiled")
+for off in ((), tuple(relax_fusion.PATTERNS)):
+    pipeline = relax.get_pipeline("relax_fusion", target=target, disable=off, backend="tir")
+    tvm.compile(module(chains), target=target, relax_pipeline=pipeline)
+    print("compiled without", off)
 """
-NT = "t = R.permute_dims(W); y = R.matmul(x, t)"
 
 
-@pytest.mark.parametrize("off", [False, True], ids=["ours", "all_passes_off"])
-@pytest.mark.parametrize("x", ["b,1,2048", "1,512,2048"])
-def test_matmuls_that_crash_tvms_own_rule(x: str, off: bool) -> None:
+def test_matmuls_that_crash_tvms_own_rule() -> None:
     """In a process of its own: a regression would be a segmentation fault."""
-    code = COMPILE.format(inputs=f"x[{x}] W[3072,2048]", body=NT, off=off)
     root = Path(__file__).parent.parent
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0 and "compiled" in done.stdout, done.stderr[-2000:]
+    command = [sys.executable, "-c", COMPILE]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("compiled") == 2, done.stderr[-2000:]
 
 
 TINY = LlamaConfig(

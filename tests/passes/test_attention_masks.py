@@ -9,7 +9,7 @@ import pytest
 from relax_fusion import DynamicDim
 
 from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compile_pair, module
+from .common import Chain, Rewrite, assert_numbers, compiled, module
 
 INF, LOW = const(float("-inf")), const(-3.4e38)
 SIX = replace(BASE, q_len=6, kv_len=6)
@@ -381,11 +381,11 @@ CHAINS = [r.chain for r in (*CAUSAL[3:6], *WINDOWS[1:3], *DATA[1:9:2], *SCORES)]
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

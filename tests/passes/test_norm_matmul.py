@@ -26,7 +26,7 @@ from .common import (
     assert_numbers,
     assert_untouched,
     calls,
-    compile_pair,
+    compiled,
     fused,
     module,
     run_pass,
@@ -353,7 +353,7 @@ def test_residual_that_another_kernel_adds_is_left_to_it() -> None:
     assert [d.workload.norm.residual for d in decisions] == [False, False]
     assert decisions[0].workload.outputs[0].epilogue == ("gelu", "residual")
     assert calls(out["main"]) == ["call_tir", "call_tir"]
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 def test_second_run_changes_nothing() -> None:
@@ -532,14 +532,14 @@ CHAINS = [r.chain for r in REWRITES] + [
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)
 
 
 def test_a_cast_that_a_kernel_made_is_the_input_of_the_next_norm() -> None:
