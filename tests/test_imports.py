@@ -32,6 +32,7 @@ FLOORS = (
         "rebuild",
         "compute",
         "legalize",
+        "modules",
         "annotate",
         "returned_views",
         "kernel_limits",

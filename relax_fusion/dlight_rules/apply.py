@@ -13,6 +13,7 @@ from tvm.target import Target
 from ..compute import description
 from ..decision import Scheduling
 from ..errors import Decline
+from ..modules import with_functions
 from ..tile_plan import PLAN_ATTR, PlanTable
 from .total import TotalRule, apply_tvm_rule, has_blocks
 
@@ -54,9 +55,7 @@ class ScheduleKernels:
                 updated[gvar] = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
             if self.record is not None:
                 self.record.append(scheduling)
-        mod = ir.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-        mod.update(ir.IRModule(updated))
-        return mod
+        return with_functions(mod, updated)
 
 
 def is_scheduled(func: tirx.PrimFunc) -> bool:
