@@ -41,6 +41,7 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
@@ -203,7 +204,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     ]
     if options.allreduce_strategy:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
-    passes += [relax.transform.StaticPlanBlockMemory(), AttachMetadata(dict(options.metadata))]
+    passes += [PlanMemory(), AttachMetadata(dict(options.metadata))]
     if is_cuda(options.target):
         passes += [
             CaptureCUDAGraphs(options.use_cuda_graph),

@@ -32,6 +32,7 @@ FLOORS = (
         "rebuild",
         "compute",
         "legalize",
+        "memory_planning",
         "modules",
         "annotate",
         "returned_views",
