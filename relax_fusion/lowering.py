@@ -16,16 +16,25 @@ from tvm.target import Target
 
 from .compute import build_prim_func
 from .decision import Decision
-from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, TilePlanError
+from .errors import (
+    Decline,
+    LoweringError,
+    PipelineError,
+    Reason,
+    SchedulingError,
+    TargetError,
+    TilePlanError,
+)
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, rebuild
+from .shapes import elsewhere
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
 from .workload import GatedFFN, NormMatmul
 
 # Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
-for _error in (LoweringError, PipelineError, TargetError, TilePlanError):
+for _error in (LoweringError, PipelineError, SchedulingError, TargetError, TilePlanError):
     tvm_ffi.register_error(_error)
 
 Plans = Mapping[str, TilePlan | PlanTable]
@@ -154,7 +163,11 @@ class _Fuser:
             if match is None:
                 continue
             match = self._permitted(match)
-            if not view.is_free(*match.covers):
+            tensors = [a.expr for a in match.args] + [o.var for o in match.outs]
+            abroad = elsewhere(tensors, self.target)
+            if abroad is not None:
+                self._record(function, match.where, abroad, match)
+            elif not view.is_free(*match.covers):
                 self._decline_overlap(function, view, match)
             elif _reads_itself(view, match):
                 self._decline_cycle(function, match)

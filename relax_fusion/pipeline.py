@@ -28,6 +28,7 @@ from .annotate import (
     AttachNoAlias,
 )
 from .cuda_graph import CaptureCUDAGraphs
+from .device_targets import BindDeviceTargets
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -37,6 +38,7 @@ from .dlight_rules import (
     NormRule,
     ScalarMatmulRule,
     ScheduleKernels,
+    SingleThreadRule,
 )
 from .errors import PipelineError
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
@@ -45,7 +47,7 @@ from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
-from .target import has_triton, is_cpu, is_cuda, is_webgpu, most_lanes
+from .target import has_triton, is_cuda, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
@@ -110,7 +112,6 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    del options
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -119,6 +120,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        BindDeviceTargets(options.target),
     ]
 
 
@@ -167,17 +169,14 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         MatmulChainRule(),
         ForeignMatmulRule(options.allow_tf32),
         NormRule(),
+        CPUSpatialRule(),
+        ScalarMatmulRule(),
+        dl.gpu.GEMV(),
+        dl.gpu.Reduction(),
+        dl.gpu.GeneralReduction(),
+        dl.gpu.Fallback(),
+        SingleThreadRule(),
     ]
-    if is_cpu(options.target):
-        rules.append(CPUSpatialRule())
-    else:
-        rules += [
-            ScalarMatmulRule(),
-            dl.gpu.GEMV(),
-            dl.gpu.Reduction(),
-            dl.gpu.GeneralReduction(),
-            dl.gpu.Fallback(),
-        ]
     record = options.report.schedules if options.report is not None else None
     return ScheduleKernels(options.target, rules, record)
 

@@ -31,6 +31,7 @@ FLOORS = (
         "lowering",
         "rebuild",
         "compute",
+        "device_targets",
         "legalize",
         "memory_planning",
         "modules",

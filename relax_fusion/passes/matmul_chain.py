@@ -15,7 +15,6 @@ from ..shapes import (
     as_dims,
     check_dtype,
     check_operands,
-    check_vdevices,
     dtype_of,
     known_shape,
     product,
@@ -87,7 +86,6 @@ class FuseMatmulChain:
             *_operands(outer, (*lead, rows, n)),
         ]
         check_operands([a.expr for a in args], dtype)
-        check_vdevices([a.expr for a in args])
         dims = as_dims((*lead, rows), self.options.bounds)
         work = MatmulChain(
             *(dims[-1], k, r, n, (inner.linear.layout, outer.linear.layout)),
