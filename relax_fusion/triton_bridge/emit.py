@@ -203,7 +203,9 @@ class _Rewriter(relax.PyExprMutator):
         inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)
         dims = _symbols(inputs, args)
         tensors = dict(zip(inputs, args, strict=True))
-        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims)
+        out = call.ty_args[0]
+        place = (out.fields[0] if isinstance(out, ir.TupleType) else out).vdevice
+        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims, place)
 
 
 def _symbols(params: Sequence[ir.Expr], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:
