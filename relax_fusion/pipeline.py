@@ -52,7 +52,7 @@ from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
-    """Attach what later phases need to know: bounds, capture hints, extra functions, the target.
+    """Attach what later phases need to know: bounds, capture hints, functions, target, devices.
 
     Parameters
     ----------
@@ -68,6 +68,7 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
         AttachAdditionalPrimFuncs(options.additional_tirs),
         tirx.transform.BindTarget(options.target),
+        relax.transform.RealizeVDevice(),
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
@@ -97,6 +98,26 @@ def test_ranges_become_branches_that_share_a_workspace() -> None:
     text = mod.script()
     assert "<= T.int64(1)" in text and "<= T.int64(64)" in text
     assert text.count("workspace0: T.Buffer") == 1 and "workspace1" not in text
+
+
+def test_results_and_workspaces_stay_on_their_device() -> None:
+    devices = [relax.VDevice(H200, 0), relax.VDevice(H200, 1)]
+    mod = module_of(WORK, PlanTable.single(SPLIT), 1)
+    mod.update_global_info("vdevice", devices)
+
+    def moved(call: ir.Call) -> ir.Call:
+        out = call.ty_args[0]
+        there = relax.TensorType(out.shape, str(out.dtype), devices[1])
+        return relax.Call(call.op, call.args, call.attrs, [there])
+
+    main = tvm_ffi.structural_map(mod["main"], (ir.Call, moved))
+    mod.update_func(mod.get_global_var("main"), main)
+    after = EmitTritonKernels(H200)(mod)
+    assert len(after.global_infos["vdevice"]) == 2
+    values = [b.value for block in after["main"].body.blocks for b in block.bindings]
+    (call,) = [v for v in values if isinstance(v, relax.Call)]
+    types = call.ty_args[0].fields
+    assert len(types) >= 2 and all(ty.vdevice.vdevice_id == 1 for ty in types)
 
 
 def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
