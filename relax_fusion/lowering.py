@@ -125,7 +125,7 @@ class _Fuser:
     def __init__(self, mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions):
         self.mod = mod
         self.builder = relax.BlockBuilder(mod)
-        self.kernels = {g.name_hint: g for g in mod.get_global_vars()}
+        self.kernels: dict[str, ir.GlobalVar] = {}
         self.pattern, self.matcher, self.options = pattern, matcher, options
         self.target = options.resolved_target()
         self.device = device_of(self.target)
@@ -228,7 +228,7 @@ class _Fuser:
             func = build_prim_func(work, choice.plans, gpu=is_gpu(self.target))
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
-        self._record(function, match.where, None, match, (name, choice))
+        self._record(function, match.where, None, match, (gvar.name_hint, choice))
         for where, decline in match.declined:
             self._record(function, where, decline)
         return Kernel(match, gvar)
