@@ -60,8 +60,10 @@ class _Bind(relax.PyExprMutator):
             return call
         target = self._target_of(call.ty_args[0])
         func = self.mod[call.args[0]]
-        given = (func.attrs or {}).get("target", self.target) if func else None
-        if target is None or not isinstance(func, tirx.PrimFunc) or str(given) == str(target):
+        if target is None or not isinstance(func, tirx.PrimFunc):
+            return call
+        given = (func.attrs or {}).get("target", self.target)
+        if _without_host(given) == _without_host(target):
             return call
         args = [self._bound(call.args[0], func, target), *call.args[1:]]
         return relax.Call(call.op, args, call.attrs, call.ty_args)
@@ -81,3 +83,7 @@ class _Bind(relax.PyExprMutator):
             own = func.without_attr("global_symbol").with_attr("target", target)
             self.bound[gvar, kind] = self.builder_.add_func(own, f"{gvar.name_hint}_{kind}")
         return self.bound[gvar, kind]
+
+
+def _without_host(target: Target) -> dict[str, object]:
+    return {name: value for name, value in target.export().items() if name != "host"}

@@ -123,7 +123,8 @@ class Module:
             R.output(y, q, r)
         return y, q, r
 """
-    mod = BindDeviceTargets(H200)(tvm.script.from_source(text))
+    mod = tirx.transform.BindTarget(H200)(tvm.script.from_source(text))
+    mod = BindDeviceTargets(H200)(mod)
     relax.analysis.well_formed(mod)
     assert places(mod) == {"copy": "cuda", "copy_llvm": "llvm"}
     bindings = mod["main"].body.blocks[0].bindings

@@ -52,8 +52,9 @@ class FuseMatmulChain:
     declines when:
         the intermediate is read elsewhere, or is of another dtype than the input; a size of a
         weight is dynamic; operands differ in dtype, or it is none of float16, bfloat16, float32;
-        operands live on different virtual devices; the estimator predicts that the two matmuls
-        alone are as fast, as where the intermediate is wide, or finds no plan.
+        tensors are on several virtual devices, or on one of another kind than the target; the
+        estimator predicts that the two matmuls alone are as fast, as where the intermediate is
+        wide, or finds no plan.
 
     Parameters
     ----------
