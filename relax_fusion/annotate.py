@@ -11,6 +11,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from .errors import PipelineError
+from .modules import with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
@@ -45,7 +46,7 @@ class AttachFunctionAttrs:
                 variables = list(self.hints[gvar.name_hint])
                 func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
             updated[gvar] = func
-        return _with_functions(mod, updated) if self.bounds or self.hints else mod
+        return with_functions(mod, updated) if self.bounds or self.hints else mod
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachNoAlias")
@@ -67,7 +68,7 @@ class AttachNoAlias:
             for gvar, func in mod.functions_items()
             if isinstance(func, tirx.PrimFunc) and sum(map(tirx.is_buffer_var, func.params)) <= 1
         }
-        return _with_functions(mod, updated)
+        return with_functions(mod, updated)
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
@@ -95,7 +96,7 @@ class AttachAdditionalPrimFuncs:
             ir.GlobalVar(name): func.with_attr("global_symbol", name)
             for name, func in self.functions.items()
         }
-        return _with_functions(mod, new) if new else mod
+        return with_functions(mod, new) if new else mod
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachMetadata")
@@ -143,9 +144,3 @@ def _bytes(node: object) -> list[int]:
     if node.op.name != "relax.memory.alloc_storage":
         return []
     return [int(d) for d in node.args[0].values if isinstance(d, tirx.IntImm)]
-
-
-def _with_functions(mod: ir.IRModule, functions: dict[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
-    """Return a copy of `mod` with functions replaced or added."""
-    merged = {**dict(mod.functions_items()), **functions}
-    return ir.IRModule(merged, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -297,7 +297,7 @@ def machine(mod: ir.IRModule, graphs: Graphs | None = None, **given: Any) -> Any
         for number, (_, phase, _) in enumerate(PHASES):
             for step in phase(options):
                 mod = step(mod)
-                if number == 5 and step.info.name == "StaticPlanBlockMemory" and graphs:
+                if number == 5 and step.info.name == "PlanMemory" and graphs:
                     mod = CaptureCUDAGraphs()(mod)
     built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
     vm = quick.machine(built)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
@@ -288,6 +288,21 @@ def test_attributes_and_global_infos_survive() -> None:
     mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("relax.note", "kept"))
     out, _ = run_pass(mod, "FuseRMSNormMatmul")
     assert int(out.attrs["mine"]) == 3 and out["main"].attrs["relax.note"] == "kept"
+
+
+def test_a_function_that_has_the_name_of_a_kernel_is_not_called() -> None:
+    plain, decisions = run_pass(module([NORM]), "FuseRMSNormMatmul")
+    name = decisions[0].kernel
+    gvar = plain.get_global_var(name)
+    other = plain[name].with_body(tirx.Evaluate(0))
+    taken = module([NORM])
+    taken.update_func(gvar, other)
+    out, (decision,) = run_pass(taken, "FuseRMSNormMatmul")
+    assert decision.kernel != name and out[name].same_as(other)
+    tvm.ir.assert_structural_equal(out[decision.kernel], plain[name])
+    same = module([NORM])
+    same.update_func(gvar, plain[name])
+    assert run_pass(same, "FuseRMSNormMatmul")[1][0].kernel == name, "the same kernel is one"
 
 
 def test_plain_block_next_to_a_dataflow_block() -> None:

@@ -14,7 +14,7 @@ from ..chains.attention.modifiers import Modifiers, modifiers
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
-from ..shapes import as_dims, check_dtype, check_vdevices, dtype_of, static
+from ..shapes import as_dims, check_dtype, dtype_of, static
 from ..workload import Attention
 
 PATTERN = "FuseAttentionChain"
@@ -81,7 +81,6 @@ class FuseAttentionChain:
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
         args = [*found.args(), *mods.args()]
-        check_vdevices([a.expr for a in args])
         if work.kv_prefix:
             args.append(KernelArg(found.kv_len))
         out = found.out.at.expr

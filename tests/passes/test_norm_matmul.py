@@ -17,6 +17,7 @@ from relax_fusion import (
     Projection,
     Reason,
     host_target,
+    make_target,
 )
 
 from .common import (
@@ -509,13 +510,15 @@ class Module:
 """
 
 
-def test_declines_mixed_virtual_devices() -> None:
+def test_fuses_on_the_virtual_devices_of_its_target() -> None:
     text = MIXED_DEVICES.replace("R.add(y, PLACE)", 'R.to_vdevice(y, "llvm:0")').replace(
         'W: R.Tensor((32, 48), "float32")', 'W: R.Tensor((32, 48), "float32", "cuda:0")'
     )
-    same, (decision,) = run_pass(tvm.script.from_source(text), PASS)
-    assert decision.fused and len(same.global_infos["vdevice"]) == 2
-    made = {b.var.name: b.var for b in same["main"].body.blocks[0].bindings}
+    mod = tvm.script.from_source(text)
+    assert_declined(mod, PASS, Reason.VDEVICE, "are on cuda:0:global")
+    out, (decision,) = run_pass(mod, PASS, target=make_target("h200"), always_fuse=True)
+    assert decision.fused and len(out.global_infos["vdevice"]) == 2
+    made = {b.var.name: b.var for b in out["main"].body.blocks[0].bindings}
     assert str(made["y"].ty.vdevice.target.kind) == "cuda"
 
 
