@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tvm import relax, tirx
 
 from ..pattern import PrimExpr
-from ..shapes import same_shape, shape_of
+from ..shapes import dtype_of, same_shape, shape_of
 from .element_values import Choice, Element, Index, Unknown, float_of, integer, is_boolean, truth
 
 if TYPE_CHECKING:
@@ -17,33 +17,42 @@ if TYPE_CHECKING:
 
 def _fields(expr: relax.Expr) -> list[PrimExpr]:
     """Return the elements of a tuple of primitive values."""
-    return list(expr.fields if isinstance(expr, relax.Tuple) else expr.values)
+    if not isinstance(expr, relax.Tuple | relax.ShapeExpr):
+        raise Unknown
+    return [_size(v) for v in (expr.fields if isinstance(expr, relax.Tuple) else expr.values)]
 
 
 def _size(value: PrimExpr) -> PrimExpr:
     """Return a whole number as indices have them."""
-    if isinstance(value, tirx.FloatImm):
-        if float(value) != int(float(value)):
-            raise Unknown
+    if isinstance(value, tirx.FloatImm) and float(value).is_integer():
         return integer(int(float(value)))
-    return integer(int(value)) if isinstance(value, tirx.IntImm) else value
+    if isinstance(value, tirx.IntImm):
+        return integer(int(value))
+    if str(value.ty) != "int64":
+        raise Unknown  # a fraction, or a variable whose arithmetic wraps around
+    return value
 
 
 def _arange(_: Elements, call: relax.Call, index: Index) -> Element:
     start, _end, step = (_size(a) for a in call.args)
+    if not isinstance(step, tirx.IntImm) or int(step) < 1:
+        raise Unknown  # TVM 0.27 makes falling ones shorter than their type says
     return start + step * index[0]
 
 
 def _full(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.cast(elements.read(call.args[1], ()), str(call.ty.dtype))
+    value = elements.read(call.args[1], ())
+    if dtype_of(call) == "bool" and not is_boolean(value) and float_of(value) not in (0, 1):
+        raise Unknown  # a literal is cut to a whole number first: a half is False
+    return elements.cast(value, dtype_of(call.args[1]), dtype_of(call))
 
 
 def _ones(_: Elements, call: relax.Call, index: Index) -> Element:
-    return truth(True) if str(call.ty.dtype) == "bool" else integer(1)
+    return truth(True) if dtype_of(call) == "bool" else integer(1)
 
 
 def _zeros(_: Elements, call: relax.Call, index: Index) -> Element:
-    return truth(False) if str(call.ty.dtype) == "bool" else integer(0)
+    return truth(False) if dtype_of(call) == "bool" else integer(0)
 
 
 def _view(elements: Elements, call: relax.Call, index: Index) -> Element:
@@ -63,7 +72,7 @@ def _broadcast_to(elements: Elements, call: relax.Call, index: Index) -> Element
 
 
 def _permute_dims(elements: Elements, call: relax.Call, index: Index) -> Element:
-    axes = [int(a) for a in call.attrs.axes or range(len(index))[::-1]]
+    axes = [int(a) % len(index) for a in call.attrs.axes or range(len(index))[::-1]]
     return elements.read(call.args[0], tuple(index[axes.index(a)] for a in range(len(index))))
 
 
@@ -128,6 +137,8 @@ def _take(elements: Elements, call: relax.Call, index: Index) -> Element:
     if place is None or call.attrs.axis is None or place < 0:
         raise Unknown
     axis = int(call.attrs.axis) % (len(index) + 1)
+    if not elements.analyzer.can_prove(integer(int(place)) < elements.shape(call.args[0])[axis]):
+        raise Unknown  # beyond the end, where anything is read
     return elements.read(call.args[0], (*index[:axis], integer(int(place)), *index[axis:]))
 
 
@@ -136,8 +147,6 @@ def _cumsum(elements: Elements, call: relax.Call, index: Index) -> Element:
     value = elements.uniform(call.args[0])
     axis = call.attrs.axis
     if value is None or not value.is_integer() or axis is None or bool(call.attrs.exclusive):
-        raise Unknown
-    if str(call.ty.dtype) == "bool" and value:
         raise Unknown
     return integer(int(value)) * (index[int(axis) % len(index)] + integer(1))
 
@@ -149,14 +158,15 @@ def _where(elements: Elements, call: relax.Call, index: Index) -> Element:
 
 
 def _astype(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.cast(elements.read(call.args[0], index), str(call.ty.dtype))
+    source = call.args[0]
+    return elements.cast(elements.read(source, index), dtype_of(source), dtype_of(call))
 
 
 def _triangle(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Keep the elements on one side of a diagonal, and write zeros elsewhere."""
     diagonal = _size(call.args[1])
     value = elements.read(call.args[0], index)
-    nothing = truth(False) if str(call.ty.dtype) == "bool" else integer(0)
+    nothing = truth(False) if dtype_of(call) == "bool" else integer(0)
     offset = index[-1] - index[-2]
     keeps = offset <= diagonal if call.op.name == "relax.tril" else offset >= diagonal
     return elements.choice(keeps, value, nothing)

@@ -6,8 +6,11 @@ write that in ever new ways; as an expression of row and column it is always the
 
 from __future__ import annotations
 
+import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer, ConstIntBound
@@ -15,16 +18,20 @@ from tvm.sym import Analyzer, ConstIntBound
 from ..pattern import BlockView, PrimExpr
 from ..shapes import dtype_of, same_shape, shape_of
 from .element_readers import READERS
+from .element_tables import table_element
 from .element_values import (
+    WHOLE_NUMBERS,
     Choice,
     Element,
     Index,
     Unknown,
     float_of,
+    held,
     integer,
     is_boolean,
+    is_float,
     number,
-    table_element,
+    rounded,
     truth,
 )
 
@@ -50,12 +57,20 @@ _LOGIC: dict[str, Callable] = {
     "bitwise_or": tirx.Or,
 }
 
-WRAPPING = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
-"""Types in which positions, or differences of them, may wrap around."""
+_MOST_ELEMENTS = 1 << 44
+"""More than any tensor has: 16 TiB in the narrowest dtype."""
+_LARGEST_INDEX = 1 << 60
+"""Of numbers beyond it, sums and differences may leave the int64 in which they are simplified."""
+_INFINITE = ConstIntBound.POS_INF
 
 
 class Elements:
     """Reads elements of the tensors of a block.
+
+    An operator is followed only where its dtype computes it exactly, for every index and every size
+    that is allowed: where an integer may wrap around or a float be rounded, the element is unknown.
+    A symbolic size may be as large as the block's bounds say; one without a bound, as large as the
+    tensor of `extents` can be in any memory, 2^44 elements.
 
     Parameters
     ----------
@@ -68,11 +83,22 @@ class Elements:
     def __init__(self, view: BlockView, extents: Sequence[tuple[tirx.Var, PrimExpr]] = ()):
         self.view = view
         self.analyzer = Analyzer()
-        for _, extent in extents:
-            if isinstance(extent, ir.Var):  # a tensor without elements has none to be asked for
-                self.analyzer.update(extent, ConstIntBound(1, ConstIntBound.POS_INF))
+        self._bounded: set[tirx.Var] = set()
+        sizes = Counter(e for _, e in extents if isinstance(e, tirx.Var))
+        for size, times in sizes.items():  # a tensor without elements has none to be asked for
+            self._bound(size, 1, int(_MOST_ELEMENTS ** (1 / times)))
         for var, extent in extents:
+            for size in tirx.analysis.undefined_vars(integer(0) + extent):
+                self._bound(size, -_MOST_ELEMENTS, _MOST_ELEMENTS)
             self.analyzer.bind(var, ir.Range(0, extent))
+            self._bounded.add(var)
+
+    def _bound(self, var: tirx.Var, least: int, largest: int) -> None:
+        """Tell the analyzer what values a symbolic size has, unless it knows."""
+        if var not in self._bounded:
+            largest = min(largest, self.view.bounds.get(var.name, largest))
+            self.analyzer.update(var, ConstIntBound(min(least, largest), largest))
+            self._bounded.add(var)
 
     def at(self, expr: relax.Expr, index: Index) -> Element | None:
         """Return the element at `index` of a tensor that broadcasts to as many axes, or None."""
@@ -89,7 +115,8 @@ class Elements:
             return None
         index = tuple(tirx.Var("at", "int64") for _ in shape)
         value = Elements(self.view, list(zip(index, shape, strict=True))).at(expr, index)
-        return None if value is None else float_of(value)
+        same = None if value is None else float_of(value)
+        return None if same is None else float(same)
 
     def shape(self, expr: relax.Expr) -> list[PrimExpr]:
         """Return the dimensions of a tensor that has elements, by those of its operands if need be.
@@ -129,12 +156,9 @@ class Elements:
         Raises
         ------
         Unknown
-            If it is no expression of the index.
+            If it is no expression of the index, or one that its dtype does not compute exactly.
         """
-        found = self._read(expr, index)
-        if dtype_of(expr) in WRAPPING and not _is_constant(found):
-            raise Unknown
-        return found
+        return self._held(self._read(expr, index), dtype_of(expr))
 
     def _read(self, expr: relax.Expr, index: Index) -> Element:
         value = self.view.definition(expr)
@@ -144,9 +168,11 @@ class Elements:
             raise Unknown
         name = value.op.name.removeprefix("relax.")
         if name in _ARITHMETIC or name in _LOGIC:
+            if len({dtype_of(a) for a in value.args}) > 1:
+                raise Unknown  # one of the operands is converted first
             return self.binary(name, *(self.broadcast(a, index) for a in value.args))
-        if name in ("logical_not", "bitwise_not"):
-            return self._negated(self.read(value.args[0], index))
+        if name in ("logical_not", "bitwise_not") and dtype_of(expr) == "bool":
+            return self.simple(tirx.Not(self.condition(self.read(value.args[0], index))))
         if name not in READERS:
             raise Unknown
         return READERS[name](self, value, index)
@@ -173,16 +199,43 @@ class Elements:
             return self.simple(_LOGIC[name](first, second))
         of_positions, of_constants = _ARITHMETIC[name]
         a, b = float_of(first), float_of(second)
+        if is_boolean(first) or is_boolean(second):
+            if name not in ("equal", "not_equal"):
+                raise Unknown
+            sides = (self.cast(side, "bool", "int64") for side in (first, second))
+            return self.binary(name, *sides)
         if a is not None and b is not None:
-            return self.simple(of_constants(a, b))
+            return self.simple(of_constants(_exactly(a), _exactly(b)))
         if isinstance(first, float) or isinstance(second, float):
             raise Unknown
-        if is_boolean(first) or is_boolean(second):
-            return self.binary(name, self.cast(first, "int64"), self.cast(second, "int64"))
-        return self.simple(of_positions(first, second))
+        result = of_positions(first, second)
+        for value in (first, second, *(() if is_boolean(result) else (result,))):
+            self._check_range(value, -_LARGEST_INDEX, _LARGEST_INDEX)
+        return self.simple(result)
 
-    def _negated(self, value: Element) -> Element:
-        return self.simple(tirx.Not(self.condition(value)))
+    def _held(self, value: Element, dtype: str) -> Element:
+        """Return a value as `dtype` holds it, if it does so without wrapping or rounding."""
+        if isinstance(value, Choice):
+            sides = (self._held(side, dtype) for side in (value.then, value.other))
+            return self.choice(value.condition, *sides)
+        if is_boolean(value) != (dtype == "bool"):
+            raise Unknown
+        same = float_of(value)
+        if same is not None:
+            return value if dtype == "bool" else number(held(same, dtype))
+        if dtype != "bool":
+            self._check_range(value, *WHOLE_NUMBERS.get(dtype, (0, -1)))
+        return value
+
+    def _check_range(self, value: PrimExpr, least: int, largest: int) -> None:
+        """Raise Unknown unless an expression is between two numbers, whatever its variables."""
+        for var in tirx.analysis.undefined_vars(value):
+            self._bound(var, -_MOST_ELEMENTS, _MOST_ELEMENTS)
+        found = self.analyzer.const_int_bound(value)
+        if found.min_value < max(least, 1 - _INFINITE) or found.max_value > min(
+            largest, _INFINITE - 1
+        ):
+            raise Unknown
 
     def choice(self, condition: PrimExpr, then: Element, other: Element) -> Element:
         """Return one of two values, simplified by what the condition says about them."""
@@ -211,37 +264,37 @@ class Elements:
             return truth(True)
         return value if is_boolean(value) else self.analyzer.simplify(tirx.NE(value, integer(0)))
 
-    def cast(self, value: Element, dtype: str) -> Element:
-        """Convert a value; whole numbers stay what they are."""
-        if dtype == "bool":
+    def cast(self, value: Element, source: str, target: str) -> Element:
+        """Convert a value; `read` refuses what `target` does not hold exactly.
+
+        Only constants are rounded, from one float dtype to another.
+        """
+        if target == "bool":
             return self.condition(value)
         if isinstance(value, Choice):
-            return self.choice(
-                value.condition, self.cast(value.then, dtype), self.cast(value.other, dtype)
-            )
-        if isinstance(value, float):
-            if not dtype.startswith(("float", "bfloat")):
-                raise Unknown
+            sides = (self.cast(side, source, target) for side in (value.then, value.other))
+            return self.choice(value.condition, *sides)
+        if is_boolean(value):
+            return self.choice(value, integer(1), integer(0))
+        same = float_of(value)
+        if same is None or not (is_float(source) and is_float(target)):
             return value
-        if isinstance(value, tirx.IntImm):
-            return integer(int(value))
-        return self.choice(value, integer(1), integer(0)) if is_boolean(value) else value
+        return self.simple(rounded(same, target))
 
-    def simple(self, value: Element | bool) -> Element:
+    def simple(self, value: Element | bool | Fraction) -> Element:
         """Return a value in its simplest form."""
         if isinstance(value, bool):
             return truth(value)
-        if isinstance(value, float):
+        if isinstance(value, float | Fraction):
             return number(value)
         if isinstance(value, Choice):
             return self.choice(value.condition, value.then, value.other)
         return self.analyzer.simplify(value)
 
 
-def _is_constant(value: Element) -> bool:
-    if isinstance(value, Choice):
-        return _is_constant(value.then) and _is_constant(value.other)
-    return float_of(value) is not None
+def _exactly(value: float) -> float | Fraction:
+    """Return a number with which arithmetic rounds nothing."""
+    return value if math.isinf(value) else Fraction(value)
 
 
 def _same(a: Element, b: Element) -> bool:
