@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tvm import relax, tirx
 
 from ..pattern import PrimExpr
-from ..shapes import dtype_of, same_shape, shape_of
+from ..shapes import dtype_of, permutation, same_shape, shape_of
 from .element_values import Choice, Element, Index, Unknown, float_of, integer, is_boolean, truth
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _broadcast_to(elements: Elements, call: relax.Call, index: Index) -> Element
 
 
 def _permute_dims(elements: Elements, call: relax.Call, index: Index) -> Element:
-    axes = [int(a) % len(index) for a in call.attrs.axes or range(len(index))[::-1]]
+    axes = permutation(call, len(index))
     return elements.read(call.args[0], tuple(index[axes.index(a)] for a in range(len(index))))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import relax, tirx
@@ -36,23 +37,30 @@ class Draft:
     ----------
     rows, columns : int or tirx.Var
         The sizes.
+    given : sequence of relax.Var
+        Tensors that it reads.
+    numbers : sequence of float
+        What constants are made of, as far as a dtype has them.
     """
 
     rng: random.Random
     rows: int | tirx.Var
     columns: int | tirx.Var
+    given: Sequence[relax.Var] = ()
+    numbers: Sequence[float] = NUMBERS
+    builder: relax.BlockBuilder = field(default_factory=relax.BlockBuilder)
+    bindings: list[relax.VarBinding] = field(default_factory=list)
 
     def block(self, steps: int) -> relax.DataflowBlock:
         """Return a block of that many operators, and a few that they need."""
-        self.builder = relax.BlockBuilder()
-        self.bindings: list[relax.VarBinding] = []
-        self._emit(self._positions())
-        makers = (self._positions, self._constant, self._binary, self._other, self._cast)
-        for make in self.rng.choices(makers, (2, 1, 8, 5, 4), k=steps):
-            self._emit(make())
+        self.emit(self._positions())
+        makers = (self._positions, self._constant, self._binary, self._other, self._cast, self.band)
+        for make in self.rng.choices(makers, (2, 1, 8, 5, 4, 1), k=steps):
+            self.emit(make())
         return relax.DataflowBlock(self.bindings)
 
-    def _emit(self, expr: relax.Expr) -> relax.Var:
+    def emit(self, expr: relax.Expr) -> relax.Var:
+        """Bind a value to a variable."""
         value = self.builder.normalize(expr)
         var = relax.DataflowVar(f"v{len(self.bindings)}", value.ty)
         self.bindings.append(relax.VarBinding(var, value))
@@ -61,7 +69,7 @@ class Draft:
     @property
     def pool(self) -> list[relax.Var]:
         """The variables that an operator can take: those that are broadcast to the whole."""
-        return [b.var for b in self.bindings if self._is_part(b.var)]
+        return [*self.given, *(b.var for b in self.bindings if self._is_part(b.var))]
 
     def _is_part(self, var: relax.Var) -> bool:
         shape = shape_of(var) or []
@@ -78,10 +86,29 @@ class Draft:
         start, step = self.rng.choice(((0, 1), (0, 1), (3, 1), (-2, 1), (0, 2), (-9, 3)))
         if isinstance(length, int) and self.rng.random() < 0.1:
             start += 0.5
-        line = self._emit(op.arange(start, start + step * length, step, dtype))
+        line = self.emit(op.arange(start, start + step * length, step, dtype))
         if not same_shape(shape_of(line), (length,)):
             return self._positions()  # of fractions there is one more
         return op.expand_dims(line, [1 if rows else 0])
+
+    def band(self) -> relax.Expr:
+        """Return a causal mask or a window, or nearly one, from a comparison or a triangle."""
+        dtype, shift = self._dtype(bools=False), self.rng.choice((0, 0, 0, 1, -1, 3))
+        if isinstance(self.rows, int) and self.rng.random() < 0.3:
+            shift = self.columns - self.rows
+        if self.rng.random() < 0.2:
+            ones = self.emit(op.ones(relax.ShapeExpr((self.rows, self.columns)), dtype))
+            side = self.emit(self.rng.choice((op.tril, op.triu))(ones, shift))
+            return self.rng.choice((op.astype(side, "bool"), op.equal(side, relax.const(0, dtype))))
+        low, high = WHOLE_NUMBERS[dtype]
+        column = self.emit(op.expand_dims(self.emit(op.arange(0, self.columns, 1, dtype)), [0]))
+        row = self.emit(op.arange(0, self.rows, 1, dtype))
+        if low <= shift <= high:
+            row = self.emit(op.add(row, relax.const(shift, dtype)))
+        row = self.emit(op.expand_dims(row, [1]))
+        if self.rng.random() < 0.3:
+            row, column = self.emit(op.subtract(row, column)), relax.const(0, dtype)
+        return self.rng.choice(COMPARISONS[2:])(row, column)
 
     def _constant(self) -> relax.Expr:
         """Return a number, as a scalar or as a whole tensor, or a table."""
@@ -100,7 +127,7 @@ class Draft:
     def _number(self, dtype: str) -> relax.Expr:
         while True:
             with np.errstate(all="ignore"):
-                value = np.array(self.rng.choice(NUMBERS), "float64")
+                value = np.array(self.rng.choice(self.numbers), "float64")
                 array = value.astype(numpy_dtype(dtype))
             whole = np.isfinite(value) and float(value).is_integer()
             low, high = WHOLE_NUMBERS.get(dtype, (0, 1))
@@ -125,7 +152,7 @@ class Draft:
         return self._number(dtype) if self.rng.random() < 0.5 else self._conversion(dtype)
 
     def _conversion(self, dtype: str) -> relax.Expr:
-        return self._emit(op.astype(self._operand(), dtype))
+        return self.emit(op.astype(self._operand(), dtype))
 
     def _binary(self) -> relax.Expr | None:
         first = self._operand()
@@ -157,7 +184,7 @@ class Draft:
         if choice == 4:
             whole = op.broadcast_to(first, relax.ShapeExpr((self.rows, self.columns)))
             side = self.rng.choice((op.tril, op.triu))
-            return side(self._emit(whole), self.rng.randint(-3, 3))
+            return side(self.emit(whole), self.rng.randint(-3, 3))
         if choice == 5 and dtype != "bool":
             return op.abs(first) if self.rng.random() < 0.5 else op.negative(first)
         return self._moved(first)
@@ -165,20 +192,20 @@ class Draft:
     def _moved(self, first: relax.Expr) -> relax.Expr | None:
         """Move the elements of a whole tensor there and back, or sum up ones."""
         shape = relax.ShapeExpr((self.rows, self.columns))
-        whole = self._emit(op.broadcast_to(first, shape))
+        whole = self.emit(op.broadcast_to(first, shape))
         choice = self.rng.randrange(4)
         if choice == 0:
-            turned = self._emit(op.permute_dims(whole, [1, 0]))
+            turned = self.emit(op.permute_dims(whole, [1, 0]))
             return op.permute_dims(turned, [-1, -2])
         if choice == 1:
-            return op.reshape(self._emit(op.expand_dims(whole, [0, 2])), shape)
+            return op.reshape(self.emit(op.expand_dims(whole, [0, 2])), shape)
         if choice == 2 and isinstance(self.rows, int):
-            doubled = self._emit(op.concat([whole, self._emit(op.abs(whole))], 0))
+            doubled = self.emit(op.concat([whole, self.emit(op.abs(whole))], 0))
             first_row = self.rng.randint(0, self.rows)
             begin, end = [first_row, 0], [first_row + self.rows, self.columns]
             return op.strided_slice(doubled, [0, 1], begin, end)
         dtype = self._dtype(bools=False)
-        return op.cumsum(self._emit(op.ones(shape, self._dtype())), 1, dtype)
+        return op.cumsum(self.emit(op.ones(shape, self._dtype())), 1, dtype)
 
 
 def symbolic() -> tuple[tirx.Var, tirx.Var]:

@@ -100,7 +100,7 @@ def _added(at: Aligned, negated: bool) -> Parts | None:
     if call is not None:
         flipped = negated != (call.op.name == "relax.subtract")
         parts = _together(at, ((call.args[0], negated), (call.args[1], flipped)))
-        if parts is not None and (parts.seen or parts.band != Band()) and len(parts.biases) < 2:
+        if parts is not None and (parts.seen or not parts.band.is_open) and len(parts.biases) < 2:
             return parts
     slopes = slopes_of(at)
     if slopes is not None and not negated:
