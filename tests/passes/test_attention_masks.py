@@ -183,15 +183,6 @@ DATA = [
         "q k v m",
     ),
     kept(
-        "positions_that_may_wrap_around",
-        positions("6", "6")
-        + 'a = R.astype(i, "int8"); e = R.astype(j, "int8"); c = R.less_equal(e, a)\n',
-        f"c, s0, {INF}",
-        replace(SIX, mask_dims=(False, False, True, True)),
-        args="q k v c",
-        left=(*LINEAR[:5], "astype", "astype", "less_equal"),
-    ),
-    kept(
         "boolean_mask_and_positions",
         positions("6", "6") + "c0 = R.less_equal(j, i); c = R.logical_and(c0, m)\n",
         f"c, s0, {INF}",
@@ -222,6 +213,15 @@ DATA = [
         replace(BASE, bias_dims=(False, True, True, True), mask_dims=(True, False, False, True)),
         QKV + " m[2,1,1,7]:bool y[1,4,5,7]",
         "q k v y m",
+    ),
+    by_mask(
+        "bias_and_causal_mask_in_one",
+        positions("6", "6")
+        + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW}); b = R.add(y, m)\n",
+        "b",
+        replace(SIX, causal="top_left", bias_dims=(False, True, True, True)),
+        SQUARE + " y[1,4,6,6]",
+        "q k v y",
     ),
     Rewrite(
         Chain(
