@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from tvm import ir, tirx
 
-from relax_fusion.chains.attention.bands import Band, Sight, band_of, sight_of
+from relax_fusion.chains.attention.bands import Band, band_of, sight_of
 from relax_fusion.chains.element_values import Element, is_boolean
 from relax_fusion.chains.elements import Elements
 from relax_fusion.pattern import BlockView
 
+from ..passes.masks import in_sight
 from .masks_at_random import LARGE, SIZES, Draft, symbolic
 from .typed import Typed, element_value
 
@@ -71,7 +72,8 @@ def _assert_same(
     assert np.array_equal(_seen(band, places), want), f"{where}, {band}"
     sight = sight_of(band, *size)
     if sight is not None:
-        assert np.array_equal(_in_sight(sight, size), want), f"{where}, {sight}"
+        seen = in_sight(sight.causal, sight.window, size)
+        assert np.array_equal(seen, want), f"{where}, {sight}"
 
 
 def _seen(band: Band, places: Mapping[Any, Any]) -> np.ndarray:
@@ -84,15 +86,6 @@ def _seen(band: Band, places: Mapping[Any, Any]) -> np.ndarray:
     return seen
 
 
-def _in_sight(sight: Sight, size: tuple[int, int]) -> np.ndarray:
-    row, column = np.indices(size)
-    offset = 0 if sight.causal == "top_left" else size[1] - size[0]
-    seen = np.ones(size, bool) if sight.causal == "none" else column - row <= offset
-    if sight.window is not None:
-        seen &= column - row > (0 if sight.causal == "none" else offset) - sight.window
-    return seen
-
-
 @pytest.mark.parametrize("shard", range(4))
 def test_random_blocks(shard: int) -> None:
-    assert sum(readings(seed) for seed in range(shard, 80, 4)) > 400
+    assert sum(readings(seed) for seed in range(shard, 48, 4)) > 240

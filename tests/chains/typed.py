@@ -85,6 +85,13 @@ def _cumsum(attrs: Any, dtype: np.dtype, x: np.ndarray) -> np.ndarray:
     return np.cumsum(x.astype(dtype), int(attrs.axis), dtype)
 
 
+def _sliced(_: Any, dtype: np.dtype, x: np.ndarray, axes: Any, begin: Any, end: Any) -> np.ndarray:
+    index = [slice(None)] * x.ndim
+    for axis, first, last in zip(axes, begin, end, strict=True):
+        index[axis] = slice(first, last)
+    return x[tuple(index)]
+
+
 _SHAPED: dict[str, Callable[..., Any]] = {
     "astype": _cast,
     "arange": lambda _, dtype, first, end, step: np.arange(first, end, step).astype(dtype),
@@ -101,9 +108,7 @@ _SHAPED: dict[str, Callable[..., Any]] = {
     "permute_dims": lambda at, dtype, x: x.transpose(at.axes and [int(a) for a in at.axes]),
     "concat": lambda at, dtype, parts: np.concatenate(parts, int(at.axis)),
     "index_tensor": lambda _, dtype, x, places: x[tuple(places)],
-    "strided_slice": lambda _, dtype, x, axes, begin, end: x[
-        tuple(slice(b, e) for b, e in zip(begin, end, strict=True))
-    ],
+    "strided_slice": _sliced,
 }
 
 _NODES: dict[type, Callable[..., Any]] = {

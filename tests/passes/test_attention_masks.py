@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from tvm.tirx import Var
 
 from relax_fusion import DynamicDim
+from relax_fusion.passes import FuseAttentionChain
+from relax_fusion.pattern import BlockView
 
+from ..chains.typed import Typed
 from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
 from .common import Chain, Rewrite, assert_numbers, compile_pair, module
+from .masks import assert_same_mask
+from .reference import size
 
 INF, LOW = const(float("-inf")), const(-3.4e38)
 SIX = replace(BASE, q_len=6, kv_len=6)
@@ -369,12 +376,32 @@ SCORES = [
         "q k v m",
     ),
 ]
+MASKS = [r.chain for r in (*CAUSAL, *WINDOWS, *DATA)]
 REWRITES = [*CAUSAL, *WINDOWS, *DATA, *SCORES]
 
 
 @pytest.mark.parametrize("case", REWRITES, ids=str)
 def test_rewrites(case: Rewrite) -> None:
     check(case)
+
+
+@pytest.fixture(scope="module")
+def masked():
+    return module(MASKS)
+
+
+@pytest.mark.parametrize("chain", MASKS, ids=lambda c: c.name)
+def test_mask_is_that_of_the_graph(masked, chain: Chain) -> None:
+    func = masked[chain.name]
+    block = func.body.blocks[0]
+    named = {b.var.name: b.var for b in block.bindings}
+    product, scores = named["s0"], block.bindings[-2].value.args[0]
+    given: dict = dict(zip(func.params, chain.arrays(), strict=True))
+    given |= {d: chain.sizes[d.name] for p in func.params for d in p.ty.shape if isinstance(d, Var)}
+    given[product] = np.zeros([size(d, given) for d in product.ty.shape], "float32")
+    match = FuseAttentionChain().match(BlockView(block, masked), named["o"])
+    assert match is not None
+    assert_same_mask(match, Typed(block.bindings, given), scores)
 
 
 CHAINS = [r.chain for r in (*CAUSAL[3:6], *WINDOWS[1:3], *DATA[1:9:2], *SCORES)]

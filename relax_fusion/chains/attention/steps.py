@@ -54,9 +54,9 @@ def scores_of(
 
 
 def _cast(view: BlockView, at: Scores) -> Steps:
-    """Scores are kept in float32 whatever the casts say; one to or from integers does more."""
+    """Scores are kept in float32 whatever the casts say; one to whole numbers rounds them."""
     call = view.call(at.expr, "relax.astype")
-    if call is not None and {dtype_of(at.expr), dtype_of(call.args[0])} <= set(FLOAT_BYTES):
+    if call is not None and dtype_of(at.expr) in FLOAT_BYTES:
         yield at.inside(call.args[0])
 
 
