@@ -9,7 +9,17 @@ from tvm import relax, tirx
 
 from ..pattern import PrimExpr
 from ..shapes import dtype_of, permutation, same_shape, shape_of
-from .element_values import Choice, Element, Index, Unknown, float_of, integer, is_boolean, truth
+from .element_values import (
+    Choice,
+    Element,
+    Index,
+    Unknown,
+    float_of,
+    integer,
+    is_boolean,
+    number,
+    truth,
+)
 
 if TYPE_CHECKING:
     from .elements import Elements
@@ -24,13 +34,19 @@ def _fields(expr: relax.Expr) -> list[PrimExpr]:
 
 def _size(value: PrimExpr) -> PrimExpr:
     """Return a whole number as indices have them."""
-    if isinstance(value, tirx.FloatImm) and float(value).is_integer():
-        return integer(int(float(value)))
-    if isinstance(value, tirx.IntImm):
-        return integer(int(value))
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return _whole(value.value)
     if str(value.ty) != "int64":
-        raise Unknown  # a fraction, or a variable whose arithmetic wraps around
+        raise Unknown  # its arithmetic wraps around elsewhere
     return value
+
+
+def _whole(value: float) -> PrimExpr:
+    """Return a number that is a whole one as indices have it."""
+    found = number(value)
+    if isinstance(found, float):
+        raise Unknown
+    return found
 
 
 def _arange(_: Elements, call: relax.Call, index: Index) -> Element:
@@ -136,19 +152,20 @@ def _take(elements: Elements, call: relax.Call, index: Index) -> Element:
     place = elements.uniform(call.args[1]) if not shape_of(call.args[1]) else None
     if place is None or call.attrs.axis is None or place < 0:
         raise Unknown
-    axis = int(call.attrs.axis) % (len(index) + 1)
-    if not elements.analyzer.can_prove(integer(int(place)) < elements.shape(call.args[0])[axis]):
+    axis, at = int(call.attrs.axis) % (len(index) + 1), _whole(place)
+    if not elements.analyzer.can_prove(at < elements.shape(call.args[0])[axis]):
         raise Unknown  # beyond the end, where anything is read
-    return elements.read(call.args[0], (*index[:axis], integer(int(place)), *index[axis:]))
+    return elements.read(call.args[0], (*index[:axis], at, *index[axis:]))
 
 
 def _cumsum(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Sum a tensor that has one value everywhere."""
     value = elements.uniform(call.args[0])
     axis = call.attrs.axis
-    if value is None or not value.is_integer() or axis is None or bool(call.attrs.exclusive):
+    if value is None or axis is None or bool(call.attrs.exclusive):
         raise Unknown
-    return integer(int(value)) * (index[int(axis) % len(index)] + integer(1))
+    terms = index[int(axis) % len(index)] + integer(1)
+    return elements.binary("multiply", _whole(value), terms)
 
 
 def _where(elements: Elements, call: relax.Call, index: Index) -> Element:
@@ -167,9 +184,9 @@ def _triangle(elements: Elements, call: relax.Call, index: Index) -> Element:
     diagonal = _size(call.args[1])
     value = elements.read(call.args[0], index)
     nothing = truth(False) if dtype_of(call) == "bool" else integer(0)
-    offset = index[-1] - index[-2]
-    keeps = offset <= diagonal if call.op.name == "relax.tril" else offset >= diagonal
-    return elements.choice(keeps, value, nothing)
+    side = "less_equal" if call.op.name == "relax.tril" else "greater_equal"
+    keeps = elements.binary(side, index[-1] - index[-2], diagonal)
+    return elements.choice(elements.condition(keeps), value, nothing)
 
 
 def _negative(elements: Elements, call: relax.Call, index: Index) -> Element:

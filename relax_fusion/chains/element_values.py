@@ -96,7 +96,7 @@ def rounded(value: float, dtype: str) -> float:
         return float(_FLOATS[dtype](value))
 
 
-def held(value: float, dtype: str) -> float:
+def held_number(value: float, dtype: str) -> float:
     """Return a number as `dtype` holds it: as it is, or infinite beyond the largest float.
 
     Raises

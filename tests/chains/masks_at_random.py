@@ -184,7 +184,7 @@ class Draft:
         if choice == 4:
             whole = op.broadcast_to(first, relax.ShapeExpr((self.rows, self.columns)))
             side = self.rng.choice((op.tril, op.triu))
-            return side(self.emit(whole), self.rng.randint(-3, 3))
+            return side(self.emit(whole), self.rng.choice((-3, -1, 0, 0, 1, 1 << 40)))
         if choice == 5 and dtype != "bool":
             return op.abs(first) if self.rng.random() < 0.5 else op.negative(first)
         return self._moved(first)
@@ -193,7 +193,7 @@ class Draft:
         """Move the elements of a whole tensor there and back, or sum up ones."""
         shape = relax.ShapeExpr((self.rows, self.columns))
         whole = self.emit(op.broadcast_to(first, shape))
-        choice = self.rng.randrange(4)
+        choice = self.rng.randrange(6)
         if choice == 0:
             turned = self.emit(op.permute_dims(whole, [1, 0]))
             return op.permute_dims(turned, [-1, -2])
@@ -204,8 +204,17 @@ class Draft:
             first_row = self.rng.randint(0, self.rows)
             begin, end = [first_row, 0], [first_row + self.rows, self.columns]
             return op.strided_slice(doubled, [0, 1], begin, end)
+        if choice == 3:
+            last = self.rows - 1 if isinstance(self.rows, int) else 0
+            place = relax.const(self.rng.choice((0, last)), "int64")
+            return op.take(whole, place, 0, mode="fast")
+        if choice == 4:
+            places = [self.emit(op.arange(0, n, 1, "int64")) for n in (self.rows, self.columns)]
+            return op.index_tensor(whole, [self.emit(op.expand_dims(places[0], [1])), places[1]])
         dtype = self._dtype(bools=False)
-        return op.cumsum(self.emit(op.ones(shape, self._dtype())), 1, dtype)
+        source = self._dtype()
+        value = self.emit(op.full(shape, self._number(source), source))
+        return op.cumsum(value, 1, dtype)
 
 
 def symbolic() -> tuple[tirx.Var, tirx.Var]:

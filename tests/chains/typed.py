@@ -109,6 +109,7 @@ _SHAPED: dict[str, Callable[..., Any]] = {
     "concat": lambda at, dtype, parts: np.concatenate(parts, int(at.axis)),
     "index_tensor": lambda _, dtype, x, places: x[tuple(places)],
     "strided_slice": _sliced,
+    "take": lambda at, dtype, x, place: np.take(x, place, int(at.axis)),
 }
 
 _NODES: dict[type, Callable[..., Any]] = {
