@@ -55,6 +55,8 @@ _MOST_ELEMENTS = 1 << 44
 _LARGEST_INDEX = 1 << 60
 """Of numbers beyond it, sums and differences may leave the int64 in which they are simplified."""
 _INFINITE = ConstIntBound.POS_INF
+_MOST_PARTS = 64
+"""Comparisons and values of one element; choices between choices would double them each time."""
 
 
 class Arithmetic:
@@ -118,6 +120,8 @@ class Arithmetic:
 
     def held(self, value: Element, dtype: str) -> Element:
         """Return a value as `dtype` holds it, if it does so without wrapping or rounding."""
+        if _parts(value) > _MOST_PARTS:
+            raise Unknown
         if isinstance(value, Choice):
             sides = (self.held(side, dtype) for side in (value.then, value.other))
             return self.choice(value.condition, *sides)
@@ -197,6 +201,15 @@ class Arithmetic:
 def _exactly(value: float) -> float | Fraction:
     """Return a number with which arithmetic rounds nothing."""
     return value if math.isinf(value) else Fraction(value)
+
+
+def _parts(value: Element) -> int:
+    """Count the comparisons and values that a value is made of."""
+    if isinstance(value, Choice):
+        return _parts(value.condition) + _parts(value.then) + _parts(value.other)
+    if isinstance(value, tirx.And | tirx.Or):
+        return _parts(value.a) + _parts(value.b)
+    return _parts(value.a) if isinstance(value, tirx.Not) else 1
 
 
 def _same(a: Element, b: Element) -> bool:

@@ -23,6 +23,8 @@ from .element_values import (
     integer,
 )
 
+_FIRST = integer(0)
+
 
 class Elements(Arithmetic):
     """Reads elements of the tensors of a block.
@@ -43,6 +45,7 @@ class Elements(Arithmetic):
     def __init__(self, view: BlockView, extents: Sequence[tuple[tirx.Var, PrimExpr]] = ()):
         super().__init__(extents, view.bounds)
         self.view = view
+        self._known: dict[tuple, tuple[Index, Element]] = {}
 
     def at(self, expr: relax.Expr, index: Index) -> Element | None:
         """Return the element at `index` of a tensor that broadcasts to as many axes, or None."""
@@ -104,7 +107,12 @@ class Elements(Arithmetic):
         Unknown
             If it is no expression of the index, or one that its dtype does not compute exactly.
         """
-        return self.held(self._read(expr, index), dtype_of(expr))
+        if not isinstance(expr, relax.Var):
+            return self.held(self._read(expr, index), dtype_of(expr))
+        key = (expr, *map(id, index))  # sums of sums lead to the same element many times
+        if key not in self._known:
+            self._known[key] = index, self.held(self._read(expr, index), dtype_of(expr))
+        return self._known[key][1]
 
     def _read(self, expr: relax.Expr, index: Index) -> Element:
         value = self.view.definition(expr)
@@ -129,4 +137,4 @@ class Elements(Arithmetic):
         if len(shape) > len(index):
             raise Unknown
         own = zip(index[len(index) - len(shape) :], shape, strict=True)
-        return self.read(expr, tuple(integer(0) if same_shape((d,), (1,)) else i for i, d in own))
+        return self.read(expr, tuple(_FIRST if same_shape((d,), (1,)) else i for i, d in own))

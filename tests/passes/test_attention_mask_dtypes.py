@@ -164,6 +164,24 @@ CASES = [
         "c = R.less_equal(e, d)",
         CAUSAL,
     ),
+    Case(
+        "doubled again and again",
+        WIDE
+        + "x0 = R.add(j, j)\n"
+        + "\n".join(f"x{n + 1} = R.add(x{n}, x{n})" for n in range(60))
+        + "\nc = R.less_equal(x60, i)",
+    ),
+    Case(
+        "choices between choices",
+        WIDE
+        + "b0 = R.less_equal(j, i)\n"
+        + "\n".join(
+            f"p{n} = R.equal(j, {const(n % 6, 'int64')})\n"
+            f"q{n} = R.equal(i, {const(n % 5, 'int64')}); b{n + 1} = R.where(b{n}, p{n}, q{n})"
+            for n in range(30)
+        )
+        + "\nc = R.logical_not(b30)",
+    ),
 ]
 
 
@@ -177,3 +195,10 @@ def test_reads(case: Case) -> None:
     dims = (False, False, True, True)
     assert (work.causal, work.window) == (case.causal or "none", None)
     assert work.mask_dims == (dims if case.causal is None else None)
+
+
+def test_a_bias_doubled_again_and_again() -> None:
+    steps = "y0 = R.negative(y)\n" + "\n".join(f"y{n + 1} = R.add(y{n}, y{n})" for n in range(40))
+    body = attention(steps + "\ns = R.add(s0, y40)")
+    mod = module([Chain("biased", "q[1,1,6,8] k[1,1,6,8] v[1,1,6,8] y[6,6]", body, "o")])
+    assert run_pass(mod, PASS)[1][0].workload.bias_dims == (False, False, True, True)

@@ -83,6 +83,13 @@ def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
 
 def _added(at: Aligned, negated: bool) -> Parts | None:
     """Take an addend to pieces."""
+    key, found = (at.at.expr, at.at.axes, negated), at.grid.addends
+    if key not in found:
+        found[key] = _addend_parts(at, negated)
+    return found[key]
+
+
+def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
     value = at.element()
     if value is not None:
         condition = _where_nothing_is_added(at, value, negated)
