@@ -164,6 +164,8 @@ def _cumsum(elements: Elements, call: relax.Call, index: Index) -> Element:
     axis = call.attrs.axis
     if value is None or axis is None or bool(call.attrs.exclusive):
         raise Unknown
+    if value == 0:
+        return truth(False) if dtype_of(call) == "bool" else integer(0)
     terms = index[int(axis) % len(index)] + integer(1)
     return elements.binary("multiply", _whole(value), terms)
 
