@@ -136,7 +136,7 @@ class _Fuser:
         """Return the function with its chains fused, None if nothing changed."""
         blocks, changed = [], False
         for block in func.body.blocks:
-            view = BlockView(block, self.mod)
+            view = BlockView(block, self.mod, self.options.bounds)
             matches = self._matches(name, view)
             if not isinstance(block, relax.DataflowBlock):
                 self._decline_impure(name, matches)

@@ -48,6 +48,11 @@ def static(dim: PrimExpr | int, what: str) -> int:
     return value
 
 
+def permutation(call: relax.Call, rank: int) -> list[int]:
+    """Return which axes a `permute_dims` takes one after the other, counted from the first."""
+    return [int(a) % rank for a in call.attrs.axes or range(rank)[::-1]]
+
+
 def same_shape(a: Shape | None, b: Shape | None) -> bool:
     """Tell whether two shapes are provably equal."""
     return a is not None and b is not None and len(a) == len(b) and all(map(_same_dim, a, b))
