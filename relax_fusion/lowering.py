@@ -16,10 +16,11 @@ from tvm.target import Target
 
 from .compute import build_prim_func
 from .decision import Decision
+from .effects import Memory
 from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, TilePlanError
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
-from .rebuild import Kernel, order, rebuild
+from .rebuild import Kernel, order, overwritten, rebuild
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
 from .workload import GatedFFN, NormMatmul
@@ -126,8 +127,9 @@ class _Fuser:
     def function(self, name: str, func: relax.Function) -> relax.Function | None:
         """Return the function with its chains fused, None if nothing changed."""
         blocks, changed = [], False
+        memory = Memory(func, self.mod)
         for block in func.body.blocks:
-            view = BlockView(block, self.mod)
+            view = BlockView(block, self.mod, memory)
             matches = self._matches(name, view)
             if not isinstance(block, relax.DataflowBlock):
                 self._decline_impure(name, matches)
@@ -157,7 +159,7 @@ class _Fuser:
             if not view.is_free(*match.covers):
                 self._decline_overlap(function, view, match)
             elif _reads_itself(view, match):
-                self._decline_cycle(function, match)
+                self._decline_cycle(function, view, match)
             else:
                 view.take(match)
                 matches.append(match)
@@ -179,14 +181,16 @@ class _Fuser:
         kept: list[Match] = []
         for match in matches:
             if order(view, [*kept, match]) is None:
-                self._decline_cycle(function, match)
+                self._decline_cycle(function, view, match)
             else:
                 kept.append(match)
         return kept
 
-    def _decline_cycle(self, function: str, match: Match) -> None:
-        detail = "the kernel would need a result that depends on its own"
-        self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
+    def _decline_cycle(self, function: str, view: BlockView, match: Match) -> None:
+        detail = overwritten(view, match)
+        reason = Reason.CYCLE if detail is None else Reason.OVERWRITTEN
+        detail = detail or "the kernel would need a result that depends on its own"
+        self._record(function, match.where, Decline(reason, detail), match)
 
     def _decline_overlap(self, function: str, view: BlockView, match: Match) -> None:
         var = next(v for v in match.covers if v in view.taken)

@@ -30,6 +30,7 @@ FLOORS = (
         "chains",
         "lowering",
         "rebuild",
+        "effects",
         "compute",
         "legalize",
         "annotate",
