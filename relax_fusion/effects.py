@@ -100,6 +100,8 @@ class Memory:
     ----------
     effects : dict of relax.Var to Effects
         What the binding of each variable does, in the order of evaluation, branches included.
+    values : dict of relax.Var to relax.Expr
+        What is bound to each variable, in the same order.
     given, returned, written : frozenset of int
         The places of the parameters, of the result, and of all that is changed in sight.
     """
@@ -111,6 +113,7 @@ class Memory:
         _callees: dict[ir.GlobalVar, _Summary | None] | None = None,
     ):
         self.effects: dict[relax.Var, Effects] = {}
+        self.values: dict[relax.Var, relax.Expr] = {}
         self.given, self.returned = NOWHERE, NOWHERE
         self._mod = mod
         self._callees = {} if _callees is None else _callees
@@ -123,7 +126,7 @@ class Memory:
             self.given = _union(self.of(p) for p in scope.params)
             storage, _ = self._sequence(scope.body)
             self.returned = _flat(storage)
-            self._use(free_vars(_last_expr(scope.body)))
+            self._use(reads_of(scope.body))
         else:
             self._block(scope)
         self._writers = [(v, e.written) for v, e in self.effects.items() if e.written - HIDDEN]
@@ -172,13 +175,11 @@ class Memory:
             self._storage[var] = storage
             if isinstance(value, relax.Call):
                 effect = _both(effect, Effects(touched=_flat(storage)))
-            reads = free_vars(value)
+            reads = reads_of(value)
             self._use(reads)
             self._order[var] = len(self._order)
-            if isinstance(value, relax.If):
-                reads += [*map(_last_expr, (value.true_branch, value.false_branch))]
             self._sources[var] = [v for v in reads if not self.of(v).isdisjoint(_flat(storage))]
-            self.effects[var] = effect
+            self.effects[var], self.values[var] = effect, value
 
     def _use(self, variables: Iterable[relax.Var]) -> None:
         """Note that variables, and all that they may be other names of, are used here."""
@@ -284,6 +285,16 @@ def free_vars(expr: relax.Expr) -> list[relax.Var]:
     if isinstance(expr, relax.Var):
         return [expr]
     return list(relax.analysis.free_vars(expr))
+
+
+def reads_of(value: relax.Expr) -> list[relax.Var]:
+    """Return the variables that a bound value reads, the results of branches among them."""
+    found = free_vars(value)
+    if isinstance(value, relax.SeqExpr):
+        found += free_vars(value.body)
+    elif isinstance(value, relax.If):
+        found += [v for b in (value.true_branch, value.false_branch) for v in reads_of(b)]
+    return found
 
 
 def _last_expr(body: relax.Expr) -> relax.Expr:

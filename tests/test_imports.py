@@ -31,6 +31,7 @@ FLOORS = (
         "lowering",
         "rebuild",
         "effects",
+        "in_place",
         "compute",
         "legalize",
         "annotate",
