@@ -1,4 +1,4 @@
-"""Reshapes as views of their inputs: of results on their way out too, of memory that changes not."""
+"""Reshapes as views: also of results on their way out, but not of memory that changes."""
 
 from __future__ import annotations
 
