@@ -10,8 +10,11 @@ import tvm_ffi
 from tvm import ir, relax
 
 from .effects import HIDDEN, Memory, free_vars, reads_of
+from .pattern import is_call
 
 FORCE_PURE = "relax.force_pure"
+OPAQUE = 8
+"""TVM's OpPatternKind of a function that is fused with no other."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="SeparateWrites")
@@ -30,25 +33,72 @@ class SeparateWrites:
                                                     R.output(z)
 
     TVM takes in-place calls for pure.  So FuseOps would compute `a` where `z` is, from what `x`
-    holds then, and where nothing reads `y`, the call would be removed, though `x` is read.  There
-    it is followed by ``R.call_packed("vm.builtin.copy", y)``, which does nothing.
+    holds then; and where nothing reads `y`, the call would be removed, though `x` is read.  There
+    it is followed by ``R.call_packed("vm.builtin.copy", y)``, which does nothing.  PrimFuncs that
+    are called in place become opaque, or FuseOps would make one with others that has outputs only.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Return the module with its blocks cut; `mod` itself where none is."""
-        updated = {}
+        """Return the module with its blocks cut; `mod` itself where nothing is to be done."""
+        updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
         for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                memory = Memory(func, mod)
-                new = _Separator(func, memory).function() if memory.written else func
-                if not new.same_as(func):
-                    updated[gvar] = new
+            memory = Memory(func, mod) if isinstance(func, relax.Function) else None
+            if memory is None or not memory.written:
+                continue
+            updated |= {g: mod[g].with_attr("op_pattern", OPAQUE) for g in _in_place(memory)}
+            updated[gvar] = _Separator(func, memory).function()
         if not updated:
             return mod
         mod = mod.clone()
         for gvar, func in updated.items():
             mod.update_func(gvar, func)
         return relax.transform.Normalize()(mod)
+
+
+def _in_place(memory: Memory) -> set[ir.GlobalVar]:
+    """Return the PrimFuncs that a function calls in place."""
+    calls = [v for v in memory.values.values() if is_call(v, "relax.call_tir_inplace")]
+    return {call.args[0] for call in calls}
+
+
+@tvm.transform.module_pass(opt_level=0, name="NameInPlaceResults")
+@dataclass(frozen=True)
+class NameInPlaceResults:
+    """Call the result of an in-place packed function by the name of the argument that it is.
+
+    rewrite: ``y = R.call_inplace_packed("f", x, inplace_indices=[0])`` ->
+    ``_ = R.call_inplace_packed("f", x, inplace_indices=[0]); y = x``
+
+    TVM 0.27's StaticPlanBlockMemory takes such a result for another tensor, and uses the memory of
+    `x` anew behind its last use, while `y` is still read.  Behind this pass, nothing may remove
+    calls whose results are not read.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        mutator = _NameResults(mod)
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
+        return mutator.builder_.get()
+
+
+@relax.expr_functor.mutator
+class _NameResults(relax.PyExprMutator):
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        if not is_call(call, "relax.call_inplace_packed"):
+            return call
+        made = self.builder_.emit(call)
+        indices = [int(i) for i in call.attrs.inplace_indices]
+        if len(indices) == 1:
+            return call.args[1 + indices[0]]
+        return relax.Tuple(
+            [
+                call.args[1 + j] if j >= 0 else relax.TupleGetItem(made, i)
+                for i, j in enumerate(indices)
+            ]
+        )
 
 
 class _Separator:

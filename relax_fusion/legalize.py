@@ -227,6 +227,11 @@ class _Fold(relax.PyExprMutator):
     def __init__(self, mod: ir.IRModule):
         super().__init__(mod)
         self.first: dict[relax.Expr, relax.Var] = {}
+        self.local: set[relax.Var] = set()
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        self.local = {b.var for b in block.bindings}
+        return super().visit_dataflow_block_(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         self.var = binding.var
@@ -241,8 +246,10 @@ class _Fold(relax.PyExprMutator):
         first = self.first.get(before, before)
         if not is_call(inner, "relax.reshape") or self.memory.changes(var, first, var):
             return call
-        self.first[var] = first
         source, shape = inner.args[0], call.args[1]
+        if isinstance(source, relax.DataflowVar) and source not in self.local:
+            return call
+        self.first[var] = first
         same = isinstance(shape, relax.ShapeExpr) and same_shape(shape_of(source), shape.values)
         if same and self._is_private(var):
             return source

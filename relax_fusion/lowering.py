@@ -146,8 +146,8 @@ class _Fuser:
         """Collect matches that share no binding and can be ordered among themselves."""
         matches: list[Match] = []
         for binding in view.bindings:
-            if binding.var in view.taken:
-                continue
+            if binding.var in view.taken or isinstance(binding.value, relax.Var):
+                continue  # another name of a tensor shares its memory: it is no chain of its own
             try:
                 match = self.matcher(view, binding.var)
             except Refused as refusal:

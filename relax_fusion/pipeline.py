@@ -39,7 +39,7 @@ from .dlight_rules import (
     ScheduleKernels,
 )
 from .errors import PipelineError
-from .in_place import SeparateWrites
+from .in_place import NameInPlaceResults, SeparateWrites
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
@@ -199,6 +199,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     passes: list[Pass] = [
         ReturnReshapedViews(),
         RewriteReshapes(),
+        NameInPlaceResults(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),
