@@ -8,16 +8,17 @@ under its own name, another one, as a part of a tuple, or as a reshape, which is
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import tvm
-from tvm import ir
+from tvm import ir, relax
 
 N = 8
 MATRIX = f'R.Tensor(({N}, {N}), "float32")'
-PARAMS = {"x": MATRIX, "w": MATRIX, "v": MATRIX, "g": f'R.Tensor(({N},), "float32")'}
+VECTOR = f'R.Tensor(({N},), "float32")'
+PARAMS = {"x": MATRIX, "w": MATRIX, "v": MATRIX, "g": VECTOR}
 PACKED = "relax_fusion_tests.rewrite"
 
 HEADER = f"""
@@ -44,6 +45,7 @@ WRITES = {
     "tir": f"R.call_tir_inplace(cls.rewrite, ({{}},), inplace_indices=[0], out_ty={MATRIX})",
     "packed": f'R.call_inplace_packed("{PACKED}", {{}}, inplace_indices=[0], ty_args={MATRIX})',
     "callee": "cls.callee({})",
+    "vector": f'R.call_inplace_packed("{PACKED}", {{}}, inplace_indices=[0], ty_args={VECTOR})',
 }
 
 CALLS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
@@ -57,6 +59,8 @@ CALLS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
     "transpose": ("R.permute_dims({})", lambda a: a.T.copy()),
     "flat": (f"R.reshape({{}}, ({N * N},))", lambda a: a.reshape(-1).copy()),
     "square": (f"R.reshape({{}}, ({N}, {N}))", lambda a: a.reshape(N, N).copy()),
+    "lift": (f"R.reshape({{}}, (1, {N}, {N}))", lambda a: a.reshape(1, N, N).copy()),
+    "swap": ("R.permute_dims({}, axes=[0, 2, 1])", lambda a: a.transpose(0, 2, 1).copy()),
     "norm": (
         "R.nn.rms_norm({}, {}, axes=[-1], epsilon=1e-5)",
         lambda a, g: a / np.sqrt(np.mean(a * a, axis=-1, keepdims=True) + 1e-5) * g,
@@ -80,6 +84,7 @@ CHAINS = (
     "t=transpose B; m=matmul A t; p=softmax m; y=matmul p C",
     "f=flat A; r=square f; m=matmul r B; e=flat m; y=square e",
     "o=once A; m=matmul o B; n=tanh m; y=add n A",
+    "q=lift A; k=lift B; t=swap k; s=matmul q t; p=softmax s; e=lift C; o=matmul p e; y=square o",
 )
 ROUTES = ("n=alias A", "p=pair v A; n=second p", "f=flat A; n=square f", "n=once A", "")
 
@@ -131,10 +136,41 @@ class Program:
         return [values[r].copy() for r in self.results]
 
 
-def module(programs: list[Program]) -> ir.IRModule:
+def parse(text: str, results: str, dataflow: bool = True) -> Program:
+    """Read a program: ``"t=transpose w; y=matmul x t"``, and the names of its results."""
+    lines = [line.replace("=", " ").split() for line in text.split(";")]
+    statements = tuple(Statement(name, op, tuple(args)) for name, op, *args in lines)
+    return Program(statements, tuple(results.split()), dataflow)
+
+
+def module(programs: Sequence[Program]) -> ir.IRModule:
     """Return a module with the functions ``f0``, ``f1``, ..."""
     functions = (p.script(f"f{i}") for i, p in enumerate(programs))
     return tvm.script.from_source(HEADER + "".join(functions))
+
+
+def wrong(built: relax.VMExecutable, programs: Sequence[Program]) -> list[str]:
+    """Run a module's functions; return those that compute or overwrite something else."""
+    tvm.register_global_func(PACKED, _rewrite, override=True)
+    machine = relax.VirtualMachine(built, tvm.cpu())
+    found = []
+    for i, program in enumerate(programs):
+        rng = np.random.default_rng(i)
+        arrays = {n: rng.standard_normal(N if n == "g" else (N, N)) / 2 for n in PARAMS}
+        tensors = [tvm.runtime.tensor(a.astype("float32")) for a in arrays.values()]
+        results = machine[f"f{i}"](*tensors)
+        got = [results] if len(program.results) == 1 else list(results)
+        want = [*program.run(arrays), *arrays.values()]
+        for name, g, w in zip((*program.results, *PARAMS), [*got, *tensors], want, strict=True):
+            error = np.abs(g.numpy() - w).max()
+            if not error <= 1e-4 * max(1.0, np.abs(w).max()):
+                found.append(f"{name} is wrong by {error:.2g}:{program.script(f'f{i}')}")
+    return found
+
+
+def _rewrite(tensor: tvm.runtime.Tensor) -> tvm.runtime.Tensor:
+    tensor.copyfrom((1 - tensor.numpy() * 0.5).astype("float32"))
+    return tensor
 
 
 class Draft:
@@ -163,23 +199,32 @@ class Draft:
         names |= {letter: self.rng.choice(there) for letter in "ABC"}
         name = names["A"]
         for at, line in enumerate(filter(None, map(str.strip, text.split(";")))):
-            target, rest = line.split("=")
-            op, *args = rest.split()
+            target, op, *args = line.replace("=", " ").split()
             name = f"{target}{len(self.statements)}"
             statement = Statement(name, op, tuple(names[a] for a in args))
             self.statements.insert(place + at, statement)
             names[target] = name
-            if op not in ("flat", "pair"):
+            if op in ("second", "square") or self.makes_matrix(statement):
                 self.matrices.append(name)
         return name
 
+    def makes_matrix(self, statement: Statement) -> bool:
+        """Tell whether a statement makes a matrix of matrices and vectors."""
+        shapes = ("flat", "lift", "pair")
+        return statement.op not in shapes and {*statement.args} <= {"g", *self.matrices}
+
     def write(self, place: int) -> None:
         """Insert a write, and perhaps let a later statement read its result."""
+        if self.rng.random() < 0.1:
+            name = f"u{len(self.statements)}"
+            self.statements.insert(place, Statement(name, "vector", ("g",)))
+            return
         before = len(self.statements)
         name = self.lay_out(self.rng.choice(ROUTES), place)
         place += len(self.statements) - before
         result = f"u{len(self.statements)}"
-        statement = Statement(result, self.rng.choice(list(WRITES)), (name,))
+        kind = self.rng.choice(("tir", "packed", "callee"))
+        statement = Statement(result, kind, (name,))
         self.statements.insert(place, statement)
         self.matrices.append(result)
         later = range(place + 1, len(self.statements))
