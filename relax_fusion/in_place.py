@@ -72,6 +72,8 @@ class NameInPlaceResults:
     TVM 0.27's StaticPlanBlockMemory takes such a result for another tensor, and uses the memory of
     `x` anew behind its last use, while `y` is still read.  Behind this pass, nothing may remove
     calls whose results are not read.
+
+    declines when: a result is of another type than its argument.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -89,16 +91,17 @@ class _NameResults(relax.PyExprMutator):
         call = super().visit_call_(call)
         if not is_call(call, "relax.call_inplace_packed"):
             return call
-        made = self.builder_.emit(call)
         indices = [int(i) for i in call.attrs.inplace_indices]
-        if len(indices) == 1:
-            return call.args[1 + indices[0]]
-        return relax.Tuple(
-            [
-                call.args[1 + j] if j >= 0 else relax.TupleGetItem(made, i)
-                for i, j in enumerate(indices)
-            ]
-        )
+        types = [call.ty] if len(indices) == 1 else call.ty.fields
+        args = [call.args[1 + j] if j >= 0 else None for j in indices]
+        if any(
+            a is not None and not tvm_ffi.structural_equal(a.ty, t)
+            for a, t in zip(args, types, strict=True)
+        ):
+            return call
+        made = self.builder_.emit(call)
+        items = [relax.TupleGetItem(made, i) if a is None else a for i, a in enumerate(args)]
+        return items[0] if len(items) == 1 else relax.Tuple(items)
 
 
 class _Separator:

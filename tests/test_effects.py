@@ -8,7 +8,7 @@ from tvm import ir, relax
 
 from relax_fusion import Reason
 from relax_fusion.effects import HIDDEN, Memory
-from relax_fusion.in_place import SeparateWrites
+from relax_fusion.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 
 from .passes.common import assert_declined, calls, run_pass
@@ -242,3 +242,37 @@ def test_an_unread_write_is_kept() -> None:
     relax.analysis.well_formed(mod)
     for removing in (relax.transform.DeadCodeElimination(), relax.transform.FoldConstant()):
         assert "call_tir_inplace" in calls(removing(mod)["main"])
+
+
+IF_WRITES = (
+    "if flag:;     a = R.exp(x);     b = R.call_tir_inplace(cls.zero, (x,), IN_PLACE);     y = a; "
+    "else:;     y = R.exp(w); z = R.add(x, y)"
+).replace("IN_PLACE", IN_PLACE)
+CASTS = f"c = R.match_cast(x, {MATRIX}); a = R.exp(c); u = {ZERO.format('c')}; y = R.add(a, c)"
+
+
+def test_writes_in_branches_are_kept() -> None:
+    mod = relax.transform.ConvertToDataflow(min_size=1)(module(IF_WRITES, "z"))
+    mod = SeparateWrites()(mod)
+    relax.analysis.well_formed(mod)
+    assert "call_tir_inplace" in relax.transform.DeadCodeElimination()(mod)["main"].script()
+
+
+def test_casts_are_cut_too() -> None:
+    mod = SeparateWrites()(chain(CASTS))
+    relax.analysis.well_formed(mod)
+    assert len(mod["main"].body.blocks) == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "alias"),
+    [
+        (f"y = {PACKED.format('x')}", True),
+        ('y = R.call_inplace_packed("f", x, inplace_indices=[0], ty_args=R.Tensor(ndim=2))', False),
+    ],
+)
+def test_in_place_results_are_their_arguments(body: str, alias: bool) -> None:
+    mod = NameInPlaceResults()(module(body))
+    relax.analysis.well_formed(mod)
+    (last,) = [b.value for b in mod["main"].body.blocks[0].bindings if b.var.name == "y"]
+    assert isinstance(last, relax.Var) == alias
