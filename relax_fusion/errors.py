@@ -25,6 +25,7 @@ class Reason(str, Enum):
     ATTRIBUTE = "unsupported attribute"
     NOT_PROFITABLE = "fusing does not pay"
     CYCLE = "kernel would depend on itself"
+    OVERWRITTEN = "operand overwritten in place"
     OVERLAP = "binding belongs to another kernel"
     NO_PLAN = "no tile plan fits the device"
     SCHEDULE = "no schedule of this form"

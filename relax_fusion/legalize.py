@@ -11,15 +11,15 @@ Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, te, tirx, topi
 from tvm.relax.op.op_attrs import LayerNormAttrs
 
+from .effects import Memory, free_vars
 from .pattern import is_call
-from .rebuild import overwritten_by
 from .shapes import same_shape, shape_of
 
 
@@ -112,47 +112,56 @@ class UnshareTransposes:
 
     TVM 0.27's FuseTransposeMatmul raises an AttributeError where anything else reads the transpose.
     The copies stand where the original does: between there and its readers, the tensor may be
-    overwritten in place.
+    overwritten in place.  A transpose that is itself overwritten is left as it is.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Copy the transposes, and drop those that are left without a reader."""
+        """Copy the transposes in every function."""
         mutator = _Unshare(mod)
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function):
+                mutator.memory = Memory(func, mod)
                 mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+        return mutator.builder_.get()
 
 
 @relax.expr_functor.mutator
 class _Unshare(relax.PyExprMutator):
+    memory: Memory
+
     def __init__(self, mod: ir.IRModule):
         super().__init__(mod)
         self.readers: Counter[relax.Expr] = Counter()
+        self.kept: set[relax.Expr] = set()
         self.copies: dict[relax.Expr, list[relax.Var]] = {}
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        made = {b.var for b in block.bindings}
-        rights = [b.value.args[1] for b in block.bindings if is_call(b.value, "relax.matmul")]
-        self.readers = Counter(r for r in rights if r in made)
+        made = {b.var for b in block.bindings if is_call(b.value, "relax.permute_dims")}
+        made = {v for v in made if self.memory.is_constant(v)}
+        products = [b.value for b in block.bindings if is_call(b.value, "relax.matmul")]
+        self.readers = Counter(p.args[1] for p in products if p.args[1] in made)
+        others = [b.value for b in block.bindings if not is_call(b.value, "relax.matmul")]
+        read = {v for value in (*others, *(p.args[0] for p in products)) for v in free_vars(value)}
+        self.kept = {v for v in made if v in read or not isinstance(v, relax.DataflowVar)}
         return super().visit_dataflow_block_(block)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        super().visit_var_binding_(binding)
-        if is_call(binding.value, "relax.permute_dims"):
+        count = self.readers[binding.var]
+        if not count or binding.var in self.kept:
+            super().visit_var_binding_(binding)
+        if count:
             source = self.visit_expr(binding.value.args[0])
             # TVM tells values apart by object: each copy is a call of its own.
             self.copies[binding.var] = [
                 self.builder_.emit(relax.op.permute_dims(source, binding.value.attrs.axes))
-                for _ in range(self.readers[binding.var])
+                for _ in range(count)
             ]
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        new = super().visit_call_(call)
         if is_call(call, "relax.matmul") and self.copies.get(call.args[1]):
             right = self.copies[call.args[1]].pop(0)
-            return relax.op.matmul(new.args[0], right, call.attrs.out_dtype)
-        return new
+            return relax.op.matmul(self.visit_expr(call.args[0]), right, call.attrs.out_dtype)
+        return super().visit_call_(call)
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseTransposeMatmul")
@@ -169,37 +178,27 @@ class FuseTransposeMatmul:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite `mod`, unless it has a product that TVM's pass cannot take."""
         for func in mod.functions.values():
-            if isinstance(func, relax.Function):
-                bindings = [b for block in func.body.blocks for b in block.bindings]
-                if _multiplies_itself(bindings) or _overwrites_a_factor(bindings):
-                    return mod
+            if isinstance(func, relax.Function) and not _takes_transposes(func, Memory(func, mod)):
+                return mod
         return relax.transform.FuseTransposeMatmul()(mod)
 
 
-def _multiplies_itself(bindings: Sequence[relax.Binding]) -> bool:
-    """Tell whether a tensor is multiplied by its own transpose."""
-    values = {b.var: b.value for b in bindings}
-    for product in values.values():
-        if is_call(product, "relax.matmul"):
-            right = values.get(product.args[1])
-            if is_call(right, "relax.permute_dims") and right.args[0].same_as(product.args[0]):
-                return True
-    return False
-
-
-def _overwrites_a_factor(bindings: Sequence[relax.Binding]) -> bool:
-    """Tell whether a tensor is overwritten between its transpose and a matmul that reads that."""
-    sources: dict[relax.Var, relax.Expr] = {}
-    stale: set[relax.Expr] = set()
-    for binding in bindings:
-        value = binding.value
-        if is_call(value, "relax.permute_dims"):
-            sources[binding.var] = value.args[0]
-        elif is_call(value, "relax.matmul") and value.args[1] in stale:
-            return True
-        overwritten = set(overwritten_by(value))
-        stale.update(t for t, source in sources.items() if source in overwritten)
-    return False
+def _takes_transposes(func: relax.Function, memory: Memory) -> bool:
+    """Tell whether TVM's pass may let every matmul read the source of its transposed factor."""
+    values = {b.var: b.value for block in func.body.blocks for b in block.bindings}
+    for var, product in values.items():
+        if not is_call(product, "relax.matmul"):
+            continue
+        right = product.args[1]
+        transposed = values.get(right)
+        if not is_call(transposed, "relax.permute_dims"):
+            continue
+        source = transposed.args[0]
+        if source.same_as(product.args[0]):
+            return False
+        if any(memory.changes(expr, right, var) for expr in (source, right)):
+            return False
+    return True
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldReshapes")
@@ -209,28 +208,58 @@ class FoldReshapes:
 
     rewrite: ``b = R.reshape(a, s); c = R.reshape(b, t)`` -> ``c = R.reshape(a, t)``
 
-    One reshape becomes a view of its input; two fused into one PrimFunc would be a copy.
+    One reshape becomes a view of its input; two fused into one PrimFunc would be a copy.  Nothing
+    is folded where the memory is overwritten while one of them holds it, and no argument of the
+    function takes the place of a result.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function, and drop the reshapes that are left without a reader."""
+        """Rewrite every function; reshapes may be left without a reader."""
         mutator = _Fold(mod)
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function):
+                mutator.memory = Memory(func, mod)
                 mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return relax.transform.DeadCodeElimination()(mutator.builder_.get())
+        return mutator.builder_.get()
 
 
 @relax.expr_functor.mutator
 class _Fold(relax.PyExprMutator):
+    memory: Memory
+    var: relax.Var
+
+    def __init__(self, mod: ir.IRModule):
+        super().__init__(mod)
+        self.first: dict[relax.Expr, relax.Var] = {}
+        self.local: set[relax.Var] = set()
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
+        self.local = {b.var for b in block.bindings}
+        return super().visit_dataflow_block_(block)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        self.var = binding.var
+        super().visit_var_binding_(binding)
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
+        var, before = self.var, call.args[0] if call.args else None
         call = super().visit_call_(call)
         if not is_call(call, "relax.reshape") or not isinstance(call.args[0], relax.Var):
             return call
         inner = self.lookup_binding(call.args[0])
-        if not is_call(inner, "relax.reshape"):
+        first = self.first.get(before, before)
+        if not is_call(inner, "relax.reshape") or self.memory.changes(var, first, var):
             return call
         source, shape = inner.args[0], call.args[1]
-        if isinstance(shape, relax.ShapeExpr) and same_shape(shape_of(source), list(shape.values)):
+        if isinstance(source, relax.DataflowVar) and source not in self.local:
+            return call
+        self.first[var] = first
+        same = isinstance(shape, relax.ShapeExpr) and same_shape(shape_of(source), shape.values)
+        if same and self._is_private(var):
             return source
         return relax.op.reshape(source, shape)
+
+    def _is_private(self, var: relax.Var) -> bool:
+        """Tell whether nobody can tell `var` from another name of what it was made of."""
+        returned = not self.memory.of(var).isdisjoint(self.memory.returned)
+        return not returned and not self.memory.changes_in_use(var, self.first[var])

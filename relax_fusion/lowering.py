@@ -16,6 +16,7 @@ from tvm.target import Target
 
 from .compute import build_prim_func
 from .decision import Decision
+from .effects import Memory
 from .errors import (
     Decline,
     LoweringError,
@@ -27,7 +28,7 @@ from .errors import (
 )
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
-from .rebuild import Kernel, order, rebuild
+from .rebuild import Kernel, order, overwritten, rebuild
 from .shapes import elsewhere
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
@@ -135,8 +136,9 @@ class _Fuser:
     def function(self, name: str, func: relax.Function) -> relax.Function | None:
         """Return the function with its chains fused, None if nothing changed."""
         blocks, changed = [], False
+        memory = Memory(func, self.mod)
         for block in func.body.blocks:
-            view = BlockView(block, self.mod, self.options.bounds)
+            view = BlockView(block, self.mod, self.options.bounds, memory)
             matches = self._matches(name, view)
             if not isinstance(block, relax.DataflowBlock):
                 self._decline_impure(name, matches)
@@ -153,8 +155,8 @@ class _Fuser:
         """Collect matches that share no binding and can be ordered among themselves."""
         matches: list[Match] = []
         for binding in view.bindings:
-            if binding.var in view.taken:
-                continue
+            if binding.var in view.taken or isinstance(binding.value, relax.Var):
+                continue  # another name of a tensor shares its memory: it is no chain of its own
             try:
                 match = self.matcher(view, binding.var)
             except Refused as refusal:
@@ -170,7 +172,7 @@ class _Fuser:
             elif not view.is_free(*match.covers):
                 self._decline_overlap(function, view, match)
             elif _reads_itself(view, match):
-                self._decline_cycle(function, match)
+                self._decline_cycle(function, view, match)
             else:
                 view.take(match)
                 matches.append(match)
@@ -192,14 +194,16 @@ class _Fuser:
         kept: list[Match] = []
         for match in matches:
             if order(view, [*kept, match]) is None:
-                self._decline_cycle(function, match)
+                self._decline_cycle(function, view, match)
             else:
                 kept.append(match)
         return kept
 
-    def _decline_cycle(self, function: str, match: Match) -> None:
-        detail = "the kernel would need a result that depends on its own"
-        self._record(function, match.where, Decline(Reason.CYCLE, detail), match)
+    def _decline_cycle(self, function: str, view: BlockView, match: Match) -> None:
+        detail = overwritten(view, match)
+        reason = Reason.CYCLE if detail is None else Reason.OVERWRITTEN
+        detail = detail or "the kernel would need a result that depends on its own"
+        self._record(function, match.where, Decline(reason, detail), match)
 
     def _decline_overlap(self, function: str, view: BlockView, match: Match) -> None:
         var = next(v for v in match.covers if v in view.taken)

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeGuard
 
 from tvm import ir, relax
 
+from .effects import Memory, free_vars
 from .errors import Decline, Reason
 from .workload import Workload
 
@@ -107,6 +108,8 @@ class BlockView:
         Its module, to look at the PrimFuncs that it calls.
     bounds : mapping of str to int, optional
         Largest values of symbolic variables, by name.
+    memory : Memory, optional
+        What its function does to memory; by default what the block does.
     """
 
     def __init__(
@@ -114,9 +117,11 @@ class BlockView:
         block: relax.DataflowBlock,
         mod: ir.IRModule,
         bounds: Mapping[str, int] | None = None,
+        memory: Memory | None = None,
     ):
         self.mod = mod
         self.bounds = bounds or {}
+        self.memory = memory or Memory(block, mod)
         self.bindings = list(block.bindings)
         self.index = {b.var: i for i, b in enumerate(self.bindings)}
         self.defs = {b.var: b.value for b in self.bindings}
@@ -194,13 +199,6 @@ class BlockView:
             if not earlier:
                 return first
             first = min(earlier)
-
-
-def free_vars(expr: relax.Expr) -> list[relax.Var]:
-    """Return the Relax variables read by a bound value, but not those inside a nested function."""
-    if isinstance(expr, relax.Var):
-        return [expr]
-    return list(relax.analysis.free_vars(expr))
 
 
 def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:

@@ -41,12 +41,13 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .errors import PipelineError
+from .in_place import NameInPlaceResults, SeparateWrites
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
-from .returned_views import ReturnReshapedViews
+from .returned_views import ReturnReshapedViews, RewriteReshapes
 from .target import has_triton, is_cuda, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
@@ -90,6 +91,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
+    passes.append(SeparateWrites())
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
@@ -197,7 +199,8 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     """
     passes: list[Pass] = [
         ReturnReshapedViews(),
-        relax.transform.RewriteDataflowReshape(),
+        RewriteReshapes(),
+        NameInPlaceResults(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
         relax.transform.CallTIRRewrite(),

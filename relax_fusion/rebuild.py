@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tvm import ir, relax
 
-from .pattern import BlockView, KernelArg, KernelOut, Match, free_vars, is_call
+from .effects import free_vars
+from .pattern import BlockView, KernelArg, KernelOut, Match
 from .shapes import same_shape, shape_of
 
 
@@ -22,8 +24,8 @@ class Kernel:
 def order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
     """Order kernels and the remaining bindings so that each comes after what it reads.
 
-    The original order is kept where it can be.  A call that overwrites its argument in place stays
-    behind everything that reads the old value.  None if the matches depend on each other in a ring.
+    The original order is kept where it can be.  A binding that writes memory stays behind all that
+    touched it before, and in front of all that touches it later.  None if that leaves no order.
     """
     owner: dict[int, int] = {}
     for number, match in enumerate(matches):
@@ -36,25 +38,69 @@ def order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
     for i, binding in enumerate(view.bindings):
         me = owner.get(i, i)
         before = [view.index[v] for v in view.reads[binding.var] if v in view.index]
-        for v in overwritten_by(binding.value):
-            before += [view.index[u] for u in view.uses(v) if view.index[u] < i]
-            needs[me] |= _kernels_that_look_through(view, matches, v, i)
         needs[me] |= {owner.get(j, j) for j in before} - {me}
+    makers = {v: {owner.get(i, i)} for v, i in view.index.items()}
+    for number, match in enumerate(matches):
+        for var in computed(view, match):
+            makers[var].add(-1 - number)
+    for writer, other in _clashes(view):
+        me, late = owner.get(view.index[writer], view.index[writer]), view.index[other]
+        for item in makers[other] - {me}:
+            first, then = (item, me) if late < view.index[writer] else (me, item)
+            needs[then].add(first)
     return _topological(items, needs, position, matches)
 
 
-def _kernels_that_look_through(
-    view: BlockView, matches: list[Match], var: relax.Var, writer: int
-) -> set[int]:
-    """Return the kernels that read `var` in place of an earlier copy of it, such as a transpose."""
-    if not any(view.index[u] < writer for u in view.uses(var)):
-        return set()
-    found = set()
-    for number, match in enumerate(matches):
-        late = any(u in match.covers and view.index[u] > writer for u in view.uses(var))
-        if not late and any(var in free_vars(arg.expr) for arg in match.args):
-            found.add(-1 - number)
+def _clashes(view: BlockView) -> Iterator[tuple[relax.Var, relax.Var]]:
+    """Yield bindings that write memory, each with every other one that touches the same."""
+    effects = {v: view.memory.effects[v] for v in view.index}
+    writers = [v for v, effect in effects.items() if effect.written]
+    for writer in writers:
+        for var, effect in effects.items():
+            if var is not writer and not effect.touched.isdisjoint(effects[writer].written):
+                yield writer, var
+
+
+def computed(view: BlockView, match: Match) -> set[relax.Var]:
+    """Return the bindings whose work a kernel does: those it covers, and those it looks through.
+
+    It reads a weight, say, in place of the weight's transpose, which others go on to read.
+    """
+    inputs = {v for arg in match.args for v in free_vars(arg.expr)}
+    found = set(match.covers)
+    for var in inputs:
+        found.update(_moved_from(view, var, inputs))
+    stack = list(found)
+    while stack:
+        for read in view.reads[stack.pop()]:
+            if read in view.index and read not in found | inputs:
+                found.add(read)
+                stack.append(read)
     return found
+
+
+def _moved_from(view: BlockView, var: relax.Var, inputs: set[relax.Var]) -> list[relax.Var]:
+    """Return the bindings that make an input of another one, if each reads one variable only."""
+    path: list[relax.Var] = []
+    while var in view.index and len(view.reads[var]) == 1:
+        path.append(var)
+        var = view.reads[var][0]
+        if var in inputs:
+            return path
+    return []
+
+
+def overwritten(view: BlockView, match: Match) -> str | None:
+    """Say what a kernel would read too late, as it is written before its last operand is there."""
+    inside = computed(view, match)
+    end = max(view.index[v] for v in match.covers)
+    for writer, other in _clashes(view):
+        if other in inside and view.index[other] < view.index[writer] < end:
+            places = view.memory.effects[writer].written
+            names = [v for v in (*view.reads[other], other) if view.memory.of(v) & places]
+            name = names[0].name if names else other.name
+            return f"{writer.name} writes the memory of {name}, which the chain reads before"
+    return None
 
 
 def _topological(
@@ -79,14 +125,6 @@ def _topological(
             if not waiting[reader]:
                 heapq.heappush(ready, (position.get(reader, reader), reader))
     return in_order if len(in_order) == len(items) else None
-
-
-def overwritten_by(value: relax.Expr) -> list[relax.Var]:
-    """Return the variables whose storage a call writes in place."""
-    if not is_call(value, "relax.call_tir_inplace"):
-        return []
-    args = value.args[1].fields
-    return [args[int(i)] for i in value.attrs.inplace_indices if int(i) >= 0]
 
 
 def rebuild(view: BlockView, kernels: list[Kernel]) -> relax.DataflowBlock:
@@ -142,6 +180,8 @@ class _Emitter:
 
     def _flattened(self, arg: KernelArg) -> relax.Expr | None:
         """Return a tensor of the wanted shape of which `arg` is only a reshape."""
+        if not self.view.memory.is_constant(arg.expr):
+            return None
         flat = self.flat.get(arg.expr) if isinstance(arg.expr, relax.Var) else None
         if flat is None:
             reshape = self.view.call(arg.expr, "relax.reshape")

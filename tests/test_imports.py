@@ -30,6 +30,8 @@ FLOORS = (
         "chains",
         "lowering",
         "rebuild",
+        "effects",
+        "in_place",
         "compute",
         "device_targets",
         "legalize",

@@ -14,6 +14,7 @@ PRIM_FUNC = """
         T.evaluate(0)
 """
 OUT = 'out_ty=R.Tensor((4,), "float16")'
+INPLACE = 'inplace_indices=[0], ty_args=R.Tensor((4,), "float16")'
 
 
 def module(*bindings: str) -> ir.IRModule:
@@ -66,7 +67,10 @@ PARTS = ("u = packed[1]", "v = u[1]")
         ((in_place("w"), call("w")), False),
         ((call("w"), in_place("w")), False),
         ((in_place("x"), call("w")), True),
-        (("t = packed[0]", in_place("t"), *PARTS, call("v")), False),
+        (("t = packed[0]", in_place("t"), *PARTS, call("v")), True),
+        (("t = packed[1]", "r = t[1]", in_place("r"), *PARTS, call("v")), False),
+        (("v = R.reshape(w, (4,))", in_place("v"), call("w")), False),
+        ((f"z = R.call_inplace_packed('fill', w, {INPLACE})", call("w")), False),
         (('v = R.match_cast(w, R.Tensor((4,), "float16"))', in_place("v"), call("w")), False),
         (('z = R.call_packed("fill", w, ty_args=(R.Object,))', call("w")), False),
     ],
