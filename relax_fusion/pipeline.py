@@ -35,10 +35,12 @@ from .dlight_rules import (
     ForeignMatmulRule,
     MatmulChainRule,
     NormRule,
+    RowSumRule,
     ScalarMatmulRule,
     ScheduleKernels,
 )
 from .errors import PipelineError
+from .fuse_dequantize import FuseDequantize
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .options import PipelineOptions, make_options
@@ -86,6 +88,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
+    passes.append(FuseDequantize())
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
@@ -168,7 +171,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         NormRule(),
     ]
     if is_cpu(options.target):
-        rules.append(CPUSpatialRule())
+        rules += [RowSumRule(), CPUSpatialRule()]
     else:
         rules += [
             ScalarMatmulRule(),

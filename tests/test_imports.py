@@ -34,6 +34,8 @@ FLOORS = (
         "legalize",
         "annotate",
         "returned_views",
+        "stages",
+        "fuse_dequantize",
         "kernel_limits",
     ),
     ("passes", "dlight_rules", "triton_bridge"),

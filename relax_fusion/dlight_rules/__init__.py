@@ -5,7 +5,7 @@ from .attention import AttentionRule
 from .contraction import ContractionRule
 from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
 from .matmul_chain import MatmulChainRule
-from .norms import NormRule
+from .norms import NormRule, RowSumRule
 
 __all__ = [
     "AttentionRule",
@@ -14,6 +14,7 @@ __all__ = [
     "ForeignMatmulRule",
     "MatmulChainRule",
     "NormRule",
+    "RowSumRule",
     "ScalarMatmulRule",
     "ScheduleKernels",
 ]
