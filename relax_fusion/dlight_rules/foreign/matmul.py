@@ -148,7 +148,8 @@ def _factors(total: Stage, before: Mapping[tirx.Var, Stage]) -> tuple[tirx.Expr,
     a, b = inlined(added.a, before), inlined(added.b, before)
     if a is None or b is None:
         return None
-    return _narrow(a), _narrow(b)
+    narrow = _narrow(a), _narrow(b)
+    return narrow if len({str(factor.ty.dtype) for factor in narrow}) == 1 else (a, b)
 
 
 def _is_total(value: tirx.Expr, total: Stage) -> bool:
