@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
 from .chains.dequantized import Dequantized, dequantized, tensors_of
+from .lowering import belongs_to_a_library
 from .pattern import BlockView, is_call
 from .shapes import shape_of
 from .stages import Stage, loads_of, read_stages
@@ -47,7 +48,8 @@ class FuseDequantize:
     declines when:
         the weight is made of an activation, of more bytes than it has, or of tensors that are
         overwritten in place; it is the left operand; the reader is not in a dataflow block, or is
-        a PrimFunc other than a sum of products or a lookup, such as one with a schedule.
+        a PrimFunc other than a sum of products or a lookup, such as one with a schedule; tensors
+        live on different virtual devices.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -55,13 +57,10 @@ class FuseDequantize:
         fuser = _Fuser(mod)
         updated: dict[ir.GlobalVar, relax.Function] = {}
         for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                blocks = [fuser.block(block) for block in func.body.blocks]
-                if any(new is not old for new, old in zip(blocks, func.body.blocks, strict=True)):
-                    body = relax.SeqExpr(blocks, func.body.body)
-                    updated[gvar] = relax.Function(
-                        func.params, body, func.ret_ty, func.is_pure, func.attrs
-                    )
+            if isinstance(func, relax.Function) and not belongs_to_a_library(func):
+                new = fuser.function(func)
+                if new is not None:
+                    updated[gvar] = new
         if not updated:
             return mod
         for gvar, func in updated.items():
@@ -89,14 +88,23 @@ class _Fuser:
         self.builder = relax.BlockBuilder(mod)
         self.kernels: dict[int, list[tuple[relax.Function, ir.GlobalVar | None]]] = {}
 
-    def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        """Return a block in which readers decode their weights; itself if there is none."""
+    def function(self, func: relax.Function) -> relax.Function | None:
+        """Return a function whose readers decode their weights; None if it has none of them."""
+        blocks = list(func.body.blocks)
+        found = [self._block(block) for block in blocks]
+        if not any(found):
+            return None
+        blocks = [new or old for new, old in zip(found, blocks, strict=True)]
+        body = relax.SeqExpr(blocks, func.body.body)
+        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+    def _block(self, block: relax.BindingBlock) -> relax.BindingBlock | None:
         if not isinstance(block, relax.DataflowBlock):
-            return block
+            return None
         view = BlockView(block, self.mod)
-        bindings = [self._fused(view, binding) or binding for binding in block.bindings]
-        changed = any(a is not b for a, b in zip(bindings, block.bindings, strict=True))
-        return relax.DataflowBlock(bindings) if changed else block
+        found = [self._fused(view, binding) for binding in view.bindings]
+        pairs = zip(found, view.bindings, strict=True)
+        return relax.DataflowBlock([new or old for new, old in pairs]) if any(found) else None
 
     def _fused(self, view: BlockView, binding: relax.Binding) -> relax.Binding | None:
         """Return a call of the kernel that takes the place of a reader, None if it is none."""
@@ -106,13 +114,13 @@ class _Fuser:
         if not found:
             return None
         group = _group(view, binding.var, found)
+        if not _on_one_device([binding.var, *group.args]):
+            return None
         kernel = self._kernel(group, _name(binding.value))
         if kernel is None:
             return None
-        sizes = [relax.ShapeExpr(group.sizes)] if group.sizes else []
-        args = [kernel, relax.Tuple(group.args), *sizes]
-        op = ir.Op.get("relax.call_tir")
-        return relax.VarBinding(binding.var, relax.Call(op, args, None, [binding.var.ty]))
+        call = relax.op.call_tir(kernel, relax.Tuple([*group.args, *group.sizes]), binding.var.ty)
+        return relax.VarBinding(binding.var, call)
 
     def _kernel(self, group: _Group, name: str) -> ir.GlobalVar | None:
         """Return the PrimFunc of a group, the same one for equal groups."""
@@ -159,7 +167,10 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
     values = [view.defs[var] for var in (reader, *steps)]
     read = [t for v in values for t in (tensors_of(v) if isinstance(v, relax.Call) else [v])]
     args = tuple(dict.fromkeys(t for t in read if t not in inside))
-    known: dict[relax.Expr, relax.Expr] = {a: relax.Var(f"p{i}", a.ty) for i, a in enumerate(args)}
+    types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
+    known: dict[relax.Expr, relax.Expr] = {
+        arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
+    }
     called = {v.args[0]: view.mod[v.args[0]] for v in values if is_call(v, "relax.call_tir")}
     builder = relax.BlockBuilder(ir.IRModule(called))
     params = list(known.values())
@@ -176,6 +187,10 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
         shape = relax.Var("sizes", relax.ShapeType(sizes))
         func = relax.Function([*func.params, shape], func.body, func.ret_ty, attrs=func.attrs)
     return _Group(func, args, sizes, called)
+
+
+def _on_one_device(exprs: Sequence[relax.Expr]) -> bool:
+    return len({str(expr.ty.vdevice) for expr in exprs if expr.ty.vdevice}) <= 1
 
 
 def _with(value: relax.Expr, known: dict[relax.Expr, relax.Expr]) -> relax.Expr:
