@@ -114,7 +114,7 @@ class _Fuser:
         if not found:
             return None
         group = _group(view, binding.var, found)
-        if not _on_one_device([binding.var, *group.args]):
+        if group is None:
             return None
         kernel = self._kernel(group, _name(binding.value))
         if kernel is None:
@@ -160,13 +160,15 @@ def _name(reader: relax.Call) -> str:
     return f"dequantize_{own}"
 
 
-def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _Group:
-    """Return the function of a reader and what decodes its weights."""
+def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _Group | None:
+    """Return the function of a reader and what decodes its weights, None if it cannot be one."""
     steps = list(dict.fromkeys(step for weight in weights for step in weight.steps))
     inside = [*steps, reader]
     values = [view.defs[var] for var in (reader, *steps)]
     read = [t for v in values for t in (tensors_of(v) if isinstance(v, relax.Call) else [v])]
     args = tuple(dict.fromkeys(t for t in read if t not in inside))
+    if any(shape_of(a) is None for a in args) or not _on_one_device([reader, *args]):
+        return None
     types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
     known: dict[relax.Expr, relax.Expr] = {
         arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
@@ -221,7 +223,10 @@ def _lowered(
     mod = relax.transform.FuseTIR()(mod)
     func = mod[mod["main"].body.blocks[0].bindings[0].value.args[0]]
     stages = read_stages(func)
-    return None if stages is None else _with_few_stages(func, stages)
+    try:
+        return None if stages is None else _with_few_stages(func, stages)
+    except s_tir.ScheduleError:  # nothing reads a stage
+        return None
 
 
 def _with_few_stages(func: tirx.PrimFunc, stages: list[Stage]) -> tirx.PrimFunc:
@@ -246,10 +251,9 @@ def _factors(stage: Stage, by_buffer: Mapping[tirx.Var, Stage]) -> Iterator[str]
         made = by_buffer.get(load.source)
         if made is None or made is stage:
             continue
-        moved = isinstance(made.value, ir.TensorLoad) and set(made.value.indices) == set(
-            made.spatial
-        )
-        if moved and made.value.source in by_buffer:
+        inner = made.value
+        is_moved = isinstance(inner, ir.TensorLoad) and set(inner.indices) == set(made.spatial)
+        if is_moved and inner.source in by_buffer:
             yield from _factors(made, by_buffer)
         else:
             yield made.name

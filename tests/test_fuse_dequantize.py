@@ -70,6 +70,18 @@ def test_readers(name: str) -> None:
     assert sorted([*kernels, *left]) == sorted(wanted)
 
 
+@pytest.mark.parametrize(
+    ("body", "inputs"),
+    [
+        ("u = R.match_cast(x, R.Tensor(ndim=2, dtype='float16'))\n" + W + "y = R.matmul(u, w)", ""),
+        ("s = (x, x); a = R.concat(s, axis=0)\n" + W + "y = R.matmul(a, w)", ""),
+        ("s = (q, q); a = R.concat(s, axis=0)\n" + FROM_A + "y = R.matmul(x, w)", "x[n,64]"),
+    ],
+)
+def test_tensors_of_unknown_shape_and_tuples(body: str, inputs: str) -> None:
+    fused(chain(body, inputs=f"{inputs or 'x[n,32]'} q[32,48]:int8"))
+
+
 OVERWRITING = """
     @T.prim_func(s_tir=True, private=True)
     def zero(q: T.Buffer((T.int64(32), T.int64(48)), "int8")):

@@ -147,14 +147,19 @@ def random_array(rng: np.random.Generator, shape, dtype: str) -> np.ndarray:
     return rng.standard_normal(shape).astype(kind)
 
 
-def check_numbers(machine: relax.VirtualMachine, name: str, x: np.ndarray) -> None:
+def check_numbers(
+    machine: relax.VirtualMachine,
+    name: str,
+    x: np.ndarray,
+    on: tvm.runtime.Device | None = None,
+) -> None:
     """Compare every bit of the weight, which rows with a single one read out."""
     format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
     packed = [random_array(rng, *each) for each in format.shapes(N, K)]
     weight = format.decoded(packed, K)
     x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")
     residual = np.zeros((len(x), N), weight.dtype)
-    arrays = [tvm.runtime.tensor(a) for a in (x, ids, residual, *packed)]
+    arrays = [tvm.runtime.tensor(a, on) for a in (x, ids, residual, *packed)]
     y, rows = (out.numpy() for out in machine[name](*arrays))
     np.testing.assert_array_equal(y.astype("float64"), (x @ weight.T).astype("float64"))
     np.testing.assert_array_equal(rows.astype("float64"), weight[ids].astype("float64"))

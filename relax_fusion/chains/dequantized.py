@@ -132,10 +132,10 @@ class _Reader:
 
 
 def tensors_of(call: relax.Call) -> Iterator[relax.Expr]:
-    """Yield the tensors that a call reads, but for numbers."""
+    """Yield the tensors that a call reads, but for numbers, and tuples that come whole."""
     for arg in call.args:
         for expr in arg.fields if isinstance(arg, relax.Tuple) else (arg,):
-            if isinstance(expr.ty, relax.TensorType) and not _is_number(expr):
+            if isinstance(expr.ty, relax.TensorType | relax.TupleType) and not _is_number(expr):
                 yield expr
 
 
