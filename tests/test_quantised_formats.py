@@ -186,7 +186,7 @@ def rules_of(mod: ir.IRModule, target: str) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["llvm", "h200"])
-@pytest.mark.parametrize("name", ["q4f16_1", "q4f16_0", "q4f16_autoawq", "f16_f32", "e4m3_f16"])
+@pytest.mark.parametrize("name", ["q4f16_1", "q4f16_0", "q4f16_autoawq", "f16_f32", "codebook"])
 def test_rules_of_one_row(name: str, target: str) -> None:
     bb = relax.BlockBuilder()
     layer = Layer(bb, FORMATS[name])
