@@ -238,11 +238,19 @@ def _with_few_stages(func: tirx.PrimFunc, stages: list[Stage]) -> tirx.PrimFunc:
     sums = [stage for stage in stages if stage.reduced]
     by_buffer = {stage.buffer: stage for stage in stages}
     kept = {s for stage in sums for s in _factors(stage, by_buffer)}
-    sch = s_tir.Schedule(func)
+    made = {stage.buffer for stage in stages}
+    widened = (ir.TensorLoad, lambda load: _at_wide_indices(load) if load.source in made else load)
+    sch = s_tir.Schedule(func.with_body(tvm_ffi.structural_map(func.body, widened)))
     for stage in stages[:-1]:
         if not stage.reduced and stage.name not in kept:
             sch.compute_inline(sch.get_sblock(stage.name))
     return sch.mod["main"].with_attr("op_pattern", OUT_ELEMENT_WISE if sums else OPAQUE)
+
+
+def _at_wide_indices(load: ir.TensorLoad) -> ir.TensorLoad:
+    """Return a load at int64 indices: TVM adds what is looked up to loops, and does not cast it."""
+    indices = [i if str(i.ty.dtype) == "int64" else i.astype("int64") for i in load.indices]
+    return tirx.BufferLoad(load.source, indices)
 
 
 def _factors(stage: Stage, by_buffer: Mapping[tirx.Var, Stage]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from tvm import ir, relax
 from relax_fusion import FuseDequantize, Reason
 
 from .passes.common import Chain, calls, module, run_pass
-from .quantised_functions import Layer, add_function, called, compiled, lowered
+from .quantised_functions import Layer, add_function, called, compiled, lowered, run_by_pipeline
 
 op = relax.op
 
@@ -167,6 +167,23 @@ def test_steps_behind_are_part_of_the_kernel() -> None:
     body = W + Y + "z = R.nn.gelu(R.add(y, b))"
     mod = lowered(chain(body, "z", "x[n,32] q[32,48]:int8 b[48]"))
     assert calls(mod["main"]) == ["call_tir"]
+
+
+def test_a_weight_of_one_tensor_is_packed_into_panels() -> None:
+    body = "w = R.subtract(R.astype(q, 'float16'), R.const(3.0, 'float16'))\n"
+    mod = chain(body + "y = R.matmul(x, R.permute_dims(w))", inputs="x[n,32] q[48,32]:int8")
+    rng = np.random.default_rng(2)
+    x, q = rng.integers(-2, 3, (40, 32)).astype("float16"), rng.integers(-9, 9, (48, 32), "int8")
+    got = run_by_pipeline(mod)["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(q))
+    np.testing.assert_array_equal(got.numpy(), x @ (q.astype("float16") - np.float16(3)).T)
+
+
+def test_lookups_by_int32_among_rows_that_only_the_run_counts() -> None:
+    body = "w = R.reshape(R.reshape(R.astype(q, 'float16'), (v, 4, 8)), (v, 32))\n"
+    mod = chain(body + "e = R.take(w, ids, axis=0)", "e", "ids[3]:int32 q[v,32]:int8")
+    ids, q = np.array([6, 0, 2], "int32"), np.arange(7 * 32).reshape(7, 32).astype("int8")
+    got = run_by_pipeline(mod)["main"](tvm.runtime.tensor(ids), tvm.runtime.tensor(q))
+    np.testing.assert_array_equal(got.numpy(), q[ids])
 
 
 # --- what the other passes say -----------------------------------------------------------------
