@@ -15,9 +15,9 @@ SIZE = 1024
 
 
 def written_weights(mod: ir.IRModule) -> list[str]:
-    """Return the kernels that make something larger of a function's weights and of nothing else.
+    """Return the kernels that make something larger, of another dtype, of a function's weights.
 
-    Weights are the parameters behind ``num_input``.
+    Weights are the parameters behind ``num_input``, and what is made of nothing else.
     """
     found = set()
     for _, func in mod.functions_items():
@@ -37,7 +37,8 @@ def _written(func: relax.Function) -> Iterator[str]:
         read = [a for a in value.args[1].fields if isinstance(a.ty, relax.TensorType)]
         if read and all(a in weights or isinstance(a, ir.GenericConst) for a in read):
             weights.add(binding.var)
-            if sum(map(_bytes, read)) < _bytes(binding.var):
+            other = max(read, key=_bytes).ty.dtype != binding.var.ty.dtype
+            if other and sum(map(_bytes, read)) < _bytes(binding.var):
                 yield value.args[0].name_hint
 
 
