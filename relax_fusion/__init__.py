@@ -21,6 +21,7 @@ from .errors import (
     TargetError,
     TilePlanError,
 )
+from .fuse_dequantize import FuseDequantize
 from .lowering import FuseOptions
 from .options import PipelineOptions
 from .passes import (
@@ -59,6 +60,7 @@ __all__ = [
     "DynamicDim",
     "EmbedTritonKernels",
     "FuseAttentionChain",
+    "FuseDequantize",
     "FuseGatedFFN",
     "FuseMatmulChain",
     "FuseMatmulEpilogue",

@@ -23,6 +23,7 @@ class Reason(str, Enum):
     SIDE_EFFECT = "impure call in the chain"
     VDEVICE = "operands on different virtual devices"
     ATTRIBUTE = "unsupported attribute"
+    MATERIALISED = "weight would be materialised"
     NOT_PROFITABLE = "fusing does not pay"
     CYCLE = "kernel would depend on itself"
     OVERWRITTEN = "operand overwritten in place"

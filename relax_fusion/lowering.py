@@ -109,7 +109,7 @@ def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions)
     fuser = _Fuser(mod, pattern, matcher, options)
     updated: dict[ir.GlobalVar, relax.Function] = {}
     for gvar, func in mod.functions_items():
-        if isinstance(func, relax.Function) and not _belongs_to_a_library(func):
+        if isinstance(func, relax.Function) and not belongs_to_a_library(func):
             new = fuser.function(gvar.name_hint, func)
             if new is not None:
                 updated[gvar] = new
@@ -272,7 +272,7 @@ def _snake(name: str) -> str:
     return out
 
 
-def _belongs_to_a_library(func: relax.Function) -> bool:
+def belongs_to_a_library(func: relax.Function) -> bool:
     """Tell whether an earlier pass cut `func` out for an external code generator or one kernel."""
     attrs = func.attrs or {}
     return any(name in attrs for name in ("Codegen", "Composite", "Primitive"))

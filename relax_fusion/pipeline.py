@@ -36,11 +36,13 @@ from .dlight_rules import (
     ForeignMatmulRule,
     MatmulChainRule,
     NormRule,
+    RowSumRule,
     ScalarMatmulRule,
     ScheduleKernels,
     SingleThreadRule,
 )
 from .errors import PipelineError
+from .fuse_dequantize import FuseDequantize
 from .in_place import NameInPlaceResults, SeparateWrites
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
@@ -91,7 +93,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
-    passes.append(SeparateWrites())
+    passes += [FuseDequantize(), SeparateWrites()]
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
@@ -172,6 +174,7 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         MatmulChainRule(),
         ForeignMatmulRule(options.allow_tf32),
         NormRule(),
+        RowSumRule(),
         CPUSpatialRule(),
         ScalarMatmulRule(),
         dl.gpu.GEMV(),

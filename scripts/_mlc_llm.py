@@ -16,6 +16,9 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import PHASES
+
 LAYERS = {"qwen3_5": 4, "qwen3_5_text": 4}
 """Layers of each model, 2 if it is not here; the others repeat them."""
 
@@ -178,15 +181,17 @@ def lowered(variant: Variant, target: Target) -> ir.IRModule:
         return _until_schedules(mod, target, options)
 
 
-def through_our_pipeline(variant: Variant, target: Target) -> ir.IRModule:
-    """Return the module of a model as our pipeline makes it, in place of MLC-LLM's."""
+def through_our_pipeline(variant: Variant, target: Target, phases: int = 6) -> ir.IRModule:
+    """Return the module of a model as the first phases of our pipeline make it."""
     from mlc_llm.compiler_pass.dispatch_kv_cache_creation import DispatchKVCacheCreation
 
     with target:
         mod, options = exported(variant, target)
         mod = DispatchKVCacheCreation(target, False, dict(options["metadata"]))(mod)
-        ours = relax.get_pipeline("relax_fusion", target=target, backend="tir", **options)
-        return ours(mod)
+        given = make_options(target, {**options, "backend": "tir"})
+        for _, phase, _ in PHASES[:phases]:
+            mod = tvm.transform.Sequential(phase(given))(mod)
+        return mod
 
 
 def exported(variant: Variant, target: Target) -> tuple[ir.IRModule, dict[str, Any]]:

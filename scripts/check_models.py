@@ -5,7 +5,8 @@
 Each model keeps its own widths and has few layers.  It is exported, and lowered by MLC-LLM's own
 passes up to where schedules begin; no weights and no GPU are needed.  Every rule gets every
 function, alone and in the pipeline's order: none may raise.  With --pipeline, our pipeline gets the
-exported module as well.  With --check, what our rules schedule is compiled, and on this CPU run: it
+exported module as well, and the weights that it decodes to memory are counted; --only-weights does
+nothing but that.  With --check, what our rules schedule is compiled, and on this CPU run: it
 must compute what TVM's own loops do.
 """
 
@@ -29,6 +30,7 @@ import _record
 import tvm_ffi
 from _model_numbers import Numbers
 from _record import markdown_table
+from _written_weights import written_weights
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -62,6 +64,10 @@ class Row:
     checked: int = 0
     pipeline: bool = False
     """Whether our pipeline, asked to, took the whole module."""
+    packed: int = 0
+    """Kernels of our pipeline that decode a weight on the way."""
+    written: list[str] = field(default_factory=list)
+    """Those that write one to memory."""
     not_lowered: str = ""
     """Why MLC-LLM or TVM could not make functions of the model."""
 
@@ -85,6 +91,7 @@ def main() -> None:
     began, rows = time.time(), []
     jobs = [(variant, target) for variant in variants for target in args.targets]
     work = partial(row_of, check=args.check, pipeline=args.pipeline)
+    work = weights_of if args.only_weights else work
     for job, found in in_processes(work, jobs, args.seconds, args.workers):
         rows.append(found if isinstance(found, Row) else empty_row(job, raised=[found]))
         print(line(rows[-1]), flush=True)
@@ -105,6 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--check", action="store_true", help="compile and run what is scheduled")
     parser.add_argument("--pipeline", action="store_true", help="run our pipeline on each module")
+    parser.add_argument("--only-weights", action="store_true", help="count decoded weights only")
     parser.add_argument("--workers", type=int, default=1, help="models at the same time")
     parser.add_argument("--seconds", type=int, default=1800, help="limit for one model")
     parser.add_argument("--output", type=Path, help="directory for the results")
@@ -138,10 +146,28 @@ def row_of(job: Job, check: bool, pipeline: bool) -> Row:
     if numbers is not None:
         row.checked = numbers.checked
     if pipeline:
+        count_weights(job, row)
         with noted(row, "our pipeline"):
             mlc.through_our_pipeline(job[0], target)
             row.pipeline = True
     return row
+
+
+def weights_of(job: Job) -> Row:
+    """Return which weights our pipeline decodes, and how."""
+    row = empty_row(job)
+    count_weights(job, row)
+    return row
+
+
+def count_weights(job: Job, row: Row) -> None:
+    """Note which kernels decode weights, as our pipeline has them where schedules begin."""
+    with noted(row, "our pipeline"):
+        mod = mlc.through_our_pipeline(job[0], make_target(job[1]), phases=4)
+        row.written = written_weights(mod)
+        names = [function for function, _ in mlc.prim_funcs(mod)]
+        row.functions = row.functions or len(names)
+        row.packed = sum("dequantize_" in name for name in names)
 
 
 def scheduled_by(
@@ -187,7 +213,8 @@ def line(row: Row) -> str:
     if row.not_lowered:
         return head + f"not lowered: {row.not_lowered}"
     by = ", ".join(f"{rule} {n}" for rule, n in sorted(row.scheduled.items()))
-    counts = f"{row.functions} functions; {by}; left {row.left}; checked {row.checked}"
+    counts = f"{row.functions} functions; {by}; left {row.left}; checked {row.checked}; "
+    counts += f"weights packed {row.packed}, written {len(row.written)}"
     problems = [f"  RAISED {r}" for r in row.raised] + [f"  WRONG {w}" for w in row.wrong]
     return "\n".join([head + counts, *problems])
 
@@ -206,6 +233,8 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
         "checked": sum(row.checked for row in rows),
         "wrong": sum(len(row.wrong) for row in rows),
         "through_our_pipeline": sum(row.pipeline for row in rows),
+        "packed": sum(row.packed for row in rows),
+        "written": sum(len(row.written) for row in rows),
         "not_lowered": sum(bool(row.not_lowered) for row in rows),
     }
 
@@ -213,12 +242,14 @@ def totals(rows: Sequence[Row]) -> dict[str, Any]:
 def report(rows: Sequence[Row], commit: str) -> str:
     rules = sorted({rule for row in rows for rule in row.scheduled})
     head = ("model", "quantisation", "target", "functions", *rules, "left to TVM", "raised")
+    head = (*head, "weights decoded in a kernel", "weights written")
     table = [head]
     for row in rows:
         if row.functions:
             by = [str(row.scheduled.get(rule, "")) for rule in rules]
             cells = (row.model, row.quantization, row.target, str(row.functions))
-            table.append((*cells, *by, str(row.left), str(len(row.raised))))
+            ends = (row.left, len(row.raised), row.packed, len(row.written))
+            table.append((*cells, *by, *map(str, ends)))
     said = [f"MLC-LLM at {commit}. Totals: {totals(rows)}.", markdown_table(table)]
     missing = [row for row in rows if row.not_lowered]
     if missing:

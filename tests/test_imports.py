@@ -39,6 +39,8 @@ FLOORS = (
         "modules",
         "annotate",
         "returned_views",
+        "stages",
+        "fuse_dequantize",
         "kernel_limits",
     ),
     ("passes", "dlight_rules", "triton_bridge"),

@@ -11,6 +11,7 @@ from tvm_ffi import structural_equal
 from ..pattern import BlockView, PrimExpr, is_call
 from ..shapes import permutation, shape_of, static
 from ..workload import WeightLayout
+from .dequantized import refuse_dequantized
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     """Recognise the projection that defines `var`.
 
     Spellings: ``matmul(x, W)``, ``matmul(x, permute_dims(W))``, and the call of an NT matmul
-    PrimFunc that TVM's FuseTransposeMatmul leaves.
+    PrimFunc that TVM's FuseTransposeMatmul leaves.  Refuses one whose weight is decoded first.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -51,6 +52,7 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
         if view.only_user(weight) is not None:
             covers = (weight, var)
         weight, layout = transposed.args[0], "nk"
+    refuse_dequantized(view, weight)
     n, k = static(n_dim, "the weight's output features"), static(k_dim, "its input features")
     return Linear(var, x, weight, layout, n, k, covers)
 
@@ -67,6 +69,7 @@ def _nt_matmul(view: BlockView, var: relax.Var, call: relax.Call) -> Linear | No
     body = view.mod[call.args[0]]
     if not isinstance(body, tirx.PrimFunc) or not _computes_nt_matmul(body, len(x_shape)):
         return None
+    refuse_dequantized(view, weight)
     n, k = static(w_shape[0], "the weight's output features"), static(w_shape[1], "its features")
     return Linear(var, x, weight, "nk", n, k, (var,))
 

@@ -11,6 +11,7 @@ from ..errors import Reason
 from ..pattern import BlockView, KernelArg, Refused, Shape, guard, is_call
 from ..shapes import permutation, same_shape, shape_of, static
 from .constants import scaled
+from .dequantized import refuse_dequantized
 from .epilogue import epilogue
 from .linear import Linear, linear
 from .movements import keeps_features, ungrouped
@@ -91,6 +92,7 @@ def _batched(view: BlockView, var: relax.Expr) -> tuple[Linear, Shape] | None:
         or not same_shape(shape[:-2], x_shape[:-2])
     ):
         return None
+    refuse_dequantized(view, weight)
     k, n = (static(d, "a size of the second operand") for d in shape[-2:])
     covers: tuple[relax.Var, ...] = (var,)
     transposed = view.call(weight, "relax.permute_dims")

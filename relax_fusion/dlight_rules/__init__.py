@@ -6,7 +6,7 @@ from .contraction import ContractionRule
 from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .matmul_chain import MatmulChainRule
-from .norms import NormRule
+from .norms import NormRule, RowSumRule
 
 __all__ = [
     "AttentionRule",
@@ -15,6 +15,7 @@ __all__ = [
     "ForeignMatmulRule",
     "MatmulChainRule",
     "NormRule",
+    "RowSumRule",
     "ScalarMatmulRule",
     "ScheduleKernels",
     "SingleThreadRule",

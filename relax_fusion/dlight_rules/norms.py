@@ -16,6 +16,7 @@ from ..estimator.prediction import ceil_div
 from ..target import device_of, is_cpu, is_gpu
 from ..workload import FLOAT_BYTES
 from . import steps
+from .foreign.matmul import foreign_matmul
 from .foreign.stages import variables_of
 from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
 from .total import TotalRule
@@ -57,6 +58,31 @@ class NormRule(TotalRule):
         device = device_of(target)
         on = _on_gpu if is_gpu(target) else _on_cpu
         return on(sch, blocks, device) or sch
+
+
+class RowSumRule(TotalRule):
+    """Schedule a matmul that `ForeignMatmulRule` leaves on a CPU: each element sums up a row.
+
+    Rows of the result, and columns of which only the run knows how many there are, are spread over
+    the cores.  Factors are computed on the way, as those of a quantised lm_head are.
+
+    rewrite::
+
+        for j, k: w[j, k] = f(q[j, k])                 ->    parallel for i, j:
+        for i, j, k: y[i, j] += x[i, k] * w[j, k]                for k: y += x[i, k] * f(q[j, k])
+    """
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the schedule, None for a function of another kind."""
+        if not is_cpu(target) or foreign_matmul(func) is None:
+            return None
+        sch = s_tir.Schedule(func)
+        inline(sch, func, every=True)
+        blocks = blocks_of_rows(sch, contiguous=False)
+        if blocks is None:
+            return Decline(Reason.SCHEDULE, "its steps do not agree on what a row is")
+        _on_cpu(sch, blocks, device_of(target))
+        return sch
 
 
 def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:

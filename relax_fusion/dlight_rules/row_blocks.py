@@ -65,8 +65,11 @@ def inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
             steps.inline_if_possible(sch, block)
 
 
-def blocks_of_rows(sch: s_tir.Schedule) -> list[RowBlock] | None:
-    """Tell rows from columns in every block; None if they do not agree or nothing is reduced."""
+def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBlock] | None:
+    """Tell rows from columns in every block; None if they do not agree or nothing is reduced.
+
+    Where `contiguous`, the first reduction must read a tensor row by row, each value once.
+    """
     children = _children(sch)
     reductions = [b for b in children if steps.is_reduction(sch, b)]
     if not reductions:
@@ -74,7 +77,7 @@ def blocks_of_rows(sch: s_tir.Schedule) -> list[RowBlock] | None:
     first = sch.get(reductions[0]).iter_vars
     rows = _sizes(v for v in first if v.iter_type == tirx.IterVar.DataPar)
     columns = _sizes(v for v in first if v.iter_type == tirx.IterVar.CommReduce)
-    if not _runs_along_memory(sch.get(reductions[0])):
+    if contiguous and not _runs_along_memory(sch.get(reductions[0])):
         return None
     found = []
     for block in children:

@@ -139,6 +139,8 @@ class Quantised:
     """Matrices; 0 for one without such a dimension."""
     epilogue: bool = False
     """Whether sums are cut off, at a bound for each column and at one for each element."""
+    zeros: bool = False
+    """Whether each group has a zero of its own, in the lowest bits of a word."""
 
     @property
     def per_word(self) -> int:
@@ -157,7 +159,9 @@ class Quantised:
         words, groups = -(-self.k // self.per_word), -(-self.k // self.group)
         packed = te.placeholder(self._shape(words), "uint32", "packed")
         scale = te.placeholder(self._shape(groups), self.dtype, "scale")
+        zero_words = te.placeholder(self._shape(groups), "uint32", "zero")
         x = te.placeholder((self.batch or 1, rows, self.k), self.dtype, "x")
+        given = [packed, scale, x, *([zero_words] if self.zeros else [])]
 
         def at(b: tirx.Expr, j: tirx.Expr, k: tirx.Expr) -> tuple[tirx.Expr, ...]:
             matrix = (j, k) if self.layout == "nk" else (k, j)
@@ -170,6 +174,9 @@ class Quantised:
             shift = (k % self.per_word * self.bits).astype("uint32")
             number = tirx.bitwise_and(word >> shift, 2**self.bits - 1).astype(self.dtype)
             zero = tirx.const(self.zero, self.dtype)
+            if self.zeros:
+                word = zero_words[at(*b or (0,), j, k // self.group)]
+                zero = tirx.bitwise_and(word, 2**self.bits - 1).astype(self.dtype)
             return (number - zero) * scale[at(*b or (0,), j, k // self.group)]
 
         w = te.compute(self._shape(self.k), weight, "dequantize")
@@ -179,22 +186,28 @@ class Quantised:
             shape, lambda b, i, j: te.sum(x[b, i, r] * w[at(b, j, r)], axis=r), "matmul"
         )
         if not self.epilogue:
-            return te.create_prim_func([packed, scale, x, total])
+            return te.create_prim_func([*given, total])
         bias = te.placeholder((self.n,), self.dtype, "bias")
         residual = te.placeholder(shape, self.dtype, "residual")
         out = te.compute(
             shape, lambda *at: tirx.max(tirx.min(total[at], bias[at[-1]]), residual[at]), "out"
         )
-        return te.create_prim_func([packed, scale, x, bias, residual, out])
+        return te.create_prim_func([*given, bias, residual, out])
 
     def steps(self, packed: np.ndarray, scale: np.ndarray, x: np.ndarray, *more: np.ndarray) -> Any:
         """Compute the same in the dtype of `x`, whatever the weights are rounded to."""
+        zero: Any = self.zero
+        if self.zeros:
+            zero, *more = more
+            zero = (zero & (2**self.bits - 1)).astype(x.dtype)
+            zero = zero.swapaxes(-1, -2) if self.layout == "kn" else zero
+            zero = zero.repeat(self.group, axis=-1)[..., : self.k]
         if self.layout == "kn":
             packed, scale = packed.swapaxes(-1, -2), scale.swapaxes(-1, -2)
         shifts = (np.arange(self.per_word) * self.bits).astype("uint32")
         numbers = (packed[..., None] >> shifts) & (2**self.bits - 1)
         numbers = numbers.reshape(*packed.shape[:-1], -1)[..., : self.k].astype(x.dtype)
         scales = scale.repeat(self.group, axis=-1)[..., : self.k]
-        w = ((numbers - self.zero) * scales).astype(numpy_dtype(self.dtype)).astype(x.dtype)
+        w = ((numbers - zero) * scales).astype(numpy_dtype(self.dtype)).astype(x.dtype)
         total = x @ w.swapaxes(-1, -2)
         return np.maximum(np.minimum(total, more[0]), more[1]) if more else total

@@ -30,6 +30,7 @@ FEW_ROWS = {
     "eight bits": replace(FEW, bits=8),
     "three bits": replace(FEW, k=120, bits=3, group=40),
     "words of neighbouring columns": replace(FEW, layout="kn"),
+    "zeros of groups": replace(FEW, zeros=True),
     "bfloat16": replace(FEW, dtype="bfloat16"),
     "a batch": replace(FEW, batch=2, n=16),
     "an epilogue": replace(FEW, epilogue=True),
@@ -41,6 +42,7 @@ MANY_ROWS = {
     "wgmma, three bits": replace(MANY, bits=3, k=80, group=40),
     "wgmma, words of neighbouring columns": replace(MANY, layout="kn"),
     "mma, bfloat16": replace(MANY, dtype="bfloat16", k=32),
+    "wgmma, zeros of groups": replace(MANY, zeros=True, layout="kn"),
     "wgmma, a batch": replace(MANY, batch=2, k=64),
     "wgmma, an epilogue": replace(MANY, epilogue=True, k=64),
 }

@@ -22,6 +22,7 @@ from relax_fusion.dlight_rules import (
     CPUSpatialRule,
     ForeignMatmulRule,
     NormRule,
+    RowSumRule,
     ScalarMatmulRule,
 )
 from relax_fusion.dlight_rules.total import TotalRule
@@ -39,6 +40,7 @@ RULES: tuple[TotalRule, ...] = (
     ForeignMatmulRule(),
     NormRule(),
     ScalarMatmulRule(),
+    RowSumRule(),
     CPUSpatialRule(),
 )
 

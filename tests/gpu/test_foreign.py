@@ -32,6 +32,7 @@ QUANTISED = {
     "eight bits": replace(WEIGHTS, bits=8),
     "three bits": replace(WEIGHTS, bits=3, group=40),
     "words of neighbouring columns": replace(WEIGHTS, layout="kn"),
+    "zeros of groups": replace(WEIGHTS, zeros=True),
     "bfloat16": replace(WEIGHTS, dtype="bfloat16"),
     "a batch": replace(WEIGHTS, batch=3),
     "an epilogue": replace(WEIGHTS, epilogue=True),

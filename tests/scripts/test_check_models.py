@@ -6,10 +6,13 @@ import json
 
 import check_models as script
 import pytest
+import tvm
+from _written_weights import written_weights
 from tvm import ir, relax, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from relax_fusion import FuseDequantize
 from relax_fusion.dlight_rules import CPUSpatialRule
 from relax_fusion.dlight_rules.total import TotalRule
 
@@ -32,7 +35,7 @@ def fake(monkeypatch):
     monkeypatch.setattr(script.mlc, "models", lambda: MODELS)
     monkeypatch.setattr(script.mlc, "quantizations", lambda model: ["q0f32", "none"])
     monkeypatch.setattr(script.mlc, "lowered", lowered)
-    monkeypatch.setattr(script.mlc, "through_our_pipeline", lowered)
+    monkeypatch.setattr(script.mlc, "through_our_pipeline", lambda *job, **_: lowered(*job))
 
 
 def test_rows(fake) -> None:
@@ -82,3 +85,23 @@ def test_inputs_have_exact_sums() -> None:
     sums = x.astype("float64") @ w.astype("float64").T
     assert sums.any() and abs(sums).max() < 2048
     assert few_integers((50,), "int32", 0, 2).max() == 1
+
+
+@pytest.mark.parametrize(("passes", "written"), [([], 1), ([FuseDequantize()], 0)])
+def test_weights_that_are_written_are_counted(passes: list, written: int) -> None:
+    text = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((3, 32), "float16"), w: R.Tuple(R.Tensor((32, 48), "int8"))):
+        R.func_attr({"num_input": 1})
+        with R.dataflow():
+            q = w[0]
+            wide = R.astype(x, "float32")
+            y = R.matmul(wide, R.astype(q, "float32"))
+            R.output(y)
+        return y
+"""
+    lower = [*passes, relax.transform.LegalizeOps()]
+    mod = tvm.transform.Sequential(lower)(tvm.script.from_source(text))
+    assert len(written_weights(mod)) == written

@@ -27,6 +27,15 @@ def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.P
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
 
 
+def is_moved(value: tirx.Expr) -> bool:
+    """Tell whether a value is one that is loaded, converted or chosen, as `_along` takes it."""
+    if isinstance(value, tirx.Cast):
+        return is_moved(value.value)
+    if isinstance(value, ir.Call):
+        return value.op.name == "prim.if_then_else" and all(map(is_moved, value.args[1:]))
+    return isinstance(value, ir.TensorLoad)
+
+
 def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
     """Return the transposition that the loops over r and then j describe, element by element."""
     along_j = along_r.body

@@ -18,6 +18,7 @@ from tvm.target import Target
 from ...compute import build_prim_func
 from ...compute.ranges import stitch, unless_empty
 from ...errors import Decline, Reason
+from ...stages import loads_of
 from ...target import device_of, is_gpu
 from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...workload import NormMatmul
@@ -26,7 +27,7 @@ from ..contraction import ContractionRule
 from .layout import unravel
 from .matmul import ForeignMatmul
 from .plans import Planned, element_of, planned
-from .stages import loads_of, map_loads, substitute, variables_of
+from .stages import map_loads, substitute, variables_of
 from .views import through_views
 
 WARP = 32

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
+from ...stages import Stage, loads_of, read_stages
 from ...workload import (
     DTYPE_BYTES,
     FLOAT_BYTES,
@@ -22,7 +23,7 @@ from ...workload import (
     WeightLayout,
 )
 from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
-from .stages import Stage, inlined, loads_of, read_stages, substitute, variables_of
+from .stages import inlined, substitute, variables_of
 
 FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""
@@ -147,7 +148,8 @@ def _factors(total: Stage, before: Mapping[tirx.Var, Stage]) -> tuple[tirx.Expr,
     a, b = inlined(added.a, before), inlined(added.b, before)
     if a is None or b is None:
         return None
-    return _narrow(a), _narrow(b)
+    narrow = _narrow(a), _narrow(b)
+    return narrow if len({str(factor.ty.dtype) for factor in narrow}) == 1 else (a, b)
 
 
 def _is_total(value: tirx.Expr, total: Stage) -> bool:

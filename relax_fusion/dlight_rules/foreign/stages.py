@@ -1,128 +1,16 @@
-"""Reading a PrimFunc that somebody else made: its blocks as stages, each a formula of one buffer.
-
-TVM's legaliser and FuseTIR emit one root block of loop nests, each around one block that stores one
-element, without conditions and over whole buffers.  Anything else is not read.
-"""
+"""The formulas of stages: replacing variables and loads in them, and one formula in another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import ir, tirx
+
+from ...stages import Stage, loads_of
 
 MOST_NODES = 4096
 """Loads that a formula may come to have when the stages before it are put in their places."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One block: ``buffer[indices] = value`` for all values of its variables.
-
-    Parameters
-    ----------
-    name : str
-        Of the block.
-    buffer : tirx.Var
-        What it writes.
-    spatial, reduced : tuple of tirx.Var
-        Its variables: those of the result's elements, in the order of the result's dimensions, and
-        those that are summed over.
-    extents : mapping of tirx.Var to tirx.Expr
-        Of all these variables.
-    value : tirx.Expr
-        What is stored; for a reduction, the update.
-    init : tirx.Expr, optional
-        Where a reduction starts.
-    """
-
-    name: str
-    buffer: tirx.Var
-    spatial: tuple[tirx.Var, ...]
-    reduced: tuple[tirx.Var, ...]
-    extents: Mapping[tirx.Var, tirx.Expr]
-    value: tirx.Expr
-    init: tirx.Expr | None
-
-
-def read_stages(func: tirx.PrimFunc) -> list[Stage] | None:
-    """Return the stages of a PrimFunc in order; None if it has any other statement."""
-    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.iter_values:
-        return None
-    root = func.body.block
-    if root.match_buffers or root.init is not None:
-        return None
-    nests = root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    stages = []
-    for nest in nests:
-        stage = _read_nest(nest)
-        if stage is None:
-            return None
-        stages.append(stage)
-    written = [stage.buffer for stage in stages]
-    return stages if len(set(written)) == len(written) else None
-
-
-def _read_nest(stmt: tirx.Stmt) -> Stage | None:
-    """Return the stage of one loop nest."""
-    loops: dict[tirx.Var, tirx.Expr] = {}
-    while isinstance(stmt, tirx.For):
-        if stmt.kind != tirx.ForKind.SERIAL or not _is_zero(stmt.min) or stmt.annotations:
-            return None
-        loops[stmt.loop_var] = stmt.extent
-        stmt = stmt.body
-    if not isinstance(stmt, s_tir.SBlockRealize) or not _is_one(stmt.predicate):
-        return None
-    block = stmt.block
-    store = block.body
-    if not isinstance(store, tirx.BufferStore) or block.alloc_buffers or block.match_buffers:
-        return None
-    extents: dict[tirx.Var, tirx.Expr] = {}
-    for axis, value in zip(block.iter_vars, stmt.iter_values, strict=True):
-        if not _covers_its_loop(axis, value, loops):
-            return None
-        extents[axis.var] = axis.dom.extent
-    spatial = tuple(store.indices)
-    reduced = tuple(a.var for a in block.iter_vars if a.iter_type == tirx.IterVar.CommReduce)
-    known = {a.var for a in block.iter_vars if a.iter_type == tirx.IterVar.DataPar}
-    if set(spatial) != known or len(spatial) != len(known) or len(extents) != len(block.iter_vars):
-        return None
-    if len(reduced) + len(spatial) != len(extents) or not _whole(store.buffer, spatial, extents):
-        return None
-    init = block.init.value if isinstance(block.init, tirx.BufferStore) else None
-    if (block.init is None) != (init is None) or bool(reduced) != (init is not None):
-        return None
-    return Stage(block.name_hint, store.buffer, spatial, reduced, extents, store.value, init)
-
-
-def _covers_its_loop(
-    axis: tirx.IterVar, value: tirx.Expr, loops: Mapping[tirx.Var, tirx.Expr]
-) -> bool:
-    """Tell whether a block variable is simply its loop, over its whole domain."""
-    if not _is_zero(axis.dom.min):
-        return False
-    if isinstance(value, tirx.IntImm):
-        return int(value) == 0 and _is_one(axis.dom.extent)
-    return value in loops and tvm_ffi.structural_equal(loops[value], axis.dom.extent)
-
-
-def _whole(
-    buffer: tirx.Var, spatial: Sequence[tirx.Var], extents: Mapping[tirx.Var, tirx.Expr]
-) -> bool:
-    """Tell whether every element of the buffer is written."""
-    shape = buffer.ty.shape
-    return len(shape) == len(spatial) and all(
-        tvm_ffi.structural_equal(extents[v], d) for v, d in zip(spatial, shape, strict=True)
-    )
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
-
-
-def _is_one(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 1
 
 
 def substitute(value: tirx.Expr, mapping: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
@@ -133,13 +21,6 @@ def substitute(value: tirx.Expr, mapping: Mapping[tirx.Var, tirx.Expr]) -> tirx.
 def map_loads(value: tirx.Expr, new: Callable[[ir.TensorLoad], tirx.Expr]) -> tirx.Expr:
     """Return `value` with every load replaced by what `new` makes of it."""
     return tvm_ffi.structural_map(value, (ir.TensorLoad, new))
-
-
-def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
-    """Return the loads in `value`, those inside of indices first."""
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
-    return found
 
 
 def variables_of(value: tirx.Expr) -> set[tirx.Var]:

@@ -145,9 +145,10 @@ class Neighbours:
         tvm_ffi.structural_walk(largest.indices[-1], (ir.Var, found.append))
         return any(var.same_as(self.line) for var in found)
 
-    def _name_of(self, load: ir.TensorLoad) -> tirx.Var:
+    def _name_of(self, load: ir.TensorLoad) -> tirx.Expr:
+        """Return what stands for a load; itself if a load in its index has its name already."""
         known = zip(self.loads, self.loaded, strict=True)
-        return next(name for other, name in known if tvm_ffi.structural_equal(other, load))
+        return next((name for other, name in known if tvm_ffi.structural_equal(other, load)), load)
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the elements that share a register: neighbours, unless others cost less."""

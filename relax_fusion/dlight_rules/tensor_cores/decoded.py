@@ -115,7 +115,8 @@ class Decoder:
             return self._one_by_one(a, b)
         if isinstance(a, PAIR_OPS):
             return self._combined(a, b)
-        return self._integers(a, b, 0) or self._one_by_one(a, b)
+        integers = self._integers(a, b, 0)
+        return self._one_by_one(a, b) if integers is None else integers
 
     def _combined(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
         """Return sums, differences or products of two pairs."""

@@ -1,0 +1,215 @@
+"""Weights as quantisers store them: what decodes them in a graph, and in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+from tvm import relax, te, tirx, topi
+
+Size = int | tirx.Expr
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def codes(words: np.ndarray, bits: int, shifts: np.ndarray | None = None) -> np.ndarray:
+    """Return the integers that words hold along their last axis, from the lowest bits on."""
+    shifts = np.arange(32 // bits) * bits if shifts is None else shifts
+    each = (words[..., None] >> shifts.astype("uint32")) & (2**bits - 1)
+    return each.reshape(*words.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Words of several integers along k; `group` of them share a scale.
+
+    Written as a PrimFunc of two blocks.  With the layout "kn" everything is transposed.
+    """
+
+    bits: int = 4
+    group: int = 32
+    dtype: str = "float16"
+    layout: str = "nk"
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        """Return the shapes and dtypes of what a weight of n x k is decoded from."""
+        groups = -(-k // self.group)
+        words = groups * (self.group // (32 // self.bits))
+        found = [((n, words), "uint32"), ((n, groups), self.dtype)]
+        return [(self._turned(shape), dtype) for shape, dtype in found]
+
+    def _turned(self, pair: tuple) -> tuple:
+        return pair if self.layout == "nk" else pair[::-1]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        """Emit the calls that decode a weight, in `layout`."""
+        return bb.emit(bb.call_te(self._decoded, *given, n, k, primfunc_name_hint="decode"))
+
+    def _decoded(self, words: te.Tensor, scales: te.Tensor, n: Size, k: int) -> te.Tensor:
+        per, turned = 32 // self.bits, self._turned
+        mask = tirx.const(2**self.bits - 1, "uint32")
+
+        def code(*at: tirx.Expr) -> tirx.Expr:
+            j, i = turned(at)
+            shift = (i % per * self.bits).astype("uint32")
+            return (words[turned((j, i // per))] >> shift & mask).astype(self.dtype)
+
+        def scaled(*at: tirx.Expr) -> tirx.Expr:
+            j, i = turned(at)
+            zero = tirx.const(2 ** (self.bits - 1) - 1, self.dtype)
+            return (raw[at] - zero) * scales[turned((j, i // self.group))]
+
+        raw = te.compute(turned((n, k)), code, "code")
+        return te.compute(turned((n, k)), scaled, "scaled")
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        """Return the weight as n x k, rounded at each step."""
+        words, scales = arrays if self.layout == "nk" else (a.T for a in arrays)
+        dtype = numpy_dtype(self.dtype)
+        numbers = codes(words, self.bits)[:, :k].astype(dtype) - dtype.type(
+            2 ** (self.bits - 1) - 1
+        )
+        return numbers * scales.repeat(self.group, axis=-1)[:, :k]
+
+
+@dataclass(frozen=True)
+class AWQ:
+    """AutoAWQ's: words along n in an order of their own, a zero and a scale for 128 along k."""
+
+    dtype: str = "float16"
+    layout: str = "nk"
+    shifts = np.array([0, 16, 4, 20, 8, 24, 12, 28])
+
+    def shapes(self, n: int, k: int) -> list[tuple[tuple[int, ...], str]]:
+        groups = k // 128
+        return [((k, n // 8), "uint32"), ((groups, n // 8), "uint32"), ((groups, n), self.dtype)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: int, k: int):
+        return bb.emit(bb.call_te(self._decoded, *given, n, k, primfunc_name_hint="decode"))
+
+    def _decoded(self, words: te.Tensor, zeros: te.Tensor, scales: te.Tensor, n: int, k: int):
+        def code(packed: te.Tensor) -> te.Tensor:
+            def element(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+                shift = (j % 2 * 16 + j % 8 // 2 * 4).astype("uint32")
+                number = packed[i, j // 8] >> shift & tirx.const(15, "uint32")
+                return number.astype(self.dtype)
+
+            return topi.transpose(te.compute((packed.shape[0], n), element, "code"))
+
+        w, z, s = code(words), code(zeros), topi.transpose(scales)
+        return te.compute((n, k), lambda j, i: (w[j, i] - z[j, i // 128]) * s[j, i // 128])
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        words, zeros, scales = arrays
+        dtype = numpy_dtype(self.dtype)
+        w, z = (
+            codes(a, 4, self.shifts).astype(dtype).repeat(r, 0)
+            for a, r in ((words, 1), (zeros, 128))
+        )
+        return ((w - z) * scales.repeat(128, axis=0)).T
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The same as `Groups`, written with operators of Relax, transposed last."""
+
+    dtype: str = "float16"
+    group: int = 32
+    layout: str = "kn"
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        return [((n, k // 8), "uint32"), ((n, k // self.group), self.dtype)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        words, scales = given
+        op, shifts = relax.op, relax.const(np.arange(0, 32, 4, "uint32"))
+        each = op.right_shift(op.expand_dims(words, [2]), shifts)
+        numbers = op.astype(op.bitwise_and(each, relax.const(15, "uint32")), self.dtype)
+        numbers = op.subtract(numbers, relax.const(7, self.dtype))
+        numbers = op.reshape(numbers, (n, k // self.group, self.group))
+        scaled = op.multiply(numbers, op.expand_dims(scales, [2]))
+        return bb.emit(op.permute_dims(op.reshape(scaled, (n, k))))
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        return Groups(group=self.group, dtype=self.dtype).decoded(arrays, k)
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """Numbers of bytes in a table of 16, and a scale for each row."""
+
+    dtype: str = "float16"
+    layout: str = "nk"
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        return [((n, k), "uint8"), ((16,), self.dtype), ((n, 1), self.dtype)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        numbers, table, scales = given
+        index = relax.op.astype(relax.op.bitwise_and(numbers, relax.const(15, "uint8")), "int32")
+        return bb.emit(relax.op.multiply(relax.op.take(table, index, axis=0), scales))
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        numbers, table, scales = arrays
+        return table[numbers & 15] * scales
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Numbers of a smaller type."""
+
+    stored: str
+    dtype: str = "float16"
+    layout: str = "nk"
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        return [((n, k), self.stored)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        return bb.emit(relax.op.astype(given[0], self.dtype))
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        return arrays[0].astype(numpy_dtype(self.dtype))
+
+
+@dataclass(frozen=True)
+class ByChannel:
+    """Integers of eight bits with a scale for each row: the operator `R.dequantize`."""
+
+    dtype: str = "float16"
+    layout: str = "nk"
+
+    def shapes(self, n: int, k: int) -> list[tuple[tuple[int, ...], str]]:
+        return [((n, k), "int8"), ((n,), self.dtype)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: int, k: int):
+        zero = relax.const(np.zeros(n, "int8"))
+        return bb.emit(relax.op.dequantize(*given, zero, 0, self.dtype))
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        numbers, scales = arrays
+        return numbers.astype(scales.dtype) * scales[:, None]
+
+
+FORMATS = {
+    "q4f16_1": Groups(),
+    "q4f16_0": Groups(layout="kn"),
+    "q3f16_1": Groups(3, 40),
+    "q3f16_0": Groups(3, 40, layout="kn"),
+    "q8f16_1": Groups(8),
+    "q4bf16_1": Groups(dtype="bfloat16"),
+    "q4bf16_0": Groups(dtype="bfloat16", layout="kn"),
+    "q4f32_1": Groups(dtype="float32"),
+    "q4f16_autoawq": AWQ(),
+    "e4m3_f16": Cast("float8_e4m3fn"),
+    "e5m2_f16": Cast("float8_e5m2"),
+    "f16_f32": Cast("float16", "float32"),
+    "operators": Operators(),
+    "codebook": Codebook(),
+    "by_channel": ByChannel(),
+}
+"""By the names of MLC-LLM, where it has them."""

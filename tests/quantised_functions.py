@@ -1,0 +1,77 @@
+"""Functions of decoded weights, what the pipeline makes of them, and how to run that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tvm
+from tvm import ir, relax
+
+from relax_fusion import make_target
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import PHASES
+
+from .quick import quick_host
+
+op = relax.op
+
+
+def tensor(name: str, shape, dtype: str) -> relax.Var:
+    return relax.Var(name, relax.TensorType(shape, dtype))
+
+
+class Layer:
+    """Parameters and bindings of a function with decoded weights."""
+
+    def __init__(self, bb: relax.BlockBuilder, format) -> None:
+        self.bb, self.format, self.params = bb, format, []
+
+    def param(self, shape, dtype: str) -> relax.Var:
+        self.params.append(tensor(f"p{len(self.params)}", shape, dtype))
+        return self.params[-1]
+
+    def packed(self, n, k: int) -> list[relax.Var]:
+        return [self.param(*each) for each in self.format.shapes(n, k)]
+
+
+def add_function(bb: relax.BlockBuilder, name: str, layer: Layer, emit: Callable) -> None:
+    """Add a function whose results `emit` returns, to be called in a dataflow block."""
+    with bb.function(name, layer.params):
+        with bb.dataflow():
+            outs = [bb.emit_output(out) for out in emit()]
+        bb.emit_func_output(relax.Tuple(outs))
+
+
+def projected(layer: Layer, x: relax.Expr, packed, n, k: int, dtype: str | None = None):
+    """Multiply by a decoded weight of n x k."""
+    w = layer.format.emit(layer.bb, packed, n, k)
+    w = w if layer.format.layout == "kn" else op.permute_dims(w)
+    return layer.bb.emit(op.matmul(x, w, dtype))
+
+
+def lowered(mod: ir.IRModule, target="llvm", phases: int = 4, **options) -> ir.IRModule:
+    """Return a module as the pipeline has it after some phases."""
+    target = make_target(target)
+    given = make_options(target, {"backend": "tir", **options})
+    with target:
+        for _, phase, _ in PHASES[:phases]:
+            mod = tvm.transform.Sequential(phase(given))(mod)
+    return mod
+
+
+def called(func: relax.Function) -> list[relax.Call]:
+    values = [b.value for block in func.body.blocks for b in block.bindings]
+    return [v for v in values if isinstance(v, relax.Call) and v.op.name == "relax.call_tir"]
+
+
+def compiled(mod: ir.IRModule, *passes: tvm.transform.Pass) -> relax.VirtualMachine:
+    """Compile a module after some passes, whatever has no schedule as TVM's loops."""
+    mod = tvm.transform.Sequential(passes)(mod)
+    return relax.VirtualMachine(tvm.compile(mod, quick_host()), tvm.cpu())
+
+
+def run_by_pipeline(mod: ir.IRModule) -> relax.VirtualMachine:
+    """Compile a module with our pipeline."""
+    pipeline = relax.get_pipeline("relax_fusion", target="llvm")
+    built = tvm.compile(mod, quick_host(), relax_pipeline=pipeline)
+    return relax.VirtualMachine(built, tvm.cpu())
