@@ -14,6 +14,7 @@ from tvm.target import Target, codegen
 
 from .device import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
 from .errors import TargetError
+from .validation import shown
 
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 _GPU_BY_DEVICE = {"adreno": "adreno730", "mali": "mali_g710"}
@@ -86,14 +87,14 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def make_target(name: str | Target) -> Target:
+def make_target(name: str | Target | Mapping[str, Any]) -> Target:
     """Return the target that `name` stands for.
 
     Parameters
     ----------
-    name : str or Target
+    name : str, Target or mapping
         A device of the table (``"h200"``, ``"a100"``, ...), ``"llvm"`` or ``"cpu"`` for this
-        machine's processor, or anything that `tvm.target.Target` reads (a tag, JSON).
+        machine's processor, or anything that `tvm.target.Target` reads (a tag, JSON, a mapping).
 
     Raises
     ------
@@ -104,15 +105,17 @@ def make_target(name: str | Target) -> Target:
         return name
     if name in ("llvm", "cpu"):
         return host_target()
-    spec = DEVICES.get(name.lower())
+    spec = DEVICES.get(name.lower()) if isinstance(name, str) else None
     if spec is not None and spec.kind == "gpu":
         return _named(spec)
     try:
-        return Target(json.loads(name) if name.lstrip().startswith("{") else name)
-    except (ValueError, RuntimeError, TypeError) as err:
+        if isinstance(name, str):
+            return Target(json.loads(name) if name.lstrip().startswith("{") else name)
+        return Target(dict(name))
+    except (ValueError, RuntimeError, TypeError, LookupError, RecursionError) as err:
         gpus = ", ".join(sorted(n for n, d in DEVICES.items() if d.kind == "gpu"))
         raise TargetError(
-            f"target {name!r} is neither 'llvm', one of {gpus}, nor a target that TVM reads"
+            f"target {shown(name)} is neither 'llvm', one of {gpus}, nor a target that TVM reads"
         ) from err
 
 
@@ -237,7 +240,9 @@ def require_tf32(target: Target) -> None:
         If the target is not CUDA, or older than sm_80.
     """
     if not _is_ampere_or_newer(target):
-        raise TargetError(f"allow_tf32=True needs a CUDA target, sm_80 or newer: {target}")
+        raise TargetError(
+            f"allow_tf32=True (--allow-tf32) needs a CUDA target, sm_80 or newer: {target}"
+        )
 
 
 def _is_ampere_or_newer(target: Target) -> bool:
