@@ -14,9 +14,7 @@ from tvm import ir, relax, tirx
 
 from .errors import PipelineError
 from .shapes import as_dim, shape_of, shape_text
-
-_MOST_ELEMENTS = 2**59
-"""Of one tensor: eight bytes each, in sums of two that still fit 63 bits."""
+from .validation import MOST_ELEMENTS
 
 
 class UnknownVariableWarning(UserWarning):
@@ -153,10 +151,10 @@ def _check_sizes(func: relax.Function, bounds: Mapping[str, int]) -> None:
             continue
         sizes = [as_dim(size, bounds) for size in shape]
         most = math.prod(d if isinstance(d, int) else d.upper or 1 for d in sizes)
-        if most > _MOST_ELEMENTS:
+        if most > MOST_ELEMENTS:
             raise PipelineError(
                 f"variable_bounds give {var.name}, of shape {shape_text(shape)}, {most} elements; "
-                f"at most {_MOST_ELEMENTS} are possible"
+                f"at most {MOST_ELEMENTS} are possible"
             )
 
 
