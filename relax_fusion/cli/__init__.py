@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from ..errors import RelaxFusionError
@@ -37,8 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     console = Console(quiet=args.quiet)
     try:
-        return args.handler(args, console)
-    except KeyboardInterrupt:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
+            return args.handler(args, console)
+    except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process
         return _failed("interrupted", 130, show_traceback=False)
     except BrokenPipeError:
         # The reader (``| head``) has what it wanted; keep Python from complaining at exit.

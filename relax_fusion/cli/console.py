@@ -53,7 +53,8 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning, also where progress is left out."""
-        print(f"relax-fusion: warning: {text}", file=sys.stderr, flush=True)
+        line = " ".join(text.split())
+        print(f"relax-fusion: warning: {line}", file=sys.stderr, flush=True)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

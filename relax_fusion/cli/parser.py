@@ -15,6 +15,7 @@ from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..target import make_target
+from ..validation import MAX_INT32, shown
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
@@ -204,19 +205,25 @@ def _target(name: str) -> Target:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
+    return _integer(text, 1)
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
+    )
 
 
 def _token_ids(text: str) -> list[int]:
     parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token numbers such as 1,2,3")
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not a list of token numbers such as 1,2,3"
+        )
     return [int(part) for part in parts]

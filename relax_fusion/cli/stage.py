@@ -1,0 +1,144 @@
+"""The directory that ``compile`` fills: it takes its place as a whole, or vanishes.
+
+It stands beside its place, as ``.NAME.XXXXXXXX.part``, and is locked as long as its process lives;
+what a killed one left is removed by the next ``compile`` to the same place.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .artifact import MANIFEST, check_files, read_manifest
+from .console import CliError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+_stages: set[Path] = set()
+
+
+def check_output(out: Path, *, force: bool) -> None:
+    """Refuse to write where something else is than what ``compile`` made.
+
+    Raises
+    ------
+    CliError
+        If `out` exists, unless `force` and it is empty or holds what its manifest says, and nothing
+        else.
+    """
+    if not os.path.lexists(out):
+        return
+    foreign = _foreign(out)
+    if foreign is None and force:
+        return
+    what = "pass --force to replace it" if foreign is None else f"it stays as it is: {foreign}"
+    raise CliError(f"{out} exists already; {what}, or choose another -o", code=2)
+
+
+def _foreign(out: Path) -> str | None:
+    """Say what `out` holds that no ``compile`` wrote; None if there is nothing."""
+    if out.is_symlink() or not out.is_dir():
+        return "it is no directory"
+    names = sorted(entry.name for entry in out.iterdir())
+    if not names:
+        return None
+    try:
+        manifest = read_manifest(out)
+        for name in names:
+            if name not in (MANIFEST, *manifest.files) or (out / name).is_symlink():
+                return f"{out / name} is not of its manifest"
+        check_files(out, manifest, also_weights=True)
+    except CliError as err:
+        return str(err)
+    return None
+
+
+@contextmanager
+def staged(out: Path, *, force: bool) -> Iterator[Path]:
+    """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.????????.part"):
+        lock = _lock(left)
+        if lock is not None:  # nobody fills it any more
+            _remove(left)
+            os.close(lock)
+    stage, lock = _new_stage(out)
+    _stages.add(stage)
+    try:
+        yield stage
+        check_output(out, force=force)  # compiling took its time
+        _put(stage, out)
+    finally:
+        _remove(stage)
+        _stages.discard(stage)
+        os.close(lock)
+
+
+def remove_stages() -> None:
+    """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
+    for stage in list(_stages):
+        _remove(stage)
+
+
+def _new_stage(out: Path) -> tuple[Path, int]:
+    """Make a directory and lock it, before somebody else takes it for a dead process's."""
+    while True:
+        stage = out.parent / f".{out.name}.{secrets.token_hex(4)}.part"
+        stage.mkdir()
+        lock = _lock(stage)
+        if lock is not None and stage.is_dir():
+            return stage, lock
+
+
+def _lock(directory: Path) -> int | None:
+    """Lock a directory; None if a living process has locked it, or it is gone."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _put(stage: Path, out: Path) -> None:
+    """Move `stage` to `out`, so that one of the two is there at every moment."""
+    if not out.exists():
+        stage.rename(out)
+    elif not _exchange(stage, out):
+        old = stage.with_suffix(".old")  # all of it is here if the process is killed now
+        out.rename(old)
+        try:
+            stage.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
+        _remove(old)
+
+
+def _exchange(one: Path, two: Path) -> bool:
+    """Swap two directories in one step; False where the C library or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(path) for path in (one, two))
+    return rename(_AT_FDCWD, next(names), _AT_FDCWD, next(names), _RENAME_EXCHANGE) == 0
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, though a linker may still be writing to it."""
+    for _ in range(20):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.05)
