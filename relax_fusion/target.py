@@ -79,12 +79,24 @@ def most_lanes(target: Target) -> int | None:
 
 def host_target() -> Target:
     """Return the target of this machine's CPU, with its own instruction set and core count."""
-    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": _cores()})
+    return Target(
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": usable_cores()}
+    )
 
 
-def _cores() -> int:
-    """Cores that this process may use, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> int:
+    """Return how many processors this process may use: fewer than there are, in a container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(count or 1, _quota()))
+
+
+def _quota() -> int:
+    """Return the processors whose time the control group may use (Linux, cgroup v2)."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize
 
 
 def make_target(name: str | Target | Mapping[str, Any]) -> Target:
@@ -147,7 +159,7 @@ def device_of(target: Target) -> DeviceSpec:
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     if is_cpu(target):
-        cores = int(attrs.get("num-cores", 0)) or _cores()
+        cores = int(attrs.get("num-cores", 0)) or usable_cores()
         return generic_cpu(cores=cores, vector_bytes=codegen.llvm_get_vector_width(target) // 8)
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")

@@ -23,6 +23,7 @@ from ..models import (
     config_from_dict,
     random_weights,
 )
+from ..models.threads import use_all_cores
 from ..target import device_of, host_target, is_cpu, make_target
 from ..validation import shown
 from .artifact import (
@@ -57,6 +58,7 @@ class Timing:
 
 def run_command(args: argparse.Namespace, console: Console) -> int:
     """Generate from a prompt, print the tokens and the times."""
+    use_all_cores()  # before TVM has made its threads
     directory = Path(args.out)
     manifest = read_manifest(directory)
     _check_runnable(manifest, args)

@@ -14,6 +14,7 @@ from ..validation import MAX_INT32, shown
 from .config import BertConfig
 from .errors import ContextOverflowError, InputError, ModelError
 from .export import ExportedModel
+from .threads import use_all_cores
 from .weights import NotFiniteWarning
 
 
@@ -56,6 +57,9 @@ class _Runner:
 
 class Generator(_Runner):
     """A compiled decoder with its weights, caches and position.
+
+    On a CPU it runs with a thread for each processor that the process may use; the environment
+    variable ``TVM_NUM_THREADS`` sets another number.
 
     Parameters
     ----------
@@ -193,6 +197,7 @@ class Generator(_Runner):
             raise InputError(f"the session has batch {self.batch}, got {tokens.shape[0]} rows")
         total = self.length + tokens.shape[1]
         self._check_room(total)
+        use_all_cores()
         shape = tvm.runtime.ShapeTuple([total])
         logits, _ = self._vm[function](self._put(tokens), shape, self._caches, self._params)
         self.length = total
@@ -250,6 +255,7 @@ class Encoder(_Runner):
                 raise InputError(
                     f"{name} has shape {list(value.shape)}, the token ids {list(tokens.shape)}"
                 )
+        use_all_cores()
         inputs = [self._put(value) for value in (tokens, types, mask)]
         return self._vm["encode"](*inputs, self._params).numpy()
 
