@@ -143,9 +143,9 @@ def _line(err: ValidationError, where: str, cls: type | None = None) -> str:
     """Return the first of what pydantic found, in one line; `cls` says which fields there are."""
     first = err.errors(include_url=False)[0]
     name, prefix = _path(first["loc"]), f"{where}: " if where else ""
-    if first["type"] == "missing":
+    if first["type"] in ("missing", "missing_argument"):
         return f"{prefix}the field {name!r} is missing"
-    if first["type"] == "extra_forbidden":
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = f"; there are {', '.join(f.name for f in fields(cls))}" if cls else ""
         return f"{prefix}there is no field {name!r}{known}"
     told = first["msg"].replace("Input should", "must").removeprefix("Value error, ")

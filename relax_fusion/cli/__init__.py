@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from ..errors import RelaxFusionError
 from ..models import ModelError
+from ..validation import shown
 from .console import CliError, Console
 from .parser import make_parser
 
@@ -49,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except CliError as err:
         return _failed(str(err), err.code, show_traceback=args.traceback)
-    except (RelaxFusionError, ModelError, OSError, MemoryError) as err:
+    except OSError as err:
+        text = f"{shown(str(err.filename))}: {err.strerror}" if err.filename else str(err)
+        return _failed(text, 1, show_traceback=args.traceback)
+    except (RelaxFusionError, ModelError, MemoryError) as err:
         return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)
     except Exception as err:
         # The last resort: whatever is left is a defect of ours, and is reported as one.
