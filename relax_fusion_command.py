@@ -43,15 +43,6 @@ def _watch(tidy: list[Callable[[], None]]) -> None:
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # the byte in the pipe is what matters
-    os.register_at_fork(after_in_child=_unwatch)
-
-
-def _unwatch() -> None:
-    """Let a child that was forked die of its own signals, and of no others."""
-    signal.set_wakeup_fd(-1)
-    for number in WORDS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
 
 
 def _wait(reader: int, tidy: list[Callable[[], None]]) -> None:
