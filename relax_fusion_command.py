@@ -9,9 +9,12 @@ error, or swallow it, and which is not asked before a long call returns.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,11 +30,21 @@ def main() -> int:
     """Run the command line in a process that ends properly when it is asked to."""
     tidy: list[Callable[[], None]] = []
     _watch(tidy)
+    _own_temporary_files(tidy)
     from relax_fusion.cli import main as command
     from relax_fusion.cli.stage import remove_stages
 
     tidy.append(remove_stages)
     return command()
+
+
+def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:
+    """Give the process, and compilers that it calls, a directory that vanishes with it."""
+    with suppress(OSError):  # whoever needs one will complain
+        directory = tempfile.mkdtemp(prefix="relax-fusion-")
+        tempfile.tempdir = os.environ["TMPDIR"] = directory
+        tidy.append(lambda: shutil.rmtree(directory, ignore_errors=True))
+        atexit.register(tidy[-1])
 
 
 def _watch(tidy: list[Callable[[], None]]) -> None:

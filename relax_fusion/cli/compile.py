@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ..models import ExportedModel, load_weights
@@ -28,7 +29,7 @@ from .artifact import (
     write_manifest,
 )
 from .build import build, cuda_kernels, guarded, require_linker
-from .console import Console
+from .console import CliError, Console
 from .explain import summary
 from .source import Source, export_for, open_source
 from .stage import check_output, staged
@@ -93,7 +94,10 @@ def _write_weights(
     console.step("reading the weights")
     arrays = load_weights(source.directory, exported)
     names = [param.name for param in exported.params]
-    save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
+    try:
+        save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
+    except SafetensorError as err:
+        raise CliError(f"{PARAMS} cannot be written: {err}") from err
     return "file"
 
 
@@ -120,11 +124,7 @@ def _write_library(
         progress=console.step,
     )
     console.step(f"linking {LIBRARY}")
-    objects = stage / "objects"  # in the stage, so that they vanish with it
-    objects.mkdir()
-    file = str(stage / LIBRARY)
-    guarded(lambda: executable.export_library(file, workspace_dir=str(objects)), args.target)
-    shutil.rmtree(objects)
+    guarded(lambda: executable.export_library(str(stage / LIBRARY)), args.target)
     return len(cuda_kernels(executable))
 
 

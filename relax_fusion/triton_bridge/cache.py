@@ -42,6 +42,7 @@ class KernelCache:
 
     def __init__(self, directory: Path | None = None):
         self.directory = directory or user_cache_directory()
+        self._warned = False
 
     def path(self, key: str) -> Path:
         """Return the file of the kernel called `key`."""
@@ -73,7 +74,9 @@ class KernelCache:
             os.replace(temporary, self.path(key))
             temporary = None
         except OSError as err:
-            _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
+            if not self._warned:  # once is enough for all kernels of a model
+                _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
+            self._warned = True
         finally:
             if temporary is not None:
                 with suppress(OSError):
