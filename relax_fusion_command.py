@@ -32,7 +32,7 @@ def main() -> int:
     _watch(tidy)
     _own_temporary_files(tidy)
     from relax_fusion.cli import main as command
-    from relax_fusion.cli.stage import remove_stages
+    from relax_fusion.cli.artifact import remove_stages
 
     tidy.append(remove_stages)
     return command()

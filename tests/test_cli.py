@@ -279,7 +279,7 @@ def edit_manifest(**changes):
         (edit_manifest(versions={"tvm": "0.1.0", "relax_fusion": "0"}), "compiled with TVM 0.1.0"),
         (edit_manifest(parameters=[]), "other parameters"),
         (edit_manifest(weights="none"), "files has params.safetensors"),
-        (edit_manifest(max_seq_len=63), "other parameters"),
+        (edit_manifest(max_seq_len=63), "has max_seq_len 63, but"),
         (edit_manifest(source="other"), "has source 'other', but"),
         (edit_manifest(weights="random"), "files has params.safetensors"),
     ],

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 WAITING = """
 import pathlib, sys, time, types
 import relax_fusion_command
-cli, stage = types.ModuleType("relax_fusion.cli"), types.ModuleType("relax_fusion.cli.stage")
+cli, stage = types.ModuleType("relax_fusion.cli"), types.ModuleType("relax_fusion.cli.artifact")
 sys.modules |= {{"relax_fusion": types.ModuleType("relax_fusion"), cli.__name__: cli}}
 sys.modules[stage.__name__] = stage
 def swallow():

@@ -23,7 +23,7 @@ from relax_fusion import (
     make_target,
     relax_fusion_pipeline,
 )
-from relax_fusion.cli import artifact, main, run
+from relax_fusion.cli import main, manifest, run
 from relax_fusion.errors import LoweringError
 from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
 from relax_fusion.models.zoo import CONFIGS
@@ -260,15 +260,15 @@ CONFIG = {
 
 
 @pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A directory such as ``compile`` makes, and the content of its manifest."""
     out = tmp_path_factory.mktemp("out")
     exported = export(config_from_dict(CONFIG))
     names = [param.name for param in exported.params]
     weights = dict(zip(names, random_weights(exported), strict=True))
-    save_file(weights, out / artifact.PARAMS)
-    (out / artifact.LIBRARY).write_bytes(b"a library")
-    made = artifact.Manifest(
+    save_file(weights, out / manifest.PARAMS)
+    (out / manifest.LIBRARY).write_bytes(b"a library")
+    made = manifest.Manifest(
         source="tiny",
         config=CONFIG,
         dtype=exported.dtype,
@@ -277,30 +277,30 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
         target=str(host_target()),
         functions=exported.functions,
         weights="file",
-        versions=artifact.versions(),
-        parameters=artifact.parameters(exported),
-        files=artifact.file_sums(out),
+        versions=manifest.versions(),
+        parameters=manifest.parameters(exported),
+        files=manifest.file_sums(out),
     )
-    artifact.write_manifest(out, made)
-    return out, json.loads((out / artifact.MANIFEST).read_text())
+    manifest.write_manifest(out, made)
+    return out, json.loads((out / manifest.MANIFEST).read_text())
 
 
 @pytest.fixture
-def library(manifest: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def library(compiled: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The library says what the manifest does, and the model is never run."""
-    inside = artifact.read_manifest(manifest[0])
-    told = artifact.Compiled(**{name: getattr(inside, name) for name in COMPILED})
+    inside = manifest.read_manifest(compiled[0])
+    told = manifest.Compiled(**{name: getattr(inside, name) for name in COMPILED})
     monkeypatch.setattr(run.tvm.runtime, "load_module", lambda _: None)
     made = {"_metadata": lambda: json.dumps(told.to_metadata())}
-    monkeypatch.setattr(artifact.relax, "VirtualMachine", lambda *_: made)
+    monkeypatch.setattr(manifest.relax, "VirtualMachine", lambda *_: made)
     monkeypatch.setattr(run, "Generator", lambda *_: reached())
 
 
-COMPILED = tuple(artifact.Compiled.__dataclass_fields__)
+COMPILED = tuple(manifest.Compiled.__dataclass_fields__)
 
 
 def reached() -> None:
-    raise artifact.CliError("everything is right")
+    raise manifest.CliError("everything is right")
 
 
 FORGED: list[dict[str, Any]] = [
@@ -336,24 +336,24 @@ def edited(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("changes", [*FORGED, {}], ids=shown)
-def test_manifests(manifest, library, tmp_path: Path, capsys, changes: dict[str, Any]) -> None:
-    for name in (artifact.LIBRARY, artifact.PARAMS):
-        (tmp_path / name).symlink_to(manifest[0] / name)
-    (tmp_path / artifact.MANIFEST).write_text(json.dumps(edited(manifest[1], changes)))
+def test_manifests(compiled, library, tmp_path: Path, capsys, changes: dict[str, Any]) -> None:
+    for name in (manifest.LIBRARY, manifest.PARAMS):
+        (tmp_path / name).symlink_to(compiled[0] / name)
+    (tmp_path / manifest.MANIFEST).write_text(json.dumps(edited(compiled[1], changes)))
     line = failed(["run", str(tmp_path), "--prompt-ids", "1"], capsys)
     assert ("everything is right" in line) == (changes == {})
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"x"', "\udcff", "[" * 99999])
 def test_manifests_that_are_none(tmp_path: Path, capsys, text: str) -> None:
-    (tmp_path / artifact.MANIFEST).write_text(text, encoding="utf-8", errors="surrogateescape")
+    (tmp_path / manifest.MANIFEST).write_text(text, encoding="utf-8", errors="surrogateescape")
     assert "is damaged" in failed(["run", str(tmp_path), "--prompt-ids", "1"], capsys)
 
 
-def test_a_library_that_says_nothing(manifest, library, capsys, monkeypatch) -> None:
+def test_a_library_that_says_nothing(compiled, library, capsys, monkeypatch) -> None:
     for told in ({}, {"_metadata": lambda: "{"}, {"_metadata": lambda: "{}"}):
-        monkeypatch.setattr(artifact.relax, "VirtualMachine", lambda *_, told=told: told)
-        line = failed(["run", str(manifest[0]), "--prompt-ids", "1"], capsys)
+        monkeypatch.setattr(manifest.relax, "VirtualMachine", lambda *_, told=told: told)
+        line = failed(["run", str(compiled[0]), "--prompt-ids", "1"], capsys)
         assert "does not say what it was compiled for" in line
 
 
@@ -387,11 +387,11 @@ def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
     failed(arguments, capsys)
 
 
-def test_prompts_are_checked_before_weights_are_read(manifest, library, capsys) -> None:
+def test_prompts_are_checked_before_weights_are_read(compiled, library, capsys) -> None:
     for ids, says in (("96", "96 must be in 0..95"), ("1 2 96", "96"), ("1," * 64 + "1", "fit")):
-        assert says in failed(["run", str(manifest[0]), "--prompt-ids", ids], capsys)
+        assert says in failed(["run", str(compiled[0]), "--prompt-ids", ids], capsys)
 
 
-def test_a_manifest_is_what_was_written(manifest) -> None:
-    again = json.loads(json.dumps(asdict(artifact.read_manifest(manifest[0]))))
-    assert again == manifest[1]
+def test_a_manifest_is_what_was_written(compiled) -> None:
+    again = json.loads(json.dumps(asdict(manifest.read_manifest(compiled[0]))))
+    assert again == compiled[1]

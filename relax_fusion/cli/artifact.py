@@ -1,258 +1,144 @@
-"""The directory that ``compile`` makes and ``run`` reads: lib.so, weights and a manifest."""
+"""The directory that ``compile`` fills: it takes its place as a whole, or vanishes.
+
+It stands beside its place, as ``.NAME.XXXXXXXX.part``, and is locked as long as its process lives;
+what a killed one left is removed by the next ``compile`` to the same place.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import ctypes
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
 
-import numpy as np
-import tvm
-from pydantic import ConfigDict, Field
-from safetensors import SafetensorError, safe_open
-from tvm import relax
-
-from .. import __version__
-from ..models import ExportedModel, config_from_dict, export
-from ..validation import Count, read_json, shown
-from .build import FOREIGN_ERRORS
 from .console import CliError
+from .manifest import MANIFEST, check_files, read_manifest
 
-LIBRARY = "lib.so"
-PARAMS = "params.safetensors"
-TOKENIZER = "tokenizer.json"
-MANIFEST = "manifest.json"
-FileName = Literal["lib.so", "params.safetensors", "tokenizer.json"]
-FORMAT = 2
-"""Raised when an older `run` could not read what `compile` writes."""
-
-Weights = Literal["file", "random", "none"]
-
-_METADATA = "relax_fusion"
-_EXACT = ConfigDict(extra="forbid", allow_inf_nan=False)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+_stages: set[Path] = set()
 
 
-@dataclass(frozen=True)
-class FileSum:
-    """Size in bytes and SHA-256 of one file."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
-    bytes: Annotated[int, Field(ge=0)]
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """Name, shape and type of one weight."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
-    name: str
-    shape: tuple[Count, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
-class Versions:
-    """The versions that decide whether a library can be loaded."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
-    relax_fusion: str
-    tvm: str
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What a library was compiled from and for; it carries this itself.
-
-    Parameters
-    ----------
-    source : str
-        Name of the model.
-    config : mapping
-        The content of its ``config.json``.
-    dtype, max_seq_len, batch
-        As it was exported.
-    target : str
-        The TVM target, as JSON.
-    functions : tuple of str
-        What can be called in the library.
-    weights : {"file", "random", "none"}
-        Whether they are in the directory, are to be made up, or were left out.
-    versions : Versions
-        Of this package and of TVM.
-    """
-
-    source: str
-    config: dict[str, Any]
-    dtype: str
-    max_seq_len: Count
-    batch: Count
-    target: str
-    functions: tuple[str, ...]
-    weights: Weights
-    versions: Versions
-
-    def to_metadata(self) -> dict[str, str]:
-        """Return the ``metadata`` with which the pipeline puts this into the library."""
-        return {_METADATA: json.dumps(asdict(self))}
-
-
-@dataclass(frozen=True)
-class Manifest(Compiled):
-    """What a compiled directory holds.
-
-    Parameters
-    ----------
-    parameters : tuple of Parameter
-        The weights, in the order in which the functions take them.
-    files : mapping of str to FileSum
-        Every other file.
-    format : int
-        Version of this record.
-    """
-
-    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
-
-    parameters: tuple[Parameter, ...]
-    files: dict[FileName, FileSum]
-    format: Literal[2] = 2
-
-
-def versions() -> Versions:
-    """Return the versions of this process."""
-    return Versions(__version__, tvm.__version__)
-
-
-def parameters(exported: ExportedModel) -> tuple[Parameter, ...]:
-    """Describe the weights of a model, in order."""
-    return tuple(Parameter(p.name, p.shape, p.dtype) for p in exported.params)
-
-
-def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest; it is the last file, for it has the others' sums."""
-    text = json.dumps(asdict(manifest), indent=2)
-    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
-
-
-def file_sums(directory: Path) -> dict[FileName, FileSum]:
-    """Return size and SHA-256 of every file in `directory`."""
-    names: tuple[FileName, ...] = get_args(FileName)
-    files = {name: directory / name for name in names if (directory / name).exists()}
-    return {name: FileSum(f.stat().st_size, _sha256(f)) for name, f in files.items()}
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def read_manifest(directory: Path) -> Manifest:
-    """Read and check the manifest of a compiled directory.
+def check_output(out: Path, *, force: bool) -> None:
+    """Refuse to write where something else is than what ``compile`` made.
 
     Raises
     ------
     CliError
-        If it is missing, damaged, or of a version that this one cannot run.
+        If `out` exists, unless `force` and it is empty or holds what its manifest says, and nothing
+        else.
     """
-    file = directory / MANIFEST
+    if not os.path.lexists(out):
+        return
+    foreign = _foreign(out)
+    if foreign is None and force:
+        return
+    what = "pass --force to replace it" if foreign is None else f"it stays as it is: {foreign}"
+    raise CliError(f"{out} exists already; {what}, or choose another -o", code=2)
+
+
+def _foreign(out: Path) -> str | None:
+    """Say what `out` holds that no ``compile`` wrote; None if there is nothing."""
+    if out.is_symlink() or not out.is_dir():
+        return "it is no directory"
+    names = sorted(entry.name for entry in out.iterdir())
+    if not names:
+        return None
     try:
-        text = file.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as err:
-        raise CliError(
-            f"{directory} has no {MANIFEST}; give a directory that `relax-fusion compile` made"
-        ) from err
+        manifest = read_manifest(out)
+        for name in names:
+            if name not in (MANIFEST, *manifest.files) or (out / name).is_symlink():
+                return f"{out / name} is not of its manifest"
+        check_files(out, manifest, also_weights=True)
+    except CliError as err:
+        return str(err)
+    return None
+
+
+@contextmanager
+def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
+    """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.????????.part"):
+        lock = _lock(left)
+        if lock is not None:  # nobody fills it any more
+            _remove(left)
+            os.close(lock)
+    stage, lock = _new_stage(out)
+    _stages.add(stage)
     try:
-        found = json.loads(text).get("format")
-    except (ValueError, AttributeError, RecursionError) as err:
-        raise CliError(f"{file} is damaged: it is no JSON object; compile again") from err
-    if type(found) is int and found != FORMAT:
-        raise CliError(f"{file} has format {found}, this version reads {FORMAT}; compile again")
-    manifest = read_json(Manifest, text, CliError, f"{file} is damaged")
-    for name, needed in ((LIBRARY, True), (PARAMS, manifest.weights == "file")):
-        if (name in manifest.files) != needed:
-            word = "lacks" if needed else "has"
-            raise CliError(
-                f"{file} is damaged: weights is {manifest.weights!r}, but files {word} {name}"
-            )
-    return manifest
+        yield stage
+        check_output(out, force=force)  # compiling took its time
+        _put(stage, out)
+    finally:
+        _remove(stage)
+        _stages.discard(stage)
+        os.close(lock)
 
 
-def check_files(directory: Path, manifest: Manifest, *, also_weights: bool = False) -> None:
-    """Compare the files with the manifest, because loading half a library ends the process.
-
-    The weights can take minutes to read: unless `also_weights`, only their size is compared.
-    """
-    for name, entry in manifest.files.items():
-        file = directory / name
-        if not file.is_file():
-            raise CliError(f"{file} is missing; compile the model again")
-        size = file.stat().st_size
-        if size != entry.bytes:
-            raise CliError(
-                f"{file} has {size} bytes, its manifest says {entry.bytes}: it was cut short or "
-                "changed; copy it or compile the model again"
-            )
-        if (also_weights or name != PARAMS) and _sha256(file) != entry.sha256:
-            raise CliError(f"{file} is not what compile wrote (SHA-256 differs); compile again")
+def remove_stages() -> None:
+    """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
+    for stage in list(_stages):
+        _remove(stage)
 
 
-def check_library(library: tvm.runtime.Module, manifest: Manifest, file: Path) -> None:
-    """Compare the manifest with what the library says of itself, for anybody can edit a manifest.
+def _new_stage(out: Path) -> tuple[Path, int]:
+    """Make a directory and lock it, before somebody else takes it for a dead process's."""
+    while True:
+        stage = out.parent / f".{out.name}.{secrets.token_hex(4)}.part"
+        stage.mkdir()
+        lock = _lock(stage)
+        if lock is not None and stage.is_dir():
+            return stage, lock
 
-    Raises
-    ------
-    CliError
-        If they differ; it names the field.
-    """
+
+def _lock(directory: Path) -> int | None:
+    """Lock a directory; None if a living process has locked it, or it is gone."""
     try:
-        metadata = relax.VirtualMachine(library, tvm.cpu())["_metadata"]()
-        inside = json.loads(json.loads(str(metadata))[_METADATA])
-        # As text, because a configuration may hold NaN, which differs from itself
-        told = {
-            field.name: json.dumps(inside[field.name], sort_keys=True) for field in fields(Compiled)
-        }
-    except FOREIGN_ERRORS as err:
-        raise CliError(f"{file} does not say what it was compiled for; compile again") from err
-    said = asdict(manifest)
-    for name, value in told.items():
-        if json.dumps(said[name], sort_keys=True) != value:
-            raise CliError(
-                f"{MANIFEST} has {name} {shown(said[name])}, but {file} was compiled with "
-                f"{shown(json.loads(value))}; compile again"
-            )
-
-
-def exported_again(manifest: Manifest) -> ExportedModel:
-    """Rebuild the description of the model that the library was compiled from."""
-    exported = export(
-        config_from_dict(manifest.config),
-        dtype=manifest.dtype,
-        max_seq_len=manifest.max_seq_len,
-        batch=manifest.batch,
-    )
-    if parameters(exported) != manifest.parameters:
-        raise CliError(
-            f"the library takes other parameters than this version ({__version__}) would give it; "
-            f"it was compiled by {manifest.versions.relax_fusion}: compile again"
-        )
-    return exported
-
-
-def stored_weights(directory: Path, manifest: Manifest) -> Iterator[np.ndarray]:
-    """Read the weights one at a time, in the order in which the functions take them."""
-    file = directory / PARAMS
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
     try:
-        with safe_open(file, framework="numpy") as handle:
-            for param in manifest.parameters:
-                yield handle.get_tensor(param.name)
-    except SafetensorError as err:
-        raise CliError(f"{file} cannot be read ({err}); compile the model again") from err
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _put(stage: Path, out: Path) -> None:
+    """Move `stage` to `out`, so that one of the two is there at every moment."""
+    if not out.exists():
+        stage.rename(out)
+    elif not _exchange(stage, out):
+        old = stage.with_suffix(".old")  # all of it is here if the process is killed now
+        out.rename(old)
+        try:
+            stage.rename(out)
+        except OSError:
+            old.rename(out)
+            raise
+        _remove(old)
+
+
+def _exchange(one: Path, two: Path) -> bool:
+    """Swap two directories in one step; False where the C library or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    if rename is None:
+        return False
+    names = (os.fsencode(path) for path in (one, two))
+    return rename(_AT_FDCWD, next(names), _AT_FDCWD, next(names), _RENAME_EXCHANGE) == 0
+
+
+def _remove(directory: Path) -> None:
+    """Remove a directory, though a linker may still be writing to it."""
+    for _ in range(20):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.05)

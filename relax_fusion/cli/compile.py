@@ -16,7 +16,11 @@ from safetensors.numpy import save_file
 from ..models import ExportedModel, load_weights
 from ..report import Report
 from ..target import device_of
-from .artifact import (
+from .artifact import check_output, staged
+from .build import build, cuda_kernels, guarded, require_linker
+from .console import CliError, Console
+from .explain import summary
+from .manifest import (
     LIBRARY,
     PARAMS,
     TOKENIZER,
@@ -28,11 +32,7 @@ from .artifact import (
     versions,
     write_manifest,
 )
-from .build import build, cuda_kernels, guarded, require_linker
-from .console import CliError, Console
-from .explain import summary
 from .source import Source, export_for, open_source
-from .stage import check_output, staged
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:

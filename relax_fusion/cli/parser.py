@@ -103,11 +103,16 @@ def _add_compile(commands) -> None:
         compile_command,
         "compile a model to a directory that `run` and TVM can load",
         "OUT gets lib.so, manifest.json and, where SRC has them, params.safetensors and "
-        "tokenizer.json. It appears when everything is written, or not at all.",
+        "tokenizer.json. It appears when everything is written, or not at all. What a killed "
+        "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="directory to make")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it was made by us")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace OUT if it holds what its manifest says, and nothing else",
+    )
     parser.add_argument("--no-weights", action="store_true", help="compile only; copy no weights")
     parser.add_argument(
         "--no-cuda-graph",

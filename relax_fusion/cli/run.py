@@ -26,7 +26,9 @@ from ..models import (
 from ..models.threads import use_all_cores
 from ..target import device_of, host_target, is_cpu, make_target
 from ..validation import shown
-from .artifact import (
+from .build import FOREIGN_ERRORS
+from .console import CliError, Console, first_line
+from .manifest import (
     LIBRARY,
     MANIFEST,
     TOKENIZER,
@@ -38,8 +40,6 @@ from .artifact import (
     stored_weights,
     versions,
 )
-from .build import FOREIGN_ERRORS
-from .console import CliError, Console, first_line
 
 
 @dataclass(frozen=True)
@@ -158,17 +158,17 @@ def _device(directory: Path, manifest: Manifest, console: Console) -> tvm.runtim
 def _generator(
     directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
 ) -> Generator:
+    try:
+        library = tvm.runtime.load_module(str(directory / LIBRARY))
+    except FOREIGN_ERRORS as err:
+        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
+    check_library(library, manifest, directory / LIBRARY)
     exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
         else random_weights(exported, seed)
     )
-    try:
-        library = tvm.runtime.load_module(str(directory / LIBRARY))
-    except FOREIGN_ERRORS as err:
-        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
-    check_library(library, manifest, directory / LIBRARY)
     return Generator(library, exported, weights, device)
 
 

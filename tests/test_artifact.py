@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from relax_fusion.cli import artifact, stage
+from relax_fusion.cli import artifact, manifest
+from relax_fusion.cli.artifact import check_output, remove_stages, staged
 from relax_fusion.cli.console import CliError
-from relax_fusion.cli.stage import check_output, remove_stages, staged
 
 
 def fill(directory: Path, *, source: str = "tiny") -> None:
     """Write what ``compile`` would: the smallest that has a valid manifest."""
-    (directory / artifact.LIBRARY).write_text("a library")
-    made = artifact.Manifest(
+    (directory / manifest.LIBRARY).write_text("a library")
+    made = manifest.Manifest(
         source=source,
         config={},
         dtype="float32",
@@ -26,15 +26,15 @@ def fill(directory: Path, *, source: str = "tiny") -> None:
         target="llvm",
         functions=("prefill", "decode"),
         weights="none",
-        versions=artifact.versions(),
+        versions=manifest.versions(),
         parameters=(),
-        files=artifact.file_sums(directory),
+        files=manifest.file_sums(directory),
     )
-    artifact.write_manifest(directory, made)
+    manifest.write_manifest(directory, made)
 
 
 def source(directory: Path) -> str:
-    return artifact.read_manifest(directory).source
+    return manifest.read_manifest(directory).source
 
 
 @pytest.fixture
@@ -66,15 +66,15 @@ def precious(name: str, text: str = "precious"):
 
 def forged(**changes):
     def edit(out: Path) -> None:
-        data = json.loads((out / artifact.MANIFEST).read_text())
-        (out / artifact.MANIFEST).write_text(json.dumps(data | changes))
+        data = json.loads((out / manifest.MANIFEST).read_text())
+        (out / manifest.MANIFEST).write_text(json.dumps(data | changes))
 
     return edit
 
 
 def linked(out: Path) -> None:
-    (out / artifact.LIBRARY).rename(out.parent / "elsewhere")
-    (out / artifact.LIBRARY).symlink_to(out.parent / "elsewhere")
+    (out / manifest.LIBRARY).rename(out.parent / "elsewhere")
+    (out / manifest.LIBRARY).symlink_to(out.parent / "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -82,13 +82,13 @@ def linked(out: Path) -> None:
     [
         (precious("notes.txt"), "notes.txt"),
         (precious(".hidden"), ".hidden"),
-        (precious(artifact.TOKENIZER), "tokenizer.json"),
-        (precious(artifact.LIBRARY, "a librarx"), "lib.so"),
-        (precious(artifact.LIBRARY, "short"), "lib.so"),
-        (precious(artifact.MANIFEST, '{"manifest_version": 3, "name": "x"}'), "manifest.json"),
-        (precious(artifact.MANIFEST, ""), "manifest.json"),
-        (lambda out: (out / artifact.MANIFEST).unlink(), "manifest.json"),
-        (lambda out: (out / artifact.LIBRARY).unlink(), "lib.so"),
+        (precious(manifest.TOKENIZER), "tokenizer.json"),
+        (precious(manifest.LIBRARY, "a librarx"), "lib.so"),
+        (precious(manifest.LIBRARY, "short"), "lib.so"),
+        (precious(manifest.MANIFEST, '{"manifest_version": 3, "name": "x"}'), "manifest.json"),
+        (precious(manifest.MANIFEST, ""), "manifest.json"),
+        (lambda out: (out / manifest.MANIFEST).unlink(), "manifest.json"),
+        (lambda out: (out / manifest.LIBRARY).unlink(), "lib.so"),
         (lambda out: (out / "deep").mkdir(), "deep"),
         (linked, "lib.so"),
         (forged(files={}), "lib.so"),
@@ -127,7 +127,7 @@ def test_what_appears_while_it_compiles_is_not_overwritten(out: Path) -> None:
 
 
 def test_without_an_exchange_a_failed_move_is_undone(out: Path, monkeypatch) -> None:
-    monkeypatch.setattr(stage, "_exchange", lambda *_: False)
+    monkeypatch.setattr(artifact, "_exchange", lambda *_: False)
     with staged(out, force=True) as part:
         fill(part, source="new")
     assert source(out) == "new" and list(out.parent.iterdir()) == [out]
