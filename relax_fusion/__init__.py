@@ -17,6 +17,7 @@ from .errors import (
     PipelineError,
     Reason,
     RelaxFusionError,
+    SchedulingError,
     TargetError,
     TilePlanError,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "Reason",
     "RelaxFusionError",
     "Report",
+    "SchedulingError",
     "TargetError",
     "TilePlan",
     "TilePlanError",

@@ -13,6 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from .errors import PipelineError
+from .modules import with_functions
 from .shapes import as_dim, shape_of, shape_text
 from .validation import MOST_ELEMENTS
 
@@ -62,7 +63,7 @@ class AttachFunctionAttrs:
                 UnknownVariableWarning,
                 stacklevel=2,
             )
-        return _with_functions(mod, updated) if self.bounds or self.hints else mod
+        return with_functions(mod, updated) if self.bounds or self.hints else mod
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachNoAlias")
@@ -84,7 +85,7 @@ class AttachNoAlias:
             for gvar, func in mod.functions_items()
             if isinstance(func, tirx.PrimFunc) and sum(map(tirx.is_buffer_var, func.params)) <= 1
         }
-        return _with_functions(mod, updated)
+        return with_functions(mod, updated)
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
@@ -112,7 +113,7 @@ class AttachAdditionalPrimFuncs:
             ir.GlobalVar(name): func.with_attr("global_symbol", name)
             for name, func in self.functions.items()
         }
-        return _with_functions(mod, new) if new else mod
+        return with_functions(mod, new) if new else mod
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachMetadata")
@@ -175,9 +176,3 @@ def _bytes(node: object) -> list[int]:
     if node.op.name != "relax.memory.alloc_storage":
         return []
     return [int(d) for d in node.args[0].values if isinstance(d, tirx.IntImm)]
-
-
-def _with_functions(mod: ir.IRModule, functions: dict[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
-    """Return a copy of `mod` with functions replaced or added."""
-    merged = {**dict(mod.functions_items()), **functions}
-    return ir.IRModule(merged, attrs=mod.attrs, global_infos=mod.global_infos)

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from .modules import with_external_module
 from .pattern import is_call
 from .triton_bridge.prim_func import KERNELS_ATTR
 
@@ -141,9 +142,7 @@ def _with_keys(mod: ir.IRModule) -> ir.IRModule:
             mutator.builder_.update_func(gvar, mutator.rewrite(func))
     if not mutator.keys:
         return mod
-    made = mutator.builder_.get()
-    there = list((made.attrs or {}).get("external_mods", []))
-    return made.with_attr("external_mods", [*there, addresses_module()])
+    return with_external_module(mutator.builder_.get(), addresses_module())
 
 
 @relax.expr_functor.mutator

@@ -70,6 +70,10 @@ class LoweringError(RelaxFusionError, RuntimeError):
     """A workload reached code generation in a form that it cannot express."""
 
 
+class SchedulingError(RelaxFusionError, RuntimeError):
+    """A PrimFunc for a GPU that no rule schedules, and that cannot run on the host."""
+
+
 class PipelineError(RelaxFusionError, ValueError):
     """An argument of the pipeline has a value that it cannot take."""
 

@@ -14,6 +14,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from .modules import with_functions
+
 
 @tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
 @dataclass(frozen=True)
@@ -93,12 +95,13 @@ class NarrowVectors:
 
 
 def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
-    mod = mod.clone()
+    updated = {}
     for gvar, func in mod.functions_items():
         if isinstance(func, tirx.PrimFunc):
             body = tvm_ffi.structural_map(func.body, rewrite, order="post")
-            mod.update_func(gvar, func if body.same_as(func.body) else func.with_body(body))
-    return mod
+            if not body.same_as(func.body):
+                updated[gvar] = func.with_body(body)
+    return with_functions(mod, updated)
 
 
 def _finite(number: tirx.FloatImm) -> tirx.FloatImm:

@@ -5,7 +5,7 @@ those zeros. Where every visible score of a row is below about -17 (float16) or 
 each exponential underflows to 0, and the row becomes 0 / 0. The first token of a prompt, which
 sees only itself, is the usual victim; its NaN then reaches every later token. TVM also keeps
 scores and sums in float16. Here they are float32, and a masked score is minus infinity.
-Its LayerNorm refuses bfloat16.
+Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, te, tirx, topi
+from tvm.relax.op.op_attrs import LayerNormAttrs
 
 from .pattern import is_call
 from .rebuild import overwritten_by
@@ -76,19 +77,22 @@ def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(attention, q, k, v, scale, attrs.causal_mask, primfunc_name_hint="attention")
 
 
-def layer_norm(
-    x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, axes: Sequence[int], eps: float
-) -> te.Tensor:
+def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, attrs: LayerNormAttrs) -> te.Tensor:
     """Layer normalisation in float32, rounded once at the end."""
     wide = [topi.cast(t, "float32") for t in (x, gamma, beta)]
-    return topi.cast(topi.nn.layer_norm(*wide, axis=axes, epsilon=eps), x.dtype)
+    if not attrs.scale:
+        wide[1] = topi.full_like(wide[1], 1.0)
+    if not attrs.center:
+        wide[2] = topi.full_like(wide[2], 0.0)
+    made = topi.nn.layer_norm(*wide, axis=attrs.axes, epsilon=attrs.epsilon)
+    return topi.cast(made, x.dtype)
 
 
 def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if str(call.args[0].ty.dtype) != "bfloat16":
+    attrs = call.attrs
+    if str(call.args[0].ty.dtype) != "bfloat16" and attrs.scale and attrs.center:
         return ir.Op.get("relax.nn.layer_norm").get_attr("FLegalize")(bb, call)
-    axes, eps = call.attrs.axes, call.attrs.epsilon
-    return bb.call_te(layer_norm, *call.args, axes, eps, primfunc_name_hint="layer_norm")
+    return bb.call_te(layer_norm, *call.args, attrs, primfunc_name_hint="layer_norm")
 
 
 LEGALIZE_MAP: Mapping[str, Callable] = {

@@ -18,17 +18,29 @@ from tvm.target import Target
 
 from .compute import build_prim_func
 from .decision import Decision
-from .errors import Decline, LoweringError, PipelineError, Reason, TargetError, TilePlanError
+from .errors import (
+    Decline,
+    LoweringError,
+    PipelineError,
+    Reason,
+    SchedulingError,
+    TargetError,
+    TilePlanError,
+)
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, rebuild
+from .shapes import elsewhere
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
 from .validation import Count, check, shown
 from .workload import GatedFFN, NormMatmul
 
 # Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
-for _error in (LoweringError, PipelineError, TargetError, TilePlanError, KeyboardInterrupt):
+for _error in (
+    *(LoweringError, PipelineError, SchedulingError, TargetError, TilePlanError),
+    KeyboardInterrupt,
+):
     tvm_ffi.register_error(_error)
 
 Plans = Mapping[str, TilePlan | PlanTable]
@@ -125,7 +137,7 @@ class _Fuser:
     def __init__(self, mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions):
         self.mod = mod
         self.builder = relax.BlockBuilder(mod)
-        self.kernels = {g.name_hint: g for g in mod.get_global_vars()}
+        self.kernels: dict[str, ir.GlobalVar] = {}
         self.pattern, self.matcher, self.options = pattern, matcher, options
         self.target = options.resolved_target()
         self.device = device_of(self.target)
@@ -136,7 +148,7 @@ class _Fuser:
         """Return the function with its chains fused, None if nothing changed."""
         blocks, changed = [], False
         for block in func.body.blocks:
-            view = BlockView(block, self.mod)
+            view = BlockView(block, self.mod, self.options.bounds)
             matches = self._matches(name, view)
             if not isinstance(block, relax.DataflowBlock):
                 self._decline_impure(name, matches)
@@ -163,7 +175,11 @@ class _Fuser:
             if match is None:
                 continue
             match = self._permitted(match)
-            if not view.is_free(*match.covers):
+            tensors = [a.expr for a in match.args] + [o.var for o in match.outs]
+            abroad = elsewhere(tensors, self.target)
+            if abroad is not None:
+                self._record(function, match.where, abroad, match)
+            elif not view.is_free(*match.covers):
                 self._decline_overlap(function, view, match)
             elif _reads_itself(view, match):
                 self._decline_cycle(function, match)
@@ -224,7 +240,7 @@ class _Fuser:
             func = build_prim_func(work, choice.plans, gpu=is_gpu(self.target))
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
-        self._record(function, match.where, None, match, (name, choice))
+        self._record(function, match.where, None, match, (gvar.name_hint, choice))
         for where, decline in match.declined:
             self._record(function, where, decline)
         return Kernel(match, gvar)

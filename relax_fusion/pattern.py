@@ -7,7 +7,7 @@ and cannot say why it refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeGuard
 
@@ -105,10 +105,18 @@ class BlockView:
         The block.
     mod : tvm.IRModule
         Its module, to look at the PrimFuncs that it calls.
+    bounds : mapping of str to int, optional
+        Largest values of symbolic variables, by name.
     """
 
-    def __init__(self, block: relax.DataflowBlock, mod: ir.IRModule):
+    def __init__(
+        self,
+        block: relax.DataflowBlock,
+        mod: ir.IRModule,
+        bounds: Mapping[str, int] | None = None,
+    ):
         self.mod = mod
+        self.bounds = bounds or {}
         self.bindings = list(block.bindings)
         self.index = {b.var: i for i, b in enumerate(self.bindings)}
         self.defs = {b.var: b.value for b in self.bindings}

@@ -28,6 +28,7 @@ from .annotate import (
     AttachNoAlias,
 )
 from .cuda_graph import CaptureCUDAGraphs
+from .device_targets import BindDeviceTargets
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -37,19 +38,21 @@ from .dlight_rules import (
     NormRule,
     ScalarMatmulRule,
     ScheduleKernels,
+    SingleThreadRule,
 )
 from .errors import PipelineError
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews
-from .target import has_triton, is_cpu, is_cuda, is_webgpu, most_lanes
+from .target import has_triton, is_cuda, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
-    """Attach what later phases need to know: bounds, capture hints, extra functions, the target.
+    """Attach what later phases need to know: bounds, capture hints, functions, target, devices.
 
     Parameters
     ----------
@@ -65,6 +68,7 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
         AttachAdditionalPrimFuncs(options.additional_tirs),
         tirx.transform.BindTarget(options.target),
+        relax.transform.RealizeVDevice(),
     ]
 
 
@@ -109,7 +113,6 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    del options
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
@@ -118,6 +121,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.transform.FoldConstant(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
+        BindDeviceTargets(options.target),
     ]
 
 
@@ -166,17 +170,14 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
         MatmulChainRule(),
         ForeignMatmulRule(options.allow_tf32),
         NormRule(),
+        CPUSpatialRule(),
+        ScalarMatmulRule(),
+        dl.gpu.GEMV(),
+        dl.gpu.Reduction(),
+        dl.gpu.GeneralReduction(),
+        dl.gpu.Fallback(),
+        SingleThreadRule(),
     ]
-    if is_cpu(options.target):
-        rules.append(CPUSpatialRule())
-    else:
-        rules += [
-            ScalarMatmulRule(),
-            dl.gpu.GEMV(),
-            dl.gpu.Reduction(),
-            dl.gpu.GeneralReduction(),
-            dl.gpu.Fallback(),
-        ]
     record = options.report.schedules if options.report is not None else None
     return ScheduleKernels(options.target, rules, record)
 
@@ -203,7 +204,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     ]
     if options.allreduce_strategy:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
-    passes += [relax.transform.StaticPlanBlockMemory(), AttachMetadata(dict(options.metadata))]
+    passes += [PlanMemory(), AttachMetadata(dict(options.metadata))]
     if is_cuda(options.target):
         passes += [
             CaptureCUDAGraphs(options.use_cuda_graph),

@@ -8,6 +8,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
+from .modules import with_functions
+
 CALL_TIR = ir.Op.get("relax.call_tir")
 
 
@@ -35,7 +37,7 @@ class ReturnReshapedViews:
             for gvar, func in mod.functions_items()
             if isinstance(func, relax.Function)
         }
-        return ir.IRModule({**dict(mod.functions_items()), **updated}, attrs=mod.attrs)
+        return with_functions(mod, updated)
 
 
 def _rewrite(func: relax.Function) -> relax.Function:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
+from tvm.target import Target
 
-from .errors import Reason
+from .errors import Decline, Reason
 from .pattern import PrimExpr, Refused, Shape, guard
 from .workload import FLOAT_BYTES, Dim, DynamicDim
 
@@ -45,6 +46,11 @@ def static(dim: PrimExpr | int, what: str) -> int:
         raise Refused(Reason.SHAPE, f"{what} is dynamic ({dim}); it must be static")
     guard(value > 0, Reason.SHAPE, f"{what} is {value}; it must be at least 1")
     return value
+
+
+def permutation(call: relax.Call, rank: int) -> list[int]:
+    """Return which axes a `permute_dims` takes one after the other, counted from the first."""
+    return [int(a) % rank for a in call.attrs.axes or range(rank)[::-1]]
 
 
 def same_shape(a: Shape | None, b: Shape | None) -> bool:
@@ -139,11 +145,18 @@ def check_dtype(dtype: str, what: str) -> str:
     return dtype
 
 
-def check_vdevices(exprs: Sequence[relax.Expr]) -> None:
-    """Refuse operands that live on different virtual devices."""
+def elsewhere(exprs: Sequence[relax.Expr], target: Target) -> Decline | None:
+    """Refuse tensors of a kernel for `target` that are on several virtual devices or on another."""
     types = [e.ty for e in exprs if isinstance(e.ty, relax.TensorType)]
-    places = {str(ty.vdevice) for ty in types if ty.vdevice}
-    guard(len(places) <= 1, Reason.VDEVICE, f"operands live on {' and '.join(sorted(places))}")
+    found = [ty.vdevice for ty in types if ty.vdevice]
+    names = sorted({f"{d.target.kind.name}:{d.vdevice_id}:{d.memory_scope}" for d in found})
+    if len(names) > 1:
+        return Decline(Reason.VDEVICE, f"tensors are on {' and '.join(names)}; must be on one")
+    kind = target.kind.name
+    if all(d.target.kind.name == kind and d.memory_scope == "global" for d in found):
+        return None
+    detail = f"tensors are on {names[0]}; kernels are made for global memory of {kind}"
+    return Decline(Reason.VDEVICE, detail)
 
 
 def check_operands(exprs: list[relax.Expr], dtype: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Share one cache among the workers of a run: they need the same kernels."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("RELAX_FUSION_CACHE_DIR", str(root / "kernels"))
         yield
 
 

@@ -28,6 +28,7 @@ from relax_fusion.models import export, random_weights, zoo_config
 from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES, phase5_bytecode
 
+from . import quick
 from .passes.common import HEADER
 from .quick import quick_host
 from .test_pipeline import TINY, two_layers
@@ -296,10 +297,10 @@ def machine(mod: ir.IRModule, graphs: Graphs | None = None, **given: Any) -> Any
         for number, (_, phase, _) in enumerate(PHASES):
             for step in phase(options):
                 mod = step(mod)
-                if number == 5 and step.info.name == "StaticPlanBlockMemory" and graphs:
+                if number == 5 and step.info.name == "PlanMemory" and graphs:
                     mod = CaptureCUDAGraphs()(mod)
     built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
-    vm = relax.VirtualMachine(built, tvm.cpu())
+    vm = quick.machine(built)
     if graphs is not None:
         graphs.vm = vm
     return vm
@@ -366,7 +367,7 @@ def test_a_key_is_addresses_and_dims() -> None:
         return k
 """
     mod = tvm.script.from_source(HEADER + text).with_attr("external_mods", [addresses_module()])
-    vm = relax.VirtualMachine(tvm.compile(mod, quick_host()), tvm.cpu())
+    vm = quick.machine(tvm.compile(mod, quick_host()))
     x = tvm.runtime.tensor(np.zeros(4, "float32"))
     key = list(vm["key"](x, tvm.runtime.ShapeTuple([3, 2**40])))
     assert key == [np.from_dlpack(x).ctypes.data, 3, 2**40]

@@ -8,11 +8,13 @@ import torch
 import tvm
 from tvm import relax, tirx
 
+from relax_fusion import PATTERNS
 from relax_fusion.legalize import LEGALIZE_MAP, FuseTransposeMatmul, UnshareTransposes
 from relax_fusion.pattern import is_call
 
-from .models import common
-from .passes.common import HEADER, Chain, calls, compile_pair, module, outputs, run_pass
+from .accuracy import assert_accurate, nudged
+from .passes.common import HEADER, Chain, calls, compiled, module, outputs, run_pass
+from .quick import machine, quick_host
 
 
 def attention_module(dtype: str, dim: int) -> tvm.IRModule:
@@ -33,27 +35,33 @@ def attention_module(dtype: str, dim: int) -> tvm.IRModule:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("shift", [0.0, 12.0])
+@pytest.mark.parametrize("shift", [0.0, 48.0])
 def test_attention_matches_torch(dtype, shift):
     dim = 16
-    vm = relax.VirtualMachine(tvm.compile(attention_module(dtype, dim), "llvm"), tvm.cpu())
+    vm = machine(tvm.compile(attention_module(dtype, dim), quick_host()))
     rng = np.random.default_rng(0)
     for seq_len, context in ((1, 1), (5, 5), (1, 9), (3, 9)):
-        # Opposite shifts of queries and keys move every score by -576, far below underflow.
-        q = (rng.standard_normal((1, seq_len, 2, dim)) + shift).astype(dtype)
-        k = (rng.standard_normal((1, context, 2, dim)) - shift).astype(dtype)
+        q = rng.standard_normal((1, seq_len, 2, dim)).astype(dtype)
+        k = rng.standard_normal((1, context, 2, dim)).astype(dtype)
+        # Opposite shifts of one lane move every score by -576, far below underflow.
+        q[..., 0] += shift
+        k[..., 0] -= shift
         v = rng.standard_normal((1, context, 2, dim)).astype(dtype)
         got = vm["main"](*(tvm.runtime.tensor(x) for x in (q, k, v))).numpy()
-        peer, exact = (torch_attention(kind, q, k, v) for kind in (dtype, "float64"))
-        common.assert_as_accurate(got, peer, exact, dtype)
+        exact = torch_attention(q, k, v)
+        moved = [
+            torch_attention(*(nudged(x, "float32", 3 * i + j) for i, x in enumerate((q, k, v))))
+            for j in range(3)
+        ]
+        assert_accurate(got.astype("float64"), exact, np.stack(moved), dtype, max(dim, context))
 
 
-def torch_attention(dtype: str, *arrays: np.ndarray) -> np.ndarray:
-    q, k, v = (torch.from_numpy(x).to(getattr(torch, dtype)).transpose(1, 2) for x in arrays)
+def torch_attention(*arrays: np.ndarray) -> np.ndarray:
+    q, k, v = (torch.from_numpy(x).double().transpose(1, 2) for x in arrays)
     visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
     visible = visible.tril(k.shape[2] - q.shape[2])
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-    return out.transpose(1, 2).double().numpy()
+    return out.transpose(1, 2).numpy()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -67,13 +75,16 @@ def test_layer_norm_matches_torch(dtype):
         dtype,
     )
     mod = relax.transform.LegalizeOps(LEGALIZE_MAP)(module([chain]))
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    vm = machine(tvm.compile(mod, quick_host()))
     got = vm["main"](*map(tvm.runtime.tensor, chain.arrays())).numpy().astype("float64")
-    x, g, b = (torch.from_numpy(a.astype("float64")) for a in chain.arrays())
-    exact = torch.nn.functional.layer_norm(x, [48], g, b).numpy()
-    narrow = (t.to(getattr(torch, dtype)) for t in (g, b))
-    peer = torch.nn.functional.layer_norm(x.to(getattr(torch, dtype)), [48], *narrow)
-    common.assert_as_accurate(got, peer.double().numpy(), exact, dtype)
+    exact, moved = (
+        torch.nn.functional.layer_norm(x, [48], g, b).numpy()
+        for x, g, b in (
+            (torch.from_numpy(nudge(a)) for a in chain.arrays())
+            for nudge in (lambda a: a.astype("float64"), lambda a: nudged(a, "float32"))
+        )
+    )
+    assert_accurate(got, exact, moved, dtype, 48)
 
 
 # --- transposes ------------------------------------------------------------------------------
@@ -115,8 +126,8 @@ def test_a_transpose_is_read_before_its_tensor_is_overwritten() -> None:
     mod = tvm.script.from_source(HEADER + OVERWRITTEN)
     fused, _ = run_pass(mod, "FuseMatmulEpilogue")  # its kernels read w, not the transpose
     assert calls(fused["main"])[-2:] == ["call_tir", "call_tir_inplace"]
-    for machine in compile_pair(mod):
-        a, b, new = outputs(machine, "main", [x, y, w])
+    for off in ((), tuple(PATTERNS)):
+        a, b, new = outputs(compiled(mod, disable=off), "main", [x, y, w])
         np.testing.assert_allclose(a, x @ w.T, rtol=0, atol=1e-5)
         np.testing.assert_allclose(b, y @ w.T, rtol=0, atol=1e-5)
         assert not new.any()

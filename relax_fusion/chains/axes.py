@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.sym import Analyzer
 
 from ..pattern import BlockView, PrimExpr
-from ..shapes import product, same_shape, shape_of
+from ..shapes import permutation, product, same_shape, shape_of
 
 _ANALYZER = Analyzer()
 
@@ -145,7 +145,7 @@ def _reshape_back(at: Placed, call: relax.Call, shape: list[PrimExpr]) -> Placed
 
 
 def _permute_back(at: Placed, call: relax.Call, shape: list[PrimExpr]) -> Placed:
-    order = [int(a) for a in call.attrs.axes or range(len(shape))[::-1]]
+    order = permutation(call, len(shape))
     axes = tuple(at.axes[order.index(a)] for a in range(len(shape)))
     return replace(at, expr=call.args[0], axes=axes)
 
@@ -196,8 +196,8 @@ def ahead(view: BlockView, at: Placed, user: relax.Var) -> Placed | None:
         return None
     call = view.call(user, "relax.permute_dims")
     if call is not None:
-        order = [int(a) for a in call.attrs.axes or range(len(shape))[::-1]]
-        return replace(at, expr=user, axes=tuple(at.axes[a] for a in order))
+        axes = tuple(at.axes[a] for a in permutation(call, len(shape)))
+        return replace(at, expr=user, axes=axes)
     views = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
     is_view = view.call(user, *views) is not None or is_plain_copy(view, user)
     found = regrouped(at, shape) if is_view else None

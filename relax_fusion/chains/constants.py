@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+import numpy as np
 from tvm import ir, relax
 
 from ..pattern import BlockView
-from ..shapes import same_shape, shape_of
+from ..shapes import dtype_of, same_shape, shape_of
+from ..workload import FLOAT_BYTES
+
+_LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").max))
 
 
 def scalar(view: BlockView, expr: relax.Expr) -> float | None:
@@ -34,14 +39,29 @@ def binary(view: BlockView, expr: relax.Expr, op: str) -> tuple[tuple[relax.Expr
     return ((call.args[0], call.args[1]), (call.args[1], call.args[0])) if call is not None else ()
 
 
-def scaled(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, float] | None:
-    """Read ``x * c`` or ``x / c`` for a constant c as ``(x, factor)``."""
-    for data, factor in binary(view, expr, "relax.multiply"):
-        value = scalar(view, factor)
-        if value is not None and same_shape(shape_of(data), shape_of(expr)):
-            return data, value
+def scaled(
+    view: BlockView,
+    expr: relax.Expr,
+    read: Callable[[BlockView, relax.Expr], float | None] = scalar,
+) -> tuple[relax.Expr, float] | None:
+    """Read ``x * c`` or ``x / c`` of floats as ``(x, factor)``, if kernels have that factor.
+
+    `read` tells what number an operand is.
+    """
+    if dtype_of(expr) not in FLOAT_BYTES:
+        return None  # integers are divided without a rest
     call = view.call(expr, "relax.divide")
-    value = scalar(view, call.args[1]) if call is not None else None
-    if call is None or not value or not same_shape(shape_of(call.args[0]), shape_of(expr)):
-        return None
-    return call.args[0], 1.0 / value
+    inverse = ((call.args[0], call.args[1]),) if call is not None else ()
+    for data, factor in (*binary(view, expr, "relax.multiply"), *inverse):
+        value = read(view, factor) if same_shape(shape_of(data), shape_of(expr)) else None
+        if value is None or (value == 0 and inverse):
+            continue
+        value = 1.0 / value if inverse else value
+        if is_factor(value):
+            return data, value
+    return None
+
+
+def is_factor(value: float) -> bool:
+    """Tell whether kernels can multiply by a number: a normal one of float32, or zero."""
+    return value == 0 or _LEAST <= abs(value) <= _LARGEST

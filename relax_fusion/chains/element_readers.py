@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING
 from tvm import relax, tirx
 
 from ..pattern import PrimExpr
-from ..shapes import same_shape, shape_of
-from .element_values import Choice, Element, Index, Unknown, float_of, integer, is_boolean, truth
+from ..shapes import dtype_of, permutation, same_shape, shape_of
+from .element_values import (
+    Choice,
+    Element,
+    Index,
+    Unknown,
+    float_of,
+    integer,
+    is_boolean,
+    number,
+    truth,
+)
 
 if TYPE_CHECKING:
     from .elements import Elements
@@ -17,33 +27,48 @@ if TYPE_CHECKING:
 
 def _fields(expr: relax.Expr) -> list[PrimExpr]:
     """Return the elements of a tuple of primitive values."""
-    return list(expr.fields if isinstance(expr, relax.Tuple) else expr.values)
+    if not isinstance(expr, relax.Tuple | relax.ShapeExpr):
+        raise Unknown
+    return [_size(v) for v in (expr.fields if isinstance(expr, relax.Tuple) else expr.values)]
 
 
 def _size(value: PrimExpr) -> PrimExpr:
     """Return a whole number as indices have them."""
-    if isinstance(value, tirx.FloatImm):
-        if float(value) != int(float(value)):
-            raise Unknown
-        return integer(int(float(value)))
-    return integer(int(value)) if isinstance(value, tirx.IntImm) else value
+    if isinstance(value, tirx.IntImm | tirx.FloatImm):
+        return _whole(value.value)
+    if str(value.ty) != "int64":
+        raise Unknown  # its arithmetic wraps around elsewhere
+    return value
+
+
+def _whole(value: float) -> PrimExpr:
+    """Return a number that is a whole one as indices have it."""
+    found = number(value)
+    if isinstance(found, float):
+        raise Unknown
+    return found
 
 
 def _arange(_: Elements, call: relax.Call, index: Index) -> Element:
     start, _end, step = (_size(a) for a in call.args)
+    if not isinstance(step, tirx.IntImm) or int(step) < 1:
+        raise Unknown  # TVM 0.27 makes falling ones shorter than their type says
     return start + step * index[0]
 
 
 def _full(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.cast(elements.read(call.args[1], ()), str(call.ty.dtype))
+    value = elements.read(call.args[1], ())
+    if dtype_of(call) == "bool" and not is_boolean(value) and float_of(value) not in (0, 1):
+        raise Unknown  # a literal is cut to a whole number first: a half is False
+    return elements.cast(value, dtype_of(call.args[1]), dtype_of(call))
 
 
 def _ones(_: Elements, call: relax.Call, index: Index) -> Element:
-    return truth(True) if str(call.ty.dtype) == "bool" else integer(1)
+    return truth(True) if dtype_of(call) == "bool" else integer(1)
 
 
 def _zeros(_: Elements, call: relax.Call, index: Index) -> Element:
-    return truth(False) if str(call.ty.dtype) == "bool" else integer(0)
+    return truth(False) if dtype_of(call) == "bool" else integer(0)
 
 
 def _view(elements: Elements, call: relax.Call, index: Index) -> Element:
@@ -63,7 +88,7 @@ def _broadcast_to(elements: Elements, call: relax.Call, index: Index) -> Element
 
 
 def _permute_dims(elements: Elements, call: relax.Call, index: Index) -> Element:
-    axes = [int(a) for a in call.attrs.axes or range(len(index))[::-1]]
+    axes = permutation(call, len(index))
     return elements.read(call.args[0], tuple(index[axes.index(a)] for a in range(len(index))))
 
 
@@ -127,19 +152,22 @@ def _take(elements: Elements, call: relax.Call, index: Index) -> Element:
     place = elements.uniform(call.args[1]) if not shape_of(call.args[1]) else None
     if place is None or call.attrs.axis is None or place < 0:
         raise Unknown
-    axis = int(call.attrs.axis) % (len(index) + 1)
-    return elements.read(call.args[0], (*index[:axis], integer(int(place)), *index[axis:]))
+    axis, at = int(call.attrs.axis) % (len(index) + 1), _whole(place)
+    if not elements.analyzer.can_prove(at < elements.shape(call.args[0])[axis]):
+        raise Unknown  # beyond the end, where anything is read
+    return elements.read(call.args[0], (*index[:axis], at, *index[axis:]))
 
 
 def _cumsum(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Sum a tensor that has one value everywhere."""
     value = elements.uniform(call.args[0])
     axis = call.attrs.axis
-    if value is None or not value.is_integer() or axis is None or bool(call.attrs.exclusive):
+    if value is None or axis is None or bool(call.attrs.exclusive):
         raise Unknown
-    if str(call.ty.dtype) == "bool" and value:
-        raise Unknown
-    return integer(int(value)) * (index[int(axis) % len(index)] + integer(1))
+    if value == 0:
+        return truth(False) if dtype_of(call) == "bool" else integer(0)
+    terms = index[int(axis) % len(index)] + integer(1)
+    return elements.binary("multiply", _whole(value), terms)
 
 
 def _where(elements: Elements, call: relax.Call, index: Index) -> Element:
@@ -149,17 +177,18 @@ def _where(elements: Elements, call: relax.Call, index: Index) -> Element:
 
 
 def _astype(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.cast(elements.read(call.args[0], index), str(call.ty.dtype))
+    source = call.args[0]
+    return elements.cast(elements.read(source, index), dtype_of(source), dtype_of(call))
 
 
 def _triangle(elements: Elements, call: relax.Call, index: Index) -> Element:
     """Keep the elements on one side of a diagonal, and write zeros elsewhere."""
     diagonal = _size(call.args[1])
     value = elements.read(call.args[0], index)
-    nothing = truth(False) if str(call.ty.dtype) == "bool" else integer(0)
-    offset = index[-1] - index[-2]
-    keeps = offset <= diagonal if call.op.name == "relax.tril" else offset >= diagonal
-    return elements.choice(keeps, value, nothing)
+    nothing = truth(False) if dtype_of(call) == "bool" else integer(0)
+    side = "less_equal" if call.op.name == "relax.tril" else "greater_equal"
+    keeps = elements.binary(side, index[-1] - index[-2], diagonal)
+    return elements.choice(elements.condition(keeps), value, nothing)
 
 
 def _negative(elements: Elements, call: relax.Call, index: Index) -> Element:

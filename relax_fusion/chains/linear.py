@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
 from ..pattern import BlockView, PrimExpr, is_call
-from ..shapes import shape_of, static
+from ..shapes import permutation, shape_of, static
 from ..workload import WeightLayout
 
 
@@ -47,12 +47,10 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     n_dim, k_dim = shape[1], shape[0]
     transposed = view.call(weight, "relax.permute_dims")
     covers: tuple[relax.Var, ...] = (var,)
-    if transposed is not None and len(shape_of(transposed.args[0]) or ()) == 2:
-        axes = transposed.attrs.axes
-        if axes is None or [int(a) for a in axes] == [1, 0]:
-            if view.only_user(weight) is not None:
-                covers = (weight, var)
-            weight, layout = transposed.args[0], "nk"
+    if transposed is not None and permutation(transposed, 2) == [1, 0]:
+        if view.only_user(weight) is not None:
+            covers = (weight, var)
+        weight, layout = transposed.args[0], "nk"
     n, k = static(n_dim, "the weight's output features"), static(k_dim, "its input features")
     return Linear(var, x, weight, layout, n, k, covers)
 

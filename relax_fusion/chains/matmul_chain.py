@@ -9,7 +9,7 @@ from tvm import relax
 
 from ..errors import Reason
 from ..pattern import BlockView, KernelArg, Refused, Shape, guard, is_call
-from ..shapes import same_shape, shape_of, static
+from ..shapes import permutation, same_shape, shape_of, static
 from .constants import scaled
 from .epilogue import epilogue
 from .linear import Linear, linear
@@ -96,7 +96,7 @@ def _batched(view: BlockView, var: relax.Expr) -> tuple[Linear, Shape] | None:
     transposed = view.call(weight, "relax.permute_dims")
     last = len(shape) - 1
     swapped = [*range(last - 1), last, last - 1]
-    if transposed is None or [int(a) for a in transposed.attrs.axes or ()] != swapped:
+    if transposed is None or permutation(transposed, len(shape)) != swapped:
         return Linear(var, x, weight, "kn", n, k, covers), shape[:-2]
     if view.only_user(weight) is not None:
         covers = (weight, var)

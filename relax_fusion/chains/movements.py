@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tvm import relax, tirx
 
 from ..pattern import BlockView, PrimExpr
-from ..shapes import product, same_shape, shape_of
+from ..shapes import permutation, product, same_shape, shape_of
 
 FEATURES, HEAD, LANE = -1, -2, -3
 """What an axis holds, beside rows, which are counted: features of heads, heads, features of one."""
@@ -49,8 +49,8 @@ def moved_by(view: BlockView, at: Moved, user: relax.Var) -> Iterator[Moved]:
         if axes is not None:
             yield replace(at, var=user, axes=axes, path=path)
     elif (call := view.call(user, "relax.permute_dims")) is not None:
-        order = [int(a) for a in call.attrs.axes or reversed(range(len(at.axes)))]
-        yield replace(at, var=user, axes=tuple(at.axes[a] for a in order), path=path)
+        axes = tuple(at.axes[a] for a in permutation(call, len(at.axes)))
+        yield replace(at, var=user, axes=axes, path=path)
     elif (parts := split_parts(view, user)) is not None:
         for item in view.uses(user):
             value = view.defs[item]

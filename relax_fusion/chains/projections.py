@@ -13,7 +13,6 @@ from ..shapes import (
     as_dim,
     check_dtype,
     check_operands,
-    check_vdevices,
     dtype_of,
     known_shape,
     product,
@@ -188,7 +187,6 @@ def norm_matmul(
         outs.append(_out(chain.out, source, n, chain.out_dtype))
         covers += chain.covers
     check_operands(operands, dtype)
-    check_vdevices([a.expr for a in args])
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
     check_dtype(next(iter(out_dtypes)), "the result")

@@ -4,6 +4,7 @@ from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
 from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
+from .host_code import SingleThreadRule
 from .matmul_chain import MatmulChainRule
 from .norms import NormRule
 
@@ -16,4 +17,5 @@ __all__ = [
     "NormRule",
     "ScalarMatmulRule",
     "ScheduleKernels",
+    "SingleThreadRule",
 ]

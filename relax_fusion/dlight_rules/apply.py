@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
 from ..decision import Scheduling
-from ..errors import Decline
+from ..errors import Decline, Reason, SchedulingError
+from ..modules import with_functions
+from ..target import is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable
+from .empty_loops import without_empty_loops
+from .host_code import Functions, host_accesses
 from .total import TotalRule, apply_tvm_rule, has_blocks
 
 TRITON = "Triton"
@@ -26,7 +31,8 @@ class ScheduleKernels:
     """Schedule every PrimFunc by the first rule that takes it, as ``dl.ApplyDefaultSchedule`` does.
 
     Unlike there, a rule that fails is noted and passed over, and functions whose plans are for
-    Triton are left alone.
+    Triton are left alone.  So are those that other PrimFuncs call, those for the host, and those
+    for a GPU of which the host executes no more than launches and calls.
 
     Parameters
     ----------
@@ -43,44 +49,91 @@ class ScheduleKernels:
     record: list[Scheduling] | None = None
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Return the module with its PrimFuncs scheduled."""
+        """Return the module with its PrimFuncs scheduled.
+
+        Raises
+        ------
+        SchedulingError
+            If a function for a GPU has no schedule, and so would access the GPU's memory from the
+            host.
+        """
         updated = {}
+        functions = mod.functions.get
+        parts = _called_by_prim_funcs(mod)
         for gvar, func in mod.functions_items():
-            if not isinstance(func, tirx.PrimFunc) or is_scheduled(func):
+            if not isinstance(func, tirx.PrimFunc) or is_scheduled(func) or gvar in parts:
                 continue
-            target = (func.attrs or {}).get("target", self.target)
-            schedule, scheduling = schedule_by(self.rules, gvar.name_hint, func, target)
-            if schedule is not None:
-                updated[gvar] = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
+            name, target = gvar.name_hint, (func.attrs or {}).get("target", self.target)
+            func = without_empty_loops(func)
+            if is_gpu(target) and not host_accesses(func.body, functions):
+                schedule, scheduling = None, Scheduling(name, "")
+            else:
+                schedule, scheduling = schedule_by(self.rules, name, func, target)
             if self.record is not None:
                 self.record.append(scheduling)
-        mod = ir.IRModule(dict(mod.functions_items()), attrs=mod.attrs)
-        mod.update(ir.IRModule(updated))
-        return mod
+            if schedule is not None:
+                func = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
+            if is_gpu(target) and scheduling.rule != TRITON:
+                _check(scheduling, func, target, functions)
+            updated[gvar] = func
+        return with_functions(mod, updated)
 
 
 def is_scheduled(func: tirx.PrimFunc) -> bool:
-    """Tell whether a function is a kernel already."""
+    """Tell whether a function is a kernel already, or is to run on the host."""
     attrs = func.attrs or {}
-    return "tirx.is_scheduled" in attrs and bool(attrs["tirx.is_scheduled"])
+    return any(n in attrs and bool(attrs[n]) for n in ("tirx.is_scheduled", "tirx.is_host_func"))
+
+
+def _called_by_prim_funcs(mod: ir.IRModule) -> set[ir.GlobalVar]:
+    """Return the functions that are parts of others' code."""
+    found: set[ir.GlobalVar] = set()
+
+    def call(node: ir.Call) -> None:
+        if isinstance(node.op, ir.GlobalVar):
+            found.add(node.op)
+
+    for func in mod.functions.values():
+        if isinstance(func, tirx.PrimFunc):
+            tvm_ffi.structural_walk(func.body, (ir.Call, call))
+    return found
+
+
+def _check(
+    scheduling: Scheduling, func: tirx.PrimFunc, target: Target, functions: Functions
+) -> None:
+    """Refuse a function that would access memory of the device from the host."""
+    tensors = host_accesses(func.body, functions)
+    if not tensors:
+        return
+    reasons = "; ".join(f"{rule}: {decline.detail}" for rule, decline in scheduling.refusals)
+    raise SchedulingError(
+        f"no rule schedules {scheduling.function} for {target.kind.name}, which would access "
+        f"{', '.join(tensors)} on the host ({reasons or 'every rule left it'})"
+    )
 
 
 def schedule_by(
     rules: Sequence[ScheduleRule], name: str, func: tirx.PrimFunc, target: Target
 ) -> tuple[s_tir.Schedule | None, Scheduling]:
-    """Return the first schedule that a rule has for `func`, and the record of it."""
+    """Return the first schedule that a rule has for `func`, and the record of it.
+
+    One for a GPU that leaves accesses of its memory to the host counts as none.
+    """
     described = description(func)
     if described is not None and described[1].entries[0][1].backend == "triton":
         return None, Scheduling(name, TRITON, described[1])
-    if not has_blocks(func):
-        return None, Scheduling(name, "")
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:
         result = _attempt(rule, func, target)
         if isinstance(result, s_tir.Schedule):
-            attrs = result.mod["main"].attrs or {}
-            plans = PlanTable.from_attr(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else None
-            return result, Scheduling(name, rule_name(rule), plans, tuple(refusals))
+            made = result.mod["main"]
+            left = host_accesses(made.body) if is_gpu(target) else []
+            if not left:
+                attrs = made.attrs or {}
+                plans = PlanTable.from_attr(attrs[PLAN_ATTR]) if PLAN_ATTR in attrs else None
+                return result, Scheduling(name, rule_name(rule), plans, tuple(refusals))
+            result = Decline(Reason.SCHEDULE, f"it leaves {', '.join(left)} to the host")
         if isinstance(result, Decline):
             refusals.append((rule_name(rule), result))
     return None, Scheduling(name, "", None, tuple(refusals))
@@ -97,4 +150,4 @@ def _attempt(
 ) -> s_tir.Schedule | Decline | None:
     if isinstance(rule, TotalRule):
         return rule.attempt(func, target)
-    return apply_tvm_rule(rule, func, target)
+    return apply_tvm_rule(rule, func, target) if has_blocks(func) else None

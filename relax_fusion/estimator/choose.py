@@ -12,6 +12,7 @@ from ..workload import INTEGER_DTYPES, Attention, MatmulChain, NormMatmul, Workl
 from . import chain_cost, mma, mma_chain, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
+from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, regime
 from .shape import Size, matmul_shape, rows_of
@@ -125,7 +126,9 @@ def choose(
     if not found:
         return Decline(Reason.NO_PLAN, _nothing_fits(work, dev))
     priced_at = ranges(work, regime(found))
-    chosen = [_best(found, work, dev, inside) for _, inside in priced_at]
+    chosen = [
+        _best(launchable(found, work, dev, upper), work, dev, inside) for upper, inside in priced_at
+    ]
     predictions = tuple(
         RangePrediction(
             upper,
@@ -190,8 +193,11 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
     wrong = [
         f"plan {plan.key}: {sentence}"
-        for plan in dict.fromkeys(plan for _, plan in table.entries)
-        for sentence in violations(plan, work, dev)
+        for plan, upper in {plan: upper for upper, plan in table.entries}.items()
+        for sentence in (
+            *violations(plan, work, dev),
+            *launch_limits(plan, work, dev, served(work, upper)),
+        )
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))

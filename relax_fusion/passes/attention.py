@@ -11,10 +11,11 @@ from ..chains.attention import AttentionChain, attention_chain
 from ..chains.attention.aligned import Grid
 from ..chains.attention.layout import Laid, laid
 from ..chains.attention.modifiers import Modifiers, modifiers
+from ..chains.constants import is_factor
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
-from ..shapes import as_dims, check_dtype, check_vdevices, dtype_of, static
+from ..shapes import as_dims, check_dtype, dtype_of, static
 from ..workload import Attention
 
 PATTERN = "FuseAttentionChain"
@@ -81,7 +82,6 @@ class FuseAttentionChain:
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
         args = [*found.args(), *mods.args()]
-        check_vdevices([a.expr for a in args])
         if work.kv_prefix:
             args.append(KernelArg(found.kv_len))
         out = found.out.at.expr
@@ -104,6 +104,7 @@ class FuseAttentionChain:
         if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
             detail = f"{q_len} queries over {kv_len} keys, bottom right"
             guard(q_len <= kv_len, Reason.SHAPE, detail)
+        softcap = chain.scores.softcap
         return Attention(
             batch=batch,
             q_len=q_len,
@@ -112,7 +113,7 @@ class FuseAttentionChain:
             kv_heads=found.kv_heads,
             head_dim=static(found.q.width, "the head dimension"),
             v_dim=static(found.v.width, "the value dimension"),
-            scale=chain.scores.scale * found.factor,
+            scale=_factor(chain.scores.scale * found.factor, "scale"),
             causal=mods.causal,
             bias_dims=None if mods.bias is None else mods.bias[1],
             dtype=check_dtype(found.q.dtype, "the query"),
@@ -125,10 +126,17 @@ class FuseAttentionChain:
             bias_op=mods.bias_op,
             mask_dims=None if mods.mask is None else mods.mask[1],
             window=mods.window,
-            softcap=chain.scores.softcap,
+            softcap=None if softcap is None else _factor(softcap, "soft-cap"),
             alibi=None if mods.slopes is None else dtype_of(mods.slopes.expr),
             sinks=None if mods.sinks is None else dtype_of(mods.sinks.expr),
         )
+
+
+def _factor(value: float, what: str) -> float:
+    """Return a factor of the scores, refusing one that kernels do not have."""
+    detail = f"a {what} of {value:g}; needs a normal number of float32"
+    guard(is_factor(value), Reason.ATTRIBUTE, detail)
+    return value
 
 
 def _reserved_names(kv_len: PrimExpr | int) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ from ..shapes import (
     as_dim,
     check_dtype,
     check_operands,
-    check_vdevices,
     dtype_of,
     same_shape,
     shape_of,
@@ -162,7 +161,6 @@ class FuseGatedFFN:
         dtype = dtype_of(before.source.expr)
         exprs = [a.expr for a in args]
         check_operands(exprs, dtype)
-        check_vdevices(exprs)
         work = GatedFFN(
             as_dim(before.source.rows, self.options.bounds),
             before.source.k,

@@ -15,7 +15,6 @@ from ..shapes import (
     as_dims,
     check_dtype,
     check_operands,
-    check_vdevices,
     dtype_of,
     known_shape,
     product,
@@ -53,8 +52,9 @@ class FuseMatmulChain:
     declines when:
         the intermediate is read elsewhere, or is of another dtype than the input; a size of a
         weight is dynamic; operands differ in dtype, or it is none of float16, bfloat16, float32;
-        operands live on different virtual devices; the estimator predicts that the two matmuls
-        alone are as fast, as where the intermediate is wide, or finds no plan.
+        tensors are on several virtual devices, or on one of another kind than the target; the
+        estimator predicts that the two matmuls alone are as fast, as where the intermediate is
+        wide, or finds no plan.
 
     Parameters
     ----------
@@ -87,7 +87,6 @@ class FuseMatmulChain:
             *_operands(outer, (*lead, rows, n)),
         ]
         check_operands([a.expr for a in args], dtype)
-        check_vdevices([a.expr for a in args])
         dims = as_dims((*lead, rows), self.options.bounds)
         work = MatmulChain(
             *(dims[-1], k, r, n, (inner.linear.layout, outer.linear.layout)),

@@ -52,8 +52,9 @@ class FuseRMSNormMatmul:
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
         elsewhere; the weight's sizes are dynamic; operands differ in dtype, or it is none of
-        float16, bfloat16, float32; operands live on different virtual devices; the chain is
-        outside a dataflow block; the estimator predicts no gain or finds no plan that fits.
+        float16, bfloat16, float32; tensors are on several virtual devices, or on one of another
+        kind than the target; the chain is outside a dataflow block; the estimator predicts no
+        gain or finds no plan that fits.
 
     Parameters
     ----------

@@ -8,9 +8,13 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
+from ..modules import with_external_module, with_functions
 from .kernel import CompiledKernel
 from .launcher import alias, launcher_module
 from .prim_func import KERNELS_ATTR, kernel_of_attr
+
+LAUNCHERS_ATTR = "relax_fusion.launchers"
+"""Module attribute: the launchers that external modules define, and how many names each has."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="EmbedTritonKernels")
@@ -22,30 +26,31 @@ class EmbedTritonKernels:
         PrimFuncs with relax_fusion.triton_kernels  ->  PrimFuncs without,
                                                         module attribute external_mods + launcher
 
-    Run it once, behind the passes that may still remove functions.  A module without such
-    PrimFuncs is left as it is.
+    Run it behind the passes that may still remove functions.  A module without such PrimFuncs is
+    left as it is; one that got more of them since an earlier run gets another launcher, with the
+    kernels that the first lacks.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with its kernels embedded."""
         kernels: dict[str, CompiledKernel] = {}
-        calls: Counter[str] = Counter()
+        defined = {str(k): int(n) for k, n in (mod.attrs or {}).get(LAUNCHERS_ATTR, {}).items()}
+        calls = Counter(defined)
         updated = {}
         for gvar, func in mod.functions_items():
             if not isinstance(func, tirx.PrimFunc) or KERNELS_ATTR not in (func.attrs or {}):
                 continue
-            mine: set[str] = set()
+            launchers: set[str] = set()
             for symbol, attr in func.attrs[KERNELS_ATTR].items():
                 if str(symbol) not in kernels:
                     kernels[str(symbol)] = kernel_of_attr(attr)
-                mine.add(kernels[str(symbol)].launcher)
-            updated[gvar] = _own_names(func.without_attr(KERNELS_ATTR), mine, calls)
+                launchers.add(kernels[str(symbol)].launcher)
+            updated[gvar] = _own_names(func.without_attr(KERNELS_ATTR), launchers, calls)
         if not updated:
             return mod
-        mod = ir.IRModule({**dict(mod.functions_items()), **updated}, attrs=mod.attrs)
-        there = list((mod.attrs or {}).get("external_mods", []))
-        launcher = launcher_module([kernels[symbol] for symbol in sorted(kernels)], calls)
-        return mod.with_attr("external_mods", [*there, launcher])
+        mod = with_functions(mod, updated).with_attr(LAUNCHERS_ATTR, dict(calls))
+        mine = [kernels[symbol] for symbol in sorted(kernels)]
+        return with_external_module(mod, launcher_module(mine, calls, defined))
 
 
 def _own_names(func: tirx.PrimFunc, launchers: set[str], calls: Counter[str]) -> tirx.PrimFunc:

@@ -12,6 +12,7 @@ from tvm.target import Target
 
 from ..compute import description
 from ..device import DeviceSpec
+from ..modules import with_functions
 from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
 from ..workload import Attention, Dim, GatedFFN, MatmulChain, NormMatmul
@@ -177,8 +178,8 @@ class _Rewriter(relax.PyExprMutator):
         fused: dict[ir.GlobalVar, _Fused],
         made: dict[ir.GlobalVar, ExternFunc],
     ):
-        kept = {gvar: func for gvar, func in mod.functions_items() if gvar not in made}
-        super().__init__(ir.IRModule(kept, attrs=mod.attrs))
+        kept = with_functions(mod, {}, without=made)
+        super().__init__(kept)
         self.kept, self.fused, self.made = kept, fused, made
         # Functions of other signatures, so other variables, under the same names
         self.launchers = {
@@ -188,7 +189,7 @@ class _Rewriter(relax.PyExprMutator):
 
     def run(self) -> ir.IRModule:
         """Return the module with every function visited."""
-        for gvar, func in self.kept.items():
+        for gvar, func in self.kept.functions_items():
             if isinstance(func, relax.Function):
                 self.builder_.update_func(gvar, self.visit_expr(func))
         return self.builder_.get()
@@ -202,7 +203,9 @@ class _Rewriter(relax.PyExprMutator):
         inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)
         dims = _symbols(inputs, args)
         tensors = dict(zip(inputs, args, strict=True))
-        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims)
+        out = call.ty_args[0]
+        place = (out.fields[0] if isinstance(out, ir.TupleType) else out).vdevice
+        return self.made[gvar].call(self.builder_, self.launchers[gvar], tensors, dims, place)
 
 
 def _symbols(params: Sequence[ir.Expr], args: Sequence[relax.Expr]) -> dict[ir.Var, ir.Expr]:

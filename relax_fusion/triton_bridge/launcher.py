@@ -24,11 +24,14 @@ _BYTES_PER_LINE = 64
 
 
 def launcher_module(
-    kernels: Iterable[CompiledKernel], calls: Mapping[str, int] | None = None
+    kernels: Iterable[CompiledKernel],
+    calls: Mapping[str, int] | None = None,
+    defined: Mapping[str, int] | None = None,
 ) -> tvm_ffi.Module:
     """Return the C module with a function for each of `kernels` that launches it.
 
-    A launcher that is called n times, by `calls`, has n names (`alias`).
+    A launcher that is called n times, by `calls`, has n names (`alias`).  Of these, another module
+    of the library has the first m already, by `defined`; where it has any, it has the image too.
 
     The function has TVM's packed calling convention and is called by ``T.call_cpacked`` with the
     arguments of the kernel (a tensor map as pointer, sizes and strides), a pointer to scratch
@@ -37,16 +40,28 @@ def launcher_module(
     """
     make = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
     kernels = list(kernels)
-    names = [alias(k.launcher, i) for k in kernels for i in range((calls or {}).get(k.launcher, 1))]
-    return make(launcher_source(kernels, calls), "c", names, None)
+    names = [n for k in kernels for n in _names(k.launcher, calls or {}, defined or {})]
+    return make(launcher_source(kernels, calls, defined), "c", names, None)
 
 
 def launcher_source(
-    kernels: Iterable[CompiledKernel], calls: Mapping[str, int] | None = None
+    kernels: Iterable[CompiledKernel],
+    calls: Mapping[str, int] | None = None,
+    defined: Mapping[str, int] | None = None,
 ) -> str:
     """Return the text of `launcher_module`: C99 that is also C++11."""
-    parts = [_kernel(k) + _aliases(k.launcher, (calls or {}).get(k.launcher, 1)) for k in kernels]
+    parts = []
+    for kernel in kernels:
+        name = kernel.launcher
+        parts.append(f"{_signature(name)};\n" if name in (defined or {}) else _kernel(kernel))
+        others = [n for n in _names(name, calls or {}, defined or {}) if n != name]
+        parts += [f"{_signature(n)} {{\n  return {name}({_PASSED});\n}}\n" for n in others]
     return "\n".join([_header(), *parts, _END])
+
+
+def _names(launcher: str, calls: Mapping[str, int], defined: Mapping[str, int]) -> list[str]:
+    """Return the names of a launcher that are to be defined."""
+    return [alias(launcher, i) for i in range(defined.get(launcher, 0), calls.get(launcher, 1))]
 
 
 def alias(launcher: str, call: int) -> str:
@@ -54,17 +69,14 @@ def alias(launcher: str, call: int) -> str:
     return f"{launcher}_{call}" if call else launcher
 
 
-def _aliases(launcher: str, calls: int) -> str:
-    return "".join(
-        f"""
-__attribute__((visibility("hidden"))) int {alias(launcher, i)}(
-    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
-  return {launcher}(self, args, num_args, result);
-}}
-"""
-        for i in range(1, calls)
+def _signature(name: str) -> str:
+    return (
+        f'__attribute__((visibility("hidden"))) int {name}(\n'
+        "    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)"
     )
 
+
+_PASSED = "self, args, num_args, result"
 
 _END = """#ifdef __cplusplus
 }  // extern "C"
@@ -91,8 +103,7 @@ static rf_kernel rf_kernel_{name} = {{
         int(options.dependent_launch)
     }, {{NULL}}}};
 
-__attribute__((visibility("hidden"))) int {kernel.launcher}(
-    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
+{_signature(kernel.launcher)} {{
   rf_kernel* kernel = &rf_kernel_{name};
 {_body(kernel)}
 }}

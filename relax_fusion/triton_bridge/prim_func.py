@@ -105,6 +105,7 @@ class ExternFunc:
         gvar: ir.GlobalVar,
         tensors: Mapping[relax.Expr, relax.Expr] | None = None,
         dims: Mapping[ir.Var, ir.Expr] | None = None,
+        place: relax.VDevice | None = None,
     ) -> relax.Expr:
         """Return a call of the function under the name `gvar`.
 
@@ -114,14 +115,19 @@ class ExternFunc:
             Gets a binding if there are workspaces, which are results that nobody reads.
         tensors, dims : mapping, optional
             What stands for the inputs and their symbolic dims here; by default themselves.
+        place : relax.VDevice, optional
+            Where the kernel runs; by default where its first output says.
         """
+        place = place or self.outputs[0].vdevice
 
         def here(value: Any) -> Any:
             return _substituted(value, dims or {})
 
         args = [(tensors or {}).get(t, t) for t in self.inputs] + [here(n) for n in self.numbers]
-        types = [_type(o.shape.values, str(o.dtype), here, o.vdevice) for o in self.outputs]
-        types += [_type(w.shape, w.dtype, here) for w in self.workspaces]
+        types = [
+            _type(o.shape.values, str(o.dtype), here, o.vdevice or place) for o in self.outputs
+        ]
+        types += [_type(w.shape, w.dtype, here, place) for w in self.workspaces]
         if self.in_place:
             aliases = [self.in_place.get(i, -1) for i in range(len(types))]
             call = relax.op.call_tir_inplace(gvar, relax.Tuple(args), aliases, types)
@@ -134,7 +140,7 @@ class ExternFunc:
         return results[0] if len(results) == 1 else relax.Tuple(results)
 
 
-def _type(shape: Iterable[Any], dtype: str, here: Any, vdevice: Any = None) -> relax.TensorType:
+def _type(shape: Iterable[Any], dtype: str, here: Any, vdevice: Any) -> relax.TensorType:
     return relax.TensorType([here(d) for d in shape], dtype, vdevice)
 
 

@@ -155,7 +155,7 @@ class Contraction:
             "PDL": self.dependent,
         }
         del constants["LAYOUT"]
-        grid = (ceil_div(p.n, block_n), ceil_div(self.rows, block_m))
+        grid = (ceil_div(self.rows, block_m), ceil_div(p.n, block_n))
         return Step(split_reduce, grid, args, constants, self.options(num_warps=4))
 
 

@@ -19,7 +19,7 @@ from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
 from ..gpu.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
-from ..quick import quick_host
+from ..quick import loaded, quick_host
 from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
 
 Work = NormMatmul | GatedFFN
@@ -48,7 +48,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
     func = build_prim_func(work, table, gpu=False)
-    return tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST)
+    return loaded(tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST))
 
 
 def check(case: Case, library: tvm.runtime.Module) -> None:

@@ -18,6 +18,7 @@ from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 
 from ..gpu.chain_cases import ChainCase
+from ..quick import loaded
 from .test_contraction_panels import loops, multiply_adds
 
 HOST = host_target()
@@ -29,7 +30,7 @@ IN_A_ROW = TilePlan(4, 8, 24, reg_m=2, reg_n=8, lanes=8)
 def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
     schedule = MatmulChainRule().attempt(build_prim_func(work, table, gpu=False), HOST)
     assert isinstance(schedule, tvm.s_tir.Schedule), schedule
-    return tvm.compile(schedule.mod, target=HOST)
+    return loaded(tvm.compile(schedule.mod, target=HOST))
 
 
 def check(case: ChainCase, library: tvm.runtime.Module) -> None:

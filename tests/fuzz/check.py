@@ -20,7 +20,7 @@ from relax_fusion.legalize import UnshareTransposes
 from relax_fusion.lowering import FuseOptions
 from relax_fusion.passes import PATTERNS
 
-from ..quick import quick
+from ..quick import machine, quick
 from .graph import Graph, arrays, evaluate, numpy_dtype, to_relax
 
 ATTEMPTS = (2, 12, 60)
@@ -150,7 +150,7 @@ def pipeline(disable: Sequence[str], report: Report | None = None) -> tvm.transf
 
 def _machine(mod: ir.IRModule, passes: tvm.transform.Pass | str) -> relax.VirtualMachine:
     executable = tvm.compile(mod, target(), relax_pipeline=passes)
-    return relax.VirtualMachine(executable, tvm.cpu())
+    return machine(executable)
 
 
 def check(graphs: Sequence[Graph], setup: Setup) -> Findings:

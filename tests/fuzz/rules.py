@@ -29,6 +29,7 @@ from relax_fusion.errors import Decline
 from relax_fusion.target import is_cpu
 
 from ..dlight_rules import foreign_cases as cases
+from ..quick import loaded
 from .legalised import Call
 from .processes import in_processes
 
@@ -201,7 +202,7 @@ def run(kernel: tirx.PrimFunc, like: tirx.PrimFunc, arrays: Arrays) -> Arrays:
             zeros = np.zeros(cases.shape_of(param), cases.numpy_dtype(str(param.ty.dtype)))
             outs.append(tvm.runtime.tensor(zeros))
             args.append(outs[-1])
-    cases.compiled(kernel, host_target())["main"](*args)
+    loaded(cases.compiled(kernel, host_target()))["main"](*args)
     return [out.numpy() for out in outs]
 
 

@@ -24,7 +24,7 @@ def test_float32_logits_match_transformers(changes, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
+def test_half_is_accurate(dtype, tmp_path):
     common.check_half_decoder(make_generator, common.gpt2(), tmp_path, dtype)
 
 

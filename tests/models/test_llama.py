@@ -18,6 +18,7 @@ from relax_fusion.models import (
     random_weights,
 )
 
+from ..accuracy import assert_accurate
 from . import common
 
 VARIANTS = {
@@ -64,7 +65,7 @@ def test_variants_match_transformers(variant, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_is_as_accurate_as_unfused(dtype, tmp_path):
+def test_half_is_accurate(dtype, tmp_path):
     common.check_half_decoder(make_generator, common.llama(), tmp_path, dtype)
 
 
@@ -74,8 +75,9 @@ def test_prefill_in_pieces_equals_one_prefill(plain):
     generator.reset()
     generator.prefill(tokens[:20])
     got = generator.prefill(tokens[20:])
-    exact = common.torch_logits(common.to_float64(model), tokens, 33)
-    common.assert_as_accurate(got, common.torch_logits(model, tokens, 33), exact, "float32")
+    both = common.to_float64(model), common.nudge(model, "float32")
+    exact, moved = (common.torch_logits(m, tokens, 33) for m in both)
+    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))
 
 
 def test_generate_is_greedy_and_starts_afresh(plain):
@@ -96,11 +98,11 @@ def test_symbolic_batch_gives_each_row_its_own_answer(tmp_path):
     generator = Generator(compiled, exported, load_weights(tmp_path, exported), batch=3)
     ids = np.random.default_rng(1).integers(0, common.VOCAB, (3, 9))
     got = [generator.prefill(ids[:, :8]), generator.decode(ids[:, 8])]
-    exact_model = common.to_float64(model)
+    both = common.to_float64(model), common.nudge(model, "float32")
+    terms = common.longest_sum(model.config)
     for row in range(3):
-        exact = common.torch_logits(exact_model, ids[row], 8)
-        peer = common.torch_logits(model, ids[row], 8)
-        common.assert_as_accurate(np.stack([g[row] for g in got]), peer, exact, "float32")
+        exact, moved = (common.torch_logits(m, ids[row], 8) for m in both)
+        assert_accurate(np.stack([g[row] for g in got]), exact, moved, "float32", terms)
 
 
 def test_context_overflow_names_the_limit(plain):

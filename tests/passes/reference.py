@@ -1,6 +1,7 @@
 """Relax functions evaluated by numpy in float64: what the compiled ones are measured against.
 
-Nothing is rounded between the operators, so a cast is the identity.
+Nothing is rounded between the operators, so a cast is the identity.  Where `evaluate` is given a
+generator of noise, it moves what operators make by as much as rounding would.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 
+from ..accuracy import nudged
+
 Values = dict[Any, Any]
 _KERNELS = "kernels"
 
@@ -24,10 +27,20 @@ def evaluate(
     func: relax.Function,
     inputs: list[np.ndarray | int],
     kernels: Mapping[str, Callable[..., np.ndarray]] | None = None,
+    noise: np.random.Generator | None = None,
 ) -> list[np.ndarray]:
     """Run `func` on float64 copies of `inputs`; always return a list of results.
 
-    `kernels` are what the PrimFuncs of those names compute.
+    Parameters
+    ----------
+    func : relax.Function
+        The function.
+    inputs : list of numpy.ndarray or int
+        Its arguments.
+    kernels : mapping of str to callable, optional
+        What the PrimFuncs of those names compute.
+    noise : numpy.random.Generator, optional
+        Moves every float that an operator makes by about half a rounding step of its dtype.
     """
     values: Values = {_KERNELS: kernels or {}}
     for param, given in zip(func.params, inputs, strict=True):
@@ -40,9 +53,18 @@ def evaluate(
             values.update(zip(param.ty.values, given, strict=True))
     for block in func.body.blocks:
         for binding in block.bindings:
-            values[binding.var] = _value(binding.value, values)
+            value = _value(binding.value, values)
+            values[binding.var] = value if noise is None else _moved(binding.var, value, noise)
     result = _value(func.body.body, values)
     return list(result) if isinstance(result, tuple) else [result]
+
+
+def _moved(var: relax.Var, value: Any, noise: np.random.Generator) -> Any:
+    """Move a result; whole numbers are as rounding leaves them."""
+    if not isinstance(var.ty, relax.TensorType) or "float" not in str(var.ty.dtype):
+        return value
+    moved = nudged(np.asarray(value, "float64"), str(var.ty.dtype), noise)
+    return np.where(value == np.round(value), value, moved)
 
 
 def _value(expr: relax.Expr, values: Values) -> Any:

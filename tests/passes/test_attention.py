@@ -19,11 +19,12 @@ from .common import (
     assert_numbers,
     assert_untouched,
     calls,
-    compile_pair,
+    compiled,
     module,
     outputs,
     run_pass,
 )
+from .reference import evaluate
 
 PASS = "FuseAttentionChain"
 BASE = Attention(
@@ -441,7 +442,7 @@ def test_a_transpose_between_two_attentions_goes_to_one_of_them() -> None:
     out, decisions = run_pass(mod, PASS)
     assert [d.workload.out_layout for d in decisions] == ["bsnh", "bsnh"]
     assert calls(out["main"]) == ["call_tir", "call_tir"]
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 def test_a_bias_made_by_another_attention_is_read_where_that_leaves_it() -> None:
@@ -456,7 +457,7 @@ def test_a_bias_made_by_another_attention_is_read_where_that_leaves_it() -> None
     out, decisions = run_pass(mod, PASS)
     assert [d.workload.bias_dims for d in decisions] == [None, (True,) * 4]
     assert calls(out["main"]) == ["call_tir", "call_tir"]
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 def test_two_sizes_of_one_name_stay_two() -> None:
@@ -476,8 +477,9 @@ def test_two_sizes_of_one_name_stay_two() -> None:
     assert (work.q_len, work.kv_len) == (DynamicDim("n"), DynamicDim("n_2"))
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((1, s, 2, 8)).astype("float32") for s in (3, 7, 7)]
-    ours, unfused = (outputs(vm, "main", arrays)[0] for vm in compile_pair(mod))
-    np.testing.assert_allclose(ours, unfused, rtol=0, atol=8 * np.finfo("float32").eps)
+    (got,) = outputs(compiled(mod), "main", arrays)
+    (exact,) = evaluate(mod["main"], arrays)
+    np.testing.assert_allclose(got, exact, rtol=0, atol=8 * np.finfo("float32").eps)
 
 
 @pytest.mark.parametrize(
@@ -491,7 +493,7 @@ def test_sizes_called_like_those_of_the_kernel(rows: str, name: str) -> None:
     mod = module([chain])
     _, (decision,) = run_pass(mod, PASS)
     assert decision.workload.kv_prefix and decision.workload.q_len == DynamicDim(name)
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -549,11 +551,11 @@ CHAINS += [
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

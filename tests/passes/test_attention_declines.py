@@ -79,6 +79,33 @@ REFUSALS = [
         "a soft-cap of -3",
     ),
     scored(
+        "infinite_scale",
+        f"s = R.multiply(s0, {INF})",
+        Reason.ATTRIBUTE,
+        "the scores go through multiply",
+    ),
+    scored(
+        "scale_beyond_float32",
+        f"s = R.divide(s0, {const(1e-45)})",
+        Reason.ATTRIBUTE,
+        "the scores go through divide",
+    ),
+    scored(
+        "scales_beyond_float32_together",
+        f"s1 = R.multiply(s0, {const(1e30)}); s = R.multiply(s1, {const(1e30)})",
+        Reason.ATTRIBUTE,
+        "a scale of 1e+60",
+    ),
+    Refusal(
+        "scores_of_integers",
+        "q[2,4,5,8]:int8 k[2,4,7,8]:int8 v[2,4,7,8]",
+        "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s0 = R.matmul(q, t, out_dtype='int32')\n"
+        f"s1 = R.maximum(s0, {const(-5, 'int32')}); s = R.astype(s1, 'float32')\n"
+        "p = R.nn.softmax(s, axis=-1); o = R.matmul(p, v)",
+        Reason.ATTRIBUTE,
+        "the scores go through maximum",
+    ),
+    scored(
         "masked_scores_that_are_not_hidden",
         f"s = R.where(m, s0, {const(-100.0)})",
         Reason.ATTRIBUTE,
@@ -362,3 +389,15 @@ def test_an_attention_outside_a_dataflow_block() -> None:
 )
 def test_what_is_no_attention_is_not_even_declined(body: str) -> None:
     assert_untouched(module([Chain("main", "q[2,4,8,8] k[2,4,8,8]", body, "o")]), PASS)
+
+
+def test_rows_without_keys_that_are_told_apart_along_another_axis() -> None:
+    body = (
+        f"t = R.permute_dims(k, axes=[0, 2, 1]); s0 = R.matmul(q, t); s = R.where(m, s0, {INF})\n"
+        f"p0 = R.nn.softmax(s, axis=-1); e = R.equal(s, {INF}); n = R.logical_not(e)\n"
+        'n8 = R.astype(n, "int8"); a8 = R.max(n8, axis=[-1]); a = R.astype(a8, "bool")\n'
+        f'x = R.logical_not(a); z = R.full((4, 4, 4), {const(0.0)}, "float32")\n'
+        "p = R.where(x, z, p0); o = R.matmul(p, v)"
+    )
+    chain = Chain("main", "q[4,4,8] k[4,4,8] v[4,4,8] m[4,4,4]:bool", body, "o")
+    assert_untouched(module([chain]), PASS)

@@ -9,7 +9,7 @@ import pytest
 from relax_fusion import DynamicDim
 
 from .attention_chains import BASE, QKV, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compile_pair, module
+from .common import Chain, Rewrite, assert_numbers, compiled, module
 
 ROWS = replace(BASE, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh")
 GROUPED = replace(BASE, kv_heads=2)
@@ -285,11 +285,11 @@ CHAINS = [r.chain for r in (*GROUPS, *LAYOUTS[::2], *SCALES[:6:2])]
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from tvm.tirx import Var
 
 from relax_fusion import DynamicDim
+from relax_fusion.passes import FuseAttentionChain
+from relax_fusion.pattern import BlockView
 
+from ..chains.typed import Typed
 from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compile_pair, module
+from .common import Chain, Rewrite, assert_numbers, compiled, module
+from .masks import assert_same_mask
+from .reference import size
 
 INF, LOW = const(float("-inf")), const(-3.4e38)
 SIX = replace(BASE, q_len=6, kv_len=6)
@@ -183,15 +190,6 @@ DATA = [
         "q k v m",
     ),
     kept(
-        "positions_that_may_wrap_around",
-        positions("6", "6")
-        + 'a = R.astype(i, "int8"); e = R.astype(j, "int8"); c = R.less_equal(e, a)\n',
-        f"c, s0, {INF}",
-        replace(SIX, mask_dims=(False, False, True, True)),
-        args="q k v c",
-        left=(*LINEAR[:5], "astype", "astype", "less_equal"),
-    ),
-    kept(
         "boolean_mask_and_positions",
         positions("6", "6") + "c0 = R.less_equal(j, i); c = R.logical_and(c0, m)\n",
         f"c, s0, {INF}",
@@ -222,6 +220,15 @@ DATA = [
         replace(BASE, bias_dims=(False, True, True, True), mask_dims=(True, False, False, True)),
         QKV + " m[2,1,1,7]:bool y[1,4,5,7]",
         "q k v y m",
+    ),
+    by_mask(
+        "bias_and_causal_mask_in_one",
+        positions("6", "6")
+        + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW}); b = R.add(y, m)\n",
+        "b",
+        replace(SIX, causal="top_left", bias_dims=(False, True, True, True)),
+        SQUARE + " y[1,4,6,6]",
+        "q k v y",
     ),
     Rewrite(
         Chain(
@@ -369,6 +376,7 @@ SCORES = [
         "q k v m",
     ),
 ]
+MASKS = [r.chain for r in (*CAUSAL, *WINDOWS, *DATA)]
 REWRITES = [*CAUSAL, *WINDOWS, *DATA, *SCORES]
 
 
@@ -377,15 +385,34 @@ def test_rewrites(case: Rewrite) -> None:
     check(case)
 
 
+@pytest.fixture(scope="module")
+def masked():
+    return module(MASKS)
+
+
+@pytest.mark.parametrize("chain", MASKS, ids=lambda c: c.name)
+def test_mask_is_that_of_the_graph(masked, chain: Chain) -> None:
+    func = masked[chain.name]
+    block = func.body.blocks[0]
+    named = {b.var.name: b.var for b in block.bindings}
+    product, scores = named["s0"], block.bindings[-2].value.args[0]
+    given: dict = dict(zip(func.params, chain.arrays(), strict=True))
+    given |= {d: chain.sizes[d.name] for p in func.params for d in p.ty.shape if isinstance(d, Var)}
+    given[product] = np.zeros([size(d, given) for d in product.ty.shape], "float32")
+    match = FuseAttentionChain().match(BlockView(block, masked), named["o"])
+    assert match is not None
+    assert_same_mask(match, Typed(block.bindings, given), scores)
+
+
 CHAINS = [r.chain for r in (*CAUSAL[3:6], *WINDOWS[1:3], *DATA[1:9:2], *SCORES)]
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

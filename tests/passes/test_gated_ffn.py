@@ -17,7 +17,7 @@ from .common import (
     assert_numbers,
     assert_untouched,
     calls,
-    compile_pair,
+    compiled,
     fused,
     module,
     run_pass,
@@ -552,11 +552,11 @@ CHAINS += [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not i
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

@@ -11,7 +11,8 @@ from tvm.relax.frontend.torch import from_exported_program
 from relax_fusion import Report
 from tests.models import common
 
-from ..quick import quick_host
+from ..accuracy import assert_accurate
+from ..quick import machine, quick_host
 
 BATCH, LENGTH = 2, 12
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -45,7 +46,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     model = common.llama(hidden_act=activation, mlp_bias=symbolic)
-    block, exact_block = Block(model), Block(common.to_float64(model))
+    block = Block(model)
     x = torch.randn(BATCH, LENGTH, model.config.hidden_size, generator=torch.manual_seed(1))
     mod = exported(block, x, symbolic=symbolic)
     assert operators(mod).count("relax.matmul") == 3 <= operators(mod).count("relax.reshape")
@@ -59,7 +60,8 @@ def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     gated = report.decisions[0].workload
     assert (gated.activation, gated.n) == (ACTIVATIONS[activation], model.config.intermediate_size)
     assert gated.norm is not None and gated.bias == symbolic
-    got = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(x.numpy()))[0].numpy()
+    got = machine(built)["main"](tvm.runtime.tensor(x.numpy()))[0].numpy()
     with torch.no_grad():
-        peer, exact = block(x).numpy(), exact_block(x.double()).numpy()
-    common.assert_as_accurate(got, peer, exact, "float32")
+        both = (Block(common.to_float64(model)), Block(common.nudge(model, "float32")))
+        exact, moved = (made(x.double()).numpy() for made in both)
+    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))

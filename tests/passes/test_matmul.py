@@ -16,7 +16,7 @@ from .common import (
     assert_declined,
     assert_numbers,
     assert_untouched,
-    compile_pair,
+    compiled,
     module,
     run_pass,
 )
@@ -303,7 +303,7 @@ def test_an_addition_goes_to_one_of_two_kernels(name: str) -> None:
     mod = module([chain])
     _, decisions = run_pass(mod, PASS)
     assert [d.workload.outputs[0].epilogue for d in decisions if d.fused] == epilogues
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -315,25 +315,25 @@ CHAINS += [
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 17, 70, 300])
 def test_every_range_of_rows(ranges, rows: int) -> None:
-    machines, mod, chain = ranges
+    vm, mod, chain = ranges
     sized = Chain(chain.name, chain.inputs, chain.body, chain.result, {"n": rows})
     if rows == 0:
         arrays = sized.arrays()
-        assert machines[0]["rows"](*map(tvm.runtime.tensor, arrays)).shape == (0, 40)
+        assert vm["rows"](*map(tvm.runtime.tensor, arrays)).shape == (0, 40)
     else:
-        assert_numbers(machines, mod, sized)
+        assert_numbers(vm, mod, sized)
 
 
 @pytest.fixture(scope="module")
@@ -341,4 +341,4 @@ def ranges():
     body = "t = R.permute_dims(W); m = R.matmul(x, t); y = R.add(m, r)"
     chain = Chain("rows", "x[n,32] W[40,32] r[n,40]", body, "y")
     mod = module([chain])
-    return compile_pair(mod), mod, chain
+    return compiled(mod), mod, chain

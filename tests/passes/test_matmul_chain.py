@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from tvm import relax
 
-from relax_fusion import DynamicDim, MatmulChain, Reason, Report, host_target
+from relax_fusion import DynamicDim, MatmulChain, Reason, Report
 from relax_fusion.target import make_target
 
-from .common import Chain, assert_numbers, calls, kernel_args, module, run_pass
+from .common import Chain, assert_numbers, calls, compiled, kernel_args, module, run_pass
 
 PASS = "FuseMatmulChain"
 TWO = "h = R.matmul(x, A); y = R.matmul(h, B)"
@@ -231,17 +230,14 @@ CHAINS = [case[0] for case in REWRITES if case[0].name in RUN]
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    mod, machines, report = module(CHAINS), [], Report()
-    for options in ({"always_fuse": True, "report": report}, {"disable": [PASS]}):
-        pipeline = relax.get_pipeline("relax_fusion", target="llvm", **options)
-        built = tvm.compile(mod, target=host_target(), relax_pipeline=pipeline)
-        machines.append(relax.VirtualMachine(built, tvm.cpu()))
+def machine():
+    mod, report = module(CHAINS), Report()
+    vm = compiled(mod, always_fuse=True, report=report)
     taken = [d for d in report.decisions if d.fused and d.pattern == PASS]
     assert len(taken) == len(CHAINS)
-    return tuple(machines), mod
+    return vm, mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)

@@ -17,6 +17,7 @@ from relax_fusion import (
     Projection,
     Reason,
     host_target,
+    make_target,
 )
 
 from .common import (
@@ -26,7 +27,7 @@ from .common import (
     assert_numbers,
     assert_untouched,
     calls,
-    compile_pair,
+    compiled,
     fused,
     module,
     run_pass,
@@ -353,7 +354,7 @@ def test_residual_that_another_kernel_adds_is_left_to_it() -> None:
     assert [d.workload.norm.residual for d in decisions] == [False, False]
     assert decisions[0].workload.outputs[0].epilogue == ("gelu", "residual")
     assert calls(out["main"]) == ["call_tir", "call_tir"]
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 def test_second_run_changes_nothing() -> None:
@@ -509,13 +510,15 @@ class Module:
 """
 
 
-def test_declines_mixed_virtual_devices() -> None:
+def test_fuses_on_the_virtual_devices_of_its_target() -> None:
     text = MIXED_DEVICES.replace("R.add(y, PLACE)", 'R.to_vdevice(y, "llvm:0")').replace(
         'W: R.Tensor((32, 48), "float32")', 'W: R.Tensor((32, 48), "float32", "cuda:0")'
     )
-    same, (decision,) = run_pass(tvm.script.from_source(text), PASS)
-    assert decision.fused and len(same.global_infos["vdevice"]) == 2
-    made = {b.var.name: b.var for b in same["main"].body.blocks[0].bindings}
+    mod = tvm.script.from_source(text)
+    assert_declined(mod, PASS, Reason.VDEVICE, "are on cuda:0:global")
+    out, (decision,) = run_pass(mod, PASS, target=make_target("h200"), always_fuse=True)
+    assert decision.fused and len(out.global_infos["vdevice"]) == 2
+    made = {b.var.name: b.var for b in out["main"].body.blocks[0].bindings}
     assert str(made["y"].ty.vdevice.target.kind) == "cuda"
 
 
@@ -532,14 +535,14 @@ CHAINS = [r.chain for r in REWRITES] + [
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)
 
 
 def test_a_cast_that_a_kernel_made_is_the_input_of_the_next_norm() -> None:

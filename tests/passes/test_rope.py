@@ -14,7 +14,7 @@ from .common import (
     Rewrite,
     assert_numbers,
     calls,
-    compile_pair,
+    compiled,
     fused,
     module,
     run_pass,
@@ -514,7 +514,7 @@ def test_angles_that_need_the_kernel() -> None:
     _, decisions = run_pass(mod, NORM_MATMUL)
     assert [p.rope for d in decisions if d.fused for p in d.workload.outputs] == [None, None]
     assert [d.decline.reason for d in decisions if not d.fused] == [Reason.CYCLE]
-    assert_numbers(compile_pair(mod), mod, chain)
+    assert_numbers(compiled(mod), mod, chain)
 
 
 INTERLEAVED = Q4 + (
@@ -544,17 +544,17 @@ CHAINS = [r.chain for r in [*REWRITES, *NORMED]] + [c for c, *_ in DECLINES]
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def machine():
     mod = module(CHAINS)
-    return compile_pair(mod), mod
+    return compiled(mod), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
-def test_numbers(compiled, chain: Chain) -> None:
-    assert_numbers(*compiled, chain)
+def test_numbers(machine, chain: Chain) -> None:
+    assert_numbers(*machine, chain)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 17), (3, 1), (2, 40), (3, 100)])
-def test_every_range_of_rows(sizes: tuple[int, int], compiled) -> None:
+def test_every_range_of_rows(sizes: tuple[int, int], machine) -> None:
     chain = replace(NORMED[2].chain, sizes=dict(zip("bt", sizes, strict=True)))
-    assert_numbers(*compiled, chain)
+    assert_numbers(*machine, chain)

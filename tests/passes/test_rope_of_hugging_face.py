@@ -11,7 +11,8 @@ from tvm.relax.frontend.torch import from_exported_program
 from relax_fusion import Report
 from tests.models import common
 
-from ..quick import quick_host
+from ..accuracy import assert_accurate
+from ..quick import machine, quick_host
 
 LENGTH = 12
 
@@ -41,7 +42,7 @@ def model() -> torch.nn.Module:
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("batch", [1, 2])
 def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int) -> None:
-    layers, exact_layers = Layers(model), Layers(common.to_float64(model))
+    layers = Layers(model)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(batch, LENGTH, model.config.hidden_size, generator=generator)
     positions = torch.arange(3, LENGTH + 3)[None]
@@ -54,7 +55,8 @@ def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int
     shared = None if batch == 1 else LENGTH
     assert ropes == [[(128, shared), (64, shared), None]] * 2
     inputs = (tvm.runtime.tensor(t.numpy()) for t in (x, positions))
-    got = relax.VirtualMachine(built, tvm.cpu())["main"](*inputs)[0].numpy()
+    got = machine(built)["main"](*inputs)[0].numpy()
     with torch.no_grad():
-        peer, exact = layers(x, positions).numpy(), exact_layers(x.double(), positions).numpy()
-    common.assert_as_accurate(got, peer, exact, "float32")
+        both = (Layers(common.to_float64(model)), Layers(common.nudge(model, "float32")))
+        exact, moved = (made(x.double(), positions).numpy() for made in both)
+    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import tvm
 
 from relax_fusion import make_target
-from tests.quick import quick
+from tests.quick import loaded, quick
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -41,6 +42,7 @@ def cpu_in_place_of_a_gpu(monkeypatch):
     import _gpu_timing
     import _relax_build
 
+    compiler = tvm.compile
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -51,3 +53,4 @@ def cpu_in_place_of_a_gpu(monkeypatch):
         monkeypatch.setattr(_gpu_timing, name, value)
     monkeypatch.setattr(_relax_build, "fill_cache", lambda build, jobs: [])
     monkeypatch.setattr(_relax_build, "make_target", lambda name: quick(make_target(name)))
+    monkeypatch.setattr(tvm, "compile", lambda *args, **given: loaded(compiler(*args, **given)))

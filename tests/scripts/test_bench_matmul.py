@@ -212,7 +212,7 @@ def test_a_wide_weight_is_multiplied_in_parts(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ours_computes_what_pytorch_does(case, tiny) -> None:
+def test_ours_computes_what_pytorch_does(case, tiny, cpu_in_place_of_a_gpu) -> None:
     problem = Problem(Weights(Chain(case, "tiny"), "float32", "cpu"), 5)
     compiled = ours.build(ours.Job(problem.chain, "ours", None, "float32", "llvm"))
     out = timing.as_torch(compiled.call(problem.inputs, problem.weights.by_name)())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import tvm_ffi
@@ -9,6 +10,7 @@ from tvm import ir, relax, tirx
 from tvm.script import tirx as T
 
 import relax_fusion  # noqa: F401  (registers the pipeline)
+from relax_fusion.modules import with_functions
 from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
@@ -164,3 +166,19 @@ def test_with_additional_tirs() -> None:
 
 def test_without_kernels_the_pipeline_adds_nothing() -> None:
     assert external(through_the_pipeline(adds())) == []
+
+
+def test_what_is_added_later_is_embedded_later() -> None:
+    once = EmbedTritonKernels()(adds(64, 64, 128))
+    more = {g: f for g, f in adds(64, 256).functions_items() if isinstance(f, tirx.PrimFunc)}
+    more = {ir.GlobalVar(f"later_{g.name_hint}"): f for g, f in more.items()}
+    twice = EmbedTritonKernels()(with_functions(once, more))
+    first, second = sources(twice)
+    assert first == sources(once)[0]
+    assert second.count("static const unsigned char rf_image_add_") == 1
+    defined = [n for s in (first, second) for n in re.findall(r"int (\w+)\([^)]*\) {\n  \w", s)]
+    text = twice.script(show_meta=False)
+    called = re.findall(r'call_cpacked\("(\w+)"', text)
+    launchers = [n for n in defined if "add" in n]
+    assert sorted(launchers) == sorted(called) and len(set(called)) == 4
+    assert EmbedTritonKernels()(twice).same_as(twice)

@@ -29,6 +29,7 @@ from relax_fusion.triton_bridge import (
 )
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
+from ..quick import machine
 from .common import H200, add, copy_by_descriptor, copy_tile, double_first, params
 from .fake_driver import build_driver
 
@@ -213,7 +214,7 @@ def test_its_symbols_are_hidden(library: Path) -> None:
 
 def test_in_this_process(library: Path) -> None:
     built = tvm.compile(EmbedTritonKernels()(two_adds()), "llvm")
-    vm = relax.VirtualMachine(built, tvm.cpu())
+    vm = machine(built)
     empty = tvm.runtime.empty((0,), "float32")
     assert vm["main"](empty, empty).shape == (0,)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from tvm import relax, tirx
 
@@ -25,6 +26,8 @@ class Grid:
 
     view: BlockView
     sizes: tuple[PrimExpr | int, PrimExpr | int, PrimExpr | int, PrimExpr | int]
+    addends: dict[tuple, Any] = field(default_factory=dict, compare=False)
+    """What `masks` found behind tensors, to which sums of sums lead many times."""
 
     def aligned(self, expr: relax.Expr, shape: Sequence[PrimExpr]) -> Aligned:
         """Line a tensor up with scores of `shape`, to which it may be broadcast."""

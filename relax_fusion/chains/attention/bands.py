@@ -23,6 +23,11 @@ class Band:
     above: PrimExpr | None = None
     upto: PrimExpr | None = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether every query sees every key."""
+        return self.above is None and self.upto is None
+
     def __str__(self) -> str:
         """Render for refusals."""
         low = "" if self.above is None else f"{self.above} < "

@@ -83,6 +83,13 @@ def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
 
 def _added(at: Aligned, negated: bool) -> Parts | None:
     """Take an addend to pieces."""
+    key, found = (at.at.expr, at.at.axes, negated), at.grid.addends
+    if key not in found:
+        found[key] = _addend_parts(at, negated)
+    return found[key]
+
+
+def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
     value = at.element()
     if value is not None:
         condition = _where_nothing_is_added(at, value, negated)
@@ -100,7 +107,7 @@ def _added(at: Aligned, negated: bool) -> Parts | None:
     if call is not None:
         flipped = negated != (call.op.name == "relax.subtract")
         parts = _together(at, ((call.args[0], negated), (call.args[1], flipped)))
-        if parts is not None and (parts.seen or parts.band != Band()) and len(parts.biases) < 2:
+        if parts is not None and (parts.seen or not parts.band.is_open) and len(parts.biases) < 2:
             return parts
     slopes = slopes_of(at)
     if slopes is not None and not negated:

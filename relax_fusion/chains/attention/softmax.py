@@ -89,7 +89,7 @@ def _without_empty_rows(
     covers, call = [weights], None
     for name in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
         call = view.call(empty, f"relax.{name}")
-        if call is None or (name == "max" and [int(a) for a in call.attrs.axis] != [-1]):
+        if call is None or (name == "max" and not _is_by_row(call)):
             return None
         covers.append(empty)
         empty = call.args[0]
@@ -99,6 +99,13 @@ def _without_empty_rows(
     if isinstance(zeros, relax.Var) and view.call(zeros, "relax.full_like") is not None:
         covers.append(zeros)
     return inner, tuple(covers)
+
+
+def _is_by_row(call: relax.Call) -> bool:
+    """Tell whether a reduction leaves one element of each row, where the row was."""
+    rank = len(shape_of(call.args[0]) or ()) or 1
+    axes = [int(a) % rank for a in call.attrs.axis or ()]
+    return axes == [rank - 1] and bool(call.attrs.keepdims)
 
 
 def _with_sinks(view: BlockView, at: Scores) -> Softmax | None:

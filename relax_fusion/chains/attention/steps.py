@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import ml_dtypes
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ...errors import Reason
 from ...pattern import BlockView
 from ...shapes import dtype_of, same_shape, shape_of, shape_text
 from ...workload import FLOAT_BYTES
-from ..constants import binary
+from ..constants import binary, scaled
 from ..elements import Elements
 from .row_maximum import row_maximum
 from .scores import HIDDEN, Addend, Condition, Scores
@@ -72,19 +72,9 @@ def _view(view: BlockView, at: Scores) -> Steps:
 
 def _multiplied(view: BlockView, at: Scores) -> Steps:
     """``s * c`` or ``s / c``."""
-    elements = Elements(view)
-    for inner, factor in binary(view, at.expr, "relax.multiply"):
-        value = elements.uniform(factor)
-        if value is not None and same_shape(shape_of(inner), at.shape):
-            yield _scaled(at, inner, value)
-    call = view.call(at.expr, "relax.divide")
-    value = elements.uniform(call.args[1]) if call is not None else None
-    if call is not None and value and same_shape(shape_of(call.args[0]), at.shape):
-        yield _scaled(at, call.args[0], 1.0 / value)
-
-
-def _scaled(at: Scores, inner: relax.Expr, factor: float) -> Scores:
-    return replace(at.inside(inner), factor=at.factor * factor)
+    found = scaled(view, at.expr, lambda view, factor: Elements(view).uniform(factor))
+    if found is not None:
+        yield replace(at.inside(found[0]), factor=at.factor * found[1])
 
 
 def _tanh(view: BlockView, at: Scores) -> Steps:
@@ -152,6 +142,8 @@ def _where(view: BlockView, at: Scores) -> Steps:
 
 def _held(view: BlockView, at: Scores) -> Steps:
     """``maximum(s, finfo.min)`` does nothing; ``minimum(s, mask)`` is a mask."""
+    if dtype_of(at.expr) not in FLOAT_BYTES:
+        return
     elements = Elements(view)
     for inner, bound in binary(view, at.expr, "relax.maximum"):
         value = elements.uniform(bound)
@@ -167,7 +159,7 @@ def _held(view: BlockView, at: Scores) -> Steps:
             masked = _after_mask(at.inside(inner), "a mask holds scores down")
             yield replace(masked, least=(Addend(bound, at.shape), *masked.least))
     call = view.call(at.expr, "relax.clip")
-    if call is not None:
+    if call is not None and all(isinstance(a, tirx.IntImm | tirx.FloatImm) for a in call.args[1:]):
         low, high = (float(a) for a in call.args[1:])
         yield _clamped(at, call.args[0], low, high)
 

@@ -46,7 +46,7 @@ def split_reduce(
     HALF: tl.constexpr = 0,
     ROTATED: tl.constexpr = 0,
 ):
-    """Finish one tile.  Grid: ``(ceil(N / BLOCK_N), ceil(M / BLOCK_M))``.
+    """Finish one tile.  Grid: ``(ceil(M / BLOCK_M), ceil(N / BLOCK_N))``.
 
     Parameters
     ----------
@@ -64,8 +64,8 @@ def split_reduce(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    m_index = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n_index = tile_features(tl.program_id(0), BLOCK_N, HALF)
+    m_index = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    n_index = tile_features(tl.program_id(1), BLOCK_N, HALF)
     offsets, mask = tile_offsets(m_index, n_index, M, N)
     size = tl.full([], N, tl.int64) * M
     parts: tl.constexpr = 2 if GATED else 1
@@ -100,7 +100,7 @@ def split_reduce(
         HAS_BIAS,
         ACTIVATION,
         RESIDUAL,
-        (cos_ptr, sin_ptr, positions, tl.program_id(0)),
+        (cos_ptr, sin_ptr, positions, tl.program_id(1)),
         HALF,
         ROTATED,
     )

@@ -50,7 +50,7 @@ def matmul_pointer(case: Case, split: int, swap: bool, tile: int = 16) -> list[L
         return [first]
     second = Launch(
         "split_reduce",
-        (cdiv(case.n, 16), cdiv(case.rows, 2)),
+        (cdiv(case.rows, 2), cdiv(case.n, 16)),
         {**case.pointers("workspace", *OUTPUTS), **scalars},
         {**case.constants(), "NORM": case.norm, "SPLIT_K": split, "BLOCK_M": 2, "BLOCK_N": 16},
     )

@@ -1,0 +1,118 @@
+"""Loops that never run, of which TVM's rules make divisions by zero."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+_CALLS = ("tirx.tvm_call_", "tirx.call_extern")
+"""Names of operators, or how they begin, that call what may have effects of its own."""
+
+
+def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return `func` without loops of no iterations, and without what only they had use for.
+
+    rewrite::
+
+        for i in 0: S(i)                             ->    nothing
+        for i in n: for k in 0: y[i] += f(i, k)      ->    for i in n: y[i] = 0
+
+    A reduction of nothing still has a result; TVM initialises it in the first iteration, so that it
+    is whatever the memory held.
+    """
+    starts: list[s_tir.SBlockRealize] = []
+
+    def block(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        start = _start_only(node)
+        if start is not None:
+            starts.append(start)
+        return start or node
+
+    def loop(node: tirx.For) -> tirx.Stmt:
+        if _is_nothing(node.body):
+            return node.body
+        if not isinstance(node.extent, tirx.IntImm) or node.extent.value > 0:
+            return node
+        inner = node.body
+        while isinstance(inner, tirx.For):
+            inner = inner.body
+        return node.body if any(inner.same_as(s) for s in starts) else tirx.Evaluate(0)
+
+    def sequence(node: tirx.SeqStmt) -> tirx.Stmt:
+        kept = [part for part in node.seq if not _is_nothing(part)]
+        return node if len(kept) == len(node.seq) else tirx.stmt_seq(*kept or [tirx.Evaluate(0)])
+
+    rewrites = [(s_tir.SBlockRealize, block), (tirx.For, loop), (tirx.SeqStmt, sequence)]
+    body = tvm_ffi.structural_map(func.body, rewrites, order="post")
+    return func if body.same_as(func.body) else func.with_body(_without_unread(body))
+
+
+def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
+    """Drop memory of a function that nobody reads, and the statements that write nothing else."""
+    if not isinstance(body, s_tir.SBlockRealize):
+        return body
+    root = body.block
+    parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    rooms = list(root.alloc_buffers)
+    while True:
+        named = [_variables(part) for part in parts]
+        times = Counter(room for names in named for room in rooms if room in names)
+        unread = {room for room in rooms if times[room] == 1}
+        kept = [p for p, names in zip(parts, named, strict=True) if not _fills(p, names & unread)]
+        if len(kept) == len(parts):
+            break
+        parts = kept
+    rooms = [room for room in rooms if times[room]]
+    block = s_tir.SBlock(
+        *([], root.reads, root.writes, root.name_hint),
+        tirx.stmt_seq(*parts or [tirx.Evaluate(0)]),
+        alloc_buffers=rooms,
+        match_buffers=root.match_buffers,
+        annotations=root.annotations,
+    )
+    return s_tir.SBlockRealize([], body.predicate, block)
+
+
+def _variables(stmt: tirx.Stmt) -> set[ir.Var]:
+    found: set[ir.Var] = set()
+    tvm_ffi.structural_walk(stmt, (ir.Var, found.add))
+    return found
+
+
+def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:
+    """Tell whether all that a statement does is to store into one of `unread`."""
+    stores: list[ir.Var] = []
+    others: list[ir.Call] = []
+
+    def call(node: ir.Call) -> None:
+        if not isinstance(node.op, ir.Op) or node.op.name.startswith(_CALLS):
+            others.append(node)
+
+    def store(node: tirx.BufferStore) -> None:
+        stores.append(node.buffer)
+
+    tvm_ffi.structural_walk(stmt, [(ir.Call, call), (tirx.BufferStore, store)])
+    return bool(stores) and not others and all(buffer in unread for buffer in stores)
+
+
+def _start_only(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize | None:
+    """Return the initialisation of a reduction of nothing, None for any other block."""
+    block = node.block
+    pairs = list(zip(block.iter_vars, node.iter_values, strict=True))
+    reduced = [v.dom.extent for v, _ in pairs if v.iter_type == tirx.IterVar.CommReduce]
+    if block.init is None or not any(isinstance(n, tirx.IntImm) and n.value <= 0 for n in reduced):
+        return None
+    kept = [(v, at) for v, at in pairs if v.iter_type != tirx.IterVar.CommReduce]
+    start = s_tir.SBlock(
+        *([v for v, _ in kept], [], block.writes, block.name_hint, block.init),
+        alloc_buffers=block.alloc_buffers,
+        match_buffers=block.match_buffers,
+        annotations=block.annotations,
+    )
+    return s_tir.SBlockRealize([at for _, at in kept], node.predicate, start)
+
+
+def _is_nothing(stmt: tirx.Stmt) -> bool:
+    return isinstance(stmt, tirx.Evaluate) and isinstance(stmt.value, tirx.IntImm)

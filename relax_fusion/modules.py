@@ -1,0 +1,46 @@
+"""Modules with other functions: everything else that a module carries stays as it is.
+
+Besides functions, a module has attributes, external modules among them, and global infos, which
+hold its virtual devices.  A module that is built anew from its functions loses them, and then
+whatever names a virtual device fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import tvm_ffi
+from tvm import ir
+
+EXTERNAL_MODULES = "external_mods"
+"""Module attribute: what TVM links into the library."""
+
+
+def with_functions(
+    mod: ir.IRModule,
+    functions: Mapping[ir.GlobalVar, ir.BaseFunc],
+    without: Iterable[ir.GlobalVar] = (),
+) -> ir.IRModule:
+    """Return a copy of `mod` with functions removed, and others replaced or added.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        It is not modified.
+    functions : mapping of GlobalVar to BaseFunc
+        A variable of the module replaces its function, a new one adds a function.
+    without : iterable of GlobalVar
+        Removed first, so that `functions` may use their names.
+    """
+    copy = mod.clone()
+    for gvar in without:
+        del copy[gvar]
+    for gvar, func in functions.items():
+        copy.update_func(gvar, func)
+    return copy
+
+
+def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModule:
+    """Return a copy of `mod` that links `library` too."""
+    there = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
+    return mod.with_attr(EXTERNAL_MODULES, [*there, library])

@@ -1,0 +1,63 @@
+"""Loops of no iterations: what they would have initialised is, and all else of them goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from relax_fusion import PATTERNS, host_target, make_target
+from relax_fusion.dlight_rules.empty_loops import without_empty_loops
+from relax_fusion.dlight_rules.host_code import host_accesses
+
+from ..passes.common import Chain, module
+from ..quick import quick_host
+from .foreign_cases import prim_funcs
+
+EMPTY = module(
+    [
+        Chain("concat", "x[2,24,64] e[2,24,0]", "y = R.concat((x, e), axis=-1)", "y"),
+        Chain("product", "x[2,0] w[0,3]", "h = R.matmul(x, w); y = R.nn.relu(h)", "y"),
+        Chain("greatest", "x[2,0]", "y = R.max(x, axis=[1])", "y"),
+        Chain("norm", "x[0,64] g[64]", "y = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)", "y"),
+        Chain("several", "x[2,0,4]", "y = R.sum(x, axis=[1, 2])", "y"),
+    ]
+)
+
+
+def legalised(name: str) -> tvm.tirx.PrimFunc:
+    return prim_funcs(relax.transform.LegalizeOps()(tvm.IRModule({name: EMPTY[name]})))[0]
+
+
+def test_a_function_without_empty_loops_is_itself() -> None:
+    func = prim_funcs(
+        relax.transform.LegalizeOps()(module([Chain("f", "x[4]", "y = R.exp(x)", "y")]))
+    )
+    assert without_empty_loops(func[0]).same_as(func[0])
+
+
+def test_nothing_is_left_of_a_norm_of_no_rows() -> None:
+    before = legalised("norm")
+    after = without_empty_loops(before)
+    assert host_accesses(before.body) and not host_accesses(after.body)
+    assert len(after.body.block.alloc_buffers) == 0
+
+
+def test_empty_tensors_compile_for_a_gpu() -> None:
+    target = make_target("h200")
+    tvm.compile(EMPTY, target, relax_pipeline=relax.get_pipeline("relax_fusion", target=target))
+
+
+def test_reductions_of_nothing_have_their_start() -> None:
+    pipeline = relax.get_pipeline("relax_fusion", target=host_target(), disable=tuple(PATTERNS))
+    vm = relax.VirtualMachine(tvm.compile(EMPTY, quick_host(), relax_pipeline=pipeline), tvm.cpu())
+
+    def result(name: str, *shapes: tuple[int, ...]) -> np.ndarray:
+        dirty = [tvm.runtime.tensor(np.full(6, 7, "float32")) for _ in range(8)]
+        del dirty
+        return vm[name](*(tvm.runtime.tensor(np.ones(s, "float32")) for s in shapes)).numpy()
+
+    assert (result("product", (2, 0), (0, 3)) == np.zeros((2, 3))).all()
+    assert (result("greatest", (2, 0)) == np.finfo("float32").min).all()
+    assert (result("several", (2, 0, 4)) == np.zeros(2)).all()
+    assert (result("concat", (2, 24, 64), (2, 24, 0)) == np.ones((2, 24, 64))).all()
