@@ -68,7 +68,7 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
         (
             {},
             {"family": "wgmma"},
-            "backend 'tir' has 'mma' for attention on a gpu",
+            "family is 'wgmma', backend 'tir' has 'mma' for attention on a gpu",
         ),
         (
             {},
