@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,6 +38,9 @@ def main() -> int:
 
 def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:
     """Give the process, and compilers that it calls, a directory that vanishes with it."""
+    import shutil  # not above: nobody watches over what is imported there
+    import tempfile
+
     with suppress(OSError):  # whoever needs one will complain
         directory = tempfile.mkdtemp(prefix="relax-fusion-")
         tempfile.tempdir = os.environ["TMPDIR"] = directory
