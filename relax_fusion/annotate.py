@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +14,12 @@ from tvm import ir, relax, tirx
 
 from .errors import PipelineError
 from .modules import with_functions
+from .shapes import as_dim, shape_of, shape_text
+from .validation import MOST_ELEMENTS
+
+
+class UnknownVariableWarning(UserWarning):
+    """A bound is for a symbolic variable that no function of the module has."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
@@ -36,16 +44,25 @@ class AttachFunctionAttrs:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with attributes; `mod` itself if there are none to attach."""
-        updated = {}
+        updated, known = {}, set()
         for gvar, func in mod.functions_items():
             if not isinstance(func, relax.Function):
                 continue
+            known |= {var.name for var in relax.analysis.defined_symbolic_vars(func)}
             if self.bounds:
+                _check_sizes(func, self.bounds)
                 func = func.with_attr("tir_var_upper_bound", dict(self.bounds))
             if gvar.name_hint in self.hints:
                 variables = list(self.hints[gvar.name_hint])
                 func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
             updated[gvar] = func
+        for name in self.bounds.keys() - known:
+            warnings.warn(
+                f"variable_bounds names {name!r}, which no function has; they have "
+                f"{', '.join(sorted(known)) or 'none'}",
+                UnknownVariableWarning,
+                stacklevel=2,
+            )
         return with_functions(mod, updated) if self.bounds or self.hints else mod
 
 
@@ -125,6 +142,21 @@ class AttachMetadata:
         with builder.function("_metadata", params=[]):
             builder.emit_func_output(ir.StringImm(json.dumps(content)))
         return builder.get()
+
+
+def _check_sizes(func: relax.Function, bounds: Mapping[str, int]) -> None:
+    """Refuse bounds with which a tensor would have more bytes than 64 bits can count."""
+    for var in relax.analysis.all_vars(func):
+        shape = shape_of(var)
+        if shape is None:
+            continue
+        sizes = [as_dim(size, bounds) for size in shape]
+        most = math.prod(d if isinstance(d, int) else d.upper or 1 for d in sizes)
+        if most > MOST_ELEMENTS:
+            raise PipelineError(
+                f"variable_bounds give {var.name}, of shape {shape_text(shape)}, {most} elements; "
+                f"at most {MOST_ELEMENTS} are possible"
+            )
 
 
 def _memory_usage(mod: ir.IRModule) -> dict[str, int]:

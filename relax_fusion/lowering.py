@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
 import tvm_ffi
+from pydantic import InstanceOf, SkipValidation
 from tvm import ir, relax
 from tvm.target import Target
 
@@ -32,13 +34,19 @@ from .rebuild import Kernel, order, overwritten, rebuild
 from .shapes import elsewhere
 from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
+from .validation import Count, check, shown
 from .workload import GatedFFN, NormMatmul
 
 # Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
-for _error in (LoweringError, PipelineError, SchedulingError, TargetError, TilePlanError):
+for _error in (
+    *(LoweringError, PipelineError, SchedulingError, TargetError, TilePlanError),
+    KeyboardInterrupt,
+):
     tvm_ffi.register_error(_error)
 
 Plans = Mapping[str, TilePlan | PlanTable]
+Bound = Count
+"""The largest value of a symbolic variable; sizes of tensors have to fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +73,22 @@ class FuseOptions:
     """
 
     target: Target | None = None
-    plans: Plans = field(default_factory=dict)
-    bounds: Mapping[str, int] = field(default_factory=dict)
-    decisions: list[Decision] | None = None
+    plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    decisions: Annotated[list[Decision], InstanceOf()] | None = None
     always_fuse: bool = False
-    backend: str = "tir"
+    backend: Literal["tir", "triton"] = "tir"
     allow_tf32: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse plans that are none, before any chain is looked at."""
+        """Refuse values that no pass could honour, before any chain is looked at."""
+        check(self, PipelineError)
         if not isinstance(self.plans, Mapping):
-            raise TilePlanError(f"plans is {self.plans!r}; it must map names to tile plans")
+            raise TilePlanError(f"plans is {shown(self.plans)}; must map names to tile plans")
         for name, plan in self.plans.items():
             if not isinstance(plan, TilePlan | PlanTable):
-                raise TilePlanError(f"plans[{name!r}] is {plan!r}; must be a TilePlan or PlanTable")
+                detail = f"is {shown(plan)}; must be a TilePlan or PlanTable"
+                raise TilePlanError(f"plans[{shown(name)}] {detail}")
 
     def resolved_target(self) -> Target:
         """Return the target, falling back to the one in scope and then to this machine."""
@@ -106,6 +116,8 @@ def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions)
     tvm.IRModule
         The module with fused kernels, or `mod` itself if nothing was fused.
     """
+    if not isinstance(options, FuseOptions):
+        raise PipelineError(f"{pattern}: options is {shown(options)}; must be FuseOptions")
     fuser = _Fuser(mod, pattern, matcher, options)
     updated: dict[ir.GlobalVar, relax.Function] = {}
     for gvar, func in mod.functions_items():

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import tvm
+from pydantic import AfterValidator, InstanceOf, SkipValidation
 from tvm import tirx
 from tvm.target import Target
 
 from .errors import PipelineError
-from .lowering import FuseOptions, Plans
+from .lowering import Bound, FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
 from .target import has_triton, make_target, require_tf32
+from .validation import Natural, check, shown
 
-BACKENDS = ("auto", "tir", "triton")
+Backend = Literal["auto", "tir", "triton"]
+BACKENDS = get_args(Backend)
+
+
+def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
+    """Return a check of a field's value that is no matter of its type."""
+
+    def demand(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError(needs)
+        return value
+
+    return AfterValidator(demand)
+
+
+PassName = Annotated[str, _demand(PATTERNS.__contains__, f"must be one of {', '.join(PATTERNS)}")]
+Identifier = Annotated[str, _demand(str.isidentifier, "must be an identifier")]
+Unavailable = Annotated[
+    bool, _demand(lambda wanted: not wanted, "must be False: TVM's wheels lack these kernels")
+]
 
 
 @dataclass(frozen=True)
@@ -74,60 +96,43 @@ class PipelineOptions:
     """
 
     target: Target
-    flashinfer: bool = False
+    flashinfer: Unavailable = False
     cublas_gemm: bool = False
-    faster_transformer: bool = False
-    allreduce_strategy: int = 0
-    variable_bounds: Mapping[str, int] = field(default_factory=dict)
+    faster_transformer: Unavailable = False
+    allreduce_strategy: Natural = 0
+    variable_bounds: Mapping[str, Bound] = field(default_factory=dict)
     use_cuda_graph: bool = True
     cuda_graph_symbolic_capture_hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    additional_tirs: Mapping[str, tirx.PrimFunc] = field(default_factory=dict)
+    additional_tirs: Mapping[Identifier, tirx.PrimFunc] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    ext_mods: Sequence[Any] = ()
+    ext_mods: Sequence[tvm.runtime.Module] = ()
     debug_dump: Path | None = None
-    backend: str = "auto"
-    plans: Plans = field(default_factory=dict)
-    disable: tuple[str, ...] = ()
+    backend: Backend = "auto"
+    plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
+    disable: tuple[PassName, ...] = ()
     always_fuse: bool = False
     allow_tf32: bool = False
-    report: Report | None = None
+    report: InstanceOf[Report] | None = None
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no phase could honour."""
-        if not isinstance(self.use_cuda_graph, bool):
-            raise PipelineError(f"use_cuda_graph is {self.use_cuda_graph!r}; must be True or False")
-        if self.backend not in BACKENDS:
-            raise PipelineError(f"backend is {self.backend!r}; it must be one of {BACKENDS}")
+        check(self, PipelineError)
         if self.backend == "triton" and not has_triton(self.target):
             raise PipelineError(
                 f"backend 'triton' needs a CUDA target, sm_80 or newer: {self.target}"
             )
-        if not isinstance(self.allow_tf32, bool):
-            raise PipelineError(f"allow_tf32 is {self.allow_tf32!r}; must be True or False")
         if self.allow_tf32:
             require_tf32(self.target)
-        unknown = sorted(set(self.disable) - set(PATTERNS))
-        if unknown:
-            raise PipelineError(
-                f"disable names {unknown[0]!r}; the passes are {', '.join(PATTERNS)}"
-            )
-        for name, ok in (("flashinfer", False), ("faster_transformer", False)):
-            if getattr(self, name) and not ok:
-                raise PipelineError(f"{name}=True needs kernels that TVM's wheels do not have")
         if self.cublas_gemm and tvm.get_global_func("relax.ext.cublas", True) is None:
             raise PipelineError("cublas_gemm=True needs a TVM that was built with cuBLAS")
-        self._check_bounds()
+        try:
+            json.dumps(dict(self.metadata), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as err:
+            raise PipelineError(f"metadata is {shown(self.metadata)}; not JSON: {err}") from err
+        if self.debug_dump is not None and "\0" in str(self.debug_dump):
+            raise PipelineError(f"debug_dump is {shown(str(self.debug_dump))}; must be a directory")
         self._check_plans()
-
-    def _check_bounds(self) -> None:
-        if not isinstance(self.variable_bounds, Mapping):
-            raise PipelineError(f"variable_bounds is {self.variable_bounds!r}; must be a mapping")
-        for name, value in self.variable_bounds.items():
-            fits = isinstance(value, int) and not isinstance(value, bool)
-            if not fits or not 1 <= value < 2**63:
-                detail = f"is {value!r}; it must be an integer >= 1 that fits 64 bits"
-                raise PipelineError(f"variable_bounds[{name!r}] {detail}")
 
     def _check_plans(self) -> None:
         """Refuse the name of a plan that could never be asked for, such as a misspelt pass."""
@@ -135,8 +140,8 @@ class PipelineOptions:
         for name in self.plans:
             if name not in PATTERNS and not re.fullmatch(r"[0-9a-f]{8}", str(name)):
                 raise PipelineError(
-                    f"plans names {name!r}; it must be a workload key (8 hex digits) or one of "
-                    f"{', '.join(PATTERNS)}"
+                    f"plans names {shown(name)}; it must be a workload key (8 hex digits) or one "
+                    f"of {', '.join(PATTERNS)}"
                 )
 
     @property
@@ -162,7 +167,7 @@ class PipelineOptions:
 def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> PipelineOptions:
     """Check the names of the arguments and bring their values into the types of the fields."""
     known = [f.name for f in fields(PipelineOptions)]
-    unknown = sorted(set(kwargs) - set(known))
+    unknown = [name for name in kwargs if name not in known]
     if unknown:
         raise PipelineError(
             f"the pipeline has no argument {unknown[0]!r}; it takes {', '.join(known)}"
@@ -172,11 +177,11 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
         target = Target.current(allow_none=True)
         if target is None:
             raise PipelineError("no target: pass target=... or call within `with target:`")
-    if "debug_dump" in given:
+    if isinstance(given.get("debug_dump"), str):
         given["debug_dump"] = Path(given["debug_dump"])
-    if "disable" in given:
-        disable: str | Iterable[str] = given["disable"]
-        given["disable"] = (disable,) if isinstance(disable, str) else tuple(disable)
-    if "allreduce_strategy" in given:
-        given["allreduce_strategy"] = int(given["allreduce_strategy"])
+    disable = given.get("disable", ())
+    if isinstance(disable, str):
+        given["disable"] = (disable,)
+    elif isinstance(disable, Iterable):
+        given["disable"] = tuple(disable)
     return PipelineOptions(make_target(target), **given)

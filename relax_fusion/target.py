@@ -14,6 +14,7 @@ from tvm.target import Target, codegen
 
 from .device import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
 from .errors import TargetError
+from .validation import shown
 
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 _GPU_BY_DEVICE = {"adreno": "adreno730", "mali": "mali_g710"}
@@ -78,22 +79,34 @@ def most_lanes(target: Target) -> int | None:
 
 def host_target() -> Target:
     """Return the target of this machine's CPU, with its own instruction set and core count."""
-    return Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": _cores()})
+    return Target(
+        {"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu(), "num-cores": usable_cores()}
+    )
 
 
-def _cores() -> int:
-    """Cores that this process may use, which in a container can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> int:
+    """Return how many processors this process may use: fewer than there are, in a container."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(count or 1, _quota()))
 
 
-def make_target(name: str | Target) -> Target:
+def _quota() -> int:
+    """Return the processors whose time the control group may use (Linux, cgroup v2)."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return -(-int(quota) // int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return sys.maxsize
+
+
+def make_target(name: str | Target | Mapping[str, Any]) -> Target:
     """Return the target that `name` stands for.
 
     Parameters
     ----------
-    name : str or Target
+    name : str, Target or mapping
         A device of the table (``"h200"``, ``"a100"``, ...), ``"llvm"`` or ``"cpu"`` for this
-        machine's processor, or anything that `tvm.target.Target` reads (a tag, JSON).
+        machine's processor, or anything that `tvm.target.Target` reads (a tag, JSON, a mapping).
 
     Raises
     ------
@@ -104,15 +117,17 @@ def make_target(name: str | Target) -> Target:
         return name
     if name in ("llvm", "cpu"):
         return host_target()
-    spec = DEVICES.get(name.lower())
+    spec = DEVICES.get(name.lower()) if isinstance(name, str) else None
     if spec is not None and spec.kind == "gpu":
         return _named(spec)
     try:
-        return Target(json.loads(name) if name.lstrip().startswith("{") else name)
-    except (ValueError, RuntimeError, TypeError) as err:
+        if isinstance(name, str):
+            return Target(json.loads(name) if name.lstrip().startswith("{") else name)
+        return Target(dict(name))
+    except (ValueError, RuntimeError, TypeError, LookupError, RecursionError) as err:
         gpus = ", ".join(sorted(n for n, d in DEVICES.items() if d.kind == "gpu"))
         raise TargetError(
-            f"target {name!r} is neither 'llvm', one of {gpus}, nor a target that TVM reads"
+            f"target {shown(name)} is neither 'llvm', one of {gpus}, nor a target that TVM reads"
         ) from err
 
 
@@ -144,7 +159,7 @@ def device_of(target: Target) -> DeviceSpec:
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     if is_cpu(target):
-        cores = int(attrs.get("num-cores", 0)) or _cores()
+        cores = int(attrs.get("num-cores", 0)) or usable_cores()
         return generic_cpu(cores=cores, vector_bytes=codegen.llvm_get_vector_width(target) // 8)
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")
@@ -237,7 +252,9 @@ def require_tf32(target: Target) -> None:
         If the target is not CUDA, or older than sm_80.
     """
     if not _is_ampere_or_newer(target):
-        raise TargetError(f"allow_tf32=True needs a CUDA target, sm_80 or newer: {target}")
+        raise TargetError(
+            f"allow_tf32=True (--allow-tf32) needs a CUDA target, sm_80 or newer: {target}"
+        )
 
 
 def _is_ampere_or_newer(target: Target) -> bool:
@@ -266,10 +283,14 @@ def compute_capability(target: Target) -> int:
 def user_cache_directory() -> Path:
     """Return where this user keeps what can be made again.
 
-    ``RELAX_FUSION_CACHE_DIR``, else ``relax_fusion`` in ``XDG_CACHE_HOME`` or ``~/.cache``.
+    ``RELAX_FUSION_CACHE_DIR``, else ``relax_fusion`` in ``XDG_CACHE_HOME`` or ``~/.cache``.  For a
+    user without a home it is a place where nothing can be kept.
     """
     ours = os.environ.get("RELAX_FUSION_CACHE_DIR")
     if ours:
         return Path(ours)
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "relax_fusion"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "relax_fusion"
+    except RuntimeError:  # no HOME, and no entry among the users
+        return Path(os.devnull) / "relax_fusion"

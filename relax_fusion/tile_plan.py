@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from .errors import TilePlanError
+from .validation import Count, Natural, check, read, shown
 
 PLAN_ATTR = "relax_fusion.tile_plan"
 """The PrimFunc attribute that carries a `PlanTable`."""
@@ -41,40 +42,28 @@ class TilePlan:
         Which of the kernels of the back end; "" is TIR's usual one for each workload.
     """
 
-    block_m: int
-    block_n: int
-    block_k: int
-    reg_m: int = 1
-    reg_n: int = 1
-    lanes: int = 1
-    split_k: int = 1
-    num_stages: int = 1
-    num_warps: int = 0
-    backend: str = "tir"
+    block_m: Count
+    block_n: Count
+    block_k: Count
+    reg_m: Count = 1
+    reg_n: Count = 1
+    lanes: Count = 1
+    split_k: Count = 1
+    num_stages: Count = 1
+    num_warps: Natural = 0
+    backend: Literal["tir", "triton"] = "tir"
     family: str = ""
-    split_m: int = 1
+    split_m: Count = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""
-        blocks, registers = ("block_m", "block_n", "block_k"), ("reg_m", "reg_n", "lanes")
-        for name in (*blocks, *registers, "split_k", "split_m"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise TilePlanError(f"tile plan: {name} is {value!r}, must be an integer >= 1")
-        if self.num_stages < 1 or self.num_warps < 0:
-            raise TilePlanError(
-                f"tile plan: num_stages={self.num_stages} must be >= 1 and "
-                f"num_warps={self.num_warps} >= 0"
-            )
+        check(self, TilePlanError, "tile plan")
         for block, reg in (("block_m", "reg_m"), ("block_n", "reg_n")):
             if getattr(self, block) % getattr(self, reg):
                 raise TilePlanError(
                     f"tile plan: {reg}={getattr(self, reg)} does not divide "
                     f"{block}={getattr(self, block)}"
                 )
-        if self.backend not in ("tir", "triton"):
-            detail = f"backend is {self.backend!r}, must be 'tir' or 'triton'"
-            raise TilePlanError(f"tile plan: {detail}")
 
     @property
     def key(self) -> str:
@@ -107,20 +96,7 @@ class TilePlan:
         TilePlanError
             If a field is unknown, lacks a value, or has a value that a plan cannot take.
         """
-        known = {f.name: f.type for f in fields(TilePlan)}
-        values = {str(k): v for k, v in attr.items()}
-        unknown = sorted(set(values) - set(known))
-        if unknown:
-            raise TilePlanError(
-                f"tile plan: unknown field {unknown[0]!r}; the fields are {', '.join(known)}"
-            )
-        try:
-            typed: dict[str, Any] = {
-                k: str(v) if known[k] == "str" else int(v) for k, v in values.items()
-            }
-            return TilePlan(**typed)
-        except (TypeError, ValueError) as err:
-            raise TilePlanError(f"tile plan: {err}") from err
+        return read(TilePlan, attr, TilePlanError, "tile plan")
 
 
 @dataclass(frozen=True)
@@ -134,10 +110,11 @@ class PlanTable:
         None and serves the rest.
     """
 
-    entries: tuple[tuple[int | None, TilePlan], ...]
+    entries: tuple[tuple[Count | None, TilePlan], ...]
 
     def __post_init__(self) -> None:
         """Check that the ranges rise and cover everything, and that one back end serves them."""
+        check(self, TilePlanError, "plan table")
         uppers = [u for u, _ in self.entries]
         if not uppers or uppers[-1] is not None or None in uppers[:-1]:
             raise TilePlanError("plan table: the last range, and only it, must be open (None)")
@@ -173,11 +150,12 @@ class PlanTable:
         TilePlanError
             If a plan is none, or the ranges do not rise to an open one.
         """
+        if not isinstance(attr, Iterable) or not all(isinstance(row, Mapping) for row in attr):
+            raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
         entries = []
-        for item in attr:
-            row = {str(k): v for k, v in item.items()}
-            upper = int(row.pop("upper"))
-            entries.append((None if upper < 0 else upper, TilePlan.from_attr(row)))
+        for row in attr:
+            plan = TilePlan.from_attr({k: v for k, v in row.items() if k != "upper"})
+            entries.append((None if row.get("upper") == -1 else row.get("upper", 0), plan))
         return PlanTable(tuple(entries))
 
     @staticmethod

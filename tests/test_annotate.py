@@ -14,6 +14,7 @@ from relax_fusion.annotate import (
     AttachFunctionAttrs,
     AttachMetadata,
     AttachNoAlias,
+    UnknownVariableWarning,
 )
 
 from .passes.common import Chain, module
@@ -26,6 +27,17 @@ def test_bounds_go_to_every_function_and_hints_to_the_named() -> None:
     assert all(dict(out[f].attrs["tir_var_upper_bound"]) == {"n": 8} for f in ("prefill", "decode"))
     key = "relax.rewrite_cuda_graph.capture_symbolic_vars"
     assert key in out["decode"].attrs and key not in out["prefill"].attrs
+
+
+def test_bounds_of_unknown_variables_warn_and_those_beyond_64_bits_are_refused() -> None:
+    with pytest.warns(
+        UnknownVariableWarning, match="names 'seq', which no function has; they have"
+    ):
+        AttachFunctionAttrs({"seq": 8}, {}).transform_module(MOD, None)
+    square = module([Chain("main", "x[n,4] w[4,n]", "y = R.matmul(x, w)", "y")])
+    with pytest.raises(PipelineError, match=r"y, of shape \[n, n\], \d+ elements; at most"):
+        AttachFunctionAttrs({"n": 2**31 - 1}, {}).transform_module(square, None)
+    AttachFunctionAttrs({"n": 2**29}, {}).transform_module(square, None)
 
 
 def test_nothing_to_attach_changes_nothing() -> None:

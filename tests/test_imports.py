@@ -20,6 +20,7 @@ FLOORS = (
         "workload_json",
         "tile_plan",
         "errors",
+        "validation",
         "estimator",
         "decision",
     ),

@@ -88,7 +88,7 @@ def test_libraries_that_are_not_there_are_refused(name: str) -> None:
         ({"disable": ["FuseEverything"]}, "FuseEverything"),
         ({"backend": "cutlass"}, "cutlass"),
         ({"variable_bounds": {"n": 0}}, "variable_bounds\\['n'\\]"),
-        ({"variable_bounds": {"n": "many"}}, "integer"),
+        ({"variable_bounds": {"n": "many"}}, "must be a valid integer"),
         ({"target": None}, "no target"),
         ({"allow_tf32": "high"}, "allow_tf32 is 'high'"),
     ],
@@ -101,7 +101,7 @@ def test_bad_arguments(options: dict[str, object], words: str) -> None:
 @pytest.mark.parametrize("target", ["llvm", {"kind": "cuda", "arch": "sm_75"}], ids=str)
 def test_tf32_is_refused_where_no_tensor_cores_multiply_it(target: str | dict[str, str]) -> None:
     target = make_target(target) if isinstance(target, str) else tvm.target.Target(target)
-    with pytest.raises(relax_fusion.TargetError, match="allow_tf32=True needs a CUDA target, sm_8"):
+    with pytest.raises(relax_fusion.TargetError, match=r"\(--allow-tf32\) needs a CUDA target"):
         pipeline(target=target, allow_tf32=True)
 
 

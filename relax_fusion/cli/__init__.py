@@ -1,17 +1,19 @@
 """The command ``relax-fusion``: demo, compile, run, explain.
 
 Results go to stdout, progress and errors to stderr.  Exit codes: 0 done, 1 it could not be done,
-2 the command line was wrong, 130 interrupted.
+2 the command line was wrong, 130 interrupted; 143 and 129 after SIGTERM and SIGHUP.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 
 from ..errors import RelaxFusionError
 from ..models import ModelError
+from ..validation import shown
 from .console import CliError, Console
 from .parser import make_parser
 
@@ -37,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     console = Console(quiet=args.quiet)
     try:
-        return args.handler(args, console)
-    except KeyboardInterrupt:
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
+            return args.handler(args, console)
+    except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process
         return _failed("interrupted", 130, show_traceback=False)
     except BrokenPipeError:
         # The reader (``| head``) has what it wanted; keep Python from complaining at exit.
@@ -46,7 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except CliError as err:
         return _failed(str(err), err.code, show_traceback=args.traceback)
-    except (RelaxFusionError, ModelError, OSError, MemoryError) as err:
+    except OSError as err:
+        text = f"{shown(str(err.filename))}: {err.strerror}" if err.filename else str(err)
+        return _failed(text, 1, show_traceback=args.traceback)
+    except (RelaxFusionError, ModelError, MemoryError) as err:
         return _failed(str(err) or type(err).__name__, 1, show_traceback=args.traceback)
     except Exception as err:
         # The last resort: whatever is left is a defect of ours, and is reported as one.

@@ -2,6 +2,6 @@
 
 import sys
 
-from . import main
+from relax_fusion_command import main
 
 sys.exit(main())

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import time
-import warnings
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ..models import ExportedModel, load_weights
 from ..report import Report
 from ..target import device_of
-from .artifact import (
+from .artifact import check_output, staged
+from .build import build, cuda_kernels, guarded, require_linker
+from .console import CliError, Console
+from .explain import summary
+from .manifest import (
     LIBRARY,
     PARAMS,
     TOKENIZER,
+    Compiled,
     Manifest,
-    check_output,
+    Weights,
     file_sums,
     parameters,
-    staged,
     versions,
     write_manifest,
 )
-from .build import build, cuda_kernels, guarded, require_linker
-from .console import Console
-from .explain import summary
 from .source import Source, export_for, open_source
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:
     """Compile ``args.source`` into the directory ``args.output``."""
     # Everything that can be refused is refused before the slow part begins.
-    out = Path(args.output)
+    out = Path(os.path.abspath(args.output))  # "." and ".." have a name then
     check_output(out, force=args.force)
     require_linker()
     device = device_of(args.target)
@@ -45,16 +48,18 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
     report = Report()
-    with staged(out) as stage:
+    with staged(out, force=args.force) as stage:
         weights = _write_weights(source, exported, stage, args, console)
+        compiled = _compiled(source, exported, weights, str(args.target))
         start = time.perf_counter()
-        kernels = _write_library(exported, stage, report, args, console)
+        kernels = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
         console.step("writing the manifest")
-        manifest = _manifest(source, exported, weights, stage, str(args.target))
+        told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
+        manifest = Manifest(**told, parameters=parameters(exported), files=file_sums(stage))
         write_manifest(stage, manifest)
     facts = {
-        "output": str(out),
+        "output": args.output,
         "source": source.name,
         "target": str(args.target),
         "dtype": exported.dtype,
@@ -62,7 +67,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "weights": weights,
         "compile_s": round(seconds, 3),
         "cuda_kernels": kernels,
-        "files": manifest.files,
+        "files": {name: asdict(file) for name, file in manifest.files.items()},
         **summary(report),
     }
     if args.json:
@@ -78,7 +83,7 @@ def _write_weights(
     stage: Path,
     args: argparse.Namespace,
     console: Console,
-) -> str:
+) -> Weights:
     """Copy what `run` needs besides the library; return where the weights will come from."""
     if source.tokenizer is not None:
         shutil.copyfile(source.tokenizer, stage / TOKENIZER)
@@ -87,18 +92,18 @@ def _write_weights(
     if source.directory is None:
         return "random"
     console.step("reading the weights")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        arrays = load_weights(source.directory, exported)
-    for warning in caught:
-        console.warn(str(warning.message))
+    arrays = load_weights(source.directory, exported)
     names = [param.name for param in exported.params]
-    save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
+    try:
+        save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
+    except SafetensorError as err:
+        raise CliError(f"{PARAMS} cannot be written: {err}") from err
     return "file"
 
 
 def _write_library(
     exported: ExportedModel,
+    compiled: Compiled,
     stage: Path,
     report: Report,
     args: argparse.Namespace,
@@ -109,6 +114,7 @@ def _write_library(
         exported,
         args.target,
         report=report,
+        metadata=compiled.to_metadata(),
         backend=args.backend,
         disable=args.disable,
         always_fuse=args.always_fuse,
@@ -122,22 +128,18 @@ def _write_library(
     return len(cuda_kernels(executable))
 
 
-def _manifest(
-    source: Source, exported: ExportedModel, weights: str, stage: Path, target: str
-) -> Manifest:
+def _compiled(source: Source, exported: ExportedModel, weights: Weights, target: str) -> Compiled:
     assert isinstance(exported.batch, int), "the command line gives a number"
-    return Manifest(
+    return Compiled(
         source=source.name,
         config=dict(source.data),
         dtype=exported.dtype,
         max_seq_len=exported.max_seq_len,
         batch=exported.batch,
         target=target,
-        functions=list(exported.functions),
-        parameters=parameters(exported),
+        functions=exported.functions,
         weights=weights,
         versions=versions(),
-        files=file_sums(stage),
     )
 
 

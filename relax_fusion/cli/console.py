@@ -53,7 +53,8 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning, also where progress is left out."""
-        print(f"relax-fusion: warning: {text}", file=sys.stderr, flush=True)
+        line = " ".join(text.split())
+        print(f"relax-fusion: warning: {line}", file=sys.stderr, flush=True)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:
@@ -69,5 +70,8 @@ def table(rows: list[tuple[str, ...]]) -> str:
 def first_line(err: BaseException) -> str:
     """Condense an exception, which from TVM can carry pages of stack, to its first sentence."""
     lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-    # TVM puts the failed check or the message first and its own frames after.
-    return f"{type(err).__name__}: {lines[0][:300]}" if lines else type(err).__name__
+    # TVM puts the failed check or the message first and its own frames after; a linker's words
+    # stand under a heading.
+    first = next((n for n, line in enumerate(lines) if not line.endswith(":")), 0)
+    told = " ".join(lines[: first + 1])
+    return f"{type(err).__name__}: {told[:300]}" if lines else type(err).__name__

@@ -15,6 +15,7 @@ from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..target import make_target
+from ..validation import MAX_INT32, shown
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
@@ -102,11 +103,16 @@ def _add_compile(commands) -> None:
         compile_command,
         "compile a model to a directory that `run` and TVM can load",
         "OUT gets lib.so, manifest.json and, where SRC has them, params.safetensors and "
-        "tokenizer.json. It appears when everything is written, or not at all.",
+        "tokenizer.json. It appears when everything is written, or not at all. What a killed "
+        "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help="directory to make")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it was made by us")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace OUT if it holds what its manifest says, and nothing else",
+    )
     parser.add_argument("--no-weights", action="store_true", help="compile only; copy no weights")
     parser.add_argument(
         "--no-cuda-graph",
@@ -204,19 +210,25 @@ def _target(name: str) -> Target:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
-    return int(text)
+    return _integer(text, 1)
 
 
 def _natural(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
-    return int(text)
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
+    )
 
 
 def _token_ids(text: str) -> list[int]:
     parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token numbers such as 1,2,3")
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not a list of token numbers such as 1,2,3"
+        )
     return [int(part) for part in parts]

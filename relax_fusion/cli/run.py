@@ -11,22 +11,35 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm.target import Target
 
-from ..models import ExportedModel, Generator, random_weights
-from ..target import host_target, is_cpu
-from .artifact import (
+from ..errors import TargetError
+from ..models import (
+    BertConfig,
+    ExportedModel,
+    Generator,
+    GPT2Config,
+    LlamaConfig,
+    ModelError,
+    config_from_dict,
+    random_weights,
+)
+from ..models.threads import use_all_cores
+from ..target import device_of, host_target, is_cpu, make_target
+from ..validation import shown
+from .build import FOREIGN_ERRORS
+from .console import CliError, Console, first_line
+from .manifest import (
     LIBRARY,
+    MANIFEST,
     TOKENIZER,
     Manifest,
     check_files,
+    check_library,
     exported_again,
     read_manifest,
     stored_weights,
     versions,
 )
-from .build import FOREIGN_ERRORS
-from .console import CliError, Console, first_line
 
 
 @dataclass(frozen=True)
@@ -45,18 +58,21 @@ class Timing:
 
 def run_command(args: argparse.Namespace, console: Console) -> int:
     """Generate from a prompt, print the tokens and the times."""
+    use_all_cores()  # before TVM has made its threads
     directory = Path(args.out)
     manifest = read_manifest(directory)
     _check_runnable(manifest, args)
-    tokenizer = _tokenizer(directory) if args.prompt is not None else None
+    config = _config(directory, manifest)
+    tokenizer = _tokenizer(directory, manifest) if args.prompt is not None else None
     prompt = args.prompt_ids if tokenizer is None else tokenizer.encode(args.prompt).ids
+    _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), args.max_new_tokens, manifest)
     check_files(directory, manifest)
-    device = _device(manifest, console)
+    device = _device(directory, manifest, console)
     console.step("loading the library and the weights")
     generator = _generator(directory, manifest, device, args.seed or 0)
     console.step("generating")
-    timing = _generate(generator, prompt, args.max_new_tokens, _end_tokens(manifest))
+    timing = _generate(generator, prompt, args.max_new_tokens, config.end_tokens)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
@@ -72,9 +88,27 @@ def _check_runnable(manifest: Manifest, args: argparse.Namespace) -> None:
         raise CliError(f"{args.out} was compiled with --no-weights; compile it with weights to run")
     if manifest.weights == "file" and args.seed is not None:
         raise CliError(f"--seed is for random weights, but {args.out} has its own", code=2)
-    made, here = manifest.versions.get("tvm", ""), versions()["tvm"]
+    made, here = manifest.versions.tvm, versions().tvm
     if made.split(".")[:2] != here.split(".")[:2]:
         raise CliError(f"{args.out} was compiled with TVM {made}, this is {here}; compile it again")
+
+
+def _config(directory: Path, manifest: Manifest) -> LlamaConfig | GPT2Config:
+    try:
+        config = config_from_dict(manifest.config)
+    except ModelError as err:
+        raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
+    if isinstance(config, BertConfig):
+        raise CliError(f"{directory / MANIFEST} is damaged: an encoder has no 'decode'")
+    return config
+
+
+def _check_prompt(prompt: list[int], vocab_size: int) -> None:
+    if not prompt:
+        raise CliError("the prompt has no tokens; a model needs one to begin with", code=2)
+    wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise CliError(f"prompt token {shown(wrong)} must be in 0..{vocab_size - 1}")
 
 
 def _check_room(prompt: int, new: int, manifest: Manifest) -> None:
@@ -86,9 +120,9 @@ def _check_room(prompt: int, new: int, manifest: Manifest) -> None:
         )
 
 
-def _tokenizer(directory: Path) -> Any:
+def _tokenizer(directory: Path, manifest: Manifest) -> Any:
     file = directory / TOKENIZER
-    if not file.is_file():
+    if TOKENIZER not in manifest.files or not file.is_file():
         raise CliError(
             f"{file} does not exist, because the model came without one; pass --prompt-ids",
             code=2,
@@ -101,8 +135,12 @@ def _tokenizer(directory: Path) -> Any:
         raise CliError(f"{file} cannot be read as a tokenizer ({err})") from err
 
 
-def _device(manifest: Manifest, console: Console) -> tvm.runtime.Device:
-    target = Target(manifest.target)
+def _device(directory: Path, manifest: Manifest, console: Console) -> tvm.runtime.Device:
+    try:
+        target = make_target(manifest.target)
+        device_of(target)  # refuses what no library of ours is for
+    except TargetError as err:
+        raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
     if is_cpu(target):
         made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
         if made and made != here:
@@ -120,27 +158,22 @@ def _device(manifest: Manifest, console: Console) -> tvm.runtime.Device:
 def _generator(
     directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
 ) -> Generator:
+    try:
+        library = tvm.runtime.load_module(str(directory / LIBRARY))
+    except FOREIGN_ERRORS as err:
+        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
+    check_library(library, manifest, directory / LIBRARY)
     exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)
         if manifest.weights == "file"
         else random_weights(exported, seed)
     )
-    try:
-        library = tvm.runtime.load_module(str(directory / LIBRARY))
-    except FOREIGN_ERRORS as err:
-        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
     return Generator(library, exported, weights, device)
 
 
-def _end_tokens(manifest: Manifest) -> frozenset[int]:
-    """Return the tokens that end a text; a ``config.json`` has one, a list of them, or none."""
-    end = manifest.config.get("eos_token_id")
-    return frozenset(end if isinstance(end, list) else [] if end is None else [end])
-
-
 def _generate(
-    generator: Generator, prompt: list[int], max_new_tokens: int, end: frozenset[int]
+    generator: Generator, prompt: list[int], max_new_tokens: int, end: tuple[int, ...]
 ) -> Timing:
     """Generate greedily; every sequence of a batch gets the same prompt."""
     start = time.perf_counter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from ..errors import RelaxFusionError
 from ..tile_plan import PLAN_ATTR, PlanTable
 from ..workload import Attention, MatmulChain, Workload
 from ..workload_json import WORKLOAD_ATTR, from_json
@@ -39,5 +40,5 @@ def description(func: object) -> tuple[Workload, PlanTable] | None:
         return None
     try:
         return from_json(str(attrs[WORKLOAD_ATTR])), PlanTable.from_attr(attrs[PLAN_ATTR])
-    except (AttributeError, KeyError, TypeError, ValueError):  # somebody else's, of these names
+    except RelaxFusionError:  # somebody else's, of these names
         return None

@@ -80,10 +80,13 @@ def _family(
 ) -> Iterator[str]:
     """Check a plan that names its kernel."""
     attends = isinstance(work, Attention)
-    families = (mma.FAMILY,) if attends else (*mma.FAMILIES, skinny.FAMILY)
+    if dev.kind == "cpu":
+        families: tuple[str, ...] = ("",) if attends else ("", PANELS)
+    else:
+        families = (mma.FAMILY,) if attends else (*mma.FAMILIES, skinny.FAMILY)
     if plan.family not in families:
         known = " and ".join(map(repr, families)) + (" for attention" if attends else "")
-        yield f"family is {plan.family!r}, backend 'tir' has {known}"
+        yield f"family is {plan.family!r}, backend 'tir' has {known} on a {dev.kind}"
     elif isinstance(work, Attention):
         yield from mma_attention.violations(plan, work, dev)
     elif plan.family in mma.FAMILIES:

@@ -27,7 +27,7 @@ from .errors import (
 from .export import ExportedModel, ParamSpec, export
 from .rope import RopeScaling
 from .session import Encoder, Generator
-from .weights import UnusedTensorsWarning, load_weights, random_weights
+from .weights import NotFiniteWarning, UnusedTensorsWarning, load_weights, random_weights
 from .zoo import zoo_config
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "LlamaConfig",
     "MissingTensorError",
     "ModelError",
+    "NotFiniteWarning",
     "ParamSpec",
     "RopeScaling",
     "TensorShapeError",

@@ -10,6 +10,7 @@ import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safete
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ..validation import shown
 from .errors import CheckpointFileError, MissingTensorError, TensorShapeError, WeightsError
 
 SINGLE = "model.safetensors"
@@ -118,8 +119,11 @@ class Checkpoint:
             return dict.fromkeys(_open(single).keys(), single)
         try:
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            for shard in shards.values():
+                if Path(shard).name != shard:
+                    raise ValueError(f"{shown(shard)} is no file of the directory")
             files = {name: self.path / shard for name, shard in shards.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as err:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:
             raise CheckpointFileError(f"{index} is not a safetensors index: {err!r}") from err
         found = {file: set(_open(file).keys()) for file in sorted(set(files.values()))}
         for name, file in files.items():

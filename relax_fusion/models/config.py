@@ -10,13 +10,29 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from pydantic import Field, InstanceOf
+
+from ..validation import Count, Natural, check, read, shown
 from .errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
-from .rope import RopeScaling
+from .rope import Positive, RopeScaling
 
-ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 """The values of ``hidden_act`` / ``activation_function`` that the models build."""
+
+Layers = Annotated[Count, Field(le=10_000)]
+"""Every layer is a part of the module, so that a typing error would fill the memory."""
+
+MAX_WIDTH = 2**24
+Width = Annotated[Count, Field(le=MAX_WIDTH)]
+"""Features or heads: with more, the elements of one weight could not be counted."""
+
+Epsilon = Annotated[float, Field(ge=0, le=1)]
+EndTokens = Annotated[tuple[Natural, ...], Field(alias="eos_token_id")]
+"""Tokens that end a text; a ``config.json`` has one, a list of them, or none."""
+
+_Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 
 
 @dataclass(frozen=True)
@@ -25,53 +41,53 @@ class LlamaConfig:
 
     family: ClassVar[str] = "llama"
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int
-    norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    vocab_size: Count
+    hidden_size: Width
+    intermediate_size: Width
+    num_layers: Annotated[Layers, Field(alias="num_hidden_layers")]
+    num_heads: Annotated[Width, Field(alias="num_attention_heads")]
+    num_kv_heads: Annotated[Width, Field(alias="num_key_value_heads")]
+    head_dim: Width
+    max_position: Annotated[Count, Field(alias="max_position_embeddings")]
+    norm_eps: Annotated[Epsilon, Field(alias="rms_norm_eps")] = 1e-6
+    rope_theta: Positive = 10000.0
+    rope_scaling: InstanceOf[RopeScaling] = field(default_factory=RopeScaling)
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
-    hidden_act: str = "silu"
+    hidden_act: Activation = "silu"
+    end_tokens: EndTokens = ()
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        check(self, ConfigError, "LLaMA config")
         _check_divides("num_attention_heads", self.num_heads, "key/value heads", self.num_kv_heads)
         _check_divides("head_dim", self.head_dim, "2 (rotary pairs)", 2)
-        _check_activation(self.hidden_act)
+        if self.num_heads * self.head_dim > MAX_WIDTH:
+            raise ConfigError(
+                f"LLaMA config: {self.num_heads} heads of head_dim {self.head_dim} have more than "
+                f"{MAX_WIDTH} features"
+            )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LlamaConfig:
         """Make the record from the keys of a Hugging Face LLaMA ``config.json``."""
-        hidden, heads = (
-            int(_require(data, key, "a LLaMA config"))
-            for key in ("hidden_size", "num_attention_heads")
-        )
-        rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-        return cls(
-            vocab_size=int(_require(data, "vocab_size", "a LLaMA config")),
-            hidden_size=hidden,
-            intermediate_size=int(_require(data, "intermediate_size", "a LLaMA config")),
-            num_layers=int(_require(data, "num_hidden_layers", "a LLaMA config")),
-            num_heads=heads,
-            num_kv_heads=int(data.get("num_key_value_heads") or heads),
-            head_dim=int(data.get("head_dim") or hidden // heads),
-            max_position=int(data.get("max_position_embeddings", 2048)),
-            norm_eps=float(data.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(data.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-            rope_scaling=RopeScaling.from_dict(rope),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-            attention_bias=bool(data.get("attention_bias", False)),
-            mlp_bias=bool(data.get("mlp_bias", False)),
-            hidden_act=str(data.get("hidden_act", "silu")),
-        )
+        rope = _mapping(data, "rope_parameters") or _mapping(data, "rope_scaling")
+        for part in (data, rope):
+            if part.get("partial_rotary_factor") not in (None, 1.0):
+                raise UnsupportedFeatureError(
+                    f"partial_rotary_factor is {shown(part['partial_rotary_factor'])}; only 1.0 is "
+                    "supported for LLaMA"
+                )
+        hidden, heads = (data.get(key) for key in ("hidden_size", "num_attention_heads"))
+        defaults = {
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": heads,
+            "rope_theta": rope.get("rope_theta"),
+        }
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            defaults["head_dim"] = hidden // heads
+        scaling = {"rope_scaling": RopeScaling.from_dict(rope)}
+        return _read(cls, {**defaults, **_given(data), **scaling}, "LLaMA config")
 
 
 @dataclass(frozen=True)
@@ -80,22 +96,22 @@ class GPT2Config:
 
     family: ClassVar[str] = "gpt2"
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    max_position: int
-    norm_eps: float = 1e-5
-    hidden_act: str = "gelu_new"
+    vocab_size: Count
+    hidden_size: Annotated[Width, Field(alias="n_embd")]
+    intermediate_size: Annotated[Width, Field(alias="n_inner")]
+    num_layers: Annotated[Layers, Field(alias="n_layer")]
+    num_heads: Annotated[Width, Field(alias="n_head")]
+    max_position: Annotated[Count, Field(alias="n_positions")]
+    norm_eps: Annotated[Epsilon, Field(alias="layer_norm_epsilon")] = 1e-5
+    hidden_act: Annotated[Activation, Field(alias="activation_function")] = "gelu_new"
     tie_word_embeddings: bool = True
-    scale_attention: bool = True
-    scale_by_layer: bool = False
+    scale_attention: Annotated[bool, Field(alias="scale_attn_weights")] = True
+    scale_by_layer: Annotated[bool, Field(alias="scale_attn_by_inverse_layer_idx")] = False
+    end_tokens: EndTokens = ()
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        check(self, ConfigError, "GPT-2 config")
         _check_divides("n_embd", self.hidden_size, "n_head", self.num_heads)
-        _check_activation(self.hidden_act)
 
     @property
     def num_kv_heads(self) -> int:
@@ -111,20 +127,11 @@ class GPT2Config:
     def from_dict(cls, data: Mapping[str, Any]) -> GPT2Config:
         """Make the record from the keys of a Hugging Face GPT-2 ``config.json``."""
         _refuse(data, "add_cross_attention")
-        hidden = int(_require(data, "n_embd", "a GPT-2 config"))
-        return cls(
-            vocab_size=int(_require(data, "vocab_size", "a GPT-2 config")),
-            hidden_size=hidden,
-            intermediate_size=int(data.get("n_inner") or 4 * hidden),
-            num_layers=int(_require(data, "n_layer", "a GPT-2 config")),
-            num_heads=int(_require(data, "n_head", "a GPT-2 config")),
-            max_position=int(data.get("n_positions") or data.get("n_ctx") or 1024),
-            norm_eps=float(data.get("layer_norm_epsilon", 1e-5)),
-            hidden_act=str(data.get("activation_function", "gelu_new")),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", True)),
-            scale_attention=bool(data.get("scale_attn_weights", True)),
-            scale_by_layer=bool(data.get("scale_attn_by_inverse_layer_idx", False)),
-        )
+        defaults = {"n_positions": data.get("n_ctx") or 1024}
+        hidden = data.get("n_embd")
+        if isinstance(hidden, int):
+            defaults["n_inner"] = 4 * hidden
+        return _read(cls, {**defaults, **_given(data)}, "GPT-2 config")
 
 
 @dataclass(frozen=True)
@@ -133,21 +140,20 @@ class BertConfig:
 
     family: ClassVar[str] = "bert"
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    max_position: int
-    type_vocab_size: int = 2
-    norm_eps: float = 1e-12
-    hidden_act: str = "gelu"
+    vocab_size: Count
+    hidden_size: Width
+    intermediate_size: Width
+    num_layers: Annotated[Layers, Field(alias="num_hidden_layers")]
+    num_heads: Annotated[Width, Field(alias="num_attention_heads")]
+    max_position: Annotated[Count, Field(alias="max_position_embeddings")] = 512
+    type_vocab_size: Count = 2
+    norm_eps: Annotated[Epsilon, Field(alias="layer_norm_eps")] = 1e-12
+    hidden_act: Activation = "gelu"
     masked_lm: bool = True
 
     def __post_init__(self) -> None:
-        _check_positive(self)
+        check(self, ConfigError, "BERT config")
         _check_divides("hidden_size", self.hidden_size, "num_attention_heads", self.num_heads)
-        _check_activation(self.hidden_act)
 
     @property
     def head_dim(self) -> int:
@@ -159,29 +165,18 @@ class BertConfig:
         """Make the record from the keys of a Hugging Face BERT ``config.json``."""
         for key in ("is_decoder", "add_cross_attention"):
             _refuse(data, key)
-        positions = data.get("position_embedding_type", "absolute")
-        if positions != "absolute":
+        masked_lm = _architecture(data) != "BertModel"
+        if masked_lm and data.get("tie_word_embeddings") is False:
             raise UnsupportedFeatureError(
-                f"BERT position_embedding_type {positions!r} is not supported; only 'absolute' is"
+                "a BERT config with tie_word_embeddings=false is not supported"
             )
-        numbers = {
-            ours: int(_require(data, theirs, "a BERT config"))
-            for ours, theirs in (
-                ("vocab_size", "vocab_size"),
-                ("hidden_size", "hidden_size"),
-                ("intermediate_size", "intermediate_size"),
-                ("num_layers", "num_hidden_layers"),
-                ("num_heads", "num_attention_heads"),
+        positions = data.get("position_embedding_type")
+        if positions not in (None, "absolute"):
+            raise UnsupportedFeatureError(
+                f"BERT position_embedding_type {shown(positions)} is not supported; only "
+                "'absolute' is"
             )
-        }
-        return cls(
-            **numbers,
-            max_position=int(data.get("max_position_embeddings", 512)),
-            type_vocab_size=int(data.get("type_vocab_size", 2)),
-            norm_eps=float(data.get("layer_norm_eps", 1e-12)),
-            hidden_act=str(data.get("hidden_act", "gelu")),
-            masked_lm=_architecture(data) != "BertModel",
-        )
+        return _read(cls, {**data, "masked_lm": masked_lm}, "BERT config")
 
 
 Config = LlamaConfig | GPT2Config | BertConfig
@@ -215,22 +210,18 @@ def config_from_dict(data: Mapping[str, Any]) -> Config:
     ConfigError
         If a field that the family needs is missing or a setting is not supported.
     """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the config is {shown(data)}; must be a mapping")
     architecture = _architecture(data)
     known = _BY_MODEL_TYPE if architecture is None else _BY_ARCHITECTURE
-    name = str(data.get("model_type") if architecture is None else architecture)
-    cls = known.get(name)
+    name = data.get("model_type") if architecture is None else architecture
+    cls = known.get(name) if isinstance(name, str) else None
     if cls is None:
         raise UnknownArchitectureError(
-            f"the model architecture {name!r} is not known; known ones: {', '.join(known)}"
+            f"the model architecture {shown(name)} is not known; known ones: {', '.join(known)}"
         )
-    try:
-        return cls.from_dict(data)
-    except (TypeError, AttributeError) as err:
-        raise ConfigError(f"a field of the {name} config has the wrong type: {err}") from err
-    except ValueError as err:
-        if isinstance(err, ConfigError):
-            raise
-        raise ConfigError(f"a field of the {name} config is not a number: {err}") from err
+    _refuse(data, "quantization_config")
+    return cls.from_dict(data)
 
 
 def load_config(path: str | Path) -> Config:
@@ -253,7 +244,7 @@ def load_config(path: str | Path) -> Config:
         data = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise ConfigError(f"{file} does not exist; give a Hugging Face model directory") from err
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as err:
+    except (OSError, ValueError, RecursionError) as err:
         raise ConfigError(f"{file} cannot be read as JSON: {err}") from err
     if not isinstance(data, dict):
         raise ConfigError(f"{file} holds a JSON {type(data).__name__}, not an object")
@@ -262,31 +253,36 @@ def load_config(path: str | Path) -> Config:
 
 def _architecture(data: Mapping[str, Any]) -> str | None:
     names = data.get("architectures")
-    return names[0] if names else None
+    if names is None or names == []:
+        return None
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ConfigError(f"architectures is {shown(names)}; must be a list of names")
+    return names[0]
 
 
-def _require(data: Mapping[str, Any], key: str, where: str) -> Any:
-    if data.get(key) is None:
-        raise ConfigError(f"{where} needs the field {key!r}, which is missing")
-    return data[key]
+def _given(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null; the tokens that end a text as a tuple."""
+    given = {key: value for key, value in data.items() if value is not None}
+    if "eos_token_id" in given:
+        end = given["eos_token_id"]
+        given["eos_token_id"] = tuple(end) if isinstance(end, list) else (end,)
+    return given
+
+
+def _read(cls: type[_Family], data: Mapping[str, Any], where: str) -> _Family:
+    return read(cls, data, ConfigError, where, unknown="ignore")
+
+
+def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = data.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {shown(value)}; must be a mapping")
+    return value or {}
 
 
 def _refuse(data: Mapping[str, Any], key: str) -> None:
     if data.get(key):
-        raise UnsupportedFeatureError(f"a config with {key}=true is not supported")
-
-
-def _check_activation(name: str) -> None:
-    if name not in ACTIVATIONS:
-        raise UnsupportedFeatureError(
-            f"the activation {name!r} is not supported; known ones: {', '.join(ACTIVATIONS)}"
-        )
-
-
-def _check_positive(config: Config) -> None:
-    for name, value in vars(config).items():
-        if type(value) is int and value <= 0:
-            raise ConfigError(f"{type(config).__name__}.{name} must be positive, got {value}")
+        raise UnsupportedFeatureError(f"a config with {key} {shown(data[key])} is not supported")
 
 
 def _check_divides(what: str, value: int, by: str, divisor: int) -> None:

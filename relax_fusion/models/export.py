@@ -9,6 +9,7 @@ from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
 
+from ..validation import MAX_INT32, MOST_ELEMENTS, shown
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
 from .errors import ConfigError
@@ -108,7 +109,8 @@ def export(
     ConfigError
         If an argument does not fit the configuration.
     """
-    max_seq_len = config.max_position if max_seq_len is None else max_seq_len
+    if max_seq_len is None and isinstance(config, Config):
+        max_seq_len = config.max_position
     _check_arguments(config, dtype, max_seq_len, batch)
     family, cls = _FAMILIES[config.family]
     caches = _cache_shapes(config, max_seq_len, batch)
@@ -123,16 +125,28 @@ def export(
 
 
 def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | str) -> None:
+    if not isinstance(config, Config):
+        raise ConfigError(f"config is {shown(config)}; must be what load_config returns")
     if dtype not in DTYPES:
-        raise ConfigError(f"dtype {dtype!r} is not supported; known ones: {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype {shown(dtype)} is not supported; known: {', '.join(DTYPES)}")
     # A rotary table can be computed for any length; a learned one ends where its weights do.
     learned = config.family != "llama"
-    if max_seq_len < 1 or (learned and max_seq_len > config.max_position):
+    for what, value, most in (
+        ("max_seq_len", max_seq_len, config.max_position if learned else MAX_INT32),
+        ("batch", batch, MAX_INT32),
+    ):
+        if what == "batch" and isinstance(value, str) and value.isidentifier():
+            continue  # the name of a symbolic dimension
+        if type(value) is not int or not 1 <= value <= most:
+            raise ConfigError(f"{what} is {shown(value)}; must be an integer between 1 and {most}")
+    heads = config.num_heads * config.head_dim
+    widest = max(config.vocab_size, config.hidden_size, 2 * config.intermediate_size, 3 * heads)
+    elements = (batch if isinstance(batch, int) else 1) * max_seq_len * widest
+    if elements > MOST_ELEMENTS:  # each size fits 32 bits, all together would not fit 64
         raise ConfigError(
-            f"max_seq_len {max_seq_len} must be between 1 and the model's {config.max_position}"
+            f"batch {batch}, max_seq_len {max_seq_len} and the model's widest layer, {widest}, "
+            f"give a tensor of {elements} elements; at most {MOST_ELEMENTS} are possible"
         )
-    if isinstance(batch, int) and batch < 1:
-        raise ConfigError(f"batch must be positive, got {batch}")
 
 
 def _cache_shapes(

@@ -10,14 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
 
+from ..validation import Count, check, read, shown
 from .errors import ConfigError, UnsupportedFeatureError
 from .layers import slice_rows
+
+Positive = Annotated[float, Field(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -34,13 +38,29 @@ class RopeScaling:
         The context length of pre-training; read by ``"llama3"`` only.
     """
 
-    KINDS: ClassVar[tuple[str, ...]] = ("default", "linear", "llama3")
+    NEEDS: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": (
+            *("factor", "low_freq_factor", "high_freq_factor"),
+            "original_max_position_embeddings",
+        ),
+    }
+    """The keys of a configuration that each kind reads."""
 
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
+    kind: Literal["default", "linear", "llama3"] = "default"
+    factor: Positive = 1.0
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    original_max_position: Annotated[Count, Field(alias="original_max_position_embeddings")] = 8192
+
+    def __post_init__(self) -> None:
+        check(self, ConfigError, "rope scaling")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError(
+                f"rope scaling: high_freq_factor is {self.high_freq_factor}; must be greater than "
+                f"low_freq_factor {self.low_freq_factor}"
+            )
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any] | None) -> RopeScaling:
@@ -48,26 +68,17 @@ class RopeScaling:
         if not data:
             return cls()
         kind = data.get("rope_type", data.get("type", "default"))
-        if kind not in cls.KINDS:
+        if not isinstance(kind, str) or kind not in cls.NEEDS:
             raise UnsupportedFeatureError(
-                f"rope scaling type {kind!r} is not supported; known types: {', '.join(cls.KINDS)}"
+                f"rope scaling type {shown(kind)} is not supported; known types: "
+                f"{', '.join(cls.NEEDS)}"
             )
-        if data.get("partial_rotary_factor", 1.0) != 1.0:
-            raise UnsupportedFeatureError(
-                "partial_rotary_factor other than 1.0 is not supported for LLaMA"
-            )
-        if kind == "default":
-            return cls()
-        factor = _number(data, "factor", kind)
-        if kind == "linear":
-            return cls(kind, factor)
-        return cls(
-            kind,
-            factor,
-            _number(data, "low_freq_factor", kind),
-            _number(data, "high_freq_factor", kind),
-            int(_number(data, "original_max_position_embeddings", kind)),
-        )
+        fields = {key: data[key] for key in cls.NEEDS[kind] if data.get(key) is not None}
+        missing = [key for key in cls.NEEDS[kind] if key not in fields]
+        if missing:
+            detail = f"needs the field {missing[0]!r}, which is missing"
+            raise ConfigError(f"rope scaling {kind!r} {detail}")
+        return read(cls, {"kind": kind, **fields}, ConfigError, "rope scaling")
 
 
 def inverse_frequencies(theta: float, head_dim: int, scaling: RopeScaling) -> np.ndarray:
@@ -151,9 +162,3 @@ class Angles:
         turned, kept = op.split(qkv, [heads * head_dim], axis=-1)
         turned = self.turn(op.reshape(turned, (batch, seq_len, heads, head_dim)))
         return op.concat([op.reshape(turned, (batch, seq_len, heads * head_dim)), kept], dim=-1)
-
-
-def _number(data: Mapping[str, Any], key: str, kind: str) -> float:
-    if data.get(key) is None:
-        raise ConfigError(f"rope scaling {kind!r} needs the field {key!r}, which is missing")
-    return float(data[key])

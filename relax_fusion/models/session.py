@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,9 +10,12 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from ..validation import MAX_INT32, shown
 from .config import BertConfig
 from .errors import ContextOverflowError, InputError, ModelError
 from .export import ExportedModel
+from .threads import use_all_cores
+from .weights import NotFiniteWarning
 
 
 class _Runner:
@@ -27,18 +31,23 @@ class _Runner:
         self.device = tvm.cpu() if device is None else device
         self.exported = exported
         self._vm = relax.VirtualMachine(compiled, self.device)
-        self._params = [
-            self._put(_checked(value, param.shape, param.dtype, param.name))
-            for value, param in zip(weights, exported.params, strict=True)
-        ]
+        self._params: list[tvm.runtime.Tensor] = []
+        for value in weights:
+            self._params.append(self._put(_checked(value, len(self._params), exported)))
+        if len(self._params) != len(exported.params):
+            count = len(exported.params)
+            raise InputError(f"the model takes {count} weights, got {len(self._params)}")
 
     def _put(self, value: np.ndarray) -> tvm.runtime.Tensor:
         return tvm.runtime.tensor(value, self.device)
 
     def _tokens(self, values: Any, what: str, limit: int) -> np.ndarray:
-        tokens = np.atleast_2d(np.asarray(values))
+        tokens = np.atleast_2d(_array(values, what))
         if tokens.ndim != 2 or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
-            raise InputError(f"{what} must be integers of shape [batch, length], not empty")
+            raise InputError(
+                f"{what} must be integers of 64 bits, of shape [batch, length] and not empty, got "
+                f"{tokens.dtype} {list(tokens.shape)}"
+            )
         if tokens.min() < 0 or tokens.max() >= limit:
             raise InputError(
                 f"{what} must be in 0..{limit - 1}, got {tokens.min()}..{tokens.max()}"
@@ -48,6 +57,9 @@ class _Runner:
 
 class Generator(_Runner):
     """A compiled decoder with its weights, caches and position.
+
+    On a CPU it runs with a thread for each processor that the process may use; the environment
+    variable ``TVM_NUM_THREADS`` sets another number.
 
     Parameters
     ----------
@@ -72,6 +84,8 @@ class Generator(_Runner):
         device: tvm.runtime.Device | None = None,
         batch: int | None = None,
     ) -> None:
+        if batch is not None and (type(batch) is not int or not 1 <= batch <= MAX_INT32):
+            raise InputError(f"batch is {shown(batch)}; must be an integer of at least 1")
         if "decode" not in exported.functions:
             raise ModelError("this model is an encoder; run it with Encoder, not Generator")
         super().__init__(compiled, exported, weights, device)
@@ -132,7 +146,7 @@ class Generator(_Runner):
         InputError
             If there are more or fewer tokens, or one is outside the vocabulary.
         """
-        tokens = np.asarray(ids)
+        tokens = _array(ids, "token ids")
         if tokens.size != self.batch:
             raise InputError(f"decode takes {self.batch} token(s), got {tokens.size}")
         return self._call("decode", tokens.reshape(self.batch, 1))
@@ -159,11 +173,11 @@ class Generator(_Runner):
         InputError
             If the prompt is not one that `prefill` takes, or `max_new_tokens` is below 1.
         """
-        if max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; must be at least 1")
         self.reset()
         # The last new token is never fed back, so it takes no room.
-        self._check_room(np.atleast_2d(np.asarray(ids)).shape[-1] + max_new_tokens - 1)
+        self._check_room(np.atleast_2d(_array(ids, "token ids")).shape[-1] + max_new_tokens - 1)
         new = [self.prefill(ids).argmax(axis=-1)]
         while len(new) < max_new_tokens:
             new.append(self.decode(new[-1]).argmax(axis=-1))
@@ -183,10 +197,11 @@ class Generator(_Runner):
             raise InputError(f"the session has batch {self.batch}, got {tokens.shape[0]} rows")
         total = self.length + tokens.shape[1]
         self._check_room(total)
+        use_all_cores()
         shape = tvm.runtime.ShapeTuple([total])
         logits, _ = self._vm[function](self._put(tokens), shape, self._caches, self._params)
         self.length = total
-        return logits.numpy()[:, 0]
+        return _finite(logits.numpy()[:, 0])
 
 
 class Encoder(_Runner):
@@ -240,14 +255,39 @@ class Encoder(_Runner):
                 raise InputError(
                     f"{name} has shape {list(value.shape)}, the token ids {list(tokens.shape)}"
                 )
+        use_all_cores()
         inputs = [self._put(value) for value in (tokens, types, mask)]
         return self._vm["encode"](*inputs, self._params).numpy()
 
 
-def _checked(value: np.ndarray, shape: tuple[int, ...], dtype: str, name: str) -> np.ndarray:
-    if value.shape != shape or str(value.dtype) != dtype:
+def _array(values: Any, what: str) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError) as err:
+        raise InputError(f"{what} are {shown(values)}; must be an array ({err})") from err
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    """Warn of logits by which no token can be chosen: the largest of NaN is the first."""
+    if not np.isfinite(logits).all():
+        warnings.warn(
+            "the model's logits hold NaN or infinities; look at its weights",
+            NotFiniteWarning,
+            stacklevel=4,
+        )
+    return logits
+
+
+def _checked(value: Any, position: int, exported: ExportedModel) -> np.ndarray:
+    """Return a weight if it is the one that stands at `position`."""
+    if position >= len(exported.params):
+        raise InputError(f"the model takes {len(exported.params)} weights, got more")
+    param = exported.params[position]
+    if not isinstance(value, np.ndarray):
+        raise InputError(f"the weight {param.name!r} is {shown(value)}; must be a NumPy array")
+    if value.shape != param.shape or str(value.dtype) != param.dtype:
         raise InputError(
-            f"the weight {name!r} must be {dtype} {list(shape)}, got {value.dtype} "
-            f"{list(value.shape)}"
+            f"the weight {param.name!r} must be {param.dtype} {list(param.shape)}, got "
+            f"{value.dtype} {list(value.shape)}"
         )
     return value

@@ -30,8 +30,15 @@ _HARMLESS = {
 }
 
 
+_BLOCK = 1 << 20
+
+
 class UnusedTensorsWarning(UserWarning):
     """A checkpoint holds tensors that the model does not use."""
+
+
+class NotFiniteWarning(UserWarning):
+    """Weights, or the logits of a model, hold NaN or infinities."""
 
 
 def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
@@ -60,6 +67,8 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
     -----
     UnusedTensorsWarning
         If tensors are left over that are not known to be harmless.
+    NotFiniteWarning
+        If weights are NaN or infinite.
     """
     family = exported.config.family
     checkpoint = Checkpoint(path, _BASE_PREFIX[family])
@@ -71,13 +80,30 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
         patterns.append(r"^cls\.")
     unused = [n for n in checkpoint.unread() if not any(re.search(p, n) for p in patterns)]
     if unused:
-        shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
         warnings.warn(
-            f"{path} holds {len(unused)} tensor(s) that the model does not use: {shown}",
+            f"{path} holds {len(unused)} tensor(s) that the model does not use: {_some(unused)}",
             UnusedTensorsWarning,
             stacklevel=2,
         )
+    pairs = zip(exported.params, arrays, strict=True)
+    wrong = [param.name for param, array in pairs if not _is_finite(array)]
+    if wrong:
+        warnings.warn(
+            f"{path} holds NaN or infinities in {len(wrong)} weight(s): {_some(wrong)}",
+            NotFiniteWarning,
+            stacklevel=2,
+        )
     return arrays
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Tell whether no element is NaN or infinite; in blocks, for the answers take memory too."""
+    flat = array.reshape(-1)
+    return all(np.isfinite(flat[i : i + _BLOCK]).all() for i in range(0, flat.size, _BLOCK))
 
 
 def random_weights(exported: ExportedModel, seed: int = 0) -> list[np.ndarray]:

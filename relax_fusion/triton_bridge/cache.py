@@ -20,12 +20,14 @@ import logging
 import os
 import tempfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 from ..target import user_cache_directory
 from .kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
+_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,6 +42,7 @@ class KernelCache:
 
     def __init__(self, directory: Path | None = None):
         self.directory = directory or user_cache_directory()
+        self._warned = False
 
     def path(self, key: str) -> Path:
         """Return the file of the kernel called `key`."""
@@ -47,14 +50,17 @@ class KernelCache:
 
     def get(self, key: str) -> CompiledKernel | None:
         """Return the kernel called `key`; None if there is none, or none that can be trusted."""
+        path = self.path(key)
         try:
-            data = self.path(key).read_bytes()
+            if not path.is_file():  # reading a pipe would wait, and a device never end
+                return None
+            data = path.read_bytes()
         except OSError:
             return None
         try:
             return _decode(key, data)
-        except (ValueError, KeyError, TypeError, zlib.error) as err:
-            _LOG.warning("%s is damaged (%s); it will be made again", self.path(key), err)
+        except (*_DAMAGE, zlib.error) as err:
+            _LOG.warning("%s is damaged (%s); it will be made again", path, err)
             return None
 
     def put(self, key: str, kernel: CompiledKernel) -> None:
@@ -66,15 +72,21 @@ class KernelCache:
                 temporary = Path(file.name)
                 file.write(_encode(key, kernel))
             os.replace(temporary, self.path(key))
+            temporary = None
         except OSError as err:
-            _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
+            if not self._warned:  # once is enough for all kernels of a model
+                _LOG.warning("%s cannot be written (%s); kernels are not kept", self.directory, err)
+            self._warned = True
+        finally:
             if temporary is not None:
-                temporary.unlink(missing_ok=True)
+                with suppress(OSError):
+                    temporary.unlink()
 
     def clear(self) -> None:
         """Remove every kernel, and what an interrupted writer left."""
         for path in [*self.directory.glob("*.kernel"), *self.directory.glob("tmp*")]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # another process may have been faster, or it is a directory
+                path.unlink()
 
 
 def _encode(key: str, kernel: CompiledKernel) -> bytes:
@@ -95,7 +107,7 @@ def _decode(key: str, data: bytes) -> CompiledKernel:
     if header["key"] != key:
         raise ValueError(f"it holds the kernel {header['key']}")
     ptx_length, image_length = header["blobs"]
-    if len(blobs) != ptx_length + image_length:
+    if min(ptx_length, image_length) < 0 or len(blobs) != ptx_length + image_length:
         raise ValueError("its blobs have other lengths")
     ptx = zlib.decompress(blobs[:ptx_length])
     return CompiledKernel.from_json(header["kernel"], blobs[ptx_length:], ptx)

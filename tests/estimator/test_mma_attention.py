@@ -65,7 +65,11 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
         ({}, {"num_warps": 1}, "num_warps is 1, 128 rows of 32 make 4"),
         ({}, {"lanes": 1}, "lanes is 1, family 'mma' copies 2 elements at least"),
         ({"v_dim": 36}, {}, "lanes is 8, does not divide v_dim=36"),
-        ({}, {"family": "wgmma"}, "family is 'wgmma', backend 'tir' has 'mma' for attention"),
+        (
+            {},
+            {"family": "wgmma"},
+            "family is 'wgmma', backend 'tir' has 'mma' for attention on a gpu",
+        ),
         (
             {},
             {"num_stages": 7},

@@ -70,7 +70,8 @@ WRONG = [
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
     (replace(GOOD, family="", split_m=2), FLOAT, AVX512, "split_m is 2, only family 'panels'"),
-    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has 'mma' for attention"),
+    (replace(GOOD, family="zzz"), FLOAT, AVX512, "backend 'tir' has '' and 'panels' on a cpu"),
+    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has '' for attention on a cpu"),
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,12 +77,30 @@ def test_architectures_decide_before_model_type(tmp_path):
         ({"architectures": ["MambaForCausalLM"]}, UnknownArchitectureError, "Mamba.*LlamaForC"),
         ({"model_type": "mamba"}, UnknownArchitectureError, "'mamba'.*llama, gpt2, bert"),
         ({"model_type": None}, UnknownArchitectureError, "None"),
-        ({"hidden_size": None}, ConfigError, "needs the field 'hidden_size'"),
-        ({"hidden_size": "wide"}, ConfigError, "not a number"),
-        ({"hidden_size": [64]}, ConfigError, "wrong type"),
-        ({"num_hidden_layers": 0}, ConfigError, "num_layers must be positive, got 0"),
+        ({"architectures": "LlamaForCausalLM"}, ConfigError, "must be a list of names"),
+        ({"hidden_size": None}, ConfigError, "the field 'hidden_size' is missing"),
+        ({"hidden_size": "wide"}, ConfigError, "hidden_size is 'wide'; must be a valid integer"),
+        ({"hidden_size": [64]}, ConfigError, r"hidden_size is \[64\]; must be a valid integer"),
+        ({"hidden_size": 32.5}, ConfigError, "hidden_size is 32.5; must be a valid integer"),
+        ({"vocab_size": 10**20}, ConfigError, "must be less than or equal to 2147483647"),
+        ({"vocab_size": True}, ConfigError, "vocab_size is True"),
+        ({"rms_norm_eps": float("nan")}, ConfigError, "rms_norm_eps is nan; must be a finite"),
+        ({"rope_theta": "x"}, ConfigError, "rope_theta is 'x'; must be a valid number"),
+        ({"rope_theta": 0}, ConfigError, "rope_theta is 0; must be greater than 0"),
+        ({"rope_scaling": [1]}, ConfigError, r"rope_scaling is \[1\]; must be a mapping"),
+        ({"eos_token_id": "x"}, ConfigError, r"eos_token_id\[0\] is 'x'; must be a valid integer"),
+        ({"eos_token_id": [[1]]}, ConfigError, r"eos_token_id\[0\] is \[1\]"),
+        ({"tie_word_embeddings": "no"}, ConfigError, "tie_word_embeddings is 'no'"),
+        ({"partial_rotary_factor": 0.5}, UnsupportedFeatureError, "partial_rotary_factor is 0.5"),
+        ({"quantization_config": {"bits": 4}}, UnsupportedFeatureError, "quantization_config"),
+        (
+            {"rope_scaling": SCALING | {"high_freq_factor": 1.0}},
+            ConfigError,
+            "high_freq_factor is 1.0; must be greater than low_freq_factor 1.0",
+        ),
+        ({"num_hidden_layers": 0}, ConfigError, "num_hidden_layers is 0; must be greater than or"),
         ({"num_key_value_heads": 3}, ConfigError, "4 is not divisible by key/value heads 3"),
-        ({"hidden_act": "swoosh"}, UnsupportedFeatureError, "'swoosh'.*silu"),
+        ({"hidden_act": "swoosh"}, ConfigError, "'swoosh'.*silu"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
             UnsupportedFeatureError,
@@ -96,8 +115,20 @@ def test_refusals_say_what_is_wrong(changes, error, message):
     assert isinstance(caught.value, ModelError)
 
 
+def test_a_config_made_by_hand_is_checked_too():
+    with pytest.raises(ConfigError, match=r"LLaMA config: num_layers is 1\.5"):
+        replace(config_from_dict(LLAMA), num_layers=1.5)
+    assert config_from_dict(LLAMA | {"eos_token_id": [7, 9]}).end_tokens == (7, 9)
+    assert config_from_dict(LLAMA | {"eos_token_id": 7}).end_tokens == (7,)
+
+
 @pytest.mark.parametrize(
-    "changes", [{"is_decoder": True}, {"position_embedding_type": "relative_key"}]
+    "changes",
+    [
+        {"is_decoder": True},
+        {"position_embedding_type": "relative_key"},
+        {"tie_word_embeddings": False},
+    ],
 )
 def test_bert_variants_that_are_not_built(changes):
     with pytest.raises(UnsupportedFeatureError, match="not supported"):

@@ -13,6 +13,7 @@ from safetensors.torch import save_file as save_torch
 from relax_fusion.models import (
     CheckpointFileError,
     MissingTensorError,
+    NotFiniteWarning,
     TensorShapeError,
     UnusedTensorsWarning,
     WeightsError,
@@ -134,7 +135,10 @@ def test_missing_file_missing_shard_and_bad_index(saved, tmp_path_factory):
     shard.unlink()
     with pytest.raises(CheckpointFileError, match=f"{shard.name} does not exist"):
         load_weights(parts, exported)
-    for text in ("{", "[]", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'):
+    for text in (
+        *("{", "[]", "[" * 99999, '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'),
+        '{"weight_map": {"a": "../model.safetensors"}}',
+    ):
         (parts / "model.safetensors.index.json").write_text(text)
         with pytest.raises(CheckpointFileError, match=r"index\.json is not a safetensors index"):
             load_weights(parts, exported)
@@ -150,6 +154,14 @@ def test_index_that_names_the_wrong_shard(saved, tmp_path_factory):
     index.write_text(json.dumps(data))
     with pytest.raises(MissingTensorError, match=f"says that '{DOWN}' is in"):
         load_weights(parts, exported)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_warn(saved, value):
+    path, _, exported = saved
+    rewrite(path, lambda tensors: tensors[DOWN].__setitem__((0, 0), value))
+    with pytest.warns(NotFiniteWarning, match=rf"NaN or infinities in 1 weight\(s\): {DOWN}"):
+        load_weights(path, exported)
 
 
 def test_quantised_tensors_are_refused(saved):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import logging
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,6 +125,95 @@ def test_an_entry_that_is_a_directory_warns(
     assert "kernels are not kept" in caplog.text
     assert cache.get(KEY) is None
     assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
+
+
+@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link"])
+def test_an_entry_that_is_no_file_is_replaced(
+    cache: KernelCache, kernel: CompiledKernel, other: str
+) -> None:
+    path, elsewhere = cache.path(KEY), cache.directory.parent / "elsewhere"
+    if other == "link":  # to a kernel of another key
+        path.rename(elsewhere)
+        cache.put("f" * 16, kernel)
+        elsewhere.write_bytes(cache.path("f" * 16).read_bytes())
+    else:
+        path.unlink()
+    if other == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if other == "device" else elsewhere)
+    assert cache.get(KEY) is None
+    cache.put(KEY, kernel)
+    assert cache.get(KEY) == kernel and not path.is_symlink()
+
+
+@pytest.mark.parametrize("failing", ["write", "replace"])
+def test_a_full_disk_keeps_nothing_and_the_next_run_does(
+    tmp_path: Path,
+    kernel: CompiledKernel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failing: str,
+) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    cache = KernelCache(tmp_path)
+    with monkeypatch.context() as patch:
+        if failing == "replace":
+            patch.setattr(os, "replace", Mock(side_effect=full))
+        else:
+            patch.setattr("relax_fusion.triton_bridge.cache._encode", Mock(side_effect=full))
+        cache.put(KEY, kernel)
+    assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
+    cache.put(KEY, kernel)
+    assert cache.get(KEY) == kernel
+
+
+def test_an_interrupted_writer_leaves_nothing(
+    tmp_path: Path, kernel: CompiledKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        KernelCache(tmp_path).put(KEY, kernel)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *([], 3, None, {}, {"key": KEY}, {"key": KEY, "kernel": 3, "blobs": [0, 0]}),
+        *({"key": KEY, "kernel": "{}", "blobs": blobs} for blobs in ([-1, 1], ["a", "b"], [0], 3)),
+        *({"key": KEY, "kernel": text, "blobs": [0, 0]} for text in ("[", "3", "[]", "[" * 99999)),
+    ],
+    ids=lambda header: repr(header)[:60],
+)
+def test_a_forged_header_with_its_checksum_is_absent(cache: KernelCache, header: object) -> None:
+    body = json.dumps(header).encode() + b"\n"
+    data = b"\n".join([b"relax_fusion kernel 1", hashlib.sha256(body).hexdigest().encode(), body])
+    cache.path(KEY).write_bytes(data)
+    assert cache.get(KEY) is None
+
+
+def test_threads_that_write_at_once_never_see_half_an_entry(
+    cache: KernelCache, kernel: CompiledKernel
+) -> None:
+    def work(number: int) -> bool:
+        whole = True
+        for step in range(20):
+            cache.put(KEY, replace(kernel, image=bytes([number]) * (5000 * number + step)))
+            found = cache.get(KEY)
+            whole = whole and found is not None and len(set(found.image)) == 1
+        return whole
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(1, 9)))
+    assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RELAX_FUSION_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", Mock(side_effect=RuntimeError("no home")))
+    assert KernelCache().get(KEY) is None
 
 
 def test_a_directory_that_nobody_may_write_to_warns(

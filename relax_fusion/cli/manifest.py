@@ -1,0 +1,258 @@
+"""What a compiled directory holds: its record, the files that it names, and the library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import numpy as np
+import tvm
+from pydantic import ConfigDict, Field
+from safetensors import SafetensorError, safe_open
+from tvm import relax
+
+from .. import __version__
+from ..models import ExportedModel, config_from_dict, export
+from ..validation import Count, read_json, shown
+from .build import FOREIGN_ERRORS
+from .console import CliError
+
+LIBRARY = "lib.so"
+PARAMS = "params.safetensors"
+TOKENIZER = "tokenizer.json"
+MANIFEST = "manifest.json"
+FileName = Literal["lib.so", "params.safetensors", "tokenizer.json"]
+FORMAT = 2
+"""Raised when an older `run` could not read what `compile` writes."""
+
+Weights = Literal["file", "random", "none"]
+
+_METADATA = "relax_fusion"
+_EXACT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class FileSum:
+    """Size in bytes and SHA-256 of one file."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Name, shape and type of one weight."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    name: str
+    shape: tuple[Count, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The versions that decide whether a library can be loaded."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    relax_fusion: str
+    tvm: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a library was compiled from and for; it carries this itself.
+
+    Parameters
+    ----------
+    source : str
+        Name of the model.
+    config : mapping
+        The content of its ``config.json``.
+    dtype, max_seq_len, batch
+        As it was exported.
+    target : str
+        The TVM target, as JSON.
+    functions : tuple of str
+        What can be called in the library.
+    weights : {"file", "random", "none"}
+        Whether they are in the directory, are to be made up, or were left out.
+    versions : Versions
+        Of this package and of TVM.
+    """
+
+    source: str
+    config: dict[str, Any]
+    dtype: str
+    max_seq_len: Count
+    batch: Count
+    target: str
+    functions: tuple[str, ...]
+    weights: Weights
+    versions: Versions
+
+    def to_metadata(self) -> dict[str, str]:
+        """Return the ``metadata`` with which the pipeline puts this into the library."""
+        return {_METADATA: json.dumps(asdict(self))}
+
+
+@dataclass(frozen=True)
+class Manifest(Compiled):
+    """What a compiled directory holds.
+
+    Parameters
+    ----------
+    parameters : tuple of Parameter
+        The weights, in the order in which the functions take them.
+    files : mapping of str to FileSum
+        Every other file.
+    format : int
+        Version of this record.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _EXACT
+
+    parameters: tuple[Parameter, ...]
+    files: dict[FileName, FileSum]
+    format: Literal[2] = 2
+
+
+def versions() -> Versions:
+    """Return the versions of this process."""
+    return Versions(__version__, tvm.__version__)
+
+
+def parameters(exported: ExportedModel) -> tuple[Parameter, ...]:
+    """Describe the weights of a model, in order."""
+    return tuple(Parameter(p.name, p.shape, p.dtype) for p in exported.params)
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest; it is the last file, for it has the others' sums."""
+    text = json.dumps(asdict(manifest), indent=2)
+    (directory / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def file_sums(directory: Path) -> dict[FileName, FileSum]:
+    """Return size and SHA-256 of every file in `directory`."""
+    names: tuple[FileName, ...] = get_args(FileName)
+    files = {name: directory / name for name in names if (directory / name).exists()}
+    return {name: FileSum(f.stat().st_size, _sha256(f)) for name, f in files.items()}
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read and check the manifest of a compiled directory.
+
+    Raises
+    ------
+    CliError
+        If it is missing, damaged, or of a version that this one cannot run.
+    """
+    file = directory / MANIFEST
+    try:
+        text = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as err:
+        raise CliError(
+            f"{directory} has no {MANIFEST}; give a directory that `relax-fusion compile` made"
+        ) from err
+    try:
+        found = json.loads(text).get("format")
+    except (ValueError, AttributeError, RecursionError) as err:
+        raise CliError(f"{file} is damaged: it is no JSON object; compile again") from err
+    if type(found) is int and found != FORMAT:
+        raise CliError(f"{file} has format {found}, this version reads {FORMAT}; compile again")
+    manifest = read_json(Manifest, text, CliError, f"{file} is damaged")
+    for name, needed in ((LIBRARY, True), (PARAMS, manifest.weights == "file")):
+        if (name in manifest.files) != needed:
+            word = "lacks" if needed else "has"
+            raise CliError(
+                f"{file} is damaged: weights is {manifest.weights!r}, but files {word} {name}"
+            )
+    return manifest
+
+
+def check_files(directory: Path, manifest: Manifest, *, also_weights: bool = False) -> None:
+    """Compare the files with the manifest, because loading half a library ends the process.
+
+    The weights can take minutes to read: unless `also_weights`, only their size is compared.
+    """
+    for name, entry in manifest.files.items():
+        file = directory / name
+        if not file.is_file():
+            raise CliError(f"{file} is missing; compile the model again")
+        size = file.stat().st_size
+        if size != entry.bytes:
+            raise CliError(
+                f"{file} has {size} bytes, its manifest says {entry.bytes}: it was cut short or "
+                "changed; copy it or compile the model again"
+            )
+        if (also_weights or name != PARAMS) and _sha256(file) != entry.sha256:
+            raise CliError(f"{file} is not what compile wrote (SHA-256 differs); compile again")
+
+
+def check_library(library: tvm.runtime.Module, manifest: Manifest, file: Path) -> None:
+    """Compare the manifest with what the library says of itself, for anybody can edit a manifest.
+
+    Raises
+    ------
+    CliError
+        If they differ; it names the field.
+    """
+    try:
+        metadata = relax.VirtualMachine(library, tvm.cpu())["_metadata"]()
+        inside = json.loads(json.loads(str(metadata))[_METADATA])
+        # As text, because a configuration may hold NaN, which differs from itself
+        told = {
+            field.name: json.dumps(inside[field.name], sort_keys=True) for field in fields(Compiled)
+        }
+    except FOREIGN_ERRORS as err:
+        raise CliError(f"{file} does not say what it was compiled for; compile again") from err
+    said = asdict(manifest)
+    for name, value in told.items():
+        if json.dumps(said[name], sort_keys=True) != value:
+            raise CliError(
+                f"{MANIFEST} has {name} {shown(said[name])}, but {file} was compiled with "
+                f"{shown(json.loads(value))}; compile again"
+            )
+
+
+def exported_again(manifest: Manifest) -> ExportedModel:
+    """Rebuild the description of the model that the library was compiled from."""
+    exported = export(
+        config_from_dict(manifest.config),
+        dtype=manifest.dtype,
+        max_seq_len=manifest.max_seq_len,
+        batch=manifest.batch,
+    )
+    if parameters(exported) != manifest.parameters:
+        raise CliError(
+            f"the library takes other parameters than this version ({__version__}) would give it; "
+            f"it was compiled by {manifest.versions.relax_fusion}: compile again"
+        )
+    return exported
+
+
+def stored_weights(directory: Path, manifest: Manifest) -> Iterator[np.ndarray]:
+    """Read the weights one at a time, in the order in which the functions take them."""
+    file = directory / PARAMS
+    try:
+        with safe_open(file, framework="numpy") as handle:
+            for param in manifest.parameters:
+                yield handle.get_tensor(param.name)
+    except SafetensorError as err:
+        raise CliError(f"{file} cannot be read ({err}); compile the model again") from err

@@ -1,0 +1,40 @@
+"""TVM's threads: one for each processor that the process may use."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import tvm_ffi
+
+from ..target import usable_cores
+
+_ONE_EACH, _SHARED = -2, -3
+"""Whether each thread has a processor of its own, or all have all: TVM's ``AffinityMode``."""
+
+_DONE = threading.local()
+
+
+def use_all_cores() -> None:
+    """Give the calling thread a pool of TVM's that has a thread for each usable processor.
+
+    By itself TVM takes half of the machine's, taking them for pairs of hyper-threads, from number 0
+    on, whichever the process may use.  The variables ``TVM_NUM_THREADS`` and ``OMP_NUM_THREADS``
+    are obeyed instead where they are set, and a pool that the thread has used already stays as it
+    is: TVM makes one for each thread that calls, and it cannot grow.
+    """
+    if getattr(_DONE, "made", False):
+        return
+    _DONE.made = True
+    if "TVM_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
+        return
+    processors, count = sorted(os.sched_getaffinity(0)), usable_cores()
+    os.environ["TVM_NUM_THREADS"] = str(count)  # read once, when the pool is made
+    try:
+        made = tvm_ffi.get_global_func("runtime.NumThreads")()
+    finally:
+        del os.environ["TVM_NUM_THREADS"]
+    if made == count:
+        mode = _ONE_EACH if count == len(processors) else _SHARED
+        configure = tvm_ffi.get_global_func("runtime.config_threadpool")
+        configure(mode, count, [str(number) for number in processors])

@@ -1,0 +1,163 @@
+"""Checks of data against the type hints of the record that holds it, done by pydantic.
+
+A hint says what a field takes, limits included, and nothing is converted: ``"3"``, 3.0 and True are
+no integers.  An error is one line that names the field, the value and what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+MAX_INT32 = 2**31 - 1
+
+MOST_ELEMENTS = 2**59
+"""Of one tensor: eight bytes each, in sums of two that still fit 63 bits."""
+
+Count = Annotated[int, pydantic.Field(ge=1, le=MAX_INT32)]
+"""A size, a number of things: from 1 on, and indices fit 32 bits."""
+
+Natural = Annotated[int, pydantic.Field(ge=0, le=MAX_INT32)]
+"""A number of things that may be none, or an index."""
+
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+_LONGEST = 80
+_Record = TypeVar("_Record")
+
+
+def check(record: Any, error: type[Exception], where: str = "") -> None:
+    """Check the fields of a dataclass; for its ``__post_init__``.
+
+    Parameters
+    ----------
+    record : dataclass instance
+        What to check; nothing in it is changed.
+    error : type of Exception
+        What to raise.
+    where : str
+        What the fields belong to, in front of the message.
+
+    Raises
+    ------
+    error
+        If a field has a value that its type hint does not allow.
+    """
+    try:
+        model = _model(type(record))  # type: ignore[arg-type]  # to mypy, types have no hash
+        model.model_validate(vars(record), by_name=True, by_alias=False)
+    except ValidationError as err:
+        raise error(_line(err, where)) from None
+
+
+def read(
+    cls: type[_Record],
+    data: object,
+    error: type[Exception],
+    where: str,
+    unknown: Literal["forbid", "ignore"] = "forbid",
+) -> _Record:
+    """Make a dataclass of a mapping.
+
+    A key is the alias of a field's hint, or else its name; None stands for a field's default.
+
+    Parameters
+    ----------
+    cls : type
+        The dataclass.
+    data : object
+        What should be the mapping.
+    error : type of Exception
+        What to raise.
+    where : str
+        What the fields belong to, in front of the message.
+    unknown : {"forbid", "ignore"}
+        What to do about keys that `cls` does not have.
+
+    Raises
+    ------
+    error
+        If `data` is no mapping with text as keys, lacks a field, or has a value that its type hint
+        does not allow.
+    """
+    if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
+        raise error(f"{where} is {shown(data)}; must be a mapping with text as keys")
+    given = {key: value for key, value in data.items() if value is not None}
+    try:
+        made = _model(cls)  # type: ignore[arg-type]
+        model = made.model_validate(given, extra=unknown, by_name=False, by_alias=True)
+    except ValidationError as err:
+        raise error(_line(err, where, cls)) from None
+    return cls(**{name: getattr(model, name) for name in model.model_fields_set})
+
+
+def read_json(kind: Any, text: str | bytes, error: type[Exception], where: str) -> Any:
+    """Read JSON as a type: a dataclass, whose fields can be others, or a union of such.
+
+    Raises
+    ------
+    error
+        If `text` is no JSON, or not of that type.
+    """
+    try:
+        return _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as err:
+        raise error(_line(err, where)) from None
+
+
+def shown(value: object) -> str:
+    """Return `value` as code, on one line, and not all of it if it is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        text = f"an integer of {value.bit_length()} bits" if isinstance(value, int) else "too long"
+    except Exception as err:  # a value of anybody's class; telling of it must not fail
+        text = f"a {type(value).__name__}, whose repr raises {type(err).__name__}"
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+@cache
+def _model(cls: type) -> type[BaseModel]:
+    """Return the pydantic model of a dataclass."""
+    hints = get_type_hints(cls, include_extras=True)
+    found: dict[str, Any] = {f.name: (hints[f.name], _default(f)) for f in fields(cls) if f.init}
+    return pydantic.create_model(cls.__name__, __config__=_STRICT, **found)
+
+
+def _default(field: Field) -> Any:
+    """Say whether a field may be left out; the dataclass itself knows by what it is replaced."""
+    return ... if field.default is MISSING and field.default_factory is MISSING else None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    """Return the reader of a type."""
+    return TypeAdapter(kind)
+
+
+def _line(err: ValidationError, where: str, cls: type | None = None) -> str:
+    """Return the first of what pydantic found, in one line; `cls` says which fields there are."""
+    first = err.errors(include_url=False)[0]
+    name, prefix = _path(first["loc"]), f"{where}: " if where else ""
+    if first["type"] in ("missing", "missing_argument"):
+        return f"{prefix}the field {name!r} is missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        known = f"; there are {', '.join(f.name for f in fields(cls))}" if cls else ""
+        return f"{prefix}there is no field {name!r}{known}"
+    told = first["msg"].replace("Input should", "must").removeprefix("Value error, ")
+    if name:
+        return f"{prefix}{name} is {shown(first['input'])}; {told}"
+    return f"{prefix}{told}"
+
+
+def _path(steps: Sequence[int | str]) -> str:
+    """Write a place in data as code would: ``plans['FuseGatedFFN'].block_m`` has two steps."""
+    if not steps:
+        return ""
+    if steps[-1] == "[key]":
+        return f"a key of {_path(steps[:-2])}"
+    return str(steps[0]) + "".join(f"[{step!r}]" for step in steps[1:])

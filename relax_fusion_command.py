@@ -1,0 +1,75 @@
+"""The program ``relax-fusion``, which ends properly whenever it is asked to.
+
+It is small and outside of the package, so that it watches while the package, and TVM, are imported.
+A signal that asks the process to end (Ctrl-C, SIGTERM, SIGHUP) is answered by a thread: it removes
+what is half-written, says so in one line, and ends the process with 128 + the number of the signal.
+Nothing is raised in the main thread, where TVM's C++ would turn a KeyboardInterrupt into another
+error, or swallow it, and which is not asked before a long call returns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "the terminal was closed",
+}
+
+
+def main() -> int:
+    """Run the command line in a process that ends properly when it is asked to."""
+    tidy: list[Callable[[], None]] = []
+    _watch(tidy)
+    _own_temporary_files(tidy)
+    from relax_fusion.cli import main as command
+    from relax_fusion.cli.artifact import remove_stages
+
+    tidy.append(remove_stages)
+    return command()
+
+
+def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:
+    """Give the process, and compilers that it calls, a directory that vanishes with it."""
+    import shutil  # not above: nobody watches over what is imported there
+    import tempfile
+
+    with suppress(OSError):  # whoever needs one will complain
+        directory = tempfile.mkdtemp(prefix="relax-fusion-")
+        tempfile.tempdir = os.environ["TMPDIR"] = directory
+        tidy.append(lambda: shutil.rmtree(directory, ignore_errors=True))
+        atexit.register(tidy[-1])
+
+
+def _watch(tidy: list[Callable[[], None]]) -> None:
+    """Start the thread.  Signals that are ignored, as by nohup, stay so."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    threading.Thread(target=_wait, args=(reader, tidy), daemon=True).start()
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)  # the byte in the pipe is what matters
+
+
+def _wait(reader: int, tidy: list[Callable[[], None]]) -> None:
+    """Wait for a signal of `WORDS`, and end the process."""
+    number = 0
+    while number not in WORDS:
+        number = os.read(reader, 1)[0]
+    for clean in tidy:
+        clean()
+    with suppress(OSError):  # nobody may be reading
+        os.write(2, f"relax-fusion: error: {WORDS[signal.Signals(number)]}\n".encode())
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

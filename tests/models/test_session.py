@@ -1,0 +1,74 @@
+"""What a session says about weights and tokens that do not fit, without running a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from relax_fusion.models import (
+    Generator,
+    InputError,
+    NotFiniteWarning,
+    config_from_dict,
+    export,
+    random_weights,
+    session,
+)
+
+SIZES = {"vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
+EXPORTED = export(config_from_dict({"model_type": "gpt2", **SIZES}))
+WEIGHTS = random_weights(EXPORTED)
+
+
+def generator(monkeypatch: pytest.MonkeyPatch, logit: float = 0.0, **options: Any) -> Generator:
+    """A session of a model whose logits are all `logit`."""
+    logits = tvm.runtime.tensor(np.full((1, 1, 8), logit, "float32"))
+    functions = dict.fromkeys(("prefill", "decode"), lambda *_: (logits, None))
+    monkeypatch.setattr(session.relax, "VirtualMachine", lambda *_: functions)
+    return Generator(None, EXPORTED, options.pop("weights", WEIGHTS), **options)
+
+
+@pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_no_numbers_warn(monkeypatch, logit: float) -> None:
+    with pytest.warns(NotFiniteWarning, match="logits hold NaN or infinities"):
+        generator(monkeypatch, logit).generate([1, 2], 1)
+
+
+@pytest.mark.parametrize(
+    "weights, says",
+    [
+        (WEIGHTS[:-1], f"takes {len(WEIGHTS)} weights, got {len(WEIGHTS) - 1}"),
+        ([*WEIGHTS, WEIGHTS[0]], "got more"),
+        ([3, *WEIGHTS[1:]], "must be a NumPy array"),
+        ([WEIGHTS[0].astype("float16"), *WEIGHTS[1:]], "must be float32"),
+    ],
+)
+def test_weights_of_another_model(monkeypatch, weights: list[Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        generator(monkeypatch, weights=weights)
+
+
+@pytest.mark.parametrize("batch", [0, -1, 1.0, "1", True, 2])
+def test_batches(monkeypatch, batch: object) -> None:
+    with pytest.raises(InputError, match="batch"):
+        generator(monkeypatch, batch=batch)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[], [[]], [8], [-1], [10**20], [1.0], ["a"], [[1], [2, 3]], None, {}, [[[1]]], [[1], [2]]],
+)
+def test_tokens(monkeypatch, ids: object) -> None:
+    with pytest.raises(InputError):
+        generator(monkeypatch).prefill(ids)
+    with pytest.raises(InputError):
+        generator(monkeypatch).generate(ids, 1)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "1", None])
+def test_numbers_of_new_tokens(monkeypatch, count: object) -> None:
+    with pytest.raises(InputError, match="max_new_tokens"):
+        generator(monkeypatch).generate([1], count)

@@ -1,0 +1,397 @@
+"""Input that is data, malformed: each is one line of a typed error, and nothing is compiled."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from relax_fusion import (
+    FuseGatedFFN,
+    FuseOptions,
+    PipelineError,
+    PlanTable,
+    RelaxFusionError,
+    TilePlan,
+    TilePlanError,
+    host_target,
+    make_target,
+    relax_fusion_pipeline,
+)
+from relax_fusion.cli import main, manifest, run
+from relax_fusion.errors import LoweringError
+from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
+from relax_fusion.models.zoo import CONFIGS
+from relax_fusion.target import device_of
+from relax_fusion.validation import shown
+from relax_fusion.workload_json import from_json, to_json
+
+from .estimator.cases import norm_matmul
+
+HUGE, LONG = 10**20, 10**5000
+PLAN = TilePlan(4, 64, 64)
+CYCLE: dict[str, Any] = {}
+CYCLE["itself"] = CYCLE
+
+
+class Rude:
+    """A value that cannot even be shown."""
+
+    def __repr__(self) -> str:
+        raise ZeroDivisionError
+
+
+def assert_one_line(err: BaseException) -> None:
+    assert str(err) and "\n" not in str(err) and len(str(err)) < 600
+
+
+# --- the pipeline ----------------------------------------------------------------------------
+
+OPTIONS: list[dict[Any, Any]] = [
+    *({"variable_bounds": v} for v in (3, "n", ["n"], {3: 1}, {None: 1}, {("n",): 1}, Rude())),
+    *({"variable_bounds": {"n": v}} for v in (2**62, 2**63, HUGE, LONG, -LONG, 0, -1, True, 1.0)),
+    *({"variable_bounds": {"n": v}} for v in (float("nan"), "8", None, [8], Rude())),
+    *({"target": v} for v in (3, 3.5, {}, {"kind": "nothing"}, {3: 4}, ["llvm"], object(), "")),
+    *({"target": v} for v in ("{", "{}", "[1]", "llvm -mcpu", "a\0b", "[" * 99999, '{"kind": 3}')),
+    *({"disable": v} for v in (["Nope", 3], [3], 3, "Nope", [["FuseGatedFFN"]], [None], Rude())),
+    *({"metadata": v} for v in (3, "a", [1], {3: 1}, {"a": object()}, {"a": {1, 2}}, CYCLE)),
+    *({"metadata": {"a": v}} for v in (float("nan"), b"x", np.ones(2), {(1, 2): 3})),
+    *({"debug_dump": v} for v in ("a\0b", 3, ["a"], b"a", Path("a\0b"))),
+    *({"additional_tirs": v} for v in ({"foo": None}, {"foo": 3}, {"a b": None}, 3, ["foo"])),
+    *({"report": v} for v in ("x", 3, [], dict, type)),
+    *({"cuda_graph_symbolic_capture_hints": {"main": v}} for v in ("n", 3, [3], {"n": 1}, None)),
+    *({"cuda_graph_symbolic_capture_hints": v} for v in ("main", ["main"], {3: ["n"]})),
+    *({name: "no"} for name in ("always_fuse", "allow_tf32", "use_cuda_graph", "cublas_gemm")),
+    *({name: 1} for name in ("always_fuse", "allow_tf32", "use_cuda_graph", "flashinfer")),
+    *({"allreduce_strategy": v} for v in (-1, "1", 1.5, HUGE, True)),
+    *({"backend": v} for v in ("cutlass", 3, ["tir"], "")),
+    *({"plans": v} for v in ([1], 3, "x", {"FuseGatedFNN": PLAN}, {3: PLAN}, {None: PLAN})),
+    *({"plans": {"FuseGatedFFN": v}} for v in (5, "x", {}, [PLAN], Rude())),
+    *({"ext_mods": v} for v in ([3], ["x"], 3, "lib.so")),
+    *({"progress": v} for v in (3, "x", [print])),
+    *({name: 3} for name in ("traget", "", "__init__")),
+    *({"flashinfer": True}, {"faster_transformer": True}, {"allow_tf32": True}),
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=shown)
+def test_options_of_the_pipeline(options: dict[Any, Any]) -> None:
+    with pytest.raises(RelaxFusionError) as caught:
+        relax_fusion_pipeline(**{"target": "llvm", **options})
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"target": v} for v in ("h200", 3, {"kind": "llvm"})),
+        *({"bounds": v} for v in ({"n": 2**62}, {"n": 1.5}, {3: 1}, 3, "n")),
+        *({"plans": 3}, {"plans": {"FuseGatedFFN": 3}}, {"decisions": 3}, {"decisions": ()}),
+        *({"always_fuse": "no"}, {"backend": "auto"}, {"allow_tf32": 1}),
+    ],
+    ids=shown,
+)
+def test_options_of_a_pass(options: dict[str, Any]) -> None:
+    with pytest.raises((PipelineError, TilePlanError)) as caught:
+        FuseOptions(**options)
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("options", [3, {"target": "llvm"}, None], ids=shown)
+def test_a_pass_takes_no_other_options(options: object) -> None:
+    with pytest.raises(PipelineError, match="must be FuseOptions"):
+        FuseGatedFFN(options).transform_module(None, None)
+
+
+TARGETS = [
+    *({"kind": "llvm", "num-cores": v} for v in (-1, HUGE, "x")),
+    *({"kind": "cuda", "arch": v} for v in (3, None, "", "sm", "sm_x", "sm_9999", "gfx90")),
+    *({"kind": "metal", "max_threads_per_block": v} for v in (0, -1, HUGE, "x")),
+    *({"kind": "vulkan", "thread_warp_size": v} for v in (0, 3, 256)),
+    *({"kind": "c"}, {"kind": "hexagon"}, {"kind": "llvm", "mcpu": 3}),
+]
+
+
+@pytest.mark.parametrize("config", TARGETS, ids=shown)
+def test_targets_are_described_or_refused(config: dict[str, Any]) -> None:
+    try:
+        device_of(make_target(config))
+    except RelaxFusionError as err:
+        assert_one_line(err)
+
+
+# --- plans -----------------------------------------------------------------------------------
+
+WRONG_COUNTS = (0, -1, 1.0, 1.5, float("nan"), "4", None, True, HUGE, LONG, [4], Rude())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"block_m": v} for v in WRONG_COUNTS),
+        *({"num_warps": v} for v in (-1, 1.5, "4", HUGE)),
+        *({"num_stages": v} for v in (0, "x", 1.5)),
+        *({"backend": v} for v in ("cuda", 3)),
+        *({"family": v} for v in (3, ["mma"])),
+        *({"reg_m": 3}, {"surprise": 1}),
+    ],
+    ids=shown,
+)
+def test_plans_as_attributes(changes: dict[str, Any]) -> None:
+    with pytest.raises(TilePlanError) as caught:
+        TilePlan.from_attr({**PLAN.to_attr(), **changes})
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "attr",
+    [
+        *(3, None, "plan", [3], [[]], [{}], ["x"], [{"upper": -1}], []),
+        *([{**PLAN.to_attr(), "upper": v}] for v in (0, 4, "x", None, True, 1.5, HUGE, LONG)),
+        [PLAN.to_attr()],
+        [{**PLAN.to_attr(), "upper": upper} for upper in (8, 4, -1)],
+    ],
+    ids=shown,
+)
+def test_tables_as_attributes(attr: object) -> None:
+    if attr == [{**PLAN.to_attr(), "upper": None}]:
+        return  # the open range, as it is called in Python
+    with pytest.raises(TilePlanError) as caught:
+        PlanTable.from_attr(attr)
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("entries", [3, None, (), ((None, 3),), ((4, PLAN),), [(None, PLAN)]])
+def test_tables(entries: object) -> None:
+    with pytest.raises(TilePlanError) as caught:
+        PlanTable(entries)
+    assert_one_line(caught.value)
+
+
+WORKLOAD = json.loads(to_json(norm_matmul()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "3", "null", "[]", "{}", '{"type": 3}', '{"type": []}', "[" * 99999),
+        *(json.dumps(WORKLOAD | c) for c in ({"k": "x"}, {"k": 1.5}, {"outputs": 3})),
+        *(json.dumps(WORKLOAD | c) for c in ({"rows": [1]}, {"norm": 3}, {"type": "Nothing"})),
+        json.dumps({k: v for k, v in WORKLOAD.items() if k != "k"}),
+    ],
+    ids=shown,
+)
+def test_workloads_as_json(text: str) -> None:
+    with pytest.raises(LoweringError) as caught:
+        from_json(text)
+    assert_one_line(caught.value)
+
+
+# --- models ----------------------------------------------------------------------------------
+
+COUNTS = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+CHANGES: list[dict[str, Any]] = [
+    *({name: v} for name in COUNTS for v in (0, -1, 1.5, "x", True, HUGE, [1], float("nan"))),
+    *({"rms_norm_eps": v} for v in (float("nan"), float("inf"), -1.0, "x", LONG)),
+    *({"rope_theta": v} for v in (float("nan"), 0, -1.0, "x", [1])),
+    *({"rope_scaling": v} for v in (3, "x", [1], {"rope_type": 3}, {"rope_type": ["linear"]})),
+    *({"rope_scaling": {"rope_type": "linear", "factor": v}} for v in ("x", 0, float("nan"))),
+    *({"eos_token_id": v} for v in ("x", {"a": 1}, [[1]], -1, 1.5, HUGE)),
+    *({"architectures": v} for v in (3, "LlamaForCausalLM", [3], [None], {"a": 1}, [[]])),
+    *({"hidden_act": v} for v in (3, "swoosh", None.__class__, ["silu"])),
+    *({"tie_word_embeddings": v} for v in ("no", 1, [])),
+    *({"head_dim": 3}, {"num_key_value_heads": 7}, {"head_dim": 2**23}, {"head_dim": HUGE}),
+    *({"quantization_config": {"bits": 4}}, {"partial_rotary_factor": 0.5}),
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=shown)
+def test_configurations(changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelError) as caught:
+        config_from_dict(CONFIGS["llama-3.2-1b"] | changes)
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data", [None, 3, "x", [], {}, {"model_type": ["llama"]}, {3: 4}], ids=shown
+)
+def test_configurations_that_are_none(data: object) -> None:
+    with pytest.raises(ModelError) as caught:
+        config_from_dict(data)
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"batch": v} for v in (0, -1, 1.5, True, None, "a b", "", HUGE, LONG)),
+        *({"max_seq_len": v} for v in (0, "64", 1.5, True, HUGE, 2**31, 2**30)),
+        *({"dtype": v} for v in ("int8", 3, None, ["float32"])),
+    ],
+    ids=shown,
+)
+def test_exports(options: dict[str, Any]) -> None:
+    with pytest.raises(ModelError) as caught:
+        export(zoo_config("demo-gpt2"), **options)
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("batch, length", [(2**31 - 1, 2**31 - 1), (1, 2**31), (2**20, 2**30)])
+def test_caches_that_64_bits_cannot_count(batch: int, length: int) -> None:
+    with pytest.raises(ModelError, match="max_seq_len"):
+        export(zoo_config("demo-llama"), batch=batch, max_seq_len=length)
+
+
+# --- manifests -------------------------------------------------------------------------------
+
+CONFIG = {
+    "model_type": "gpt2",
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A directory such as ``compile`` makes, and the content of its manifest."""
+    out = tmp_path_factory.mktemp("out")
+    exported = export(config_from_dict(CONFIG))
+    names = [param.name for param in exported.params]
+    weights = dict(zip(names, random_weights(exported), strict=True))
+    save_file(weights, out / manifest.PARAMS)
+    (out / manifest.LIBRARY).write_bytes(b"a library")
+    made = manifest.Manifest(
+        source="tiny",
+        config=CONFIG,
+        dtype=exported.dtype,
+        max_seq_len=64,
+        batch=1,
+        target=str(host_target()),
+        functions=exported.functions,
+        weights="file",
+        versions=manifest.versions(),
+        parameters=manifest.parameters(exported),
+        files=manifest.file_sums(out),
+    )
+    manifest.write_manifest(out, made)
+    return out, json.loads((out / manifest.MANIFEST).read_text())
+
+
+@pytest.fixture
+def library(compiled: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library says what the manifest does, and the model is never run."""
+    inside = manifest.read_manifest(compiled[0])
+    told = manifest.Compiled(**{name: getattr(inside, name) for name in COMPILED})
+    monkeypatch.setattr(run.tvm.runtime, "load_module", lambda _: None)
+    made = {"_metadata": lambda: json.dumps(told.to_metadata())}
+    monkeypatch.setattr(manifest.relax, "VirtualMachine", lambda *_: made)
+    monkeypatch.setattr(run, "Generator", lambda *_: reached())
+
+
+COMPILED = tuple(manifest.Compiled.__dataclass_fields__)
+
+
+def reached() -> None:
+    raise manifest.CliError("everything is right")
+
+
+FORGED: list[dict[str, Any]] = [
+    *({"files": v} for v in ({}, None, [1, 2], "x", {"lib.so": {}}, {"lib.so": None})),
+    *({"files/../../etc/hostname": {"bytes": 1, "sha256": "0" * 64}}, {"files/a": None}),
+    *({"files/lib.so": {"bytes": v, "sha256": "0" * 64}} for v in (-1, "9", 9.5, HUGE, True, 9)),
+    *({"files/lib.so": {"bytes": 9, "sha256": v}} for v in ("", 3, None, "0" * 63, "G" * 64)),
+    *({"functions": v} for v in (None, [], "decode", [3], ["decode"], ["decode", "prefill"])),
+    *({"max_seq_len": v} for v in ("64", -5, 0, 100000, 63, 1.5, HUGE, True, None)),
+    *({"batch": v} for v in (0, 2, "1", None, 1.5)),
+    *({"dtype": v} for v in ("float16", "floatx", 3, None)),
+    *({"target": v} for v in ("zzz", "cuda", "h200", [1], None, "", '{"kind": "c"}', "llvm -x")),
+    *({"config": v} for v in ([1], None, "x", {}, {"model_type": "gpt2"})),
+    *({f"config/{k}": v} for k, v in (("n_embd", 64), ("n_layer", "x"), ("eos_token_id", [[1]]))),
+    *({"config/eos_token_id": v} for v in (7, "x", {"a": 1})),
+    *({"versions": v} for v in (None, ["a"], {}, {"tvm": "0.27.0"}, {"tvm": 3})),
+    *({"versions/tvm": v} for v in (3, "0.1.0", "0.27.999", None)),
+    *({"weights": v} for v in ("zzz", "random", "none", None, 3, ["file"])),
+    *({"parameters": v} for v in ([1], None, "x", [], [{}])),
+    *({"source": v} for v in (3, None, "other")),
+    *({"format": v} for v in (True, "2", 1, 3, None, 2.5, HUGE)),
+    {"surprise": 1},
+]
+
+
+def edited(data: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with changes; ``files/name`` is a field of a field."""
+    copy = json.loads(json.dumps(data))
+    for key, value in changes.items():
+        field, _, inner = key.partition("/")
+        (copy[field] if inner else copy)[inner or field] = value
+    return copy
+
+
+@pytest.mark.parametrize("changes", [*FORGED, {}], ids=shown)
+def test_manifests(compiled, library, tmp_path: Path, capsys, changes: dict[str, Any]) -> None:
+    for name in (manifest.LIBRARY, manifest.PARAMS):
+        (tmp_path / name).symlink_to(compiled[0] / name)
+    (tmp_path / manifest.MANIFEST).write_text(json.dumps(edited(compiled[1], changes)))
+    line = failed(["run", str(tmp_path), "--prompt-ids", "1"], capsys)
+    assert ("everything is right" in line) == (changes == {})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "null", '"x"', "\udcff", "[" * 99999])
+def test_manifests_that_are_none(tmp_path: Path, capsys, text: str) -> None:
+    (tmp_path / manifest.MANIFEST).write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert "is damaged" in failed(["run", str(tmp_path), "--prompt-ids", "1"], capsys)
+
+
+def test_a_library_that_says_nothing(compiled, library, capsys, monkeypatch) -> None:
+    for told in ({}, {"_metadata": lambda: "{"}, {"_metadata": lambda: "{}"}):
+        monkeypatch.setattr(manifest.relax, "VirtualMachine", lambda *_, told=told: told)
+        line = failed(["run", str(compiled[0]), "--prompt-ids", "1"], capsys)
+        assert "does not say what it was compiled for" in line
+
+
+def failed(arguments: list[str], capsys) -> str:
+    """Run the command line; return its one line, which calls nothing unexpected."""
+    assert main([*arguments, "-q"]) in (1, 2)
+    lines = capsys.readouterr().err.splitlines()
+    errors = [line for line in lines if line.startswith("relax-fusion: error: ")]
+    assert len(errors) == 1 and lines[-1:] == errors
+    assert "unexpected" not in errors[0] and len(errors[0]) < 700
+    return errors[0]
+
+
+# --- the command line ------------------------------------------------------------------------
+
+COMMANDS = [
+    *(["explain", "demo-gpt2", "--max-seq-len", v] for v in ("0", "-1", "x", "1.5", str(HUGE))),
+    *(["explain", "demo-gpt2", "--batch", v] for v in ("0", "x", str(HUGE), "9" * 5000)),
+    *(["explain", "demo-gpt2", "--target", v] for v in ("", "{", "nothing", '{"kind": "c"}')),
+    *(["explain", v] for v in ("", "/nothing", "a\0b", "x" * 5000, ".", "/dev/null")),
+    *(["run", v, "--prompt-ids", "1"] for v in ("", "/nothing", ".", "/dev/null", "x" * 5000)),
+    *(["run", ".", "--prompt-ids", v] for v in ("", "x", "-1", "1.5", str(HUGE), "9" * 5000)),
+    *(["compile", "demo-gpt2", "-o", v] for v in (".", "/", "/proc", "/dev/null", "/dev/null/x")),
+    *([], ["nothing"], ["run"], ["compile", "demo-gpt2"], ["demo", "--surprise"]),
+]
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=shown)
+def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
+    monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: 0)
+    failed(arguments, capsys)
+
+
+def test_prompts_are_checked_before_weights_are_read(compiled, library, capsys) -> None:
+    for ids, says in (("96", "96 must be in 0..95"), ("1 2 96", "96"), ("1," * 64 + "1", "fit")):
+        assert says in failed(["run", str(compiled[0]), "--prompt-ids", ids], capsys)
+
+
+def test_a_manifest_is_what_was_written(compiled) -> None:
+    again = json.loads(json.dumps(asdict(manifest.read_manifest(compiled[0]))))
+    assert again == compiled[1]
