@@ -33,6 +33,15 @@ from relax_fusion.workload_json import from_json, to_json
 
 from .estimator.cases import norm_matmul
 
+
+class Stranger:
+    """Of no use as an option; its repr is the same in every process, for the names of tests."""
+
+    def __repr__(self) -> str:
+        return "Stranger()"
+
+
+STRANGER = Stranger()
 HUGE, LONG = 10**20, 10**5000
 PLAN = TilePlan(4, 64, 64)
 CYCLE: dict[str, Any] = {}
@@ -56,10 +65,10 @@ OPTIONS: list[dict[Any, Any]] = [
     *({"variable_bounds": v} for v in (3, "n", ["n"], {3: 1}, {None: 1}, {("n",): 1}, Rude())),
     *({"variable_bounds": {"n": v}} for v in (2**62, 2**63, HUGE, LONG, -LONG, 0, -1, True, 1.0)),
     *({"variable_bounds": {"n": v}} for v in (float("nan"), "8", None, [8], Rude())),
-    *({"target": v} for v in (3, 3.5, {}, {"kind": "nothing"}, {3: 4}, ["llvm"], object(), "")),
+    *({"target": v} for v in (3, 3.5, {}, {"kind": "nothing"}, {3: 4}, ["llvm"], STRANGER, "")),
     *({"target": v} for v in ("{", "{}", "[1]", "llvm -mcpu", "a\0b", "[" * 99999, '{"kind": 3}')),
     *({"disable": v} for v in (["Nope", 3], [3], 3, "Nope", [["FuseGatedFFN"]], [None], Rude())),
-    *({"metadata": v} for v in (3, "a", [1], {3: 1}, {"a": object()}, {"a": {1, 2}}, CYCLE)),
+    *({"metadata": v} for v in (3, "a", [1], {3: 1}, {"a": STRANGER}, {"a": {1, 2}}, CYCLE)),
     *({"metadata": {"a": v}} for v in (float("nan"), b"x", np.ones(2), {(1, 2): 3})),
     *({"debug_dump": v} for v in ("a\0b", 3, ["a"], b"a", Path("a\0b"))),
     *({"additional_tirs": v} for v in ({"foo": None}, {"foo": 3}, {"a b": None}, 3, ["foo"])),
