@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
+
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -15,15 +15,16 @@ from safetensors.numpy import save_file
 from tvm.support import cc
 
 from relax_fusion import models
+from relax_fusion.cli import build, main
 from relax_fusion.cli import compile as compile_module
-from relax_fusion.cli import main
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.measure import Run
 from relax_fusion.cli.run import _generate
 from relax_fusion.cuda_graph import RUN_OR_CAPTURE
+from relax_fusion.models import zoo
 from relax_fusion.report import Report
 
-from .quick import quick_host
+from .quick import loaded, quick_host
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -67,6 +68,15 @@ def write_json(path: Path, data: dict) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data))
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def not_optimised():
+    """Compile for this machine without LLVM's optimisations, which take half of the time."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("relax_fusion.target.host_target", lambda: made)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +142,7 @@ def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
 @links
 def test_run_generates_the_tokens_of_a_generator(compiled, checkpoint, capsys):
     exported = models.export(models.load_config(checkpoint), max_seq_len=64)
-    executable = tvm.compile(exported.mod, target="llvm")  # TVM's own pipeline
+    executable = tvm.compile(exported.mod, target=quick_host())  # TVM's own pipeline
     generator = models.Generator(executable, exported, models.load_weights(checkpoint, exported))
     expected = generator.generate([5, 6, 7], 6)[0].tolist()
 
@@ -205,10 +215,14 @@ def test_generation_stops_at_the_end_token():
 @links
 @pytest.mark.parametrize("graphs", [True, False])
 def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
-    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
+    quick = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512}
+    quick |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    # The model of the quick demo, whose kernels are the same
+    config = write_json(tmp_path / "tiny" / "config.json", zoo.CONFIGS["demo-llama"] | quick)
     out = tmp_path / "out"
     dump = tmp_path / "dump"
     arguments = ["--target", "h200", "--no-weights", "--debug-dump", str(dump)]
+    arguments += ["--max-seq-len", "1024"]
     arguments += [] if graphs else ["--no-cuda-graph"]
     assert main(["compile", str(config), "-o", str(out), *arguments]) == 0
     assert "CUDA" in capsys.readouterr().out
@@ -402,8 +416,20 @@ def test_a_missing_compiler_is_named_before_anything_is_compiled(tmp_path, monke
 # --- demo and the process ---------------------------------------------------------------------
 
 
+def as_library(made):
+    """Return a function that loads what `made` compiles for this machine."""
+
+    def compiled(exported, target, **options):
+        executable = made(exported, target, **options)
+        return loaded(executable) if target.kind.name == "llvm" else executable
+
+    return compiled
+
+
 def test_quick_demo_agrees(monkeypatch, capsys):
     monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
+    for name in ("build", "build_default"):
+        monkeypatch.setattr(f"relax_fusion.cli.demo.{name}", as_library(getattr(build, name)))
     assert main(["demo", "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]

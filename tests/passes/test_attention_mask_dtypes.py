@@ -54,6 +54,7 @@ def dynamic(name: str, dtype: str, sizes: str, causal: str | None = None, **boun
     return Case(name, steps, causal, q_len, kv_len, bounds)
 
 
+LONGEST = (1 << 31) - 1
 WIDE = positions("int64")
 LATER = WIDE + "a0 = R.greater(j, i)\n"
 EARLIER = WIDE + "a = R.less_equal(j, i)\n"
@@ -73,7 +74,7 @@ CASES = [
     compared("float64", "float64", CAUSAL, start=(1 << 24) - 3),
     dynamic("dynamic int64", "int64", "sn", CAUSAL),
     dynamic("dynamic int32", "int32", "sn"),
-    dynamic("dynamic int32 with a bound", "int32", "sn", CAUSAL, s=1 << 31, n=1 << 31),
+    dynamic("dynamic int32 with a bound", "int32", "sn", CAUSAL, s=LONGEST, n=LONGEST),
     dynamic("dynamic int32, as many queries as keys", "int32", "nn", CAUSAL),
     dynamic("dynamic float32", "float32", "sn"),
     dynamic("dynamic float32, as many queries as keys", "float32", "nn", CAUSAL),
