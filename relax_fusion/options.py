@@ -74,7 +74,7 @@ class PipelineOptions:
         Added to the module under these names.
     metadata : mapping
         Attached, as JSON, as the function ``_metadata``.
-    ext_mods : sequence of ExternModule or Module
+    ext_mods : sequence of ExternModule
         Linked into the library.
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``.
@@ -106,7 +106,7 @@ class PipelineOptions:
     cuda_graph_symbolic_capture_hints: Mapping[str, Sequence[str]] = field(default_factory=dict)
     additional_tirs: Mapping[Identifier, tirx.PrimFunc] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    ext_mods: Sequence[ExternModule | tvm.runtime.Module] = ()
+    ext_mods: Sequence[ExternModule] = ()
     debug_dump: Path | None = None
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
