@@ -44,7 +44,7 @@ def plain(tmp_path_factory):
     """A model with a head, compiled once for all tests that only run it."""
     model = common.bert()
     path = common.save(model, tmp_path_factory.mktemp("bert"))
-    return model, make_encoder(path, compiler=common.compile_as_users_do)
+    return model, make_encoder(path)
 
 
 @pytest.fixture(scope="module")

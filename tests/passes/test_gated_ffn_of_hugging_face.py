@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import tvm
@@ -42,8 +44,9 @@ def operators(mod: tvm.IRModule) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("symbolic", [False, True])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("activation", "symbolic"), zip(ACTIVATIONS, itertools.cycle([True, False]))
+)
 def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     model = common.llama(hidden_act=activation, mlp_bias=symbolic)
     block = Block(model)
