@@ -64,8 +64,9 @@ def cuda_source(work: Attention, table: PlanTable, target: Target | None = None)
 
 
 def kernels(source: str) -> list[str]:
-    """Return the text of each kernel."""
+    """Return the text of each kernel; there is at least one."""
     starts = [m.start() for m in re.finditer(r'extern "C" __global__[^;{]*\{', source)]
+    assert starts
     return [source[a:b] for a, b in zip(starts, [*starts[1:], len(source)], strict=True)]
 
 

@@ -56,7 +56,9 @@ KERNELS: dict[str, Callable[[], object]] = {
 def functions(made: object) -> list[tirx.PrimFunc]:
     if isinstance(made, s_tir.Schedule):
         made = made.mod
-    return prim_funcs(made) if isinstance(made, tvm.IRModule) else [made]
+    found = prim_funcs(made) if isinstance(made, tvm.IRModule) else [made]
+    assert found
+    return found
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -57,7 +57,9 @@ def test_gpu_rows_of_one_are_whole_warps_along_k():
 
 def test_gpu_columns_pad_little():
     work = norm_matmul(n=768 + 32)
-    for p in candidates(work, GPU):
+    found = list(candidates(work, GPU))
+    assert found
+    for p in found:
         padded = -(-800 // p.block_n) * p.block_n
         assert p.block_n <= 32 or padded <= 840
 
@@ -75,6 +77,7 @@ def test_cpu_odd_k_is_scalar_but_for_panels():
 
 def test_cpu_tiles_divide_n_and_make_a_task_for_every_core():
     found = list(candidates(gated_ffn(), AVX2))
+    assert found
     assert all(14336 % p.block_n == 0 for p in found)
     assert all(14336 // p.block_n >= AVX2.sm_count for p in found)
 

@@ -147,6 +147,7 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dt
 def test_every_range_has_a_plan_near_the_fastest():
     work = norm_matmul()
     found = chosen(work, AVX2)
+    assert len(found.predictions) > 1
     for p in found.predictions:
         fastest = min(predict(work, c, AVX2, p.size).seconds for c in candidates(work, AVX2))
         plan = found.plans.plan_for(rows_of(work, p.size))
@@ -248,7 +249,7 @@ def test_a_user_s_plan_is_taken_and_priced():
 def test_a_user_s_plan_is_taken_even_if_it_does_not_pay():
     plan = TilePlan(16, 16, 16, num_warps=8, lanes=8)
     found = chosen(norm_matmul(rows=1), GPU, plans=plan)
-    assert all(p.loses for p in found.predictions)
+    assert [p.loses for p in found.predictions] == [True]
 
 
 def test_a_user_s_table_is_kept_as_it_is():

@@ -217,6 +217,8 @@ def test_bytes_are_transposed_by_four_columns_of_a_lane():
 
 def test_no_prediction_is_faster_than_the_tensor_cores():
     work: NormMatmul = norm_matmul(rows=ROWS)
-    for plan in plans(work)[::7]:
+    some = plans(work)[::7]
+    assert some
+    for plan in some:
         p = predict(work, plan, GPU, 4096)
         assert p.seconds > p.flops / (0.62 * GPU.tensor_float16_flops_per_s)

@@ -208,10 +208,12 @@ def test_halves_copy_for_both_warp_groups() -> None:
 )
 def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -> None:
     params, dev = parameters(LLAMA, DECODE), replace(device("h200"), arch=arch)
-    for _, steps in attention_cases(LLAMA, DECODE, params, most, dev, {}):
-        for step in steps:
-            assert step.options.dependent_launch == expected
-            assert step.constexprs["PDL"] == expected
+    cases = attention_cases(LLAMA, DECODE, params, most, dev, {})
+    found = [step for _, steps in cases for step in steps]
+    assert found
+    for step in found:
+        assert step.options.dependent_launch == expected
+        assert step.constexprs["PDL"] == expected
 
 
 def launched(mod: ir.IRModule) -> tuple[list[str], str]:
@@ -285,6 +287,7 @@ def test_shared_memory_is_what_the_estimator_says() -> None:
         said.append(smem_bytes(largest, work, dev))
     found = [k.shared_bytes for k in compile_kernels([source for source, _ in sources])]
     both = list(zip(found, said, strict=True))
+    assert len(both) == len(LARGEST)
     assert all(n <= most for n, most in both), both
     assert all(most <= 1.12 * n for n, most in both[:-2]), both  # odd keys, with luck, need less
 
