@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from relax_fusion import (
     relax_fusion_pipeline,
 )
 from relax_fusion.cli import main, manifest, run
+from relax_fusion.cli.source import open_source
 from relax_fusion.errors import LoweringError
 from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
 from relax_fusion.models.zoo import CONFIGS
@@ -256,6 +258,41 @@ def test_caches_that_64_bits_cannot_count(batch: int, length: int) -> None:
         export(zoo_config("demo-llama"), batch=batch, max_seq_len=length)
 
 
+def nested(depth: int) -> Any:
+    """Return objects in objects."""
+    return {"a": nested(depth - 1)} if depth else 1
+
+
+@pytest.mark.parametrize(
+    "extra", ["\ud800", nested(250), nested(900)], ids=["\\ud800", "250", "900"]
+)
+def test_configurations_that_no_manifest_can_hold(
+    tmp_path: Path, capsys, monkeypatch, extra: object
+) -> None:
+    """They are refused before anything is compiled, for `run` could not read them again."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"extra": extra}))
+    monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: reached())
+    source, out = str(tmp_path / "config.json"), str(tmp_path / "out")
+    assert "cannot be kept" in failed(["compile", source, "-o", out], capsys)
+
+
+def test_a_configuration_from_a_pipe() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps(CONFIG).encode())
+    os.close(writer)
+    try:
+        assert open_source(f"/dev/fd/{reader}").data == CONFIG
+    finally:
+        os.close(reader)
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff"))
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    assert open_source(str(directory)).name == "m\ufffd"
+
+
 # --- manifests -------------------------------------------------------------------------------
 
 CONFIG = {
@@ -372,7 +409,7 @@ def failed(arguments: list[str], capsys) -> str:
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("relax-fusion: error: ")]
     assert len(errors) == 1 and lines[-1:] == errors
-    assert "unexpected" not in errors[0] and len(errors[0]) < 700
+    assert "--traceback shows where" not in errors[0] and len(errors[0]) < 700
     return errors[0]
 
 
