@@ -116,6 +116,12 @@ def test_files_and_links_are_no_output(out: Path) -> None:
             check_output(out.parent / name, force=True)
 
 
+def test_the_working_directory_is_not_replaced(out: Path, monkeypatch) -> None:
+    monkeypatch.chdir(out)
+    with pytest.raises(CliError, match="is the working directory"):
+        check_output(out, force=True)
+
+
 def test_what_appears_while_it_compiles_is_not_overwritten(out: Path) -> None:
     with pytest.raises(CliError, match=r"notes\.txt"), staged(out, force=True) as part:
         fill(part, source="new")

@@ -457,6 +457,12 @@ def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
     failed(arguments, capsys)
 
 
+@pytest.mark.parametrize("arguments", [["-o", ""], ["-o", "/dev/null", "--debug-dump", ""]])
+def test_empty_names_of_directories(arguments: list[str], capsys) -> None:
+    """As a variable gives that is not set; they are not the working directory."""
+    assert "it is empty" in failed(["compile", "demo-gpt2", *arguments], capsys)
+
+
 def test_prompts_are_checked_before_weights_are_read(compiled, library, capsys) -> None:
     for ids, says in (("96", "96 must be in 0..95"), ("1 2 96", "96"), ("1," * 64 + "1", "fit")):
         assert says in failed(["run", str(compiled[0]), "--prompt-ids", ids], capsys)

@@ -49,6 +49,8 @@ def _foreign(out: Path) -> str | None:
     """Say what `out` holds that no ``compile`` wrote; None if there is nothing."""
     if out.is_symlink() or not out.is_dir():
         return "it is no directory"
+    if out.samefile("."):  # the shell would be left in one that is gone
+        return "it is the working directory"
     names = sorted(entry.name for entry in out.iterdir())
     if not names:
         return None
