@@ -26,14 +26,31 @@ WORDS = {
 
 def main() -> int:
     """Run the command line in a process that ends properly when it is asked to."""
+    _open_standard_files()
     tidy: list[Callable[[], None]] = []
-    _watch(tidy)
+    asked = threading.Event()
+    _watch(tidy, asked)
     _own_temporary_files(tidy)
     from relax_fusion.cli import main as command
     from relax_fusion.cli.artifact import remove_stages
 
     tidy.append(remove_stages)
-    return command()
+    code = command()
+    for number in WORDS:  # what is done is done; by default a signal would kill the exiting process
+        signal.signal(number, signal.SIG_IGN)
+    if asked.is_set():  # the command failed because what it wrote to is being removed
+        threading.Event().wait()
+    return code
+
+
+def _open_standard_files() -> None:
+    """Open what the caller closed, lest another file gets its number, and all that is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:
@@ -48,27 +65,32 @@ def _own_temporary_files(tidy: list[Callable[[], None]]) -> None:
         atexit.register(tidy[-1])
 
 
-def _watch(tidy: list[Callable[[], None]]) -> None:
+def _watch(tidy: list[Callable[[], None]], asked: threading.Event) -> None:
     """Start the thread.  Signals that are ignored, as by nohup, stay so."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    threading.Thread(target=_wait, args=(reader, tidy), daemon=True).start()
+    threading.Thread(target=_wait, args=(reader, tidy, asked), daemon=True).start()
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda *_: None)  # the byte in the pipe is what matters
 
 
-def _wait(reader: int, tidy: list[Callable[[], None]]) -> None:
-    """Wait for a signal of `WORDS`, and end the process."""
+def _wait(reader: int, tidy: list[Callable[[], None]], asked: threading.Event) -> None:
+    """Wait for a signal of `WORDS`, set `asked`, and end the process."""
     number = 0
     while number not in WORDS:
         number = os.read(reader, 1)[0]
-    for clean in tidy:
-        clean()
-    with suppress(OSError):  # nobody may be reading
-        os.write(2, f"relax-fusion: error: {WORDS[signal.Signals(number)]}\n".encode())
-    os._exit(128 + number)
+    asked.set()
+    try:
+        with suppress(OSError):  # nobody may be reading
+            os.write(2, f"relax-fusion: error: {WORDS[signal.Signals(number)]}\n".encode())
+        # The main thread goes on until the end, and may complain of files that are gone.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for clean in tidy:
+            clean()
+    finally:
+        os._exit(128 + number)
 
 
 if __name__ == "__main__":

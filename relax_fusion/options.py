@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -131,7 +133,7 @@ class PipelineOptions:
             json.dumps(dict(self.metadata), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as err:
             raise PipelineError(f"metadata is {shown(self.metadata)}; not JSON: {err}") from err
-        if self.debug_dump is not None and "\0" in str(self.debug_dump):
+        if self.debug_dump is not None and not _can_be_named(self.debug_dump):
             raise PipelineError(f"debug_dump is {shown(str(self.debug_dump))}; must be a directory")
         self._check_plans()
 
@@ -165,6 +167,19 @@ class PipelineOptions:
         return self.backend != "tir" and has_triton(self.target)
 
 
+def _can_be_named(path: Path) -> bool:
+    """Tell whether the operating system could have a file of that name."""
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+
+
+def _plain(value: Any) -> Any:
+    """Return an integer of another class, such as NumPy's, as Python's own."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
 def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> PipelineOptions:
     """Check the names of the arguments and bring their values into the types of the fields."""
     known = [f.name for f in fields(PipelineOptions)]
@@ -178,8 +193,11 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
         target = Target.current(allow_none=True)
         if target is None:
             raise PipelineError("no target: pass target=... or call within `with target:`")
-    if isinstance(given.get("debug_dump"), str):
+    if isinstance(given.get("debug_dump"), str | os.PathLike):
         given["debug_dump"] = Path(given["debug_dump"])
+    bounds = given.get("variable_bounds")
+    if isinstance(bounds, Mapping):
+        given["variable_bounds"] = {name: _plain(bound) for name, bound in bounds.items()}
     disable = given.get("disable", ())
     if isinstance(disable, str):
         given["disable"] = (disable,)

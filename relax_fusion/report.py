@@ -6,10 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import InstanceOf
 
 from .decision import Decision, Scheduling
+from .errors import PipelineError
 from .estimator import format_seconds
+from .validation import check
 
 
 @dataclass
@@ -24,8 +28,11 @@ class Report:
         One for each PrimFunc, in the order of the module.
     """
 
-    decisions: list[Decision] = field(default_factory=list)
-    schedules: list[Scheduling] = field(default_factory=list)
+    decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
+    schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check(self, PipelineError, "report")
 
     @property
     def fused(self) -> list[Decision]:

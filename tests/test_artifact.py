@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,12 @@ def test_files_and_links_are_no_output(out: Path) -> None:
             check_output(out.parent / name, force=True)
 
 
+def test_the_working_directory_is_not_replaced(out: Path, monkeypatch) -> None:
+    monkeypatch.chdir(out)
+    with pytest.raises(CliError, match="is the working directory"):
+        check_output(out, force=True)
+
+
 def test_what_appears_while_it_compiles_is_not_overwritten(out: Path) -> None:
     with pytest.raises(CliError, match=r"notes\.txt"), staged(out, force=True) as part:
         fill(part, source="new")
@@ -174,3 +181,27 @@ def test_an_interrupt_removes_what_is_being_filled(tmp_path: Path) -> None:
         remove_stages()
         assert list(tmp_path.iterdir()) == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_does_not_meet_the_move(out: Path, monkeypatch) -> None:
+    exchange = artifact._exchange
+    interrupt = threading.Thread(target=remove_stages)
+
+    def interrupted(one: Path, two: Path) -> bool:
+        interrupt.start()
+        interrupt.join(0.05)
+        return exchange(one, two)
+
+    monkeypatch.setattr(artifact, "_exchange", interrupted)
+    with staged(out, force=True) as part:
+        fill(part, source="new")
+    interrupt.join()
+    assert source(out) == "new" and list(out.parent.iterdir()) == [out]
+
+
+def test_what_only_looks_like_a_stage_stays(tmp_path: Path) -> None:
+    (tmp_path / ".out.my-notes.part").mkdir()
+    (tmp_path / ".out.00000000.part").write_text("no directory")
+    with staged(tmp_path / "out", force=False) as part:
+        fill(part)
+    assert len(list(tmp_path.iterdir())) == 3

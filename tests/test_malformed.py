@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from relax_fusion import (
     FuseGatedFFN,
@@ -17,6 +22,7 @@ from relax_fusion import (
     PipelineError,
     PlanTable,
     RelaxFusionError,
+    Report,
     TilePlan,
     TilePlanError,
     host_target,
@@ -24,9 +30,12 @@ from relax_fusion import (
     relax_fusion_pipeline,
 )
 from relax_fusion.cli import main, manifest, run
+from relax_fusion.cli.source import open_source
 from relax_fusion.errors import LoweringError
 from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
+from relax_fusion.models.checkpoint import Checkpoint
 from relax_fusion.models.zoo import CONFIGS
+from relax_fusion.options import make_options
 from relax_fusion.target import device_of
 from relax_fusion.validation import shown
 from relax_fusion.workload_json import from_json, to_json
@@ -70,7 +79,7 @@ OPTIONS: list[dict[Any, Any]] = [
     *({"disable": v} for v in (["Nope", 3], [3], 3, "Nope", [["FuseGatedFFN"]], [None], Rude())),
     *({"metadata": v} for v in (3, "a", [1], {3: 1}, {"a": STRANGER}, {"a": {1, 2}}, CYCLE)),
     *({"metadata": {"a": v}} for v in (float("nan"), b"x", np.ones(2), {(1, 2): 3})),
-    *({"debug_dump": v} for v in ("a\0b", 3, ["a"], b"a", Path("a\0b"))),
+    *({"debug_dump": v} for v in ("a\0b", "\ud800", 3, ["a"], b"a", Path("a\0b"))),
     *({"additional_tirs": v} for v in ({"foo": None}, {"foo": 3}, {"a b": None}, 3, ["foo"])),
     *({"report": v} for v in ("x", 3, [], dict, type)),
     *({"cuda_graph_symbolic_capture_hints": {"main": v}} for v in ("n", 3, [3], {"n": 1}, None)),
@@ -109,6 +118,23 @@ def test_options_of_a_pass(options: dict[str, Any]) -> None:
     with pytest.raises((PipelineError, TilePlanError)) as caught:
         FuseOptions(**options)
     assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("fields", [{"decisions": 3}, {"schedules": ()}], ids=shown)
+def test_reports(fields: dict[str, Any]) -> None:
+    with pytest.raises(PipelineError) as caught:
+        Report(**fields)
+    assert_one_line(caught.value)
+
+
+def test_integers_and_paths_of_other_classes(tmp_path: Path) -> None:
+    """What NumPy computes, and what names a path, is taken as Python's own."""
+    with os.scandir(tmp_path.parent) as entries:
+        entry = next(entries)
+    given = {"variable_bounds": {"n": np.int64(5), "m": 6}, "debug_dump": entry}
+    options = make_options("llvm", given)
+    assert [type(bound) for bound in options.variable_bounds.values()] == [int, int]
+    assert options.variable_bounds == {"n": 5, "m": 6} and options.debug_dump == Path(entry)
 
 
 @pytest.mark.parametrize("options", [3, {"target": "llvm"}, None], ids=shown)
@@ -256,6 +282,41 @@ def test_caches_that_64_bits_cannot_count(batch: int, length: int) -> None:
         export(zoo_config("demo-llama"), batch=batch, max_seq_len=length)
 
 
+def nested(depth: int) -> Any:
+    """Return objects in objects."""
+    return {"a": nested(depth - 1)} if depth else 1
+
+
+@pytest.mark.parametrize(
+    "extra", ["\ud800", nested(250), nested(900)], ids=["\\ud800", "250", "900"]
+)
+def test_configurations_that_no_manifest_can_hold(
+    tmp_path: Path, capsys, monkeypatch, extra: object
+) -> None:
+    """They are refused before anything is compiled, for `run` could not read them again."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"extra": extra}))
+    monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: reached())
+    source, out = str(tmp_path / "config.json"), str(tmp_path / "out")
+    assert "cannot be kept" in failed(["compile", source, "-o", out], capsys)
+
+
+def test_a_configuration_from_a_pipe() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, json.dumps(CONFIG).encode())
+    os.close(writer)
+    try:
+        assert open_source(f"/dev/fd/{reader}").data == CONFIG
+    finally:
+        os.close(reader)
+
+
+def test_a_directory_whose_name_is_no_text(tmp_path: Path) -> None:
+    directory = Path(os.fsdecode(os.fsencode(tmp_path) + b"/m\xff"))
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    assert open_source(str(directory)).name == "m\ufffd"
+
+
 # --- manifests -------------------------------------------------------------------------------
 
 CONFIG = {
@@ -372,7 +433,7 @@ def failed(arguments: list[str], capsys) -> str:
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("relax-fusion: error: ")]
     assert len(errors) == 1 and lines[-1:] == errors
-    assert "unexpected" not in errors[0] and len(errors[0]) < 700
+    assert "--traceback shows where" not in errors[0] and len(errors[0]) < 700
     return errors[0]
 
 
@@ -396,9 +457,54 @@ def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
     failed(arguments, capsys)
 
 
+@pytest.mark.parametrize("arguments", [["-o", ""], ["-o", "/dev/null", "--debug-dump", ""]])
+def test_empty_names_of_directories(arguments: list[str], capsys) -> None:
+    """As a variable gives that is not set; they are not the working directory."""
+    assert "it is empty" in failed(["compile", "demo-gpt2", *arguments], capsys)
+
+
 def test_prompts_are_checked_before_weights_are_read(compiled, library, capsys) -> None:
     for ids, says in (("96", "96 must be in 0..95"), ("1 2 96", "96"), ("1," * 64 + "1", "fit")):
         assert says in failed(["run", str(compiled[0]), "--prompt-ids", ids], capsys)
+
+
+def test_prompts_that_are_no_text(compiled, library, capsys, tmp_path: Path, monkeypatch) -> None:
+    for prompt, says in (("a\udcff", "UTF-8"), ("b", "cannot read")):
+        tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="[UNK]"))
+        monkeypatch.setattr(run, "_tokenizer", lambda *_, made=tokenizer: made)
+        assert says in failed(["run", str(compiled[0]), "--prompt", prompt], capsys)
+
+
+def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    """As many tokenizer.json of Hugging Face's ask for, for the sake of batches."""
+    tokenizer = Tokenizer(WordLevel({"a": 1}, unk_token="a"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(tmp_path / manifest.TOKENIZER))
+    named = SimpleNamespace(files={manifest.TOKENIZER: None})
+    assert run._encoded(run._tokenizer(tmp_path, named), "a a a a") == [1] * 4
+
+
+def test_weights_of_types_that_numpy_lacks(compiled, tmp_path: Path) -> None:
+    made = manifest.read_manifest(compiled[0])
+    header = {}
+    for n, p in enumerate(made.parameters):
+        header[p.name] = {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [n, n + 1]}
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes(len(header))
+    (tmp_path / manifest.PARAMS).write_bytes(data)
+    with pytest.raises(manifest.CliError, match="cannot be read"):
+        next(manifest.stored_weights(tmp_path, made))
+
+
+@pytest.mark.parametrize("shard", ["a\0b", "\ud800", "..", 3], ids=shown)
+def test_names_of_shards(tmp_path: Path, shard: object) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(ModelError) as caught:
+        Checkpoint(tmp_path)
+    assert_one_line(caught.value)
 
 
 def test_a_manifest_is_what_was_written(compiled) -> None:

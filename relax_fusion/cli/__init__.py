@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ..errors import RelaxFusionError
 from ..models import ModelError
 from ..validation import shown
-from .console import CliError, Console
+from .console import CliError, Console, tell
 from .parser import make_parser
 
 __all__ = ["main"]
@@ -66,6 +66,6 @@ def _failed(message: str, code: int, *, show_traceback: bool) -> int:
         # Only on demand: imported here because nothing else needs it.
         import traceback
 
-        traceback.print_exc()
-    print(f"relax-fusion: error: {' '.join(message.split())}", file=sys.stderr)
+        tell(traceback.format_exc().rstrip())
+    tell(f"relax-fusion: error: {' '.join(message.split())}")
     return code

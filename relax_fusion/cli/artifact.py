@@ -12,9 +12,10 @@ import glob
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .console import CliError
@@ -22,6 +23,8 @@ from .manifest import MANIFEST, check_files, read_manifest
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _stages: set[Path] = set()
+_moving = threading.Lock()
+"""Held while a stage and its place are swapped: nobody must be removing the files of either."""
 
 
 def check_output(out: Path, *, force: bool) -> None:
@@ -46,6 +49,8 @@ def _foreign(out: Path) -> str | None:
     """Say what `out` holds that no ``compile`` wrote; None if there is nothing."""
     if out.is_symlink() or not out.is_dir():
         return "it is no directory"
+    if out.samefile("."):  # the shell would be left in one that is gone
+        return "it is the working directory"
     names = sorted(entry.name for entry in out.iterdir())
     if not names:
         return None
@@ -64,17 +69,19 @@ def _foreign(out: Path) -> str | None:
 def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{glob.escape(out.name)}.????????.part"):
-        lock = _lock(left)
-        if lock is not None:  # nobody fills it any more
-            _remove(left)
-            os.close(lock)
+    for left in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.part"):
+        with suppress(OSError):  # somebody else's
+            lock = _lock(left)
+            if lock is not None:  # nobody fills it any more
+                _remove(left)
+                os.close(lock)
     stage, lock = _new_stage(out)
     _stages.add(stage)
     try:
         yield stage
         check_output(out, force=force)  # compiling took its time
-        _put(stage, out)
+        with _moving:
+            _put(stage, out)
     finally:
         _remove(stage)
         _stages.discard(stage)
@@ -83,8 +90,9 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
 
 def remove_stages() -> None:
     """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
-    for stage in list(_stages):
-        _remove(stage)
+    with _moving:
+        for stage in list(_stages):
+            _remove(stage)
 
 
 def _new_stage(out: Path) -> tuple[Path, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from safetensors.numpy import save_file
 from ..models import ExportedModel, load_weights
 from ..report import Report
 from ..target import device_of
+from ..validation import read_json
 from .artifact import check_output, staged
 from .build import build, cuda_kernels, guarded, require_linker
 from .console import CliError, Console
@@ -47,10 +49,10 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         source.require_weights()
     console.step(f"exporting {source.name}")
     exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
+    compiled = _compiled(source, exported, args)
     report = Report()
     with staged(out, force=args.force) as stage:
-        weights = _write_weights(source, exported, stage, args, console)
-        compiled = _compiled(source, exported, weights, str(args.target))
+        _write_weights(source, exported, compiled.weights, stage, console)
         start = time.perf_counter()
         kernels = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
@@ -64,7 +66,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "target": str(args.target),
         "dtype": exported.dtype,
         "max_seq_len": exported.max_seq_len,
-        "weights": weights,
+        "weights": compiled.weights,
         "compile_s": round(seconds, 3),
         "cuda_kernels": kernels,
         "files": {name: asdict(file) for name, file in manifest.files.items()},
@@ -80,17 +82,15 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
 def _write_weights(
     source: Source,
     exported: ExportedModel,
+    weights: Weights,
     stage: Path,
-    args: argparse.Namespace,
     console: Console,
-) -> Weights:
-    """Copy what `run` needs besides the library; return where the weights will come from."""
+) -> None:
+    """Copy what `run` needs besides the library."""
     if source.tokenizer is not None:
         shutil.copyfile(source.tokenizer, stage / TOKENIZER)
-    if args.no_weights:
-        return "none"
-    if source.directory is None:
-        return "random"
+    if weights != "file" or source.directory is None:
+        return
     console.step("reading the weights")
     arrays = load_weights(source.directory, exported)
     names = [param.name for param in exported.params]
@@ -98,7 +98,6 @@ def _write_weights(
         save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
     except SafetensorError as err:
         raise CliError(f"{PARAMS} cannot be written: {err}") from err
-    return "file"
 
 
 def _write_library(
@@ -128,19 +127,33 @@ def _write_library(
     return len(cuda_kernels(executable))
 
 
-def _compiled(source: Source, exported: ExportedModel, weights: Weights, target: str) -> Compiled:
+def _compiled(source: Source, exported: ExportedModel, args: argparse.Namespace) -> Compiled:
+    """Describe what will be compiled.
+
+    Raises
+    ------
+    CliError
+        If `run` could not read it from a manifest, which takes less than ``config.json`` may hold.
+    """
     assert isinstance(exported.batch, int), "the command line gives a number"
-    return Compiled(
+    weights: Weights = "random" if source.directory is None else "file"
+    compiled = Compiled(
         source=source.name,
         config=dict(source.data),
         dtype=exported.dtype,
         max_seq_len=exported.max_seq_len,
         batch=exported.batch,
-        target=target,
+        target=str(args.target),
         functions=exported.functions,
-        weights=weights,
+        weights="none" if args.no_weights else weights,
         versions=versions(),
     )
+    where = f"the config of {source.name} cannot be kept"
+    try:
+        read_json(Compiled, json.dumps(asdict(compiled)), CliError, where)
+    except RecursionError as err:
+        raise CliError(f"{where}: it is nested too deep") from err
+    return compiled
 
 
 def _text(facts: dict[str, Any], device: str) -> str:

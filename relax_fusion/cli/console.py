@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 
@@ -41,11 +42,12 @@ class Console:
         """Say what starts now, with the seconds since the command began."""
         if not self.quiet:
             elapsed = time.perf_counter() - self._start
-            print(f"[{elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+            tell(f"[{elapsed:6.1f} s] {text}")
 
     def result(self, text: str = "") -> None:
-        """Print a line, or several, of the result."""
-        print(text, flush=True)
+        """Print a line, or several, of the result, whatever the encoding of stdout can write."""
+        encoding = sys.stdout.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
     def json(self, document: dict[str, Any]) -> None:
         """Print the one JSON document of a command that was called with ``--json``."""
@@ -54,7 +56,13 @@ class Console:
     def warn(self, text: str) -> None:
         """Print a warning, also where progress is left out."""
         line = " ".join(text.split())
-        print(f"relax-fusion: warning: {line}", file=sys.stderr, flush=True)
+        tell(f"relax-fusion: warning: {line}")
+
+
+def tell(line: str) -> None:
+    """Print a line on stderr.  That nobody can read it is no reason to stop."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def table(rows: list[tuple[str, ...]]) -> str:

@@ -254,5 +254,5 @@ def stored_weights(directory: Path, manifest: Manifest) -> Iterator[np.ndarray]:
         with safe_open(file, framework="numpy") as handle:
             for param in manifest.parameters:
                 yield handle.get_tensor(param.name)
-    except SafetensorError as err:
+    except (SafetensorError, AttributeError) as err:  # the second: of a type that NumPy lacks
         raise CliError(f"{file} cannot be read ({err}); compile the model again") from err

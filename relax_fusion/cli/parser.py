@@ -107,7 +107,9 @@ def _add_compile(commands) -> None:
         "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="directory to make")
+    parser.add_argument(
+        *("-o", "--output"), type=_path, metavar="OUT", required=True, help="directory to make"
+    )
     parser.add_argument(
         "--force",
         action="store_true",
@@ -120,7 +122,10 @@ def _add_compile(commands) -> None:
         help="launch every kernel by itself, instead of replaying those of static shapes as graphs",
     )
     parser.add_argument(
-        "--debug-dump", metavar="DIR", help="write the module after each phase as TVMScript"
+        "--debug-dump",
+        type=_path,
+        metavar="DIR",
+        help="write the module after each phase as TVMScript",
     )
 
 
@@ -207,6 +212,12 @@ def _target(name: str) -> Target:
         return make_target(name)
     except TargetError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _path(text: str) -> str:
+    if not text:  # a variable of a shell that is not set; the working directory is "."
+        raise argparse.ArgumentTypeError("it is empty; give a directory")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -64,7 +64,7 @@ def run_command(args: argparse.Namespace, console: Console) -> int:
     _check_runnable(manifest, args)
     config = _config(directory, manifest)
     tokenizer = _tokenizer(directory, manifest) if args.prompt is not None else None
-    prompt = args.prompt_ids if tokenizer is None else tokenizer.encode(args.prompt).ids
+    prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
     _check_room(len(prompt), args.max_new_tokens, manifest)
     check_files(directory, manifest)
@@ -130,9 +130,21 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Any:
     from tokenizers import Tokenizer  # slow to import, and of use to text prompts only
 
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as err:  # the library raises nothing more particular
         raise CliError(f"{file} cannot be read as a tokenizer ({err})") from err
+    tokenizer.no_truncation()  # what a file says of these is for training, on whole batches
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _encoded(tokenizer: Any, prompt: str) -> list[int]:
+    try:
+        return tokenizer.encode(prompt.encode().decode()).ids
+    except UnicodeEncodeError as err:
+        raise CliError(f"--prompt is {shown(prompt)}; must be text in UTF-8", code=2) from err
+    except Exception as err:  # as above
+        raise CliError(f"the tokenizer cannot read --prompt {shown(prompt)}: {err}") from err
 
 
 def _device(directory: Path, manifest: Manifest, console: Console) -> tvm.runtime.Device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 
 from tvm.target import Target
 
-from ..models import Config, ExportedModel, config_from_dict, export, load_config
+from ..models import Config, ExportedModel, config_from_dict, export
 from ..models.checkpoint import INDEX, SINGLE
+from ..models.config import read_config
 from ..models.zoo import CONFIGS
 from ..target import is_gpu
 from .console import CliError
@@ -70,11 +71,10 @@ def open_source(text: str) -> Source:
     """
     path = Path(text)
     if path.exists():
-        config = load_config(path)
-        file = path / "config.json" if path.is_dir() else path
+        data = read_config(path)
         name = (path if path.is_dir() else path.parent).resolve().name
-        data = json.loads(file.read_text(encoding="utf-8"))
-        return Source(name, data, config, path if path.is_dir() else None)
+        name = os.fsencode(name).decode(errors="replace")  # names of files need not be text
+        return Source(name, data, config_from_dict(data), path if path.is_dir() else None)
     if text in CONFIGS:
         return Source(text, CONFIGS[text], config_from_dict(CONFIGS[text]))
     raise CliError(

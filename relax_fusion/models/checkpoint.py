@@ -120,7 +120,7 @@ class Checkpoint:
         try:
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             for shard in shards.values():
-                if Path(shard).name != shard:
+                if Path(shard).name != shard or not shard.isprintable():
                     raise ValueError(f"{shown(shard)} is no file of the directory")
             files = {name: self.path / shard for name, shard in shards.items()}
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as err:

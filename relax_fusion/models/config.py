@@ -237,6 +237,22 @@ def load_config(path: str | Path) -> Config:
     ConfigError
         If the file is missing or is not a JSON object, or see `config_from_dict`.
     """
+    return config_from_dict(read_config(path))
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Read the content of a ``config.json``: once, for it may be a pipe.
+
+    Parameters
+    ----------
+    path : str or Path
+        As for `load_config`.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or is not a JSON object.
+    """
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
@@ -248,7 +264,7 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError(f"{file} cannot be read as JSON: {err}") from err
     if not isinstance(data, dict):
         raise ConfigError(f"{file} holds a JSON {type(data).__name__}, not an object")
-    return config_from_dict(data)
+    return data
 
 
 def _architecture(data: Mapping[str, Any]) -> str | None:

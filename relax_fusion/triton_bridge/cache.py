@@ -27,6 +27,7 @@ from ..target import user_cache_directory
 from .kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
+_PART = ".kernel.part"
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
 _LOG = logging.getLogger(__name__)
 
@@ -68,7 +69,9 @@ class KernelCache:
         temporary = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.directory, delete=False) as file:
+            with tempfile.NamedTemporaryFile(
+                dir=self.directory, suffix=_PART, delete=False
+            ) as file:
                 temporary = Path(file.name)
                 file.write(_encode(key, kernel))
             os.replace(temporary, self.path(key))
@@ -84,7 +87,7 @@ class KernelCache:
 
     def clear(self) -> None:
         """Remove every kernel, and what an interrupted writer left."""
-        for path in [*self.directory.glob("*.kernel"), *self.directory.glob("tmp*")]:
+        for path in [*self.directory.glob("*.kernel"), *self.directory.glob(f"*{_PART}")]:
             with suppress(OSError):  # another process may have been faster, or it is a directory
                 path.unlink()
 

@@ -18,6 +18,7 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
+from ..validation import check
 from .abi import c_type, size_of, tensor_map_rank
 
 ALIGNMENT = 16
@@ -297,7 +298,9 @@ class CompiledKernel:
         )
         fields["constants"] = tuple((name, value) for name, value in fields["constants"])
         fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
-        return cls(**fields, image=image, ptx=ptx)
+        made = cls(**fields, image=image, ptx=ptx)
+        check(made, ValueError, "kernel")
+        return made
 
     def machine_params(self) -> list[str]:
         """Return the C type of every parameter of the machine code, in order.

@@ -12,6 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -94,6 +95,29 @@ def test_an_entry_under_another_name_is_refused(
     cache.path(KEY).rename(cache.path("f" * 16))
     assert cache.get("f" * 16) is None
     assert f"it holds the kernel {KEY}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            {name: v}
+            for name in ("capability", "num_warps", "shared_bytes")
+            for v in ("x", 1.5, True)
+        ),
+        *({name: v} for name in ("symbol", "entry") for v in (3, None, ["a"])),
+        *({name: v} for name in ("params", "aligned") for v in ([3], ["x", None], [[]])),
+        {"constants": [["BLOCK", 3]]},
+    ],
+    ids=str,
+)
+def test_a_field_of_another_type_is_no_kernel(
+    cache: KernelCache, kernel: CompiledKernel, changes: dict
+) -> None:
+    """Though the checksum is right: whoever changes a file can compute one."""
+    record = json.dumps(json.loads(kernel.to_json()) | changes)
+    cache.put(KEY, SimpleNamespace(to_json=lambda: record, image=kernel.image, ptx=kernel.ptx))
+    assert cache.get(KEY) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"a\nb\nc", b"\xff\n\xff\n\xff", b"{}"])
@@ -234,10 +258,11 @@ def test_compiling_needs_no_cache(
 
 
 def test_clear(cache: KernelCache) -> None:
-    (cache.directory / "tmpabc").write_text("an interrupted writer")
-    (cache.directory / "notes.txt").write_text("somebody else's")
+    (cache.directory / "tmpabc.kernel.part").write_text("an interrupted writer")
+    for name in ("notes.txt", "tmpabc"):
+        (cache.directory / name).write_text("somebody else's")
     cache.clear()
-    assert [path.name for path in cache.directory.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in cache.directory.iterdir()) == ["notes.txt", "tmpabc"]
     assert cache.get(KEY) is None
     KernelCache(cache.directory / "nothing").clear()
 
@@ -257,6 +282,7 @@ _LOOP = """
 import logging, os, sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from relax_fusion.triton_bridge import KernelCache
 cache = KernelCache(Path(sys.argv[1]))
 kernel = cache.get("start")
