@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import tvm
-from tvm import ir, relax, topi
+from tvm import ir, relax, tirx, topi
 
 from .effects import Memory
 from .modules import with_functions
 from .pattern import is_call
+from .shapes import shape_of
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")
@@ -25,7 +26,8 @@ class CopyConstants:
     ``k = R.call_tir(copy, (const,)); y = R.call_tir_inplace(f, (k,))``
 
     There is one tensor of a constant for all calls of a function: what the function, or its caller,
-    writes there would be the constant of the next call.
+    writes there would be the constant of the next call.  Empty constants are computed as well: TVM
+    0.27 exports them, and cannot load the library.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -44,17 +46,15 @@ class _Copy(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         var, value = binding.var, binding.value
-        if isinstance(value, ir.GenericConst) and self.memory.is_exposed(var):
+        if isinstance(value, ir.GenericConst) and (self.memory.is_exposed(var) or _is_empty(value)):
             binding = relax.VarBinding(var, self._copy(value))
         elif isinstance(value, relax.Tuple):
-            binding = relax.VarBinding(var, self._owned(value))
+            binding = relax.VarBinding(var, self._owned(value, self._is_copied))
         super().visit_var_binding_(binding)
 
     def visit_seq_expr_(self, body: relax.SeqExpr) -> relax.Expr:
         named = {
-            c: relax.Var("constant", c.ty)
-            for c in _constants(body.body)
-            if self.memory.is_exposed(c)
+            c: relax.Var("constant", c.ty) for c in _constants(body.body) if self._is_copied(c)
         }
         if named:
             copies = [relax.VarBinding(v, self._copy(c)) for c, v in named.items()]
@@ -63,24 +63,32 @@ class _Copy(relax.PyExprMutator):
         return super().visit_seq_expr_(body)
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
-        if is_call(call, "relax.call_tir"):  # writes and returns none of its arguments
-            return super().visit_call_(call)
-        args = [self._owned(a) for a in call.args]
+        # A PrimFunc that is not called in place writes and returns none of its arguments.
+        exposed = _is_empty if is_call(call, "relax.call_tir") else self._is_copied
+        args = [self._owned(a, exposed) for a in call.args]
         return super().visit_call_(relax.Call(call.op, args, call.attrs, call.ty_args))
 
-    def _owned(self, expr: relax.Expr) -> relax.Expr:
+    def _owned(self, expr: relax.Expr, is_copied: Callable[[relax.Expr], bool]) -> relax.Expr:
         """Return `expr` with copies in the place of constants that are to stay as they are."""
-        kept = (c for c in _constants(expr) if self.memory.is_exposed(c))
+        kept = filter(is_copied, _constants(expr))
         return _with(expr, {c: self.builder_.emit(self._copy(c)) for c in kept})
 
+    def _is_copied(self, constant: relax.Expr) -> bool:
+        return self.memory.is_exposed(constant) or _is_empty(constant)
+
     def _copy(self, constant: relax.Expr) -> relax.Call:
+        if _is_empty(constant):
+            ty = constant.ty
+            return self.builder_.call_te(
+                topi.full, ty.shape, ty.dtype, 0, primfunc_name_hint="full"
+            )
         return self.builder_.call_te(topi.identity, constant, primfunc_name_hint="copy")
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldConstants")
 @dataclass(frozen=True)
 class FoldConstants:
-    """TVM's FoldConstant, but for tensors that are overwritten in place, or returned.
+    """TVM's FoldConstant, but for tensors that are overwritten in place, returned, or empty.
 
     Those are computed in each call.
     """
@@ -107,7 +115,7 @@ class _Hide(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         var, call = binding.var, binding.value
-        if is_call(call, "relax.call_tir") and self.memory.is_exposed(var):
+        if is_call(call, "relax.call_tir") and (self.memory.is_exposed(var) or _is_empty(var)):
             func, *args = call.args
             name = f"relax_fusion.{func.name_hint}"
             self.hidden[name] = func
@@ -131,6 +139,10 @@ class _Show(relax.PyExprMutator):
             return call
         _, *args = call.args
         return relax.Call(CALL_TIR, [self.hidden[name], *args], call.attrs, call.ty_args)
+
+
+def _is_empty(tensor: relax.Expr) -> bool:
+    return any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in shape_of(tensor) or ())
 
 
 def _constants(expr: relax.Expr) -> Iterator[relax.Expr]:

@@ -47,6 +47,7 @@ CASES = {
     "a_range": ('a = R.arange(0, 1, 1, "float32"); y = R.expand_dims(a, 0)', 0),
     "a_view_returned": (f"a = {THREES}; y = R.reshape(a, (4,))", 3),
     "a_number": ('y = R.const(5.0, "float32")', 5),
+    "nothing": ('a = R.zeros((2, 0), "float32"); y = R.concat((x, a), axis=1)', 0),
     "twice": (f"a = {THREES}; y = (a, x, a)", (3, 0, 3)),
 }
 
@@ -78,6 +79,19 @@ def test_the_next_call_gives_the_same(vm: relax.VirtualMachine, name: str) -> No
 
 def constant(values: np.ndarray | None = None) -> relax.Expr:
     return relax.const(np.zeros((2, 2), "float32") if values is None else values)
+
+
+def test_empty_constants_are_loaded_again() -> None:
+    x = relax.Var("x", relax.TensorType((2, 2), "float32"))
+    empty = constant(np.zeros((2, 0), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        y = builder.emit(relax.op.concat([x, empty], axis=1))
+        builder.emit_func_output(relax.Tuple([y, empty]))
+    pipeline = relax.get_pipeline("relax_fusion", target=host_target())
+    vm = machine(tvm.compile(builder.get(), quick_host(), relax_pipeline=pipeline))
+    y, empty = vm["main"](tvm.runtime.tensor(np.ones((2, 2), "float32")))
+    assert (y.numpy() == 1).all() and empty.shape == (2, 0)
 
 
 def names(func: relax.Function) -> list[str]:
