@@ -118,7 +118,7 @@ class Memory:
         self._mod = mod
         self._callees = {} if _callees is None else _callees
         self._numbers = itertools.count(1)
-        self._storage: dict[relax.Var, Storage] = {}
+        self._storage: dict[relax.Expr, Storage] = {}
         self._order: dict[relax.Var, int] = {}
         self._sources: dict[relax.Var, list[relax.Var]] = {}
         self._last: dict[relax.Var, int] = {}
@@ -139,6 +139,10 @@ class Memory:
     def is_constant(self, expr: relax.Expr) -> bool:
         """Tell whether nothing writes the memory of `expr`."""
         return self.of(expr).isdisjoint(self.written)
+
+    def is_exposed(self, expr: relax.Expr) -> bool:
+        """Tell whether the memory of `expr` is overwritten, or given to the caller."""
+        return not self.of(expr).isdisjoint(self.written | self.returned)
 
     def changes(self, expr: relax.Expr, since: relax.Var, until: relax.Var) -> bool:
         """Tell whether `expr` may change between the bindings of two variables."""
@@ -260,7 +264,7 @@ class Memory:
         return self._callees.get(gvar)
 
     def _at(self, expr: relax.Expr) -> Storage:
-        if isinstance(expr, relax.Var):
+        if isinstance(expr, relax.Var | ir.GenericConst):
             if expr not in self._storage:
                 self._storage[expr] = self._new(expr.ty)
             return self._storage[expr]

@@ -4,7 +4,8 @@ TVM 0.27's attention writes 0 over masked scores and subtracts the maximum of th
 those zeros. Where every visible score of a row is below about -17 (float16) or -104 (float32),
 each exponential underflows to 0, and the row becomes 0 / 0. The first token of a prompt, which
 sees only itself, is the usual victim; its NaN then reaches every later token. TVM also keeps
-scores and sums in float16. Here they are float32, and a masked score is minus infinity.
+scores and sums in float16. Here they are float32, and a masked score is minus infinity. It has no
+windows at all.
 Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``.
 """
 
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import ir, relax, te, tirx, topi
-from tvm.relax.op.op_attrs import LayerNormAttrs
+from tvm.relax.op.op_attrs import AttentionAttrs, LayerNormAttrs
 
 from .effects import Memory, free_vars
 from .pattern import is_call
@@ -24,40 +25,53 @@ from .shapes import same_shape, shape_of
 
 
 def attention(
-    q: te.Tensor, k: te.Tensor, v: te.Tensor, scale: float | None, causal_mask: str | None
+    q: te.Tensor, k: te.Tensor, v: te.Tensor, bias: te.Tensor | None, attrs: AttentionAttrs
 ) -> te.Tensor:
     """Attention in float32 on ``[batch, seq, heads, dim]`` tensors, rounded once at the end.
 
-    A `scale` of None stands for ``dim ** -0.5``, which may be dynamic.
+    A row that sees no key is zero, as in the fused kernel.  A scale of None stands for
+    ``dim ** -0.5``, which may be dynamic.
     """
     batch, seq_len, heads, dim = q.shape
     context, width = v.shape[1], v.shape[3]
-    offset = context - seq_len if causal_mask == "BottomRight" else tirx.IntImm("int64", 0)
+    offset = context - seq_len if attrs.causal_mask == "BottomRight" else tirx.IntImm("int64", 0)
     lane = te.reduce_axis((0, dim), name="lane")
-    one = tirx.FloatImm("float32", 1.0)
-    factor = one / tirx.sqrt(dim.astype("float32")) if scale is None else one * scale
+    lowest = tirx.const(float("-inf"), "float32")
 
     def score(b, h, i, j):
         product = q[b, i, h, lane].astype("float32") * k[b, j, h, lane].astype("float32")
         return te.sum(product, axis=lane)
 
     scores = te.compute((batch, heads, seq_len, context), score, name="scores")
+    scores = topi.multiply(scores, _scale(attrs, dim))
+    if bias is not None:
+        scores = topi.add(scores, topi.cast(bias, "float32"))
 
     def visible(b, h, i, j):
-        value = scores[b, h, i, j] * factor
-        if causal_mask is None:
+        value = scores[b, h, i, j]
+        if attrs.causal_mask is None:
             return value
-        return tirx.if_then_else(j <= i + offset, value, tirx.min_value("float32"))
+        seen = j <= i + offset
+        if attrs.window_size is not None:
+            seen = tirx.all(seen, j > i + offset - attrs.window_size)
+        return tirx.if_then_else(seen, value, lowest)
 
     masked = te.compute(scores.shape, visible, name="masked")
-    weights = topi.nn.softmax(masked, axis=-1)
+    least, none = tirx.min_value("float32"), tirx.const(0.0, "float32")
+
+    def unless_hidden(value: te.Tensor, otherwise: tirx.PrimExpr) -> te.Tensor:
+        """Return `value` where a key is hidden neither by position nor by the bias."""
+        return te.compute(
+            masked.shape,
+            lambda *at: tirx.if_then_else(masked(*at) == lowest, otherwise, value(*at)),
+            name="unless_hidden",
+        )
+
+    weights = unless_hidden(topi.nn.softmax(unless_hidden(masked, least), axis=-1), none)
     row = te.reduce_axis((0, context), name="row")
 
     def mix(b, i, h, d):
-        weight = weights[b, h, i, row]
-        if causal_mask is not None:  # a row that sees no key is zero, as in the fused kernel
-            weight = tirx.if_then_else(row <= i + offset, weight, tirx.const(0.0, "float32"))
-        return te.sum(weight * v[b, row, h, d].astype("float32"), axis=row)
+        return te.sum(weights[b, h, i, row] * v[b, row, h, d].astype("float32"), axis=row)
 
     mixed = te.compute((batch, seq_len, heads, width), mix, name="mixed")
     if q.dtype == "float32":
@@ -65,16 +79,22 @@ def attention(
     return te.compute(mixed.shape, lambda *i: mixed(*i).astype(q.dtype), name="rounded")
 
 
+def _scale(attrs: AttentionAttrs, dim: tirx.PrimExpr) -> tirx.PrimExpr:
+    one = tirx.FloatImm("float32", 1.0)
+    if attrs.scale is not None:
+        return one * float(attrs.scale)
+    if isinstance(dim, tirx.IntImm):
+        return one * int(dim) ** -0.5
+    return one / tirx.sqrt(dim.astype("float32"))
+
+
 def _attention(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    q, k, v = call.args
     attrs = call.attrs
-    if attrs.window_size is not None:
-        return call  # TVM has no legalisation of a window either; a library must take the call
-    dim = q.ty.shape[-1]
-    scale = None if attrs.scale is None else float(attrs.scale)
-    if scale is None and isinstance(dim, tirx.IntImm):
-        scale = int(dim) ** -0.5
-    return bb.call_te(attention, q, k, v, scale, attrs.causal_mask, primfunc_name_hint="attention")
+    if attrs.window_size is not None and attrs.causal_mask is None:
+        return call  # a library may know what is meant
+    q, k, v, *bias = call.args
+    args = (q, k, v, bias[0] if bias else None, attrs)
+    return bb.call_te(attention, *args, primfunc_name_hint="attention")
 
 
 def layer_norm(x: te.Tensor, gamma: te.Tensor, beta: te.Tensor, attrs: LayerNormAttrs) -> te.Tensor:
@@ -97,6 +117,7 @@ def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
 
 LEGALIZE_MAP: Mapping[str, Callable] = {
     "relax.nn.attention": _attention,
+    "relax.nn.attention_bias": _attention,
     "relax.nn.layer_norm": _layer_norm,
 }
 """For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""

@@ -48,6 +48,7 @@ from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
+from .own_constants import CopyConstants, FoldConstants
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews, RewriteReshapes
 from .target import has_triton, is_cuda, is_webgpu, most_lanes
@@ -89,6 +90,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     passes: list[Pass] = [
+        CopyConstants(),
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
     ]
@@ -121,8 +123,9 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
         relax.transform.LegalizeOps(dict(LEGALIZE_MAP)),
+        CopyConstants(),
         relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
+        FoldConstants(),
         relax.transform.FuseOps(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),

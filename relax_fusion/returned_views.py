@@ -59,7 +59,7 @@ class RewriteReshapes:
         for gvar, func in viewed.functions_items():
             if isinstance(func, relax.Function):
                 memory = Memory(func, viewed)
-                if memory.written:
+                if memory.written or memory.returned:
                     calls = Memory(mod[gvar], mod).values
                     viewed.update_func(gvar, _Copier(viewed, memory, calls).visit_expr(func))
         return viewed
@@ -76,9 +76,13 @@ class _Copier(relax.PyExprMutator):
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         var, view = binding.var, is_call(binding.value, "relax.reshape")
         call = self.calls.get(var)
-        if view and is_call(call, "relax.call_tir") and self.memory.changes_in_use(var, var):
+        if view and is_call(call, "relax.call_tir") and self._changes(var, binding.value.args[0]):
             binding = relax.VarBinding(var, call)
         super().visit_var_binding_(binding)
+
+    def _changes(self, var: relax.Var, source: relax.Expr) -> bool:
+        of_constant = isinstance(source, ir.GenericConst) and self.memory.is_exposed(var)
+        return of_constant or self.memory.changes_in_use(var, var)
 
 
 def _rewrite(func: relax.Function) -> relax.Function:

@@ -64,6 +64,52 @@ def torch_attention(*arrays: np.ndarray) -> np.ndarray:
     return out.transpose(1, 2).numpy()
 
 
+HIDING = {
+    "bias": "R.nn.attention_bias(q, k, v, m)",
+    "bias_and_causal": 'R.nn.attention_bias(q, k, v, m, causal_mask="BottomRight")',
+    "window": 'R.nn.attention(q, k, v, causal_mask="BottomRight", window_size=2)',
+    "window_from_the_left": 'R.nn.attention(q, k, v, causal_mask="TopLeft", window_size=3)',
+}
+
+
+@pytest.fixture(scope="module")
+def hiding() -> relax.VirtualMachine:
+    mod = module(
+        Chain(
+            f"{name}_{keys}", f"q[1,4,2,8] k[1,{keys},2,8] v[1,{keys},2,8] m[1,1,4,{keys}]", *rest
+        )
+        for keys in (3, 6)
+        for name, rest in ((n, (f"y = {call}", "y")) for n, call in HIDING.items())
+    )
+    return machine(tvm.compile(relax.transform.LegalizeOps(LEGALIZE_MAP)(mod), quick_host()))
+
+
+@pytest.mark.parametrize("keys", [3, 6])
+@pytest.mark.parametrize("name", HIDING)
+def test_attention_reads_no_hidden_key(hiding, name: str, keys: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, n, 2, 8)).astype("float32") for n in (4, keys, keys))
+    q[..., 0] += 48  # every score is far below zero, and its exponential underflows
+    k[..., 0] -= 48
+    bias = np.where(rng.random((4, keys)) < 0.4, -np.inf, 0).astype("float32")
+    bias[1], bias[2] = -np.inf, 0
+    i, j = np.arange(4)[:, None], np.arange(keys)[None]
+    seen = {
+        "bias": bias == 0,
+        "bias_and_causal": (bias == 0) & (j <= i + keys - 4),
+        "window": (j <= i + keys - 4) & (j > i + keys - 6),
+        "window_from_the_left": (j <= i) & (j > i - 3),
+    }[name]
+    scores = np.einsum("bihd,bjhd->bhij", q.astype("float64"), k) / np.sqrt(8)
+    scores = np.where(seen, scores, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e9))
+    weights = powers / np.maximum(powers.sum(-1, keepdims=True), 1e-300)
+    want = np.einsum("bhij,bjhd->bihd", weights, v)
+    arrays = (q, k, v, bias[None, None])
+    got = hiding[f"{name}_{keys}"](*map(tvm.runtime.tensor, arrays)).numpy()
+    np.testing.assert_allclose(got, want, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_layer_norm_matches_torch(dtype):
     chain = Chain(

@@ -77,7 +77,7 @@ def epilogue(
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:
     """Absorb the next step: a bias, a residual, an activation or a cast, else None."""
     users = view.uses(chain.out)
-    if view.escapes(chain.out) or not users:
+    if view.escapes(chain.out) or not users or _is_rounded(chain):
         return None
     step = _activation_after(view, chain)
     if step is not None:
@@ -94,6 +94,11 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
         if data.same_as(chain.out) and not view.depends_on(other, forbidden):
             return _add(view, chain, user, other)
     return None
+
+
+def _is_rounded(chain: Chain) -> bool:
+    """Tell whether a chain's result is rounded to less than a kernel keeps in between."""
+    return chain.out_dtype not in ("float32", dtype_of(chain.linear.x))
 
 
 def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> Chain | None:

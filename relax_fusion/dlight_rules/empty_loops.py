@@ -38,7 +38,8 @@ def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
         inner = node.body
         while isinstance(inner, tirx.For):
             inner = inner.body
-        return node.body if any(inner.same_as(s) for s in starts) else tirx.Evaluate(0)
+        only_starts = any(inner.same_as(s) for s in starts) and not _reads(node.body, node.loop_var)
+        return node.body if only_starts else tirx.Evaluate(0)
 
     def sequence(node: tirx.SeqStmt) -> tirx.Stmt:
         kept = [part for part in node.seq if not _is_nothing(part)]
@@ -95,6 +96,10 @@ def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:
 
     tvm_ffi.structural_walk(stmt, [(ir.Call, call), (tirx.BufferStore, store)])
     return bool(stores) and not others and all(buffer in unread for buffer in stores)
+
+
+def _reads(stmt: tirx.Stmt, var: ir.Var) -> bool:
+    return any(var.same_as(v) for v in tirx.analysis.undefined_vars(stmt))
 
 
 def _start_only(node: s_tir.SBlockRealize) -> s_tir.SBlockRealize | None:

@@ -21,6 +21,8 @@ EMPTY = module(
         Chain("greatest", "x[2,0]", "y = R.max(x, axis=[1])", "y"),
         Chain("norm", "x[0,64] g[64]", "y = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)", "y"),
         Chain("several", "x[2,0,4]", "y = R.sum(x, axis=[1, 2])", "y"),
+        Chain("no_rows", "x[0,0,4]", "y = R.max(x, axis=[1])", "y"),
+        Chain("no_queries", "q[1,0,2,4] k[1,0,2,4] v[1,0,2,0]", "y = R.nn.attention(q, k, v)", "y"),
     ]
 )
 

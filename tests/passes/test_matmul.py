@@ -189,6 +189,28 @@ REWRITES = [
     ),
     Rewrite(
         Chain(
+            "rounded_in_between",
+            "x[6,32] W[32,48]",
+            M + 'h = R.astype(m, "float16"); y = R.astype(h, "float32")',
+            "y",
+        ),
+        work(out="float16"),
+        "x W",
+        ("astype",),
+    ),
+    Rewrite(
+        Chain(
+            "activated_behind_a_rounding",
+            "x[6,32] W[32,48]",
+            M + 'h = R.astype(m, "bfloat16"); y = R.nn.silu(h)',
+            "y",
+        ),
+        work(out="bfloat16"),
+        "x W",
+        ("nn.silu",),
+    ),
+    Rewrite(
+        Chain(
             "bias_after_a_cast",
             "x[6,32]:float16 W[32,48]:float16 b[48]",
             M + 'w = R.astype(m, "float32"); y = R.add(w, b)',
