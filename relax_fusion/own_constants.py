@@ -66,12 +66,14 @@ class _Copy(relax.PyExprMutator):
         # A PrimFunc that is not called in place writes and returns none of its arguments.
         exposed = _is_empty if is_call(call, "relax.call_tir") else self._is_copied
         args = [self._owned(a, exposed) for a in call.args]
-        return super().visit_call_(relax.Call(call.op, args, call.attrs, call.ty_args))
+        if not all(map(relax.Expr.same_as, args, call.args)):
+            call = relax.Call(call.op, args, call.attrs, call.ty_args)
+        return super().visit_call_(call)
 
     def _owned(self, expr: relax.Expr, is_copied: Callable[[relax.Expr], bool]) -> relax.Expr:
         """Return `expr` with copies in the place of constants that are to stay as they are."""
-        kept = filter(is_copied, _constants(expr))
-        return _with(expr, {c: self.builder_.emit(self._copy(c)) for c in kept})
+        copies = {c: self.builder_.emit(self._copy(c)) for c in _constants(expr) if is_copied(c)}
+        return _with(expr, copies) if copies else expr
 
     def _is_copied(self, constant: relax.Expr) -> bool:
         return self.memory.is_exposed(constant) or _is_empty(constant)
