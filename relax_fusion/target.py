@@ -38,6 +38,9 @@ LEAST_SMEM_BYTES = 16 * 1024
 """Shared memory that every device has of an API whose target states none (Vulkan's
 ``maxComputeSharedMemorySize``, https://docs.vulkan.org/spec/latest/chapters/limits.html)."""
 
+MAX_CORES = 2**16
+"""Far more than a host has; tiles are counted by their multiples, in 32 bits."""
+
 _LIMITS = (
     *("max_threads_per_block", "max_num_threads", "max_shared_memory_per_block"),
     "thread_warp_size",
@@ -155,12 +158,12 @@ def device_of(target: Target) -> DeviceSpec:
     Raises
     ------
     TargetError
-        If the target is neither a GPU nor LLVM, or a limit is no number that a GPU could have.
+        If the target is neither a GPU nor LLVM, a limit is no number that a device could have, or
+        LLVM does not know the processor.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     if is_cpu(target):
-        cores = int(attrs.get("num-cores", 0)) or usable_cores()
-        return generic_cpu(cores=cores, vector_bytes=codegen.llvm_get_vector_width(target) // 8)
+        return _cpu(target, int(attrs.get("num-cores", 0)))
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")
     limits = _limits(target, attrs)
@@ -186,6 +189,19 @@ def device_of(target: Target) -> DeviceSpec:
         wave_size=max(spec.wave_size, limits.get("thread_warp_size", 1)),
         missing_dtypes=_missing_dtypes(target, attrs),
     )
+
+
+def _cpu(target: Target, cores: int) -> DeviceSpec:
+    """Return the processor of an LLVM target; 0 cores are those of this process."""
+    if not 0 <= cores <= MAX_CORES:
+        raise TargetError(f"target 'llvm': num-cores is {cores}, must be in 0..{MAX_CORES}")
+    try:
+        bits = codegen.llvm_get_vector_width(target)
+    except (RuntimeError, ValueError) as err:
+        raise TargetError(
+            f"LLVM knows no processor of mtriple {shown(str(target.attrs.get('mtriple')))}"
+        ) from err
+    return generic_cpu(cores=cores or usable_cores(), vector_bytes=bits // 8)
 
 
 def _limits(target: Target, attrs: Mapping[str, Any]) -> dict[str, int]:

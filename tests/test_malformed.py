@@ -31,7 +31,7 @@ from relax_fusion import (
 )
 from relax_fusion.cli import main, manifest, run
 from relax_fusion.cli.source import open_source
-from relax_fusion.errors import LoweringError
+from relax_fusion.errors import LoweringError, TargetError
 from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
 from relax_fusion.models.checkpoint import Checkpoint
 from relax_fusion.models.zoo import CONFIGS
@@ -150,6 +150,16 @@ TARGETS = [
     *({"kind": "vulkan", "thread_warp_size": v} for v in (0, 3, 256)),
     *({"kind": "c"}, {"kind": "hexagon"}, {"kind": "llvm", "mcpu": 3}),
 ]
+
+
+@pytest.mark.parametrize(
+    "attribute, value",
+    [*(("num-cores", v) for v in (-1, 2**31, 2**63 - 1)), ("mtriple", "x"), ("mtriple", "sm_90")],
+)
+def test_processors_that_there_are_not(attribute: str, value: object) -> None:
+    with pytest.raises(TargetError, match=attribute) as caught:
+        device_of(make_target({"kind": "llvm", attribute: value}))
+    assert_one_line(caught.value)
 
 
 @pytest.mark.parametrize("config", TARGETS, ids=shown)
