@@ -102,8 +102,8 @@ class Memory:
         What the binding of each variable does, in the order of evaluation, branches included.
     values : dict of relax.Var to relax.Expr
         What is bound to each variable, in the same order.
-    given, returned, written : frozenset of int
-        The places of the parameters, of the result, and of all that is changed in sight.
+    given, constants, returned, written : frozenset of int
+        The places of parameters, of constants, of the result, and of all that is changed in sight.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Memory:
     ):
         self.effects: dict[relax.Var, Effects] = {}
         self.values: dict[relax.Var, relax.Expr] = {}
-        self.given, self.returned = NOWHERE, NOWHERE
+        self.given, self.constants, self.returned = NOWHERE, NOWHERE, NOWHERE
         self._mod = mod
         self._callees = {} if _callees is None else _callees
         self._numbers = itertools.count(1)
@@ -267,6 +267,8 @@ class Memory:
         if isinstance(expr, relax.Var | ir.GenericConst):
             if expr not in self._storage:
                 self._storage[expr] = self._new(expr.ty)
+                if isinstance(expr, ir.GenericConst):
+                    self.constants |= _flat(self._storage[expr])
             return self._storage[expr]
         if isinstance(expr, relax.Tuple):
             return tuple(map(self._at, expr.fields))

@@ -6,6 +6,7 @@ serves one row, comes near the machine; the others make scalar loops, 20 to 40 t
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -89,9 +90,16 @@ def scalar_plans(report: Report) -> list[TilePlan]:
 MODELS = ("gpt2", "llama-3.2-1b", "llama-3.1-8b", "llama-2-7b", "bert-base")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("batch", [1, 8, "batch_size"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "batch", "dtype"),
+    [
+        (*case, dtype)
+        for case, dtype in zip(
+            itertools.product(MODELS, (1, 8, "batch_size")),
+            itertools.cycle(("float16", "bfloat16")),
+        )
+    ],
+)
 def test_no_matmul_of_a_model_is_a_scalar_loop(name: str, batch: int | str, dtype: str) -> None:
     config = replace(zoo_config(name), num_layers=1)
     found, report = left_to_tvm(export(config, dtype=dtype, max_seq_len=512, batch=batch).mod)

@@ -47,7 +47,7 @@ def fixed_arguments(
         if not isinstance(func, relax.Function):
             continue
         memory = Memory(func, mod)
-        fixed = memory.given - memory.written
+        fixed = (memory.given | memory.constants) - memory.written
         leads = True
         for value, always in _values(func.body):
             if is_call(value, "relax.call_tir") and value.args[0] in functions:

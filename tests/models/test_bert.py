@@ -69,10 +69,9 @@ def test_float32_output_matches_transformers(name, request):
     check(encoder, model, "float32")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_is_accurate(dtype, tmp_path):
-    model = common.bert().to(getattr(torch, dtype))
-    check(make_encoder(common.save(model, tmp_path), dtype), model, dtype)
+def test_half_is_accurate(tmp_path):
+    model = common.bert().to(torch.bfloat16)
+    check(make_encoder(common.save(model, tmp_path), "bfloat16"), model, "bfloat16")
 
 
 def test_old_norm_names_load_and_the_pooler_is_ignored(tmp_path, recwarn):

@@ -109,14 +109,21 @@ def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(
     assert not re.search(SIGNS["mma"], text)
     assert stack_bytes(kernel.image, tmp_path) == 0
     assert kernel.scratch_bytes == 0
+    check_shared_memory(kernel, work, plan)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_shared_memory_is_what_the_estimator_says(name: str) -> None:
-    narrow, plan = CASES[name]
-    for work in (narrow, replace(narrow, out_dtype="float32")):
-        said = smem_bytes(plan, matmul_shape(work, pairs=False))
-        assert compiled(work, plan).shared_bytes <= said <= H200.smem_per_block_bytes
+@pytest.mark.parametrize("name", list(CASES)[::2])
+def test_results_in_float32_need_no_more_shared_memory_than_estimated(name: str) -> None:
+    work, plan = CASES[name]
+    work = replace(work, out_dtype="float32")
+    check_shared_memory(compiled(work, plan), work, plan)
+
+
+def check_shared_memory(
+    kernel: CompiledKernel, work: NormMatmul | GatedFFN, plan: TilePlan
+) -> None:
+    said = smem_bytes(plan, matmul_shape(work, pairs=False))
+    assert kernel.shared_bytes <= said <= H200.smem_per_block_bytes
 
 
 WAIT, LAUNCH = "griddepcontrol.wait", "griddepcontrol.launch_dependents"
