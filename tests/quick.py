@@ -28,7 +28,7 @@ def quick_host() -> Target:
 def loaded(compiled: Any) -> tvm.runtime.Module:
     """Return what TVM compiled as a shared library.
 
-    LLVM's JIT, which would compile it at the first call, takes three times as long.
+    LLVM's JIT, which would compile it when a machine is made, takes longer.
     """
     with TemporaryDirectory() as directory:
         path = Path(directory) / "lib.so"

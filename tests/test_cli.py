@@ -72,7 +72,7 @@ def write_json(path: Path, data: dict) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def not_optimised():
-    """Compile for this machine without LLVM's optimisations, which take half of the time."""
+    """Compile for this machine without LLVM's optimisations, which take long."""
     made = quick_host()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("relax_fusion.target.host_target", lambda: made)
