@@ -33,7 +33,6 @@ LLAMA = Attention(
 PLAN = TilePlan(
     128, 64, 128, reg_m=32, reg_n=64, lanes=8, num_stages=2, num_warps=4, family=mma.FAMILY
 )
-TOO_MUCH = "needs 262144 B of shared memory, a block of the H200 has 232448 B"
 EVERY = (True, True, True, True)
 
 

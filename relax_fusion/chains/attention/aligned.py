@@ -17,8 +17,6 @@ from ..axes import Atom, Placed, behind, broadcast, placed, regrouped, size_of
 from ..element_values import Element, Index, integer
 from ..elements import Elements
 
-AXES = ("batch", "heads", "queries", "keys")
-
 
 @dataclass(frozen=True)
 class Grid:
