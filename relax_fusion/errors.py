@@ -68,6 +68,10 @@ class TargetError(RelaxFusionError, ValueError):
     """A target that the library cannot describe."""
 
 
+class GraphError(RelaxFusionError, ValueError):
+    """A block graph that says what cannot be said, or inputs that do not fit it."""
+
+
 class LoweringError(RelaxFusionError, RuntimeError):
     """A workload reached code generation in a form that it cannot express."""
 

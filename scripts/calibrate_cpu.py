@@ -145,7 +145,7 @@ def summary(points: list[Point], name: str, rows: int) -> dict[str, object]:
         "chosen_ms": chosen.measured_s * 1e3,
         "best_ms": best.measured_s * 1e3,
         "predicted_ms": chosen.predicted_s * 1e3,
-        "gflops": work.flops(rows) / chosen.measured_s * 1e-9,
+        "gflops": work.flops(rows=rows) / chosen.measured_s * 1e-9,
         "regret": chosen.measured_s / best.measured_s - 1,
         "rank_correlation": float(correlation),
     }

@@ -17,7 +17,6 @@ FLOORS = (
         "device_spec",
         "gpus",
         "workload",
-        "workload_json",
         "tile_plan",
         "errors",
         "validation",

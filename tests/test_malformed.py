@@ -38,7 +38,7 @@ from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.options import make_options
 from relax_fusion.target import device_of
 from relax_fusion.validation import shown
-from relax_fusion.workload_json import from_json, to_json
+from relax_fusion.workload.json import from_json, to_json
 
 from .estimator.cases import norm_matmul
 

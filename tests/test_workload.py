@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
-from relax_fusion.workload_json import from_json, to_json
+from relax_fusion.workload.json import from_json, to_json
 
 from .estimator.cases import WORKLOADS
 

@@ -7,7 +7,7 @@ from tvm import tirx
 from ..errors import RelaxFusionError
 from ..tile_plan import PLAN_ATTR, PlanTable
 from ..workload import Attention, MatmulChain, Workload
-from ..workload_json import WORKLOAD_ATTR, from_json
+from ..workload.json import WORKLOAD_ATTR, from_json
 from .attention import attention_prim_func
 from .contraction import contraction_prim_func
 from .matmul_chain import matmul_chain_prim_func

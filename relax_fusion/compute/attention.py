@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import Attention, Dim, MaskDims
-from ..workload_json import WORKLOAD_ATTR, to_json
+from ..workload.json import WORKLOAD_ATTR, to_json
 from .attention_blocks import TileEmitter
 from .attention_tile import Operands, arrange, int64, tile_shape
 

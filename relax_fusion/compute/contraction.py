@@ -34,7 +34,7 @@ from tvm import te, tirx
 
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
-from ..workload_json import WORKLOAD_ATTR, to_json
+from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
 from .rope import in_order, rotated_projection

@@ -26,7 +26,7 @@ from ..estimator.chain import is_packed, panel_columns
 from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import Dim, MatmulChain, WeightLayout
-from ..workload_json import WORKLOAD_ATTR, to_json
+from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
 from .stages import Padding, Size, Stages, accumulate, clamped, int64, round_up, weight_at

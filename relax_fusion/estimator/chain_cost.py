@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..device import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import DTYPE_BYTES, MatmulChain, NormMatmul, Projection, extent
+from ..workload import MatmulChain, NormMatmul, Projection, extent
 from .chain import is_packed, panel_columns, sum_parts
 from .cpu_cost import (
     CROWDING,
@@ -105,9 +105,9 @@ def _in_blocks(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int) ->
     cycles = ceil_div(tasks, dev.sm_count) * (inner + outer + _streamed(work, plan, dev))
     packed = [which for which in range(2) if is_packed(work, plan, which)]
     cycles += sum(_pack(work, plan, which, dev) for which in packed)
-    moved = count * (weight_bytes(work) + rows * bytes_per_row(work))
-    traffic = Traffic(cycles, float(moved), 0.0, 1 + len(packed), tasks)
-    return finish(traffic, dev, count * work.flops(rows))
+    moved = work.bytes(rows=rows, batch=count)
+    traffic = Traffic(cycles, float(sum(moved.values())), 0.0, 1 + len(packed), tasks)
+    return finish(traffic, dev, work.flops(rows=rows, batch=count))
 
 
 def _tile(depth: int, width: int, plan: TilePlan, dev: DeviceSpec) -> float:
@@ -146,16 +146,3 @@ def _streamed(work: MatmulChain, plan: TilePlan, dev: DeviceSpec) -> float:
 
 def _l2_cycles_per_byte(dev: DeviceSpec) -> float:
     return dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
-
-
-def bytes_per_row(work: MatmulChain) -> int:
-    """Return what is read and written for each row, the intermediate left out."""
-    each = DTYPE_BYTES[work.dtype]
-    moved = work.k * each + work.n * DTYPE_BYTES[work.out_dtype]
-    return moved + work.n * each * work.outer.count("residual")
-
-
-def weight_bytes(work: MatmulChain) -> int:
-    """Return the bytes of A and B of one matrix, and of the biases."""
-    biases = work.r * work.inner.count("bias") + work.n * work.outer.count("bias")
-    return (work.r * (work.k + work.n) + biases) * DTYPE_BYTES[work.dtype]

@@ -205,7 +205,7 @@ def attention_on_cpu(
     # The row tiles of a head follow each other: its keys stay in L2 where they fit.
     head_bytes = keys * d * b + foot.scratch_bytes
     dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
-    return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(*size))
+    return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(**size._asdict()))
 
 
 def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:

@@ -58,7 +58,7 @@ def attention_on_gpu(
         dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
         l2_bytes=qo_bytes + kv_loads,
     )
-    flops = work.flops(*size)
+    flops = work.flops(**size._asdict())
     return price_kernel(kernel, plan, foot, dev, flops)
 
 

@@ -77,7 +77,7 @@ def predict(
     terms["launch"] = dev.launch_s + max(rounds, 1.0) * FILL_S
     seconds = terms["launch"] + joined + _combine_s(work, plan, dev, size)
     waves = ceil_div(max(blocks, 1), dev.sm_count * resident)
-    return Prediction(seconds, moved, work.flops(*size), waves, largest(terms))
+    return Prediction(seconds, moved, work.flops(**size._asdict()), waves, largest(terms))
 
 
 def _features(work: Attention) -> int:

@@ -6,7 +6,7 @@ from ..device import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, MatmulChain
 from . import mma
-from .chain_cost import bytes_per_row, matrices, weight_bytes
+from .chain_cost import matrices
 from .footprint import Footprint
 from .gpu_cost import resident_blocks
 from .mma_chain import chunk_columns
@@ -52,12 +52,12 @@ def predict(
         }
         slowest = largest(times)
         terms[slowest] += waves * steps * times[slowest]
-    moved = float(count * (weight_bytes(work) + rows * bytes_per_row(work)))
+    moved = float(sum(work.bytes(rows=rows, batch=count).values()))
     dram = moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     walked = terms["compute"] + terms["l2"] + terms["latency"]
     terms["dram"] = dram
     seconds = terms["launch"] + max(dram, walked)
-    return Prediction(seconds, moved, count * work.flops(rows), waves, largest(terms))
+    return Prediction(seconds, moved, work.flops(rows=rows, batch=count), waves, largest(terms))
 
 
 def _rate(plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> float:

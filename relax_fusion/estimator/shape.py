@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul, Rope, Workload
+from ..workload import DTYPE_BYTES, Attention, DynamicDim, GatedFFN, NormMatmul, Workload
 
 
 class AttentionSize(NamedTuple):
@@ -20,6 +19,10 @@ class AttentionSize(NamedTuple):
 
 Size = int | AttentionSize
 """Rows of a `NormMatmul` or `GatedFFN`, or the sizes of an `Attention`."""
+
+
+_MANY = 2**20
+"""Rows beyond which no operand is read in part."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class MatmulShape:
     x_row_bytes, out_row_bytes, side_row_bytes : int
         Bytes per row: of x (with the residual that is added to it), of the results, and of what
         else is read or written per row (epilogue residuals, the sum and the norm as outputs).
+    row_flops : float
+        Floating-point operations of the matmuls for each row.
     """
 
     k: int
@@ -60,6 +65,7 @@ class MatmulShape:
     x_row_bytes: int
     out_row_bytes: int
     side_row_bytes: int
+    row_flops: float
     has_norm: bool
     rotated: bool
     allow_tf32: bool
@@ -76,7 +82,7 @@ class MatmulShape:
 
     def flops(self, rows: int) -> float:
         """Floating-point operations of the matmuls at `rows` rows."""
-        return 2.0 * rows * self.k * self.n * self.parts
+        return rows * self.row_flops
 
 
 @lru_cache(maxsize=256)
@@ -89,25 +95,18 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         Whether the kernel accumulates the two features of a rotated pair as two parts of a column,
         as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
     """
-    b = DTYPE_BYTES[work.dtype]
-    norm = work.norm
-    x_row = work.k * b * (2 if norm and norm.residual else 1)
-    side = work.k * b * (int(norm.returns_sum) + int(norm.returns_norm)) if norm else 0
-    gamma = 0 if norm is None else work.k * b * (2 if norm.beta else 1)
+    row, whole = _operand_bytes(work)
     if isinstance(work, GatedFFN):
         n_parts: tuple[int, ...] = (work.n,)
         contiguous = n_parts
         parts, layouts = 2, frozenset({work.layout})
-        bias = 2 * work.n * b if work.bias else 0
     else:
         parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
         n_parts = tuple(-(-p.n // parts) for p in work.outputs)
         contiguous = tuple(p.rope.half if p.rope else p.n for p in work.outputs)
         layouts = frozenset(p.layout for p in work.outputs)
-        bias = sum(p.n * b * p.epilogue.count("bias") for p in work.outputs)
-        side += sum(p.n * b * p.epilogue.count("residual") for p in work.outputs)
-        side += sum(_angle_bytes(p.rope) for p in work.outputs)
-    columns = work.n if isinstance(work, GatedFFN) else sum(p.n for p in work.outputs)
+    x_row = sum(row[name] for name in ("x", "residual") if name in row)
+    out_row = sum(each for name, each in row.items() if name.startswith("out"))
     return MatmulShape(
         k=work.k,
         n_parts=n_parts,
@@ -115,22 +114,30 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         parts=parts,
         layouts=layouts,
         dtype=work.dtype,
-        in_bytes=b,
-        weight_bytes=work.k * sum(n_parts) * parts * b + bias + gamma,
+        in_bytes=DTYPE_BYTES[work.dtype],
+        weight_bytes=sum(whole.values()),
         x_row_bytes=x_row,
-        out_row_bytes=columns * DTYPE_BYTES[work.out_dtype],
-        side_row_bytes=side,
-        has_norm=norm is not None,
+        out_row_bytes=out_row,
+        side_row_bytes=sum(row.values()) - x_row - out_row,
+        row_flops=replace(work, rows=DynamicDim("rows")).flops(rows=1),
+        has_norm=work.norm is not None,
         rotated=isinstance(work, NormMatmul) and any(p.rope for p in work.outputs),
         allow_tf32=work.allow_tf32,
     )
 
 
-def _angle_bytes(rope: Rope | None) -> int:
-    """Return the bytes of cosines and sines per row; rows of several sequences share them."""
-    if rope is None or rope.positions is not None:
-        return 0
-    return 2 * rope.head_dim * DTYPE_BYTES[rope.dtype]
+def _operand_bytes(work: NormMatmul | GatedFFN) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes of each operand for each row, and those that are read once.
+
+    The angles that rows of several sequences share are in neither.
+    """
+    free = replace(work, rows=DynamicDim("rows"))
+    none = dict.fromkeys(free.graph.dims, 0)
+    one, two = (free.bytes(**{**none, "rows": _MANY + n}) for n in (0, 1))
+    row = {name: two[name] - one[name] for name in one}
+    shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
+    whole = {n: one[n] - _MANY * row[n] for n in one if n not in shared}
+    return row, whole
 
 
 def attention_size(work: Attention, size: Size) -> AttentionSize:
@@ -152,15 +159,8 @@ def attention_size(work: Attention, size: Size) -> AttentionSize:
 
 def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
     """Return the bytes of the query, the result, the bias and the mask."""
-    rows = size.batch * work.q_heads * size.q_len
-    moved = rows * work.head_dim * DTYPE_BYTES[work.dtype]
-    moved += rows * work.v_dim * DTYPE_BYTES[work.out_dtype]
-    full = (size.batch, work.q_heads, size.q_len, size.kv_len)
-    for dims, each in ((work.bias_dims, DTYPE_BYTES[work.bias_dtype]), (work.mask_dims, 1)):
-        if dims is not None:
-            sizes = zip(full, dims, strict=True)
-            moved += each * math.prod(n for n, is_full in sizes if is_full)
-    return moved
+    moved = work.bytes(**size._asdict())
+    return sum(moved.get(name, 0) for name in ("q", "out", "bias", "mask"))
 
 
 def rows_of(work: Workload, size: Size) -> int:
@@ -176,11 +176,5 @@ def _int_rows(size: Size) -> int:
 
 def dtypes_of(work: Workload) -> set[str]:
     """Return the element types of the tensors that a kernel reads and writes."""
-    found = {work.dtype, work.out_dtype}
-    if isinstance(work, Attention):
-        found |= {t for t in (work.alibi, work.sinks) if t}
-        found |= {work.bias_dtype} if work.bias_dims else set()
-        found |= {"bool"} if work.mask_dims else set()
-    elif isinstance(work, NormMatmul):
-        found |= {p.rope.dtype for p in work.outputs if p.rope}
-    return found
+    operands = (*work.graph.inputs, *work.graph.outputs)
+    return {o.dtype for o in operands if o.shape is not None}

@@ -143,7 +143,7 @@ def predict(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSiz
     seconds = launch + _joined(*times.values())
     waves = ceil_div(max(load.programs, 1), dev.sm_count * load.resident)
     bound = largest({**times, "launch": launch})
-    return Prediction(seconds, moved, work.flops(*size), waves, bound)
+    return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
 
 
 def _joined(*times: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..device import DeviceSpec
 from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul
@@ -76,9 +76,9 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
         kernels.append(Kernel(0, rows * shape.x_row_bytes + x_bytes + extra))
     if isinstance(work, NormMatmul):
         for p in work.outputs:
-            residual = rows * p.n * b * p.epilogue.count("residual")
-            moved = x_bytes + work.k * p.n * b + rows * p.n * out + residual
-            flops = 2.0 * rows * work.k * p.n
+            alone = replace(work, norm=None, outputs=(replace(p, rope=None),))
+            moved = sum(alone.bytes(rows=rows).values())
+            flops = alone.flops(rows=rows)
             kernels.append(Kernel(rows, moved, flops, columns=p.n, dynamic=dynamic))
             if p.rope is not None:
                 kernels.append(Kernel(0, 2.0 * rows * p.rope.features * out))
@@ -86,12 +86,13 @@ def matmul_kernels(work: NormMatmul | GatedFFN, rows: int) -> list[Kernel]:
     result, weights = rows * work.n * out, work.k * work.n * b
     if work.merged:
         moved = x_bytes + 2 * weights + 2 * result
-        kernels.append(Kernel(rows, moved, work.flops(rows), columns=2 * work.n, dynamic=dynamic))
+        flops = work.flops(rows=rows)
+        kernels.append(Kernel(rows, moved, flops, columns=2 * work.n, dynamic=dynamic))
         kernels.append(Kernel(0, 3 * result))
         return kernels
     for results in (1, 2):
         moved = x_bytes + weights + results * result
-        flops = work.flops(rows) / 2
+        flops = work.flops(rows=rows) / 2
         kernels.append(Kernel(rows, moved, flops, columns=work.n, dynamic=dynamic))
     return kernels
 

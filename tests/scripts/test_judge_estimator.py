@@ -64,7 +64,7 @@ def test_workloads_are_those_of_the_passes() -> None:
     assert [p.epilogue for p in down.outputs] == [("residual",)]
     assert works["qkv"].norm is not None and works["qkv"].n == 6144
     for case, work in works.items():
-        assert work.flops(16) == Chain(case, "8b").flops(16)
+        assert work.flops(rows=16) == Chain(case, "8b").flops(16)
 
 
 def test_a_model_that_is_right_has_no_regret() -> None:

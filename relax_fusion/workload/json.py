@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from .errors import LoweringError
-from .validation import read_json, shown
-from .workload import Attention, GatedFFN, MatmulChain, NormMatmul, Workload
+from ..errors import LoweringError
+from ..validation import read_json, shown
+from . import Attention, GatedFFN, MatmulChain, NormMatmul, Workload
 
 WORKLOAD_ATTR = "relax_fusion.workload"
 """The PrimFunc attribute that carries a `Workload`, as `to_json` writes it."""

@@ -1,0 +1,48 @@
+"""What is computed: frozen descriptions of the chains that the library fuses.
+
+A workload is the contract between a pass (which proves that a chain computes it), the estimator
+(which prices it) and a back end (which emits it).  It holds sizes, dtypes and the order of the
+steps, and nothing of how they are executed: that is :class:`relax_fusion.tile_plan.TilePlan`.
+
+Each has a block graph (:mod:`.graph`), which says what it computes, statement by statement.  The
+order of its operands, its numbers (:mod:`.reference`) and its roofline follow from that.
+"""
+
+from .attention import Attention, BiasOp, Causal, HeadLayout, MaskDims
+from .dims import Dim, DynamicDim, extent
+from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
+from .formats import Operand, Packed
+from .gated_ffn import GatedFFN
+from .graph import Graph
+from .matmul_chain import MatmulChain
+from .norm_matmul import EPILOGUE_STEPS, Norm, NormMatmul, Projection, Rope, WeightLayout
+from .operators import ACTIVATIONS
+
+Workload = NormMatmul | GatedFFN | MatmulChain | Attention
+
+__all__ = [
+    "ACTIVATIONS",
+    "DTYPE_BYTES",
+    "EPILOGUE_STEPS",
+    "FLOAT_BYTES",
+    "INTEGER_DTYPES",
+    "Attention",
+    "BiasOp",
+    "Causal",
+    "Dim",
+    "DynamicDim",
+    "GatedFFN",
+    "Graph",
+    "HeadLayout",
+    "MaskDims",
+    "MatmulChain",
+    "Norm",
+    "NormMatmul",
+    "Operand",
+    "Packed",
+    "Projection",
+    "Rope",
+    "WeightLayout",
+    "Workload",
+    "extent",
+]

@@ -1,0 +1,205 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .base import Described
+from .builder import GraphBuilder, Handle
+from .dims import Dim, DynamicDim, renamed
+from .graph import At, Axis, AxisValue, Band, Const, Expr, Graph, Read, Size, apply
+
+Causal = Literal["none", "top_left", "bottom_right"]
+HeadLayout = Literal["bsnh", "bnsh"]
+BiasOp = Literal["add", "min"]
+MaskDims = tuple[bool, bool, bool, bool]
+
+CAPACITY = DynamicDim("kv_capacity")
+"""Positions of preallocated key and value buffers."""
+
+
+@dataclass(frozen=True)
+class Attention(Described):
+    """``softmax(bias(softcap(scale * q @ k^T)), masked) @ v`` per head.
+
+    A query whose keys are all hidden gives zeros.  Position i of the queries stands at key
+    ``p = i``, bottom-right aligned at ``p = i + kv_len - q_len``.
+
+    Parameters
+    ----------
+    batch, q_len, kv_len : Dim
+        Sizes that may be dynamic.
+    q_heads, kv_heads : int
+        Query heads, and key/value heads, which divide them (grouped-query attention).
+    head_dim, v_dim : int
+        Features of a query or key, and of a value.
+    scale : float
+        Multiplies the scores first of all.
+    causal : {"none", "top_left", "bottom_right"}
+        Query i sees keys ``<= i`` (top left) or ``<= i + kv_len - q_len`` (bottom right).
+    bias_dims : tuple of bool, optional
+        For a bias of four dimensions ``[batch, heads, q_len, kv_len]``: which of them have their
+        full size (the others are 1 and broadcast).  None: no bias.
+    q_layout, kv_layout, out_layout : {"bsnh", "bnsh"}
+        Order of batch (b), sequence (s), heads (n) and features (h).
+    kv_prefix : bool
+        Whether k and v are handed over as larger buffers of which the first `kv_len` positions
+        are read (a preallocated cache).
+    dtype, out_dtype : str
+        Of q, k, v and of the result.  Scores and sums are kept in float32.
+    bias_dtype : str
+        Of the bias.
+    bias_op : {"add", "min"}
+        Whether the bias is added to a score, or is the most that it can be.
+    mask_dims : tuple of bool, optional
+        As `bias_dims`, for a boolean mask that is true where a query sees a key.
+    window : int, optional
+        A query sees keys ``> p - window`` only; with a causal mask, that many at most.
+    softcap : float, optional
+        Scaled scores s become ``softcap * tanh(s / softcap)`` before the bias.
+    alibi : str, optional
+        Dtype of slopes ``[q_heads]``: ``slope[head] * (key - p)`` is added to the scores, after
+        the bias (Press et al., 2022, https://arxiv.org/abs/2108.12409).  None: no slopes.
+    sinks : str, optional
+        Dtype of sinks ``[q_heads]``: each softmax has a further score, whose value is zero
+        (attention sinks, as in gpt-oss); it is neither scaled nor masked.  None: no sinks.
+    """
+
+    batch: Dim
+    q_len: Dim
+    kv_len: Dim
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    v_dim: int
+    scale: float
+    causal: Causal
+    bias_dims: MaskDims | None
+    dtype: str
+    out_dtype: str
+    q_layout: HeadLayout = "bsnh"
+    kv_layout: HeadLayout = "bsnh"
+    out_layout: HeadLayout = "bsnh"
+    kv_prefix: bool = False
+    bias_dtype: str = "float32"
+    bias_op: BiasOp = "add"
+    mask_dims: MaskDims | None = None
+    window: int | None = None
+    softcap: float | None = None
+    alibi: str | None = None
+    sinks: str | None = None
+
+    def _graph(self) -> Graph:
+        return _Writer(self).graph()
+
+
+class _Writer:
+    """The axes of an attention, and what is written down with them.
+
+    Query head ``n * group + e`` reads key head n.
+    """
+
+    def __init__(self, work: Attention):
+        self.work = work
+        self.g = GraphBuilder()
+        group = work.q_heads // work.kv_heads
+        self.b = Axis("b", renamed(work.batch, "batch"))
+        self.n, self.e = Axis("n", work.kv_heads), Axis("e", group)
+        self.i = Axis("i", renamed(work.q_len, "q_len"))
+        self.t = Axis("t", renamed(work.kv_len, "kv_len"))
+        self.d, self.c = Axis("d", work.head_dim), Axis("c", work.v_dim)
+        self.head = self.n * group + self.e
+        self.row = (self.b, self.n, self.e, self.i)
+
+    def graph(self) -> Graph:
+        """Write down operands, scores, softmax and result."""
+        work, g = self.work, self.g
+        keys = CAPACITY if work.kv_prefix else self.t.size
+        q = self._input("q", work.q_layout, (self.i.size, work.q_heads, work.head_dim))
+        k = self._input("k", work.kv_layout, (keys, work.kv_heads, work.head_dim))
+        v = self._input("v", work.kv_layout, (keys, work.kv_heads, work.v_dim))
+        bias = self._by_score("bias", work.bias_dims, work.bias_dtype)
+        mask = self._by_score("mask", work.mask_dims, "bool")
+        slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
+        sinks = g.input("sinks", (work.q_heads,), work.sinks) if work.sinks else None
+        if work.kv_prefix:
+            g.scalar("kv_len", self.t.size)
+        query = self._at(q, work.q_layout, self.i, self.head, self.d)
+        key = self._at(k, work.kv_layout, self.t, self.n, self.d)
+        value = self._at(v, work.kv_layout, self.t, self.n, self.c)
+        score = self._score(query * key, bias, slopes)
+        seen: dict[str, Any] = {"band": self._band(), "where": mask}
+        sink = None if sinks is None else sinks[self.head]
+        at_row = (*self.row, self.t)
+        s = g.map("score", at_row, score, "float32")[at_row]
+        top = apply(
+            "finite", g.max("row_max", self.row, (self.t,), s, start=sink, **seen)[self.row]
+        )
+        weight = g.map("weight", at_row, apply("exp", s - top), "float32")[at_row]
+        first = None if sink is None else apply("exp", sink - top)
+        total = g.sum("row_sum", self.row, (self.t,), weight, start=first, **seen)
+        at_out = (*self.row, self.c)
+        acc = g.sum("acc", at_out, (self.t,), weight * value, **seen)[at_out]
+        out = self._tensor(work.out_layout)
+        place = self._at(out, work.out_layout, self.i, self.head, self.c)
+        g.part(place, at_out, apply("ratio", acc, total[self.row]))
+        g.output(out)
+        return g.graph()
+
+    def _shape(self, layout: HeadLayout, sizes: tuple[Dim, Dim, Dim]) -> list[Dim]:
+        by_letter = dict(zip("bsnh", (self.b.size, *sizes), strict=True))
+        return [by_letter[letter] for letter in layout]
+
+    def _input(self, name: str, layout: HeadLayout, sizes: tuple[Dim, Dim, Dim]) -> Handle:
+        return self.g.input(name, self._shape(layout, sizes), self.work.dtype)
+
+    def _tensor(self, layout: HeadLayout) -> Handle:
+        work = self.work
+        shape = self._shape(layout, (self.i.size, work.q_heads, work.v_dim))
+        return self.g.tensor("out", shape, work.out_dtype)
+
+    def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: Axis | At, h: Axis) -> Read:
+        places: tuple[Axis | At, ...] = (self.b, s, n, h)
+        by_letter = dict(zip("bsnh", places, strict=True))
+        return tensor[tuple(by_letter[letter] for letter in layout)]
+
+    def _by_score(self, name: str, dims: MaskDims | None, dtype: str) -> Read | None:
+        """Add an operand with an element for each score; return it, 0 where it broadcasts."""
+        if dims is None:
+            return None
+        full = (self.b.size, self.work.q_heads, self.i.size, self.t.size)
+        shape = [size if has else 1 for size, has in zip(full, dims, strict=True)]
+        places = (self.b, self.head, self.i, self.t)
+        tensor = self.g.input(name, shape, dtype)
+        return tensor[tuple(p if has else 0 for p, has in zip(places, dims, strict=True))]
+
+    def _score(self, product: Expr, bias: Read | None, slopes: Handle | None) -> Expr:
+        """Return what becomes of a dot product, in order: scale, soft-cap, bias, ALiBi."""
+        work, at_row = self.work, (*self.row, self.t)
+        dot = self.g.sum("dot", at_row, (self.d,), product)[at_row]
+        score: Expr = dot * work.scale
+        if work.softcap is not None:
+            score = Const(work.softcap) * apply("tanh", score / work.softcap)
+        if bias is not None:
+            score = score + bias if work.bias_op == "add" else apply("minimum", score, bias)
+        if slopes is not None:
+            distance: Expr = AxisValue("t") - AxisValue("i")
+            offset = self._offset()
+            distance = distance if offset is None else distance - offset
+            score = score + slopes[self.head] * distance
+        return score
+
+    def _offset(self) -> Expr | None:
+        """Return the key position at which the first query stands; None for 0."""
+        bottom_right = self.work.causal == "bottom_right"
+        return Size(self.t.size) - Size(self.i.size) if bottom_right else None
+
+    def _band(self) -> Band | None:
+        """Return the causal mask and the window."""
+        work, offset = self.work, self._offset()
+        if work.causal == "none" and work.window is None:
+            return None
+        start: Expr = Const(0.0) if offset is None else offset
+        most = None if work.causal == "none" else start
+        return Band("t", "i", None if work.window is None else start - (work.window - 1.0), most)

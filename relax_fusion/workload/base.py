@@ -1,0 +1,59 @@
+"""What all named workloads share."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+from .graph import Graph
+from .roofline import Sizes, distinct_bytes, matmul_flops
+
+
+class Described:
+    """A dataclass that names a chain, and the block graph that says what it computes."""
+
+    @property
+    def key(self) -> str:
+        """Eight hex digits of the SHA-1 of every field, so that no two kernels share a name."""
+        return hashlib.sha1(repr(self).encode()).hexdigest()[:8]
+
+    @cached_property
+    def graph(self) -> Graph:
+        """What is computed, statement by statement."""
+        return self._graph()
+
+    def _graph(self) -> Graph:
+        raise NotImplementedError
+
+    def flops(self, **sizes: int) -> float:
+        """Return the floating-point operations of the matmuls; masks are not discounted.
+
+        Parameters
+        ----------
+        **sizes : int
+            Sizes of the dynamic dimensions, under their names in the graph; others are ignored.
+        """
+        return float(self._at(matmul_flops, sizes))
+
+    def bytes(self, **sizes: int) -> dict[str, int]:
+        """Return the bytes of every operand and result, each element counted once.
+
+        Parameters
+        ----------
+        **sizes : int
+            As in `flops`.
+        """
+        return dict(self._at(distinct_bytes, sizes))
+
+    def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
+        """Count once for each size: the estimator asks for every plan."""
+        key = (count, *sizes.items())
+        if key not in self._counted:
+            self._counted[key] = count(self.graph, sizes)
+        return self._counted[key]
+
+    @cached_property
+    def _counted(self) -> dict[Any, Any]:
+        return {}

@@ -1,0 +1,34 @@
+"""Sizes that are numbers, or only known at run time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DynamicDim:
+    """A dimension that is only known at run time.
+
+    Parameters
+    ----------
+    name : str
+        How the Relax module calls it, for reports (``"batch_size"``, ``"b * s"``).
+    upper : int, optional
+        The largest value it can take, from the pipeline's ``variable_bounds``.
+    """
+
+    name: str
+    upper: int | None = None
+
+
+Dim = int | DynamicDim
+
+
+def extent(dim: Dim, value: int) -> int:
+    """Return the size of `dim`, taking `value` for a dynamic one."""
+    return dim if isinstance(dim, int) else value
+
+
+def renamed(dim: Dim, name: str) -> Dim:
+    """Return `dim` under the name that it has in a graph."""
+    return dim if isinstance(dim, int) else DynamicDim(name, dim.upper)

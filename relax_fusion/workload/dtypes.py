@@ -1,0 +1,20 @@
+"""The element types that workloads may have."""
+
+from __future__ import annotations
+
+FLOAT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+"""Bytes of one element, for the floating-point dtypes a workload may have."""
+
+INTEGER_DTYPES = ("int8", "uint8")
+"""Integer dtypes whose products a workload may add up, exactly, as int32."""
+
+DTYPE_BYTES = {**FLOAT_BYTES, **dict.fromkeys(INTEGER_DTYPES, 1), "int32": 4}
+"""Bytes of one element, for the dtypes a workload may have."""
+
+STORED_BYTES = {**DTYPE_BYTES, "bool": 1, "uint16": 2, "uint32": 4, "int64": 8}
+"""Bytes of one element of what a kernel is handed: masks and packed words too."""
+
+
+def accumulator(dtype: str) -> str:
+    """Return the dtype in which products of `dtype` are summed."""
+    return "int32" if dtype in INTEGER_DTYPES else "float32"

@@ -1,0 +1,71 @@
+"""The first half of a gated feed-forward block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Described
+from .builder import GraphBuilder
+from .dims import Dim, renamed
+from .dtypes import accumulator
+from .graph import Axis, Expr, Graph, apply
+from .norm_matmul import Norm, WeightLayout, normalised
+
+
+@dataclass(frozen=True)
+class GatedFFN(Described):
+    """``epilogue(act(norm(x) @ Wg) * (norm(x) @ Wu))`` for x of shape ``[rows, k]``.
+
+    Parameters
+    ----------
+    rows, k, norm, dtype, out_dtype, allow_tf32
+        As in `NormMatmul`.
+    n : int
+        Features of the gate, which are those of the result.
+    layout : {"nk", "kn"}
+        Of the weights.
+    merged : bool
+        Whether gate and up are the two halves of one weight of ``2 n`` features.
+    gate_first : bool
+        Whether the gate is the first half (or, unmerged, simply True).
+    activation : str
+        One of `ACTIVATIONS`, applied to the gate.
+    bias : bool
+        Whether gate and up each have a bias (merged: one of ``2 n``).
+    """
+
+    rows: Dim
+    k: int
+    n: int
+    layout: WeightLayout
+    merged: bool
+    gate_first: bool
+    activation: str
+    norm: Norm | None
+    dtype: str
+    out_dtype: str
+    bias: bool = False
+    allow_tf32: bool = False
+
+    def _graph(self) -> Graph:
+        g = GraphBuilder()
+        i, k = Axis("i", renamed(self.rows, "rows")), Axis("k", self.k)
+        j = Axis("j", self.n)
+        x = normalised(g, self.norm, (i, k), self.dtype)
+        count = 2 * self.n if self.merged else self.n
+        shape = (count, self.k) if self.layout == "nk" else (self.k, count)
+        tensors = 1 if self.merged else 2
+        weights = [g.input(f"w{p}", shape, self.dtype) for p in range(tensors)]
+        biases = [g.input(f"bias{p}", (count,), self.dtype) for p in range(tensors * self.bias)]
+        parts: list[Expr] = []
+        for p in range(2):
+            w = weights[p % tensors]
+            column = j + (p * self.n if self.merged else 0)
+            factor = w[column, k] if self.layout == "nk" else w[k, column]
+            total = accumulator(self.dtype)
+            part: Expr = g.sum(f"acc{p}", (i, j), (k,), x[i, k] * factor, total)[i, j]
+            parts.append(part + biases[p % tensors][column] if biases else part)
+        gate, up = parts if self.gate_first else parts[::-1]
+        value = apply(self.activation, gate) * up
+        g.output(g.map("out0", (i, j), value, self.out_dtype))
+        return g.graph()

@@ -1,0 +1,417 @@
+"""The block graph: what a chain computes, as axes, tensors and statements.
+
+A statement, `Block`, is ``out[at] = combine over reduced axes of value``; the statements in order
+are the chain.  Everything else that is known of a chain follows from its graph: the order of its
+operands (`Graph.inputs`, `Graph.outputs`), the numbers (:mod:`.reference`), the work and the bytes
+(:mod:`.roofline`).  How it is executed (tiles, rescaling, order of loops) is no part of it.
+
+A graph has no gathers and no ragged axes: a coordinate is an affine function of axes, and the size
+of an axis is a number or one dimension.  `GraphBuilder` writes graphs down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..errors import GraphError
+from .dims import Dim, DynamicDim
+from .formats import Operand, Packed
+from .operators import OPERATORS
+
+Role = Literal["in", "out", "inout", "scalar"]
+Combine = Literal["", "sum", "max"]
+
+
+@dataclass(frozen=True)
+class At:
+    """One coordinate: ``(sum of axis * stride + start) // div % mod``.
+
+    Parameters
+    ----------
+    terms : tuple of (str, int)
+        Axes and their strides.
+    start, div : int
+        Added to the sum, and what that is divided by, rounded down.
+    mod : Dim, optional
+        What the quotient wraps around at.
+    """
+
+    terms: tuple[tuple[str, int], ...] = ()
+    start: int = 0
+    div: int = 1
+    mod: Dim | None = None
+
+    def __add__(self, other: Axis | At | int) -> At:
+        """Return the sum of two coordinates without `div` and `mod`."""
+        more = at(other)
+        if (self.div, self.mod, more.div, more.mod) != (1, None, 1, None):
+            raise GraphError(f"coordinate {self} + {more}: only sums of axes can be added")
+        return At(self.terms + more.terms, self.start + more.start)
+
+    def __str__(self) -> str:
+        """Return the coordinate as a formula."""
+        parts = [a if s == 1 else f"{s}*{a}" for a, s in self.terms]
+        parts += [str(self.start)] if self.start or not parts else []
+        text = " + ".join(parts).replace("+ -", "- ")
+        if self.div != 1:
+            text = f"({text})//{self.div}"
+        return text if self.mod is None else f"({text})%{_size_text(self.mod)}"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop of a graph: its name and its size."""
+
+    name: str
+    size: Dim
+
+    def __mul__(self, stride: int) -> At:
+        """Return the coordinate ``axis * stride``."""
+        return At(((self.name, stride),))
+
+    def __add__(self, other: Axis | At | int) -> At:
+        """Return the sum of two coordinates."""
+        return at(self) + other
+
+    def __mod__(self, size: Dim) -> At:
+        """Return the coordinate that wraps around at `size`."""
+        return At(((self.name, 1),), mod=size)
+
+
+def at(place: Axis | At | int) -> At:
+    """Return a place as a coordinate.
+
+    Raises
+    ------
+    GraphError
+        If it is none: a value of a tensor, for example, would be a gather.
+    """
+    if isinstance(place, At):
+        return place
+    if isinstance(place, Axis):
+        return At(((place.name, 1),))
+    if isinstance(place, int):
+        return At(start=place)
+    raise GraphError(f"{place} is no coordinate; must be an axis, a sum of axes or a number")
+
+
+class Expr:
+    """A value: a `Read`, an `AxisValue`, a `Size`, a `Const` or an `Op` of values."""
+
+    def __add__(self, other: Expr | float) -> Op:
+        """Return the sum."""
+        return Op("add", (self, expr(other)))
+
+    def __sub__(self, other: Expr | float) -> Op:
+        """Return the difference."""
+        return Op("subtract", (self, expr(other)))
+
+    def __mul__(self, other: Expr | float) -> Op:
+        """Return the product."""
+        return Op("multiply", (self, expr(other)))
+
+    def __truediv__(self, other: Expr | float) -> Op:
+        """Return the quotient."""
+        return Op("divide", (self, expr(other)))
+
+
+@dataclass(frozen=True)
+class Read(Expr):
+    """An element of a tensor."""
+
+    tensor: str
+    at: tuple[At, ...]
+
+    def __str__(self) -> str:
+        """Return the element as a formula."""
+        return f"{self.tensor}[{', '.join(map(str, self.at))}]"
+
+
+@dataclass(frozen=True)
+class AxisValue(Expr):
+    """The value of an axis, as a number."""
+
+    axis: str
+
+    def __str__(self) -> str:
+        """Return the name of the axis."""
+        return self.axis
+
+
+@dataclass(frozen=True)
+class Size(Expr):
+    """The value of a dimension, as a number."""
+
+    dim: Dim
+
+    def __str__(self) -> str:
+        """Return the name or the number."""
+        return _size_text(self.dim)
+
+
+@dataclass(frozen=True)
+class Const(Expr):
+    """A number."""
+
+    value: float
+
+    def __str__(self) -> str:
+        """Return the number."""
+        return f"{self.value:g}"
+
+
+@dataclass(frozen=True)
+class Op(Expr):
+    """An operator of `OPERATORS` applied to values."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        """Check that the operator exists and has as many operands."""
+        known = OPERATORS.get(self.name)
+        if known is None:
+            raise GraphError(f"no operator {self.name!r}; there are {', '.join(OPERATORS)}")
+        if len(self.args) != known.arity:
+            raise GraphError(f"{self.name} has {len(self.args)} operands; must have {known.arity}")
+
+    def __str__(self) -> str:
+        """Return the formula."""
+        return OPERATORS[self.name].text.format(*(self._part(a) for a in self.args))
+
+    def _part(self, arg: Expr) -> str:
+        """Return an operand, in brackets where the formula needs them."""
+        infix = isinstance(arg, Op) and not OPERATORS[arg.name].text.endswith(")")
+        loose = infix and not (self.name == "add" or OPERATORS[self.name].text.endswith(")"))
+        return f"({arg})" if loose else str(arg)
+
+
+def expr(value: Expr | float) -> Expr:
+    """Return a number as a value; values stay what they are."""
+    return value if isinstance(value, Expr) else Const(float(value))
+
+
+def apply(name: str, *args: Expr | float) -> Op:
+    """Return an operator of `OPERATORS` applied to values."""
+    return Op(name, tuple(map(expr, args)))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a graph.
+
+    Parameters
+    ----------
+    name : str
+        Its name, which is that of its operand.
+    shape : tuple of Dim
+        Its sizes.
+    dtype : str
+        Of its elements; of what they decode to where they are packed.
+    format : Packed, optional
+        How the elements are stored; None: one after the other.
+    rounds : bool
+        Whether every kernel rounds it to its dtype.  Where False, what reads it may see more
+        precision (an output is always stored in its dtype).
+    """
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str
+    format: Packed | None = None
+    rounds: bool = False
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Return what is handed to a kernel for it: one array, or those of its format."""
+        if self.format is None:
+            return (Operand(self.name, self.shape, self.dtype),)
+        return self.format.operands(self.name, self.shape)
+
+
+@dataclass(frozen=True)
+class Band:
+    """A mask by position: ``least <= column - row <= most`` is seen (None: no limit).
+
+    The limits are values of sizes and constants.
+    """
+
+    column: str
+    row: str
+    least: Expr | None = None
+    most: Expr | None = None
+
+    def __str__(self) -> str:
+        """Return the condition."""
+        low = "" if self.least is None else f"{self.least} <= "
+        high = "" if self.most is None else f" <= {self.most}"
+        return f"{low}{self.column} - {self.row}{high}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A statement: ``out[at] = combine over reduced axes of value``.
+
+    Parameters
+    ----------
+    out : str
+        The tensor that it makes, or a part of it.
+    at : tuple of At
+        Which element.
+    axes, reduced : tuple of Axis
+        The loops, and those that are combined.
+    value : Expr
+        An element.
+    combine : {"", "sum", "max"}
+        What is done over `reduced`.
+    start : Expr, optional
+        A further element that is combined first.
+    band : Band, optional
+        Elements outside are left out.
+    where : Expr, optional
+        Elements for which it is false are left out.  Of none, the sum is 0, the maximum minus
+        infinity.
+    """
+
+    out: str
+    at: tuple[At, ...]
+    axes: tuple[Axis, ...]
+    value: Expr
+    reduced: tuple[Axis, ...] = ()
+    combine: Combine = ""
+    start: Expr | None = None
+    band: Band | None = None
+    where: Expr | None = None
+
+    def __str__(self) -> str:
+        """Return the statement."""
+        left = f"{self.out}[{', '.join(map(str, self.at))}]"
+        over = ", ".join(a.name for a in self.reduced)
+        how = f"{self.combine} {over}: " if self.combine else ""
+        first = "" if self.start is None else f"{self.start}; "
+        hidden = [str(c) for c in (self.band, self.where) if c is not None]
+        return f"{left} = {how}{first}{self.value}{' where ' * bool(hidden)}{', '.join(hidden)}"
+
+    def values(self) -> Iterator[Expr]:
+        """Yield the values that it computes."""
+        limits = (self.band.least, self.band.most) if self.band else ()
+        yield from (e for e in (self.value, self.start, self.where, *limits) if e is not None)
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter of a kernel: a tensor that it reads, writes or changes, or a size as a number."""
+
+    name: str
+    role: Role
+    dim: Dim | None = None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What a chain computes.
+
+    Parameters
+    ----------
+    tensors : tuple of Tensor
+        Operands, intermediates and results.
+    blocks : tuple of Block
+        The statements, in order.
+    slots : tuple of Slot
+        The parameters of a kernel, in order: inputs (and scalars) before outputs.
+
+    Raises
+    ------
+    GraphError
+        If a name is used twice or not made, or a rank does not fit.
+    """
+
+    tensors: tuple[Tensor, ...]
+    blocks: tuple[Block, ...]
+    slots: tuple[Slot, ...]
+    _by_name: dict[str, Tensor] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check names and ranks."""
+        by_name = {t.name: t for t in self.tensors}
+        if len(by_name) < len(self.tensors):
+            names = [t.name for t in self.tensors]
+            twice = next(n for n in names if names.count(n) > 1)
+            raise GraphError(f"tensor {twice!r} is declared twice")
+        object.__setattr__(self, "_by_name", by_name)
+        known = {s.name for s in self.slots if s.role in ("in", "inout")}
+        for block in self.blocks:
+            self._check(block, known)
+            known.add(block.out)
+        unmade = [s.name for s in self.slots if s.role == "out" and s.name not in known]
+        if unmade:
+            raise GraphError(f"output {unmade[0]!r} is made by no statement")
+
+    def _check(self, block: Block, known: set[str]) -> None:
+        axes = {a.name for a in (*block.axes, *block.reduced)}
+        if bool(block.reduced) != bool(block.combine):
+            raise GraphError(f"{block.out}: reduced axes need a combination, and only they do")
+        places = [(block.out, block.at)]
+        for read in (r for value in block.values() for r in reads(value)):
+            if read.tensor not in known:
+                raise GraphError(f"{block.out}: {read.tensor!r} is read before it is made")
+            places.append((read.tensor, read.at))
+        for name, coordinates in places:
+            rank = len(self[name].shape)
+            if len(coordinates) != rank:
+                raise GraphError(f"{name} has rank {rank}, not {len(coordinates)} coordinates")
+            strange = [a for c in coordinates for a, _ in c.terms if a not in axes]
+            if strange:
+                raise GraphError(f"{block.out}: {name} is read along {strange[0]!r}, no axis of it")
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return the tensor called `name`."""
+        if name not in self._by_name:
+            raise GraphError(f"no tensor {name!r}; there are {', '.join(self._by_name)}")
+        return self._by_name[name]
+
+    @property
+    def inputs(self) -> tuple[Operand, ...]:
+        """What a kernel is handed, in order; scalars have the dtype int64 and no shape."""
+        found: list[Operand] = []
+        for slot in self.slots:
+            if slot.role == "scalar":
+                found.append(Operand(slot.name, None, "int64"))
+            elif slot.role != "out":
+                found += self[slot.name].operands()
+        return tuple(found)
+
+    @property
+    def outputs(self) -> tuple[Operand, ...]:
+        """What a kernel returns, in order; tensors that it changes in place among them."""
+        roles = ("out", "inout")
+        return tuple(o for s in self.slots if s.role in roles for o in self[s.name].operands())
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the dynamic dimensions of its operands."""
+        sizes = [d for o in (*self.inputs, *self.outputs) for d in o.shape or ()]
+        sizes += [s.dim for s in self.slots if s.dim is not None]
+        return tuple(dict.fromkeys(d.name for d in sizes if isinstance(d, DynamicDim)))
+
+    def __str__(self) -> str:
+        """Return the statements, one a line, with the dtypes of what they make."""
+        heads = [f"{b}".split(" = ", 1) for b in self.blocks]
+        types = [self[b.out].dtype for b in self.blocks]
+        left = max((len(h) for h, _ in heads), default=0)
+        width = max(map(len, types), default=0)
+        rows = zip(heads, types, strict=True)
+        return "\n".join(f"{h:{left}}  {t:{width}} = {v}" for (h, v), t in rows)
+
+
+def reads(value: Expr) -> Iterator[Read]:
+    """Yield the elements that a value is computed from."""
+    if isinstance(value, Read):
+        yield value
+    for arg in value.args if isinstance(value, Op) else ():
+        yield from reads(arg)
+
+
+def _size_text(dim: Dim) -> str:
+    return dim.name if isinstance(dim, DynamicDim) else str(dim)

@@ -1,0 +1,249 @@
+"""A norm and the matmuls that read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .base import Described
+from .builder import GraphBuilder, Handle
+from .dims import Dim, renamed
+from .dtypes import accumulator
+from .graph import Axis, AxisValue, Const, Expr, Graph, Read, Size, apply
+from .operators import ACTIVATIONS
+
+EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
+
+WeightLayout = Literal["nk", "kn"]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A normalisation over the last axis, with an optional residual add in front of it.
+
+    Parameters
+    ----------
+    kind : {"rms", "layer"}
+        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta).
+    eps : float
+        Added to the mean square or the variance.
+    beta : bool
+        Whether a shift is added (LayerNorm only).
+    residual : bool
+        Whether the input is the sum of two tensors, added here.
+    returns_sum : bool
+        Whether that sum is an output too.
+    returns_norm : bool
+        Whether the normalised value is an output too (a post-norm residual reads it).
+    """
+
+    kind: Literal["rms", "layer"]
+    eps: float
+    beta: bool = False
+    residual: bool = False
+    returns_sum: bool = False
+    returns_norm: bool = False
+
+
+@dataclass(frozen=True)
+class Rope:
+    """A rotation of pairs of features by angles that depend on the row (rotary embedding).
+
+    The features are heads of width `head_dim`.  Feature j of a head is paired with
+    ``j + head_dim / 2`` ("half split", the order of Hugging Face checkpoints)::
+
+        out[j] = x[j] * cos[row, j] - x[j + head_dim / 2] * sin[row, j]
+        out[j + head_dim / 2] = (
+            x[j + head_dim / 2] * cos[row, j + head_dim / 2] + x[j] * sin[row, j + head_dim / 2]
+        )
+
+    Parameters
+    ----------
+    head_dim : int
+        Width of a head; even.
+    features : int
+        How many features, from the first on, are rotated; a multiple of `head_dim`.  Those behind
+        them (the values of a merged projection) stay as they are.
+    dtype : str
+        Of the cosines and sines, two tensors ``[positions, head_dim]``.
+    positions : Dim, optional
+        Rows of those tensors, where row i of the result takes row ``i % positions`` of them (the
+        sequence length, for rows of several sequences).  None: as many as the result has.
+    """
+
+    head_dim: int
+    features: int
+    dtype: str
+    positions: Dim | None = None
+
+    @property
+    def half(self) -> int:
+        """Distance between the features of a pair."""
+        return self.head_dim // 2
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One matmul with its weight of `n` output features and the steps after it.
+
+    Parameters
+    ----------
+    n : int
+        Output features.
+    layout : {"nk", "kn"}
+        Whether the weight lies as ``[n, k]`` (rows are outputs, PyTorch's Linear) or ``[k, n]``.
+    epilogue : tuple of str
+        Members of `EPILOGUE_STEPS` in the order in which they are applied.
+    rope : Rope, optional
+        A rotation after the epilogue, which then has no step but a bias.
+    """
+
+    n: int
+    layout: WeightLayout
+    epilogue: tuple[str, ...] = ()
+    rope: Rope | None = None
+
+
+@dataclass(frozen=True)
+class NormMatmul(Described):
+    """``outputs[i] = epilogue_i(norm(x) @ W_i)`` for x of shape ``[rows, k]``.
+
+    Parameters
+    ----------
+    rows : Dim
+        Rows of x: the product of its leading dimensions.
+    k : int
+        Features of x, the reduced dimension.
+    outputs : tuple of Projection
+        The matmuls that share the norm, in the order of the results.
+    norm : Norm, optional
+        None for a plain matmul with an epilogue.
+    dtype, out_dtype : str
+        Of x and the weights, and of the results.  Sums are kept in float32, of integers in int32.
+    allow_tf32 : bool
+        Whether tensor cores may multiply float32 operands as tf32, with 10 bits of mantissa.
+    """
+
+    rows: Dim
+    k: int
+    outputs: tuple[Projection, ...]
+    norm: Norm | None
+    dtype: str
+    out_dtype: str
+    allow_tf32: bool = False
+
+    @property
+    def n(self) -> int:
+        """Output features of all projections together."""
+        return sum(p.n for p in self.outputs)
+
+    def _graph(self) -> Graph:
+        g = GraphBuilder()
+        i, k = Axis("i", renamed(self.rows, "rows")), Axis("k", self.k)
+        x = normalised(g, self.norm, (i, k), self.dtype)
+        for index, projection in enumerate(self.outputs):
+            self._projection(g, index, projection, (i, k, x))
+        return g.graph()
+
+    def _projection(
+        self, g: GraphBuilder, index: int, projection: Projection, source: tuple[Axis, Axis, Handle]
+    ) -> None:
+        """Write down one matmul and its epilogue."""
+        i, k, x = source
+        j, out = Axis(f"j{index}", projection.n), f"out{index}"
+        value: Expr = product(g, (x, i, k, j), projection.layout, self.dtype, index)
+        value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, f"{index}")
+        if projection.rope is None:
+            g.output(g.map(out, (i, j), value, self.out_dtype))
+            return
+        unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
+        shape = (i.size, projection.n)
+        result = g.tensor(out, shape, self.out_dtype)
+        rest = Axis("rest", projection.n - projection.rope.features)
+        _rotated(g, projection.rope, (unrotated, result), (i, rest), index)
+
+
+def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:
+    """Write down x ``[rows, k]`` and its norm; return what the matmuls read."""
+    i, k = axes
+    shape = (i.size, k.size)
+    x = g.input("x", shape, dtype)
+    if norm is None:
+        return x
+    if norm.residual:
+        residual = g.input("residual", shape, dtype)
+        x = g.map("x_sum", axes, x[i, k] + residual[i, k], dtype, rounds=True)
+        if norm.returns_sum:
+            g.output(x)
+    gamma = g.input("gamma", (k.size,), dtype)
+    beta = g.input("beta", (k.size,), dtype) if norm.beta else None
+    centred: Expr = x[i, k]
+    if norm.kind == "layer":
+        centred = centred - g.sum("mean_sum", (i,), (k,), x[i, k])[i] / Size(k.size)
+    square = g.sum("square_sum", (i,), (k,), centred * centred)
+    value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * gamma[k]
+    result = g.map("x_norm", axes, value if beta is None else value + beta[k], dtype)
+    if norm.returns_norm:
+        g.output(result)
+    return result
+
+
+def product(
+    g: GraphBuilder,
+    source: tuple[Handle, Axis, Axis, Axis],
+    layout: WeightLayout,
+    dtype: str,
+    index: int,
+) -> Read:
+    """Write down a weight and the matmul of x ``[i, k]`` by it; return an element ``[i, j]``."""
+    x, i, k, j = source
+    shape = (j.size, k.size) if layout == "nk" else (k.size, j.size)
+    w = g.input(f"w{index}", shape, dtype)
+    factor = w[j, k] if layout == "nk" else w[k, j]
+    return g.sum(f"acc{index}", (i, j), (k,), x[i, k] * factor, accumulator(dtype))[i, j]
+
+
+def epilogue(
+    g: GraphBuilder,
+    steps: tuple[str | float, ...],
+    element: tuple[Expr, tuple[Axis, ...]],
+    dtype: str,
+    suffix: str,
+) -> Expr:
+    """Write down the operands of steps after a matmul; return an element behind them.
+
+    A bias runs along the last axis, a residual along all; a number multiplies.
+    """
+    value, axes = element
+    for position, step in enumerate(steps):
+        if isinstance(step, float):
+            value = value * Const(step)
+        elif step in ACTIVATIONS:
+            value = apply(step, value)
+        else:
+            along = axes[-1:] if step == "bias" else axes
+            name = f"{step}{suffix}_{position}"
+            value = value + g.input(name, [a.size for a in along], dtype)[along]
+    return value
+
+
+def _rotated(
+    g: GraphBuilder, rope: Rope, tensors: tuple[Handle, Handle], axes: tuple[Axis, Axis], index: int
+) -> None:
+    """Write down the rotation of the first features, and the rest as it is."""
+    (before, out), (i, rest) = tensors, axes
+    positions = None if rope.positions is None else renamed(rope.positions, f"positions{index}")
+    shape = (i.size if positions is None else positions, rope.head_dim)
+    cos, sin = (g.input(f"{name}{index}", shape, rope.dtype) for name in ("cos", "sin"))
+    row = i + 0 if positions is None else i % positions
+    head, half = Axis("head", rope.features // rope.head_dim), Axis("half", 2)
+    t = Axis("t", rope.half)
+    own = head * rope.head_dim + half * rope.half + t
+    other = head * rope.head_dim + half * -rope.half + t + rope.half
+    lane = half * rope.half + t
+    sign = AxisValue("half") * 2.0 - 1.0
+    turned = before[i, own] * cos[row, lane] + sign * before[i, other] * sin[row, lane]
+    g.part(out[i, own], (i, head, half, t), turned)
+    g.output(out)
+    if rest.size:
+        g.part(out[i, rest + rope.features], (i, rest), before[i, rest + rope.features])

@@ -1,0 +1,121 @@
+"""The least that a kernel of a block graph has to do: operations, and bytes that are read once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from .dims import Dim
+from .dtypes import STORED_BYTES
+from .graph import At, Axis, Block, Expr, Graph, Op, Tensor, reads
+from .operators import OPERATORS
+
+Sizes = Mapping[str, int]
+
+
+def matmul_flops(graph: Graph, sizes: Sizes) -> float:
+    """Return the floating-point operations of the contractions: two a product.
+
+    A contraction is a sum of products of elements that have different axes.  Masks by position are
+    not discounted.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is computed.
+    sizes : mapping of str to int
+        Sizes of the dynamic dimensions, by name.
+    """
+    return sum(2.0 * _places(b, sizes) for b in graph.blocks if is_contraction(b))
+
+
+def flops(graph: Graph, sizes: Sizes) -> float:
+    """Return all floating-point operations: those of values, and one for each that is combined."""
+    each = ((b, _operations(b.value) + bool(b.combine)) for b in graph.blocks)
+    return sum(float(count) * _places(b, sizes) for b, count in each)
+
+
+def is_contraction(block: Block) -> bool:
+    """Tell whether a statement sums products of elements that have different axes."""
+    value = block.value
+    if block.combine != "sum" or not isinstance(value, Op) or value.name != "multiply":
+        return False
+    first, second = ({a for r in reads(v) for c in r.at for a, _ in c.terms} for v in value.args)
+    return bool(first - second) and bool(second - first)
+
+
+def distinct_bytes(graph: Graph, sizes: Sizes) -> dict[str, int]:
+    """Return the bytes of every operand that are read or written, each counted once.
+
+    Of a tensor that is read in part, as the prefix of a cache, the part counts: the box around its
+    elements.
+
+    Parameters
+    ----------
+    graph, sizes
+        As in `matmul_flops`.
+
+    Returns
+    -------
+    dict of str to int
+        By the names of the slots; scalars are left out.
+    """
+    found = {}
+    for slot in graph.slots:
+        if slot.role != "scalar":
+            tensor = graph[slot.name]
+            count = _touched(graph, tensor, sizes)
+            both = 2 if slot.role == "inout" else 1
+            found[slot.name] = both * _stored(tensor, count)
+    return found
+
+
+def _stored(tensor: Tensor, elements: int) -> int:
+    """Return the bytes of so many elements of a tensor."""
+    form = tensor.format
+    if form is None:
+        return elements * STORED_BYTES[tensor.dtype]
+    words = math.ceil(elements / form.fields) * STORED_BYTES[form.word]
+    return words + math.ceil(elements / form.group) * STORED_BYTES[form.scale_dtype]
+
+
+def _touched(graph: Graph, tensor: Tensor, sizes: Sizes) -> int:
+    """Return how many elements of a tensor the statements touch: the size of a box around them."""
+    boxes = []
+    for block in graph.blocks:
+        loops = {a.name: a for a in (*block.axes, *block.reduced)}
+        places = [r.at for v in block.values() for r in reads(v) if r.tensor == tensor.name]
+        places += [block.at] if block.out == tensor.name else []
+        boxes += [[_interval(c, loops, sizes) for c in place] for place in places]
+    total = 1
+    for sides in zip(*boxes, strict=True):
+        total *= max(high for _, high in sides) - min(low for low, _ in sides)
+    return total if boxes else 0
+
+
+def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int]:
+    """Return the first value of a coordinate and the one behind its last."""
+    low = high = at.start
+    for name, stride in at.terms:
+        length = _size(loops[name].size, sizes)
+        if length == 0:
+            return 0, 0
+        low, high = low + min(0, stride * (length - 1)), high + max(0, stride * (length - 1))
+    low, high = low // at.div, high // at.div
+    if at.mod is None:
+        return low, high + 1
+    return 0, min(high + 1, _size(at.mod, sizes))
+
+
+def _places(block: Block, sizes: Sizes) -> int:
+    return math.prod(_size(a.size, sizes) for a in (*block.axes, *block.reduced))
+
+
+def _operations(value: Expr) -> int:
+    if not isinstance(value, Op):
+        return 0
+    return OPERATORS[value.name].flops + sum(map(_operations, value.args))
+
+
+def _size(dim: Dim, sizes: Sizes) -> int:
+    return dim if isinstance(dim, int) else sizes[dim.name]
