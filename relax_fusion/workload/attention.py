@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .base import Described
-from .builder import GraphBuilder, Handle
+from .builder import GraphBuilder, Handle, Place
 from .dims import Dim, DynamicDim, renamed
-from .graph import At, Axis, AxisValue, Band, Const, Expr, Graph, Read, Size, apply
+from .graph import Band, Graph
+from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply
 
 Causal = Literal["none", "top_left", "bottom_right"]
 HeadLayout = Literal["bsnh", "bnsh"]
@@ -160,7 +161,7 @@ class _Writer:
         return self.g.tensor("out", shape, work.out_dtype)
 
     def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: Axis | At, h: Axis) -> Read:
-        places: tuple[Axis | At, ...] = (self.b, s, n, h)
+        places: tuple[Place, ...] = (self.b, s, n, h)
         by_letter = dict(zip("bsnh", places, strict=True))
         return tensor[tuple(by_letter[letter] for letter in layout)]
 
@@ -170,7 +171,7 @@ class _Writer:
             return None
         full = (self.b.size, self.work.q_heads, self.i.size, self.t.size)
         shape = [size if has else 1 for size, has in zip(full, dims, strict=True)]
-        places = (self.b, self.head, self.i, self.t)
+        places: tuple[Place, ...] = (self.b, self.head, self.i, self.t)
         tensor = self.g.input(name, shape, dtype)
         return tensor[tuple(p if has else 0 for p, has in zip(places, dims, strict=True))]
 

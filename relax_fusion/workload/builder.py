@@ -8,7 +8,8 @@ from typing import Any
 
 from .dims import Dim
 from .formats import Packed
-from .graph import At, Axis, Block, Expr, Graph, Read, Slot, Tensor, at, expr
+from .graph import Block, Graph, Slot, Tensor
+from .values import At, Axis, Expr, Read, at, expr
 
 Place = Axis | At | int
 

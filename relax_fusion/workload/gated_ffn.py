@@ -8,8 +8,9 @@ from .base import Described
 from .builder import GraphBuilder
 from .dims import Dim, renamed
 from .dtypes import accumulator
-from .graph import Axis, Expr, Graph, apply
+from .graph import Graph
 from .norm_matmul import Norm, WeightLayout, normalised
+from .values import Axis, Expr, apply
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from .base import Described
 from .builder import GraphBuilder
 from .dims import Dim, renamed
-from .graph import Axis, Graph
+from .graph import Graph
 from .norm_matmul import WeightLayout, epilogue
+from .values import Axis
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from .base import Described
 from .builder import GraphBuilder, Handle
 from .dims import Dim, renamed
 from .dtypes import accumulator
-from .graph import Axis, AxisValue, Const, Expr, Graph, Read, Size, apply
+from .graph import Graph
 from .operators import ACTIVATIONS
+from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
 
 EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
 

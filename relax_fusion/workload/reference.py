@@ -12,7 +12,8 @@ import numpy as np
 from ..errors import GraphError
 from .dims import Dim, DynamicDim
 from .formats import Operand, Packed
-from .graph import At, Axis, AxisValue, Block, Const, Expr, Graph, Op, Read, Size, Tensor
+from .graph import Block, Graph, Tensor
+from .values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
 
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Tensor], Array]

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from .dims import Dim
 from .dtypes import STORED_BYTES
-from .graph import At, Axis, Block, Expr, Graph, Op, Tensor, reads
+from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
+from .values import At, Axis, Expr, Op, reads
 
 Sizes = Mapping[str, int]
 
