@@ -147,7 +147,7 @@ def test_signature_and_attributes() -> None:
     work = replace(BASE, q_len=length, kv_len=length, kv_prefix=True, bias_dims=dims)
     work = replace(work, mask_dims=dims, alibi="float32", sinks="float16")
     func = attention_prim_func(work, BY_LENGTH)
-    names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "n", "out"]
+    names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "q_len", "out"]
     assert [p.name for p in func.params] == names
     q, k, _, bias, mask, slopes, sinks, n, out = func.params
     assert [str(p.ty.dtype) for p in (mask, slopes, sinks)] == ["bool", "float32", "float16"]

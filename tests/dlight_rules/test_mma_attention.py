@@ -148,7 +148,7 @@ def test_nothing_is_launched_for_no_queries() -> None:
     for work, times in ((SMALL, 0), (replace(SMALL, q_len=length, kv_len=length), 1)):
         target = cuda().with_host(Target("llvm"))  # optimised: the guard has one form
         _, host = source_and_host(work, PlanTable.single(plan_of(SMALL)), target)
-        assert host.count("icmp sgt i64 %n, 0") == times
+        assert host.count("icmp sgt i64 %q_len, 0") == times
 
 
 def test_all_plans_are_emitted() -> None:
