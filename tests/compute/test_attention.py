@@ -20,8 +20,9 @@ from relax_fusion.errors import LoweringError
 from relax_fusion.target import host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import BASE, Case, cases, numpy_dtype
+from ..gpu.attention_cases import BASE, Case, cases
 from ..quick import loaded, quick_host
 
 PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))

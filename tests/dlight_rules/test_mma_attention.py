@@ -19,8 +19,9 @@ from relax_fusion.estimator.mma_attention import copy_lanes
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import Case, in_half, numpy_dtype
+from ..gpu.attention_cases import Case, in_half
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import Block, run_kernel
 

@@ -148,7 +148,9 @@ def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_devi
     for kv_len in (DynamicDim("kv_len"), DynamicDim("kv_len", 1 << 20), 32768):
         (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=kv_len), FLASH)
         assert step.grid == (8 * 32,) and step.constexprs["SECTION"] < 32
-    (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("kv_len", 8192)), FLASH)
+    (step,) = steps_of(
+        replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("kv_len", 8192)), FLASH
+    )
     assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
 
 
