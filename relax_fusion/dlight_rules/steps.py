@@ -68,17 +68,6 @@ def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:
         sch.compute_inline(block)
 
 
-def move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
-    """Move a block into a loop of its readers, or of what it reads if nothing reads it.
-
-    rewrite: ``for i: A(i)``; ``for i: B(i)`` -> ``for i: A(i); B(i)``
-    """
-    if sch.get_consumers(block):
-        sch.compute_at(block, loop, preserve_unit_loops=True)
-    else:
-        sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
-
-
 def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
     """Return the (accumulation, epilogue) blocks of every projection."""
     count = sum(name.startswith("acc") for name in block_names(sch.mod["main"]))
