@@ -245,6 +245,18 @@ def test_parts_of_two_axes_are_no_lines() -> None:
     assert [len(c) for c in columns] == [2, 1]
 
 
+def test_a_part_of_the_sums_is_left() -> None:
+    """Its kernel would write all of them, beyond the end of the result."""
+    x, w = (te.placeholder(shape, "float32") for shape in ((8, 16), (16, 12)))
+    k = te.reduce_axis((0, 16), "k")
+    sums = te.compute((8, 12), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+    for shape in ((4, 12), (8, 5)):
+        part = te.compute(shape, lambda i, j: sums[i, j] + 1.0)
+        assert foreign_matmul(te.create_prim_func([x, w, part])) is None
+    whole = te.compute((8, 12), lambda i, j: sums[i, j] + 1.0)
+    assert foreign_matmul(te.create_prim_func([x, w, whole])) is not None
+
+
 DECLINED = {
     "float64": (inputs((7, 32), (32, 9), dtype="float64"), Reason.DTYPE),
     "integers": (inputs((7, 32), (32, 9), dtype="int32"), Reason.DTYPE),
