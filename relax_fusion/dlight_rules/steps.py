@@ -75,9 +75,13 @@ def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
 
 
 def reads_along(sch: s_tir.Schedule, block: SBlockRV, axis: int) -> bool:
-    """Tell whether what a block reads last is contiguous along an axis of its own."""
+    """Tell whether the last tensor that a block reads is contiguous along an axis of its own.
+
+    A tensor without dimensions is passed over.
+    """
     found = sch.get(block)
-    return bool(found.reads[-1].region[-1].min.same_as(found.iter_vars[axis].var))
+    *_, last = (read.region for read in found.reads if read.region)
+    return bool(last[-1].min.same_as(found.iter_vars[axis].var))
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:

@@ -131,6 +131,12 @@ CASES = {
     "a vector on the left": Case(
         inputs((32,), (3, 32, 19)), op.matmul, np.matmul, (1, 19, 32), batch=1
     ),
+    "a scale of no dimensions": Case(
+        inputs((33, 64), (64, 40), ()),
+        lambda x, w, s: op.matmul(x, op.multiply(w, s)),
+        lambda x, w, s: x @ (w * s),
+        (33, 40, 64),
+    ),
     "one column": Case(inputs((7, 32), (32, 1)), op.matmul, np.matmul, (7, 1, 32), "nk"),
     "a sum of one": Case(inputs((7, 1), (1, 9)), op.matmul, np.matmul, (7, 9, 1)),
     "an activation in front": Case(
