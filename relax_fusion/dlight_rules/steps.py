@@ -16,10 +16,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 def block_names(func: tirx.PrimFunc) -> list[str]:
     """Return the names of the blocks of a PrimFunc in program order, the root left out."""
-    names: list[str] = []
+    return [block.name_hint for block in blocks_of(func)]
 
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, lambda block: names.append(block.name_hint)))
-    return [n for n in names if n != "root"]
+
+def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """Return the blocks of a PrimFunc in program order, the root left out."""
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
+    return [block for block in blocks if block.name_hint != "root"]
 
 
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:
