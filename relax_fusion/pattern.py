@@ -166,11 +166,15 @@ class BlockView:
         return self.taken.keys().isdisjoint(variables)
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value bound to `expr` in this block, following aliases that keep its type."""
-        seen = expr
+        """Return the value bound to `expr` in this block, following aliases that keep its type.
+
+        A constant that is overwritten has no value: `expr` is what holds it.
+        """
+        held = seen = expr
         while isinstance(seen, relax.Var) and seen in self.defs and seen not in self.casts:
-            seen = self.defs[seen]
-        return seen
+            held, seen = seen, self.defs[seen]
+        changes = isinstance(seen, ir.GenericConst) and not self.memory.is_constant(held)
+        return expr if changes else seen
 
     def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
         """Return the call of one of `ops` that defines `expr`, or None."""

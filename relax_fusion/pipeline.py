@@ -44,6 +44,7 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .fuse_dequantize import FuseDequantize
 from .in_place import NameInPlaceResults, SeparateWrites
+from .item_groups import InlineItemGroups
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .memory_planning import PlanMemory
@@ -127,6 +128,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.transform.AnnotateTIROpPattern(),
         FoldConstants(),
         relax.transform.FuseOps(),
+        InlineItemGroups(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
     ]

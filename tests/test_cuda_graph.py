@@ -343,6 +343,35 @@ def test_inputs_and_weights_at_other_addresses(graphs: Graphs) -> None:
         np.testing.assert_array_equal(result.numpy(), np.full(8, expected, "float32"))
 
 
+def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs) -> None:
+    """TVM hands a tuple to what is recorded as a whole, which takes its fields."""
+    text = HEADER + STEPS
+    text += """
+    @R.function
+    def main(
+        x: R.Tensor((8,), "float32"),
+        p: R.Tuple(R.Tensor((8,), "float32"), R.Tuple(R.Tensor((8,), "float32"))),
+    ):
+        R.func_attr({"num_input": 1})
+        cls = Module
+        with R.dataflow():
+            w = p[0]
+            a = R.call_tir(cls.more, (w,), out_ty=R.Tensor((8,), "float32"))
+            q = p[1]
+            v = q[0]
+            b = R.call_tir(cls.add, (a, v), out_ty=R.Tensor((8,), "float32"))
+            y = R.call_tir(cls.add, (x, b), out_ty=R.Tensor((8,), "float32"))
+            R.output(y)
+        return y
+"""
+    main = machine(tvm.script.from_source(text), graphs)["main"]
+    weights = [tensor(10), tensor(20), tensor(40)]
+    for w, v in ((0, 1), (0, 2), (1, 2), (0, 1)):
+        y = main(tensor(1), [weights[w], [weights[v]]]).numpy()[0]
+        assert y == 2 + weights[w].numpy()[0] + weights[v].numpy()[0]
+    assert len(graphs.recorded) == 3 and graphs.replays == 1
+
+
 def test_a_weight_that_is_overwritten_where_it_is(graphs: Graphs) -> None:
     main, w = machine(steps(MORE, "y"), graphs)["main"], tensor(10)
     assert main(tensor(1), w).numpy()[0] == 14

@@ -32,6 +32,7 @@ FLOORS = (
         "rebuild",
         "effects",
         "in_place",
+        "item_groups",
         "own_constants",
         "compute",
         "device_targets",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_fusion import (
     Decision,
@@ -335,6 +335,20 @@ def test_a_call_that_only_looks_like_an_nt_matmul_is_left() -> None:
     assert text.count(" * W[") == 1
     wrong = tvm.script.from_source(text.replace(" * W[", " + W["))
     mod.update_func(mod.get_global_var("NT_matmul"), wrong.without_attr("global_symbol"))
+    assert_untouched(mod, PASS)
+
+
+def test_an_nt_matmul_with_its_operands_exchanged_is_left() -> None:
+    """It computes ``W @ h^T``: the body is the same, the parameters are not."""
+    body = H + "t = R.permute_dims(W); y = R.matmul(h, t)"
+    mod = relax.transform.FuseTransposeMatmul()(
+        module([Chain("main", "x[32,32] g[32] W[32,32]", body, "y")])
+    )
+    gvar = mod.get_global_var("NT_matmul")
+    func = mod[gvar]
+    x, w, out = func.params
+    exchanged = tirx.PrimFunc([w, x, out], func.body, func.ret_type).with_attrs(dict(func.attrs))
+    mod.update_func(gvar, exchanged)
     assert_untouched(mod, PASS)
 
 
