@@ -234,6 +234,11 @@ def test_tables_as_attributes(attr: object) -> None:
     assert_one_line(caught.value)
 
 
+def test_a_table_of_rows_that_come_once() -> None:
+    table = PlanTable.single(TilePlan(8, 8, 8))
+    assert PlanTable.from_attr(row for row in table.to_attr()) == table
+
+
 @pytest.mark.parametrize("entries", [3, None, (), ((None, 3),), ((4, PLAN),), [(None, PLAN)]])
 def test_tables(entries: object) -> None:
     with pytest.raises(TilePlanError) as caught:
