@@ -42,6 +42,7 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .errors import PipelineError
+from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
 from .in_place import NameInPlaceResults, SeparateWrites
 from .item_groups import InlineItemGroups
@@ -276,7 +277,8 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
         with options.target:
             for file, phase, doing in PHASES:
                 if options.progress is not None:
-                    options.progress(doing)
+                    with as_themselves():
+                        options.progress(doing)
                 mod = tvm.transform.Sequential(phase(options))(mod)
                 if options.debug_dump is not None:
                     dump(mod, options.debug_dump / file)

@@ -142,7 +142,6 @@ def _fused_table(decisions: list[Decision]) -> str:
         if (d.function, d.kernel) in seen:
             continue
         seen.add((d.function, d.kernel))
-        last = d.predictions[-1]
         tile = d.plans.entries[-1][1] if d.plans is not None else None
         rows.append(
             (
@@ -151,11 +150,18 @@ def _fused_table(decisions: list[Decision]) -> str:
                 d.spelling,
                 str(counts[d.function, d.kernel]),
                 tile.text if tile else "",
-                format_seconds(last.fused.seconds),
-                format_seconds(last.unfused.seconds),
+                *_seconds(d),
             )
         )
     return _table(rows)
+
+
+def _seconds(decision: Decision) -> tuple[str, str]:
+    """Return the two times predicted for the last range, if any were."""
+    if not decision.predictions:
+        return "", ""
+    last = decision.predictions[-1]
+    return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
 
 
 def _declined_table(decisions: list[Decision]) -> str:

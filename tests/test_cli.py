@@ -136,6 +136,7 @@ def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
     assert manifest["functions"] == ["prefill", "decode"]
     assert manifest["max_seq_len"] == 64
     assert set(manifest["files"]) == {"lib.so", "params.safetensors", "tokenizer.json"}
+    assert len({file.stat().st_mode & 0o666 for file in compiled.iterdir()}) == 1
     assert list(compiled.parent.iterdir()) == [compiled]  # no temporary directory is left
 
 

@@ -42,6 +42,7 @@ FLOORS = (
         "annotate",
         "returned_views",
         "stages",
+        "ffi_errors",
         "fuse_dequantize",
         "kernel_limits",
     ),

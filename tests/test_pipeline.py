@@ -19,6 +19,7 @@ from relax_fusion import (
     PATTERNS,
     PipelineError,
     PipelineOptions,
+    RelaxFusionError,
     Report,
     TilePlan,
     TilePlanError,
@@ -214,6 +215,38 @@ def test_progress_names_every_phase() -> None:
     lines: list[str] = []
     compiled(module([BLOCK]), progress=lines.append)
     assert lines == [doing for _, _, doing in PHASES]
+
+
+class Own(Exception):
+    """A user's, of which TVM's FFI knows nothing, and which takes two arguments."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+
+
+@pytest.mark.parametrize("err", [Own(1, 2), SystemExit(3), KeyboardInterrupt(), OSError(2, "x")])
+def test_what_progress_raises_comes_out_as_itself(err: BaseException) -> None:
+    def fail(_: str) -> None:
+        raise err
+
+    @tvm.transform.module_pass(opt_level=0)
+    def outer(mod: tvm.IRModule, _: object) -> tvm.IRModule:
+        return pipeline(progress=fail)(mod)
+
+    for made in (pipeline(progress=fail), outer):  # through TVM once, and twice
+        with pytest.raises(type(err)) as caught:
+            made(tvm.IRModule())
+        assert caught.value is err
+
+
+@pytest.mark.parametrize("kind", [RelaxFusionError, *RelaxFusionError.__subclasses__()])
+def test_errors_of_passes_keep_their_class(kind: type[Exception]) -> None:
+    @tvm.transform.module_pass(opt_level=0)
+    def fails(_mod: tvm.IRModule, _ctx: object) -> tvm.IRModule:
+        raise kind("why")
+
+    with pytest.raises(kind, match="why"):
+        fails(tvm.IRModule())
 
 
 # --- CUDA ------------------------------------------------------------------------------------

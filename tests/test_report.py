@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from relax_fusion import Report
+from relax_fusion import Decision, Report
 
 from .passes.common import Chain, module, run_pass
 
@@ -37,3 +37,7 @@ def test_text_names_both() -> None:
     text = filled().text()
     assert "rms_norm matmul NN" in text and "wrong axis" in text
     assert Report().text() == "no chain of any pattern was found"
+
+
+def test_a_decision_without_predictions() -> None:
+    assert "main" in Report([Decision("FuseGatedFFN", "merged", "main", "y", "kernel")]).text()
