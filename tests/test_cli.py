@@ -342,6 +342,9 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
     assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
+    assert main(["explain", str(config), "--graphs", "-q"]) == 0
+    graphs = capsys.readouterr().out.split("What each kernel computes\n\n")[1]
+    assert "acc0[i, j]     float32 = sum k: x_norm[i, k] * w0[j, k]" in graphs
 
     arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "-q"]
     assert main(["explain", str(config), *arguments]) == 0

@@ -29,6 +29,7 @@ def test_json_holds_workload_plan_times_and_reason() -> None:
     records = {r["function"]: r for r in json.loads(filled().to_json())}
     good, bad = records["good"], records["bad"]
     assert good["fused"] and good["workload"]["rows"]["name"] == "b" and good["plans"]
+    assert any(line.startswith("acc0[i, j0]") for line in good["graph"])
     assert all(p["fused_s"] > 0 and p["unfused_s"] > 0 for p in good["predictions"])
     assert not bad["fused"] and bad["decline"]["reason"] == "wrong axis" and bad["kernel"] == ""
 

@@ -159,6 +159,11 @@ def _add_explain(commands) -> None:
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
     _add_model_arguments(parser)
+    parser.add_argument(
+        "--graphs",
+        action="store_true",
+        help="say what each kernel computes, statement by statement",
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
