@@ -34,6 +34,7 @@ FLOORS = (
         "in_place",
         "own_constants",
         "compute",
+        "equivalence",
         "device_targets",
         "legalize",
         "memory_planning",

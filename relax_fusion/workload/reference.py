@@ -18,7 +18,7 @@ from .values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Tensor], Array]
 
-_erf = np.vectorize(math.erf, otypes=["float64"])
+erf = np.vectorize(math.erf, otypes=["float64"])
 
 
 def _silu(x: Array) -> Array:
@@ -42,7 +42,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "relu": lambda x: np.maximum(x, 0),
     "silu": _silu,
-    "gelu": lambda x: 0.5 * x * (1 + _erf(x / math.sqrt(2))),
+    "gelu": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
     "gelu_tanh": _gelu_tanh,
 }
 """What each of the operators of a graph computes."""
