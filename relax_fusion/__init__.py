@@ -12,6 +12,7 @@ from .decision import Decision
 from .device import DEVICES, DeviceSpec, device
 from .errors import (
     Decline,
+    EquivalenceError,
     KernelError,
     LoweringError,
     PipelineError,
@@ -59,6 +60,7 @@ __all__ = [
     "DeviceSpec",
     "DynamicDim",
     "EmbedTritonKernels",
+    "EquivalenceError",
     "FuseAttentionChain",
     "FuseDequantize",
     "FuseGatedFFN",

@@ -28,6 +28,9 @@ class Decision:
         What each range should cost with and without fusing.
     decline : Decline, optional
         Why it was left alone.
+    validation : str
+        ``"checked"`` if the kernel was found to compute the same, else why that was not checked;
+        empty where nobody asked.
     """
 
     pattern: str
@@ -39,6 +42,7 @@ class Decision:
     plans: PlanTable | None = None
     predictions: tuple[RangePrediction, ...] = ()
     decline: Decline | None = None
+    validation: str = ""
 
     @property
     def fused(self) -> bool:

@@ -30,6 +30,7 @@ class Reason(str, Enum):
     OVERLAP = "binding belongs to another kernel"
     NO_PLAN = "no tile plan fits the device"
     SCHEDULE = "no schedule of this form"
+    MISMATCH = "kernel would compute something else"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ class GraphError(RelaxFusionError, ValueError):
 
 class LoweringError(RelaxFusionError, RuntimeError):
     """A workload reached code generation in a form that it cannot express."""
+
+
+class EquivalenceError(RelaxFusionError, RuntimeError):
+    """A kernel that would compute something else than what it replaces."""
 
 
 class SchedulingError(RelaxFusionError, RuntimeError):

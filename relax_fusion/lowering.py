@@ -18,7 +18,8 @@ from tvm.target import Target
 from .compute import build_prim_func
 from .decision import Decision
 from .effects import Memory
-from .errors import Decline, PipelineError, Reason, TilePlanError
+from .equivalence import Checker, Mismatch
+from .errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, overwritten, rebuild
@@ -54,6 +55,9 @@ class FuseOptions:
         `relax_fusion.triton_bridge.EmitTritonKernels`.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
+    validate : bool or "strict"
+        Interpret what every kernel replaces beside what it computes, and leave a chain alone where
+        they differ; "strict" raises `EquivalenceError` there.
     """
 
     target: Target | None = None
@@ -63,6 +67,7 @@ class FuseOptions:
     always_fuse: bool = False
     backend: Literal["tir", "triton"] = "tir"
     allow_tf32: bool = False
+    validate: bool | Literal["strict"] = False
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""
@@ -126,6 +131,7 @@ class _Fuser:
         self.pattern, self.matcher, self.options = pattern, matcher, options
         self.target = options.resolved_target()
         self.device = device_of(self.target)
+        self.checker = Checker()
         if options.allow_tf32:
             require_tf32(self.target)
 
@@ -139,7 +145,8 @@ class _Fuser:
             if not isinstance(block, relax.DataflowBlock):
                 self._decline_impure(name, matches)
                 matches = []
-            kernels = [k for k in (self._kernel(name, m) for m in matches) if k is not None]
+            found = [self._kernel(name, view, m) for m in matches]
+            kernels = [k for k in found if k is not None]
             blocks.append(rebuild(view, kernels) if kernels else block)
             changed |= bool(kernels)
         if not changed:
@@ -211,8 +218,8 @@ class _Fuser:
         for match in matches:
             self._record(function, match.where, Decline(Reason.SIDE_EFFECT, detail), match)
 
-    def _kernel(self, function: str, match: Match) -> Kernel | None:
-        """Ask the estimator; add the PrimFunc if it says yes."""
+    def _kernel(self, function: str, view: BlockView, match: Match) -> Kernel | None:
+        """Ask the estimator, and check the match; add the PrimFunc if both say yes."""
         work = match.workload
         plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
         options = self.options
@@ -222,16 +229,32 @@ class _Fuser:
         if isinstance(choice, Decline):
             self._record(function, match.where, choice, match)
             return None
+        validation = self._validated(function, view, match)
+        if isinstance(validation, Decline):
+            self._record(function, match.where, validation, match)
+            return None
         name = f"{_snake(self.pattern)}_{work.key}_{choice.plans.key}"
         gvar = self.kernels.get(name)
         if gvar is None:
             func = build_prim_func(work, choice.plans, gpu=is_gpu(self.target))
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
-        self._record(function, match.where, None, match, (gvar.name_hint, choice))
+        self._record(function, match.where, None, match, (gvar.name_hint, choice, validation))
         for where, decline in match.declined:
             self._record(function, where, decline)
         return Kernel(match, gvar)
+
+    def _validated(self, function: str, view: BlockView, match: Match) -> str | Decline:
+        """Say whether a match was checked, or refuse it."""
+        if not self.options.validate:
+            return ""
+        found = self.checker.check(view, match)
+        if not isinstance(found, Mismatch):
+            return "checked" if found is None else f"not checked: {found.detail}"
+        if self.options.validate == "strict":
+            where = f"{self.pattern} of {match.where} in {function}"
+            raise EquivalenceError(f"{where} would compute something else: {found.detail}")
+        return Decline(Reason.MISMATCH, found.detail)
 
     def _record(
         self,
@@ -239,11 +262,11 @@ class _Fuser:
         where: str,
         decline: Decline | None,
         match: Match | None = None,
-        made: tuple[str, Choice] | None = None,
+        made: tuple[str, Choice, str] | None = None,
     ) -> None:
         if self.options.decisions is None:
             return
-        kernel, choice = made if made else ("", None)
+        kernel, choice, validation = made if made else ("", None, "")
         self.options.decisions.append(
             Decision(
                 self.pattern,
@@ -255,6 +278,7 @@ class _Fuser:
                 choice.plans if choice else None,
                 choice.predictions if choice else (),
                 decline,
+                validation,
             )
         )
 

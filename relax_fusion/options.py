@@ -89,6 +89,9 @@ class PipelineOptions:
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
+    validate : bool or "strict"
+        Interpret what every kernel replaces beside what it computes, by numpy, and leave a chain
+        alone where they differ; "strict" raises `EquivalenceError` there.
     disable : iterable of str
         Names of passes that are left out.
     report : Report, optional
@@ -114,6 +117,7 @@ class PipelineOptions:
     disable: tuple[PassName, ...] = ()
     always_fuse: bool = False
     allow_tf32: bool = False
+    validate: bool | Literal["strict"] = False
     report: InstanceOf[Report] | None = None
     progress: Callable[[str], None] | None = None
 
@@ -158,6 +162,7 @@ class PipelineOptions:
             self.always_fuse,
             "triton" if self.uses_triton else "tir",
             self.allow_tf32,
+            self.validate,
         )
 
     @property

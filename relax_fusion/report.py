@@ -63,6 +63,8 @@ class Report:
         ``predictions``
             ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds, and
             ``bound``, what limits the kernel.
+        ``validation``
+            ``"checked"``, or ``"not checked: "`` and why; missing where nobody asked.
         ``decline``
             ``reason`` (a value of `Reason`), ``detail``, and the two times where they were asked
             for; missing for a chain that was fused.
@@ -85,6 +87,7 @@ class Report:
         """Return tables: what was fused (equal kernels counted), what was not, the rules used."""
         lines = [
             _fused_table(self.fused),
+            _validation_table(self.fused),
             _declined_table(self.declined),
             schedules_table(self.schedules),
         ]
@@ -127,6 +130,8 @@ def _record(decision: Decision) -> dict[str, Any]:
         }
         for p in decision.predictions
     ]
+    if decision.validation:
+        record["validation"] = decision.validation
     if decision.decline is not None:
         record["decline"] = {
             "reason": decision.decline.reason.value,
@@ -179,6 +184,14 @@ def _seconds(decision: Decision) -> tuple[str, str]:
         return "", ""
     last = decision.predictions[-1]
     return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
+
+
+def _validation_table(decisions: list[Decision]) -> str:
+    """One row for what was found out about kernels, with how many of them it holds for."""
+    counts = Counter(d.validation for d in decisions if d.validation)
+    if not counts:
+        return ""
+    return _table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
 
 
 def _declined_table(decisions: list[Decision]) -> str:

@@ -6,6 +6,7 @@ no integers.  An error is one line that names the field, the value and what is a
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
@@ -131,6 +132,12 @@ def _model(cls: type) -> type[BaseModel]:
     """Return the pydantic model of a dataclass."""
     hints = get_type_hints(cls, include_extras=True)
     found: dict[str, Any] = {f.name: (hints[f.name], _default(f)) for f in fields(cls) if f.init}
+    with warnings.catch_warnings():  # a field may have the name of a method that nobody calls
+        warnings.filterwarnings("ignore", "Field name .* shadows an attribute", UserWarning)
+        return _made(cls, found)
+
+
+def _made(cls: type, found: dict[str, Any]) -> type[BaseModel]:
     return pydantic.create_model(cls.__name__, __config__=_STRICT, **found)
 
 

@@ -35,6 +35,7 @@ FLOORS = (
         "item_groups",
         "own_constants",
         "compute",
+        "equivalence",
         "device_targets",
         "legalize",
         "memory_planning",

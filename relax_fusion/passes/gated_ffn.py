@@ -257,9 +257,22 @@ def _uncast(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, tuple[relax.
 
 
 def _keeps_precision(view: BlockView, path: tuple[relax.Var, ...], dtype: str) -> bool:
-    """Tell whether casts are to float32 or to the input's dtype: the kernel computes in float32."""
-    casts = [v for v in path if view.call(v, "relax.astype") is not None]
-    return all(dtype_of(v) in ("float32", dtype) for v in casts)
+    """Tell whether a kernel that computes in float32 rounds as often as casts, in order, do.
+
+    They are to float32 or to the input's dtype, and none widens again what one has narrowed.
+    """
+    casts = [view.call(v, "relax.astype") for v in path]
+    ends = [
+        (dtype_of(c.args[0]), dtype_of(v))
+        for v, c in zip(path, casts, strict=True)
+        if c is not None
+    ]
+    narrowed = False
+    for before, after in ends:
+        if after not in ("float32", dtype) or (narrowed and before != after == "float32"):
+            return False
+        narrowed = narrowed or after != "float32" == before
+    return True
 
 
 def _two_halves(g: _Half, u: _Half) -> bool:

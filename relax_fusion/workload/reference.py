@@ -18,7 +18,7 @@ from .values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
 Array = np.ndarray[Any, Any]
 Rounding = Callable[[Array, Tensor], Array]
 
-_erf = np.vectorize(math.erf, otypes=["float64"])
+erf = np.vectorize(math.erf, otypes=["float64"])
 
 
 def _silu(x: Array) -> Array:
@@ -26,7 +26,7 @@ def _silu(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return (0.5 * x * (1 + _erf(x * math.sqrt(0.5)))).astype(x.dtype)
+    return (0.5 * x * (1 + erf(x * math.sqrt(0.5)))).astype(x.dtype)
 
 
 def _gelu_tanh(x: Array) -> Array:

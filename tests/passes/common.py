@@ -22,6 +22,9 @@ from ..accuracy import assert_accurate
 from ..quick import machine, quick_host
 from .reference import evaluate
 
+VALIDATE = "strict"
+"""Every match in these tests is checked against what it replaces."""
+
 HEADER = """
 @I.ir_module
 class Module:
@@ -115,7 +118,9 @@ def module(chains: Iterable[Chain], header: str = "") -> ir.IRModule:
 def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModule, list[Decision]]:
     """Apply one fusing pass alone; return the new module, well formed, and its decisions."""
     decisions: list[Decision] = []
-    given = FuseOptions(**{"target": host_target(), "decisions": decisions, **options})
+    given = FuseOptions(
+        **{"target": host_target(), "decisions": decisions, "validate": VALIDATE, **options}
+    )
     out = PATTERNS[name](given)(mod)
     again = PATTERNS[name](replace(given, decisions=None))(out)
     tvm.ir.assert_structural_equal(again, out, map_free_vars=True)

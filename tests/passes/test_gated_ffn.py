@@ -180,7 +180,7 @@ RESHAPED = [
         + 'p0 = R.matmul(f, Wg, out_dtype="float32"); u0 = R.matmul(f2, Wu, out_dtype="float32")\n'
         + GROUPED.format("p0", "u0")
         + 'q = R.astype(p, "float32"); e = R.sigmoid(q); a = R.multiply(q, e)\n'
-        'k = R.astype(a, "float16"); l = R.astype(k, "float32"); y = R.multiply(l, u)',
+        "y = R.multiply(a, u)",
         "x g Wg Wu",
         replace(gated(rows=BS, dtype="float16"), out_dtype="float32"),
         dtype="float16",

@@ -1,0 +1,164 @@
+"""Checking a match: its bindings and the reference of its workload on the same inputs.
+
+No size and no input is proved by this, but a wrong operand, order, axis, constant, mask or rounding
+shows at the first one.  The numbers are float64, so that nothing but a mistake makes a difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import relax
+
+from ..pattern import BlockView, Match
+from ..shapes import dtype_of
+from .comparison import Comparison, Invalid, Run
+from .inputs import assignments, kinds
+from .operators import Uninterpreted
+from .region import Region, region_of
+from .shrinking import affordable, shrinks
+from .sizes import WHOLE, Shrink, Sizes
+
+MOST_TRIES = 16
+"""Sets of sizes of the dynamic dimensions that are tried."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A kernel would compute something else.
+
+    Parameters
+    ----------
+    detail : str
+        Which result, at which sizes, on which inputs, and how far off.
+    """
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class Unchecked:
+    """A match that could not be checked.
+
+    Parameters
+    ----------
+    detail : str
+        Why.
+    """
+
+    detail: str
+
+
+class Checker:
+    """Checks matches, each structure once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[tuple[relax.Expr, Mismatch | Unchecked | None]]] = {}
+
+    def check(self, view: BlockView, match: Match) -> Mismatch | Unchecked | None:
+        """Compare what a match covers with its workload; None if they agree."""
+        wrong = _wrong_operands(match)
+        if wrong is not None:
+            return Mismatch(wrong)
+        region = region_of(view, match)
+        key = (region.hash, repr(match.workload), tuple(sorted(view.bounds.items())))
+        known = self._known.setdefault(key, [])
+        for structure, found in known:
+            if tvm_ffi.structural_equal(structure, region.structure, map_free_vars=True):
+                return found
+        found = _Check(region, dict(view.bounds)).result()
+        known.append((region.structure, found))
+        return found
+
+
+def check_match(view: BlockView, match: Match) -> Mismatch | Unchecked | None:
+    """Compare what a match covers with its workload.
+
+    Parameters
+    ----------
+    view : BlockView
+        The block.
+    match : Match
+        What a matcher found in it.
+
+    Returns
+    -------
+    Mismatch, Unchecked or None
+        None if both computed the same.
+    """
+    return Checker().check(view, match)
+
+
+def _wrong_operands(match: Match) -> str | None:
+    """Say which operand or result is of another number or dtype than the workload has."""
+    graph = match.workload.graph
+    if len(graph.inputs) != len(match.args) or len(graph.outputs) != len(match.outs):
+        found = f"{len(match.args)} operands and {len(match.outs)} results"
+        return f"{found}; the workload has {len(graph.inputs)} and {len(graph.outputs)}"
+    given = [(o, dtype_of(a.expr)) for o, a in zip(graph.inputs, match.args, strict=True)]
+    given = [(o, dtype) for o, dtype in given if o.shape is not None]
+    given += [(o, out.dtype) for o, out in zip(graph.outputs, match.outs, strict=True)]
+    for operand, dtype in given:
+        if operand.dtype != dtype:
+            return f"{operand.name} is {dtype}; the workload has {operand.dtype}"
+    return None
+
+
+class _Check:
+    """The check of one region."""
+
+    def __init__(self, region: Region, bounds: dict[str, int]):
+        self.region, self.bounds = region, bounds
+        self.comparison = Comparison(region)
+
+    def result(self) -> Mismatch | Unchecked | None:
+        """Compare at several sizes; a difference at sizes made smaller has to show again."""
+        doubts: list[Mismatch] = []
+        for shrink in shrinks(self.region):
+            try:
+                found = self._at(shrink)
+            except Uninterpreted as err:
+                return Unchecked(f"{err} is not interpreted")
+            except Invalid:
+                continue
+            if found is None:
+                return None
+            doubts.append(Mismatch(found))
+            if shrink == WHOLE or len(doubts) > 1:
+                return doubts[-1]
+        if doubts:
+            return Unchecked(f"too large to confirm a difference: {doubts[0].detail}")
+        sizes = sorted(self.region.statics, reverse=True)[:3]
+        return Unchecked(f"sizes are too large to compute: {', '.join(map(str, sizes))}")
+
+    def _at(self, shrink: Shrink) -> str | None:
+        """Compare with static sizes as `shrink` leaves them; say what differs.
+
+        Raises
+        ------
+        Invalid
+            If they contradict each other, or too much would be computed.
+        """
+        valid = 0
+        for number, symbols in enumerate(assignments(self.region, self.bounds)):
+            sizes = Sizes(symbols, shrink)
+            if number > MOST_TRIES or not affordable(self.region, sizes):
+                continue
+            runs = [Run(sizes, seed=number)]
+            if not valid:
+                runs += [Run(sizes, coarse=True, seed=number)]
+                runs += [Run(sizes, kind, seed=number) for kind in kinds(self.region)[1:]]
+            try:
+                found = next((d for d in map(self.comparison.difference, runs) if d), None)
+            except Invalid:
+                if not valid and shrink != WHOLE and number > 2:
+                    break
+                continue
+            if found is not None:
+                return found
+            valid += 1
+        if not valid:
+            raise Invalid
+        return None

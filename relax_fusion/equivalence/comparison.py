@@ -1,0 +1,236 @@
+"""Both sides of a match computed on the same inputs, and what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from ..chains.constants import near
+from ..errors import GraphError
+from ..workload.graph import Tensor
+from ..workload.reference import Rounding, evaluate
+from .inputs import make, operand_of
+from .interpreter import Interpreter, Value
+from .operators import Array, Misfit
+from .region import Region, is_number
+from .roundings import coarse, coarse_bindings
+from .shrinking import shrunk
+from .sizes import WHOLE, Sizes
+
+TOLERANCE = 1e-9
+"""Of the largest number of a result: float64 loses far less on the way, and no mistake is less."""
+
+TOLERANCE_OF_LARGE = 1e-6
+"""The same next to numbers of -6e4 that hide scores."""
+
+_LEAST, _MOST = 0.05, 8.0
+"""Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
+
+
+_FORMULAS = (math.sqrt(0.5), math.sqrt(2), math.sqrt(2 / math.pi), 0.044715)
+"""Constants of activations, which graphs have in few digits and kernels in all."""
+
+
+class Invalid(Exception):
+    """Raised where sizes contradict each other."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One comparison.
+
+    Parameters
+    ----------
+    sizes : Sizes
+        At which sizes.
+    kind : str
+        On which inputs, one of `inputs.KINDS`.
+    coarse : bool
+        Whether roundings that a kernel has to keep are made coarse.
+    seed : int
+        Of the inputs.
+    """
+
+    sizes: Sizes
+    kind: str = "ordinary"
+    coarse: bool = False
+    seed: int = 0
+
+    def __str__(self) -> str:
+        """Say how this differs from others."""
+        sizes = [f"{var.name} = {size}" for var, size in self.sizes.symbols.items()]
+        shrink = self.sizes.shrink
+        if shrink != WHOLE:
+            sizes.append(f"static sizes from {shrink.least} on divided by {shrink.ratio}")
+        inputs = f"inputs: {self.kind}" + ", coarse roundings" * self.coarse
+        return "; ".join([", ".join(sizes), inputs] if sizes else [inputs])
+
+
+def as_meant(value: Array, dtype: str) -> Array:
+    """Return the number of an activation's formula that a constant is as few digits say it."""
+    if value.ndim or "float" not in dtype:
+        return value
+    return next((np.array(n) for n in _FORMULAS if near(float(value), n, dtype)), value)
+
+
+class Comparison:
+    """Computes a region and the workload that is to replace it."""
+
+    def __init__(self, region: Region):
+        self.region, self.match = region, region.match
+        self.interpreter = Interpreter(constant=as_meant)
+        self.coarse = coarse_bindings(region)
+        self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
+
+    def difference(self, run: Run) -> str | None:
+        """Say which result differs; None if none does.
+
+        Raises
+        ------
+        Invalid
+            If the sizes contradict each other.
+        Uninterpreted
+            If an operator has no meaning here.
+        """
+        values = make(self.region, run.sizes, run.kind, run.seed)
+        if run.kind == "ordinary":
+            self._tune(values, run)
+        hook = self.coarse if run.coarse else None
+        found = dict(values)
+        region, sizes = self.region, run.sizes
+        try:
+            self.interpreter.run(region.bindings, found, sizes, hook, region.exact)
+        except (Misfit, ValueError, IndexError, ZeroDivisionError) as err:
+            raise Invalid(str(err)) from err
+        try:
+            wanted, ignored = self._compared(found, run)
+        except (GraphError, Misfit, ValueError, IndexError) as err:
+            if sizes.shrink != WHOLE:
+                raise Invalid(str(err)) from err
+            return f"the kernel does not fit its operands: {err} ({run})"
+        for var in region.results:
+            if var not in wanted:
+                return f"{var.name} is read, and no output of the kernel"
+            told = _told(var, found[var], wanted[var], ignored.get(var), run)
+            if told:
+                return f"{told} ({run})"
+        return None
+
+    def _tune(self, values: dict[relax.Var, Value], run: Run) -> None:
+        """Scale operands until scores and sums are of unit size."""
+        for _ in range(3):
+            found = dict(values)
+            try:
+                self.interpreter.run(
+                    self.region.bindings, found, run.sizes, None, self.region.exact
+                )
+                seen = self._sizes_of_sums(found, run)
+            except (GraphError, Misfit, ValueError, IndexError, ZeroDivisionError):
+                return
+            wrong = {n: s for n, s in seen.items() if not _LEAST <= s <= _MOST and s > 0}
+            if not wrong:
+                return
+            for name, size in wrong.items():
+                values[self.leaf_of[name]] = values[self.leaf_of[name]] / size
+
+    def _sizes_of_sums(self, values: Mapping[relax.Var, Value], run: Run) -> dict[str, float]:
+        """Return the root mean squares of scores and sums by the operand that they grow with."""
+        found: dict[str, float] = {}
+
+        def noted(made: Array, tensor: Tensor) -> Array:
+            name = "q" if tensor.name == "score" else tensor.name.replace("acc", "w")
+            name = "w0" if name == "w1" and "w1" not in self.leaf_of else name
+            if name in self.leaf_of and made.size and name not in found:
+                found[name] = float(np.sqrt(np.mean(np.square(made))))
+            return made
+
+        self._reference(values, run, noted)
+        return found
+
+    def _reference(
+        self, values: Mapping[relax.Var, Value], run: Run, rounding: Rounding
+    ) -> dict[str, Array]:
+        """Compute the outputs of the workload."""
+        work, sizes = shrunk(self.match.workload, run.sizes.shrink), run.sizes
+        given: dict[str, Any] = {}
+        for arg, operand in zip(self.match.args, work.graph.inputs, strict=True):
+            if is_number(arg.expr):
+                given[operand.name] = sizes.of(arg.expr)
+                continue
+            value = np.asarray(self.interpreter.value(arg.expr, values, sizes))
+            given[operand.name] = (
+                value if arg.shape is None else value.reshape(sizes.shape(arg.shape))
+            )
+        return evaluate(work.graph, given, rounding=rounding)
+
+    def _compared(
+        self, values: Mapping[relax.Var, Value], run: Run
+    ) -> tuple[dict[relax.Var, Value], dict[relax.Var, Array]]:
+        """Return what the kernel would make, and which elements may be anything.
+
+        Those are the results of queries whose keys are all hidden: NaN in place of a sum of no
+        weights leads to them.
+        """
+        empty: list[bool] = []
+
+        def rounding(made: Array, tensor: Tensor) -> Array:
+            if tensor.name == "row_sum":
+                empty.append(bool((made == 0).any()))
+            return coarse(made) if run.coarse and tensor.rounds else made
+
+        def marked(made: Array, tensor: Tensor) -> Array:
+            made = np.where(made == 0, np.nan, made) if tensor.name == "row_sum" else made
+            return rounding(made, tensor)
+
+        wanted = self._replaced(values, run, rounding)
+        if not any(empty):
+            return wanted, {}
+        other = self._replaced(values, run, marked)
+        results = self.region.results
+        return wanted, {
+            v: np.isnan(other[v]) & ~np.isnan(wanted[v]) for v in results if v in wanted
+        }
+
+    def _replaced(
+        self, values: Mapping[relax.Var, Value], run: Run, rounding: Rounding
+    ) -> dict[relax.Var, Value]:
+        """Return the results as the kernel and the movements after it make them."""
+        made = self._reference(values, run, rounding)
+        covers = set(self.match.covers)  # of which nothing is left
+        found = {v: value for v, value in values.items() if v not in covers}
+        for out, operand in zip(self.match.outs, self.match.workload.graph.outputs, strict=True):
+            value = made[operand.name].reshape(run.sizes.shape(out.shape))
+            shape = self.interpreter.shape(out.var.ty, run.sizes)
+            found[out.var] = value if shape is None else value.reshape(shape)
+        self.interpreter.run(self.region.after, found, run.sizes)
+        return found
+
+
+def _told(
+    var: relax.Var, found: Array, wanted: Array, ignored: Array | None, run: Run
+) -> str | None:
+    """Compare what the graph makes with what the kernel would make of it."""
+    found, wanted = np.asarray(found, "float64"), np.asarray(wanted, "float64")
+    if found.shape != wanted.shape:
+        return f"{var.name} has shape {list(found.shape)}, the kernel's {list(wanted.shape)}"
+    compared = (found != wanted) & ~(np.isnan(found) & np.isnan(wanted))
+    if ignored is not None:
+        compared &= ~ignored
+    if not compared.any():
+        return None
+    finite = np.abs(found[np.isfinite(found)])
+    scale = float(np.max(finite, initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):
+        off = np.where(compared, np.abs(found - wanted), 0.0)
+    off = np.where(np.isnan(off), np.inf, off)
+    limit = TOLERANCE_OF_LARGE if run.kind == "hidden by a bias" else TOLERANCE
+    worst = float(off.max())
+    if worst <= limit * scale:
+        return None
+    place = ", ".join(str(i) for i in np.unravel_index(int(off.argmax()), off.shape))
+    return f"{var.name}[{place}] differs by {worst:.3g}, where the largest is {scale:.3g}"

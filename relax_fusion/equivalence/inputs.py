@@ -1,0 +1,138 @@
+"""Inputs for a region: ordinary ones, and difficult ones on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from ..workload import Attention
+from .interpreter import stored
+from .operators import Array
+from .region import Region, is_number, is_size
+from .sizes import Sizes
+
+KINDS = ("ordinary", "nothing hidden", "all hidden", "zeros", "not a number", "hidden by a bias")
+"""What inputs can be; those but the first are only tried where an operand can be so."""
+
+LENGTHS = (3, 5, 8, 7, 11, 4, 6, 9)
+"""Sizes of dynamic dimensions, no two the same, some odd."""
+
+_MOST_LENGTH = 5000
+_NARROW = {"float16": 2051, "bfloat16": 259, "int8": 130, "uint8": 258}
+"""A length at which positions of a dtype are no longer exact."""
+
+
+def kinds(region: Region) -> list[str]:
+    """Return the kinds of inputs that differ from the ordinary for a workload's operands."""
+    operands = {o.name: o.dtype for o in region.match.workload.graph.inputs}
+    wanted = ["ordinary", "zeros", "not a number"]
+    if "mask" in operands:
+        wanted += ["nothing hidden", "all hidden"]
+    if "bias" in operands and isinstance(region.match.workload, Attention):
+        wanted.append("hidden by a bias")
+    return [kind for kind in KINDS if kind in wanted]
+
+
+def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, Any]:
+    """Return values of the leaves of a region.
+
+    Numbers are of unit size, weights smaller so that sums over them are, too.
+    """
+    rng = np.random.default_rng(seed)
+    names = dict(operand_of(region))
+    values = {}
+    for leaf in region.leaves:
+        if not is_size(leaf):
+            values[leaf] = _value(rng, leaf.ty, sizes, names.get(leaf, ""))
+    first = next((v for v, name in names.items() if name in ("x", "q")), None)
+    for leaf, name in names.items():
+        if kind == "nothing hidden" and name == "mask":
+            values[leaf] = np.ones_like(values[leaf])
+        elif kind == "all hidden" and name == "mask":
+            values[leaf] = np.zeros_like(values[leaf])
+        elif kind == "hidden by a bias" and name == "bias":
+            hidden = rng.random(values[leaf].shape)
+            values[leaf] = np.where(hidden < 0.3, -np.inf, values[leaf])
+            values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
+    if first is not None and values[first].dtype.kind == "f" and values[first].size:
+        row = (0,) * (values[first].ndim - 1)
+        if kind == "zeros":
+            values[first][row] = 0.0
+        elif kind == "not a number":
+            values[first][row][0] = np.nan
+    return values
+
+
+def operand_of(region: Region) -> Iterator[tuple[relax.Var, str]]:
+    """Yield the leaves that are operands of the kernel themselves, with their names."""
+    named = zip(region.match.args, region.match.workload.graph.inputs, strict=True)
+    for arg, operand in named:
+        if isinstance(arg.expr, ir.Var) and not is_number(arg.expr) and arg.expr in region.leaves:
+            yield arg.expr, operand.name
+
+
+def _value(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, name: str) -> Any:
+    if isinstance(ty, relax.TupleType):
+        return tuple(_value(rng, t, sizes, name) for t in ty.fields)
+    if isinstance(ty, relax.ShapeType):
+        return sizes.shape(ty.values)
+    return _array(rng, sizes.shape(ty.shape.values), str(ty.dtype), name)
+
+
+def _array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, name: str) -> Array:
+    if dtype == "bool":
+        return rng.random(shape) < 0.7
+    if "int" in dtype:
+        return stored(rng.integers(0 if dtype[0] == "u" else -3, 4, shape), dtype, rounds=False)
+    values = rng.standard_normal(shape)
+    if name.startswith("w") and len(shape) > 1:
+        values /= np.sqrt(max(shape[-2:], default=1) or 1)
+    return stored(values, dtype, rounds=True)
+
+
+def assignments(region: Region, bounds: dict[str, int]) -> Iterator[dict[ir.Var, int]]:
+    """Yield values of the symbolic sizes, the most telling first."""
+    symbols = list(dict.fromkeys(region.symbols))
+    if not symbols:
+        yield {}
+        return
+    seen: list[dict[ir.Var, int]] = []
+    for sizes in _candidates(len(symbols), _telling(region)):
+        found = {
+            var: min(size, bounds.get(var.name, size))
+            for var, size in zip(symbols, sizes, strict=True)
+        }
+        if found not in seen:
+            seen.append(found)
+            yield found
+
+
+def _candidates(count: int, lengths: Sequence[int]) -> Iterator[list[int]]:
+    several = [LENGTHS[i % len(LENGTHS)] for i in range(count)]
+    yield several
+    yield several[::-1]
+    yield [1] * count
+    for length in lengths:
+        yield [length] * count
+        for at in range(min(count, 4)):
+            yield [*several[:at], length, *several[at + 1 :]]
+    yield [2] * count
+    yield [12] * count
+    rng = np.random.default_rng(count)
+    for _ in range(6):
+        yield [int(n) for n in rng.permutation(several)]
+
+
+def _telling(region: Region) -> list[int]:
+    """Return lengths that cross the edge of a window, or what a dtype counts exactly."""
+    work, found = region.match.workload, []
+    if isinstance(work, Attention) and work.window is not None and work.window < _MOST_LENGTH:
+        found += [work.window + 2, work.window]
+    if isinstance(work, Attention):
+        types = [v.ty for v in region.exact if isinstance(v.ty, relax.TensorType)]
+        dtypes = {str(t.dtype) for t in types if t.ndim > 0}
+        found += [length for dtype, length in _NARROW.items() if dtype in dtypes]
+    return sorted(set(found))

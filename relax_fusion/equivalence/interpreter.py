@@ -1,0 +1,248 @@
+"""Relax bindings computed by numpy.
+
+Floats are float64 throughout, so that a cast between them is the identity; whoever wants roundings
+changes values on the way (`Hook`).  What depends on no data is computed in its own dtype: a mask by
+position that is written in float16 is another one than in float32.  Integers wrap around.
+
+Every result is checked against the type that TVM inferred for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax, tirx
+
+from ..workload.reference import numpy_dtype
+from .operators import OPERATORS, SIZES_IN, Array, Called, Misfit, Uninterpreted
+from .sizes import Size, Sizes, compiled
+
+Value = Any
+"""An array, a tuple of values, or a number."""
+
+Hook = Callable[[relax.Var, Value], Value]
+"""What becomes of the value of a binding."""
+
+PrimFuncs = Mapping[str, Callable[..., Any]]
+"""What PrimFuncs compute, by name: arrays in, an array or several out."""
+
+
+class Interpreter:
+    """Computes bindings, again and again at other sizes; what it reads of them is kept.
+
+    Parameters
+    ----------
+    functions : mapping of str to callable, optional
+        What the PrimFuncs of those names compute.
+    constant : callable, optional
+        Takes the value of a constant and its dtype; returns what it stands for.
+    """
+
+    def __init__(
+        self,
+        functions: PrimFuncs | None = None,
+        constant: Callable[[Array, str], Array] = lambda array, dtype: array,
+    ):
+        self.functions = functions or {}
+        self.constant = constant
+        self._attributes: dict[relax.Expr, dict[str, Any]] = {}
+        self._shapes: dict[relax.Expr, list[Size]] = {}
+        self._constants: dict[relax.Expr, Array] = {}
+
+    def run(
+        self,
+        bindings: Sequence[tuple[relax.Var, relax.Expr]],
+        values: dict[relax.Var, Value],
+        sizes: Sizes,
+        hook: Hook | None = None,
+        exact: frozenset[relax.Var] = frozenset(),
+    ) -> None:
+        """Compute bindings in order and add them to `values`.
+
+        Parameters
+        ----------
+        bindings : sequence of (relax.Var, relax.Expr)
+            What is computed.
+        values : dict of relax.Var to value
+            What they read.
+        sizes : Sizes
+            The sizes of this run.
+        hook : callable, optional
+            Changes the value of a binding.
+        exact : frozenset of relax.Var
+            Those that depend on no data: their dtypes round.
+
+        Raises
+        ------
+        Uninterpreted
+            If an operator is not known, or a result has another type than was inferred.
+        """
+        with np.errstate(all="ignore"):
+            for var, expr in bindings:
+                value = self.value(expr, values, sizes)
+                value = self.typed(value, var.ty, sizes, rounds=var in exact)
+                values[var] = value if hook is None else hook(var, value)
+
+    def value(self, expr: relax.Expr, values: Mapping[relax.Var, Value], sizes: Sizes) -> Value:
+        """Compute one expression."""
+        if isinstance(expr, ir.Var) and expr in values:
+            return values[expr]
+        if isinstance(expr, ir.GenericConst):
+            return self._constant(expr)
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.value(f, values, sizes) for f in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            return self.value(expr.tuple_value, values, sizes)[int(expr.index)]
+        if isinstance(expr, tirx.FloatImm):
+            return float(expr)
+        if isinstance(expr, relax.ShapeExpr):
+            return sizes.shape(expr.values)
+        if isinstance(expr, relax.Call):
+            return self._call(expr, values, sizes)
+        if isinstance(expr, relax.If | relax.SeqExpr | relax.Function):
+            raise Uninterpreted(f"a {type(expr).__name__}")
+        return sizes.of(expr)
+
+    def typed(self, value: Value, ty: ir.Type, sizes: Sizes, rounds: bool = False) -> Value:
+        """Bring a value into its type, refusing another shape."""
+        if isinstance(ty, relax.TupleType):
+            if len(ty.fields) != len(value):
+                raise Misfit(f"{len(value)} parts of a tuple of {len(ty.fields)}")
+            parts = zip(value, ty.fields, strict=True)
+            return tuple(self.typed(v, t, sizes, rounds) for v, t in parts)
+        if not isinstance(ty, relax.TensorType):
+            return value
+        array, shape = np.asarray(value), self.shape(ty, sizes)
+        if shape is not None and array.shape != shape:
+            raise Misfit(f"a result of shape {list(array.shape)}, not {list(shape)}")
+        return stored(array, str(ty.dtype), rounds)
+
+    def shape(self, ty: relax.TensorType, sizes: Sizes) -> tuple[int, ...] | None:
+        """Return the shape of a type, None if it is not known."""
+        if not isinstance(ty.shape, relax.ShapeExpr):
+            return None
+        dims = self._dims(ty.shape)
+        return tuple(sizes.shrink.of(d) if isinstance(d, int) else d(sizes) for d in dims)
+
+    def _dims(self, shape: relax.ShapeExpr) -> list[Size]:
+        if shape not in self._shapes:
+            self._shapes[shape] = [compiled(d) for d in shape.values]
+        return self._shapes[shape]
+
+    def _constant(self, expr: relax.Expr) -> Array:
+        if expr not in self._constants:
+            dtype = str(expr.ty.dtype)
+            array = stored(expr.value.numpy(), dtype, rounds=False)
+            self._constants[expr] = self.constant(array, dtype)
+        return self._constants[expr]
+
+    def _call(self, call: relax.Call, values: Mapping[relax.Var, Value], sizes: Sizes) -> Value:
+        if not isinstance(call.op, ir.Op):
+            raise Uninterpreted(f"a call of {call.op}")
+        name = call.op.name.removeprefix("relax.")
+        if name == "call_tir":
+            called = call.args[0].name_hint
+            if called not in self.functions:
+                raise Uninterpreted(f"the PrimFunc {called}")
+            args = self.value(call.args[1], values, sizes)
+            return self.functions[called](*args)
+        if name not in OPERATORS:
+            raise Uninterpreted(f"the operator {name}")
+        args = [self.value(a, values, sizes) for a in call.args]
+        return OPERATORS[name](self._called(call, name, sizes), *args)
+
+    def _called(self, call: relax.Call, name: str, sizes: Sizes) -> Called:
+        if call not in self._attributes:
+            self._attributes[call] = _read(call.attrs)
+        attrs = self._attributes[call]
+        for size in SIZES_IN.get(name, ()):
+            attrs = {**attrs, size: _mapped(attrs[size], sizes)}
+        shape: tuple[int, ...] = ()
+        dtype = ""
+        if isinstance(call.ty, relax.TensorType):
+            shape, dtype = self.shape(call.ty, sizes) or (), str(call.ty.dtype)
+        whole: tuple[int | None, ...] = ()
+        if name.startswith("nn.attention"):
+            dims = self._dims(call.args[0].ty.shape)
+            whole = tuple(d if isinstance(d, int) else None for d in dims)
+        return Called(attrs, shape, dtype, whole)
+
+
+def stored(array: Array, dtype: str, rounds: bool) -> Array:
+    """Return an array as a tensor of a dtype holds it: floats in float64, rounded where wanted."""
+    if "float" in dtype:
+        array = np.asarray(array).astype("float64")
+        return array.astype(numpy_dtype(dtype)).astype("float64") if rounds else array
+    if array.dtype.kind == "f" and dtype != "bool" and not np.isfinite(array).all():
+        raise Uninterpreted(f"a number that is not finite, cast to {dtype}")
+    return array.astype(dtype)
+
+
+def _read(attrs: Any) -> dict[str, Any]:
+    """Return attributes in Python's own types."""
+    if attrs is None:
+        return {}
+    names = [f.name for f in type(attrs).__tvm_ffi_type_info__.fields]
+    return {name: _plain(getattr(attrs, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.FloatImm):
+        return float(value)
+    if hasattr(value, "__len__"):
+        return tuple(map(_plain, value))
+    return str(value)
+
+
+def _mapped(value: Any, sizes: Sizes) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(sizes.of, value))
+    return sizes.of(value)
+
+
+def evaluate(
+    func: relax.Function,
+    inputs: Sequence[Any],
+    functions: PrimFuncs | None = None,
+    hook: Hook | None = None,
+) -> list[Array]:
+    """Run a Relax function on float64 copies of its inputs; always return a list of results.
+
+    Parameters
+    ----------
+    func : relax.Function
+        A function without branches.
+    inputs : sequence of numpy.ndarray, int or sequence of int
+        Its arguments: tensors, numbers, shapes.
+    functions : mapping of str to callable, optional
+        What the PrimFuncs of those names compute.
+    hook : callable, optional
+        Changes the value of a binding on the way.
+
+    Raises
+    ------
+    Uninterpreted
+        If it has what has no meaning here.
+    """
+    interpreter = Interpreter(functions)
+    symbols: dict[Any, int] = {}
+    values: dict[relax.Var, Value] = {}
+    for param, given in zip(func.params, inputs, strict=True):
+        ty = param.ty
+        if isinstance(ty, relax.TensorType):
+            given = stored(np.asarray(given), str(ty.dtype), rounds=False)
+            symbols.update(zip(ty.shape.values, given.shape, strict=True))
+        elif isinstance(ty, relax.ShapeType):
+            symbols.update(zip(ty.values, given, strict=True))
+        values[param] = given
+    for block in func.body.blocks:
+        bindings = [(b.var, b.value) for b in block.bindings]
+        interpreter.run(bindings, values, Sizes(symbols), hook)
+    result = interpreter.value(func.body.body, values, Sizes(symbols))
+    return list(result) if isinstance(result, tuple) else [result]

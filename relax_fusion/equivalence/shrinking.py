@@ -1,0 +1,106 @@
+"""Static sizes made smaller, so that a large chain is checked in little time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from tvm import relax
+
+from ..pattern import is_call
+from ..workload import Attention, DynamicDim, Workload
+from .region import Region
+from .sizes import WHOLE, Shrink, Sizes
+
+SMALL = 2**14
+"""Elements of the largest tensor up to which nothing is made smaller."""
+
+MOST_ELEMENTS = 2**24
+"""Of one tensor that is computed."""
+
+MOST_FLOPS = 2**31
+"""Of a matmul that is computed."""
+
+RATIOS = ((64, 64), (32, 32), (16, 16), (32, 8), (16, 4), (64, 8))
+"""From which size on sizes are divided, and by how much."""
+
+_LARGE = 4096
+"""A size from which on one that no ratio divides is replaced on its own."""
+
+_NOT_SIZES = frozenset({"window"})
+"""Numbers of a workload that are no sizes."""
+
+
+def shrinks(region: Region) -> Iterator[Shrink]:
+    """Yield maps of static sizes, the smallest first, the identity last.
+
+    Sizes of constants stay, and lengths of an attention where they can: masks by position compare
+    them with numbers of the graph.
+    """
+    statics = region.statics
+    if _largest(region, WHOLE) <= SMALL:
+        yield WHOLE
+        return
+    work = region.match.workload
+    lengths: set[int] = set()
+    if isinstance(work, Attention):
+        lengths = {n for n in (work.q_len, work.kv_len) if isinstance(n, int)}
+    for kept in dict.fromkeys(map(frozenset, (region.pinned | lengths, region.pinned))):
+        for least, ratio in RATIOS:
+            odd = [n for n in statics if n >= _LARGE and n % ratio and n not in kept]
+            yield Shrink(least, ratio, kept, tuple((n, 61) for n in odd[:1]))
+    yield WHOLE
+
+
+def _largest(region: Region, shrink: Shrink) -> int:
+    """Return the elements of the largest tensor where every symbolic size is 8."""
+    sizes = Sizes(dict.fromkeys(region.symbols, 8), shrink)
+    return max((math.prod(shape) for shape in _shapes(region, sizes)), default=0)
+
+
+def _shapes(region: Region, sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    for var in (*region.leaves, *region.values):
+        if isinstance(var.ty, relax.TensorType) and isinstance(var.ty.shape, relax.ShapeExpr):
+            yield sizes.shape(var.ty.shape.values)
+
+
+def affordable(region: Region, sizes: Sizes) -> bool:
+    """Tell whether a region can be computed in little time."""
+    if any(math.prod(shape) > MOST_ELEMENTS for shape in _shapes(region, sizes)):
+        return False
+    for var, value in region.bindings:
+        if is_call(value, "relax.matmul", "relax.nn.attention", "relax.nn.attention_bias"):
+            shapes = [e.ty.shape for e in (value.args[0], var)]
+            if not all(isinstance(s, relax.ShapeExpr) for s in shapes):
+                continue
+            left, made = (sizes.shape(s.values) for s in shapes)
+            if math.prod(made) * left[-1] * _keys(value, sizes) > MOST_FLOPS:
+                return False
+    return True
+
+
+def _keys(value: relax.Call, sizes: Sizes) -> int:
+    """Return how many keys an attention has, whose scores are no tensor of the region."""
+    if is_call(value, "relax.matmul"):
+        return 1
+    return sizes.of(value.args[1].ty.shape.values[1])
+
+
+def shrunk(work: Workload, shrink: Shrink) -> Workload:
+    """Return a workload whose static sizes are as `shrink` leaves them."""
+    return work if shrink == WHOLE else _shrunk(work, shrink)
+
+
+def _shrunk(value: Any, shrink: Shrink) -> Any:
+    if isinstance(value, bool | DynamicDim):
+        return value
+    if isinstance(value, int):
+        return shrink.of(value)
+    if isinstance(value, tuple):
+        return tuple(_shrunk(v, shrink) for v in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        sizes = [f.name for f in fields(value) if f.init and f.name not in _NOT_SIZES]
+        return replace(value, **{n: _shrunk(getattr(value, n), shrink) for n in sizes})
+    return value
