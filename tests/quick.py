@@ -40,7 +40,8 @@ They take a fifth of the time."""
 def quick_passes() -> Iterator[None]:
     """Compile without TVM's passes that change nothing of what a kernel for a CPU computes."""
     now = tvm.transform.PassContext.current()
-    with tvm.transform.PassContext(config=dict(now.config), disabled_pass=NOT_NEEDED):
+    level, config = now.opt_level, dict(now.config)
+    with tvm.transform.PassContext(level, disabled_pass=NOT_NEEDED, config=config):
         yield
 
 
