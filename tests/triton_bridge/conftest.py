@@ -1,12 +1,14 @@
-"""Less than compiling, for tests that ask for less."""
+"""Triton's interpreter; and less than compiling, for tests that ask for less."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from . import common
+from .kernels.interpreted import Interpreter
 
 
 @pytest.fixture
@@ -21,3 +23,11 @@ def without_ptxas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path))  # nobody else shall find these
     monkeypatch.setattr("triton.backends.nvidia.compiler.CUDABackend.make_cubin", lambda *_: b"")
     monkeypatch.setattr("relax_fusion.triton_bridge.compile.check_entry", lambda _: None)
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """A process of its own; it takes seconds to start."""
+    worker = Interpreter()
+    yield worker
+    worker.close()
