@@ -23,7 +23,7 @@ from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..gpu.attention_cases import BASE, Case, cases
-from ..quick import loaded, quick_host
+from ..quick import loaded, quickly
 
 PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 REGISTERS = PlanTable.single(TilePlan(16, 64, 32, reg_m=4, reg_n=32, lanes=16))
@@ -42,7 +42,7 @@ DYNAMIC = [c for c in ALL if c.name.startswith("dynamic")]
 
 def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
     """Compile `func` for this machine."""
-    return loaded(tvm.compile(func.with_attr("global_symbol", "main"), target=quick_host()))["main"]
+    return loaded(quickly(func.with_attr("global_symbol", "main")))["main"]
 
 
 def run(func: tirx.PrimFunc, case: Case) -> None:

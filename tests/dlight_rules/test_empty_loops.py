@@ -13,7 +13,7 @@ from relax_fusion.dlight_rules.host_code import host_accesses
 from relax_fusion.dlight_rules.steps import blocks_of
 
 from ..passes.common import Chain, module
-from ..quick import quick_host
+from ..quick import quickly
 from .foreign_cases import prim_funcs
 
 EMPTY = module(
@@ -54,7 +54,7 @@ def test_empty_tensors_compile_for_a_gpu() -> None:
 
 def test_reductions_of_nothing_have_their_start() -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=host_target(), disable=tuple(PATTERNS))
-    vm = relax.VirtualMachine(tvm.compile(EMPTY, quick_host(), relax_pipeline=pipeline), tvm.cpu())
+    vm = relax.VirtualMachine(quickly(EMPTY, pipeline), tvm.cpu())
 
     def result(name: str, *shapes: tuple[int, ...]) -> np.ndarray:
         dirty = [tvm.runtime.tensor(np.full(6, 7, "float32")) for _ in range(8)]

@@ -551,7 +551,7 @@ CHAINS = [r.chain for r in REWRITES] + [
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -225,6 +225,7 @@ def launched(mod: ir.IRModule) -> tuple[list[str], str]:
     return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls], text
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_ranges_become_branches() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
@@ -250,6 +251,7 @@ def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
     return [kernel_of_attr(attr) for found in attrs for attr in found.values()]
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
@@ -270,6 +272,7 @@ LARGEST = [
 ]
 
 
+@pytest.mark.usefixtures("without_ptxas")
 def test_shared_memory_is_what_the_estimator_says() -> None:
     """Of the candidate that needs most, by device, workload and family."""
     sources, said = [], []
@@ -303,6 +306,7 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize(("length", "graphs"), [(64, 1), ("n", 0)])
 def test_attention_of_static_sizes_is_part_of_a_cuda_graph(length: int | str, graphs: int) -> None:
     spec = {"main": {"x": nn.spec.Tensor([1, length, 4, 64], "float16")}}
