@@ -14,6 +14,7 @@ from ..chains.constants import near
 from ..errors import GraphError
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate
+from ..workload.values import operators
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
@@ -83,7 +84,10 @@ class Comparison:
 
     def __init__(self, region: Region):
         self.region, self.match = region, region.match
-        self.interpreter = Interpreter(constant=as_meant)
+        blocks = self.match.workload.graph.blocks
+        named = {name for block in blocks for name in operators(block.value)}
+        formulas = not named.isdisjoint(("gelu", "gelu_tanh"))
+        self.interpreter = Interpreter(constant=as_meant) if formulas else Interpreter()
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 
