@@ -83,7 +83,7 @@ class Report:
         """Return tables: what was fused (equal kernels counted), what was not, the rules used."""
         lines = [
             _fused_table(self.fused),
-            _validation_table(self.fused),
+            validation_table(self.fused),
             _declined_table(self.declined),
             schedules_table(self.schedules),
         ]
@@ -163,7 +163,7 @@ def _fused_table(decisions: list[Decision]) -> str:
     return _table(rows)
 
 
-def _validation_table(decisions: list[Decision]) -> str:
+def validation_table(decisions: list[Decision]) -> str:
     """One row for what was found out about kernels, with how many of them it holds for."""
     counts = Counter(d.validation for d in decisions if d.validation)
     if not counts:

@@ -203,6 +203,16 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
     )
     parser.add_argument(
+        "--validate",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=(True, "strict"),
+        metavar="strict",
+        help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
+        "where it does not; --validate=strict fails there",
+    )
+    parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
 
