@@ -11,7 +11,7 @@ import pytest
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
 
-from relax_fusion import PipelineOptions, pipeline  # noqa: E402  # reads the environment
+from relax_fusion import PipelineOptions, pipeline  # reads the environment
 
 
 @pytest.fixture(scope="session", autouse=True)

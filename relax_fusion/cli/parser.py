@@ -184,6 +184,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=_positive, default=1, metavar="N", help="sequences at once (default: 1)"
     )
+    _add_fusing_arguments(parser)
+
+
+def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",
         action="append",

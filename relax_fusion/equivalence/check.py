@@ -17,6 +17,7 @@ from ..shapes import dtype_of
 from .comparison import Comparison, Invalid, Run
 from .inputs import assignments, kinds
 from .operators import Uninterpreted
+from .overwriting import overwritten, writers_of
 from .region import Region, region_of
 from .shrinking import affordable, shrinks
 from .sizes import WHOLE, Shrink, Sizes
@@ -56,6 +57,7 @@ class Checker:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[tuple[relax.Expr, Mismatch | Unchecked | None]]] = {}
+        self._writers: tuple[BlockView | None, list[relax.Var]] = (None, [])
 
     def check(self, view: BlockView, match: Match) -> Mismatch | Unchecked | None:
         """Compare what a match covers with its workload; None if they agree."""
@@ -63,6 +65,11 @@ class Checker:
         if wrong is not None:
             return Mismatch(wrong)
         region = region_of(view, match)
+        if self._writers[0] is not view:
+            self._writers = view, writers_of(view)
+        wrong = overwritten(view, region, self._writers[1])
+        if wrong is not None:
+            return Mismatch(wrong)
         key = (region.hash, repr(match.workload), tuple(sorted(view.bounds.items())))
         known = self._known.setdefault(key, [])
         for structure, found in known:
@@ -130,6 +137,10 @@ class _Check:
                 return doubts[-1]
         if doubts:
             return Unchecked(f"too large to confirm a difference: {doubts[0].detail}")
+        every = assignments(self.region, self.bounds)
+        misfits = [self.comparison.misfit(Sizes(symbols)) for symbols in every]
+        if all(misfits):  # at any sizes, those that the graph allows among them
+            return Mismatch(f"{misfits[0]}")
         sizes = sorted(self.region.statics, reverse=True)[:3]
         return Unchecked(f"sizes are too large to compute: {', '.join(map(str, sizes))}")
 
