@@ -75,7 +75,7 @@ class Checker:
         for structure, found in known:
             if tvm_ffi.structural_equal(structure, region.structure, map_free_vars=True):
                 return found
-        found = _Check(region, dict(view.bounds)).result()
+        found = _Check(region, view).result()
         known.append((region.structure, found))
         return found
 
@@ -116,9 +116,9 @@ def _wrong_operands(match: Match) -> str | None:
 class _Check:
     """The check of one region."""
 
-    def __init__(self, region: Region, bounds: dict[str, int]):
-        self.region, self.bounds = region, bounds
-        self.comparison = Comparison(region)
+    def __init__(self, region: Region, view: BlockView):
+        self.region, self.bounds = region, dict(view.bounds)
+        self.comparison = Comparison(region, view.mod)
 
     def result(self) -> Mismatch | Unchecked | None:
         """Compare at several sizes; a difference at sizes made smaller has to show again."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax
 
 from ..chains.constants import near
 from ..errors import GraphError
@@ -81,9 +81,9 @@ def as_meant(value: Array, dtype: str) -> Array:
 class Comparison:
     """Computes a region and the workload that is to replace it."""
 
-    def __init__(self, region: Region):
+    def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
-        self.interpreter = Interpreter(constant=as_meant)
+        self.interpreter = Interpreter(mod=mod, constant=as_meant)
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 

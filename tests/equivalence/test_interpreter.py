@@ -5,10 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tvm import relax, tirx
 
 from relax_fusion.equivalence.interpreter import Interpreter, evaluate
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
-from relax_fusion.equivalence.sizes import Shrink, Sizes
+from relax_fusion.equivalence.prim_funcs import computed
+from relax_fusion.equivalence.sizes import WHOLE, Shrink, Sizes
 
 from ..passes.common import Chain, module
 
@@ -85,3 +87,26 @@ def test_sizes_that_contradict_each_other_are_refused() -> None:
     Interpreter().run(bound, {x: np.ones((4, 1))}, Sizes({}, Shrink(64, 64)))
     with pytest.raises((Misfit, ValueError)):
         Interpreter().run(bound, {x: np.ones((4, 1))}, Sizes({}, Shrink(128, 32)))
+
+
+def test_prim_funcs_as_tvm_legalises_them_are_computed() -> None:
+    body = "a = R.matmul(x, W); b = R.add(a, c); y = R.nn.silu(b)"
+    mod = module([Chain("main", "x[n,8] W[8,4] c[4]", body, "y")])
+    lowered = relax.transform.LegalizeOps()(mod)
+    rng = np.random.default_rng(3)
+    given = [rng.standard_normal(shape) for shape in ((3, 8), (8, 4), (4,))]
+    functions = {
+        gvar.name_hint: lambda *arrays, func=func: computed(func, arrays, WHOLE)
+        for gvar, func in lowered.functions_items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+    got = evaluate(lowered["main"], given, functions)[0]
+    np.testing.assert_allclose(got, evaluate(mod["main"], given)[0], rtol=1e-12)
+
+
+def test_another_form_of_a_prim_func_is_refused() -> None:
+    mod = module([Chain("main", "x[4,4]", "y = R.max(x, axis=[0])", "y")])
+    lowered = relax.transform.LegalizeOps()(mod)
+    (func,) = (f for _, f in lowered.functions_items() if isinstance(f, tirx.PrimFunc))
+    with pytest.raises(Uninterpreted, match="no sum"):
+        computed(func, [np.ones((4, 4))], WHOLE)
