@@ -15,7 +15,7 @@ from tvm import relax
 from ..pattern import BlockView, Match
 from ..shapes import dtype_of
 from .comparison import Comparison, Invalid, Run
-from .inputs import assignments, kinds
+from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted
 from .overwriting import overwritten, writers_of
 from .region import Region, region_of
@@ -152,8 +152,9 @@ class _Check:
         Invalid
             If they contradict each other, or too much would be computed.
         """
-        valid = 0
-        for number, symbols in enumerate(assignments(self.region, self.bounds)):
+        valid, longest = 0, 0
+        every = list(assignments(self.region, self.bounds))
+        for number, symbols in enumerate(every):
             sizes = Sizes(symbols, shrink)
             if number > MOST_TRIES or not affordable(self.region, sizes):
                 continue
@@ -169,7 +170,8 @@ class _Check:
                 continue
             if found is not None:
                 return found
-            valid += 1
-        if not valid:
+            valid, longest = valid + 1, max(longest, *symbols.values(), 0)
+        wanted = max(max(s.values(), default=0) for s in every) if telling(self.region) else 0
+        if not valid or longest < wanted:
             raise Invalid
         return None

@@ -270,6 +270,17 @@ def test_what_is_not_interpreted_is_unchecked(monkeypatch: pytest.MonkeyPatch) -
     assert "1        not checked: the operator nn.silu" in Report(decisions).text()
 
 
+@pytest.mark.parametrize(("keys", "checked"), [("n", False), ("m", True)])
+def test_a_window_that_no_affordable_length_crosses_is_unchecked(keys: str, checked: bool) -> None:
+    body = 'y = R.nn.attention(q, k, v, causal_mask="BottomRight", window_size=4096)'
+    inputs = f"q[1,n,8,16] k[1,{keys},8,16] v[1,{keys},8,16]"
+    found = check_match(*matched("FuseAttentionChain", inputs, body))
+    if checked:
+        assert found is None
+    else:
+        assert isinstance(found, Unchecked) and "too large" in found.detail
+
+
 def test_equal_layers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     comparison = check_module.Comparison
