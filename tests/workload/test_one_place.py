@@ -9,6 +9,13 @@ from pathlib import Path
 import pytest
 
 import relax_fusion
+from relax_fusion.compute import build_prim_func
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.triton_bridge.operands import named_operands
+from relax_fusion.workload import DynamicDim, Graph, NormMatmul, Projection
+from relax_fusion.workload.graph import Slot, Tensor
+
+from ..workloads import inputs
 
 PACKAGE = Path(relax_fusion.__file__).parent
 ROOT = PACKAGE.parent
@@ -82,3 +89,22 @@ def test_nothing_is_said_twice(path: Path) -> None:
 )
 def test_what_is_said_twice_is_found(source: str) -> None:
     assert len(list(said(source))) == 1
+
+
+class _WithGate(NormMatmul):
+    """A projection with one operand more, in front of the others."""
+
+    def _graph(self) -> Graph:
+        graph = super()._graph()
+        gate = Tensor("gate", (self.n,), "float32")
+        return Graph((gate, *graph.tensors), graph.blocks, (Slot("gate", "in"), *graph.slots))
+
+
+def test_an_operand_more_is_one_everywhere() -> None:
+    work = _WithGate(DynamicDim("n"), 16, (Projection(8, "nk", ("bias",)),), None, *["float32"] * 2)
+    func = build_prim_func(work, PlanTable.single(TilePlan(4, 4, 16)), gpu=False)
+    assert [p.name for p in func.params] == ["gate", "x", "w0", "bias0_0", "out0"]
+    given = named_operands(work, list(func.params)[:-1])
+    assert given["gate"].name == "gate" and given["x"].name == "x"
+    assert inputs(work, {"rows": 3})["gate"].shape == (8,)
+    assert work.bytes(rows=3)["gate"] == 0  # read by no statement
