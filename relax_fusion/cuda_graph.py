@@ -172,7 +172,7 @@ class _AddKeys(relax.PyExprMutator):
         if not is_run_or_capture(call):
             return super().visit_call_(call)
         gvar, args, index, *dims = call.args[1].fields
-        weights = [a for a in args.fields if a in self.given and isinstance(a.ty, relax.TensorType)]
+        weights = [t for a in args.fields if a in self.given for t in _tensors(a)]
         if not weights:
             return super().visit_call_(call)
         self.keys += 1
@@ -185,6 +185,15 @@ class _AddKeys(relax.PyExprMutator):
         )
         fields = [gvar, self.visit_expr(args), index, key]
         return relax.Call(call.op, [call.args[0], relax.Tuple(fields)], call.attrs, call.ty_args)
+
+
+def _tensors(expr: relax.Expr) -> Iterator[relax.Expr]:
+    """Yield the tensors of a value; a region takes weights in a tuple as the tuple."""
+    if isinstance(expr.ty, ir.TupleType):
+        for i in range(len(expr.ty.fields)):
+            yield from _tensors(relax.TupleGetItem(expr, i))
+    elif isinstance(expr.ty, relax.TensorType):
+        yield expr
 
 
 def addresses_module() -> tvm_ffi.Module:

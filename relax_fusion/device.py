@@ -19,6 +19,7 @@ from dataclasses import replace
 from .device_spec import DeviceSpec
 from .errors import TargetError
 from .gpus import GPUS
+from .validation import shown
 
 __all__ = ["DEVICES", "STATIC_SMEM_BYTES", "DeviceSpec", "device", "generic_cpu"]
 
@@ -198,7 +199,7 @@ def device(name: str) -> DeviceSpec:
     TargetError
         If there is none; the message lists the names.
     """
-    spec = DEVICES.get(name.lower())
+    spec = DEVICES.get(name.lower()) if isinstance(name, str) else None
     if spec is None:
-        raise TargetError(f"unknown device {name!r}; known are {', '.join(sorted(DEVICES))}")
+        raise TargetError(f"unknown device {shown(name)}; known are {', '.join(sorted(DEVICES))}")
     return spec

@@ -24,6 +24,16 @@ WEIGHTS_OF = {
 }
 """The tensors of an operator that may be weights."""
 
+ARITHMETIC = {
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power"),
+        *("minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift"),
+        *("right_shift", "dequantize"),
+    )
+}
+"""Operators whose constant numbers TVM writes into their formulas."""
+
 OUT_ELEMENT_WISE, OPAQUE = 4, 8
 """What FuseOps may put behind a PrimFunc: element-wise steps, or nothing (TVM's OpPatternKind)."""
 
@@ -190,8 +200,7 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
     steps = list(dict.fromkeys(step for weight in weights for step in weight.steps))
     inside = [*steps, reader]
     values = [view.defs[var] for var in (reader, *steps)]
-    read = [t for v in values for t in (tensors_of(v) if isinstance(v, relax.Call) else [v])]
-    args = tuple(dict.fromkeys(t for t in read if t not in inside))
+    args = tuple(dict.fromkeys(t for v in values for t in _read(v) if t not in inside))
     if any(shape_of(a) is None for a in args) or not _on_one_device([reader, *args]):
         return None
     types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
@@ -214,6 +223,20 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
         shape = relax.Var("sizes", relax.ShapeType(sizes))
         func = relax.Function([*func.params, shape], func.body, func.ret_ty, attrs=func.attrs)
     return _Group(func, args, sizes, called)
+
+
+def _read(value: relax.Expr) -> list[relax.Expr]:
+    """Return the tensors that a step reads, without the numbers that TVM writes into its formula.
+
+    It does so where they meet a tensor in arithmetic, and fuses no other constants.
+    """
+    if not isinstance(value, relax.Call):
+        return [value]
+    read = list(tensors_of(value))
+    if read and is_call(value, *ARITHMETIC):
+        return read
+    fields = (e for a in value.args for e in (a.fields if isinstance(a, relax.Tuple) else (a,)))
+    return [e for e in fields if isinstance(e.ty, relax.TensorType)]
 
 
 def _on_one_device(exprs: Sequence[relax.Expr]) -> bool:

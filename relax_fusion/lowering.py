@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-import tvm_ffi
 from pydantic import InstanceOf, SkipValidation
 from tvm import ir, relax
 from tvm.target import Target
@@ -20,16 +19,7 @@ from .compute import build_prim_func
 from .decision import Decision
 from .effects import Memory
 from .equivalence import Checker, Mismatch
-from .errors import (
-    Decline,
-    EquivalenceError,
-    LoweringError,
-    PipelineError,
-    Reason,
-    SchedulingError,
-    TargetError,
-    TilePlanError,
-)
+from .errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
 from .estimator import Choice, choose
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, overwritten, rebuild
@@ -38,13 +28,6 @@ from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
 from .validation import Count, check, shown
 from .workload import GatedFFN, NormMatmul
-
-# Passes run behind TVM's FFI, which turns errors it does not know into RuntimeErrors.
-for _error in (
-    *(EquivalenceError, LoweringError, PipelineError, SchedulingError),
-    *(TargetError, TilePlanError, KeyboardInterrupt),
-):
-    tvm_ffi.register_error(_error)
 
 Plans = Mapping[str, TilePlan | PlanTable]
 Bound = Count

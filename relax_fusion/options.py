@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from numbers import Integral
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -22,7 +21,7 @@ from .lowering import Bound, FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
 from .target import has_triton, make_target, require_tf32
-from .validation import Natural, check, shown
+from .validation import Natural, check, plain, shown
 
 Backend = Literal["auto", "tir", "triton"]
 BACKENDS = get_args(Backend)
@@ -180,11 +179,6 @@ def _can_be_named(path: Path) -> bool:
         return False
 
 
-def _plain(value: Any) -> Any:
-    """Return an integer of another class, such as NumPy's, as Python's own."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
 def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> PipelineOptions:
     """Check the names of the arguments and bring their values into the types of the fields."""
     known = [f.name for f in fields(PipelineOptions)]
@@ -202,7 +196,7 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
         given["debug_dump"] = Path(given["debug_dump"])
     bounds = given.get("variable_bounds")
     if isinstance(bounds, Mapping):
-        given["variable_bounds"] = {name: _plain(bound) for name, bound in bounds.items()}
+        given["variable_bounds"] = {name: plain(bound) for name, bound in bounds.items()}
     disable = given.get("disable", ())
     if isinstance(disable, str):
         given["disable"] = (disable,)

@@ -15,7 +15,7 @@ from tvm import ir, relax
 
 from .effects import Memory, free_vars
 from .errors import Decline, Reason
-from .workload import Workload
+from .workload import Workload, in_order
 
 PrimExpr: TypeAlias = ir.Expr
 Shape: TypeAlias = Sequence[PrimExpr | int]
@@ -57,9 +57,9 @@ class Match:
     covers : tuple of relax.Var
         The bindings that the kernel computes; they disappear.
     args : tuple of KernelArg
-        Inputs, in the order of the PrimFunc's parameters.
+        Inputs, in the order of the workload's graph.
     outs : tuple of KernelOut
-        Outputs, in the order of the PrimFunc's parameters.
+        Outputs, in the order of the workload's graph.
     workload : Workload
         What the kernel computes.
     after : tuple of (relax.Var, relax.Expr)
@@ -76,6 +76,24 @@ class Match:
     workload: Workload
     after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
     declined: tuple[tuple[str, Decline], ...] = ()
+
+    @staticmethod
+    def of(
+        pattern: str,
+        spelling: str,
+        covers: tuple[relax.Var, ...],
+        named: tuple[Mapping[str, KernelArg], Mapping[str, KernelOut]],
+        workload: Workload,
+        after: tuple[tuple[relax.Var, relax.Expr], ...] = (),
+        declined: tuple[tuple[str, Decline], ...] = (),
+    ) -> Match:
+        """Return a match of inputs and outputs by the names that the workload's graph has."""
+        args, outs = named
+        graph = workload.graph
+        return Match(
+            *(pattern, spelling, covers, in_order(graph.inputs, args)),
+            *(in_order(graph.outputs, outs), workload, after, declined),
+        )
 
     @property
     def where(self) -> str:
@@ -148,11 +166,15 @@ class BlockView:
         return self.taken.keys().isdisjoint(variables)
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
-        """Return the value bound to `expr` in this block, following aliases that keep its type."""
-        seen = expr
+        """Return the value bound to `expr` in this block, following aliases that keep its type.
+
+        A constant that is overwritten has no value: `expr` is what holds it.
+        """
+        held = seen = expr
         while isinstance(seen, relax.Var) and seen in self.defs and seen not in self.casts:
-            seen = self.defs[seen]
-        return seen
+            held, seen = seen, self.defs[seen]
+        changes = isinstance(seen, ir.GenericConst) and not self.memory.is_constant(held)
+        return expr if changes else seen
 
     def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
         """Return the call of one of `ops` that defines `expr`, or None."""

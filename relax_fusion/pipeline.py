@@ -42,8 +42,10 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .errors import PipelineError
+from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
 from .in_place import NameInPlaceResults, SeparateWrites
+from .item_groups import InlineItemGroups
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .memory_planning import PlanMemory
@@ -127,6 +129,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         relax.transform.AnnotateTIROpPattern(),
         FoldConstants(),
         relax.transform.FuseOps(),
+        InlineItemGroups(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
     ]
@@ -274,7 +277,8 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
         with options.target:
             for file, phase, doing in PHASES:
                 if options.progress is not None:
-                    options.progress(doing)
+                    with as_themselves():
+                        options.progress(doing)
                 mod = tvm.transform.Sequential(phase(options))(mod)
                 if options.debug_dump is not None:
                     dump(mod, options.debug_dump / file)

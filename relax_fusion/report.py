@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from textwrap import indent
 from typing import Annotated, Any
 
 from pydantic import InstanceOf
@@ -14,6 +15,7 @@ from .decision import Decision, Scheduling
 from .errors import PipelineError
 from .estimator import format_seconds
 from .validation import check
+from .workload import Graph
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Report:
             Whether it became a kernel.
         ``workload``
             The fields of the workload, and its ``key``; missing where none was derived.
+        ``graph``
+            What the workload computes: its statements, one a string; missing with it.
         ``plans``
             The fields of each `TilePlan`, with ``upper``, the last size that it serves (-1: all
             that are left); missing where nothing was fused.
@@ -90,6 +94,18 @@ class Report:
         return "\n\n".join(line for line in lines if line) or "no chain of any pattern was found"
 
 
+def graphs_text(decisions: list[Decision]) -> str:
+    """Return what each kernel computes, statement by statement, under its name."""
+    graphs = {d.kernel: d.workload.graph for d in decisions if d.workload is not None}
+    return "\n\n".join(f"{name}\n{_picture(graph)}" for name, graph in graphs.items())
+
+
+def _picture(graph: Graph) -> str:
+    lines = ["reads " + ", ".join(map(str, graph.inputs)), *str(graph).splitlines()]
+    lines.append("returns " + ", ".join(map(str, graph.outputs)))
+    return indent("\n".join(lines), "  ")
+
+
 def _record(decision: Decision) -> dict[str, Any]:
     record: dict[str, Any] = {
         "pattern": decision.pattern,
@@ -101,6 +117,7 @@ def _record(decision: Decision) -> dict[str, Any]:
     }
     if decision.workload is not None:
         record["workload"] = {"key": decision.workload.key, **asdict(decision.workload)}
+        record["graph"] = str(decision.workload.graph).splitlines()
     if decision.plans is not None:
         record["plans"] = decision.plans.to_attr()
     record["predictions"] = [
@@ -147,7 +164,6 @@ def _fused_table(decisions: list[Decision]) -> str:
         if (d.function, d.kernel) in seen:
             continue
         seen.add((d.function, d.kernel))
-        last = d.predictions[-1]
         tile = d.plans.entries[-1][1] if d.plans is not None else None
         rows.append(
             (
@@ -156,11 +172,18 @@ def _fused_table(decisions: list[Decision]) -> str:
                 d.spelling,
                 str(counts[d.function, d.kernel]),
                 tile.text if tile else "",
-                format_seconds(last.fused.seconds),
-                format_seconds(last.unfused.seconds),
+                *_seconds(d),
             )
         )
     return _table(rows)
+
+
+def _seconds(decision: Decision) -> tuple[str, str]:
+    """Return the two times predicted for the last range, if any were."""
+    if not decision.predictions:
+        return "", ""
+    last = decision.predictions[-1]
+    return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
 
 
 def validation_table(decisions: list[Decision]) -> str:

@@ -118,7 +118,7 @@ def make_target(name: str | Target | Mapping[str, Any]) -> Target:
     """
     if isinstance(name, Target):
         return name
-    if name in ("llvm", "cpu"):
+    if isinstance(name, str) and name in ("llvm", "cpu"):
         return host_target()
     spec = DEVICES.get(name.lower()) if isinstance(name, str) else None
     if spec is not None and spec.kind == "gpu":
@@ -162,6 +162,9 @@ def device_of(target: Target) -> DeviceSpec:
         LLVM does not know the processor.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
+    for part in (target, target.host):
+        if part is not None and is_cpu(part):
+            _check_processor(part)
     if is_cpu(target):
         return _cpu(target, int(attrs.get("num-cores", 0)))
     if not is_gpu(target):
@@ -189,6 +192,14 @@ def device_of(target: Target) -> DeviceSpec:
         wave_size=max(spec.wave_size, limits.get("thread_warp_size", 1)),
         missing_dtypes=_missing_dtypes(target, attrs),
     )
+
+
+def _check_processor(target: Target) -> None:
+    """Refuse a processor that LLVM does not know; TVM would take a generic one."""
+    mcpu = str(target.attrs.get("mcpu", ""))
+    triple = str(target.attrs.get("mtriple", "")) or codegen.llvm_get_system_triple()
+    if mcpu and not codegen.llvm_is_valid_cpu(mcpu, triple):
+        raise TargetError(f"LLVM knows no processor mcpu {shown(mcpu)} of mtriple {shown(triple)}")
 
 
 def _cpu(target: Target, cores: int) -> DeviceSpec:

@@ -150,10 +150,11 @@ class PlanTable:
         TilePlanError
             If a plan is none, or the ranges do not rise to an open one.
         """
-        if not isinstance(attr, Iterable) or not all(isinstance(row, Mapping) for row in attr):
+        rows = list(attr) if isinstance(attr, Iterable) else [attr]
+        if not all(isinstance(row, Mapping) for row in rows):
             raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
         entries = []
-        for row in attr:
+        for row in rows:
             plan = TilePlan.from_attr({k: v for k, v in row.items() if k != "upper"})
             entries.append((None if row.get("upper") == -1 else row.get("upper", 0), plan))
         return PlanTable(tuple(entries))

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
+from numbers import Integral
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
@@ -108,6 +109,11 @@ def read_json(kind: Any, text: str | bytes, error: type[Exception], where: str) 
         return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as err:
         raise error(_line(err, where)) from None
+
+
+def plain(value: Any) -> Any:
+    """Return an integer of another class, such as NumPy's, as Python's own."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def shown(value: object) -> str:

@@ -38,6 +38,12 @@ RANDOM_ELEMENTS = 1 << 22
 # --- what is launched ------------------------------------------------------------------------
 
 
+def decode_only(exported: ExportedModel) -> ExportedModel:
+    """Return the model without ``prefill``, whose kernels would only take time to compile."""
+    del exported.mod["prefill"]
+    return exported
+
+
 def launches(exported: ExportedModel, target: tvm.target.Target) -> tuple[int, int]:
     """Return how many kernels a call of ``decode`` launches, and how many of them from graphs."""
     options = PipelineOptions(target)
@@ -269,7 +275,8 @@ def parse() -> argparse.Namespace:
 def export_model(args: argparse.Namespace, layers: int) -> ExportedModel:
     config = replace(models.zoo_config("llama-3.1-8b"), num_layers=layers, vocab_size=args.vocab)
     length = args.context + 64
-    return models.export(config, dtype="float16", max_seq_len=length, batch=args.batch)
+    made = models.export(config, dtype="float16", max_seq_len=length, batch=args.batch)
+    return decode_only(made)
 
 
 def count_launches(args: argparse.Namespace, exported: ExportedModel) -> dict[str, float]:

@@ -11,7 +11,7 @@ from relax_fusion import make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
-from .quick import quick_host
+from .quick import quickly
 
 op = relax.op
 
@@ -67,11 +67,11 @@ def called(func: relax.Function) -> list[relax.Call]:
 def compiled(mod: ir.IRModule, *passes: tvm.transform.Pass) -> relax.VirtualMachine:
     """Compile a module after some passes, whatever has no schedule as TVM's loops."""
     mod = tvm.transform.Sequential(passes)(mod)
-    return relax.VirtualMachine(tvm.compile(mod, quick_host()), tvm.cpu())
+    return relax.VirtualMachine(quickly(mod), tvm.cpu())
 
 
 def run_by_pipeline(mod: ir.IRModule) -> relax.VirtualMachine:
     """Compile a module with our pipeline."""
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
-    built = tvm.compile(mod, quick_host(), relax_pipeline=pipeline)
+    built = quickly(mod, pipeline)
     return relax.VirtualMachine(built, tvm.cpu())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_fusion.cli import artifact, manifest
-from relax_fusion.cli.artifact import check_output, remove_stages, staged
+from relax_fusion.cli.artifact import check_output, place, remove_stages, staged
 from relax_fusion.cli.console import CliError
 
 
@@ -50,11 +51,11 @@ def test_what_compile_made_is_replaced_as_a_whole(out: Path) -> None:
     with pytest.raises(CliError, match="pass --force"):
         check_output(out, force=False)
     (out.parent / "empty").mkdir()
-    for place in (out, out.parent / "empty"):
-        check_output(place, force=True)
-        with staged(place, force=True) as part:
+    for old in (out, out.parent / "empty"):
+        check_output(old, force=True)
+        with staged(old, force=True) as part:
             fill(part, source="new")
-        assert source(place) == "new"
+        assert source(old) == "new"
     assert sorted(p.name for p in out.parent.iterdir()) == ["empty", "out"]
 
 
@@ -205,3 +206,71 @@ def test_what_only_looks_like_a_stage_stays(tmp_path: Path) -> None:
     with staged(tmp_path / "out", force=False) as part:
         fill(part)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_appears_while_it_is_checked_is_not_removed(out: Path, monkeypatch) -> None:
+    """Hashing takes minutes; what is removed in the end is looked at once more."""
+    check = artifact.check_output
+
+    def late(old: Path, *, force: bool) -> None:
+        check(old, force=force)
+        precious("notes.txt")(out)
+
+    monkeypatch.setattr(artifact, "check_output", late)
+    for exchange in (artifact._exchange, lambda *_: False):
+        monkeypatch.setattr(artifact, "_exchange", exchange)
+        (out / "notes.txt").unlink(missing_ok=True)
+        with pytest.raises(CliError, match=r"out/notes\.txt"), staged(out, force=True) as part:
+            fill(part, source="new")
+        assert source(out) == "tiny" and list(out.parent.iterdir()) == [out]
+
+
+def test_without_force_nothing_is_replaced_however_late_it_comes(tmp_path: Path, monkeypatch):
+    check, new = artifact.check_output, tmp_path / "out"
+
+    def late(out: Path, *, force: bool) -> None:
+        check(out, force=force)
+        out.mkdir()
+        fill(out, source="somebody's")
+
+    monkeypatch.setattr(artifact, "check_output", late)
+    with pytest.raises(CliError, match="exists already"), staged(new, force=False) as part:
+        fill(part)
+    assert source(new) == "somebody's" and list(tmp_path.iterdir()) == [new]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    left = tmp_path / ".out.00000000.part"  # perhaps somebody fills it
+    left.mkdir()
+    with staged(tmp_path / "out") as part:
+        fill(part)
+    assert sorted(tmp_path.iterdir()) == [left, tmp_path / "out"]
+
+
+def test_names_as_long_as_they_can_be(tmp_path: Path) -> None:
+    for letter in "xö":
+        out = tmp_path / (letter * (255 // len(letter.encode())))
+        for _ in range(2):
+            with staged(out, force=True) as part:
+                fill(part)
+        assert source(out) == "tiny"
+
+
+def test_mount_points_are_refused_at_once(out: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Path, "is_mount", lambda self: self == out)
+    with pytest.raises(CliError, match="is a mount point"):
+        check_output(out, force=True)
+
+
+def test_links_are_followed_as_the_system_does(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    monkeypatch.chdir(tmp_path)
+    named = {"link/../x": "far/x", "link": "link", "link/": "link", ".": ".", "link/..": "far"}
+    assert {text: place(text) for text in named} == {
+        text: Path(os.path.normpath(tmp_path / path)) for text, path in named.items()
+    }

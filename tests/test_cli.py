@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from tvm import relax
 from tvm.support import cc
+from tvm.target import Target
 
 from relax_fusion import models
 from relax_fusion.cli import build, main
@@ -24,8 +27,9 @@ from relax_fusion.cuda_graph import RUN_OR_CAPTURE
 from relax_fusion.models import zoo
 from relax_fusion.report import Report
 
-from .quick import loaded, quick_host
+from .quick import loaded, quick_host, quick_passes
 
+POSITIONS = 16
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -35,7 +39,7 @@ CONFIG = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": POSITIONS,
     "tie_word_embeddings": False,
 }
 links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
@@ -70,12 +74,18 @@ def write_json(path: Path, data: dict) -> Path:
     return path
 
 
+def short(exported: models.ExportedModel, target: Target, **options: Any) -> relax.VMExecutable:
+    """Do what the command does, for prompts that have kernels of two ranges of rows."""
+    return build.build(exported, target, variable_bounds={"seq_len": POSITIONS}, **options)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def not_optimised():
-    """Compile for this machine without LLVM's optimisations, which take long."""
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
     made = quick_host()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
         patch.setattr("relax_fusion.target.host_target", lambda: made)
+        patch.setattr(compile_module, "build", short)
         yield
 
 
@@ -134,14 +144,15 @@ def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
     manifest = json.loads((compiled / "manifest.json").read_text())
     assert manifest["config"] == CONFIG
     assert manifest["functions"] == ["prefill", "decode"]
-    assert manifest["max_seq_len"] == 64
+    assert manifest["max_seq_len"] == POSITIONS
     assert set(manifest["files"]) == {"lib.so", "params.safetensors", "tokenizer.json"}
+    assert len({file.stat().st_mode & 0o666 for file in compiled.iterdir()}) == 1
     assert list(compiled.parent.iterdir()) == [compiled]  # no temporary directory is left
 
 
 @links
 def test_run_generates_the_tokens_of_a_generator(compiled, checkpoint, capsys):
-    exported = models.export(models.load_config(checkpoint), max_seq_len=64)
+    exported = models.export(models.load_config(checkpoint), max_seq_len=POSITIONS)
     executable = tvm.compile(exported.mod, target=quick_host())  # TVM's own pipeline
     generator = models.Generator(executable, exported, models.load_weights(checkpoint, exported))
     expected = generator.generate([5, 6, 7], 6)[0].tolist()
@@ -293,7 +304,7 @@ def edit_manifest(**changes):
         (edit_manifest(versions={"tvm": "0.1.0", "relax_fusion": "0"}), "compiled with TVM 0.1.0"),
         (edit_manifest(parameters=[]), "other parameters"),
         (edit_manifest(weights="none"), "files has params.safetensors"),
-        (edit_manifest(max_seq_len=63), "has max_seq_len 63, but"),
+        (edit_manifest(max_seq_len=17), "has max_seq_len 17, but"),
         (edit_manifest(source="other"), "has source 'other', but"),
         (edit_manifest(weights="random"), "files has params.safetensors"),
     ],
@@ -314,7 +325,7 @@ def test_run_refuses_a_damaged_directory(damaged, capsys, damage, says):
         (["--prompt-ids", "99999999999999999999"], 2, "token numbers"),
         (["--prompt-ids", "1", "--seed", "9" * 5000], 2, "is not an integer between 0 and"),
         (["--prompt-ids", "1", "--seed", "-1"], 2, "is not an integer between 0 and"),
-        (["--prompt-ids", "1", "--max-new-tokens", "65"], 1, "do not fit the 64"),
+        (["--prompt-ids", "1", "--max-new-tokens", "17"], 1, "do not fit the 16"),
         (["--prompt-ids", "1", "--max-new-tokens", "0"], 2, "is not an integer between 1 and"),
         (["--prompt-ids", "1", "--seed", "1"], 2, "--seed"),
         ([], 2, "--prompt-ids"),
@@ -341,6 +352,9 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
     assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
+    assert main(["explain", str(config), "--graphs", "-q"]) == 0
+    graphs = capsys.readouterr().out.split("What each kernel computes\n\n")[1]
+    assert "acc0[i, j]     float32 = sum k: x_norm[i, k] * w0[j, k]" in graphs
 
     arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "-q"]
     assert main(["explain", str(config), *arguments]) == 0
@@ -428,8 +442,8 @@ def as_library(made):
 
 def test_quick_demo_agrees(monkeypatch, capsys):
     monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
-    for name in ("build", "build_default"):
-        monkeypatch.setattr(f"relax_fusion.cli.demo.{name}", as_library(getattr(build, name)))
+    for name, made in {"build": short, "build_default": build.build_default}.items():
+        monkeypatch.setattr(f"relax_fusion.cli.demo.{name}", as_library(made))
     assert main(["demo", "--quick", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]

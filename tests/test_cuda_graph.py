@@ -26,7 +26,7 @@ from relax_fusion.cuda_graph import (
     addresses_module,
     is_run_or_capture,
 )
-from relax_fusion.models import export, random_weights, zoo_config
+from relax_fusion.models import Config, export, random_weights, zoo_config
 from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES, phase5_bytecode
 
@@ -70,10 +70,17 @@ def up_to_schedules(mod: ir.IRModule, **options: Any) -> ir.IRModule:
 scheduled = cache(up_to_schedules)
 
 
+def decode(config: Config, dtype: str = "float16", **given: Any) -> ir.IRModule:
+    """Return a model's ``decode`` alone: no time goes into kernels of many rows."""
+    mod = export(config, dtype=dtype, max_seq_len=32, **given).mod
+    del mod["prefill"]
+    return mod
+
+
 @cache
 def tiny() -> ir.IRModule:
     """Return a decoder of one layer, the same module each time."""
-    return export(TINY, dtype="float16", max_seq_len=32).mod
+    return decode(TINY)
 
 
 def calls(func: relax.Function) -> list[tuple[str, relax.Call]]:
@@ -125,8 +132,7 @@ def test_a_decoders_projections_between_two_attentions_are_one_graph() -> None:
 
 @pytest.mark.parametrize("name", ["demo-llama", "demo-gpt2"])
 def test_what_depends_on_the_position_is_in_no_graph(name: str) -> None:
-    config = replace(zoo_config(name), num_layers=1)
-    mod = lowered(export(config, dtype="float16", max_seq_len=32).mod)
+    mod = lowered(decode(replace(zoo_config(name), num_layers=1)))
     inside = [n for names in regions(mod, "decode") for n in names]
     assert len(inside) >= 4
     assert not [n for n in inside if "append" in n or "attention" in n]
@@ -139,13 +145,10 @@ def test_the_result_is_in_no_graph() -> None:
 
 
 def test_a_symbolic_batch_is_recorded_only_where_a_hint_asks() -> None:
-    mod = export(TINY, dtype="float16", max_seq_len=32, batch="batch_size").mod
-    assert regions(lowered(mod), "decode") == []
-    hinted = lowered(
-        mod,
-        variable_bounds={"batch_size": 8},
-        cuda_graph_symbolic_capture_hints={"decode": ["batch_size"]},
-    )
+    mod, bounds = decode(TINY, batch="batch_size"), {"batch_size": 8}
+    assert regions(lowered(mod, variable_bounds=bounds), "decode") == []
+    hints = {"decode": ["batch_size"]}
+    hinted = lowered(mod, variable_bounds=bounds, cuda_graph_symbolic_capture_hints=hints)
     assert [len(names) for names in regions(hinted, "decode")] == [1, 3]
     made = [call for name, call in calls(hinted["decode"]) if name == ADDRESSES]
     assert all(isinstance(call.args[-1], relax.ShapeExpr) for call in made), (
@@ -321,7 +324,7 @@ def machine(mod: ir.IRModule, graphs: Graphs | None = None, **given: Any) -> Any
                 mod = step(mod)
                 if number == 5 and step.info.name == "PlanMemory" and graphs:
                     mod = CaptureCUDAGraphs()(mod)
-    built = tvm.compile(mod, options.target, relax_pipeline=tvm.transform.Sequential([]))
+    built = quick.quickly(mod, tvm.transform.Sequential([]), options.target)
     vm = quick.machine(built)
     if graphs is not None:
         graphs.vm = vm
@@ -343,6 +346,35 @@ def test_inputs_and_weights_at_other_addresses(graphs: Graphs) -> None:
         np.testing.assert_array_equal(result.numpy(), np.full(8, expected, "float32"))
 
 
+def test_weights_in_a_tuple_at_other_addresses(graphs: Graphs) -> None:
+    """TVM hands a tuple to what is recorded as a whole, which takes its fields."""
+    text = HEADER + STEPS
+    text += """
+    @R.function
+    def main(
+        x: R.Tensor((8,), "float32"),
+        p: R.Tuple(R.Tensor((8,), "float32"), R.Tuple(R.Tensor((8,), "float32"))),
+    ):
+        R.func_attr({"num_input": 1})
+        cls = Module
+        with R.dataflow():
+            w = p[0]
+            a = R.call_tir(cls.more, (w,), out_ty=R.Tensor((8,), "float32"))
+            q = p[1]
+            v = q[0]
+            b = R.call_tir(cls.add, (a, v), out_ty=R.Tensor((8,), "float32"))
+            y = R.call_tir(cls.add, (x, b), out_ty=R.Tensor((8,), "float32"))
+            R.output(y)
+        return y
+"""
+    main = machine(tvm.script.from_source(text), graphs)["main"]
+    weights = [tensor(10), tensor(20), tensor(40)]
+    for w, v in ((0, 1), (0, 2), (1, 2), (0, 1)):
+        y = main(tensor(1), [weights[w], [weights[v]]]).numpy()[0]
+        assert y == 2 + weights[w].numpy()[0] + weights[v].numpy()[0]
+    assert len(graphs.recorded) == 3 and graphs.replays == 1
+
+
 def test_a_weight_that_is_overwritten_where_it_is(graphs: Graphs) -> None:
     main, w = machine(steps(MORE, "y"), graphs)["main"], tensor(10)
     assert main(tensor(1), w).numpy()[0] == 14
@@ -355,7 +387,8 @@ def test_decoding_with_graphs_and_without(graphs: Graphs) -> None:
     exported = export(TINY, max_seq_len=32, batch="batch_size")
     hints = {"decode": ["batch_size"]}
     options = {"variable_bounds": {"batch_size": 4}, "cuda_graph_symbolic_capture_hints": hints}
-    machines = [machine(exported.mod, g, **options) for g in (None, graphs)]
+    mod = decode(TINY, "float32", batch="batch_size")
+    machines = [machine(mod, g, **options) for g in (None, graphs)]
     weights = [[tvm.runtime.tensor(w) for w in random_weights(exported, seed)] for seed in range(2)]
     recorded = []
     for batch, seed in ((1, 0), (3, 0), (1, 0), (1, 1)):
@@ -389,7 +422,7 @@ def test_a_key_is_addresses_and_dims() -> None:
         return k
 """
     mod = tvm.script.from_source(HEADER + text).with_attr("external_mods", [addresses_module()])
-    vm = quick.machine(tvm.compile(mod, quick_host()))
+    vm = quick.machine(quick.quickly(mod))
     x = tvm.runtime.tensor(np.zeros(4, "float32"))
     key = list(vm["key"](x, tvm.runtime.ShapeTuple([3, 2**40])))
     assert key == [np.from_dlpack(x).ctypes.data, 3, 2**40]

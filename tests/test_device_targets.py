@@ -12,7 +12,7 @@ from relax_fusion.device_targets import BindDeviceTargets
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
-from .quick import quick_host
+from .quick import quickly
 
 H200 = make_target("h200")
 CUDA = '{"kind": "cuda", "arch": "sm_90a"}'
@@ -56,7 +56,7 @@ BODY = """
 def test_two_hosts_compute_right() -> None:
     mod = module(HOSTS, BODY)
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
-    built = tvm.compile(mod, quick_host(), relax_pipeline=pipeline)
+    built = quickly(mod, pipeline)
     vm = relax.VirtualMachine(built, [tvm.cpu(), tvm.cpu()])
     rng = np.random.default_rng(0)
     x, w, p, q = (rng.standard_normal(s, "float32") / 8 for s in ((8, 64), (64, 64)) * 2)

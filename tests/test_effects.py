@@ -10,6 +10,7 @@ from relax_fusion import Reason
 from relax_fusion.effects import HIDDEN, Memory
 from relax_fusion.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from relax_fusion.pattern import BlockView
 
 from .passes.common import assert_declined, calls, run_pass
 
@@ -180,6 +181,19 @@ def test_a_kernel_stands_in_front_of_a_later_write() -> None:
     out, _ = run_pass(mod, "FuseMatmulEpilogue", always_fuse=True)
     names = calls(out["main"])
     assert names.index("call_tir") < names.index("call_inplace_packed")
+
+
+def test_an_overwritten_constant_has_no_value() -> None:
+    numbers = ", ".join(["[1.0, 1.0, 1.0, 1.0]"] * 4)
+    mod = chain(
+        f"k = R.const([{numbers}], 'float32'); j = R.const([{numbers}], 'float32'); "
+        f"u = {ZERO.format('k')}; b = k; c = j; y = R.add(b, c)"
+    )
+    (block,) = mod["main"].body.blocks
+    view = BlockView(block, mod)
+    b, c = view.defs[block.bindings[-1].var].args
+    assert view.definition(b).same_as(b)
+    assert isinstance(view.definition(c), ir.GenericConst)
 
 
 def test_another_name_is_no_chain() -> None:

@@ -101,6 +101,27 @@ def test_a_weight_that_is_overwritten_is_decoded_before() -> None:
     tvm.ir.assert_structural_equal(FuseDequantize()(mod), mod)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = R.broadcast_to(R.const(3.0, 'float16'), (1, 48)); w = R.multiply(a, t)",
+        "t = R.astype(q, 'bool'); w = R.where(t, R.const(1.0, 'float16'), R.const(2.0, 'float16'))",
+        "w = R.multiply(R.const(2.0, 'float16'), a)",
+    ],
+)
+def test_numbers_of_any_step(body: str) -> None:
+    """TVM fuses no constants but those that it writes into formulas."""
+    func = fused(chain("a = R.astype(q, 'float16')\n" + body + "\n" + Y, "y"))
+    assert [c.args[0].name_hint for c in called(func)] == ["dequantize_matmul"]
+
+
+def test_a_number_looked_up() -> None:
+    func = fused(
+        chain("w = R.astype(q, 'float16')\nz = R.take(w, R.const(5, 'int64'), axis=0)", "z")
+    )
+    assert [c.args[0].name_hint for c in called(func)] == ["dequantize_take"]
+
+
 def test_broadcasting_decodes_nothing() -> None:
     mod = chain("w = R.broadcast_to(q, (32, 48))\n" + Y, inputs="x[n,32] q[1,48]")
     tvm.ir.assert_structural_equal(FuseDequantize()(mod), mod)

@@ -14,7 +14,7 @@ from relax_fusion.pattern import is_call
 
 from .accuracy import assert_accurate, nudged
 from .passes.common import HEADER, Chain, calls, compiled, module, outputs, run_pass
-from .quick import machine, quick_host
+from .quick import machine, quickly
 
 
 def attention_module(dtype: str, dim: int) -> tvm.IRModule:
@@ -38,7 +38,7 @@ def attention_module(dtype: str, dim: int) -> tvm.IRModule:
 @pytest.mark.parametrize("shift", [0.0, 48.0])
 def test_attention_matches_torch(dtype, shift):
     dim = 16
-    vm = machine(tvm.compile(attention_module(dtype, dim), quick_host()))
+    vm = machine(quickly(attention_module(dtype, dim)))
     rng = np.random.default_rng(0)
     for seq_len, context in ((1, 1), (5, 5), (1, 9), (3, 9)):
         q = rng.standard_normal((1, seq_len, 2, dim)).astype(dtype)
@@ -81,7 +81,7 @@ def hiding() -> relax.VirtualMachine:
         for keys in (3, 6)
         for name, rest in ((n, (f"y = {call}", "y")) for n, call in HIDING.items())
     )
-    return machine(tvm.compile(relax.transform.LegalizeOps(LEGALIZE_MAP)(mod), quick_host()))
+    return machine(quickly(relax.transform.LegalizeOps(LEGALIZE_MAP)(mod)))
 
 
 @pytest.mark.parametrize("keys", [3, 6])
@@ -121,7 +121,7 @@ def test_layer_norm_matches_torch(dtype):
         dtype,
     )
     mod = relax.transform.LegalizeOps(LEGALIZE_MAP)(module([chain]))
-    vm = machine(tvm.compile(mod, quick_host()))
+    vm = machine(quickly(mod))
     got = vm["main"](*map(tvm.runtime.tensor, chain.arrays())).numpy().astype("float64")
     exact, moved = (
         torch.nn.functional.layer_norm(x, [48], g, b).numpy()

@@ -25,6 +25,7 @@ from relax_fusion import (
     Report,
     TilePlan,
     TilePlanError,
+    device,
     host_target,
     make_target,
     relax_fusion_pipeline,
@@ -162,12 +163,34 @@ def test_processors_that_there_are_not(attribute: str, value: object) -> None:
     assert_one_line(caught.value)
 
 
+@pytest.mark.parametrize("triple", ["x86_64-linux-gnu", "aarch64-linux-gnu"])
+def test_processors_that_llvm_does_not_know(triple: str) -> None:
+    """TVM compiles for a generic one, and says so in its log only."""
+    known = {"x86_64-linux-gnu": "skylake", "aarch64-linux-gnu": "apple-m1"}
+    for mcpu in ("unknown", *known.values(), "native"):
+        config = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": 3}
+        if mcpu == known[triple]:
+            assert device_of(make_target(config)).sm_count == 3
+            continue
+        for wrong in (config, {"kind": "cuda", "arch": "sm_90a", "host": config}):
+            with pytest.raises(TargetError, match=f"mcpu '{mcpu}' of mtriple '{triple}'"):
+                device_of(make_target(wrong))
+
+
 @pytest.mark.parametrize("config", TARGETS, ids=shown)
 def test_targets_are_described_or_refused(config: dict[str, Any]) -> None:
     try:
         device_of(make_target(config))
     except RelaxFusionError as err:
         assert_one_line(err)
+
+
+@pytest.mark.parametrize("name", [3, None, b"h200", ["h200"], np.array(["llvm", "x"]), Rude()])
+def test_names_of_devices(name: Any) -> None:
+    for read in (device, make_target):
+        with pytest.raises(TargetError) as caught:
+            read(name)
+        assert_one_line(caught.value)
 
 
 # --- plans -----------------------------------------------------------------------------------
@@ -209,6 +232,11 @@ def test_tables_as_attributes(attr: object) -> None:
     with pytest.raises(TilePlanError) as caught:
         PlanTable.from_attr(attr)
     assert_one_line(caught.value)
+
+
+def test_a_table_of_rows_that_come_once() -> None:
+    table = PlanTable.single(TilePlan(8, 8, 8))
+    assert PlanTable.from_attr(row for row in table.to_attr()) == table
 
 
 @pytest.mark.parametrize("entries", [3, None, (), ((None, 3),), ((4, PLAN),), [(None, PLAN)]])
@@ -275,8 +303,9 @@ def test_configurations_that_are_none(data: object) -> None:
     "options",
     [
         *({"batch": v} for v in (0, -1, 1.5, True, None, "a b", "", HUGE, LONG)),
+        *({"batch": v} for v in ("seq_len", "total_len")),
         *({"max_seq_len": v} for v in (0, "64", 1.5, True, HUGE, 2**31, 2**30)),
-        *({"dtype": v} for v in ("int8", 3, None, ["float32"])),
+        *({"dtype": v} for v in ("int8", 3, None, ["float32"], np.array(["float32", "x"]))),
     ],
     ids=shown,
 )
@@ -465,6 +494,41 @@ COMMANDS = [
 def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
     monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: 0)
     failed(arguments, capsys)
+
+
+@pytest.mark.parametrize("dump", ["out", "out/dump", "link/../out"])
+def test_a_dump_that_would_be_in_the_way(tmp_path: Path, capsys, monkeypatch, dump: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link").symlink_to("deep")
+    line = failed(["compile", "demo-gpt2", "-o", "out", "--debug-dump", dump], capsys)
+    assert "is within -o" in line and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("variable", ["CXX", "CC"])
+def test_compilers_that_are_no_program(capsys, monkeypatch, variable: str) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv(variable, "ccache g++")
+    line = failed(["compile", "demo-gpt2", "-o", "/dev/shm/nothing"], capsys)
+    assert "the C++ compiler is 'ccache g++'" in line
+
+
+def test_a_tokenizer_that_panics(compiled, library, capsys, monkeypatch) -> None:
+    """What Rust's panics raise is no Exception."""
+
+    class Panic(BaseException):
+        """As pyo3's."""
+
+    class Panics:
+        def encode(self, _: str) -> None:
+            raise Panic("no entry found for key")
+
+    monkeypatch.setattr(run, "_tokenizer", lambda *_: Panics())
+    assert "no entry found" in failed(["run", str(compiled[0]), "--prompt", "a"], capsys)
+
+
+def test_a_file_that_is_too_long_for_a_configuration(capsys) -> None:
+    assert "has more than" in failed(["explain", "/dev/zero"], capsys)
 
 
 @pytest.mark.parametrize("arguments", [["-o", ""], ["-o", "/dev/null", "--debug-dump", ""]])

@@ -10,7 +10,7 @@ from tvm import relax
 from relax_fusion import make_target
 from relax_fusion.memory_planning import PlanMemory
 
-from .quick import quick_host
+from .quick import quick_host, quickly
 from .test_device_targets import BODY, BOTH, module
 
 BRANCHES = """
@@ -58,7 +58,7 @@ class Module:
 def vm() -> relax.VirtualMachine:
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
     mod = tvm.script.from_source(BRANCHES)
-    return relax.VirtualMachine(tvm.compile(mod, quick_host(), relax_pipeline=pipeline), tvm.cpu())
+    return relax.VirtualMachine(quickly(mod, pipeline), tvm.cpu())
 
 
 def norm(c: bool, x: np.ndarray, w: np.ndarray) -> np.ndarray:

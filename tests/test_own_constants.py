@@ -10,7 +10,7 @@ from tvm import ir, relax
 from relax_fusion import host_target
 from relax_fusion.own_constants import CopyConstants, FoldConstants
 
-from .quick import machine, quick_host
+from .quick import machine, quickly
 
 MATRIX = 'R.Tensor((2, 2), "float32")'
 HEADER = f"""
@@ -61,7 +61,7 @@ def vm() -> relax.VirtualMachine:
         text += "        return y\n"
     pipeline = relax.get_pipeline("relax_fusion", target=host_target())
     mod = tvm.script.from_source(text)
-    return machine(tvm.compile(mod, quick_host(), relax_pipeline=pipeline))
+    return machine(quickly(mod, pipeline))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -89,7 +89,7 @@ def test_empty_constants_are_loaded_again() -> None:
         y = builder.emit(relax.op.concat([x, empty], axis=1))
         builder.emit_func_output(relax.Tuple([y, empty]))
     pipeline = relax.get_pipeline("relax_fusion", target=host_target())
-    vm = machine(tvm.compile(builder.get(), quick_host(), relax_pipeline=pipeline))
+    vm = machine(quickly(builder.get(), pipeline))
     y, empty = vm["main"](tvm.runtime.tensor(np.ones((2, 2), "float32")))
     assert (y.numpy() == 1).all() and empty.shape == (2, 0)
 

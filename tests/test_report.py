@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from relax_fusion import Report
+from relax_fusion import Decision, Report
 
 from .passes.common import Chain, module, run_pass
 
@@ -29,6 +29,7 @@ def test_json_holds_workload_plan_times_and_reason() -> None:
     records = {r["function"]: r for r in json.loads(filled().to_json())}
     good, bad = records["good"], records["bad"]
     assert good["fused"] and good["workload"]["rows"]["name"] == "b" and good["plans"]
+    assert any(line.startswith("acc0[i, j0]") for line in good["graph"])
     assert all(p["fused_s"] > 0 and p["unfused_s"] > 0 for p in good["predictions"])
     assert not bad["fused"] and bad["decline"]["reason"] == "wrong axis" and bad["kernel"] == ""
 
@@ -37,3 +38,7 @@ def test_text_names_both() -> None:
     text = filled().text()
     assert "rms_norm matmul NN" in text and "wrong axis" in text
     assert Report().text() == "no chain of any pattern was found"
+
+
+def test_a_decision_without_predictions() -> None:
+    assert "main" in Report([Decision("FuseGatedFFN", "merged", "main", "y", "kernel")]).text()

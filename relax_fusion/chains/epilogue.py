@@ -21,8 +21,9 @@ from .linear import Linear
 class Chain:
     """A projection with the steps after it that one kernel can take along.
 
-    `angles` are the cosines and sines of a rotation, `after` bindings that move its result to where
-    the graph wants it.  `declined` has what else could not be taken along, and why.
+    `args` are the operands of its steps, in order, residuals in their own shape.  `angles` are the
+    cosines and sines of a rotation, `after` bindings that move its result to where the graph wants
+    it.  `declined` has what else could not be taken along, and why.
     """
 
     linear: Linear
@@ -63,7 +64,7 @@ def epilogue(
     chain = Chain(
         start,
         Projection(start.n, start.layout),
-        (KernelArg(start.weight),),
+        (),
         start.covers,
         start.var,
         dtype_of(start.var),

@@ -89,9 +89,15 @@ def _computes_nt_matmul(func: tirx.PrimFunc, rank: int) -> bool:
         value = _row_by_row(x, w, k, dtypes[2] if cast else "")
         stages = [x, w, te.compute(shapes[2], value)]
         wanted = te.create_prim_func(stages, index_dtype_override="int64")
-        if structural_equal(func.body, wanted.body, map_free_vars=True):
+        # As functions: bodies alone may differ in which parameter is which.
+        if structural_equal(_plain(func), _plain(wanted), map_free_vars=True):
             return True
     return False
+
+
+def _plain(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a function without attributes."""
+    return tirx.PrimFunc(func.params, func.body, func.ret_type)
 
 
 def _row_by_row(x: te.Tensor, w: te.Tensor, k: tirx.IterVar, cast: str) -> Callable[..., PrimExpr]:

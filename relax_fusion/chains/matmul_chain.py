@@ -128,7 +128,7 @@ def _with_steps(
         side = replace(
             side,
             steps=(*side.steps, *chain.projection.epilogue),
-            args=(*side.args, *chain.args[1:]),
+            args=(*side.args, *chain.args),
             covers=(*side.covers, *chain.covers),
             out=chain.out,
             dtype=chain.out_dtype,

@@ -20,7 +20,7 @@ from ..shapes import (
     shape_of,
     static,
 )
-from ..workload import Norm, NormMatmul
+from ..workload import Norm, NormMatmul, operand_names
 from .constants import binary
 from .epilogue import Chain
 from .linear import Linear, linear
@@ -54,12 +54,12 @@ class Rows:
 
 @dataclass(frozen=True)
 class Prologue:
-    """What stands in front of the matmuls: the arguments, outputs and bindings of the norm."""
+    """What stands in front of the matmuls: operands and outputs of the norm, and its bindings."""
 
     source: Rows
     norm: Norm | None
-    args: tuple[KernelArg, ...]
-    outs: tuple[KernelOut, ...]
+    args: Mapping[str, KernelArg]
+    outs: Mapping[str, KernelOut]
     covers: tuple[relax.Var, ...]
     spelling: str
 
@@ -67,7 +67,7 @@ class Prologue:
 def plain_prologue(x: relax.Expr) -> Prologue:
     """Return the prologue of a matmul that reads `x` as it is."""
     source = Rows.of(x)
-    return Prologue(source, None, (source.arg(),), (), (), "matmul")
+    return Prologue(source, None, {"x": source.arg()}, {}, (), "matmul")
 
 
 def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> Prologue:
@@ -80,26 +80,26 @@ def norm_prologue(view: BlockView, normed: Normed, readers: set[relax.Var]) -> P
     norm, covers = normed.norm, normed.covers
     check_inner(view, covers, {normed.var})
     source = Rows.of(normed.source)
-    params = [normed.gamma] + ([normed.beta] if normed.beta is not None else [])
-    for param in params:
+    params = {"gamma": normed.gamma, "beta": normed.beta}
+    args = {name: KernelArg(param) for name, param in params.items() if param is not None}
+    for param in (arg.expr for arg in args.values()):
         fits = same_shape(shape_of(param), (source.k,))
         detail = f"a norm parameter has shape {shape_of(param)}, not ({source.k},)"
         guard(fits, Reason.SHAPE, detail)
-    args: tuple[KernelArg, ...] = (source.arg(),)
-    outs: tuple[KernelOut, ...] = ()
+    args["x"] = source.arg()
+    outs: dict[str, KernelOut] = {}
     added = _residual(view, normed)
     if added is not None:
         first, second = (Rows.of(e) for e in added)
-        args = (first.arg(), second.arg())
+        args |= {"x": first.arg(), "residual": second.arg()}
         returned = set(view.uses(normed.source)) - set(covers) or view.escapes(normed.source)
         norm = replace(norm, residual=True, returns_sum=bool(returned))
         if returned:
-            outs = (_out(normed.source, source, source.k),)
+            outs["x_sum"] = _out(normed.source, source, source.k)
         covers = (normed.source, *covers)
     if set(view.uses(normed.var)) - readers or view.escapes(normed.var):
         norm = replace(norm, returns_norm=True)
-        outs = (*outs, _out(normed.var, source, source.k))
-    args = (*args, *(KernelArg(p) for p in params))
+        outs["x_norm"] = _out(normed.var, source, source.k)
     return Prologue(source, norm, args, outs, covers, normed.spelling)
 
 
@@ -171,22 +171,22 @@ def norm_matmul(
     """Put a prologue and its matmuls together into the match of a `NormMatmul`."""
     source = before.source
     dtype = check_dtype(dtype_of(source.expr), "the input")
-    args, outs, covers = list(before.args), list(before.outs), list(before.covers)
-    operands = [a.expr for a in args]  # of the input's dtype, as angles need not be
-    for chain in chains:
+    args, outs, covers = dict(before.args), dict(before.outs), list(before.covers)
+    for index, chain in enumerate(chains):
         guard(
             chain.linear.k == source.k,
             Reason.SHAPE,
             f"the weight takes {chain.linear.k} features, the input has {source.k}",
         )
         n = chain.projection.n
-        wide = (source.rows, n)
-        taken = [a if _is_vector(a) else _as_rows(a, chain, wide) for a in chain.args]
-        operands += [a.expr for a in taken]
-        args += [*taken, *chain.angles]
-        outs.append(_out(chain.out, source, n, chain.out_dtype))
+        rows = (KernelArg(a.expr, a.shape or (source.rows, n)) for a in chain.args)
+        names = operand_names(chain.projection.epilogue, index)
+        args |= {f"w{index}": KernelArg(chain.linear.weight), **dict(zip(names, rows, strict=True))}
+        outs[f"out{index}"] = _out(chain.out, source, n, chain.out_dtype)
         covers += chain.covers
-    check_operands(operands, dtype)
+    check_operands([a.expr for a in args.values()], dtype)
+    for index, chain in enumerate(chains):  # of any dtype
+        args |= zip((f"cos{index}", f"sin{index}"), chain.angles, strict=False)
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
     check_dtype(next(iter(out_dtypes)), "the result")
@@ -201,18 +201,10 @@ def norm_matmul(
     spelling = _spelling(before, chains)
     covers_tuple = tuple(dict.fromkeys(covers))
     after = tuple(binding for c in chains for binding in c.after)
-    check_inner(view, covers_tuple, {o.var for o in outs} | {var for var, _ in after})
+    made = {o.var for o in outs.values()} | {var for var, _ in after}
+    check_inner(view, covers_tuple, made)
     declined = tuple(d for c in chains for d in c.declined)
-    return Match(pattern, spelling, covers_tuple, tuple(args), tuple(outs), work, after, declined)
-
-
-def _is_vector(arg: KernelArg) -> bool:
-    return arg.shape is not None
-
-
-def _as_rows(arg: KernelArg, chain: Chain, wide: tuple[PrimExpr | int, int]) -> KernelArg:
-    """Leave a weight alone; give a residual the kernel's two dimensions."""
-    return arg if arg.expr.same_as(chain.linear.weight) else KernelArg(arg.expr, wide)
+    return Match.of(pattern, spelling, covers_tuple, (args, outs), work, after, declined)
 
 
 def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:

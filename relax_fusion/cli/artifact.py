@@ -19,12 +19,26 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .console import CliError
-from .manifest import MANIFEST, check_files, read_manifest
+from .manifest import MANIFEST, Manifest, check_files, read_manifest
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
+_LONGEST = 255 - len("..XXXXXXXX.part")
+"""Bytes of a name that leave room for the rest of a stage's."""
+
 _stages: set[Path] = set()
 _moving = threading.Lock()
 """Held while a stage and its place are swapped: nobody must be removing the files of either."""
+
+
+def place(text: str) -> Path:
+    """Return the path that the system takes `text` for, but for a link that is its last name.
+
+    ``link/..`` is the parent of what ``link`` points to; "." and ".." have a name afterwards.
+    """
+    path = Path(text)
+    if path.name in ("", ".."):
+        return Path(os.path.realpath(path))
+    return Path(os.path.realpath(path.parent), path.name)
 
 
 def check_output(out: Path, *, force: bool) -> None:
@@ -51,25 +65,34 @@ def _foreign(out: Path) -> str | None:
         return "it is no directory"
     if out.samefile("."):  # the shell would be left in one that is gone
         return "it is the working directory"
-    names = sorted(entry.name for entry in out.iterdir())
-    if not names:
-        return None
+    if out.is_mount():  # nothing can be moved there
+        return "it is a mount point"
     try:
-        manifest = read_manifest(out)
-        for name in names:
-            if name not in (MANIFEST, *manifest.files) or (out / name).is_symlink():
-                return f"{out / name} is not of its manifest"
-        check_files(out, manifest, also_weights=True)
+        manifest = _check_names(out)
+        if manifest is not None:
+            check_files(out, manifest, also_weights=True)
     except CliError as err:
         return str(err)
     return None
+
+
+def _check_names(out: Path) -> Manifest | None:
+    """Return the manifest of what is in `out`, which has nothing else; None if it is empty."""
+    names = sorted(entry.name for entry in out.iterdir())
+    if not names:
+        return None
+    manifest = read_manifest(out)
+    for name in names:
+        if name not in (MANIFEST, *manifest.files) or (out / name).is_symlink():
+            raise CliError(f"{out / name} is not of its manifest")
+    return manifest
 
 
 @contextmanager
 def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    for left in out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 8}.part"):
+    for left in out.parent.glob(f"{glob.escape(_prefix(out))}{'[0-9a-f]' * 8}.part"):
         with suppress(OSError):  # somebody else's
             lock = _lock(left)
             if lock is not None:  # nobody fills it any more
@@ -80,12 +103,17 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
     try:
         yield stage
         check_output(out, force=force)  # compiling took its time
-        with _moving:
-            _put(stage, out)
+        try:
+            with _moving:
+                _put(stage, out, force=force)
+        except (OSError, CliError):
+            check_output(out, force=force)  # checking took its time; it says what is there now
+            raise
     finally:
         _remove(stage)
         _stages.discard(stage)
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def remove_stages() -> None:
@@ -95,40 +123,67 @@ def remove_stages() -> None:
             _remove(stage)
 
 
-def _new_stage(out: Path) -> tuple[Path, int]:
+def _prefix(out: Path) -> str:
+    """Return the beginning of the stages' names, so short that the file system takes the rest."""
+    return os.fsdecode(b".%b." % os.fsencode(out.name)[:_LONGEST])
+
+
+def _new_stage(out: Path) -> tuple[Path, int | None]:
     """Make a directory and lock it, before somebody else takes it for a dead process's."""
     while True:
-        stage = out.parent / f".{out.name}.{secrets.token_hex(4)}.part"
+        stage = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}.part"
         stage.mkdir()
-        lock = _lock(stage)
+        try:
+            lock = _lock(stage)
+        except OSError:  # the file system has no locks: nobody will take it for a dead process's
+            return stage, None
         if lock is not None and stage.is_dir():
             return stage, lock
 
 
 def _lock(directory: Path) -> int | None:
-    """Lock a directory; None if a living process has locked it, or it is gone."""
+    """Lock a directory; None if a living process has locked it, or it is gone.
+
+    Raises
+    ------
+    OSError
+        If it cannot be locked by anybody.
+    """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as err:
         os.close(descriptor)
-        return None
+        if isinstance(err, BlockingIOError):
+            return None
+        raise
     return descriptor
 
 
-def _put(stage: Path, out: Path) -> None:
-    """Move `stage` to `out`, so that one of the two is there at every moment."""
-    if not out.exists():
+def _put(stage: Path, out: Path, *, force: bool) -> None:
+    """Move `stage` to `out`, so that one of the two is there at every moment.
+
+    Nothing is replaced without `force`, and nothing with it that has appeared since it was checked:
+    what was there is looked at once more when nobody finds it under its name any longer.
+    """
+    if not force or not out.exists():
         stage.rename(out)
-    elif not _exchange(stage, out):
+    elif _exchange(stage, out):
+        try:
+            _check_names(stage)
+        except (OSError, CliError):
+            _exchange(stage, out)
+            raise
+    else:
         old = stage.with_suffix(".old")  # all of it is here if the process is killed now
         out.rename(old)
         try:
+            _check_names(old)
             stage.rename(out)
-        except OSError:
+        except (OSError, CliError):
             old.rename(out)
             raise
         _remove(old)

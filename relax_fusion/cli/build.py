@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from tvm.target import Target
 
 from ..errors import RelaxFusionError
 from ..models import ExportedModel
+from ..validation import shown
 from .console import CliError, first_line
 
 FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
@@ -61,10 +63,16 @@ def guarded(compile_it: Callable[[], Any], target: Target) -> Any:
 
 def require_linker() -> None:
     """Complain, before anything is compiled, where TVM will not be able to link a library."""
-    if not cc.get_cc():
+    compiler = cc.get_cc()
+    if not compiler:
         raise CliError(
             "no C++ compiler was found, and TVM needs one to link lib.so; install g++ or clang++ "
             "(on Debian: apt install g++)"
+        )
+    if shutil.which(compiler) is None:
+        raise CliError(
+            f"the C++ compiler is {shown(compiler)}, by the variable CXX or CC; it must be one "
+            "program, without arguments"
         )
 
 

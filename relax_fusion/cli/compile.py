@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import time
 from dataclasses import asdict, fields
@@ -18,7 +17,7 @@ from ..models import ExportedModel, load_weights
 from ..report import Report
 from ..target import device_of
 from ..validation import read_json
-from .artifact import check_output, staged
+from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker
 from .console import CliError, Console
 from .explain import summary
@@ -40,8 +39,9 @@ from .source import Source, export_for, open_source
 def compile_command(args: argparse.Namespace, console: Console) -> int:
     """Compile ``args.source`` into the directory ``args.output``."""
     # Everything that can be refused is refused before the slow part begins.
-    out = Path(os.path.abspath(args.output))  # "." and ".." have a name then
+    out = place(args.output)
     check_output(out, force=args.force)
+    _check_dump(args.debug_dump, out)
     require_linker()
     device = device_of(args.target)
     source = open_source(args.source)
@@ -79,6 +79,12 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _check_dump(dump: str | None, out: Path) -> None:
+    """Refuse to dump to where the directory is to appear: it would be in its own way."""
+    if dump is not None and out in (place(dump), *place(dump).parents):
+        raise CliError(f"--debug-dump {dump} is within -o {out}; choose another", code=2)
+
+
 def _write_weights(
     source: Source,
     exported: ExportedModel,
@@ -94,10 +100,14 @@ def _write_weights(
     console.step("reading the weights")
     arrays = load_weights(source.directory, exported)
     names = [param.name for param in exported.params]
+    file = stage / PARAMS
+    file.touch()
+    mode = file.stat().st_mode  # what the umask says; safetensors lets nobody else read its files
     try:
-        save_file(dict(zip(names, arrays, strict=True)), stage / PARAMS)
+        save_file(dict(zip(names, arrays, strict=True)), file)
     except SafetensorError as err:
         raise CliError(f"{PARAMS} cannot be written: {err}") from err
+    file.chmod(mode)
 
 
 def _write_library(

@@ -13,7 +13,7 @@ from ..decision import Decision
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..options import PipelineOptions
 from ..pipeline import phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, schedule_kernels
-from ..report import Report, schedules_table, validation_table
+from ..report import Report, graphs_text, schedules_table, validation_table
 from ..target import device_of
 from .build import guarded
 from .console import Console, table
@@ -61,8 +61,11 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    found = (fused_text(report.fused), validation_table(report.fused))
-    for part in (*found, declined_text(report.declined), rules):
+    parts = [fused_text(report.fused), validation_table(report.fused)]
+    parts += [declined_text(report.declined), rules]
+    if args.graphs:
+        parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
+    for part in parts:
         if part:
             console.result("\n" + part)
     return 0

@@ -133,7 +133,7 @@ def _add_run(commands) -> None:
     parser = _command(
         commands, "run", run_command, "generate tokens, greedily, with what `compile` made"
     )
-    parser.add_argument("out", metavar="OUT", help="a directory that `compile` made")
+    parser.add_argument("out", type=_path, metavar="OUT", help="a directory that `compile` made")
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument(
         "--prompt-ids", type=_token_ids, metavar="1,2,3", help="the prompt as token numbers"
@@ -159,11 +159,16 @@ def _add_explain(commands) -> None:
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
     _add_model_arguments(parser)
+    parser.add_argument(
+        "--graphs",
+        action="store_true",
+        help="say what each kernel computes, statement by statement",
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
-    parser.add_argument("source", metavar="SRC", help=SRC_HELP)
+    parser.add_argument("source", type=_path, metavar="SRC", help=SRC_HELP)
     parser.add_argument(
         "--target",
         type=_target,
@@ -231,6 +236,8 @@ def _target(name: str) -> Target:
 def _path(text: str) -> str:
     if not text:  # a variable of a shell that is not set; the working directory is "."
         raise argparse.ArgumentTypeError("it is empty; give a directory")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
     return text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,7 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Any:
         )
     from tokenizers import Tokenizer  # slow to import, and of use to text prompts only
 
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as err:  # the library raises nothing more particular
-        raise CliError(f"{file} cannot be read as a tokenizer ({err})") from err
+    tokenizer = _asked(lambda: Tokenizer.from_file(str(file)), f"{file} is no tokenizer")
     tokenizer.no_truncation()  # what a file says of these is for training, on whole batches
     tokenizer.no_padding()
     return tokenizer
@@ -140,11 +137,21 @@ def _tokenizer(directory: Path, manifest: Manifest) -> Any:
 
 def _encoded(tokenizer: Any, prompt: str) -> list[int]:
     try:
-        return tokenizer.encode(prompt.encode().decode()).ids
+        text = prompt.encode().decode()
     except UnicodeEncodeError as err:
         raise CliError(f"--prompt is {shown(prompt)}; must be text in UTF-8", code=2) from err
-    except Exception as err:  # as above
-        raise CliError(f"the tokenizer cannot read --prompt {shown(prompt)}: {err}") from err
+    failed = f"the tokenizer cannot read --prompt {shown(prompt)}"
+    return _asked(lambda: tokenizer.encode(text).ids, failed)
+
+
+def _asked(call: Callable[[], Any], failed: str) -> Any:
+    """Call the tokenizer, whose errors have no class of their own; its panics are no Exception."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as err:
+        raise CliError(f"{failed}: {err}") from err
 
 
 def _device(directory: Path, manifest: Manifest, console: Console) -> tvm.runtime.Device:
@@ -201,7 +208,10 @@ def _generate(
 def _print(
     args: argparse.Namespace, console: Console, prompt: list[int], timing: Timing, tokenizer: Any
 ) -> None:
-    text = None if tokenizer is None else tokenizer.decode(timing.tokens)
+    text = None
+    if tokenizer is not None:
+        failed = f"the tokenizer cannot write {shown(timing.tokens)}"
+        text = _asked(lambda: tokenizer.decode(timing.tokens), failed)
     if args.json:
         console.json(
             {

@@ -8,6 +8,7 @@ and the tile loop; :mod:`relax_fusion.compute.attention_blocks` holds what one t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -16,28 +17,10 @@ from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import Attention, Dim, MaskDims
+from ..workload import Attention, Dim, DynamicDim, Operand
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .attention_blocks import TileEmitter
-from .attention_tile import Operands, arrange, int64, tile_shape
-
-CAPACITY = "kv_capacity"
-"""Name of the position dimension of preallocated key and value buffers."""
-
-
-class _Dims:
-    """The sizes of a workload as int64 expressions, one variable for each name."""
-
-    def __init__(self) -> None:
-        self._vars: dict[str, tirx.Var] = {}
-
-    def __call__(self, dim: Dim) -> tirx.Expr:
-        """Return `dim` as a constant, or as the variable that bears its name."""
-        return int64(dim) if isinstance(dim, int) else self.named(dim.name)
-
-    def named(self, name: str) -> tirx.Var:
-        """Return the variable called `name`, the same one every time."""
-        return self._vars.setdefault(name, tirx.Var(name, "int64"))
+from .attention_tile import Operands, int64, tile_shape
 
 
 @dataclass(frozen=True)
@@ -67,14 +50,10 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
     Returns
     -------
     tirx.PrimFunc
-        Parameters ``q, k, v, [bias], [mask], [slopes], [sinks], [kv_len], out``: four-dimensional
-        buffers in the layouts of `work`, bias and boolean mask
-        ``[batch or 1, q_heads or 1, q_len or 1, kv_len or 1]``, slopes and sinks ``[q_heads]`` and,
-        for a workload with `kv_prefix`, the int64 number of positions to read of the
-        ``kv_capacity`` that the key and value buffers hold.  (``relax.call_tir`` takes scalars
-        among the inputs, in front of the outputs.)  All sizes are int64.  Rows that see no key are
-        zero.  Attributes: ``op_pattern`` 8 (opaque), ``tirx.noalias``, the plan table and
-        `WORKLOAD_ATTR`; the caller sets ``global_symbol``.
+        Its parameters are the operands of ``work.graph``; all sizes are int64.  (``relax.call_tir``
+        takes scalars among the inputs, in front of the outputs.)  Rows that see no key are zero.
+        Attributes: ``op_pattern`` 8 (opaque), ``tirx.noalias``, the plan table and `WORKLOAD_ATTR`;
+        the caller sets ``global_symbol``.
 
     Raises
     ------
@@ -94,22 +73,24 @@ def attention_prim_func(work: Attention, table: PlanTable) -> tirx.PrimFunc:
                 PLAN_ATTR: table.to_attr(),
             }
         )
-        sizes, operands = _parameters(work)
+        sizes, operands = _assigned(work, _parameters(work))
         _ranges(work, table, sizes, operands)
     return builder.get()
 
 
 def operands_of(func: tirx.PrimFunc, work: Attention) -> tuple[Sizes, Operands]:
     """Return the sizes and the buffers of a function that `attention_prim_func` made of `work`."""
-    params = iter(func.params)
-    q, k, v = (next(params) for _ in range(3))
-    optional = (work.bias_dims, work.mask_dims, work.alibi, work.sinks)
-    bias, mask, slopes, sinks = (None if given is None else next(params) for given in optional)
-    capacity = k.ty.shape[work.kv_layout.index("s")]
-    kv_len = next(params) if work.kv_prefix else capacity
-    batch, q_len = (q.ty.shape[work.q_layout.index(axis)] for axis in "bs")
-    operands = Operands(q, k, v, bias, mask, slopes, sinks, next(params))
-    return Sizes(batch, q_len, kv_len, capacity), operands
+    return _assigned(work, func.params)
+
+
+def _assigned(work: Attention, params: Sequence[tirx.Var]) -> tuple[Sizes, Operands]:
+    """Return what the parameters of the graph's operands are."""
+    operands = (*work.graph.inputs, *work.graph.outputs)
+    named = {o.name: param for o, param in zip(operands, params, strict=True)}
+    batch, q_len = (named["q"].ty.shape[work.q_layout.index(axis)] for axis in "bs")
+    capacity = named["k"].ty.shape[work.kv_layout.index("s")]
+    kv_len = named.pop("kv_len", capacity)
+    return Sizes(batch, q_len, kv_len, capacity), Operands(**named)
 
 
 def range_suffix(index: int) -> str:
@@ -117,49 +98,24 @@ def range_suffix(index: int) -> str:
     return f"_r{index}"
 
 
-def _parameters(work: Attention) -> tuple[Sizes, Operands]:
-    """Declare the parameters in their order."""
-    dims = _Dims()
-    kv_len = (
-        dims.named("kv_len")
-        if work.kv_prefix and isinstance(work.kv_len, int)
-        else dims(work.kv_len)
-    )
-    sizes = Sizes(
-        dims(work.batch),
-        dims(work.q_len),
-        kv_len,
-        dims.named(CAPACITY) if work.kv_prefix else kv_len,
-    )
+def _parameters(work: Attention) -> list[tirx.Var]:
+    """Declare the operands of the graph."""
+    sizes = {name: tirx.Var(name, "int64") for name in work.graph.dims}
+    told = {slot.name: slot.dim for slot in work.graph.slots if slot.role == "scalar"}
 
-    def tensor(name: str, shape: list[tirx.Expr], dtype: str) -> tirx.Var:
-        return T.arg(name, T.buffer(shape, dtype))
+    def size(dim: Dim) -> tirx.Expr:
+        return int64(dim) if isinstance(dim, int) else sizes[dim.name]
 
-    q_heads, kv_heads = int64(work.q_heads), int64(work.kv_heads)
-    b, s, c = sizes.batch, sizes.q_len, sizes.kv_capacity
-    head_dim, v_dim = int64(work.head_dim), int64(work.v_dim)
-    q = tensor("q", arrange(work.q_layout, b, s, q_heads, head_dim), work.dtype)
-    k = tensor("k", arrange(work.kv_layout, b, c, kv_heads, head_dim), work.dtype)
-    v = tensor("v", arrange(work.kv_layout, b, c, kv_heads, v_dim), work.dtype)
-    bias = _per_score("bias", work.bias_dims, work.bias_dtype, work, sizes)
-    mask = _per_score("mask", work.mask_dims, "bool", work, sizes)
-    slopes = tensor("slopes", [q_heads], work.alibi) if work.alibi else None
-    sinks = tensor("sinks", [q_heads], work.sinks) if work.sinks else None
-    if work.kv_prefix:
-        T.arg(kv_len.name, kv_len)
-    out = tensor("out", arrange(work.out_layout, b, s, q_heads, v_dim), work.out_dtype)
-    return sizes, Operands(q, k, v, bias, mask, slopes, sinks, out)
+    def declared(operand: Operand) -> tirx.Var:
+        if operand.shape is not None:
+            shape = [size(dim) for dim in operand.shape]
+            return T.arg(operand.name, T.buffer(shape, operand.dtype))
+        dim = told[operand.name]
+        number = sizes[dim.name] if isinstance(dim, DynamicDim) else tirx.Var(operand.name, "int64")
+        T.arg(number.name, number)
+        return number
 
-
-def _per_score(
-    name: str, dims: MaskDims | None, dtype: str, work: Attention, sizes: Sizes
-) -> tirx.Var | None:
-    """Declare a tensor with an element for each score, of size 1 where it broadcasts."""
-    if dims is None:
-        return None
-    full = (sizes.batch, int64(work.q_heads), sizes.q_len, sizes.kv_len)
-    shape = [size if has else int64(1) for size, has in zip(full, dims, strict=True)]
-    return T.arg(name, T.buffer(shape, dtype))
+    return [declared(o) for o in (*work.graph.inputs, *work.graph.outputs)]
 
 
 def _ranges(

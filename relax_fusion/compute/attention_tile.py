@@ -34,16 +34,16 @@ def arrange(layout: str, b: object, s: object, n: object, h: object) -> list[obj
 
 @dataclass(frozen=True)
 class Operands:
-    """The buffers of the function, in the order of its parameters; None where there is none."""
+    """The buffers of the function; None where there is none."""
 
     q: tirx.Var
     k: tirx.Var
     v: tirx.Var
-    bias: tirx.Var | None
-    mask: tirx.Var | None
-    slopes: tirx.Var | None
-    sinks: tirx.Var | None
     out: tirx.Var
+    bias: tirx.Var | None = None
+    mask: tirx.Var | None = None
+    slopes: tirx.Var | None = None
+    sinks: tirx.Var | None = None
 
 
 @dataclass(frozen=True)

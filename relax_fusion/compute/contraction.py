@@ -33,7 +33,7 @@ from collections.abc import Callable
 from tvm import te, tirx
 
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from ..workload import GatedFFN, Norm, NormMatmul, Projection, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
@@ -72,12 +72,9 @@ def contraction_prim_func(
     Returns
     -------
     tirx.PrimFunc
-        Parameters: x, [residual], [gamma, [beta]], then for each projection its weight(s) and the
-        operands of its epilogue in order, [cosines, sines]; then the outputs: [sum], [norm], one
-        per projection.  All two-dimensional ``[rows, features]`` but gamma, beta and biases, and
-        the angles ``[positions, head_dim]``.  Where `table` has
-        several ranges, the body is a choice between one root block for each; where its plans are
-        Triton's, the body only says what is computed.
+        Its parameters are the operands of ``work.graph``.  Where `table` has several ranges, the
+        body is a choice between one root block for each; where its plans are Triton's, the body
+        only says what is computed.
     """
     if any(plan.backend == "triton" for _, plan in table.entries):
         table, edges, whole = PlanTable.single(_UNTILED), "clamp", table
@@ -100,12 +97,12 @@ def contraction_prim_func(
 
 def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.PrimFunc:
     """Build the function of one range."""
-    rows = tirx.Var("rows", "int64") if isinstance(work.rows, DynamicDim) else work.rows
-    stages = Stages([], [])
-    x = stages.take((rows, work.k), work.dtype, "x")
+    stages = Stages(work.graph)
+    x = stages["x"]
+    rows = x.shape[0]
     padding = Padding.of(plan, edges)
     if work.norm and work.norm.residual:
-        x = _sum(stages, x, work.norm.returns_sum)
+        x = _sum(stages, x)
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
     data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
@@ -119,19 +116,18 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
         for index, projection in enumerate(work.outputs):
             which = work, projection, index
             _projection(stages, which, (rows, data), padding, stacked=edges == "zero")
-    func = te.create_prim_func([*stages.inputs, *stages.outputs])
+    func = stages.func()
     for index, projection in enumerate(work.outputs if isinstance(work, NormMatmul) else ()):
         if projection.rope is not None:
             func = in_order(func, f"out{index}", projection.rope)
     return func
 
 
-def _sum(stages: Stages, x: te.Tensor, returned: bool) -> te.Tensor:
+def _sum(stages: Stages, x: te.Tensor) -> te.Tensor:
     """Add the residual in front of a norm, rounded to the dtype as the unfused addition is."""
-    residual = stages.take(x.shape, x.dtype, "residual")
+    residual = stages["residual"]
     total = te.compute(x.shape, lambda i, j: x(i, j) + residual(i, j), "x_sum")
-    if returned:
-        stages.give(total)
+    stages.give("x_sum", total)
     return total
 
 
@@ -150,8 +146,8 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     """Add the statistics and the normalised rows; `rows` of them are real."""
     dtype = x.dtype
     padded, k = x.shape
-    gamma = stages.take((k,), dtype, "gamma")
-    beta = stages.take((k,), dtype, "beta") if norm.beta else None
+    gamma = stages["gamma"]
+    beta = stages["beta"] if norm.beta else None
     count = tirx.const(float(int(k)), ACCUMULATE)
     eps = tirx.const(norm.eps, ACCUMULATE)
     wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
@@ -172,10 +168,10 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
 
     result = te.compute((padded, k), normalised, "x_norm")
     if norm.returns_norm and edges == "none":
-        stages.give(result)
+        stages.give("x_norm", result)
     elif norm.returns_norm:
         rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
-        stages.give(te.compute(int64((rows, k)), rounded, "norm_out"))
+        stages.give("x_norm", te.compute(int64((rows, k)), rounded, "norm_out"))
     return result
 
 
@@ -189,8 +185,8 @@ def _projection(
     """Add one matmul and its epilogue."""
     work, projection, index = which
     rows, data = source
-    n, k, layout = projection.n, work.k, projection.layout
-    w = stages.take((n, k) if layout == "nk" else (k, n), work.dtype, f"w{index}")
+    n, layout = projection.n, projection.layout
+    w = stages[f"w{index}"]
     # Columns are vectorised there, and a clamped column would be a gather.
     if layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)
@@ -202,27 +198,25 @@ def _projection(
     )
     value = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
     for position, step in enumerate(projection.epilogue):
-        value = _step(stages, step, value, (rows, n), (work.dtype, f"{step}{index}_{position}"))
+        value = _step(stages, step, value, operand_name(step, index, position))
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
     )
-    stages.give(out)
+    stages.give(f"out{index}", out)
 
 
 def _step(
     stages: Stages,
     step: str,
     value: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
-    shape: tuple[Size, int],
-    named: tuple[str, str],
+    operand: str,
 ) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
     """Return the function after one more step of the epilogue."""
-    dtype, name = named
     if step == "bias":
-        bias = stages.take((shape[1],), dtype, name)
+        bias = stages[operand]
         return lambda i, j: value(i, j) + bias(j).astype(ACCUMULATE)
     if step == "residual":
-        residual = stages.take(shape, dtype, name)
+        residual = stages[operand]
         return lambda i, j: value(i, j) + residual(i, j).astype(ACCUMULATE)
     return lambda i, j: activate(step, value(i, j))
 
@@ -253,23 +247,21 @@ def _gated(
         product = activate(work.activation, part(gate_part, i, j)) * part(1 - gate_part, i, j)
         return product.astype(work.out_dtype)
 
-    stages.give(te.compute(int64((rows, n)), gated, "out0"))
+    stages.give("out0", te.compute(int64((rows, n)), gated, "out0"))
 
 
 def _gated_weights(
     stages: Stages, work: GatedFFN
 ) -> tuple[Reader, Callable[[int, tirx.Expr], tirx.Expr] | None]:
     """Return readers of both halves of the weight and the bias: merged, or gate then up."""
-    n, k = work.n, work.k
-    count = 2 * n if work.merged else n
-    shape = (count, k) if work.layout == "nk" else (k, count)
+    n = work.n
     if work.merged:
-        w = stages.take(shape, work.dtype, "w0")
-        b = stages.take((count,), work.dtype, "bias0") if work.bias else None
+        w = stages["w0"]
+        b = stages["bias0"] if work.bias else None
         bias = (lambda p, j: b(p * n + j)) if b is not None else None
         return lambda p, j, r: weight_at(work.layout, w, p * n + j, r), bias
-    first, second = (stages.take(shape, work.dtype, f"w{i}") for i in range(2))
-    biases = [stages.take((n,), work.dtype, f"bias{i}") for i in range(2)] if work.bias else []
+    first, second = stages["w0"], stages["w1"]
+    biases = [stages["bias0"], stages["bias1"]] if work.bias else []
     bias = (lambda p, j: biases[p](j)) if biases else None
     return (
         lambda p, j, r: te.if_then_else(

@@ -25,7 +25,7 @@ from ..estimator import mma
 from ..estimator.chain import is_packed, panel_columns
 from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..workload import Dim, MatmulChain, WeightLayout
+from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
@@ -49,9 +49,7 @@ def matmul_chain_prim_func(work: MatmulChain, table: PlanTable) -> tirx.PrimFunc
     Returns
     -------
     tirx.PrimFunc
-        Parameters: x, A, the biases of the inner steps, B, the operands of the outer steps in
-        order, and the result.  x and the result are ``[rows, features]``, A and B as `layouts` say,
-        all with the batch in front where there is one; biases have one dimension.
+        Its parameters are the operands of ``work.graph``.
     """
     variants = [(upper, _variant(work, plan)) for upper, plan in table.entries]
     func = variants[0][1]
@@ -66,31 +64,26 @@ def matmul_chain_prim_func(work: MatmulChain, table: PlanTable) -> tirx.PrimFunc
 
 def _variant(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
     """Build the function of one range."""
-    stages = Stages([], [])
+    stages = Stages(work.graph)
     if plan.family == mma.FAMILY:
         _whole(stages, work)
     else:
         (_in_blocks if plan.family == PANELS else _in_a_row)(stages, work, plan)
-    return te.create_prim_func([*stages.inputs, *stages.outputs])
-
-
-def _size(dim: Dim, name: str) -> Size:
-    return dim if isinstance(dim, int) else tirx.Var(name, "int64")
+    return stages.func()
 
 
 def _in_a_row(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
     """Add both matmuls as contractions, one after the other."""
-    rows = _size(work.rows, "rows")
-    data = stages.take((rows, work.k), work.dtype, "x")
+    data = stages["x"]
+    rows = data.shape[0]
     sides = ((work.r, work.inner, work.dtype), (work.n, work.outer, work.out_dtype))
     for which, (n, steps, dtype) in enumerate(sides):
-        layout, k = work.layouts[which], data.shape[1]
-        w = stages.take(_weight_shape(layout, k, n), work.dtype, f"w{which}")
+        layout, w = work.layouts[which], stages[f"w{which}"]
         padding = Padding(plan.block_m, plan.block_n if layout == "nk" else 1)
         acc = accumulate(data, _reader(layout, w), (1, n), f"acc{which}", padding)
-        value = _stepped(stages, work, which, steps, _first(acc), (rows, n))
+        value = _stepped(stages, work, which, steps, _first(acc), n)
         data = te.compute(int64((rows, n)), _rounded(value, dtype), f"out{which}")
-    stages.give(data)
+    stages.give("out1", data)
 
 
 def _first(acc: te.Tensor) -> Element:
@@ -106,24 +99,20 @@ def _reader(layout: WeightLayout, w: te.Tensor) -> Callable[..., tirx.Expr]:
     return lambda p, j, r: weight_at(layout, w, j, r)
 
 
-def _weight_shape(layout: WeightLayout, k: Size, n: Size) -> tuple[Size, Size]:
-    return (n, k) if layout == "nk" else (k, n)
-
-
 def _whole(stages: Stages, work: MatmulChain) -> None:
     """Add both matmuls as they are, for tensor cores, whose copies fill in zeros."""
-    lead, shape = _outside(work)
-    x = stages.take((*lead, shape[1], work.k), work.dtype, "x")
+    x = stages["x"]
+    lead, shape = _outside(x)
     acc = _product(stages, work, 0, shape, x)
-    value = _stepped(stages, work, 0, work.inner, acc, (work.r,))
+    value = _stepped(stages, work, 0, work.inner, acc, work.r)
     middle = te.compute(int64((*shape, work.r)), lambda *at: value(*at).astype(work.dtype), "out0")
     _result(stages, work, (lead, shape[1]), _product(stages, work, 1, shape, middle))
 
 
-def _outside(work: MatmulChain) -> tuple[tuple[Size, ...], tuple[Size, Size]]:
+def _outside(x: te.Tensor) -> tuple[tuple[Size, ...], tuple[Size, Size]]:
     """Return the batch, if there is one, and (matrices, rows)."""
-    lead = () if work.batch is None else (_size(work.batch, "batch"),)
-    return lead, ((*lead, 1)[0], _size(work.rows, "rows"))
+    *lead, rows, _ = x.shape
+    return tuple(lead), ((*lead, 1)[0], rows)
 
 
 def _result(
@@ -131,24 +120,21 @@ def _result(
 ) -> None:
     """Add the steps after the second matmul, and the output."""
     lead, rows = size
-    value = _stepped(stages, work, 1, work.outer, sums, (*lead, rows, work.n))
+    value = _stepped(stages, work, 1, work.outer, sums, work.n)
     first = () if lead else (tirx.IntImm("int64", 0),)
-    stages.give(
-        te.compute(
-            int64((*lead, rows, work.n)),
-            lambda *at: value(*first, *at).astype(work.out_dtype),
-            "out1",
-        )
+    out = te.compute(
+        int64((*lead, rows, work.n)),
+        lambda *at: value(*first, *at).astype(work.out_dtype),
+        "out1",
     )
+    stages.give("out1", out)
 
 
 def _product(
     stages: Stages, work: MatmulChain, which: int, shape: tuple[Size, Size], data: te.Tensor
 ) -> te.Tensor:
     """Add a weight, and the reduction of `data` and it."""
-    k, n = ((work.k, work.r), (work.r, work.n))[which]
-    layout, lead = work.layouts[which], () if work.batch is None else shape[:1]
-    w = stages.take((*lead, *_weight_shape(layout, k, n)), work.dtype, f"w{which}")
+    n, layout, w = (work.r, work.n)[which], work.layouts[which], stages[f"w{which}"]
     r = te.reduce_axis((0, data.shape[-1]), "k")
 
     def product(b: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
@@ -160,9 +146,9 @@ def _product(
 
 def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
     """Add both matmuls over panels of their weights, the intermediate between them."""
-    lead, (batch, rows) = _outside(work)
+    x = stages["x"]
+    lead, (batch, rows) = _outside(x)
     padded = round_up(rows, plan.block_m)
-    x = stages.take((*lead, rows, work.k), work.dtype, "x")
 
     def x_at(b: tirx.Expr, i: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
         return _at(x, b)(clamped(i, rows, plan.block_m), r).astype(ACCUMULATE)
@@ -172,7 +158,7 @@ def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
         data = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
     inner = _over_panels(stages, (work, plan, 0), (batch, padded), data)
     width = panel_columns(plan, work, 0)
-    value = _stepped(stages, work, 0, work.inner, inner, (work.r,), width)
+    value = _stepped(stages, work, 0, work.inner, inner, work.r, width)
     middle = te.compute(
         int64((batch, padded, round_up(work.r, width))),
         lambda *at: value(*at).astype(work.dtype).astype(ACCUMULATE),
@@ -200,9 +186,7 @@ def _over_panels(
     (work, plan, index), (batch, rows) = which, outside
     k, n = ((work.k, work.r), (work.r, work.n))[index]
     layout, width = work.layouts[index], panel_columns(plan, work, index)
-    count = -(-n // width)
-    lead = () if work.batch is None else (batch,)
-    w = stages.take((*lead, *_weight_shape(layout, k, n)), work.dtype, f"w{index}")
+    count, w = -(-n // width), stages[f"w{index}"]
 
     def packed(p: tirx.Expr, r: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         column = clamped(p % count * width + j, n, width)
@@ -227,24 +211,22 @@ def _stepped(
     which: int,
     steps: tuple[str | float, ...],
     value: Element,
-    shape: tuple[Size, ...],
+    columns: int,
     width: int = 1,
 ) -> Element:
-    """Return the element after the steps; a residual lies as the result does, in `shape`.
+    """Return the element after the steps.
 
-    Columns beyond the last, up to a multiple of `width`, have the last one's bias.
+    Columns beyond the last of `columns`, up to a multiple of `width`, have the last one's bias.
     """
     for position, step in enumerate(steps):
-        name = f"{step}{which}_{position}"
-        if step == "bias":
-            bias = stages.take(shape[-1:], work.dtype, name)
-            term = lambda *at, b=bias: b(clamped(at[-1], shape[-1], width))  # noqa: E731
-        elif step == "residual":
-            residual = stages.take(shape, work.dtype, name)
-            term = lambda *at, t=residual: t(*at[len(at) - len(t.shape) :])  # noqa: E731
-        else:
+        if isinstance(step, float) or step in ACTIVATIONS:
             value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
             continue
+        operand = stages[operand_name(step, which, position)]
+        if step == "bias":
+            term = lambda *at, b=operand: b(clamped(at[-1], columns, width))  # noqa: E731
+        else:
+            term = lambda *at, t=operand: t(*at[len(at) - len(t.shape) :])  # noqa: E731
         value = _sum(value, term)
     return value
 

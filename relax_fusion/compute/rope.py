@@ -7,7 +7,7 @@ from collections.abc import Callable
 from tvm import s_tir, te, tirx
 
 from ..errors import LoweringError
-from ..workload import DynamicDim, NormMatmul, Projection, Rope
+from ..workload import NormMatmul, Projection, Rope, operand_name
 from .activations import ACCUMULATE
 from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts, weight_at
 
@@ -83,7 +83,7 @@ def rotated_projection(
     if projection.epilogue not in ((), ("bias",)):
         steps = ", ".join(projection.epilogue)
         raise LoweringError(f"a matmul is rotated after {steps}; only a bias can precede it")
-    bias = stages.take((n,), work.dtype, f"bias{index}") if projection.epilogue else None
+    bias = stages[operand_name("bias", index, 0)] if projection.epilogue else None
 
     def value(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         total = acc(p, i, j)
@@ -91,13 +91,7 @@ def rotated_projection(
             return total
         return total + bias(feature_of(rope, p, j)).astype(ACCUMULATE)
 
-    positions = rows if rope.positions is None else rope.positions
-    if isinstance(positions, DynamicDim):
-        positions = tirx.Var("positions", "int64")
-    angles = [
-        stages.take((positions, rope.head_dim), rope.dtype, f"{name}{index}")
-        for name in ("cos", "sin")
-    ]
-    element = rotated(rope, value, (angles[0], angles[1]))
+    element = rotated(rope, value, (stages[f"cos{index}"], stages[f"sin{index}"]))
     shape = int64((rows, n // 2, 2))
-    stages.give(te.compute(shape, lambda *at: element(*at).astype(work.out_dtype), f"out{index}"))
+    out = f"out{index}"
+    stages.give(out, te.compute(shape, lambda *at: element(*at).astype(work.out_dtype), out))

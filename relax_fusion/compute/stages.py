@@ -10,7 +10,7 @@ from tvm import te, tirx
 
 from ..estimator.panels import FAMILY as PANELS
 from ..tile_plan import TilePlan
-from ..workload import INTEGER_DTYPES, WeightLayout
+from ..workload import INTEGER_DTYPES, Graph, Operand, WeightLayout
 from .activations import ACCUMULATE
 
 Size: TypeAlias = tirx.Expr | int
@@ -22,21 +22,41 @@ Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """The element of a weight: a function of part, column and k."""
 
 
-@dataclass
 class Stages:
-    """The growing list of a PrimFunc's inputs and outputs."""
+    """The parameters of a PrimFunc, as a workload's graph has them, and the stages in between.
 
-    inputs: list[te.Tensor]
-    outputs: list[te.Tensor]
+    Parameters
+    ----------
+    graph : Graph
+        What is computed.
+    """
 
-    def take(self, shape: Sequence[Size], dtype: str, name: str) -> te.Tensor:
-        """Add an input."""
-        self.inputs.append(te.placeholder(int64(shape), dtype, name))
-        return self.inputs[-1]
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._sizes = {name: tirx.Var(name, "int64") for name in graph.dims}
+        self._inputs = {o.name: self._placeholder(o) for o in graph.inputs}
+        self._outputs: dict[str, te.Tensor] = {}
 
-    def give(self, tensor: te.Tensor) -> None:
-        """Add an output."""
-        self.outputs.append(tensor)
+    def _placeholder(self, operand: Operand) -> te.Tensor:
+        shape = [d if isinstance(d, int) else self._sizes[d.name] for d in operand.shape or ()]
+        return te.placeholder(int64(shape), operand.dtype, operand.name)
+
+    def __contains__(self, name: str) -> bool:
+        """Tell whether there is an input called `name`."""
+        return name in self._inputs
+
+    def __getitem__(self, name: str) -> te.Tensor:
+        """Return an input."""
+        return self._inputs[name]
+
+    def give(self, name: str, tensor: te.Tensor) -> None:
+        """Add an output; other names are intermediates."""
+        self._outputs[name] = tensor
+
+    def func(self) -> tirx.PrimFunc:
+        """Return the function, its parameters in the graph's order."""
+        outputs = [self._outputs[o.name] for o in self._graph.outputs]
+        return te.create_prim_func([*self._inputs.values(), *outputs])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..errors import Decline, Reason, SchedulingError
 from ..modules import with_functions
 from ..target import is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable
-from .empty_loops import without_empty_loops
+from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .total import TotalRule, apply_tvm_rule, has_blocks
 
@@ -73,7 +73,9 @@ class ScheduleKernels:
                 self.record.append(scheduling)
             if schedule is not None:
                 func = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
-            if is_gpu(target) and scheduling.rule != TRITON:
+            if not is_gpu(target) and has_blocks(func):
+                func = with_starts(func)
+            elif is_gpu(target) and scheduling.rule != TRITON:
                 _check(scheduling, func, target, functions)
             updated[gvar] = func
         return with_functions(mod, updated)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+
+from . import steps
+from .total import SCHEDULE_ERRORS
 
 _CALLS = ("tirx.tvm_call_", "tirx.call_extern")
 """Names of operators, or how they begin, that call what may have effects of its own."""
@@ -48,6 +52,44 @@ def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
     rewrites = [(s_tir.SBlockRealize, block), (tirx.For, loop), (tirx.SeqStmt, sequence)]
     body = tvm_ffi.structural_map(func.body, rewrites, order="post")
     return func if body.same_as(func.body) else func.with_body(_without_unread(body))
+
+
+def with_starts(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return `func` with reductions of a length that only the run knows started before their loops.
+
+    rewrite::
+
+        for i, k in (8, n): y[i] += f(i, k)     ->    for i in 8:
+                                                          y[i] = 0
+                                                          for k in n: y[i] += f(i, k)
+
+    TVM starts them in the first iteration, and there may be none.  What TVM cannot schedule stays.
+    """
+    starts = [
+        block.name_hint
+        for block in steps.blocks_of(func)
+        if block.init is not None
+        and any(
+            v.iter_type == tirx.IterVar.CommReduce and not isinstance(v.dom.extent, tirx.IntImm)
+            for v in block.iter_vars
+        )
+    ]
+    if not starts:
+        return func
+    try:
+        return _started(s_tir.Schedule(func, error_render_level="none"), starts)
+    except SCHEDULE_ERRORS:
+        return func
+
+
+def _started(sch: s_tir.Schedule, names: list[str]) -> tirx.PrimFunc:
+    for name in names:
+        block = sch.get_sblock(name)
+        for loop in reversed(sch.get_loops(block)):
+            with contextlib.suppress(s_tir.ScheduleError):  # a loop around it counts terms too
+                sch.decompose_reduction(block, loop)
+                break
+    return sch.mod["main"]
 
 
 def _without_unread(body: tirx.Stmt) -> tirx.Stmt:

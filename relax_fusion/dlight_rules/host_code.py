@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from ..errors import Decline, Reason
 from ..target import is_gpu
+from .empty_loops import with_starts
 from .total import TotalRule, has_blocks
 
 _THREADS = ("thread_extent", "virtual_thread", "tirx.device_entry")
@@ -99,6 +100,7 @@ class SingleThreadRule(TotalRule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline:
         """Return the function with its statements in kernels, or why one cannot be."""
+        func = with_starts(func)
         root = func.body.block if has_blocks(func) else s_tir.SBlock([], [], [], "root", func.body)
         parts = _parts(root)
         outside = [bool(host_accesses(part)) for part in parts]

@@ -81,8 +81,7 @@ class RowSumRule(TotalRule):
         blocks = blocks_of_rows(sch, contiguous=False)
         if blocks is None:
             return Decline(Reason.SCHEDULE, "its steps do not agree on what a row is")
-        _on_cpu(sch, blocks, device_of(target))
-        return sch
+        return _on_cpu(sch, blocks, device_of(target)) or sch
 
 
 def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:
@@ -91,8 +90,9 @@ def _on_gpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Dec
         return Decline(Reason.SHAPE, "vectors need a number of columns known when compiling")
     *before, last = blocks
     row, _ = _row_and_columns(sch, last)
-    for block in reversed(before):
-        steps.move_under(sch, block.rv, row)
+    several = _into_rows(sch, [block.rv for block in before], row)
+    if several is not None:
+        return several
     results = {p for p in sch.mod["main"].params if tirx.is_buffer_var(p)}
     for block in before:
         whole_row = block.columns != 1 and not block.reduces
@@ -157,22 +157,34 @@ def _spread(
             sch.vectorize(sch.fuse(*steps.loops_below(sch, copy, thread)))
 
 
-def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> None:
+def _on_cpu(sch: s_tir.Schedule, blocks: list[RowBlock], dev: DeviceSpec) -> Decline | None:
     """Spread the rows over the cores, and let vectors run along each."""
     partial = {b.rv: _partial_sums(sch, b, dev) for b in blocks if b.reduces}
     ordered = [rv for b in blocks for rv in (partial.get(b.rv), b.rv) if rv is not None]
-    first = ordered[0]
-    leading = blocks[0].leading
-    loops = sch.get_loops(first)
-    row = sch.fuse(*loops[:leading]) if leading else sch.add_unit_loop(loops[0])
-    steps.chain_rows(sch, ordered[1:], row)
+    row, _ = _row_and_columns(sch, blocks[-1])
+    several = _into_rows(sch, ordered[:-1], row)
+    if several is not None:
+        return several
     sch.parallel(row)  # before reductions are decomposed: their halves alone are no valid blocks
     for block in blocks:
         lanes = _vector_lanes(sch, block, dev)
         if block.reduces and partial[block.rv] is not None:
-            _vectorise_partial_sums(sch, partial[block.rv], row, moved=partial[block.rv] != first)
+            _vectorise_partial_sums(sch, partial[block.rv], row)
         elif not block.reduces and block.columns != 1:
             steps.vectorise_inner(sch, sch.fuse(*steps.loops_below(sch, block.rv, row)), lanes)
+    return None
+
+
+def _into_rows(sch: s_tir.Schedule, blocks: list[SBlockRV], row: LoopRV) -> Decline | None:
+    """Move blocks into the loop over rows that has all their readers, the last of them first.
+
+    What nothing reads there would be computed for all rows in each.
+    """
+    for block in reversed(blocks):
+        if not sch.get_consumers(block):
+            return Decline(Reason.SCHEDULE, "it has several results")
+        sch.compute_at(block, row, preserve_unit_loops=True)
+    return None
 
 
 def _vector_lanes(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> int:
@@ -187,13 +199,10 @@ def _partial_sums(sch: s_tir.Schedule, block: RowBlock, dev: DeviceSpec) -> SBlo
     return steps.split_lanes(sch, block.rv, lanes) if lanes > 1 else None
 
 
-def _vectorise_partial_sums(
-    sch: s_tir.Schedule, partial: SBlockRV, row: LoopRV, *, moved: bool
-) -> None:
+def _vectorise_partial_sums(sch: s_tir.Schedule, partial: SBlockRV, row: LoopRV) -> None:
     """Keep the partial sums of a row in a vector register."""
-    loops = steps.loops_below(sch, partial, row)
     # A moved block has its loops in the order of its block variables: lanes first.
-    lane, rest = (loops[0], loops[1:]) if moved else (loops[-1], loops[:-1])
+    lane, *rest = steps.loops_below(sch, partial, row)
     sch.reorder(*rest, lane)
     for index in range(len(sch.get(partial).writes)):
         sch.set_scope(partial, index, "local")

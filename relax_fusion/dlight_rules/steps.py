@@ -16,10 +16,14 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 def block_names(func: tirx.PrimFunc) -> list[str]:
     """Return the names of the blocks of a PrimFunc in program order, the root left out."""
-    names: list[str] = []
+    return [block.name_hint for block in blocks_of(func)]
 
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, lambda block: names.append(block.name_hint)))
-    return [n for n in names if n != "root"]
+
+def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
+    """Return the blocks of a PrimFunc in program order, the root left out."""
+    blocks: list[s_tir.SBlock] = []
+    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
+    return [block for block in blocks if block.name_hint != "root"]
 
 
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:
@@ -68,17 +72,6 @@ def inline_if_possible(sch: s_tir.Schedule, block: SBlockRV) -> None:
         sch.compute_inline(block)
 
 
-def move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> None:
-    """Move a block into a loop of its readers, or of what it reads if nothing reads it.
-
-    rewrite: ``for i: A(i)``; ``for i: B(i)`` -> ``for i: A(i); B(i)``
-    """
-    if sch.get_consumers(block):
-        sch.compute_at(block, loop, preserve_unit_loops=True)
-    else:
-        sch.reverse_compute_at(block, loop, preserve_unit_loops=True)
-
-
 def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
     """Return the (accumulation, epilogue) blocks of every projection."""
     count = sum(name.startswith("acc") for name in block_names(sch.mod["main"]))
@@ -86,9 +79,13 @@ def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
 
 
 def reads_along(sch: s_tir.Schedule, block: SBlockRV, axis: int) -> bool:
-    """Tell whether what a block reads last is contiguous along an axis of its own."""
+    """Tell whether the last tensor that a block reads is contiguous along an axis of its own.
+
+    A tensor without dimensions is passed over.
+    """
     found = sch.get(block)
-    return bool(found.reads[-1].region[-1].min.same_as(found.iter_vars[axis].var))
+    *_, last = (read.region for read in found.reads if read.region)
+    return bool(last[-1].min.same_as(found.iter_vars[axis].var))
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:

@@ -44,15 +44,19 @@ def _violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Iterator[str
         return
     if not isinstance(work, Attention) and work.dtype in INTEGER_DTYPES:
         yield from _integers(plan, work, dev)
-    foot = footprint(work, plan, dev)
     if plan.family == PANELS and not isinstance(work, Attention):
         yield from panel_violations(plan, matmul_shape(work), dev)
-        yield from cpu_limits(foot, plan, work, dev)
+        if dev.kind == "cpu":
+            yield from cpu_limits(footprint(work, plan, dev), plan, work, dev)
         return
     if plan.family:
         yield from _family(plan, work, dev)
     else:
         yield from _backend(plan)
+    if dev.kind == "gpu" and plan.num_warps == 0:  # what follows divides by its threads
+        yield f"num_warps is 0, a kernel for the {dev.label} needs 1 or more"
+        return
+    foot = footprint(work, plan, dev)
     if isinstance(work, Attention):
         if plan.block_k != work.head_dim:
             yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"

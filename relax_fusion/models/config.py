@@ -32,6 +32,9 @@ Epsilon = Annotated[float, Field(ge=0, le=1)]
 EndTokens = Annotated[tuple[Natural, ...], Field(alias="eos_token_id")]
 """Tokens that end a text; a ``config.json`` has one, a list of them, or none."""
 
+_LONGEST = 2**24
+"""Bytes of a ``config.json``: beyond, it is another file, such as one of weights."""
+
 _Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 
 
@@ -82,12 +85,13 @@ class LlamaConfig:
         defaults = {
             "max_position_embeddings": 2048,
             "num_key_value_heads": heads,
-            "rope_theta": rope.get("rope_theta"),
         }
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             defaults["head_dim"] = hidden // heads
-        scaling = {"rope_scaling": RopeScaling.from_dict(rope)}
-        return _read(cls, {**defaults, **_given(data), **scaling}, "LLaMA config")
+        own: dict[str, Any] = {"rope_scaling": RopeScaling.from_dict(rope)}
+        if rope.get("rope_theta") is not None:  # as in transformers, before the one beside it
+            own["rope_theta"] = rope["rope_theta"]
+        return _read(cls, {**defaults, **_given(data), **own}, "LLaMA config")
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,11 @@ def read_config(path: str | Path) -> dict[str, Any]:
     if file.is_dir():
         file = file / "config.json"
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            text = stream.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ValueError(f"it has more than {_LONGEST} bytes")
+        data = json.loads(text.decode())
     except FileNotFoundError as err:
         raise ConfigError(f"{file} does not exist; give a Hugging Face model directory") from err
     except (OSError, ValueError, RecursionError) as err:

@@ -9,7 +9,7 @@ from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
 
-from ..validation import MAX_INT32, MOST_ELEMENTS, shown
+from ..validation import MAX_INT32, MOST_ELEMENTS, plain, shown
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
 from .errors import ConfigError
@@ -21,6 +21,10 @@ _FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {
     "gpt2": (gpt2, gpt2.GPT2LMHeadModel),
     "bert": (bert, bert.BertForMaskedLM),
 }
+
+
+LENGTH, TOTAL = "seq_len", "total_len"
+"""Names of symbolic dimensions: tokens of a call, and of the sequence after it."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ def export(
     """
     if max_seq_len is None and isinstance(config, Config):
         max_seq_len = config.max_position
+    max_seq_len, batch = plain(max_seq_len), plain(batch)
     _check_arguments(config, dtype, max_seq_len, batch)
     family, cls = _FAMILIES[config.family]
     caches = _cache_shapes(config, max_seq_len, batch)
@@ -127,7 +132,7 @@ def export(
 def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | str) -> None:
     if not isinstance(config, Config):
         raise ConfigError(f"config is {shown(config)}; must be what load_config returns")
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ConfigError(f"dtype {shown(dtype)} is not supported; known: {', '.join(DTYPES)}")
     # A rotary table can be computed for any length; a learned one ends where its weights do.
     learned = config.family != "llama"
@@ -136,7 +141,9 @@ def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | 
         ("batch", batch, MAX_INT32),
     ):
         if what == "batch" and isinstance(value, str) and value.isidentifier():
-            continue  # the name of a symbolic dimension
+            if value in (LENGTH, TOTAL):  # it would be the same dimension
+                raise ConfigError(f"batch is {value!r}, which is the name of another dimension")
+            continue
         if type(value) is not int or not 1 <= value <= most:
             raise ConfigError(f"{what} is {shown(value)}; must be an integer between 1 and {most}")
     heads = config.num_heads * config.head_dim
@@ -162,15 +169,15 @@ def _decoder_specs(caches: tuple, dtype: str, batch: int | str) -> dict[str, dic
     def one(seq_len: int | str) -> dict:
         return {
             "input_ids": spec.Tensor([batch, seq_len], "int32"),
-            "total_len": spec.Int(),
+            TOTAL: spec.Int(),
             "caches": [spec.Tensor(shape, dtype) for shape in caches],
             "$": {"param_mode": "packed", "effect_mode": "none"},
         }
 
-    return {"prefill": one("seq_len"), "decode": one(1)}
+    return {"prefill": one(LENGTH), "decode": one(1)}
 
 
 def _encoder_specs(batch: int | str) -> dict[str, dict]:
     names = ("input_ids", "token_type_ids", "attention_mask")
-    inputs = {name: spec.Tensor([batch, "seq_len"], "int32") for name in names}
+    inputs = {name: spec.Tensor([batch, LENGTH], "int32") for name in names}
     return {"encode": inputs | {"$": {"param_mode": "packed", "effect_mode": "none"}}}

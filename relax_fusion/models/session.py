@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
 
-from ..validation import MAX_INT32, shown
+from ..validation import MAX_INT32, plain, shown
 from .config import BertConfig
 from .errors import ContextOverflowError, InputError, ModelError
 from .export import ExportedModel
+from .session_checks import array, check_exported, checked_device, checked_weight, finite, machine
 from .threads import use_all_cores
-from .weights import NotFiniteWarning
 
 
 class _Runner:
@@ -28,12 +26,14 @@ class _Runner:
         weights: Iterable[np.ndarray],
         device: tvm.runtime.Device | None,
     ) -> None:
-        self.device = tvm.cpu() if device is None else device
+        self.device = checked_device(device)
         self.exported = exported
-        self._vm = relax.VirtualMachine(compiled, self.device)
+        self._vm = machine(compiled, exported, self.device)
         self._params: list[tvm.runtime.Tensor] = []
+        if not isinstance(weights, Iterable):
+            raise InputError(f"weights is {shown(weights)}; must be NumPy arrays, in order")
         for value in weights:
-            self._params.append(self._put(_checked(value, len(self._params), exported)))
+            self._params.append(self._put(checked_weight(value, len(self._params), exported)))
         if len(self._params) != len(exported.params):
             count = len(exported.params)
             raise InputError(f"the model takes {count} weights, got {len(self._params)}")
@@ -42,7 +42,7 @@ class _Runner:
         return tvm.runtime.tensor(value, self.device)
 
     def _tokens(self, values: Any, what: str, limit: int) -> np.ndarray:
-        tokens = np.atleast_2d(_array(values, what))
+        tokens = np.atleast_2d(array(values, what))
         if tokens.ndim != 2 or tokens.size == 0 or not np.issubdtype(tokens.dtype, np.integer):
             raise InputError(
                 f"{what} must be integers of 64 bits, of shape [batch, length] and not empty, got "
@@ -84,8 +84,10 @@ class Generator(_Runner):
         device: tvm.runtime.Device | None = None,
         batch: int | None = None,
     ) -> None:
+        batch = plain(batch)
         if batch is not None and (type(batch) is not int or not 1 <= batch <= MAX_INT32):
             raise InputError(f"batch is {shown(batch)}; must be an integer of at least 1")
+        check_exported(exported)
         if "decode" not in exported.functions:
             raise ModelError("this model is an encoder; run it with Encoder, not Generator")
         super().__init__(compiled, exported, weights, device)
@@ -146,7 +148,7 @@ class Generator(_Runner):
         InputError
             If there are more or fewer tokens, or one is outside the vocabulary.
         """
-        tokens = _array(ids, "token ids")
+        tokens = array(ids, "token ids")
         if tokens.size != self.batch:
             raise InputError(f"decode takes {self.batch} token(s), got {tokens.size}")
         return self._call("decode", tokens.reshape(self.batch, 1))
@@ -175,9 +177,9 @@ class Generator(_Runner):
         """
         if not isinstance(max_new_tokens, int | np.integer) or max_new_tokens < 1:
             raise InputError(f"max_new_tokens is {shown(max_new_tokens)}; must be at least 1")
-        self.reset()
         # The last new token is never fed back, so it takes no room.
-        self._check_room(np.atleast_2d(_array(ids, "token ids")).shape[-1] + max_new_tokens - 1)
+        self._check_room(np.atleast_2d(array(ids, "token ids")).shape[-1] + max_new_tokens - 1)
+        self.reset()
         new = [self.prefill(ids).argmax(axis=-1)]
         while len(new) < max_new_tokens:
             new.append(self.decode(new[-1]).argmax(axis=-1))
@@ -201,7 +203,7 @@ class Generator(_Runner):
         shape = tvm.runtime.ShapeTuple([total])
         logits, _ = self._vm[function](self._put(tokens), shape, self._caches, self._params)
         self.length = total
-        return _finite(logits.numpy()[:, 0])
+        return finite(logits.numpy()[:, 0])
 
 
 class Encoder(_Runner):
@@ -214,6 +216,7 @@ class Encoder(_Runner):
         weights: Iterable[np.ndarray],
         device: tvm.runtime.Device | None = None,
     ) -> None:
+        check_exported(exported)
         if not isinstance(exported.config, BertConfig):
             raise ModelError("this model is a decoder; run it with Generator, not Encoder")
         self._config = exported.config
@@ -258,36 +261,3 @@ class Encoder(_Runner):
         use_all_cores()
         inputs = [self._put(value) for value in (tokens, types, mask)]
         return self._vm["encode"](*inputs, self._params).numpy()
-
-
-def _array(values: Any, what: str) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except (ValueError, TypeError, OverflowError) as err:
-        raise InputError(f"{what} are {shown(values)}; must be an array ({err})") from err
-
-
-def _finite(logits: np.ndarray) -> np.ndarray:
-    """Warn of logits by which no token can be chosen: the largest of NaN is the first."""
-    if not np.isfinite(logits).all():
-        warnings.warn(
-            "the model's logits hold NaN or infinities; look at its weights",
-            NotFiniteWarning,
-            stacklevel=4,
-        )
-    return logits
-
-
-def _checked(value: Any, position: int, exported: ExportedModel) -> np.ndarray:
-    """Return a weight if it is the one that stands at `position`."""
-    if position >= len(exported.params):
-        raise InputError(f"the model takes {len(exported.params)} weights, got more")
-    param = exported.params[position]
-    if not isinstance(value, np.ndarray):
-        raise InputError(f"the weight {param.name!r} is {shown(value)}; must be a NumPy array")
-    if value.shape != param.shape or str(value.dtype) != param.dtype:
-        raise InputError(
-            f"the weight {param.name!r} must be {param.dtype} {list(param.shape)}, got "
-            f"{value.dtype} {list(value.shape)}"
-        )
-    return value

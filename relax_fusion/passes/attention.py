@@ -83,19 +83,18 @@ class FuseAttentionChain:
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
-        args = [*found.args(), *mods.args()]
+        args = {**found.args(), **mods.args()}
         if work.kv_prefix:
-            args.append(KernelArg(found.kv_len))
+            args["kv_len"] = KernelArg(found.kv_len)
         out = found.out.at.expr
         paths = (*found.q.path, *found.k.path, *found.v.path)
         covers = (*paths, *chain.scores.covers, *found.out.path)
         covers = tuple(dict.fromkeys(covers))
         check_inner(view, covers, {out})
         refuse_kept_roundings(view, covers)
-        outs = (
-            KernelOut(out, found.shape(found.out, found.q_heads, found.out_layout), work.out_dtype),
-        )
-        return Match(PATTERN, chain.spelling, covers, tuple(args), outs, work)
+        shape = found.shape(found.out, found.q_heads, found.out_layout)
+        outs = {"out": KernelOut(out, shape, work.out_dtype)}
+        return Match.of(PATTERN, chain.spelling, covers, (args, outs), work)
 
     def _workload(self, chain: AttentionChain, found: Laid, mods: Modifiers) -> Attention:
         """Check dtypes and describe the attention."""

@@ -157,11 +157,13 @@ class FuseGatedFFN:
         guard(merged or u.linear.n == n, Reason.SHAPE, f"gate has {n} features, up {u.linear.n}")
         guard((g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias")
         weights = [g] if merged else [g, u]
-        args = [*before.args, *(KernelArg(h.linear.weight) for h in weights)]
-        args += [KernelArg(h.bias, (h.linear.n,)) for h in weights if h.bias is not None]
+        args = dict(before.args)
+        for p, half in enumerate(weights):
+            args[f"w{p}"] = KernelArg(half.linear.weight)
+            if half.bias is not None:
+                args[f"bias{p}"] = KernelArg(half.bias, (half.linear.n,))
         dtype = dtype_of(before.source.expr)
-        exprs = [a.expr for a in args]
-        check_operands(exprs, dtype)
+        check_operands([a.expr for a in args.values()], dtype)
         work = GatedFFN(
             as_dim(before.source.rows, self.options.bounds),
             before.source.k,
@@ -175,12 +177,12 @@ class FuseGatedFFN:
             check_dtype(dtype_of(var), "the result"),
             g.bias is not None,
         )
-        outs = (*before.outs, KernelOut(var, (before.source.rows, n), work.out_dtype))
+        outs = {**before.outs, "out0": KernelOut(var, (before.source.rows, n), work.out_dtype)}
         everything = tuple(dict.fromkeys((*before.covers, *covers)))
-        check_inner(view, everything, {o.var for o in outs})
+        check_inner(view, everything, {o.var for o in outs.values()})
         refuse_kept_roundings(view, everything)
         spelling = f"{before.spelling} {'merged' if merged else 'separate'} {act}"
-        return Match(PATTERN, spelling, everything, tuple(args), outs, work)
+        return Match.of(PATTERN, spelling, everything, (args, outs), work)
 
     def _plain(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match ``act(norm(x) @ W + b)`` where no other matmul reads the norm."""

@@ -20,7 +20,7 @@ from ..shapes import (
     product,
     static,
 )
-from ..workload import MatmulChain
+from ..workload import MatmulChain, operand_names
 
 PATTERN = "FuseMatmulChain"
 
@@ -81,12 +81,12 @@ class FuseMatmulChain:
         lead, rows = _rows(inner)
         guard(all(d != 0 for d in (*lead, rows)), Reason.SHAPE, "the input has no rows")
         k, r, n = inner.linear.k, inner.linear.n, outer.linear.n
-        args = [
-            KernelArg(x, (*lead, rows, k)),
-            *_operands(inner, (*lead, rows, r)),
-            *_operands(outer, (*lead, rows, n)),
-        ]
-        check_operands([a.expr for a in args], dtype)
+        args = {
+            "x": KernelArg(x, (*lead, rows, k)),
+            **_operands(inner, 0, (*lead, rows, r)),
+            **_operands(outer, 1, (*lead, rows, n)),
+        }
+        check_operands([a.expr for a in args.values()], dtype)
         dims = as_dims((*lead, rows), self.options.bounds)
         work = MatmulChain(
             *(dims[-1], k, r, n, (inner.linear.layout, outer.linear.layout)),
@@ -98,9 +98,9 @@ class FuseMatmulChain:
         )
         covers = tuple(dict.fromkeys((*inner.covers, *outer.covers)))
         check_inner(view, covers, {outer.out})
-        outs = (KernelOut(outer.out, (*lead, rows, n), work.out_dtype),)
+        outs = {"out1": KernelOut(outer.out, (*lead, rows, n), work.out_dtype)}
         spelling = " -> ".join(map(_spelling, sides))
-        return Match(PATTERN, spelling, covers, tuple(args), outs, work)
+        return Match.of(PATTERN, spelling, covers, (args, outs), work)
 
 
 def _rows(side: Side) -> tuple[tuple[PrimExpr | int, ...], PrimExpr | int]:
@@ -112,7 +112,7 @@ def _rows(side: Side) -> tuple[tuple[PrimExpr | int, ...], PrimExpr | int]:
     return (product(side.batch),), product(shape[-2:-1])
 
 
-def _operands(side: Side, wide: tuple[PrimExpr | int, ...]) -> list[KernelArg]:
+def _operands(side: Side, which: int, wide: tuple[PrimExpr | int, ...]) -> dict[str, KernelArg]:
     """Return the weight and the operands of the steps in the shapes in which the kernel has them.
 
     Biases have theirs already; residuals lie as the result does, which is of shape `wide`.
@@ -120,7 +120,9 @@ def _operands(side: Side, wide: tuple[PrimExpr | int, ...]) -> list[KernelArg]:
     k, n = side.linear.k, side.linear.n
     matrix = (n, k) if side.linear.layout == "nk" else (k, n)
     weight = KernelArg(side.linear.weight, (*wide[:-2], *matrix) if side.batch else None)
-    return [weight, *(a if a.shape else KernelArg(a.expr, wide) for a in side.args)]
+    steps = (a if a.shape else KernelArg(a.expr, wide) for a in side.args)
+    names = operand_names(side.steps, which)
+    return {f"w{which}": weight, **dict(zip(names, steps, strict=True))}
 
 
 def _spelling(side: Side) -> str:

@@ -30,6 +30,7 @@ from .attention_call import AttentionCall, Case, at_least, at_most, int32
 from .attention_hopper import flash_cases, groups_step, halves_step
 from .kernels.attention_combine import attention_combine
 from .kernels.attention_pointer import attention_pointer
+from .operands import named_operands
 from .steps import Step, ceil_div
 
 MANY_PARTS = 32
@@ -64,8 +65,7 @@ def attention_cases(
     plan : TilePlan
         Family and tiles.
     inputs : sequence of Expr
-        Tensors, and maybe the number of keys, in the order of
-        `relax_fusion.compute.attention.attention_prim_func`.
+        Tensors, and maybe the number of keys, in the order of ``work.graph``.
     most_queries : int, optional
         Query positions up to which the plan serves.
     dev : DeviceSpec
@@ -73,7 +73,7 @@ def attention_cases(
     rooms : dict
         Gets the workspaces, for the plans of other ranges to use the same.
     """
-    a = AttentionCall(work, plan, _named(work, inputs), most_queries, dev, rooms)
+    a = AttentionCall(work, plan, named_operands(work, inputs), most_queries, dev, rooms)
     whole = {"pointer": _pointer, "flash": flash_cases}
     if plan.family in whole:
         return whole[plan.family](a)
@@ -100,22 +100,9 @@ def empty_cases(
     if isinstance(work.kv_len, int) or not mapped:
         return []
     plan = plans.entries[-1][1]
-    a = AttentionCall(work, plan, _named(work, inputs), None, dev, {})
+    a = AttentionCall(work, plan, named_operands(work, inputs), None, dev, {})
     args = {**a.pointer_arguments(), "parts_ptr": OUT, "lse_ptr": OUT}
     return [(a.kv_len <= 0, [_combine(a, args, a.constants(), splits=0, most=2)])]
-
-
-def _named(work: Attention, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
-    """Return the operands by name."""
-    there = {
-        **dict.fromkeys(("q", "k", "v"), True),
-        "bias": work.bias_dims,
-        "mask": work.mask_dims,
-        "slopes": work.alibi,
-        "sinks": work.sinks,
-        "kv_len": work.kv_prefix,
-    }
-    return dict(zip((name for name, has in there.items() if has), inputs, strict=True))
 
 
 def _pointer(a: AttentionCall) -> list[Case]:

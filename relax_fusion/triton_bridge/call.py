@@ -13,6 +13,7 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..target import compute_capability, make_target
+from ..validation import shown
 from .arguments import InOut, Out, TensorMap, is_number
 from .compile import compile_kernels
 from .kernel import KernelOptions
@@ -117,6 +118,10 @@ def call_tir_extern(
     builder = relax.BlockBuilder.current()
     if builder is None:
         raise KernelError("call_tir_extern adds a function: call it where a BlockBuilder is active")
+    if not isinstance(args, Mapping | Sequence):
+        raise KernelError(f"args is {shown(args)}; must be a sequence, or a mapping by name")
+    if not isinstance(constexprs, Mapping | None):
+        raise KernelError(f"constexprs is {shown(constexprs)}; must be a mapping by name")
     # `R.Tensor(...)` outside of TVMScript stands for a type
     outputs = [
         tvm.runtime.convert(o) for o in (out_ty if isinstance(out_ty, Sequence) else [out_ty])

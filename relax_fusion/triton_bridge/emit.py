@@ -151,21 +151,13 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
         return None
     if isinstance(work, MatmulChain) or any(p.backend != "triton" for _, p in plans.entries):
         return None
-    count = _count_outputs(work)
+    count = len(work.graph.outputs)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in func.params[:-count]]
     return _Fused(work, plans, inputs, [_tensor(p) for p in func.params[-count:]])
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:
     return relax.TensorType(list(param.ty.shape), str(param.ty.dtype))
-
-
-def _count_outputs(work: NormMatmul | GatedFFN | Attention) -> int:
-    if isinstance(work, Attention):
-        return 1
-    products = 1 if isinstance(work, GatedFFN) else len(work.outputs)
-    extra = work.norm.returns_sum + work.norm.returns_norm if work.norm else 0
-    return products + extra
 
 
 @relax.expr_functor.mutator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from tvm import ir, tirx
 
 from ..errors import LoweringError
 from ..estimator.triton import split_epilogue
-from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope
+from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
 from .arguments import Out
 
 
@@ -108,56 +108,59 @@ class Operands:
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
-    """Assign inputs, in the order of `contraction_prim_func`, and count the outputs.
+    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel.
 
     Raises
     ------
     LoweringError
         If an epilogue has an order that the kernels lack.
     """
-    given = iter(inputs)
-    norm = work.norm
-    x = next(given)
-    residual = next(given) if norm and norm.residual else None
-    gamma = next(given) if norm else None
-    beta = next(given) if norm and norm.beta else None
-    outs = map(Out, range(2 + len(inputs)))
-    total = next(outs) if norm and norm.returns_sum else None
-    normed = next(outs) if norm and norm.returns_norm else None
+    given = named_operands(work, inputs)
     products: Iterable[Product]
-    if isinstance(work, GatedFFN):
-        products = [_gated(work, given, next(outs))]
-    else:
-        products = _products(work, given, outs)
-    return Operands(x, residual, gamma, beta, total, normed, tuple(products))
+    products = [_gated(work, given)] if isinstance(work, GatedFFN) else _products(work, given)
+    return Operands(
+        given["x"],
+        residual=given.get("residual"),
+        gamma=given.get("gamma"),
+        beta=given.get("beta"),
+        total=given.get("x_sum"),
+        normed=given.get("x_norm"),
+        products=tuple(products),
+    )
 
 
-def _products(work: NormMatmul, given: Iterator[Any], outs: Iterator[Out]) -> Iterator[Product]:
-    for p in work.outputs:
-        weight = next(given)
-        extra = {step: next(given) for step in p.epilogue if step in ("bias", "residual")}
+def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
+    """Return inputs and outputs by the names that the graph has for them."""
+    graph = work.graph
+    found: dict[str, Any] = dict(zip((o.name for o in graph.inputs), inputs, strict=True))
+    return found | {o.name: Out(index) for index, o in enumerate(graph.outputs)}
+
+
+def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
+    for index, p in enumerate(work.outputs):
+        extra = {s: given.get(operand_name(s, index, at)) for at, s in enumerate(p.epilogue)}
         steps = split_epilogue(p.epilogue)
         if steps is None:
             raise LoweringError(f"no Triton kernel has the epilogue {', '.join(p.epilogue)}")
         yield Product(
-            *(weight, p.n, p.layout, next(outs), None, extra.get("bias"), None),
+            *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
+            bias=extra.get("bias"),
             residual=extra.get("residual"),
             activation=steps[0],
             residual_place=steps[1],
-            angles=Angles(p.rope, next(given), next(given)) if p.rope else None,
+            angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
         )
 
 
-def _gated(work: GatedFFN, given: Iterator[Any], out: Out) -> Product:
-    """Read both weights and biases, which may be the halves of one tensor each."""
-    pairs = []
-    for _ in range(1 + work.bias):
-        first = next(given)
-        pairs.append((first, first if work.merged else next(given)))
-    (gate, up), (bias, up_bias) = [*pairs, (None, None)][:2]
+def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
+    """Return both weights and biases, which may be the halves of one tensor each."""
     merged = ("gate_first" if work.gate_first else "up_first") if work.merged else "no"
+    up = 0 if work.merged else 1
     return Product(
-        *(gate, work.n, work.layout, out, up, bias, up_bias),
+        *(given["w0"], work.n, work.layout, given["out0"]),
+        up=given[f"w{up}"],
+        bias=given.get("bias0"),
+        up_bias=given.get(f"bias{up}"),
         activation=work.activation,
         merged=merged,
     )

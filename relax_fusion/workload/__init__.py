@@ -13,9 +13,18 @@ from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
-from .graph import Graph
+from .graph import Graph, in_order
 from .matmul_chain import MatmulChain
-from .norm_matmul import EPILOGUE_STEPS, Norm, NormMatmul, Projection, Rope, WeightLayout
+from .norm_matmul import (
+    EPILOGUE_STEPS,
+    Norm,
+    NormMatmul,
+    Projection,
+    Rope,
+    WeightLayout,
+    operand_name,
+    operand_names,
+)
 from .operators import ACTIVATIONS
 
 Workload = NormMatmul | GatedFFN | MatmulChain | Attention
@@ -45,4 +54,7 @@ __all__ = [
     "WeightLayout",
     "Workload",
     "extent",
+    "in_order",
+    "operand_name",
+    "operand_names",
 ]

@@ -105,10 +105,12 @@ class _Writer:
         self.work = work
         self.g = GraphBuilder()
         group = work.q_heads // work.kv_heads
-        self.b = Axis("b", renamed(work.batch, "batch"))
+        known: dict[Dim, Dim] = {}
+        for name, dim in (("batch", work.batch), ("q_len", work.q_len), ("kv_len", work.kv_len)):
+            known.setdefault(dim, renamed(dim, name))  # what is one size has one name
+        self.b = Axis("b", known[work.batch])
         self.n, self.e = Axis("n", work.kv_heads), Axis("e", group)
-        self.i = Axis("i", renamed(work.q_len, "q_len"))
-        self.t = Axis("t", renamed(work.kv_len, "kv_len"))
+        self.i, self.t = Axis("i", known[work.q_len]), Axis("t", known[work.kv_len])
         self.d, self.c = Axis("d", work.head_dim), Axis("c", work.v_dim)
         self.head = self.n * group + self.e
         self.row = (self.b, self.n, self.e, self.i)

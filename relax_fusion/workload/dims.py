@@ -29,6 +29,11 @@ def extent(dim: Dim, value: int) -> int:
     return dim if isinstance(dim, int) else value
 
 
+def size_text(dim: Dim) -> str:
+    """Return the name of a dimension, or the number that it is."""
+    return dim.name if isinstance(dim, DynamicDim) else str(dim)
+
+
 def renamed(dim: Dim, name: str) -> Dim:
     """Return `dim` under the name that it has in a graph."""
     return dim if isinstance(dim, int) else DynamicDim(name, dim.upper)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import GraphError
-from .dims import Dim
+from .dims import Dim, size_text
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,12 @@ class Operand:
     name: str
     shape: tuple[Dim, ...] | None
     dtype: str
+
+    def __str__(self) -> str:
+        """Return name, shape and dtype."""
+        if self.shape is None:
+            return f"{self.name} {self.dtype}"
+        return f"{self.name}[{', '.join(map(size_text, self.shape))}] {self.dtype}"
 
 
 @dataclass(frozen=True)

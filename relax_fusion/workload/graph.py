@@ -11,14 +11,16 @@ of an axis is a number or one dimension.  `GraphBuilder` writes graphs down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ..errors import GraphError
 from .dims import Dim, DynamicDim
 from .formats import Operand, Packed
 from .values import At, Axis, Expr, reads
+
+_T = TypeVar("_T")
 
 Role = Literal["in", "out", "inout", "scalar"]
 Combine = Literal["", "sum", "max"]
@@ -229,3 +231,17 @@ class Graph:
         width = max(map(len, types), default=0)
         rows = zip(heads, types, strict=True)
         return "\n".join(f"{h:{left}}  {t:{width}} = {v}" for (h, v), t in rows)
+
+
+def in_order(operands: Sequence[Operand], given: Mapping[str, _T]) -> tuple[_T, ...]:
+    """Return what is given for operands, in their order.
+
+    Raises
+    ------
+    GraphError
+        If there is none for one of them, or one for none of them.
+    """
+    names = [o.name for o in operands]
+    if set(names) != set(given):
+        raise GraphError(f"operands are {', '.join(given)}; must be {', '.join(names)}")
+    return tuple(given[name] for name in names)

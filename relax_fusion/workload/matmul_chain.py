@@ -58,7 +58,7 @@ class MatmulChain(Described):
             w = g.input(f"w{which}", [a.size for a in (*lead, *matrix)], self.dtype)
             element = data[(*axes, k)] * w[(*lead, *matrix)]
             total = g.sum(f"acc{which}", (*axes, j), (k,), element)[(*axes, j)]
-            value = epilogue(g, steps, (total, (*axes, j)), self.dtype, f"{which}")
+            value = epilogue(g, steps, (total, (*axes, j)), self.dtype, which)
             data = g.map(f"out{which}", (*axes, j), value, dtype, rounds=which == 0)
             k = j
         g.output(data)

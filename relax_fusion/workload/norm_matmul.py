@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -153,7 +154,7 @@ class NormMatmul(Described):
         i, k, x = source
         j, out = Axis(f"j{index}", projection.n), f"out{index}"
         value: Expr = product(g, (x, i, k, j), projection.layout, self.dtype, index)
-        value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, f"{index}")
+        value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, index)
         if projection.rope is None:
             g.output(g.map(out, (i, j), value, self.out_dtype))
             return
@@ -204,12 +205,23 @@ def product(
     return g.sum(f"acc{index}", (i, j), (k,), x[i, k] * factor, accumulator(dtype))[i, j]
 
 
+def operand_name(step: str, index: int, position: int) -> str:
+    """Return how a graph calls the bias or residual at a position of a projection's steps."""
+    return f"{step}{index}_{position}"
+
+
+def operand_names(steps: Sequence[str | float], index: int) -> list[str]:
+    """Return how a graph calls the operands of the steps of projection number `index`, in order."""
+    named = ((s, p) for p, s in enumerate(steps) if isinstance(s, str) and s not in ACTIVATIONS)
+    return [operand_name(step, index, position) for step, position in named]
+
+
 def epilogue(
     g: GraphBuilder,
     steps: tuple[str | float, ...],
     element: tuple[Expr, tuple[Axis, ...]],
     dtype: str,
-    suffix: str,
+    index: int,
 ) -> Expr:
     """Write down the operands of steps after a matmul; return an element behind them.
 
@@ -223,7 +235,7 @@ def epilogue(
             value = apply(step, value)
         else:
             along = axes[-1:] if step == "bias" else axes
-            name = f"{step}{suffix}_{position}"
+            name = operand_name(step, index, position)
             value = value + g.input(name, [a.size for a in along], dtype)[along]
     return value
 

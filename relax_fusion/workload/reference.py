@@ -25,8 +25,12 @@ def _silu(x: Array) -> Array:
     return x * np.exp(-np.logaddexp(0, -x))
 
 
+def _gelu(x: Array) -> Array:
+    return (0.5 * x * (1 + erf(x * math.sqrt(0.5)))).astype(x.dtype)
+
+
 def _gelu_tanh(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
 FUNCTIONS: Mapping[str, Callable[..., Array]] = {
@@ -34,29 +38,33 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "subtract": np.subtract,
     "multiply": np.multiply,
     "divide": np.divide,
-    "ratio": lambda x, y: np.where(y == 0, 0.0, x / np.where(y == 0, 1.0, y)),
+    "ratio": lambda x, y: np.where(y == 0, y, x / np.where(y == 0, 1, y)),
     "minimum": np.minimum,
-    "finite": lambda x: np.where(np.isneginf(x), 0.0, x),
+    "finite": lambda x: np.where(np.isneginf(x), 0, x).astype(x.dtype),
     "exp": np.exp,
     "tanh": np.tanh,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "relu": lambda x: np.maximum(x, 0),
     "silu": _silu,
-    "gelu": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
+    "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
 }
 """What each of the operators of a graph computes."""
 
 
 def unrounded(values: Array, tensor: Tensor) -> Array:
-    """Round nothing: every tensor has float64."""
+    """Round nothing."""
     return values
 
 
+def kept(values: Array, tensor: Tensor) -> Array:
+    """Round what every kernel rounds."""
+    return rounded(values, tensor) if tensor.rounds else values
+
+
 def rounded(values: Array, tensor: Tensor) -> Array:
-    """Round every tensor to its dtype, and on to float64."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(numpy_dtype(tensor.dtype)).astype("float64")
+    """Round every tensor to its dtype."""
+    return values.astype(numpy_dtype(tensor.dtype)).astype(values.dtype)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -65,7 +73,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def evaluate(
-    graph: Graph, inputs: Mapping[str, Array | int], rounding: Rounding = unrounded
+    graph: Graph,
+    inputs: Mapping[str, Array | int],
+    dtype: str = "float64",
+    rounding: Rounding = kept,
 ) -> dict[str, Array]:
     """Compute the outputs of a graph.
 
@@ -74,15 +85,17 @@ def evaluate(
     graph : Graph
         What is computed.
     inputs : mapping of str to numpy.ndarray or int
-        Arrays of `graph.inputs` by name, in their dtypes or in float64; scalars as numbers.
+        Arrays of `graph.inputs` by name, of any dtype; scalars as numbers.
+    dtype : {"float64", "float32"}
+        What values and sums are computed in.
     rounding : callable
-        What a tensor that was made becomes: `unrounded` (float64 throughout), `rounded` (each in
-        its own dtype), or another.
+        What a tensor that a statement made becomes: `unrounded`, `kept` (those are rounded that
+        every kernel rounds), `rounded` (each to its own dtype), or another.
 
     Returns
     -------
     dict of str to numpy.ndarray
-        float64 arrays by the names of `graph.outputs`.
+        Arrays of `dtype` by the names of `graph.outputs`.
 
     Raises
     ------
@@ -90,7 +103,7 @@ def evaluate(
         If an input is missing or unknown, or its shape is not what the graph says.
     """
     with np.errstate(all="ignore"):
-        run = _Run(graph, inputs, rounding)
+        run = _Run(graph, inputs, dtype, rounding)
         for block in graph.blocks:
             run.execute(block)
         return {o.name: run.values[o.name] for o in graph.outputs}
@@ -133,13 +146,15 @@ def _match(operand: Operand, shape: tuple[int, ...], found: dict[str, int]) -> N
 class _Run:
     """The tensors so far, and the sizes."""
 
-    def __init__(self, graph: Graph, inputs: Mapping[str, Array | int], rounding: Rounding):
-        self.graph, self.rounding = graph, rounding
+    def __init__(
+        self, graph: Graph, inputs: Mapping[str, Array | int], dtype: str, rounding: Rounding
+    ):
+        self.graph, self.dtype, self.rounding = graph, np.dtype(dtype), rounding
         self.sizes = sizes_of(graph, inputs)
         self.values: dict[str, Array] = {}
         for slot in graph.slots:
             if slot.role in ("in", "inout"):
-                self.values[slot.name] = _unpacked(graph[slot.name], inputs)
+                self.values[slot.name] = _unpacked(graph[slot.name], inputs).astype(dtype)
 
     def size(self, dim: Dim) -> int:
         """Return the value of a dimension."""
@@ -158,7 +173,7 @@ class _Run:
             self.values[block.out] = np.array(np.broadcast_to(made, whole))
             return
         # A part may be missing where no statement makes it: that is NaN, which is seen
-        out = self.values.setdefault(block.out, np.full(whole, np.nan))
+        out = self.values.setdefault(block.out, np.full(whole, np.nan, self.dtype))
         if out.size and made.size:
             out[tuple(outer.index(c) for c in block.at)] = made
 
@@ -173,7 +188,8 @@ class _Run:
         else:
             found = places.full(places.value(block.value))
             if seen is not None:
-                found = np.where(seen, found, 0.0 if block.combine == "sum" else -np.inf)
+                hidden = 0 if block.combine == "sum" else -np.inf
+                found = np.where(seen, found, self.dtype.type(hidden))
             reduce = np.sum if block.combine == "sum" else _maximum
             found = reduce(found, axis=last)
         if block.start is None:
@@ -187,7 +203,7 @@ class _Run:
         parts = value.args if isinstance(value, Op) and value.name == "multiply" else (value,)
         factors = [places.value(v) for v in parts]
         if seen is not None:
-            factors[0] = np.where(seen, factors[0], 0.0)
+            factors[0] = np.where(seen, factors[0], self.dtype.type(0))
         kept = set(range(len(block.axes)))
         repeated = set(range(places.rank)) - kept
         operands: list[Any] = []
@@ -246,11 +262,11 @@ class _Places:
         if isinstance(value, Read):
             return self._read(value)
         if isinstance(value, AxisValue):
-            return self.axis(value.axis).astype("float64")
+            return self.axis(value.axis).astype(self.run.dtype)
         if isinstance(value, Size):
-            return np.array(float(self.run.size(value.dim)))
+            return np.array(self.run.size(value.dim), self.run.dtype)
         if isinstance(value, Const):
-            return np.array(value.value)
+            return np.array(value.value, self.run.dtype)
         assert isinstance(value, Op)
         return FUNCTIONS[value.name](*(self.value(a) for a in value.args))
 
@@ -283,9 +299,9 @@ class _Places:
 
 
 def _unpacked(tensor: Tensor, inputs: Mapping[str, Any]) -> Array:
-    """Return the elements of an operand in float64."""
+    """Return the elements of an operand."""
     if tensor.format is None:
-        return np.asarray(inputs[tensor.name]).astype("float64")
+        return np.asarray(inputs[tensor.name])
     last = tensor.shape[-1]
     assert isinstance(last, int)
     words, scale = (np.asarray(inputs[o.name]) for o in tensor.operands())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..errors import GraphError
-from .dims import Dim, DynamicDim
+from .dims import Dim, size_text
 from .operators import OPERATORS
 
 
@@ -43,7 +43,7 @@ class At:
         text = " + ".join(parts).replace("+ -", "- ")
         if self.div != 1:
             text = f"({text})//{self.div}"
-        return text if self.mod is None else f"({text})%{_size_text(self.mod)}"
+        return text if self.mod is None else f"({text})%{size_text(self.mod)}"
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Size(Expr):
 
     def __str__(self) -> str:
         """Return the name or the number."""
-        return _size_text(self.dim)
+        return size_text(self.dim)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,3 @@ def reads(value: Expr) -> Iterator[Read]:
         yield value
     for arg in value.args if isinstance(value, Op) else ():
         yield from reads(arg)
-
-
-def _size_text(dim: Dim) -> str:
-    return dim.name if isinstance(dim, DynamicDim) else str(dim)

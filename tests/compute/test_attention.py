@@ -20,9 +20,10 @@ from relax_fusion.errors import LoweringError
 from relax_fusion.target import host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import BASE, Case, cases, numpy_dtype
-from ..quick import loaded, quick_host
+from ..gpu.attention_cases import BASE, Case, cases
+from ..quick import loaded, quickly
 
 PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 REGISTERS = PlanTable.single(TilePlan(16, 64, 32, reg_m=4, reg_n=32, lanes=16))
@@ -41,7 +42,7 @@ DYNAMIC = [c for c in ALL if c.name.startswith("dynamic")]
 
 def compiled(func: tirx.PrimFunc) -> Callable[..., None]:
     """Compile `func` for this machine."""
-    return loaded(tvm.compile(func.with_attr("global_symbol", "main"), target=quick_host()))["main"]
+    return loaded(quickly(func.with_attr("global_symbol", "main")))["main"]
 
 
 def run(func: tirx.PrimFunc, case: Case) -> None:
@@ -147,7 +148,7 @@ def test_signature_and_attributes() -> None:
     work = replace(BASE, q_len=length, kv_len=length, kv_prefix=True, bias_dims=dims)
     work = replace(work, mask_dims=dims, alibi="float32", sinks="float16")
     func = attention_prim_func(work, BY_LENGTH)
-    names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "n", "out"]
+    names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "q_len", "out"]
     assert [p.name for p in func.params] == names
     q, k, _, bias, mask, slopes, sinks, n, out = func.params
     assert [str(p.ty.dtype) for p in (mask, slopes, sinks)] == ["bool", "float32", "float16"]

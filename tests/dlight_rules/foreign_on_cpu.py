@@ -11,7 +11,8 @@ import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ..gpu.attention_cases import numpy_dtype
+from relax_fusion.workload.reference import numpy_dtype
+
 from .foreign_cases import SIZES, array, shape_of
 from .foreign_cases import numpy_dtype as dtype_of
 from .skinny_on_cpu import WarpsBlock

@@ -14,7 +14,8 @@ import numpy as np
 import tvm_ffi
 from tvm import tirx
 
-from ..gpu.attention_cases import numpy_dtype
+from relax_fusion.workload.reference import numpy_dtype
+
 from .warps_on_cpu import ELEMENT, LANES, Block, _kernel_of, _tag
 
 BITS = {

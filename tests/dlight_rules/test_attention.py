@@ -20,7 +20,7 @@ from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..gpu.attention_cases import BASE, Case, cases
-from ..quick import machine, quick, quick_host
+from ..quick import machine, quick, quickly
 
 CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 GPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4))
@@ -119,7 +119,7 @@ def test_through_relax(name: str) -> None:
     with host_target():
         module = dlight.ApplyDefaultSchedule(AttentionRule())(call_module(case, CPU_PLAN))
     assert module["attention"].attrs["tirx.is_scheduled"] == 1
-    vm = machine(tvm.compile(module, target=quick_host()))
+    vm = machine(quickly(module))
     arrays = case.inputs()
     length = [tvm.runtime.ShapeTuple([case.lengths[2]])] if case.work.kv_prefix else []
     got = vm["main"](*(tensor(a) for a in arrays.values()), *length)

@@ -7,11 +7,13 @@ import tvm
 from tvm import relax
 
 from relax_fusion import PATTERNS, host_target, make_target
+from relax_fusion.dlight_rules import SingleThreadRule
 from relax_fusion.dlight_rules.empty_loops import without_empty_loops
 from relax_fusion.dlight_rules.host_code import host_accesses
+from relax_fusion.dlight_rules.steps import blocks_of
 
 from ..passes.common import Chain, module
-from ..quick import quick_host
+from ..quick import quick_host, quickly
 from .foreign_cases import prim_funcs
 
 EMPTY = module(
@@ -52,7 +54,7 @@ def test_empty_tensors_compile_for_a_gpu() -> None:
 
 def test_reductions_of_nothing_have_their_start() -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=host_target(), disable=tuple(PATTERNS))
-    vm = relax.VirtualMachine(tvm.compile(EMPTY, quick_host(), relax_pipeline=pipeline), tvm.cpu())
+    vm = relax.VirtualMachine(quickly(EMPTY, pipeline), tvm.cpu())
 
     def result(name: str, *shapes: tuple[int, ...]) -> np.ndarray:
         dirty = [tvm.runtime.tensor(np.full(6, 7, "float32")) for _ in range(8)]
@@ -63,3 +65,33 @@ def test_reductions_of_nothing_have_their_start() -> None:
     assert (result("greatest", (2, 0)) == np.finfo("float32").min).all()
     assert (result("several", (2, 0, 4)) == np.zeros(2)).all()
     assert (result("concat", (2, 24, 64), (2, 24, 0)) == np.ones((2, 24, 64))).all()
+
+
+SYMBOLIC = module(
+    [
+        Chain("product", "x[2,n] w[n,3]", "y = R.matmul(x, w)", "y"),
+        Chain("rows", "x[2,n]", "y = R.sum(x, axis=[1])", "y"),
+        Chain("columns", "x[n,2]", "y = R.sum(x, axis=[0])", "y"),
+    ]
+)
+
+
+def reductions(mod: tvm.IRModule) -> list[str]:
+    """Return the reductions of symbolic length that start in their first iteration."""
+    return [
+        block.name_hint
+        for func in prim_funcs(mod)
+        for block in blocks_of(func)
+        if block.init is not None
+        and not all(isinstance(v.dom.extent, tvm.tirx.IntImm) for v in block.iter_vars)
+    ]
+
+
+def test_reductions_of_symbolic_length_start_in_front_of_their_loops() -> None:
+    lowered = relax.transform.LegalizeOps()(SYMBOLIC)
+    assert len(reductions(lowered)) == 3
+    scheduled = relax.get_pipeline("relax_fusion", target=quick_host())(SYMBOLIC)
+    assert reductions(scheduled) == []
+    target = make_target("h200")
+    one_thread = [SingleThreadRule().attempt(f, target).mod["main"] for f in prim_funcs(lowered)]
+    assert not any("T.init" in func.script() for func in one_thread)

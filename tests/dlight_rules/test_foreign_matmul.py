@@ -131,6 +131,12 @@ CASES = {
     "a vector on the left": Case(
         inputs((32,), (3, 32, 19)), op.matmul, np.matmul, (1, 19, 32), batch=1
     ),
+    "a scale of no dimensions": Case(
+        inputs((33, 64), (64, 40), ()),
+        lambda x, w, s: op.matmul(x, op.multiply(w, s)),
+        lambda x, w, s: x @ (w * s),
+        (33, 40, 64),
+    ),
     "one column": Case(inputs((7, 32), (32, 1)), op.matmul, np.matmul, (7, 1, 32), "nk"),
     "a sum of one": Case(inputs((7, 1), (1, 9)), op.matmul, np.matmul, (7, 9, 1)),
     "an activation in front": Case(
@@ -243,6 +249,18 @@ def test_parts_of_two_axes_are_no_lines() -> None:
 
     columns = [foreign_matmul(product(size)).columns for size in (2, 3)]
     assert [len(c) for c in columns] == [2, 1]
+
+
+def test_a_part_of_the_sums_is_left() -> None:
+    """Its kernel would write all of them, beyond the end of the result."""
+    x, w = (te.placeholder(shape, "float32") for shape in ((8, 16), (16, 12)))
+    k = te.reduce_axis((0, 16), "k")
+    sums = te.compute((8, 12), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
+    for shape in ((4, 12), (8, 5)):
+        part = te.compute(shape, lambda i, j: sums[i, j] + 1.0)
+        assert foreign_matmul(te.create_prim_func([x, w, part])) is None
+    whole = te.compute((8, 12), lambda i, j: sums[i, j] + 1.0)
+    assert foreign_matmul(te.create_prim_func([x, w, whole])) is not None
 
 
 DECLINED = {

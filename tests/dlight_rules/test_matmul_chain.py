@@ -16,6 +16,7 @@ from relax_fusion.errors import Decline
 from relax_fusion.target import host_target, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
+from relax_fusion.workload.reference import unrounded
 
 from ..gpu.chain_cases import ChainCase
 from ..quick import loaded
@@ -35,7 +36,7 @@ def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
 
 def check(case: ChainCase, library: tvm.runtime.Module) -> None:
     arrays = case.inputs()
-    out = tvm.runtime.empty(case.shape(case.work.n), case.work.out_dtype)
+    out = tvm.runtime.empty(case.out_shape(), case.work.out_dtype)
     library["main"](*(tensor(a) for a in arrays.values()), out)
     case.check(arrays, out.numpy())
 
@@ -85,7 +86,7 @@ def test_the_check_notices_an_intermediate_that_is_not_rounded() -> None:
     work = replace(BASE, dtype="float16", out_dtype="float32")
     case = ChainCase(work)
     arrays = case.inputs()
-    wide = case.reference(arrays, "float64", rounded=False)
+    wide = case.reference(arrays, "float64", unrounded)
     with pytest.raises(AssertionError):
         case.check(arrays, wide.astype(np.float32))
 

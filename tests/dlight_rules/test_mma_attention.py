@@ -19,8 +19,9 @@ from relax_fusion.estimator.mma_attention import copy_lanes
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import Case, in_half, numpy_dtype
+from ..gpu.attention_cases import Case, in_half
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import Block, run_kernel
 
@@ -148,7 +149,7 @@ def test_nothing_is_launched_for_no_queries() -> None:
     for work, times in ((SMALL, 0), (replace(SMALL, q_len=length, kv_len=length), 1)):
         target = cuda().with_host(Target("llvm"))  # optimised: the guard has one form
         _, host = source_and_host(work, PlanTable.single(plan_of(SMALL)), target)
-        assert host.count("icmp sgt i64 %n, 0") == times
+        assert host.count("icmp sgt i64 %q_len, 0") == times
 
 
 def test_all_plans_are_emitted() -> None:

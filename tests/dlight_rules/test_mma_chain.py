@@ -15,8 +15,8 @@ from relax_fusion.estimator import candidates, footprint, predict, violations
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import numpy_dtype
 from ..gpu.chain_cases import HALF, MMA, ChainCase, tensor_core_chains
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import run_kernel
@@ -31,7 +31,7 @@ def computed(case: ChainCase, plan: TilePlan) -> np.ndarray:
     work = case.work
     func = build_prim_func(work, PlanTable.single(plan), gpu=True)
     func = with_mma_chain(func, work, plan)
-    shape = case.shape(work.n)
+    shape = case.out_shape()
     arrays = [array.copy().reshape(-1) for array in case.inputs().values()]
     result = np.zeros(np.prod(shape), numpy_dtype(work.out_dtype))
     tensors = {p.name: a for p, a in zip(func.params, [*arrays, result], strict=True)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tvm import relax, s_tir
+from tvm import relax, s_tir, te
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import NormRule
@@ -42,6 +42,11 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
+def beside(x: Any) -> Any:
+    """A step that the last one reads, but the reductions do not."""
+    return op.add(op.nn.silu(op.maximum(x, relax.const(-0.5))), op.nn.softmax(x))
+
+
 def rms_norm(x: Any, g: Any) -> Any:
     return op.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)
 
@@ -73,6 +78,12 @@ CASES = {
     ),
     "softmax": Case((Input((4, 5, 100)),), op.nn.softmax, softmax, "float4"),
     "softmax of symbolic sizes": Case((Input((4, "s", "t")),), op.nn.softmax, softmax),
+    "softmax and another step": Case(
+        (Input((40, 5, 64)),),
+        beside,
+        lambda x: np.maximum(x, -0.5) / (1 + np.exp(-np.maximum(x, -0.5))) + softmax(x),
+        "float4",
+    ),
     "sums of rows": Case(
         (Input((4, 5, 100)),), lambda x: op.sum(x, axis=-1), lambda x: x.sum(-1), "float4"
     ),
@@ -127,3 +138,17 @@ def test_leaves(name: str, target: str) -> None:
     shapes, emit = LEFT[name]
     func = fused([Input(s) for s in shapes], emit)
     assert NormRule().attempt(func, make_target(target)) is None
+
+
+@pytest.mark.parametrize("target", ["llvm", "h200"])
+def test_leaves_several_results(target: str) -> None:
+    """A result that nothing reads would be computed for all rows in each."""
+    x = te.placeholder((8, 64), "float32")
+    k = te.reduce_axis((0, 64), name="k")
+    total = te.compute((8,), lambda i: te.sum(x[i, k], axis=k))
+    more, less = (
+        te.compute((8, 64), lambda i, j: x[i, j] + total[i]),
+        te.compute((8, 64), lambda i, j: x[i, j] - total[i]),
+    )
+    found = NormRule().attempt(te.create_prim_func([x, more, less]), make_target(target))
+    assert found.detail == "it has several results"

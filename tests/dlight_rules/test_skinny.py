@@ -19,8 +19,8 @@ from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
+from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import numpy_dtype
 from ..gpu.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
 from .compiled import compiled
 from .skinny_on_cpu import WarpsBlock, run_warps
@@ -57,8 +57,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     results = [np.full(np.prod(shape), np.nan, dtype) for shape, dtype in shapes]
     tensors = {p.name: a for p, a in zip(func.params, [*inputs, *results], strict=True)}
     if case.work.norm and not skinny.normalises(plan):  # the kernel in front is not run
-        wide = {name: a.astype("float32") for name, a in case.inputs().items()}
-        rows = case.normalised(wide, wide["x"])
+        rows = case.normalised(case.inputs(), "float32")
         tensors["x_norm"] = rows.astype(tensors["x"].dtype).reshape(-1)
     for index in range(len(results)):
         run_warps(func, f"mma{index}", tensors, {"rows": case.rows})

@@ -19,7 +19,8 @@ import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from ..gpu.attention_cases import numpy_dtype
+from relax_fusion.workload.reference import numpy_dtype
+
 from .matrices_on_cpu import LANES, TF32_LOST, Matrices, is_text
 
 ELEMENT = 2

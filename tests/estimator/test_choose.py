@@ -286,3 +286,11 @@ def test_narrow_matmuls_have_plans_for_any_number_of_rows(n: int, k: int, layout
     work = NormMatmul(DynamicDim("rows"), k, (projection,), None, "float16", "float16")
     choice = choose(work, device("h200"), always=True)
     assert isinstance(choice, Choice) and choice.plans.plan_for(1 << 20) is not None
+
+
+@pytest.mark.parametrize("family", ["", "panels", "unknown"])
+@pytest.mark.parametrize("block_m", [1, 16])
+def test_a_plan_without_warps_is_refused_on_a_gpu(family: str, block_m: int) -> None:
+    plan = TilePlan(block_m=block_m, block_n=16, block_k=16, family=family)
+    with pytest.raises(TilePlanError):
+        choose(norm_matmul(), device("h200"), plans=plan)

@@ -46,8 +46,15 @@ def setups(seed: int) -> Iterator[Setup]:
     for i in itertools.count(seed):
         turn = i // 5
         yield (
-            Setup(tvm_unfused=turn % 2 == 0),
-            Setup(passes=names, whole=False, nt_first=True, always=True),
+            Setup(tvm_unfused=turn % 2 == 0, bounded=True),
+            Setup(
+                passes=names,
+                whole=False,
+                nt_first=True,
+                tvm_unfused=True,
+                always=True,
+                bounded=turn % 2 == 0,
+            ),
             Setup(tvm_unfused=turn % 2 == 1),
             Setup(passes=orders[i * 7 % len(orders)], whole=False),
             Setup(passes=(names[turn % len(names)],), whole=False),

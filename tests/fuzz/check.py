@@ -15,7 +15,6 @@ from tvm import ir, relax
 from tvm.target import Target
 
 from relax_fusion import Report
-from relax_fusion.decision import Decision
 from relax_fusion.legalize import UnshareTransposes
 from relax_fusion.lowering import FuseOptions
 from relax_fusion.passes import PATTERNS
@@ -43,6 +42,8 @@ class Setup:
         Whether the unfused side is TVM's default pipeline, else ours with every pass disabled.
     always : bool
         Whether passes on their own fuse what the estimator predicts to lose, too.
+    bounded : bool
+        Whether sizes are bounded by the largest that are run: no kernel has ranges beyond them.
     """
 
     passes: tuple[str, ...] = tuple(PATTERNS)
@@ -50,6 +51,12 @@ class Setup:
     nt_first: bool = False
     tvm_unfused: bool = False
     always: bool = False
+    bounded: bool = False
+
+    def bounds(self, graphs: Sequence[Graph]) -> dict[str, int]:
+        """Return the largest values of symbols, if they are to be known."""
+        runs = [run for graph in graphs for run in graph.runs] if self.bounded else []
+        return {s: max(run.get(s, 1) for run in runs) for s in {s for run in runs for s in run}}
 
 
 @dataclass
@@ -113,18 +120,17 @@ def build(graphs: Sequence[Graph]) -> ir.IRModule:
     return mod
 
 
-def fuse(mod: ir.IRModule, setup: Setup, decisions: list[Decision]) -> ir.IRModule:
+def fuse(mod: ir.IRModule, setup: Setup, options: FuseOptions) -> ir.IRModule:
     """Run the fusing passes one at a time, looking at the module after each."""
     if setup.nt_first:
         mod = relax.transform.FuseTransposeMatmul()(UnshareTransposes()(mod))
-    options = FuseOptions(target=target(), decisions=decisions, always_fuse=setup.always)
     for name in setup.passes:
         mod = PATTERNS[name](options)(mod)
         try:
             relax.analysis.well_formed(mod)
         except Exception as error:
             raise Broken(f"the module is not well-formed after {name}: {error}") from error
-    for decision in decisions:
+    for decision in options.decisions:
         refusal = decision.decline
         if refusal is not None and not (refusal.reason and refusal.detail.strip()):
             raise Broken(f"{decision.where}: declined without a reason")
@@ -141,11 +147,9 @@ def _settles(mod: ir.IRModule, setup: Setup) -> None:
         raise Broken("running the passes again changes the module")
 
 
-def pipeline(disable: Sequence[str], report: Report | None = None) -> tvm.transform.Pass:
+def pipeline(disable: Sequence[str], **options: Any) -> tvm.transform.Pass:
     """Return our pipeline without the passes named."""
-    return relax.get_pipeline(
-        "relax_fusion", target=target(), disable=tuple(disable), report=report
-    )
+    return relax.get_pipeline("relax_fusion", target=target(), disable=tuple(disable), **options)
 
 
 def _machine(mod: ir.IRModule, passes: tvm.transform.Pass | str) -> relax.VirtualMachine:
@@ -156,13 +160,17 @@ def _machine(mod: ir.IRModule, passes: tvm.transform.Pass | str) -> relax.Virtua
 def check(graphs: Sequence[Graph], setup: Setup) -> Findings:
     """Compile a batch of programs both ways and compare; failures are in the findings."""
     mod = build(graphs)
-    report = Report()
+    report, bounds = Report(), setup.bounds(graphs)
+    options = FuseOptions(target=target(), always_fuse=setup.always, bounds=bounds)
+    unfusing = pipeline(tuple(PATTERNS), variable_bounds=bounds)
     if setup.whole:
-        fused = _machine(mod, pipeline([n for n in PATTERNS if n not in setup.passes], report))
-        fuse(mod, setup, [])
+        others = [name for name in PATTERNS if name not in setup.passes]
+        fused = _machine(mod, pipeline(others, report=report, variable_bounds=bounds))
+        fuse(mod, setup, replace(options, decisions=[]))
     else:
-        fused = _machine(fuse(mod, setup, report.decisions), pipeline(tuple(PATTERNS)))
-    unfused = _machine(mod, "default" if setup.tvm_unfused else pipeline(tuple(PATTERNS)))
+        made = fuse(mod, setup, replace(options, decisions=report.decisions))
+        fused = _machine(made, unfusing)
+    unfused = _machine(mod, "default" if setup.tvm_unfused else unfusing)
     found = Findings()
     hit = {d.function for d in report.fused}
     for d in report.decisions:

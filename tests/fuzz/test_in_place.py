@@ -10,7 +10,7 @@ from tvm import ir, relax
 
 from relax_fusion import PATTERNS, FuseOptions
 
-from ..quick import quick_host
+from ..quick import quick_host, quickly
 from . import in_place
 from .in_place import Draft, parse
 
@@ -63,11 +63,11 @@ def pipeline(disable: tuple[str, ...] = ()) -> tvm.transform.Pass:
 def compiled(mod: ir.IRModule, way: str) -> relax.VMExecutable:
     """Compile with the pipeline, or run the passes alone first: aliases are still there then."""
     if way == "pipeline":
-        return tvm.compile(mod, quick_host(), relax_pipeline=pipeline())
+        return quickly(mod, pipeline())
     for make in PATTERNS.values():
         mod = make(FuseOptions(target=quick_host(), always_fuse=True))(mod)
         relax.analysis.well_formed(mod)
-    return tvm.compile(mod, quick_host(), relax_pipeline=pipeline(tuple(PATTERNS)))
+    return quickly(mod, pipeline(tuple(PATTERNS)))
 
 
 def test_a_write_keeps_its_turn() -> None:

@@ -8,12 +8,10 @@ import ml_dtypes
 import numpy as np
 
 from relax_fusion.tile_plan import TilePlan
-from relax_fusion.workload import DynamicDim, MatmulChain, extent
+from relax_fusion.workload import DynamicDim, MatmulChain
+from relax_fusion.workload.reference import Rounding, evaluate, kept
 
-from .attention_cases import numpy_dtype
-from .contraction_cases import activate
-
-Arrays = dict[str, np.ndarray]
+from ..workloads import Arrays, inputs, results
 
 
 @dataclass(frozen=True)
@@ -24,50 +22,22 @@ class ChainCase:
     dynamic_rows: int = 0
     dynamic_batch: int = 0
 
-    def shape(self, columns: int) -> tuple[int, ...]:
-        """Return the shape of a tensor that has the rows of x."""
-        return (*self._lead(), extent(self.work.rows, self.dynamic_rows), columns)
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the dynamic dimensions, by name."""
+        return {"rows": self.dynamic_rows, "batch": self.dynamic_batch}
 
-    def _lead(self) -> tuple[int, ...]:
-        batch = self.work.batch
-        return () if batch is None else (extent(batch, self.dynamic_batch),)
+    def out_shape(self) -> tuple[int, ...]:
+        """Return the shape of the result."""
+        return results(self.work, self.sizes)[0][0]
 
     def inputs(self) -> Arrays:
-        """Return x, A, its biases, B and the operands of the outer steps, in order."""
-        work, rng = self.work, np.random.default_rng(5)
+        """Return the operands by name, in order."""
+        return inputs(self.work, self.sizes, seed=5)
 
-        def draw(*shape: int, scale: float = 1.0) -> np.ndarray:
-            return (rng.standard_normal(shape) * scale).astype(numpy_dtype(work.dtype))
-
-        arrays = {"x": draw(*self.shape(work.k))}
-        sides = ((work.k, work.r, work.inner), (work.r, work.n, work.outer))
-        for side, (k, n, steps) in enumerate(sides):
-            matrix = (n, k) if work.layouts[side] == "nk" else (k, n)
-            arrays[f"w{side}"] = draw(*self._lead(), *matrix, scale=k**-0.5)
-            for position, step in enumerate(steps):
-                if step in ("bias", "residual"):
-                    size = (n,) if step == "bias" else self.shape(n)
-                    arrays[f"{step}{side}_{position}"] = draw(*size)
-        return arrays
-
-    def reference(self, arrays: Arrays, dtype: str, rounded: bool = True) -> np.ndarray:
+    def reference(self, arrays: Arrays, dtype: str, rounding: Rounding = kept) -> np.ndarray:
         """Compute the result with sums in `dtype`, the intermediate rounded to the workload's."""
-        work = self.work
-        a = {name: array.astype(dtype) for name, array in arrays.items()}
-        value = a["x"]
-        for side, steps in enumerate((work.inner, work.outer)):
-            w = a[f"w{side}"]
-            value = value @ (w.swapaxes(-1, -2) if work.layouts[side] == "nk" else w)
-            for position, step in enumerate(steps):
-                if isinstance(step, float):
-                    value = value * np.asarray(step, dtype)
-                elif step in ("bias", "residual"):
-                    value = value + a[f"{step}{side}_{position}"]
-                else:
-                    value = activate(step, value)
-            if side == 0 and rounded:
-                value = value.astype(numpy_dtype(work.dtype)).astype(dtype)
-        return value
+        return evaluate(self.work.graph, arrays, dtype, rounding)["out1"]
 
     def check(self, arrays: Arrays, got: np.ndarray) -> None:
         """Hold the result to twice the error of numpy in float32, and one rounding step.

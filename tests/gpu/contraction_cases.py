@@ -7,7 +7,6 @@ run all of them, and a machine with a GPU runs the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import erf
 
 import ml_dtypes
 import numpy as np
@@ -23,39 +22,13 @@ from relax_fusion.workload import (
     WeightLayout,
     extent,
 )
+from relax_fusion.workload.reference import evaluate
 
-from .attention_cases import numpy_dtype
+from ..workloads import Arrays, inputs, results, rounding
 
-Arrays = dict[str, np.ndarray]
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 ROWS = DynamicDim("rows")
 DYNAMIC_ROWS = (1, 3, 4, 7, 33)
-
-_erf = np.vectorize(erf, otypes=[np.float64])
-
-
-def activate(name: str, x: np.ndarray) -> np.ndarray:
-    """Apply an activation in the dtype of `x`."""
-    if name == "relu":
-        return np.maximum(x, 0)
-    if name == "silu":
-        return x / (1 + np.exp(-x))
-    if name == "gelu":
-        return (0.5 * x * (1 + _erf(x / np.sqrt(2.0)))).astype(x.dtype)
-    inner = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    return (0.5 * x * (1 + np.tanh(inner))).astype(x.dtype)
-
-
-def rotate(rope: Rope, x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """Rotate the first features of `x` in its dtype, as Hugging Face writes it."""
-    row = np.arange(len(x)) % len(cos)
-    heads = x.reshape(len(x), -1, rope.head_dim)
-    low, high = np.split(heads, 2, -1)
-    half_turned = np.concatenate([-high, low], -1)
-    turned = heads * cos[row][:, None] + half_turned * sin[row][:, None]
-    kept = np.arange(heads.shape[1]) >= rope.features // rope.head_dim
-    turned[:, kept] = heads[:, kept]
-    return turned.reshape(x.shape)
 
 
 @dataclass(frozen=True)
@@ -81,106 +54,34 @@ class Case:
         """Rows of x."""
         return extent(self.work.rows, self.dynamic_rows)
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of the dynamic dimensions, by name."""
+        return {"rows": self.rows, **{d: 3 for d in self.work.graph.dims if d != "rows"}}
+
     def inputs(self) -> Arrays:
-        """Return x, [residual], [gamma, [beta]], weights and epilogue operands, in order."""
-        work, rng = self.work, np.random.default_rng(11)
-
-        def tensor(*shape: int, scale: float = 1.0, shift: float = 0.0) -> np.ndarray:
-            values = rng.standard_normal(shape) * scale + shift
-            return values.astype(numpy_dtype(work.dtype))
-
-        arrays = {"x": tensor(self.rows, work.k, shift=0.25)}
-        if work.norm and work.norm.residual:
-            arrays["residual"] = tensor(self.rows, work.k)
-        if work.norm:
-            arrays["gamma"] = tensor(work.k, scale=0.1, shift=1.0)
-            if work.norm.beta:
-                arrays["beta"] = tensor(work.k, scale=0.1)
-
-        def weight(n: int, layout: WeightLayout) -> np.ndarray:
-            shape = (n, work.k) if layout == "nk" else (work.k, n)
-            return tensor(*shape, scale=work.k**-0.5)
-
-        if isinstance(work, GatedFFN):
-            widths = (2 * work.n,) if work.merged else (work.n, work.n)
-            arrays |= {f"w{i}": weight(n, work.layout) for i, n in enumerate(widths)}
-            if work.bias:
-                arrays |= {f"bias{i}": tensor(n, scale=0.5) for i, n in enumerate(widths)}
-            return arrays
-        for i, p in enumerate(work.outputs):
-            arrays[f"w{i}"] = weight(p.n, p.layout)
-            for position, step in enumerate(p.epilogue):
-                if step in ("bias", "residual"):
-                    shape = (p.n,) if step == "bias" else (self.rows, p.n)
-                    arrays[f"{step}{i}_{position}"] = tensor(*shape)
-            if p.rope:
-                rows = self.rows if p.rope.positions is None else extent(p.rope.positions, 3)
-                turns = rng.uniform(0, 2 * np.pi, (rows, p.rope.head_dim))
-                for name, angles in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
-                    arrays[f"{name}{i}"] = angles.astype(numpy_dtype(p.rope.dtype))
-        return arrays
+        """Return the operands by name, in order."""
+        return inputs(self.work, self.sizes, seed=11)
 
     def out_shapes(self) -> list[tuple[tuple[int, ...], str]]:
         """Return shape and dtype of every result, in order."""
-        work = self.work
-        whole = ((self.rows, work.k), work.dtype)
-        shapes = []
-        if work.norm:
-            shapes += [whole] * (int(work.norm.returns_sum) + int(work.norm.returns_norm))
-        widths = [work.n] if isinstance(work, GatedFFN) else [p.n for p in work.outputs]
-        return [*shapes, *(((self.rows, n), work.out_dtype) for n in widths)]
+        return results(self.work, self.sizes)
 
     def reference(self, arrays: Arrays, dtype: str, stored: bool = False) -> list[np.ndarray]:
         """Compute every result, step by step, with sums and intermediates in `dtype`.
 
         `stored`: the norm is rounded to the workload's dtype, as where it is a tensor of its own.
         """
-        work, norm = self.work, self.work.norm
-        a = {name: array.astype(dtype) for name, array in arrays.items()}
-        x, results = a["x"], []
-        if norm and norm.residual:
-            # The sum is a tensor of its own, rounded as one
-            x = (x + a["residual"]).astype(numpy_dtype(work.dtype)).astype(dtype)
-            if norm.returns_sum:
-                results.append(x)
-        if norm:
-            x = self.normalised(a, x)
-            if stored:
-                x = x.astype(numpy_dtype(work.dtype)).astype(dtype)
-            if norm.returns_norm:
-                results.append(x)
-        if isinstance(work, GatedFFN):
-            return [*results, self._gated(a, x)]
-        for i, p in enumerate(work.outputs):
-            value = x @ (a[f"w{i}"].T if p.layout == "nk" else a[f"w{i}"])
-            for position, step in enumerate(p.epilogue):
-                other = a.get(f"{step}{i}_{position}")
-                value = activate(step, value) if other is None else value + other
-            results.append(rotate(p.rope, value, a[f"cos{i}"], a[f"sin{i}"]) if p.rope else value)
-        return results
+        norm = ("x_norm",) if stored else ()
+        return list(evaluate(self.work.graph, arrays, dtype, rounding(*norm)).values())
 
-    def normalised(self, a: Arrays, x: np.ndarray) -> np.ndarray:
-        """Return the rows of x, or of its sum with a residual, normalised in the dtype of `a`."""
-        norm = self.work.norm
-        assert norm is not None
-        if norm.kind == "layer":
-            x = x - x.mean(-1, keepdims=True)
-        scale = np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(norm.eps))
-        return x / scale * a["gamma"] + a.get("beta", x.dtype.type(0))
+    def normalised(self, arrays: Arrays, dtype: str) -> np.ndarray:
+        """Return the normalised rows, computed in `dtype`."""
+        assert self.work.norm is not None
+        work = replace(self.work, norm=replace(self.work.norm, returns_norm=True))
+        return evaluate(work.graph, arrays, dtype)["x_norm"]
 
-    def _gated(self, a: Arrays, x: np.ndarray) -> np.ndarray:
-        work = self.work
-        assert isinstance(work, GatedFFN)
-        axis = 0 if work.layout == "nk" else 1
-        halves = np.split(a["w0"], 2, axis) if work.merged else [a["w0"], a["w1"]]
-        both = [x @ (w.T if work.layout == "nk" else w) for w in halves]
-        if work.bias:
-            biases = np.split(a["bias0"], 2) if work.merged else [a["bias0"], a["bias1"]]
-            both = [value + bias for value, bias in zip(both, biases, strict=True)]
-        gate, up = both if work.gate_first else reversed(both)
-        return activate(work.activation, gate) * up
-
-    def check(self, arrays: Arrays, results: list[np.ndarray], stored: bool = False) -> None:
+    def check(self, arrays: Arrays, found: list[np.ndarray], stored: bool = False) -> None:
         """Assert that every result errs at most twice as much as numpy's float32 steps do.
 
         `stored`: as numpy's with a norm that is rounded to the workload's dtype.
@@ -191,10 +92,8 @@ class Case:
         """
         exact_all = self.reference(arrays, "float64")
         plain_all = self.reference(arrays, "float32", stored)
-        assert len(results) == len(exact_all)
-        for index, (got, exact, plain) in enumerate(
-            zip(results, exact_all, plain_all, strict=True)
-        ):
+        assert len(found) == len(exact_all)
+        for index, (got, exact, plain) in enumerate(zip(found, exact_all, plain_all, strict=True)):
             assert got.shape == exact.shape
             if not got.size:  # no rows
                 continue

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 def check(case: ChainCase, plans: PlanTable) -> None:
     arrays = case.inputs()
-    outs = [(case.shape(case.work.n), case.work.out_dtype)]
+    outs = [(case.out_shape(), case.work.out_dtype)]
     (result,) = run_on_gpu(case.work, plans, list(arrays.values()), outs)
     case.check(arrays, result)
 

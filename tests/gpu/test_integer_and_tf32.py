@@ -73,7 +73,7 @@ def test_rows_behind_a_norm_err_by_the_rounding_of_both_operands() -> None:
     plan = PlanTable.single(_plans(case)[0])
     (got,) = run_on_gpu(case.work, plan, list(arrays.values()), case.out_shapes())
     (exact,), (single,) = (case.reference(arrays, dtype) for dtype in ("float64", "float32"))
-    products = np.abs(case.normalised(wide, wide["x"])) @ np.abs(wide["w0"].T)
+    products = np.abs(case.normalised(arrays, "float64")) @ np.abs(wide["w0"].T)
     steps = 2 * np.abs(single - exact).max() + np.finfo(np.float32).eps * np.abs(exact).max()
     error = np.abs(got - exact)
     assert np.all(error <= products * ((1 + TF32_ROUNDING) ** 2 - 1) + steps)

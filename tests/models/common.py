@@ -10,16 +10,19 @@ import torch
 import transformers
 import tvm
 from tvm import relax
-from tvm.target import Target
 
 from relax_fusion import host_target
+from relax_fusion.models import ExportedModel
 
 from ..accuracy import assert_accurate, nudged
-from ..quick import loaded, quick_host
+from ..quick import loaded, quick_host, quickly
 
 PROMPT_LENGTHS = (1, 7, 33, 130)
+SHORT_LENGTHS = (1, 6)
 NEW_TOKENS = 10
 MAX_SEQ_LEN = 160
+SHORT_SEQ_LEN = 16
+"""A model of so few positions has kernels for two ranges of rows, where a longer one has five."""
 VOCAB = 160
 
 LLAMA3_ROPE = {
@@ -32,17 +35,18 @@ LLAMA3_ROPE = {
 }
 
 
-def compile_as_users_do(mod: tvm.IRModule, target: Target | None = None) -> tvm.relax.VMExecutable:
+def compile_as_users_do(mod: tvm.IRModule) -> tvm.relax.VMExecutable:
     """Compile a model with the pipeline that these tests are about."""
-    target = target or host_target()
-    return tvm.compile(
-        mod, target=target, relax_pipeline=relax.get_pipeline("relax_fusion", target=target)
-    )
+    target = host_target()
+    pipeline = relax.get_pipeline("relax_fusion", target=target)
+    return tvm.compile(mod, target=target, relax_pipeline=pipeline)
 
 
-def compile_for_test(mod: tvm.IRModule) -> tvm.runtime.Module:
-    """Do the same without LLVM's optimisations."""
-    return loaded(compile_as_users_do(mod, quick_host()))
+def compile_for_test(exported: ExportedModel, **bounds: int) -> tvm.runtime.Module:
+    """Do the same for the lengths that fit, without optimisations of TVM and LLVM."""
+    bounds["seq_len"] = exported.max_seq_len
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), variable_bounds=bounds)
+    return loaded(quickly(exported.mod, pipeline))
 
 
 def llama(**changes) -> transformers.PreTrainedModel:
@@ -211,10 +215,11 @@ def prompt(length: int) -> np.ndarray:
 
 
 def check_decoder(generator, model: transformers.PreTrainedModel, dtype: str = "float32") -> None:
-    """Prefill and ten decoded tokens at every prompt length, against float64."""
+    """Prefill and ten decoded tokens at every prompt length that fits, against float64."""
     exact_model, moved_model = to_float64(model), nudge(model, dtype)
     terms = longest_sum(model.config) if dtype == "float32" else 0
-    for length in PROMPT_LENGTHS:
+    short = generator.exported.max_seq_len < MAX_SEQ_LEN
+    for length in SHORT_LENGTHS if short else PROMPT_LENGTHS:
         tokens = prompt(length)
         got = run_tokens(generator, tokens, length)
         exact, moved = (torch_logits(m, tokens, length) for m in (exact_model, moved_model))
@@ -222,11 +227,11 @@ def check_decoder(generator, model: transformers.PreTrainedModel, dtype: str = "
 
 
 def check_half_decoder(
-    make_generator, model: transformers.PreTrainedModel, path: Path, dtype: str
+    make_generator, model: transformers.PreTrainedModel, path: Path, dtype: str, length: int
 ) -> None:
-    """Do the same with weights of 16 bits."""
+    """Do the same with weights of 16 bits, in a model of `length` positions."""
     model = model.to(getattr(torch, dtype))
-    check_decoder(make_generator(save(model, path), dtype=dtype), model, dtype)
+    check_decoder(make_generator(save(model, path), dtype, length), model, dtype)
 
 
 def run_tokens(generator, tokens: np.ndarray, length: int) -> np.ndarray:

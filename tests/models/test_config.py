@@ -162,3 +162,11 @@ def test_frequencies_match_the_definition(scaling):
         assert (table[:, :32] == table[:, 32:]).all()
     assert (cos[0] == 1).all() and (sin[0] == 0).all()
     np.testing.assert_allclose(sin[1, :32], np.sin(freq), rtol=2 * np.finfo(np.float32).eps)
+
+
+def test_the_theta_of_rope_parameters_comes_first():
+    """As transformers reads a file that has both."""
+    both = LLAMA | {"rope_theta": 7.0, "rope_parameters": {"rope_type": "default", "rope_theta": 5}}
+    assert config_from_dict(both).rope_theta == 5.0
+    reference = transformers.LlamaConfig(**both)
+    assert reference.rope_parameters["rope_theta"] == 5

@@ -10,21 +10,29 @@ from relax_fusion.models import Generator, export, load_config, load_weights
 from . import common
 
 
-def make_generator(path, dtype="float32", compiler=common.compile_for_test):
-    exported = export(load_config(path), dtype=dtype, max_seq_len=common.MAX_SEQ_LEN)
-    return Generator(compiler(exported.mod), exported, load_weights(path, exported))
+def make_generator(path, dtype="float32", length=common.MAX_SEQ_LEN):
+    exported = export(load_config(path), dtype=dtype, max_seq_len=length)
+    compiled = common.compile_for_test(exported)
+    return Generator(compiled, exported, load_weights(path, exported))
+
+
+ODD = {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}], ids=["plain", "odd"]
+    ("changes", "length"),
+    [({}, common.MAX_SEQ_LEN), (ODD, common.SHORT_SEQ_LEN)],
+    ids=["plain", "odd"],
 )
-def test_float32_logits_match_transformers(changes, tmp_path):
+def test_float32_logits_match_transformers(changes, length, tmp_path):
     model = common.gpt2(**changes)
-    common.check_decoder(make_generator(common.save(model, tmp_path)), model)
+    path = common.save(model, tmp_path)
+    common.check_decoder(make_generator(path, length=length), model)
 
 
 def test_half_is_accurate(tmp_path):
-    common.check_half_decoder(make_generator, common.gpt2(), tmp_path, "float16")
+    length = common.SHORT_SEQ_LEN
+    common.check_half_decoder(make_generator, common.gpt2(), tmp_path, "float16", length)
 
 
 def test_names_without_prefix_and_mask_buffers_load(tmp_path, recwarn):

@@ -36,9 +36,11 @@ VARIANTS = {
 }
 
 
-def make_generator(path, dtype="float32", compiler=common.compile_for_test):
-    exported = export(load_config(path), dtype=dtype, max_seq_len=common.MAX_SEQ_LEN)
-    return Generator(compiler(exported.mod), exported, load_weights(path, exported))
+def make_generator(
+    path, dtype="float32", length=common.MAX_SEQ_LEN, compiler=common.compile_for_test
+):
+    exported = export(load_config(path), dtype=dtype, max_seq_len=length)
+    return Generator(compiler(exported), exported, load_weights(path, exported))
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +48,8 @@ def plain(tmp_path_factory):
     """The first variant, compiled once for all tests that only run it."""
     model, compiled = common.llama(), []
 
-    def compiler(mod):
-        compiled.append(common.compile_as_users_do(mod))
+    def compiler(exported):
+        compiled.append(common.compile_as_users_do(exported.mod))
         return compiled[0]
 
     path = common.save(model, tmp_path_factory.mktemp("llama"))
@@ -61,12 +63,15 @@ def test_float32_logits_match_transformers(plain):
 @pytest.mark.parametrize("variant", list(VARIANTS)[1:])
 def test_variants_match_transformers(variant, tmp_path):
     model = common.llama(**VARIANTS[variant])
-    common.check_decoder(make_generator(common.save(model, tmp_path)), model)
+    path = common.save(model, tmp_path)
+    common.check_decoder(make_generator(path, length=common.SHORT_SEQ_LEN), model)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_is_accurate(dtype, tmp_path):
-    common.check_half_decoder(make_generator, common.llama(), tmp_path, dtype)
+@pytest.mark.parametrize(
+    ("dtype", "length"), [("float16", common.SHORT_SEQ_LEN), ("bfloat16", common.MAX_SEQ_LEN)]
+)
+def test_half_is_accurate(dtype, length, tmp_path):
+    common.check_half_decoder(make_generator, common.llama(), tmp_path, dtype, length)
 
 
 def test_prefill_in_pieces_equals_one_prefill(plain):
@@ -93,8 +98,8 @@ def test_generate_is_greedy_and_starts_afresh(plain):
 def test_symbolic_batch_gives_each_row_its_own_answer(tmp_path):
     model = common.llama()
     config = load_config(common.save(model, tmp_path))
-    exported = export(config, max_seq_len=64, batch="batch_size")
-    compiled = common.compile_for_test(exported.mod)
+    exported = export(config, max_seq_len=common.SHORT_SEQ_LEN, batch="batch_size")
+    compiled = common.compile_for_test(exported, batch_size=4)
     generator = Generator(compiled, exported, load_weights(tmp_path, exported), batch=3)
     ids = np.random.default_rng(1).integers(0, common.VOCAB, (3, 9))
     got = [generator.prefill(ids[:, :8]), generator.decode(ids[:, 8])]

@@ -9,13 +9,14 @@ import pytest
 import tvm
 
 from relax_fusion.models import (
+    Encoder,
     Generator,
     InputError,
     NotFiniteWarning,
     config_from_dict,
     export,
     random_weights,
-    session,
+    session_checks,
 )
 
 SIZES = {"vocab_size": 8, "n_embd": 4, "n_layer": 1, "n_head": 1, "n_positions": 8}
@@ -27,7 +28,7 @@ def generator(monkeypatch: pytest.MonkeyPatch, logit: float = 0.0, **options: An
     """A session of a model whose logits are all `logit`."""
     logits = tvm.runtime.tensor(np.full((1, 1, 8), logit, "float32"))
     functions = dict.fromkeys(("prefill", "decode"), lambda *_: (logits, None))
-    monkeypatch.setattr(session.relax, "VirtualMachine", lambda *_: functions)
+    monkeypatch.setattr(session_checks.relax, "VirtualMachine", lambda *_: functions)
     return Generator(None, EXPORTED, options.pop("weights", WEIGHTS), **options)
 
 
@@ -49,6 +50,49 @@ def test_logits_that_are_no_numbers_warn(monkeypatch, logit: float) -> None:
 def test_weights_of_another_model(monkeypatch, weights: list[Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         generator(monkeypatch, weights=weights)
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"compiled": "lib.so"}, "compiled is 'lib.so'"),
+        ({"exported": "out"}, "exported is 'out'"),
+        ({"weights": None}, "weights is None"),
+        ({"device": "cpu"}, "device is 'cpu'"),
+        ({"device": tvm.runtime.device("ext_dev")}, "does not find"),
+    ],
+)
+@pytest.mark.parametrize("kind", [Generator, Encoder])
+def test_what_is_no_model(monkeypatch, kind, options: dict[str, Any], says: str) -> None:
+    bert = {"model_type": "bert", "vocab_size": 8, "hidden_size": 4, "intermediate_size": 4}
+    config = config_from_dict(bert | {"num_hidden_layers": 1, "num_attention_heads": 1})
+    exported = EXPORTED if kind is Generator else export(config)
+    if "compiled" not in options:
+        functions = dict.fromkeys(exported.functions, print)
+        monkeypatch.setattr(session_checks.relax, "VirtualMachine", lambda *_: functions)
+    given = {"compiled": None, "exported": exported, "weights": []} | options
+    with pytest.raises(InputError, match=says):
+        kind(**given)
+
+
+def test_a_library_of_another_model(monkeypatch) -> None:
+    monkeypatch.setattr(session_checks.relax, "VirtualMachine", lambda *_: {"prefill": print})
+    with pytest.raises(InputError, match="no function 'decode'"):
+        Generator(None, EXPORTED, WEIGHTS)
+
+
+def test_what_is_refused_leaves_the_context(monkeypatch) -> None:
+    made = generator(monkeypatch)
+    made.prefill([1, 2])
+    with pytest.raises(InputError):
+        made.generate([1], 100)
+    assert made.length == 2
+
+
+def test_integers_of_numpy(monkeypatch) -> None:
+    assert generator(monkeypatch, batch=np.int64(1)).batch == 1
+    made = export(EXPORTED.config, max_seq_len=np.int32(4), batch=np.int8(2))
+    assert repr((made.max_seq_len, made.batch)) == "(4, 2)"
 
 
 @pytest.mark.parametrize("batch", [0, -1, 1.0, "1", True, 2])

@@ -19,7 +19,7 @@ from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
 
 from ..accuracy import assert_accurate
-from ..quick import machine, quick_host
+from ..quick import machine, quickly
 from .reference import evaluate
 
 VALIDATE = "strict"
@@ -181,10 +181,19 @@ def assert_untouched(mod: ir.IRModule, name: str) -> None:
     assert decisions == []
 
 
-def compiled(mod: ir.IRModule, **options: object) -> relax.VirtualMachine:
-    """Compile a module with the pipeline."""
+def compiled(
+    mod: ir.IRModule, chains: Iterable[Chain] = (), **options: object
+) -> relax.VirtualMachine:
+    """Compile a module with the pipeline, for the sizes of `chains` if there are any.
+
+    A kernel has fewer ranges of rows then.
+    """
+    bounds: dict[str, int] = {}
+    for name, size in (item for chain in chains for item in chain.sizes.items()):
+        bounds[name] = max(size, bounds.get(name, 1))
+    options = {"variable_bounds": bounds, **options}
     pipeline = relax.get_pipeline("relax_fusion", target="llvm", **options)
-    return machine(tvm.compile(mod, target=quick_host(), relax_pipeline=pipeline))
+    return machine(quickly(mod, pipeline))
 
 
 def outputs(vm: relax.VirtualMachine, name: str, arrays: list[np.ndarray]) -> list[np.ndarray]:

@@ -553,7 +553,7 @@ CHAINS += [
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

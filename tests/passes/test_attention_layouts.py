@@ -287,7 +287,7 @@ CHAINS = [r.chain for r in (*GROUPS, *LAYOUTS[::2], *SCALES[:6:2])]
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -21,7 +21,7 @@ from relax_fusion import Attention, DynamicDim, Report
 
 from ..accuracy import assert_accurate
 from ..models import common
-from ..quick import machine, quick_host
+from ..quick import machine, quick_host, quickly
 from .attention_chains import fused
 
 BATCH, LENGTH = 2, 6
@@ -232,9 +232,9 @@ def test_models(name: str) -> None:
 
 def assert_same_numbers(mod: tvm.IRModule, module: Hidden, args: Sequence[torch.Tensor]) -> None:
     """Compile a whole model, masks included, and compare it with PyTorch."""
-    report, target = Report(), quick_host()
-    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
-    built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), report=report)
+    built = quickly(mod, pipeline)
     assert [d.fused for d in report.decisions if d.pattern == "FuseAttentionChain"] == [True]
     inputs = (tvm.runtime.tensor(a.numpy()) for a in args)
     got = machine(built)["main"](*inputs)[0].numpy()

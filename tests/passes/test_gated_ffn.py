@@ -554,7 +554,7 @@ CHAINS += [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not i
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -14,7 +14,7 @@ from relax_fusion import Report
 from tests.models import common
 
 from ..accuracy import assert_accurate
-from ..quick import machine, quick_host
+from ..quick import machine, quick_host, quickly
 
 BATCH, LENGTH = 2, 12
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
@@ -53,9 +53,9 @@ def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     x = torch.randn(BATCH, LENGTH, model.config.hidden_size, generator=torch.manual_seed(1))
     mod = exported(block, x, symbolic=symbolic)
     assert operators(mod).count("relax.matmul") == 3 <= operators(mod).count("relax.reshape")
-    report, target = Report(), quick_host()
-    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
-    built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), report=report)
+    built = quickly(mod, pipeline)
     assert [(d.pattern, d.decline) for d in report.decisions] == [
         ("FuseGatedFFN", None),
         ("FuseMatmulEpilogue", None),

@@ -232,7 +232,7 @@ CHAINS = [case[0] for case in REWRITES if case[0].name in RUN]
 @pytest.fixture(scope="module")
 def machine():
     mod, report = module(CHAINS), Report()
-    vm = compiled(mod, always_fuse=True, report=report)
+    vm = compiled(mod, CHAINS, always_fuse=True, report=report)
     taken = [d for d in report.decisions if d.fused and d.pattern == PASS]
     assert len(taken) == len(CHAINS)
     return vm, mod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from relax_fusion import (
     Decision,
@@ -338,6 +338,20 @@ def test_a_call_that_only_looks_like_an_nt_matmul_is_left() -> None:
     assert_untouched(mod, PASS)
 
 
+def test_an_nt_matmul_with_its_operands_exchanged_is_left() -> None:
+    """It computes ``W @ h^T``: the body is the same, the parameters are not."""
+    body = H + "t = R.permute_dims(W); y = R.matmul(h, t)"
+    mod = relax.transform.FuseTransposeMatmul()(
+        module([Chain("main", "x[32,32] g[32] W[32,32]", body, "y")])
+    )
+    gvar = mod.get_global_var("NT_matmul")
+    func = mod[gvar]
+    x, w, out = func.params
+    exchanged = tirx.PrimFunc([w, x, out], func.body, func.ret_type).with_attrs(dict(func.attrs))
+    mod.update_func(gvar, exchanged)
+    assert_untouched(mod, PASS)
+
+
 def test_merged_sum_of_an_o_projection_stays_with_the_projection() -> None:
     body = "o = R.matmul(a, Wo); s = R.add(o, x)\n" + OF_SUM + "y = R.matmul(h, W)"
     chain = Chain("main", "a[6,32] x[6,32] g[32] Wo[32,32] W[32,48]", body, "(y, s)")
@@ -537,7 +551,7 @@ CHAINS = [r.chain for r in REWRITES] + [
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -546,7 +546,7 @@ CHAINS = [r.chain for r in [*REWRITES, *NORMED]] + [c for c, *_ in DECLINES]
 @pytest.fixture(scope="module")
 def machine():
     mod = module(CHAINS)
-    return compiled(mod), mod
+    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

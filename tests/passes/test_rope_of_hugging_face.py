@@ -12,7 +12,7 @@ from relax_fusion import Report
 from tests.models import common
 
 from ..accuracy import assert_accurate
-from ..quick import machine, quick_host
+from ..quick import machine, quick_host, quickly
 
 LENGTH = 12
 
@@ -47,9 +47,9 @@ def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int
     x = torch.randn(batch, LENGTH, model.config.hidden_size, generator=generator)
     positions = torch.arange(3, LENGTH + 3)[None]
     mod = from_exported_program(torch.export.export(layers, (x, positions)))
-    report, target = Report(), quick_host()
-    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
-    built = tvm.compile(mod, target=target, relax_pipeline=pipeline)
+    report = Report()
+    pipeline = relax.get_pipeline("relax_fusion", target=quick_host(), report=report)
+    built = quickly(mod, pipeline)
     qkv = [d.workload.outputs for d in report.decisions if d.fused and "rope" in d.spelling]
     ropes = [[p.rope and (p.rope.features, p.rope.positions) for p in outputs] for outputs in qkv]
     shared = None if batch == 1 else LENGTH

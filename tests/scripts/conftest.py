@@ -12,7 +12,7 @@ import torch
 import tvm
 
 from relax_fusion import make_target
-from tests.quick import loaded, quick
+from tests.quick import loaded, quick, quick_passes
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
@@ -43,6 +43,11 @@ def cpu_in_place_of_a_gpu(monkeypatch):
     import _relax_build
 
     compiler = tvm.compile
+
+    def compiled(*args, **given):
+        with quick_passes():
+            return loaded(compiler(*args, **given))
+
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -53,4 +58,4 @@ def cpu_in_place_of_a_gpu(monkeypatch):
         monkeypatch.setattr(_gpu_timing, name, value)
     monkeypatch.setattr(_relax_build, "fill_cache", lambda build, jobs: [])
     monkeypatch.setattr(_relax_build, "make_target", lambda name: quick(make_target(name)))
-    monkeypatch.setattr(tvm, "compile", lambda *args, **given: loaded(compiler(*args, **given)))
+    monkeypatch.setattr(tvm, "compile", compiled)

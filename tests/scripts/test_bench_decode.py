@@ -18,7 +18,7 @@ from tvm import relax
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
 from tests.accuracy import assert_accurate, nudged
-from tests.quick import machine, quick_host
+from tests.quick import machine, quick_host, quick_passes, quickly
 
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = LlamaConfig(
@@ -36,6 +36,7 @@ TINY = LlamaConfig(
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
     exported = export(replace(TINY, tie_word_embeddings=tied), max_seq_len=16, batch=3)
+    bench.decode_only(exported)
     dev, total = tvm.cpu(), 8
     params = bench.device_weights(exported, dev)
     rng = np.random.default_rng(0)
@@ -55,7 +56,7 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
         return [t.numpy() for t in (logits, *copies)]
 
     cpu = quick_host()
-    built = tvm.compile(exported.mod, cpu, relax_pipeline=relax.get_default_pipeline(cpu))
+    built = quickly(exported.mod, relax.get_default_pipeline(cpu))
     caches = [tvm.runtime.tensor(a, dev) for a in arrays]
     shape = tvm.runtime.ShapeTuple([total])
     decode = machine(built)["decode"]
@@ -81,7 +82,8 @@ def test_a_run_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
     arguments = ["--layers", "2", "--batch", "2", "--context", "5", "--vocab", "96", "--no-compile"]
     monkeypatch.setattr("sys.argv", ["bench_decode.py", *arguments, "--results", str(tmp_path)])
-    assert bench.main() == 0
+    with quick_passes():
+        assert bench.main() == 0
     (file,) = tmp_path.glob("*-bench_decode-batch2.json")
     record = json.loads(file.read_text())
     assert record["accurate"] and set(record["times"]) == {"eager", "graphs", "no graphs"}
@@ -90,10 +92,8 @@ def test_a_run_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch) -> None
 
 
 def test_launches_of_a_layer() -> None:
-    found = bench.launches(export(TINY, dtype="float16", max_seq_len=32), make_target("h200"))
-    less = bench.launches(
-        export(replace(TINY, num_layers=1), dtype="float16", max_seq_len=32), make_target("h200")
-    )
+    models = [export(replace(TINY, num_layers=n), dtype="float16", max_seq_len=32) for n in (2, 1)]
+    found, less = (bench.launches(bench.decode_only(m), make_target("h200")) for m in models)
     layer, inside = (a - b for a, b in zip(found, less, strict=True))
     assert inside >= 4, "qkv, output, gate and up, down"
     assert layer >= inside + 2, "rope or cache, attention"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from functools import cache
 from types import SimpleNamespace
 
 import _gpu_timing as timing
@@ -23,9 +24,14 @@ from _targets import verdict
 TINY = Size(64, 96, 80)
 
 
+built = cache(ours.build)
+
+
 @pytest.fixture
 def tiny(monkeypatch):
+    """A small size; the same module is compiled once for all tests."""
     monkeypatch.setitem(SIZES, "tiny", TINY)
+    monkeypatch.setattr(ours, "build", built)
 
 
 def entry(case: str = "qkv", rows: int = 16, **changes) -> dict:
@@ -307,18 +313,18 @@ def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
     argv = ["--sizes", "tiny", "--no-compile", "--target", "llvm", "--results", str(tmp_path)]
     argv += ["--rows", "1", "3", "--tvm-rows", "3", *more]
     status = bench.MatmulBench(bench.arguments(argv)).run()
-    (path,) = tmp_path.glob("*-bench_matmul.json")
+    (path,) = tmp_path.glob("*-bench_matmul*.json")
     return status, json.loads(path.read_text())
 
 
 def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
-    status, written = tiny_run(tmp_path)
+    status, written = tiny_run(tmp_path, "--static")
     assert status == 0
     assert [bench.MatmulBench.key_of(e) for e in written["cases"]] == [
         ("tiny", case, rows) for case in CASES for rows in (1, 3)
     ]
     assert set(written["cases"][1]["us"]) == {"ours", "unfused", "eager", "cublas", "tvm"}
-    assert list(tmp_path.glob("*-bench_matmul.md"))
+    assert list(tmp_path.glob("*-bench_matmul-static.md"))
     assert "tiny down 3: ours" in capsys.readouterr().out
 
 
@@ -353,7 +359,7 @@ def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_
     _, written = tiny_run(tmp_path, "--cases", "out", "--seconds", "-1")
     assert written["cases"] == []
     tiny_run(tmp_path, "--cases", "out", "--rows", "3")
-    (path,) = tmp_path.glob("*-bench_matmul.json")
+    (path,) = tmp_path.glob("*-bench_matmul*.json")
     first = json.loads(path.read_text())["cases"]
     _, written = tiny_run(tmp_path, "--cases", "out", "--resume", str(path))
     assert first == written["cases"][:1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import triton
@@ -12,6 +14,7 @@ from tvm.target import Target
 
 from relax_fusion import make_target
 from relax_fusion.triton_bridge import call_tir_extern
+from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions, KernelSource
 
@@ -84,6 +87,27 @@ def source(
 def compiled(*args: Any, **kwargs: Any) -> CompiledKernel:
     """Compile the kernel of a `source`."""
     return compile_kernels([source(*args, **kwargs)])[0]
+
+
+def not_compiled(sources: Sequence[KernelSource]) -> list[CompiledKernel]:
+    """Return kernels without code, in the place of `compile_kernels`."""
+    return [_kernel(source.key(), source, _nothing_built(source)) for source in sources]
+
+
+def _nothing_built(source: KernelSource) -> SimpleNamespace:
+    """Return what Triton would, as far as it is known from the source."""
+    kinds = (k for k in source.types.values() if k.startswith("tensordesc"))
+    blocks = [[int(n) for n in re.search(r"\[([\d, ]+)\]", kind)[1].split(",")] for kind in kinds]
+    fixed = {"elem_size": 2, "elem_type": 6, "swizzle": 3, "fp4_padded": False}
+    metadata = SimpleNamespace(
+        name=source.name,
+        tensordesc_meta=[{"block_size": block, **fixed} for block in blocks],
+        num_warps=source.options.num_warps,
+        shared=0,
+        global_scratch_size=0,
+        global_scratch_align=1,
+    )
+    return SimpleNamespace(metadata=metadata, asm={"cubin": b"", "ptx": ""})
 
 
 def add_source(dtype: str = "fp32", block: int = 128, **kwargs: Any) -> KernelSource:

@@ -38,7 +38,7 @@ def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -
 
 
 LLAMA = Attention(
-    *(DynamicDim("b"), DynamicDim("s"), DynamicDim("t"), 32, 8, 128, 128, 128**-0.5),
+    *(DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len"), 32, 8, 128, 128, 128**-0.5),
     *("bottom_right", None, "float16", "float16"),
     kv_prefix=True,
 )
@@ -72,7 +72,7 @@ def sized(values: dict[str, int], *numbers: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize("keys", [1, 100, 1024, 8192])
 def test_keys_are_cut_into_as_many_parts_as_are_priced(batch: int, keys: int) -> None:
     first, second = steps_of(LLAMA, DECODE, 1)
-    sizes = {"b": batch, "s": 1, "t": keys, "kv_capacity": 9000}
+    sizes = {"batch": batch, "q_len": 1, "kv_len": keys, "kv_capacity": 9000}
     pairs, tiles, parts = sized(sizes, *first.grid)
     assert (pairs, tiles) == (8 * batch, 1)
     assert parts == key_parts(DECODE, LLAMA, H200, AttentionSize(batch, 1, keys))
@@ -84,14 +84,14 @@ def test_keys_are_cut_into_as_many_parts_as_are_priced(batch: int, keys: int) ->
 
 def test_keys_that_a_window_hides_are_no_parts() -> None:
     near = replace(LLAMA, window=256)
-    sizes = {"b": 1, "s": 1, "t": 8192, "kv_capacity": 9000}
+    sizes = {"batch": 1, "q_len": 1, "kv_len": 8192, "kv_capacity": 9000}
     *_, parts = sized(sizes, *steps_of(near, DECODE, 1)[0].grid)
     assert parts == key_parts(DECODE, near, H200, AttentionSize(1, 1, 8192)) == 256 // 64
 
 
 def test_room_for_parts_does_not_grow_with_queries_beyond_the_range() -> None:
     room = steps_of(LLAMA, DECODE, 16)[0].args["parts_ptr"]
-    sizes = {"b": 1, "s": 4096, "t": 4096, "kv_capacity": 4096}
+    sizes = {"batch": 1, "q_len": 4096, "kv_len": 4096, "kv_capacity": 4096}
     assert sized(sizes, room.shape[0]) == (2 * H200.sm_count * 16,)
 
 
@@ -101,7 +101,7 @@ def test_one_part_of_the_keys_needs_no_merging() -> None:
     )
     assert rest is True and [len(whole), len(several)] == [1, 2]
     for batch, keys, expected in ((1, 64, True), (1, 65, False), (16, 999, True), (8, 999, False)):
-        sizes = {"b": batch, "s": 1, "t": keys, "kv_capacity": 1000}
+        sizes = {"batch": batch, "q_len": 1, "kv_len": keys, "kv_capacity": 1000}
         assert sized(sizes, one) == (expected,)
     few = replace(LLAMA, batch=4)
     for most, expected in ((1, 1), (4, 1), (16, 2), (None, 2)):
@@ -116,7 +116,7 @@ def test_a_map_of_a_cache_shows_the_keys_in_use() -> None:
     for layout, strides in (("bsnh", [800, 128, 1024, 1]), ("bnsh", [800, 100, 128, 1])):
         (step,) = steps_of(replace(LLAMA, kv_layout=layout), FLASH)
         q, k = step.args["q"], step.args["k"]
-        sizes = {"b": 3, "s": 20, "t": 70, "kv_capacity": 100}
+        sizes = {"batch": 3, "q_len": 20, "kv_len": 70, "kv_capacity": 100}
         assert sized(sizes, *q.shape) == (3, 32, 20, 128) and q.block == (1, 1, 64, 128)
         assert sized(sizes, *k.shape) == (3, 8, 70, 128) and k.block == (1, 1, 128, 128)
         each = 128 * np.array(strides[:1]) if layout == "bsnh" else 128 * np.array(strides[:2])
@@ -129,7 +129,7 @@ def test_a_plan_with_tensor_maps_has_a_case_without_keys() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     ((condition, (step,)),) = empty_cases(LLAMA, table, params, H200)
     assert step.function.__name__ == "attention_combine" and step.args["SPLITS"] == 0
-    assert str(condition) == "t <= T.int64(0)"
+    assert str(condition) == "kv_len <= T.int64(0)"
     assert empty_cases(LLAMA, PlanTable.single(DECODE), params, H200) == []
     known = replace(LLAMA, kv_len=7)
     assert empty_cases(known, table, parameters(known, FLASH), H200) == []
@@ -145,10 +145,12 @@ def test_flash_has_one_program_a_multiprocessor() -> None:
 
 
 def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_device() -> None:
-    for kv_len in (DynamicDim("t"), DynamicDim("t", 1 << 20), 32768):
+    for kv_len in (DynamicDim("kv_len"), DynamicDim("kv_len", 1 << 20), 32768):
         (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=kv_len), FLASH)
         assert step.grid == (8 * 32,) and step.constexprs["SECTION"] < 32
-    (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("t", 8192)), FLASH)
+    (step,) = steps_of(
+        replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("kv_len", 8192)), FLASH
+    )
     assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
 
 
@@ -157,10 +159,10 @@ def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
     (step,) = steps_of(work, FLASH)
     bias = step.args["bias_ptr"]
     assert step.constexprs["BIAS_TILES"] and bias.block == (1, 1, 64, 128)
-    dynamic = replace(work, kv_len=DynamicDim("t"))
+    dynamic = replace(work, kv_len=DynamicDim("kv_len"))
     params = parameters(dynamic, FLASH)
     (even, (tiles,)), (_, (loads,)) = attention_cases(dynamic, FLASH, params, None, H200, {})
-    assert str(even) == "t % T.int64(8) == T.int64(0)"
+    assert str(even) == "kv_len % T.int64(8) == T.int64(0)"
     assert [s.constexprs["BIAS_TILES"] for s in (tiles, loads)] == [True, False]
     for change in (
         {"kv_len": 500},
@@ -173,13 +175,13 @@ def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
 
 
 def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
-    work = replace(SHORT, kv_len=DynamicDim("t", 512))
+    work = replace(SHORT, kv_len=DynamicDim("kv_len", 512))
     params = parameters(work, GROUPS)
     found = attention_cases(work, GROUPS, params, None, H200, {})
     assert [steps[0].function.__name__ for _, steps in found] == [
         *("attention_groups", "attention_pointer")
     ]
-    assert [str(when) for when, _ in found] == ["t <= T.int64(512)", "True"]
+    assert [str(when) for when, _ in found] == ["kv_len <= T.int64(512)", "True"]
     assert len(attention_cases(SHORT, GROUPS, parameters(SHORT, GROUPS), None, H200, {})) == 1
 
 
@@ -223,6 +225,7 @@ def launched(mod: ir.IRModule) -> tuple[list[str], str]:
     return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls], text
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_ranges_become_branches() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
@@ -231,7 +234,7 @@ def test_ranges_become_branches() -> None:
         *("attention_combine", "attention_pointer", "attention_pointer", "attention_combine"),
         "attention_flash",
     ]
-    assert "if t <= T.int64(0):" in text and "s <= T.int64(16) and " in text
+    assert "if kv_len <= T.int64(0):" in text and "q_len <= T.int64(16) and " in text
     assert isinstance(mod["main"].ret_ty, relax.TensorType)
     found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
     pointer = found["attention_pointer"]
@@ -248,6 +251,7 @@ def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
     return [kernel_of_attr(attr) for found in attrs for attr in found.values()]
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
@@ -268,6 +272,7 @@ LARGEST = [
 ]
 
 
+@pytest.mark.usefixtures("without_ptxas")
 def test_shared_memory_is_what_the_estimator_says() -> None:
     """Of the candidate that needs most, by device, workload and family."""
     sources, said = [], []
@@ -301,6 +306,7 @@ class Chain(nn.Module):
         return x
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize(("length", "graphs"), [(64, 1), ("n", 0)])
 def test_attention_of_static_sizes_is_part_of_a_cuda_graph(length: int | str, graphs: int) -> None:
     spec = {"main": {"x": nn.spec.Tensor([1, length, 4, 64], "float16")}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,13 +93,6 @@ def launch(
     grid = tuple(values(n) for n in step.grid)
     constants = {**step.constexprs, "PDL": False}
     return Launch(step.function.__name__, grid, args, constants)
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Interpreter]:
-    worker = Interpreter()
-    yield worker
-    worker.close()
 
 
 CASES = {c.name: in_float16(c) for c in cases()}

@@ -74,15 +74,20 @@ def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) ->
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 
 
-@pytest.mark.parametrize(
-    "chosen", [GEMV, POINTER, SPLIT, STREAM, PARTS, PERSISTENT], ids=lambda p: p.family
-)
+FAMILIES = [GEMV, POINTER, SPLIT, STREAM, PARTS, PERSISTENT]
+
+
+def rotated(positions: Dim | None) -> NormMatmul:
+    rope = replace(ROPE, positions=positions)
+    return replace(WORK, outputs=(Projection(384, "nk", ("bias",), rope),))
+
+
+@pytest.mark.usefixtures("not_compiled")
+@pytest.mark.parametrize("chosen", FAMILIES, ids=lambda p: p.family)
 @pytest.mark.parametrize("positions", [None, 1, 7, DynamicDim("s")])
 def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | None) -> None:
-    rope = replace(ROPE, positions=positions)
-    work = replace(WORK, outputs=(Projection(384, "nk", ("bias",), rope),))
+    work, table = rotated(positions), PlanTable.single(chosen)
     plain = replace(work, outputs=(replace(work.outputs[0], rope=None),))
-    table = PlanTable.single(chosen)
     mod = emitted(work, table)
     assert launched(mod) == launched(emitted(plain, table))
     angles = [p.ty for p in mod["main"].params[-2:]]
@@ -90,6 +95,13 @@ def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | Non
     assert [int(ty.shape.values[1]) for ty in angles] == [64, 64]
 
 
+@pytest.mark.parametrize("chosen", FAMILIES, ids=lambda p: p.family)
+@pytest.mark.parametrize("positions", [7, DynamicDim("s")])
+def test_kernels_that_rotate_compile(chosen: TilePlan, positions: Dim) -> None:
+    assert emitted(rotated(positions), PlanTable.single(chosen))
+
+
+@pytest.mark.usefixtures("not_compiled")
 def test_ranges_become_branches_that_share_a_workspace() -> None:
     table = PlanTable(((1, GEMV), (64, replace(POINTER, block_m=64)), (None, PERSISTENT)))
     mod = emitted(WORK, table)
@@ -99,6 +111,7 @@ def test_ranges_become_branches_that_share_a_workspace() -> None:
     assert text.count("workspace0: T.Buffer") == 1 and "workspace1" not in text
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_results_and_workspaces_stay_on_their_device() -> None:
     device = 'I.vdevice({"kind": "cuda", "arch": "sm_90a"}, '
     text = f"""
@@ -144,6 +157,7 @@ def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:
     return {name: {k.options.dependent_launch for k in several} for name, several in found.items()}
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize("chosen", [GEMV, POINTER, SPLIT, STREAM, PARTS], ids=lambda p: p.family)
 def test_launches_of_few_rows_overlap_from_the_first_on(chosen: TilePlan) -> None:
     for work in (WORK, replace(WORK, norm=None)):
@@ -151,6 +165,7 @@ def test_launches_of_few_rows_overlap_from_the_first_on(chosen: TilePlan) -> Non
         assert set.union(*overlapping(few).values()) == {True}
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_launches_of_many_rows_overlap_where_they_are_persistent() -> None:
     many = overlapping(emitted(WORK, PlanTable.single(PERSISTENT)))
     assert many == {"row_norm": {True}, "matmul_persistent": {True}}
@@ -158,6 +173,7 @@ def test_launches_of_many_rows_overlap_where_they_are_persistent() -> None:
     assert tiles == {"row_norm": {False}, "matmul_pointer": {False}}
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_nothing_overlaps_before_sm_90() -> None:
     table = PlanTable(((1, GEMV), (16, SPLIT), (None, replace(POINTER, block_m=64))))
     mod = EmitTritonKernels(make_target("a100"))(module_of(WORK, table, 1))
@@ -195,6 +211,7 @@ def one_behind_another(chosen: TilePlan, computed: bool) -> ir.IRModule:
     return EmitTritonKernels(H200)(builder.get())
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
 def test_weights_are_read_early_where_no_kernel_writes_them(chosen: TilePlan) -> None:
     name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
@@ -202,6 +219,7 @@ def test_weights_are_read_early_where_no_kernel_writes_them(chosen: TilePlan) ->
     assert early(one_behind_another(chosen, computed=True), name) == {"False"}
 
 
+@pytest.mark.usefixtures("not_compiled")
 @pytest.mark.parametrize("chosen", [GEMV, STREAM], ids=lambda p: p.family)
 def test_behind_a_kernel_of_the_caller_weights_wait(chosen: TilePlan) -> None:
     name = {"gemv": "gemv", "stream": "matmul_stream"}[chosen.family]
@@ -209,12 +227,14 @@ def test_behind_a_kernel_of_the_caller_weights_wait(chosen: TilePlan) -> None:
     assert early(emitted(plain, PlanTable.single(chosen)), name) == {"False"}
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_behind_the_norm_of_its_own_a_matmul_does_not_wait_for_weights() -> None:
     work = replace(WORK, rows=8)
     assert early(emitted(work, PlanTable.single(STREAM)), "matmul_stream") == {"True"}
     assert early(emitted(work, PlanTable.single(STREAM)), "row_norm") == {"True"}
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_several_projections_share_one_norm() -> None:
     layer = Norm("layer", 1e-5, beta=True, residual=True, returns_sum=True, returns_norm=True)
     outputs = tuple(Projection(n, "nk") for n in (64, 32, 32))
@@ -264,7 +284,8 @@ def block() -> Callable[[], ir.IRModule]:
 
 def test_the_pipeline_uses_triton_on_nvidia_gpus(block) -> None:
     report = Report()
-    pipeline = relax.get_pipeline("relax_fusion", target=H200, report=report)
+    options = {"target": H200, "report": report, "variable_bounds": {"n": 64}}
+    pipeline = relax.get_pipeline("relax_fusion", **options)
     built = tvm.compile(block(), H200, relax_pipeline=pipeline)
     assert {p.backend for d in report.fused for _, p in d.plans.entries} == {"triton"}
     assert len(report.fused) == 4  # two layers; each kernel is made once and called twice
@@ -274,9 +295,8 @@ def test_the_pipeline_uses_triton_on_nvidia_gpus(block) -> None:
 
 def test_tir_on_request(block) -> None:
     report = Report()
-    pipeline = relax.get_pipeline(
-        "relax_fusion", target=H200, report=report, backend="tir", always_fuse=True
-    )
+    options = {"backend": "tir", "always_fuse": True, "variable_bounds": {"n": 16}}
+    pipeline = relax.get_pipeline("relax_fusion", target=H200, report=report, **options)
     built = tvm.compile(block(), H200, relax_pipeline=pipeline)
     assert {p.backend for d in report.fused for _, p in d.plans.entries} == {"tir"}
     assert launchers(built) == []
@@ -287,6 +307,7 @@ def test_triton_is_refused_where_it_cannot_be() -> None:
         relax.get_pipeline("relax_fusion", target="llvm", backend="triton")
 
 
+@pytest.mark.usefixtures("not_compiled")
 def test_a_users_own_plan(block) -> None:
     report = Report()
     own = PlanTable.single(PERSISTENT)

@@ -54,12 +54,12 @@ class Laid:
         """What queries and keys are multiplied by on their way."""
         return self.q.factor * self.k.factor
 
-    def args(self) -> list[KernelArg]:
-        """Return query, key and value as tensors of four dimensions."""
+    def args(self) -> dict[str, KernelArg]:
+        """Return query, key and value, by name, as tensors of four dimensions."""
         layouts = (self.q_layout, self.kv_layout, self.kv_layout)
         heads = (self.q_heads, self.kv_heads, self.kv_heads)
-        found = zip((self.q, self.k, self.v), layouts, heads, strict=True)
-        return [KernelArg(o.at.expr, self.shape(o, n, layout)) for o, layout, n in found]
+        found = zip("qkv", (self.q, self.k, self.v), layouts, heads, strict=True)
+        return {x: KernelArg(o.at.expr, self.shape(o, n, layout)) for x, o, layout, n in found}
 
     def shape(self, at: Operand, heads: int, layout: HeadLayout) -> tuple[PrimExpr | int, ...]:
         """Return the four dimensions of an operand or of the result."""

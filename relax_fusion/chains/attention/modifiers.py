@@ -46,10 +46,12 @@ class Modifiers:
         """The element type of the bias."""
         return "float32" if self.bias is None else dtype_of(self.bias[0].expr)
 
-    def args(self) -> list[KernelArg]:
-        """Return the operands in the order in which a kernel takes them."""
-        pairs = [pair[0] for pair in (self.bias, self.mask) if pair is not None]
-        return [*pairs, *(a for a in (self.slopes, self.sinks) if a is not None)]
+    def args(self) -> dict[str, KernelArg]:
+        """Return the operands by name."""
+        pairs = {"bias": self.bias, "mask": self.mask}
+        found = {name: pair[0] for name, pair in pairs.items() if pair is not None}
+        by_head = {"slopes": self.slopes, "sinks": self.sinks}
+        return found | {name: arg for name, arg in by_head.items() if arg is not None}
 
 
 def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:

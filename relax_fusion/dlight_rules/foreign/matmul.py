@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
@@ -120,14 +121,14 @@ def foreign_matmul(func: tirx.PrimFunc) -> ForeignMatmul | None:
     if not stages or len(sums) != 1 or len(sums[0].reduced) != 1:
         return None
     total, last = sums[0], stages[-1]
-    before = {s.buffer: s for s in stages if not s.reduced}
-    factors = _factors(total, before)
+    steps = {s.buffer: s for s in stages if not s.reduced and s is not last}
+    factors = _factors(total, steps)
     params = {p for p in func.params if tirx.is_buffer_var(p)}
     if factors is None or last.buffer not in params:
         return None
     if any(s.buffer in params for s in stages[:-1]):  # a second result
         return None
-    epilogue = _epilogue(total, last, before)
+    epilogue = _epilogue(total, last, steps)
     if epilogue is None:
         return None
     value, order = epilogue
@@ -185,6 +186,8 @@ def _epilogue(
                 return None
         elif index not in last.spatial or index in names:
             return None
+        elif not tvm_ffi.structural_equal(last.extents[index], total.extents[var]):
+            return None  # a part of the sums
         else:
             names[index] = var
     if any(list(load.indices) != list(loads[0].indices) for load in loads):

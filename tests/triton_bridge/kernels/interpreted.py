@@ -36,6 +36,9 @@ def run(
     """Do the launches, in the worker or on a GPU, and return the tensors after them in float64."""
     import torch
 
+    patched: set[str] = set()
+    if device == "cpu":
+        _patch_once(patched)
     held = {
         n: torch.from_numpy(v).to(device, getattr(torch, dtypes[n])) for n, v in tensors.items()
     }
@@ -47,8 +50,32 @@ def run(
         module = importlib.import_module(f"{package}.kernels.{launch.module}")
         kernel = getattr(module, launch.module)
         arguments = {n: value(a) for n, a in launch.arguments.items()}
+        patched.clear()
         kernel[launch.grid](**arguments, **launch.constants)
     return {n: v.double().cpu().numpy() for n, v in held.items()}
+
+
+def _patch_once(patched: set[str]) -> None:
+    """Let the interpreter patch Triton's language once a module: it would at every call.
+
+    Parameters
+    ----------
+    patched : set of str
+        The modules whose functions have been called; to be emptied before each launch, as the
+        interpreter takes its patches back behind one.
+    """
+    from triton.runtime import interpreter
+
+    patch = getattr(interpreter._patch_lang, "patch", interpreter._patch_lang)
+
+    def once(function: Any) -> Any:
+        if function.__module__ not in patched:
+            patched.add(function.__module__)
+            return patch(function)
+        return None
+
+    once.patch = patch
+    interpreter._patch_lang = once
 
 
 class Interpreter:

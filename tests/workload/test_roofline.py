@@ -1,0 +1,92 @@
+"""Operations and bytes against counts by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from relax_fusion.workload import (
+    Attention,
+    DynamicDim,
+    GatedFFN,
+    MatmulChain,
+    Norm,
+    NormMatmul,
+    Projection,
+    Rope,
+)
+from relax_fusion.workload.roofline import distinct_bytes, flops, is_contraction, matmul_flops
+
+from .test_reference import EVERYTHING, q4_gate_up, three_matmuls
+
+ROWS = DynamicDim("rows")
+HALF = ("float16", "float16")
+
+
+def test_llama_gate_up_on_four_bits() -> None:
+    graph, sizes = q4_gate_up(4096, 14336), {"rows": 3}
+    assert matmul_flops(graph, sizes) == 2 * 3 * 4096 * 28672
+    moved = distinct_bytes(graph, sizes)
+    assert moved["w"] == 4096 * 28672 // 2 + 4096 * 28672 // 32 * 2
+    assert moved == {"x": 3 * 8192, "gamma": 8192, "w": moved["w"], "y": 3 * 28672}
+
+
+def test_all_operations_are_counted() -> None:
+    # squares 2, norm 3 and 3 for each row, matmuls 2, silu 3 and a product
+    rows, k, n = 3, 64, 48
+    assert flops(q4_gate_up(), {"rows": rows}) == rows * (2 * k + 5 * k + 4 * k * n + 4 * n)
+
+
+def test_attention_reads_the_prefix_of_its_cache() -> None:
+    sizes = {"q_len": 3, "kv_len": 7, "kv_capacity": 100}
+    moved = EVERYTHING.bytes(**sizes)
+    assert EVERYTHING.flops(**sizes) == 2 * 2 * 6 * 3 * 7 * (8 + 4)
+    assert moved == {
+        "q": 2 * 6 * 3 * 8 * 4,
+        "k": 2 * 7 * 2 * 8 * 4,
+        "v": 2 * 7 * 2 * 4 * 4,
+        "bias": 2 * 3 * 7 * 4,
+        "mask": 2 * 7,
+        "slopes": 6 * 4,
+        "sinks": 6 * 4,
+        "out": 2 * 3 * 6 * 4 * 4,
+    }
+
+
+def test_equal_lengths_have_one_name() -> None:
+    length = DynamicDim("s")
+    work = Attention(1, length, length, 2, 2, 8, 8, 1.0, "top_left", None, *HALF)
+    assert work.graph.dims == ("q_len",)
+    assert work.flops(q_len=5) == 2 * 2 * 5 * 5 * 16
+
+
+def test_angles_are_read_once_for_all_sequences() -> None:
+    rope = Rope(16, 32, "float32", 8)
+    work = NormMatmul(ROWS, 64, (Projection(48, "nk", (), rope),), None, *HALF)
+    assert work.bytes(rows=24)["cos0"] == 8 * 16 * 4
+    assert work.bytes(rows=2)["cos0"] == 2 * 16 * 4
+
+
+def test_outputs_of_a_norm_are_written() -> None:
+    norm = Norm("layer", 1e-5, True, residual=True, returns_sum=True, returns_norm=True)
+    work = NormMatmul(ROWS, 64, (Projection(48, "kn", ("residual",)),), norm, *HALF)
+    row = 2 * 64
+    wide = {"x": 5 * row, "residual": 5 * row, "x_sum": 5 * row, "x_norm": 5 * row}
+    small = {"gamma": row, "beta": row, "w0": 48 * row}
+    assert work.bytes(rows=5) == {**wide, **small, "residual0_0": 480, "out0": 480}
+    assert work.flops(rows=5) == 2 * 5 * 64 * 48
+
+
+def test_gated_and_chains() -> None:
+    gated = GatedFFN(ROWS, 64, 48, "nk", True, True, "silu", None, *HALF, bias=True)
+    for work in (gated, replace(gated, merged=False)):
+        assert work.flops(rows=3) == 4 * 3 * 64 * 48
+        assert sum(work.bytes(rows=3).values()) == 2 * (3 * 64 + 96 * 64 + 96 + 3 * 48)
+    chain = MatmulChain(ROWS, 64, 8, 48, ("nk", "nk"), (), (), *HALF, DynamicDim("b"))
+    assert chain.flops(rows=3, batch=5) == 5 * 2 * 3 * 8 * (64 + 48)
+    assert matmul_flops(three_matmuls(), {"rows": 3}) == 2 * 3 * (32 + 24 + 30)
+
+
+def test_contractions_are_sums_of_products_along_different_axes() -> None:
+    work = NormMatmul(ROWS, 64, (Projection(48, "nk"),), Norm("rms", 1e-5), *HALF)
+    found = {b.out: is_contraction(b) for b in work.graph.blocks}
+    assert found == {"square_sum": False, "x_norm": False, "acc0": True, "out0": False}
