@@ -11,6 +11,8 @@ import pytest
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
 
+from relax_fusion import PipelineOptions, pipeline  # reads the environment
+
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -19,6 +21,19 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAX_FUSION_CACHE_DIR", str(root / "kernels"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def validated() -> Iterator[None]:
+    """Have the pipeline check every match, unless a test says otherwise."""
+    make_options = pipeline.make_options
+
+    def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
+        return make_options(target, {"validate": "strict", **kwargs})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "make_options", strict)
         yield
 
 
