@@ -33,8 +33,8 @@ _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
 
 
-_FORMULAS = (math.sqrt(0.5), math.sqrt(2), math.sqrt(2 / math.pi), 0.044715)
-"""Constants of activations, which graphs have in few digits and kernels in all."""
+_FORMULAS = (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
+"""Constants of activations, which graphs multiply or divide by in few digits, kernels in all."""
 
 
 class Invalid(Exception):
@@ -76,7 +76,8 @@ def as_meant(value: Array, dtype: str) -> Array:
     """Return the number of an activation's formula that a constant is as few digits say it."""
     if value.ndim or "float" not in dtype:
         return value
-    return next((np.array(n) for n in _FORMULAS if near(float(value), n, dtype)), value)
+    meant = (n for m in _FORMULAS for n in (m, 1 / m) if near(float(value), n, dtype))
+    return next((np.array(n) for n in meant), value)
 
 
 class Comparison:
