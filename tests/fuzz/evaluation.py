@@ -88,7 +88,7 @@ def run(
 ) -> tuple[list[Array], list[Array]]:
     """Return the results of a function, and its parameters after it."""
     kernels = {d.kernel: kernel(d.workload) for d in decisions if d.workload and d.kernel}
-    interpreter = WholeFunction(kernels, as_meant)
+    interpreter = WholeFunction(kernels, constant=as_meant)
     values = dict(zip(func.params, _copied(args), strict=True))
     for block in func.body.blocks:
         bindings = [(b.var, b.value) for b in block.bindings]
