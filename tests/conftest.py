@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,16 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
+
+# TVMScript's parser asks for the source of every frame on the stack.  Those without a file would be
+# looked for among all modules that are loaded, each time.
+inspect.modulesbyfile |= {
+    "<ast>": "builtins",  # which has no source
+    "<string>": "builtins",
+    "<frozen runpy>": "runpy",
+    "<frozen importlib._bootstrap>": "importlib._bootstrap",
+    "<frozen importlib._bootstrap_external>": "importlib._bootstrap_external",
+}
 
 
 @pytest.fixture(scope="session", autouse=True)
