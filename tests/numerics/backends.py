@@ -121,8 +121,10 @@ class Llvm:
     works: dict[Workload, str] = field(default_factory=dict)
 
     def takes(self, work: Workload) -> bool:
-        if (self.panels and isinstance(work, Attention)) or work.dtype in INTEGER_DTYPES:
+        if work.dtype in INTEGER_DTYPES:
             return False
+        if self.panels and (isinstance(work, Attention) or work.dtype != "float16"):
+            return False  # one dtype for less to compile
         self.works.setdefault(work, f"kernel{len(self.works)}")
         return True
 

@@ -13,19 +13,18 @@ from relax_fusion.workload.reference import rounded
 from .backends import Run, draw, on_every_backend, zeros
 from .works import (
     ATTENTION,
-    ATTENTION_WIDE,
     BRAIN,
     CHAIN,
-    CHAIN_WIDE,
     GATED,
     GATED_SILU,
     LAYER_ADDED,
-    LAYER_WIDE,
+    LAYER_ROWS,
     PLAIN,
     RMS_ADDED,
-    RMS_WIDE,
+    RMS_ROWS,
     ROTATED,
     STEPS,
+    N,
 )
 
 
@@ -54,8 +53,8 @@ def test_r2_steps_of_an_epilogue_are_not_rounded(run: Run) -> None:
 def test_r2_gate_and_up_are_not_rounded(run: Run) -> None:
     given = zeros(run.work, rows=2)
     given["x"][:, :2] = 512
-    given["w0"][:24, 0] = 2.0**-18
-    given["w0"][24:, :2] = 512
+    given["w0"][:N, 0] = 2.0**-18
+    given["w0"][N:, :2] = 512
     assert (run(given)["out0"] == 1024).all()  # 2^-9 * 2^19
 
 
@@ -81,9 +80,9 @@ def _gamma_in_weights(work: Any, given: dict[str, np.ndarray]) -> np.ndarray:
     return scale * a["x"] @ (a["gamma"] * a["w0"]).astype("float16").astype("float64").T
 
 
-@on_every_backend(rms=RMS_WIDE, layer=LAYER_WIDE)
+@on_every_backend(rms=RMS_ROWS, layer=LAYER_ROWS)
 def test_r3_normalised_rows_are_rounded_or_not_or_gamma_times_the_weights_is(run: Run) -> None:
-    given = draw(run.work, rows=5)
+    given = draw(run.work, rows=4)
 
     def norm_rounded(values: Any, tensor: Any) -> Any:
         return rounded(values, tensor) if tensor.name == "x_norm" else values
@@ -96,7 +95,7 @@ def test_r3_normalised_rows_are_rounded_or_not_or_gamma_times_the_weights_is(run
     assert any(_near(got, values) for values in wanted)
 
 
-@on_every_backend(attention=ATTENTION_WIDE)
+@on_every_backend(attention=ATTENTION)
 def test_r4_scores_are_not_rounded_and_weights_at_most_once(run: Run) -> None:
     given = draw(run.work, batch=1, q_len=5, kv_len=40)
     given["q"] *= np.float16(8)
@@ -119,9 +118,9 @@ def test_r5_the_sum_in_front_of_a_norm_is_rounded(run: Run) -> None:
     assert (got["out0"] == 0).all()  # all features are equal
 
 
-@on_every_backend(chain=CHAIN_WIDE)
+@on_every_backend(chain=CHAIN)
 def test_r6_the_tensor_between_two_matmuls_is_rounded(run: Run) -> None:
-    given = zeros(run.work, rows=5)
+    given = zeros(run.work, rows=4)
     given["x"][:, :2] = 2048, 1
     given["w0"][0, :2] = 1
     given["w1"][:, 0] = 1

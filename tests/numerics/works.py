@@ -20,7 +20,7 @@ from relax_fusion.workload import (
     Rope,
 )
 
-K, N, R = 40, 24, 8
+K, N, R = 40, 16, 8
 ROWS = DynamicDim("rows")
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 FLOAT = {"dtype": "float32", "out_dtype": "float32"}
@@ -38,18 +38,16 @@ def projected(*steps: str, **changes: Any) -> NormMatmul:
 
 
 PLAIN = projected()
-RMS_ROWS, LAYER_ROWS = projected(norm=RMS), projected(norm=LAYER)
-RMS_WIDE, LAYER_WIDE = replace(RMS_ROWS, **WIDE), replace(LAYER_ROWS, **WIDE)
+RMS_ROWS, LAYER_ROWS = projected(norm=RMS, **WIDE), projected(norm=LAYER, **WIDE)
 RMS_ADDED = projected(norm=replace(RMS, **ADDED))
 LAYER_ADDED = projected(norm=replace(LAYER, **ADDED))
 STEPS = projected("bias", "relu", "residual")
 ACTIVE = {name: projected("bias", name) for name in ACTIVATIONS}
 ROTATED = projected("bias")
-ROTATED = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=Rope(8, 16, "float32")),))
+ROTATED = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=Rope(8, 8, "float32")),))
 GATED = GatedFFN(ROWS, K, N, "nk", True, True, "relu", None, "float16", "float16", bias=True)
 GATED_SILU = replace(GATED, activation="silu", norm=RMS, bias=False)
-CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), ("residual",), "float16", "float16")
-CHAIN_WIDE = replace(CHAIN, **WIDE)
+CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), ("residual",), "float16", "float32")
 BYTES = NormMatmul(ROWS, 520, (Projection(N, "nk"),), None, "uint8", "int32")
 
 D = 16
@@ -65,10 +63,9 @@ ATTENTION = Attention(
     causal="none",
     bias_dims=None,
     dtype="float16",
-    out_dtype="float16",
+    out_dtype="float32",
 )
 EVERY = (True, True, True, True)
-ATTENTION_WIDE = replace(ATTENTION, **WIDE)
 BIASED = replace(ATTENTION, bias_dims=EVERY)
 BOUNDED = replace(BIASED, bias_op="min")
 MASKED = replace(ATTENTION, mask_dims=EVERY)
