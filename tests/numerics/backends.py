@@ -165,6 +165,11 @@ def _unsupported(work: Workload) -> bool:
     return check.unsupported(work, H200) is not None
 
 
+def _changes_scores(work: Attention) -> bool:
+    """Tell whether scores have a bias or the like, which does not depend on the parts."""
+    return any((work.bias_dims, work.mask_dims, work.softcap, work.alibi, work.window))
+
+
 @cache
 def _interpreter() -> Interpreter:
     worker = Interpreter()
@@ -182,7 +187,8 @@ class Interpreted:
 
     def takes(self, work: Workload) -> bool:
         whole = isinstance(work, Attention) and self.family != "pointer"
-        return not (whole or _unsupported(work)) and work.dtype == "float16"
+        scored = self.split > 1 and isinstance(work, Attention) and _changes_scores(work)
+        return not (whole or scored or _unsupported(work)) and work.dtype == "float16"
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         plan = TilePlan(*self._tile(work), split_k=self.split, num_stages=2, num_warps=4)
@@ -207,7 +213,7 @@ class Interpreted:
     def _tile(self, work: Workload) -> tuple[int, int, int]:
         if isinstance(work, Attention):
             return 16, 16, padded(work.head_dim)
-        return (1, 16, 32) if self.family == "gemv" else (16, 16, 16)
+        return (1, 16, 64) if self.family == "gemv" else (16, 16, 32)
 
 
 def _launch(
