@@ -80,6 +80,11 @@ def as_meant(value: Array, dtype: str) -> Array:
     return next((np.array(n) for n in meant), value)
 
 
+def as_said(value: Array, dtype: str) -> Array:
+    """Return a constant."""
+    return value
+
+
 class Comparison:
     """Computes a region and the workload that is to replace it."""
 
@@ -88,8 +93,7 @@ class Comparison:
         blocks = self.match.workload.graph.blocks
         named = {name for block in blocks for name in operators(block.value)}
         formulas = not named.isdisjoint(("gelu", "gelu_tanh"))
-        meant = {"constant": as_meant} if formulas else {}
-        self.interpreter = Interpreter(mod=mod, **meant)
+        self.interpreter = Interpreter(mod=mod, constant=as_meant if formulas else as_said)
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 

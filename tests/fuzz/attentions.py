@@ -64,7 +64,9 @@ def cached(w: Writer, qkv: QKV) -> QKV:
     if w.chance(30):
         return q, *(w.param((b, length, heads, d)) for d in (dim, w.shape(v)[-1]))
     begin = 0 if w.chance(92) else 1
-    caches = [w.param((b, capacity, heads, d), dtype_of(x)) for d, x in ((dim, k), (w.shape(v)[-1], v))]
+    caches = [
+        w.param((b, capacity, heads, d), dtype_of(x)) for d, x in ((dim, k), (w.shape(v)[-1], v))
+    ]
     k, v = (
         w(op.strided_slice, c, [1], [begin], [length + begin], assume_inbound=True) for c in caches
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
-from relax_fusion.equivalence.sizes import variables
 from relax_fusion.effects import free_vars
+from relax_fusion.equivalence.sizes import variables
 
 Binding = tuple[relax.Var, relax.Expr, bool]
 """What is bound, its value, and whether it is a MatchCast."""
@@ -108,7 +107,9 @@ def substituted(expr: Any, known: Mapping[relax.Var, relax.Expr]) -> Any:
         return relax.Tuple([substituted(f, known) for f in expr.fields])
     if isinstance(expr, relax.TupleGetItem):
         return relax.TupleGetItem(substituted(expr.tuple_value, known), int(expr.index))
-    if isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op | ir.GlobalVar | relax.ExternFunc):
+    if isinstance(expr, relax.Call) and isinstance(
+        expr.op, ir.Op | ir.GlobalVar | relax.ExternFunc
+    ):
         args = [substituted(a, known) for a in expr.args]
         return relax.Call(expr.op, args, expr.attrs, expr.ty_args)
     return expr
@@ -122,7 +123,7 @@ def pruned(function: Function) -> Function:
     needed = set(function.results)
     kept: list[Binding] = []
     for binding in reversed(function.bindings):
-        var, value, is_cast = binding
+        var, value, _ = binding
         if var in needed or writes(value):
             kept.append(binding)
             needed |= set(free_vars(value))

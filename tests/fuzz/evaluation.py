@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from tvm import ir, relax
 
 from relax_fusion import Decision
+from relax_fusion.effects import free_vars
 from relax_fusion.equivalence.comparison import as_meant
 from relax_fusion.equivalence.interpreter import Interpreter, stored
 from relax_fusion.equivalence.operators import Array
+from relax_fusion.equivalence.region import is_size
 from relax_fusion.equivalence.sizes import Sizes, variables
 from relax_fusion.workload import Workload
 from relax_fusion.workload.graph import Tensor
@@ -19,6 +21,9 @@ from relax_fusion.workload.reference import evaluate
 
 SIZES = {"seq_len": 5, "total_len": 7, "batch_size": 2, "m": 6, "c": 9, "b": 2, "s": 5, "t": 7}
 """Values of symbolic sizes by name; others are 3."""
+
+HIDDEN = -5e3
+"""Scores below are hidden by a mask's number."""
 
 
 class WholeFunction(Interpreter):
@@ -84,15 +89,22 @@ def _argument(rng: np.random.Generator, ty: ir.Type, sizes: Sizes) -> Any:
 
 
 def run(
-    func: relax.Function, sizes: Sizes, args: Sequence[Any], decisions: Sequence[Decision] = ()
+    func: relax.Function,
+    sizes: Sizes,
+    args: Sequence[Any],
+    decisions: Sequence[Decision] = (),
+    meant: bool = True,
 ) -> tuple[list[Array], list[Array]]:
-    """Return the results of a function, and its parameters after it."""
+    """Return the results of a function, and its parameters after it.
+
+    `meant`: numbers that are nearly those of an activation's formula are taken for them.
+    """
     kernels = {d.kernel: kernel(d.workload) for d in decisions if d.workload and d.kernel}
-    interpreter = WholeFunction(kernels, constant=as_meant)
+    interpreter = WholeFunction(kernels, **({"constant": as_meant} if meant else {}))
     values = dict(zip(func.params, _copied(args), strict=True))
     for block in func.body.blocks:
         bindings = [(b.var, b.value) for b in block.bindings]
-        interpreter.run(bindings, values, sizes, None, frozenset(_exact(bindings, values)))
+        interpreter.run(bindings, values, sizes, None, frozenset(_exact(bindings)))
     with np.errstate(all="ignore"):
         result = interpreter.value(func.body.body, values, sizes)
     results = list(result) if isinstance(result, tuple) else [result]
@@ -107,11 +119,8 @@ def _copied(args: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]], values: Mapping[Any, Any]) -> Any:
+def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> Iterator[relax.Var]:
     """Yield the bindings that depend on no data, whose dtypes round."""
-    from relax_fusion.effects import free_vars
-    from relax_fusion.equivalence.region import is_size
-
     found: set[relax.Var] = set()
     for var, value in bindings:
         if all(v in found for v in free_vars(value) if not is_size(v)):
@@ -120,9 +129,14 @@ def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]], values: Mapping[Any
 
 
 def kernel(work: Workload) -> Callable[..., Any]:
-    """Return what the kernel of a workload computes: NaN for a query whose keys are all hidden."""
+    """Return what the kernel of a workload computes: NaN for a query whose keys are all hidden.
+
+    A bias may hide them, too: by a large number.
+    """
 
     def rounding(made: Array, tensor: Tensor) -> Array:
+        if tensor.name == "row_max":
+            return np.where((made > -np.inf) & (made < HIDDEN), np.nan, made)
         return np.where(made == 0, np.nan, made) if tensor.name == "row_sum" else made
 
     def compute(*args: Any) -> Any:

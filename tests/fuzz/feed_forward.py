@@ -86,6 +86,10 @@ def weight(w: Writer, k: Any, n: Any, dtype: str) -> relax.Expr:
     if not known or w.chance(75):
         known.append(w.param((k, n) if layout == "kn" else (n, k), dtype))
     base = w.pick(*known)
+    if w.chance(2):  # decoded from integers
+        scale = w.param((w.shape(base)[0], 1), dtype)
+        packed = w.param(w.shape(base), "int8")
+        base = w.either(op.multiply, w(op.astype, packed, dtype), scale)
     if layout == "kn":
         return base
     shared = w.weights.setdefault((k, n, "transposed", dtype), [])

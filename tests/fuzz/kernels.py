@@ -124,7 +124,7 @@ def _compiled(kernels: Sequence[Kernel], found: Findings) -> list[Any]:
     try:
         mod = schedule_kernels(make_options(target, {}))(ir.IRModule(functions))
         library = loaded(quickly(mod, target=target))
-    except (tvm.error.TVMError, RuntimeError, ValueError) as err:
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as err:
         if len(kernels) == 1:
             found.failures.append(f"{kernels[0]}: does not compile: {str(err)[-300:]}")
             return [None]

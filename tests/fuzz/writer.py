@@ -28,6 +28,7 @@ LENGTHS = (1, 1, 2, 3, 5, 8, 17, 0)
 PACKED = "relax_fusion_tests.rewrite"
 """A packed function that overwrites its argument."""
 
+
 class IllTyped(Exception):
     """Raised for a call that TVM refuses: what was written so far is a function as well."""
 
@@ -55,6 +56,7 @@ class Writer:
         self.bindings: Bindings = []
         self.results: list[relax.Var] = []
         self.weights: dict[tuple[Any, ...], list[relax.Var]] = {}
+        self.device = relax.VDevice("cuda") if rng.random() < 0.01 else None
 
     # --- choices -----------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class Writer:
 
     def param(self, shape: Sequence[Dim], dtype: str | None = None) -> relax.Var:
         """Add a parameter."""
-        ty = relax.TensorType(list(shape), dtype or self.dtype)
+        ty = relax.TensorType(list(shape), dtype or self.dtype, vdevice=self.device)
         self.params.append(relax.Var(f"p{len(self.params)}", ty))
         return self.params[-1]
 
@@ -113,7 +115,7 @@ class Writer:
         except (ValueError, IndexError) as err:
             raise IllTyped(str(err)) from err
         made = self.emit(call)
-        return self.accident(made) if self.chance(self.accidents) else made
+        return self.accident(made) if self.shape(made) and self.chance(self.accidents) else made
 
     def either(self, function: Callable[..., relax.Expr], a: Any, b: Any) -> relax.Var:
         """Append a function of two operands, in a drawn order."""
@@ -146,7 +148,11 @@ class Writer:
             *(self._reshaped, self._expanded, self._permuted, self._split, self._sliced),
             *(self._broadcast, self._overwritten, self._overwritten_before),
         )
-        return self.pick(*whats)(x)
+        try:
+            found: relax.Var = self.pick(*whats)(x)
+        except (ValueError, IndexError):  # TVM refuses some movements of nothing
+            return x
+        return found
 
     def _alias(self, x: relax.Var) -> relax.Var:
         return self.emit(x)
@@ -249,6 +255,9 @@ class Writer:
         cut = self.rng.randrange(len(self.bindings)) if self.chance(4) else None
         dataflow = self.chance(97)
         module, _ = rewriting()
+        if self.device is not None:
+            module = ir.IRModule(dict(module.functions))
+            module.update_global_info("vdevice", [self.device])
         return Function(
             tuple(self.params), tuple(self.bindings), results, module, cut, dataflow=dataflow
         )
