@@ -2,91 +2,93 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
+from tvm import relax, tirx
 
-from relax_fusion.passes import PATTERNS
+from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
+from relax_fusion.chains.axes import quotient
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import Norm, NormMatmul, Projection
 
-from . import check
-from .check import Setup
-from .graph import Graph, Node, Shape, Size, const
+from ..gpu.contraction_cases import Case
+from ..passes.common import Chain, assert_declined, assert_numbers, compiled, fused, module
+from . import kernels
 
-F32 = "float32"
-
-
-def _param(kind: str, *sizes: Size | int, dtype: str = F32) -> Node:
-    shape = tuple(const(s) if isinstance(s, int) else s for s in sizes)
-    return Node("param", (), shape, dtype, {"kind": kind})
-
-
-def _node(op: str, args: tuple[int, ...], shape: Shape, dtype: str = F32, **attrs: Any) -> Node:
-    return Node(op, args, shape, dtype, attrs)
-
-
-def _right(graph: Graph, setup: Setup) -> None:
-    failures = check.isolate([graph], setup).failures
-    assert not failures, str(failures[0])
+ATTENTION = "FuseAttentionChain"
+LAYER = Norm("layer", 1e-3, beta=True)
+SUM = Norm("rms", 1e-3, residual=True)
+TILE = TilePlan(16, 16, 8, reg_m=4, reg_n=4, lanes=8)
+PANEL = TilePlan(16, 16, 4, reg_m=16, reg_n=16, lanes=16, family="panels")
 
 
-@pytest.mark.parametrize("k", [12, 17, 24])
-@pytest.mark.parametrize("norm", ["layer", "rms after add"])
-def test_widths_that_lanes_do_not_divide(k: int, norm: str) -> None:
-    """The statistics of all but the first prologue block read beyond the row."""
-    rows = (const(17), const(k))
-    nodes = [_param("data", 17, k), _param("data", 17, k), _param("gamma", k), _param("data", k)]
-    nodes.append(_node("add", (0, 1), rows))
-    if norm == "layer":
-        nodes.append(_node("layer_norm", (0, 2, 3), rows, axes=(-1,), eps=1e-3))
-    else:
-        nodes.append(_node("rms_norm", (4, 2), rows, axes=(-1,), eps=1e-3))
-    nodes += [_param("weight", k, 16)]
-    nodes.append(_node("matmul", (5, 6), (const(17), const(16)), out_dtype=None))
-    _right(Graph(tuple(nodes), (7,)), Setup(whole=False))
+def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:
+    return NormMatmul(17, k, (Projection(16, "kn", steps),), norm, "float32", "float32")
 
 
-def _transposed(dtype: str, out_dtype: str | None) -> list[Node]:
-    b = Size(1, ("b",))
-    wide = (b, const(4))
-    return [
-        _param("data", b, 8, dtype=dtype),
-        _param("weight_nk", 4, 8, dtype=dtype),
-        _node("permute_dims", (1,), (const(8), const(4)), dtype, axes=(1, 0)),
-        _node("matmul", (0, 2), wide, out_dtype or dtype, out_dtype=out_dtype),
+def test_kernels() -> None:
+    """Widths that lanes do not divide; conditions that repeat a vectorised exponential."""
+    cases = [(work(norm, k), TILE) for norm in (LAYER, SUM) for k in (12, 17, 24)]
+    cases += [(work(None, 4, *steps), PANEL) for steps in (("silu", "relu"), ("gelu_tanh", "relu"))]
+    found = kernels.Findings()
+    made = [
+        kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(p, block_k=w.k)))
+        for n, (w, p) in enumerate(cases)
     ]
+    for kernel, run in zip(made, kernels.compiled(made, found), strict=True):
+        kernels.check(kernel, run)
+    assert found.failures == []
 
 
-@pytest.mark.parametrize(
-    ("dtype", "out_dtype"), [("float32", None), ("float16", None), ("float16", "float32")]
+ALIAS = Chain(
+    "result_under_another_name",
+    "q[8,3,2,4] k[8,2,3,4] v[8,2,3,3]",
+    "u = R.permute_dims(v, axes=[0, 2, 1, 3]); t = R.permute_dims(k, axes=[0, 2, 3, 1])\n"
+    "s = R.matmul(q, t); p = R.nn.softmax(s, axis=3); o = R.matmul(p, u)\n"
+    "y = R.permute_dims(o, axes=[0, 2, 1, 3]); z = y",
+    "z",
 )
-def test_nt_matmul_of_tvm_is_recognised(dtype: str, out_dtype: str | None) -> None:
+NO_KEYS = Chain(
+    "no_keys",
+    "q[2,2,3,4] k[2,2,0,4] v[2,0,2,4]",
+    "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t)\n"
+    "p = R.nn.softmax(s, axis=-1); u = R.permute_dims(v, axes=[0, 2, 1, 3])\n"
+    "y = R.matmul(p, u)",
+    "y",
+)
+
+
+def test_another_name_of_a_transposed_result() -> None:
+    """What made the tensor was done again for its other name."""
+    fused(ALIAS, ATTENTION)  # which is validated
+
+
+def test_attention_over_nothing() -> None:
+    """Reshapes of no elements were read as if they told which axis is which."""
+    assert_declined(module([NO_KEYS]), ATTENTION, Reason.SHAPE, "there are no keys")
+    assert quotient(tirx.Var("s", "int64"), 0) is None
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("float32", "None"), ("float16", '"float32"')])
+def test_nt_matmul_of_tvm_is_recognised(dtype: str, out: str) -> None:
     """Comparing the PrimFunc raised an error, and index types then made it differ."""
-    graph = Graph(tuple(_transposed(dtype, out_dtype)), (3,), ({"b": 3},))
-    setup = Setup(whole=False, nt_first=True)
-    found = check.isolate([graph], setup)
-    assert not found.failures, str(found.failures[0])
-    assert found.passes()["FuseMatmulEpilogue"] == 1
+    body = f"t = R.permute_dims(W); y = R.matmul(x, t, out_dtype={out})"
+    chain = Chain("main", "x[b,8] W[4,8]", body, "y", dtype=dtype)
+    decisions: list = []
+    options = FuseOptions(target=host_target(), decisions=decisions, always_fuse=True)
+    PATTERNS["FuseMatmulEpilogue"](options)(relax.transform.FuseTransposeMatmul()(module([chain])))
+    assert [d.fused for d in decisions] == [True]
 
 
-def test_second_run_of_the_passes_meets_their_kernels() -> None:
-    """A kernel of three parameters was compared with an NT matmul, which raised an error."""
-    graph = Graph(tuple(_transposed("float32", None)), (3,), ({"b": 5},))
-    _right(graph, Setup(whole=False))
-
-
-def test_transpose_read_twice_is_left_to_tvm() -> None:
-    """FuseTransposeMatmul raises on a shared transpose where no pass of ours takes the matmul."""
-    nodes = _transposed("float32", None)
-    nodes.append(_node("negative", (0,), nodes[0].shape))
-    nodes.append(_node("matmul", (4, 2), nodes[3].shape, out_dtype=None))
-    graph = Graph(tuple(nodes), (3, 5, 2), ({"b": 2},))
-    _right(graph, Setup(passes=("FuseAttentionChain",)))
-
-
-def test_attention_without_a_scale_is_legalised() -> None:
-    """The default scale was taken from a dimension as if it were a number."""
-    shape = tuple(const(s) for s in (1, 3, 2, 4))
-    nodes = [_param("data", 1, 3, 2, 4) for _ in range(3)]
-    nodes.append(_node("attention", (0, 1, 2), shape, scale=None, causal=None))
-    passes = tuple(p for p in PATTERNS if p != "FuseAttentionChain")
-    _right(Graph(tuple(nodes), (3,)), Setup(passes=passes))
+def test_what_no_pass_of_ours_takes() -> None:
+    """A shared transpose made TVM's pass raise; a default scale was taken for a number."""
+    chains = [
+        Chain("shared", "x[3,8] W[4,8]", "t = R.permute_dims(W); m = R.matmul(x, t)\n"
+              "n = R.negative(x); o = R.matmul(n, t)", "(m, o, t)"),
+        Chain("unscaled", "q[1,3,2,4] k[1,3,2,4] v[1,3,2,4]", "o = R.nn.attention(q, k, v)", "o"),
+    ]  # fmt: skip
+    mod = module(chains)
+    machine = compiled(mod, chains, disable=tuple(PATTERNS))
+    for chain in chains:
+        assert_numbers(machine, mod, chain)

@@ -1,0 +1,78 @@
+"""A share of `scripts/fuzz.py`, and whether it would notice a mistake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from relax_fusion import Reason
+from relax_fusion.equivalence import Checker
+from relax_fusion.passes import PATTERNS, attention
+
+from . import campaign, functions, kernels, matches
+from .bindings import Function
+
+GRAPHS, KERNELS = range(90), range(6)
+SEVERAL = (Reason.SHAPE, Reason.ATTRIBUTE, Reason.LAYOUT, Reason.AXIS)
+
+
+def test_random_functions() -> None:
+    found = matches.explore(GRAPHS)
+    assert found.failures == [] and found.unchecked == {}
+    assert found.matches == found.checked
+    assert set(found.matches) == set(PATTERNS), "a pass that never fired was not tested"
+    assert {r.value for r in SEVERAL} <= set(found.declines)
+    assert len(found.spellings) >= 30 and 2 * found.compared >= found.functions
+
+
+def test_random_kernels() -> None:
+    found = kernels.explore(KERNELS)
+    assert found.failures == []
+    assert sum(found.kernels.values()) == len(KERNELS)
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    assert functions.draw(3).script() == functions.draw(3).script()
+    assert functions.draw(3).script() != functions.draw(4).script()
+
+
+def _doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attention have twice its scale."""
+    factor = attention._factor
+    monkeypatch.setattr(attention, "_factor", lambda value, what: 2 * factor(value, what))
+
+
+def _failing(seeds: Any) -> matches.Failure:
+    return matches.explore(seeds).failures[0]
+
+
+def test_a_wrong_match_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    _doubled(monkeypatch)
+    failure = _failing(range(40))
+    assert "FuseAttentionChain" in failure.what and "would compute something else" in failure.what
+    whole = functions.draw(failure.seed)
+    small = matches.minimised(whole, failure.seed)
+    assert isinstance(small, Function) and len(small.bindings) <= len(whole.bindings)
+    with pytest.raises(matches.EquivalenceError):
+        matches.check(small, failure.seed)
+
+
+def test_a_wrong_function_is_found_without_validation(monkeypatch: pytest.MonkeyPatch) -> None:
+    _doubled(monkeypatch)
+    monkeypatch.setattr(Checker, "check", lambda *_: None)
+    assert "Wrong: result" in _failing(range(40)).what
+
+
+def test_what_dies_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dying(seeds: Any) -> matches.Findings:
+        if 1 in seeds:
+            raise SystemExit(3)
+        return matches.Findings(len(seeds))
+
+    monkeypatch.setattr(matches, "explore", dying)
+    found = matches.Findings()
+    for _, part in campaign.graphs(range(3), 1):
+        found.add(part)
+    assert found.functions == 3
+    assert [f.seed for f in found.failures] == [1]
