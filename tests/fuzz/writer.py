@@ -17,6 +17,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
+from relax_fusion.pattern import is_call
 from relax_fusion.shapes import dtype_of, same_shape
 from relax_fusion.workload.reference import numpy_dtype
 
@@ -104,6 +105,8 @@ class Writer:
             value = self.normalizer.normalize(expr)
         except (ValueError, TypeError) as err:
             raise IllTyped(str(err)) from err
+        if is_call(value, "relax.reshape") and 0 in self.shape(value):
+            raise IllTyped("a reshape takes 0 for the size that was there")
         var = relax.Var(f"v{len(self.bindings)}", value.ty)
         self.bindings.append((var, value, False))
         return var
@@ -150,7 +153,7 @@ class Writer:
         )
         try:
             found: relax.Var = self.pick(*whats)(x)
-        except (ValueError, IndexError):  # TVM refuses some movements of nothing
+        except (IllTyped, ValueError, IndexError):  # some movements of nothing are none
             return x
         return found
 
