@@ -10,7 +10,7 @@ from tvm import relax, tirx
 from ..errors import Decline
 from ..pattern import BlockView, KernelArg, is_call
 from ..shapes import dtype_of, same_shape, shape_of
-from ..workload import Projection
+from ..workload import ACTIVATIONS, Projection
 from .activations import activation
 from .casts import narrows
 from .constants import binary
@@ -73,7 +73,17 @@ def epilogue(
         longer = _extend(view, chain, forbidden | set(chain.covers))
         if longer is None or not accepts(longer.projection.epilogue):
             return chain
+        if not acts_once(longer.projection.epilogue):
+            return chain
         chain = longer
+
+
+def acts_once(steps: tuple[str | float, ...]) -> bool:
+    """Tell whether no more than one of some steps is an activation.
+
+    Each repeats its operand several times, and LLVM takes minutes for one of another.
+    """
+    return sum(step in ACTIVATIONS for step in steps) < 2
 
 
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:

@@ -69,7 +69,9 @@ class Chooser:
         return Norm(kind, eps, shifted, residual, residual and self.chance(60), self.chance(20))
 
     def _steps(self, *names: str, most: int = 3) -> tuple[str | float, ...]:
-        return tuple(self.pick(*names) for _ in range(self.pick(*range(most + 1))))
+        found = [self.pick(*names) for _ in range(self.pick(*range(most + 1)))]
+        acts = [n for n, step in enumerate(found) if step in ACTIVATIONS]
+        return tuple(s for n, s in enumerate(found) if n not in acts[1:])  # as matchers have it
 
     def _layout(self) -> Any:
         return self.pick("nk", "kn")
