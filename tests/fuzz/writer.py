@@ -17,7 +17,6 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-from relax_fusion.pattern import is_call
 from relax_fusion.shapes import dtype_of, same_shape
 from relax_fusion.workload.reference import numpy_dtype
 
@@ -105,14 +104,14 @@ class Writer:
             value = self.normalizer.normalize(expr)
         except (ValueError, TypeError) as err:
             raise IllTyped(str(err)) from err
-        if is_call(value, "relax.reshape") and 0 in self.shape(value):
-            raise IllTyped("a reshape takes 0 for the size that was there")
         var = relax.Var(f"v{len(self.bindings)}", value.ty)
         self.bindings.append((var, value, False))
         return var
 
     def __call__(self, function: Callable[..., relax.Expr], *args: Any, **kwargs: Any) -> relax.Var:
         """Append a call, and sometimes an accident."""
+        if function is op.reshape and _has_zero(args[1]):
+            raise IllTyped("a reshape takes 0 for the size that was there")
         try:
             call = function(*args, **kwargs)
         except (ValueError, IndexError) as err:
@@ -185,6 +184,8 @@ class Writer:
 
     def _reshaped(self, x: relax.Var) -> relax.Var:
         shape = self.shape(x)
+        if _has_zero(shape):
+            return x
         flat = math.prod(shape[1:], start=shape[0]) if shape else 1
         middle = self.pick([flat], [1, *shape], [*shape, 1], [flat, 1])
         return self.emit(op.reshape(self.emit(op.reshape(x, middle)), shape))
@@ -221,6 +222,8 @@ class Writer:
 
     def _broadcast(self, x: relax.Var) -> relax.Var:
         shape = self.shape(x)
+        if _has_zero(shape):
+            return x
         wide = self.emit(op.broadcast_to(self.emit(op.expand_dims(x, [0])), [2, *shape]))
         one = self.emit(op.strided_slice(wide, [0], [1], [2]))
         return self.emit(op.reshape(one, shape))
@@ -264,6 +267,10 @@ class Writer:
         return Function(
             tuple(self.params), tuple(self.bindings), results, module, cut, dataflow=dataflow
         )
+
+
+def _has_zero(shape: Sequence[Dim]) -> bool:
+    return any(isinstance(d, int) and d == 0 for d in shape)
 
 
 @cache
