@@ -20,7 +20,6 @@ ATTENTION = "FuseAttentionChain"
 LAYER = Norm("layer", 1e-3, beta=True)
 SUM = Norm("rms", 1e-3, residual=True)
 TILE = TilePlan(16, 16, 8, reg_m=4, reg_n=4, lanes=8)
-PANEL = TilePlan(16, 16, 4, reg_m=16, reg_n=16, lanes=16, family="panels")
 
 
 def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:
@@ -28,9 +27,8 @@ def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:
 
 
 def test_kernels() -> None:
-    """Widths that lanes do not divide; conditions that repeat a vectorised exponential."""
+    """Widths that lanes do not divide."""
     cases = [(work(norm, k), TILE) for norm in (LAYER, SUM) for k in (12, 17, 24)]
-    cases += [(work(None, 4, *steps), PANEL) for steps in (("silu", "relu"), ("gelu_tanh", "relu"))]
     found = kernels.Findings()
     made = [
         kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(p, block_k=w.k)))
