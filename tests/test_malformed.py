@@ -153,6 +153,15 @@ TARGETS = [
 ]
 
 
+@pytest.mark.parametrize("arch", ["sm_9999", "sm_91a", "sm_8", "sm_90b", "sm_"])
+def test_architectures_that_there_are_not(arch: str) -> None:
+    with pytest.raises(
+        TargetError, match=f"arch is '{arch}', must be of .*sm_90, sm_100"
+    ) as caught:
+        device_of(make_target({"kind": "cuda", "arch": arch}))
+    assert_one_line(caught.value)
+
+
 @pytest.mark.parametrize(
     "attribute, value",
     [*(("num-cores", v) for v in (-1, 2**31, 2**63 - 1)), ("mtriple", "x"), ("mtriple", "sm_90")],
