@@ -26,6 +26,7 @@ from .annotate import (
     AttachFunctionAttrs,
     AttachMetadata,
     AttachNoAlias,
+    RefuseLowered,
 )
 from .cuda_graph import CaptureCUDAGraphs
 from .device_targets import BindDeviceTargets
@@ -71,6 +72,7 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     return [
+        RefuseLowered(),
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
         AttachAdditionalPrimFuncs(options.additional_tirs),
         tirx.transform.BindTarget(options.target),

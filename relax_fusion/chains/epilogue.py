@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
@@ -10,11 +10,15 @@ from tvm import relax, tirx
 from ..errors import Decline
 from ..pattern import BlockView, KernelArg, is_call
 from ..shapes import dtype_of, same_shape, shape_of
-from ..workload import Projection
+from ..workload import ACTIVATIONS, Projection
 from .activations import activation
 from .casts import narrows
 from .constants import binary
 from .linear import Linear
+
+MOST_ACTIVATIONS = 2
+"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: with
+their number, code and the time to compile it would grow exponentially."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,14 @@ def epilogue(
         longer = _extend(view, chain, forbidden | set(chain.covers))
         if longer is None or not accepts(longer.projection.epilogue):
             return chain
+        if not few_activations(longer.projection.epilogue):
+            return chain
         chain = longer
+
+
+def few_activations(steps: Sequence[str | float]) -> bool:
+    """Tell whether one kernel may have the activations among `steps`."""
+    return sum(step in ACTIVATIONS for step in steps) <= MOST_ACTIVATIONS
 
 
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:

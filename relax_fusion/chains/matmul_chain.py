@@ -12,7 +12,7 @@ from ..pattern import BlockView, KernelArg, Refused, Shape, guard, is_call
 from ..shapes import permutation, same_shape, shape_of, static
 from .constants import scaled
 from .dequantized import refuse_dequantized
-from .epilogue import epilogue
+from .epilogue import epilogue, few_activations
 from .linear import Linear, linear
 from .movements import keeps_features, ungrouped
 from .norms import normalisation
@@ -123,8 +123,12 @@ def _with_steps(
     """Follow the steps after a matmul, multiplications by a number among them."""
     side = Side(start, batch, (), (), (), start.var, "")
     at = start
+
+    def short(steps: tuple[str, ...]) -> bool:
+        return accepts(steps) and few_activations((*side.steps, *steps))
+
     while True:
-        chain = epilogue(view, at, forbidden | set(side.covers), accepts)
+        chain = epilogue(view, at, forbidden | set(side.covers), short)
         side = replace(
             side,
             steps=(*side.steps, *chain.projection.epilogue),
