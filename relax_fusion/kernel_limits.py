@@ -1,7 +1,7 @@
 """What kernels have to do without on some targets, whichever rule has scheduled them.
 
-Compilers for GPUs refuse constants that float32 does not have.  WebGPU has no infinite constants and
-no third grid dimension; vectors of Metal, WebGPU and Vulkan have four elements at most.
+Compilers for GPUs refuse constants that float32 does not have.  WebGPU has no infinite constants
+and no third grid dimension; vectors of Metal, WebGPU and Vulkan have four elements at most.
 """
 
 from __future__ import annotations

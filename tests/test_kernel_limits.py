@@ -106,7 +106,7 @@ def test_constants_are_those_of_float32() -> None:
     for value, dtype, rounded in (
         *((1e-50, "float32", 0.0), (1e-50, "float16", 0.0), (1e-50, "float64", 1e-50)),
         *((0.1, "float32", float(np.float32(0.1))), (0.5, "float32", 0.5)),
-        *((float("-inf"), "float32", float("-inf")), (1e300, "float32", float("inf"))),
+        (float("-inf"), "float32", float("-inf")),
     ):
         after = RoundConstants()(filled(value, dtype))
         tvm.ir.assert_structural_equal(after, filled(rounded, dtype))

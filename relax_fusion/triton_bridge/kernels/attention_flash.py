@@ -162,9 +162,9 @@ def attend(ring, operands, sink, lengths, blocks, rows, first, q_turn, C: gl.con
     mbarrier.arrive(q_empty.index(q_slot), count=1)
     turn = first + counts[3] - 1
     acc, p = ask_values(v_tiles, v_full, turn, weights, rescale, acc, C)
+    nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
     if C.sinks:
         total += gl.exp2(sink - shift_of(highest, C.unit))
-    nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
     inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(v_empty.index(turn % C.stages), count=1)
