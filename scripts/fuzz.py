@@ -1,79 +1,201 @@
-"""Fuzz the fusing passes for longer than CI does, and keep the statistics.
+"""Fuzz what the passes match and what the kernels compute.
 
-    python scripts/fuzz.py --graphs 2000 --seed 7
+    python scripts/fuzz.py --graphs 100000 --workloads 3000 --jobs 2 --minutes 60
 
-Prints how many chains were fused by pass and spelling and why others were not, and writes
-``benchmarks/results/fuzz_<date>.json``.  Exit status 1 if a program went wrong.
+Random functions go through all fusing passes: every match is validated, and the whole function is
+compared before and after.  Random workloads are compiled for this processor (two of three) or run
+in Triton's interpreter, by random plans, and compared with their reference.  The result is written
+to ``--output``; a file that is there already is continued behind its last seed.  Exit status 1 if
+anything failed or a floor was not reached.
+
+    python scripts/fuzz.py --show 4236      # the function of a seed, made small if it fails
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
+import resource
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.fuzz import campaign, check  # noqa: E402
+from _record import compact_json, facts, markdown_table  # noqa: E402
+
+from relax_fusion.errors import Reason  # noqa: E402
+from relax_fusion.passes import PATTERNS  # noqa: E402
+from tests.fuzz import campaign, functions, matches  # noqa: E402
+
+MATCHES = 0.02
+"""Matches of each pass for each function, at the least."""
+
+DECLINES = {
+    **dict.fromkeys((Reason.SHAPE, Reason.ATTRIBUTE, Reason.LAYOUT, Reason.AXIS), 0.01),
+    **dict.fromkeys((Reason.SIDE_EFFECT, Reason.MULTI_USE, Reason.LEAKED), 0.005),
+    **dict.fromkeys((Reason.DTYPE, Reason.OVERWRITTEN), 0.0005),
+    Reason.CYCLE: 0.0001,
+    **dict.fromkeys((Reason.MATERIALISED, Reason.VDEVICE, Reason.NOT_PROFITABLE), 0.0002),
+}
+"""Declines of each reason for each function, at the least.
+
+Of the others, a mismatch is a failure, an overlap needs matches that no two passes of ours make at
+once, and a plan that does not fit or a schedule that is missing is no matter of matching."""
 
 
-def record(found: check.Findings, graphs: int, seed: int, seconds: float) -> dict[str, Any]:
-    """Return the statistics of a campaign as JSON data."""
-    return {
-        "graphs": found.graphs,
-        "asked": graphs,
-        "seed": seed,
-        "seconds": round(seconds, 1),
-        "runs": found.runs,
-        "dynamic_graphs": found.dynamic,
-        "graphs_with_a_fusion": found.fused_graphs,
-        "dtypes": dict(found.dtypes),
-        "kernels": dict(found.passes()),
-        "spellings": {" / ".join(k): n for k, n in found.spellings.most_common()},
-        "declines": {" / ".join(k): n for k, n in found.declines.most_common()},
-        "failures": [str(f) for f in found.failures],
-    }
+class Record:
+    """What was run so far, as JSON data."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        self.data: dict[str, Any] = {**facts(), "commands": [], "parts": {}, **before}
+
+    def next_seed(self, kind: str, first: int) -> int:
+        """Return the seed behind the last one that was run."""
+        return max([first, *(end for _, end in self.part(kind)["seeds"])])
+
+    def part(self, kind: str) -> dict[str, Any]:
+        """Return the counts of graphs, or of the workloads of a back end."""
+        empty = {"count": 0, "seeds": [], "cpu_seconds": 0.0, "wall_seconds": 0.0, "failures": []}
+        part: dict[str, Any] = self.data["parts"].setdefault(kind, empty)
+        return part
+
+    def add(self, kind: str, counts: dict[str, Counter[str] | int], failures: list[str]) -> None:
+        """Add what a part of a campaign saw."""
+        part = self.part(kind)
+        for name, value in counts.items():
+            if isinstance(value, int):
+                part[name] = part.get(name, 0) + value
+            else:
+                summed = Counter(part.get(name, {})) + value
+                part[name] = dict(summed.most_common())
+        part["failures"] += failures
+
+    def ran(self, kind: str, seeds: tuple[int, int], cpu: float, wall: float) -> None:
+        """Note which seeds were run, and how long they took."""
+        part = self.part(kind)
+        ranges = part["seeds"]
+        if ranges and ranges[-1][1] == seeds[0]:
+            ranges[-1][1] = seeds[1]
+        else:
+            ranges.append(list(seeds))
+        part["cpu_seconds"] = round(part["cpu_seconds"] + cpu, 1)
+        part["wall_seconds"] = round(part["wall_seconds"] + wall, 1)
+
+    def missed(self) -> list[str]:
+        """Return the floors that were not reached."""
+        part = self.data["parts"].get("graphs")
+        if part is None:
+            return []
+        wanted = [(name, MATCHES, part.get("matches", {})) for name in PATTERNS]
+        wanted += [(r.value, floor, part.get("declines", {})) for r, floor in DECLINES.items()]
+        return [
+            f"{name}: {found.get(name, 0)}, at least {floor * part['count']:.0f}"
+            for name, floor, found in wanted
+            if found.get(name, 0) < floor * part["count"]
+        ]
+
+    def write(self) -> None:
+        """Write the data, and beside it tables for people."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(compact_json(self.data) + "\n", encoding="utf-8")
+        self.path.with_suffix(".md").write_text(self.text(), encoding="utf-8")
+
+    def text(self) -> str:
+        """Return the tables."""
+        data = self.data
+        installed = ", ".join(f"{k} {v}" for k, v in data["versions"].items())
+        lines = [
+            f"# Fuzzing, {data['date']}\n",
+            f"{data['cpu']}, {data['cores']} cores; Python {data['python']}, {installed}.\n",
+            *(f"    {command}" for command in data["commands"]),
+        ]
+        for kind, part in data["parts"].items():
+            lines += ["", f"## {kind}\n", self._summary(part)]
+            for name in ("matches", "checked", "declines", "unchecked", "kernels", "skipped"):
+                if part.get(name):
+                    rows = [(name, "count"), *((k, f"{n:,}") for k, n in part[name].items())]
+                    lines += ["", markdown_table(rows)]
+            lines += ["", f"Failures: {len(part['failures'])}.", *part["failures"]]
+        floors = self.missed()
+        lines += ["", "Floors: " + ("; ".join(floors) if floors else "all reached") + "."]
+        return "\n".join(lines) + "\n"
+
+    def _summary(self, part: dict[str, Any]) -> str:
+        seeds = ", ".join(f"{first} to {end - 1}" for first, end in part["seeds"])
+        compared = f", {part['compared']:,} compared as a whole" if "compared" in part else ""
+        spellings = f", {len(part['spellings'])} spellings" if "spellings" in part else ""
+        time_taken = f"{part['cpu_seconds']:,.0f} CPU seconds, {part['wall_seconds']:,.0f} s"
+        return f"{part['count']:,} run (seeds {seeds}){compared}{spellings}; {time_taken}."
 
 
-def show(data: dict[str, Any]) -> str:
-    """Return the statistics as text."""
-    lines = [f"{data['graphs']} graphs, {data['dynamic_graphs']} dynamic, {data['seconds']} s"]
-    for title in ("kernels", "spellings", "declines"):
-        lines += [f"\n{title}:", *(f"{n:6}  {name}" for name, n in data[title].items())]
-    return "\n".join([*lines, f"\nfailures: {len(data['failures'])}", *data["failures"]])
+def run(record: Record, kind: str, count: int, args: argparse.Namespace, ends: float) -> None:
+    """Run seeds of one kind until they are done or the time is over."""
+    first = record.next_seed(kind, args.seed)
+    while first < args.seed + count and time.monotonic() < ends:
+        size = {"graphs": 100, "tir": 20}.get(kind, 40) * args.jobs * 4
+        seeds = range(first, min(first + size, args.seed + count))
+        cpu, wall = _cpu_seconds(), time.monotonic()
+        if kind == "graphs":
+            for _, seen in campaign.graphs(seeds, args.jobs):
+                counted = ("matches", "checked", "declines", "unchecked", "spellings")
+                counts = {name: getattr(seen, name) for name in counted}
+                counts |= {"count": seen.functions, "compared": seen.compared}
+                record.add(kind, counts, [f"seed {f.seed}: {f.what}" for f in seen.failures])
+        else:
+            for _, ran in campaign.workloads(seeds, args.jobs, kind):
+                counts = {"kernels": ran.kernels, "skipped": ran.skipped, "count": ran.workloads}
+                record.add(kind, counts, ran.failures)
+        taken = _cpu_seconds() - cpu, time.monotonic() - wall
+        record.ran(kind, (seeds.start, seeds.stop), *taken)
+        record.write()
+        part = record.part(kind)
+        print(f"{kind}: {part['count']} run, {len(part['failures'])} failures", flush=True)
+        first = seeds.stop
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def show(seed: int) -> None:
+    """Print the function of a seed, made smaller while it goes wrong in the same way."""
+    function = functions.draw(seed)
+    print(matches.minimised(function, seed).script())
+    for failure in matches.explore([seed]).failures:
+        print(failure.what)
 
 
 def main() -> int:
     """Run a campaign."""
-    parser = argparse.ArgumentParser(description="differential fuzzing of the fusing passes")
-    parser.add_argument("--graphs", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--graphs", type=int, default=1000, help="functions at match level")
+    parser.add_argument("--workloads", type=int, default=60, help="kernels that are run")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--minutes", type=float, default=1e9, help="no part begins later")
+    parser.add_argument("--output", type=Path, default=ROOT / "fuzz.json", help="the result")
+    parser.add_argument("--show", type=int, help="print the function of this seed instead")
     args = parser.parse_args()
-    start = time.monotonic()
-
-    def progress(found: check.Findings) -> None:
-        print(
-            f"\r{found.graphs}/{args.graphs} graphs, {sum(found.spellings.values())} kernels, "
-            f"{len(found.failures)} failures",
-            end="",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    found = campaign.run(args.graphs, args.seed, progress)
-    print(file=sys.stderr)
-    data = record(found, args.graphs, args.seed, time.monotonic() - start)
-    print(show(data))
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = f"fuzz_{datetime.date.today().isoformat()}.json"
-    (args.out / name).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    return 1 if found.failures else 0
+    if args.show is not None:
+        show(args.show)
+        return 0
+    record = Record(args.output)
+    record.data["commands"].append(" ".join(["python", "scripts/fuzz.py", *sys.argv[1:]]))
+    ends = time.monotonic() + 60 * args.minutes
+    interpreted = args.workloads // 3
+    run(record, "tir", args.workloads - interpreted, args, ends)
+    run(record, "triton", interpreted, args, ends)
+    run(record, "graphs", args.graphs, args, ends)
+    missed = record.missed()
+    print("\n".join([*missed, f"wrote {args.output}"]))
+    return 1 if missed or any(p["failures"] for p in record.data["parts"].values()) else 0
 
 
 if __name__ == "__main__":

@@ -110,6 +110,8 @@ def _cut(atom: Atom, inner: PrimExpr | int, size: PrimExpr | int) -> tuple[Atom,
 
 def quotient(size: PrimExpr | int, by: PrimExpr | int) -> PrimExpr | int | None:
     """Return ``size / by`` if that is a whole number."""
+    if same_shape((by,), (0,)):
+        return None
     whole = _ANALYZER.simplify(tirx.floordiv(tirx.const(0, "int64") + size, by))
     if not same_shape((product([whole, by]),), (size,)):
         return None
@@ -194,6 +196,8 @@ def ahead(view: BlockView, at: Placed, user: relax.Var) -> Placed | None:
     shape = shape_of(user)
     if shape is None:
         return None
+    if isinstance(view.defs[user], relax.Var):  # another name: what made `at` is not done again
+        return replace(at, expr=user)
     call = view.call(user, "relax.permute_dims")
     if call is not None:
         axes = tuple(at.axes[a] for a in permutation(call, len(shape)))

@@ -44,7 +44,9 @@ def moves(view: BlockView, at: Moved, depth: int = 6) -> Iterator[Moved]:
 def moved_by(view: BlockView, at: Moved, user: relax.Var) -> Iterator[Moved]:
     """Yield the tensors that `user` makes of `at` by moving its elements."""
     path = (*at.path, user)
-    if view.call(user, "relax.reshape") is not None:
+    if isinstance(view.defs[user], relax.Var):  # another name: what made `at` is not done again
+        yield replace(at, var=user, path=path)
+    elif view.call(user, "relax.reshape") is not None:
         axes = _reshaped_axes(at, shape_of(user) or [])
         if axes is not None:
             yield replace(at, var=user, axes=axes, path=path)

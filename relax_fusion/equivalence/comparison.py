@@ -14,6 +14,7 @@ from ..chains.constants import near
 from ..errors import GraphError
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
+from ..workload.values import operators
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
@@ -32,8 +33,8 @@ _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
 
 
-_FORMULAS = (math.sqrt(0.5), math.sqrt(2), math.sqrt(2 / math.pi), 0.044715)
-"""Constants of activations, which graphs have in few digits and kernels in all."""
+_FORMULAS = (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
+"""Constants of activations, which graphs multiply or divide by in few digits, kernels in all."""
 
 
 class Invalid(Exception):
@@ -75,7 +76,13 @@ def as_meant(value: Array, dtype: str) -> Array:
     """Return the number of an activation's formula that a constant is as few digits say it."""
     if value.ndim or "float" not in dtype:
         return value
-    return next((np.array(n) for n in _FORMULAS if near(float(value), n, dtype)), value)
+    meant = (n for m in _FORMULAS for n in (m, 1 / m) if near(float(value), n, dtype))
+    return next((np.array(n) for n in meant), value)
+
+
+def as_said(value: Array, dtype: str) -> Array:
+    """Return a constant."""
+    return value
 
 
 class Comparison:
@@ -83,7 +90,10 @@ class Comparison:
 
     def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
-        self.interpreter = Interpreter(mod=mod, constant=as_meant)
+        blocks = self.match.workload.graph.blocks
+        named = {name for block in blocks for name in operators(block.value)}
+        formulas = not named.isdisjoint(("gelu", "gelu_tanh"))
+        self.interpreter = Interpreter(mod=mod, constant=as_meant if formulas else as_said)
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 

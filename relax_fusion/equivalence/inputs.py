@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from ..workload import Attention
+from ..workload import Attention, Workload
 from .interpreter import stored
 from .operators import Array, Uninterpreted
 from .region import Region, is_number, is_size
@@ -55,7 +55,8 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
         elif kind == "hidden by a bias" and name == "bias":
             hidden = rng.random(values[leaf].shape)
             values[leaf] = np.where(hidden < 0.3, -np.inf, values[leaf])
-            values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
+            if not _hides(region.match.workload):  # by numbers that can be larger than this one
+                values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
     if first is not None and values[first].dtype.kind == "f" and values[first].size:
         row = (0,) * (values[first].ndim - 1)
         if kind == "zeros":
@@ -63,6 +64,13 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
         elif kind == "not a number":
             values[first][row][0] = np.nan
     return values
+
+
+def _hides(work: Workload) -> bool:
+    """Tell whether an attention has a mask beside its bias."""
+    if not isinstance(work, Attention):
+        return False
+    return work.mask_dims is not None or work.causal != "none" or work.window is not None
 
 
 def operand_of(region: Region) -> Iterator[tuple[relax.Var, str]]:

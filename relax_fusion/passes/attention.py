@@ -103,6 +103,8 @@ class FuseAttentionChain:
         lengths = (found.batch, found.q_len, found.kv_len)
         batch, q_len, kv_len = as_dims(lengths, self.options.bounds, names)
         guard(0 not in (batch, q_len), Reason.SHAPE, "there are no queries")
+        # Reshapes of nothing do not tell which axis is which
+        guard(kv_len != 0, Reason.SHAPE, "there are no keys")
         if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
             detail = f"{q_len} queries over {kv_len} keys, bottom right"
             guard(q_len <= kv_len, Reason.SHAPE, detail)

@@ -190,3 +190,11 @@ def reads(value: Expr) -> Iterator[Read]:
         yield value
     for arg in value.args if isinstance(value, Op) else ():
         yield from reads(arg)
+
+
+def operators(value: Expr) -> Iterator[str]:
+    """Yield the names of the operators in a value."""
+    if isinstance(value, Op):
+        yield value.name
+        for arg in value.args:
+            yield from operators(arg)

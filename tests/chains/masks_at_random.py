@@ -94,7 +94,8 @@ class Draft:
     def band(self) -> relax.Expr:
         """Return a causal mask or a window, or nearly one, from a comparison or a triangle."""
         dtype, shift = self._dtype(bools=False), self.rng.choice((0, 0, 0, 1, -1, 3))
-        if isinstance(self.rows, int) and self.rng.random() < 0.3:
+        static = isinstance(self.rows, int) and isinstance(self.columns, int)
+        if static and self.rng.random() < 0.3:
             shift = self.columns - self.rows
         if self.rng.random() < 0.2:
             ones = self.emit(op.ones(relax.ShapeExpr((self.rows, self.columns)), dtype))
@@ -113,7 +114,8 @@ class Draft:
     def _constant(self) -> relax.Expr:
         """Return a number, as a scalar or as a whole tensor, or a table."""
         dtype = self._dtype()
-        if isinstance(self.rows, int) and self.rng.random() < 0.4 and self.rows < 500:
+        static = isinstance(self.rows, int) and isinstance(self.columns, int)
+        if static and self.rng.random() < 0.4 and self.rows < 500:
             return self._table(dtype)
         value = self._number(dtype)
         kind = self.rng.random()

@@ -1,72 +1,64 @@
-"""A campaign: draw programs with hypothesis, check them in batches, count what happened."""
+"""A campaign: seeds in parts, each in a process of its own; what takes too long or dies counts."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-import hypothesis
-from hypothesis import HealthCheck, Phase, given, settings
+from . import kernels, matches, triton_kernels
+from .processes import in_processes
 
-from relax_fusion.passes import PATTERNS
+GRAPHS, LIBRARY, LAUNCHES = 100, 20, 40
+"""Functions, compiled kernels and interpreted ones of a part."""
 
-from .check import Findings, Setup, isolate
-from .graph import Graph
-from .strategies import graphs
+SECONDS = 60
+"""Limit of one seed; a part has as many as it has seeds, up to ten minutes."""
 
-BATCH = 12
-"""Programs per compilation: what takes time is the number of modules, not their size."""
-
-
-def draw(count: int, seed: int) -> list[Graph]:
-    """Return `count` programs, the same ones for the same seed."""
-    drawn: list[Graph] = []
-
-    @hypothesis.seed(seed)
-    @settings(
-        max_examples=count,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(graphs())
-    def collect(graph: Graph) -> None:
-        if len(drawn) < count:
-            drawn.append(graph)
-
-    collect()
-    return drawn
+Seeds = Sequence[int]
 
 
-def setups(seed: int) -> Iterator[Setup]:
-    """Return the setups in turn: the pipeline, then passes alone, in other orders, after TVM's."""
-    names = tuple(PATTERNS)
-    orders = list(itertools.permutations(names))
-    for i in itertools.count(seed):
-        turn = i // 5
-        yield (
-            Setup(tvm_unfused=turn % 2 == 0, bounded=True),
-            Setup(
-                passes=names,
-                whole=False,
-                nt_first=True,
-                tvm_unfused=True,
-                always=True,
-                bounded=turn % 2 == 0,
-            ),
-            Setup(tvm_unfused=turn % 2 == 1),
-            Setup(passes=orders[i * 7 % len(orders)], whole=False),
-            Setup(passes=(names[turn % len(names)],), whole=False),
-        )[i % 5]
+def graphs(seeds: Seeds, workers: int) -> Iterator[tuple[Seeds, matches.Findings]]:
+    """Check functions at match level; yield what each part saw."""
+
+    def failed(seed: int, what: str) -> matches.Findings:
+        return matches.Findings(1, failures=[matches.Failure(seed, what)])
+
+    yield from _parts(matches.explore, seeds, GRAPHS, workers, failed)
 
 
-def run(count: int, seed: int, progress: Callable[[Findings], None] | None = None) -> Findings:
-    """Draw and check `count` programs."""
-    drawn = draw(count, seed)
-    total = Findings()
-    for start, setup in zip(range(0, len(drawn), BATCH), setups(seed), strict=False):
-        total.add(isolate(drawn[start : start + BATCH], setup))
-        if progress is not None:
-            progress(total)
-    return total
+def workloads(seeds: Seeds, workers: int, backend: str) -> Iterator[tuple[Seeds, kernels.Findings]]:
+    """Run kernels on this processor ("tir") or in Triton's interpreter ("triton")."""
+    tir = backend == "tir"
+    work = kernels.explore if tir else _interpreted
+
+    def failed(seed: int, what: str) -> kernels.Findings:
+        return kernels.Findings(1, failures=[f"seed {seed}: {what}"])
+
+    yield from _parts(work, seeds, LIBRARY if tir else LAUNCHES, workers, failed)
+
+
+def _interpreted(seeds: Seeds) -> kernels.Findings:
+    from ..triton_bridge.kernels.interpreted import Interpreter
+
+    interpreter = Interpreter()
+    try:
+        return triton_kernels.explore(seeds, interpreter)
+    finally:
+        interpreter.close()
+
+
+def _parts(
+    work: Callable[[Seeds], Any],
+    seeds: Seeds,
+    size: int,
+    workers: int,
+    failed: Callable[[int, str], Any],
+) -> Iterator[tuple[Seeds, Any]]:
+    """Yield parts as they end; a part without a result is done again seed by seed."""
+    parts = [seeds[i : i + size] for i in range(0, len(seeds), size)]
+    for part, found in in_processes(work, parts, min(600, SECONDS * size), workers):
+        if not isinstance(found, str):
+            yield part, found
+            continue
+        for (seed,), alone in in_processes(work, [[s] for s in part], SECONDS, workers):
+            yield [seed], failed(seed, alone) if isinstance(alone, str) else alone

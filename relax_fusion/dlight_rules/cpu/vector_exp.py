@@ -23,7 +23,18 @@ def with_vector_exp(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tvm_ffi.structural_walk(func.body, (tirx.Cast, narrow.append))
     if any(str(cast.ty.dtype) == "bfloat16" for cast in narrow):
         return func
-    return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, _rewritten)))
+    body = tvm_ffi.structural_map(func.body, (tirx.Select, _bound))
+    return func.with_body(tvm_ffi.structural_map(body, (ir.Call, _rewritten)))
+
+
+def _bound(choice: tirx.Select) -> tirx.Expr:
+    """Return ``select(x < 0, 0, x)`` with x written once: TVM refuses names in it bound twice."""
+    condition, other = choice.condition, choice.false_value
+    if not isinstance(condition, tirx.LT) or type(other) is tirx.BufferLoad:
+        return choice
+    if not tvm_ffi.structural_equal(condition.a, other):
+        return choice
+    return let("x", other, lambda x: tirx.Select(x < condition.b, choice.true_value, x))
 
 
 def _rewritten(call: ir.Call) -> tirx.Expr:

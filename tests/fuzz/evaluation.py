@@ -1,0 +1,148 @@
+"""Whole Relax functions by numpy, tensors that are overwritten in place included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from relax_fusion import Decision
+from relax_fusion.effects import free_vars
+from relax_fusion.equivalence.comparison import as_meant
+from relax_fusion.equivalence.interpreter import Interpreter, stored
+from relax_fusion.equivalence.operators import Array
+from relax_fusion.equivalence.region import is_size
+from relax_fusion.equivalence.sizes import Sizes, variables
+from relax_fusion.workload import Workload
+from relax_fusion.workload.graph import Tensor
+from relax_fusion.workload.reference import evaluate
+
+SIZES = {"seq_len": 5, "total_len": 7, "batch_size": 2, "m": 6, "c": 9, "b": 2, "s": 5, "t": 7}
+"""Values of symbolic sizes by name; others are 3."""
+
+HIDDEN = -5e3
+"""Scores below are hidden by a mask's number."""
+
+
+class WholeFunction(Interpreter):
+    """Knows which values share memory: names, parts of tuples, and what overwrites an operand."""
+
+    def _call(self, call: relax.Call, values: Mapping[Any, Any], sizes: Sizes) -> Any:
+        name = call.op.name if isinstance(call.op, ir.Op) else ""
+        if name in ("relax.call_tir_inplace", "relax.call_inplace_packed"):
+            operand = call.args[1]
+            operand = operand.fields[0] if isinstance(operand, relax.Tuple) else operand
+            array = self.value(operand, values, sizes)
+            array[...] = 1 - array * 0.5
+            return array
+        made = super()._call(call, values, sizes)
+        return tuple(map(np.array, made)) if isinstance(made, tuple) else np.array(made)
+
+    def typed(self, value: Any, ty: ir.Type, sizes: Sizes, rounds: bool = False) -> Any:
+        """Return a tensor itself where it is of the type already."""
+        if isinstance(ty, relax.TensorType) and isinstance(value, np.ndarray):
+            wanted = "float64" if "float" in str(ty.dtype) else str(ty.dtype)
+            if str(value.dtype) == wanted and value.shape == self.shape(ty, sizes):
+                return value
+        if isinstance(ty, relax.TupleType):
+            parts = zip(value, ty.fields, strict=True)
+            return tuple(self.typed(v, t, sizes, rounds) for v, t in parts)
+        return super().typed(value, ty, sizes, rounds)
+
+
+def sizes_of(func: relax.Function) -> Sizes:
+    """Return values of the symbolic sizes of a function."""
+    found = {v for p in func.params for v in variables(_dims(p.ty))}
+    return Sizes({v: SIZES.get(v.name, 3) for v in found})
+
+
+def _dims(ty: ir.Type) -> list[Any]:
+    if isinstance(ty, relax.TupleType):
+        return [d for part in ty.fields for d in _dims(part)]
+    if isinstance(ty, relax.TensorType):
+        return list(ty.shape.values)
+    return list(ty.values) if isinstance(ty, relax.ShapeType) else []
+
+
+def arguments(func: relax.Function, sizes: Sizes, seed: int) -> list[Any]:
+    """Return arguments of unit size; masks hide some keys, and never the first."""
+    rng = np.random.default_rng(seed)
+    return [_argument(rng, p.ty, sizes) for p in func.params]
+
+
+def _argument(rng: np.random.Generator, ty: ir.Type, sizes: Sizes) -> Any:
+    if isinstance(ty, relax.TupleType):
+        return tuple(_argument(rng, t, sizes) for t in ty.fields)
+    if isinstance(ty, relax.ShapeType):
+        return sizes.shape(ty.values)
+    shape, dtype = sizes.shape(ty.shape.values), str(ty.dtype)
+    if dtype == "bool":
+        seen = rng.random(shape) < 0.7
+        seen[..., :1] = True
+        return seen
+    if "int" in dtype:
+        return rng.integers(0, 4, shape).astype(dtype)
+    scale = 1 / np.sqrt(max(shape)) if len(shape) == 2 and shape[0] and shape[1] else 1.0
+    return stored(rng.standard_normal(shape) * scale, dtype, rounds=True)
+
+
+def run(
+    func: relax.Function,
+    sizes: Sizes,
+    args: Sequence[Any],
+    decisions: Sequence[Decision] = (),
+    meant: bool = True,
+) -> tuple[list[Array], list[Array]]:
+    """Return the results of a function, and its parameters after it.
+
+    `meant`: numbers that are nearly those of an activation's formula are taken for them.
+    """
+    kernels = {d.kernel: kernel(d.workload) for d in decisions if d.workload and d.kernel}
+    interpreter = WholeFunction(kernels, **({"constant": as_meant} if meant else {}))
+    values = dict(zip(func.params, _copied(args), strict=True))
+    for block in func.body.blocks:
+        bindings = [(b.var, b.value) for b in block.bindings]
+        interpreter.run(bindings, values, sizes, None, frozenset(_exact(bindings)))
+    with np.errstate(all="ignore"):
+        result = interpreter.value(func.body.body, values, sizes)
+    results = list(result) if isinstance(result, tuple) else [result]
+    left = [values[p] for p in func.params if isinstance(p.ty, relax.TensorType)]
+    return results, left
+
+
+def _copied(args: Sequence[Any]) -> list[Any]:
+    return [
+        tuple(_copied(a)) if isinstance(a, tuple) else a.copy() if hasattr(a, "copy") else a
+        for a in args
+    ]
+
+
+def _exact(bindings: Sequence[tuple[relax.Var, relax.Expr]]) -> Iterator[relax.Var]:
+    """Yield the bindings that depend on no data, whose dtypes round."""
+    found: set[relax.Var] = set()
+    for var, value in bindings:
+        if all(v in found for v in free_vars(value) if not is_size(v)):
+            found.add(var)
+            yield var
+
+
+def kernel(work: Workload) -> Callable[..., Any]:
+    """Return what the kernel of a workload computes: NaN for a query whose keys are all hidden.
+
+    A bias may hide them, too: by a large number.
+    """
+
+    def rounding(made: Array, tensor: Tensor) -> Array:
+        if tensor.name == "row_max":
+            return np.where((made > -np.inf) & (made < HIDDEN), np.nan, made)
+        return np.where(made == 0, np.nan, made) if tensor.name == "row_sum" else made
+
+    def compute(*args: Any) -> Any:
+        given = zip((o.name for o in work.graph.inputs), args, strict=True)
+        made = evaluate(work.graph, dict(given), rounding=rounding)
+        results = [made[o.name] for o in work.graph.outputs]
+        return results[0] if len(results) == 1 else tuple(results)
+
+    return compute

@@ -1,0 +1,254 @@
+"""Random functions at match level: every match validated, and the whole function afterwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from tvm import ir, relax, tirx
+from tvm.target import Target
+
+from relax_fusion import Decision, FuseOptions, lowering
+from relax_fusion.equivalence.operators import Misfit, Uninterpreted
+from relax_fusion.errors import EquivalenceError
+from relax_fusion.estimator import Choice
+from relax_fusion.passes import PATTERNS
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import Workload
+
+from . import evaluation
+from .bindings import Function, smaller
+from .functions import draw
+
+TOLERANCE = 1e-6
+"""Of the largest number of a result; nothing is rounded, so that only a mistake differs."""
+
+ESTIMATED = 40
+"""One function in so many asks the estimator, whose time is most of a pass's."""
+
+
+@dataclass
+class Findings:
+    """What was seen.
+
+    Parameters
+    ----------
+    functions, compared : int
+        How many were drawn, and for how many the whole function was compared.
+    matches, declines, unchecked : Counter
+        By pass; by reason; by what could not be interpreted.
+    spellings : Counter
+        Matches by pass and spelling.
+    failures : list of Failure
+        What went wrong.
+    """
+
+    functions: int = 0
+    compared: int = 0
+    matches: Counter[str] = field(default_factory=Counter)
+    checked: Counter[str] = field(default_factory=Counter)
+    declines: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
+    spellings: Counter[str] = field(default_factory=Counter)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, other: Findings) -> None:
+        """Add what was seen elsewhere."""
+        self.functions += other.functions
+        self.compared += other.compared
+        for name in ("matches", "checked", "declines", "unchecked", "spellings"):
+            getattr(self, name).update(getattr(other, name))
+        self.failures += other.failures
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A function that went wrong: its seed, and how."""
+
+    seed: int
+    what: str
+
+
+class Wrong(Exception):
+    """Raised where a rewritten function computes something else."""
+
+
+@contextmanager
+def without_kernels() -> Iterator[None]:
+    """Let passes take every match, and make kernels of it that have no body."""
+    plans = Choice(PlanTable.single(TilePlan(1, 1, 1)), ())
+
+    def named(work: Workload, *args: object, **kwargs: object) -> tirx.PrimFunc:
+        # Another one for each workload: a module has equal functions once
+        return tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int64", int(work.key, 16))))
+
+    with (
+        mock.patch.object(lowering, "choose", lambda *args, **kwargs: plans),
+        mock.patch.object(lowering, "build_prim_func", named),
+    ):
+        yield
+
+
+def fused(mod: ir.IRModule, options: FuseOptions, order: Sequence[str]) -> ir.IRModule:
+    """Run passes one after the other."""
+    for name in order:
+        mod = PATTERNS[name](options)(mod)
+    return mod
+
+
+def check(function: Function, seed: int) -> tuple[list[Decision], bool]:
+    """Run the passes on a function with every match validated, and compare the whole of it.
+
+    Returns
+    -------
+    tuple of (list of Decision, bool)
+        What the passes decided, and whether the whole function could be compared.
+
+    Raises
+    ------
+    EquivalenceError
+        If a match computes something else.
+    Wrong
+        If the whole function does.
+    """
+    mod = function.module()
+    estimated = seed % ESTIMATED == 0
+    decisions: list[Decision] = []
+    options = FuseOptions(
+        target=Target("llvm"),
+        bounds=function.bounds,
+        decisions=decisions,
+        always_fuse=not estimated or seed % 3 > 0,
+        validate="strict",
+    )
+    order = list(PATTERNS)
+    if seed % 7 == 0:
+        np.random.default_rng(seed).shuffle(order)
+    if estimated:
+        after = fused(mod, options, order)
+        relax.analysis.well_formed(after)
+    else:
+        with without_kernels():
+            after = fused(mod, options, order)
+    for decision in decisions:
+        if decision.decline is not None and not decision.decline.detail.strip():
+            raise Wrong(f"{decision.where}: declined without a reason")
+    return decisions, compare(mod["main"], after["main"], decisions, seed)
+
+
+def compare(
+    before: relax.Function, after: relax.Function, decisions: Sequence[Decision], seed: int
+) -> bool:
+    """Compare the results of a function and of what became of it; False if numpy cannot tell.
+
+    Raises
+    ------
+    Wrong
+        If they differ.
+    """
+    if not any(d.fused for d in decisions):
+        return False
+    sizes = evaluation.sizes_of(before)
+    args = evaluation.arguments(before, sizes, seed)
+    try:
+        wanted = evaluation.run(before, sizes, args)
+    except (Misfit, Uninterpreted, ValueError, IndexError, ZeroDivisionError):
+        return False
+    made = evaluation.run(after, evaluation.sizes_of(after), args, decisions)
+    told = _difference(wanted, made)
+    if told is not None:  # a scale may be a number that activations have
+        read = evaluation.run(before, sizes, args, meant=False)
+        told = _difference(read, evaluation.run(after, sizes, args, decisions, meant=False))
+    if told is not None:
+        raise Wrong(told)
+    return True
+
+
+def _difference(wanted: Any, made: Any) -> str | None:
+    """Say which result, or which parameter that was overwritten, differs."""
+    for what, old, new in zip(("result", "parameter"), wanted, made, strict=True):
+        for number, (a, b) in enumerate(zip(old, new, strict=True)):
+            told = _compared(np.asarray(a), np.asarray(b))
+            if told is not None:
+                return f"{what} {number} {told}"
+    return None
+
+
+def _compared(old: np.ndarray, new: np.ndarray) -> str | None:
+    if old.shape != new.shape:
+        return f"has shape {list(new.shape)}, not {list(old.shape)}"
+    if old.dtype.kind != "f":
+        return None if np.array_equal(old, new) else "differs"
+    known = ~np.isnan(new) & (old != new)  # NaN: of queries that see no key
+    finite = old[np.isfinite(old)]
+    scale = float(np.max(np.abs(finite), initial=0.0)) or 1.0
+    with np.errstate(invalid="ignore"):
+        off = np.where(known, np.abs(old - new), 0.0)
+    worst = float(np.max(np.where(np.isnan(off), np.inf, off), initial=0.0))
+    return None if worst <= TOLERANCE * scale else f"is off by {worst / scale:.3g} of its largest"
+
+
+def explore(seeds: Sequence[int]) -> Findings:
+    """Draw and check the functions of some seeds."""
+    found = Findings()
+    for seed in seeds:
+        found.functions += 1
+        try:
+            decisions, compared = check(draw(seed), seed)
+        except Exception as err:
+            found.failures.append(Failure(seed, _said(err)))
+            continue
+        found.compared += compared
+        _count(found, decisions)
+    return found
+
+
+def _count(found: Findings, decisions: Sequence[Decision]) -> None:
+    for d in decisions:
+        if d.decline is not None:
+            found.declines[d.decline.reason.value] += 1
+            continue
+        found.matches[d.pattern] += 1
+        found.spellings[f"{d.pattern} / {d.spelling}"] += 1
+        if d.validation == "checked":
+            found.checked[d.pattern] += 1
+        else:
+            found.unchecked[d.validation] += 1
+
+
+def _said(err: Exception) -> str:
+    lines = str(err).strip().splitlines() or [""]
+    return f"{type(err).__name__}: {lines[-1][:400]}"
+
+
+def minimised(function: Function, seed: int, budget: int = 200) -> Function:
+    """Return a smaller function that goes wrong in the same way, bindings dropped one by one."""
+
+    def kind(candidate: Function) -> str:
+        try:
+            check(candidate, seed)
+        except (EquivalenceError, Wrong) as err:
+            return type(err).__name__
+        except Exception as err:
+            return _said(err).split(":")[0]
+        return ""
+
+    wanted, best, again = kind(function), function, True
+    while again and wanted:
+        again = False
+        for candidate in smaller(best):
+            budget -= 1
+            if budget < 0:
+                return best
+            if kind(candidate) == wanted:
+                best, again = candidate, True
+                break
+    return best
+
+
+__all__ = ["Failure", "Findings", "Wrong", "check", "explore", "minimised"]
