@@ -120,11 +120,16 @@ def run(files: Iterable[str], tests: Mapping[str, float]) -> Failure | None:
     return plugin.failure
 
 
+QUICK = ("cacheprovider", "xdist", "unraisableexception", "threadexception")
+"""Plugins that a mutant does without, beside those of installed packages: each fork pays them."""
+
+
 def _pytest(files: Iterable[str], plugins: list[object], *arguments: str) -> int:
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    without = [part for name in QUICK for part in ("-p", f"no:{name}")]
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
         return pytest.main(
-            [*files, "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments],
-            plugins=plugins,
+            [*files, "-q", "--tb=no", f"--rootdir={ROOT}", *without, *arguments], plugins=plugins
         )
 
 

@@ -11,6 +11,7 @@ runs the survivors of a results file once more, those without a reason (``why``)
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import importlib.util
 import json
@@ -45,6 +46,7 @@ def main() -> int:
     args = _arguments()
     for name in filter(importlib.util.find_spec, PRELOADED):
         importlib.import_module(name)
+    gc.freeze()  # forks share what is imported
     began = time.monotonic()
     record = json.loads(args.again.read_text(encoding="utf-8")) if args.again else None
     chosen = _survivors(record) if record else sample(_all(args.paths), args.mutants, args.seed)
