@@ -87,7 +87,7 @@ class Report:
         """Return tables: what was fused (equal kernels counted), what was not, the rules used."""
         lines = [
             _fused_table(self.fused),
-            _validation_table(self.fused),
+            validation_table(self.fused),
             _declined_table(self.declined),
             schedules_table(self.schedules),
         ]
@@ -186,7 +186,7 @@ def _seconds(decision: Decision) -> tuple[str, str]:
     return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
 
 
-def _validation_table(decisions: list[Decision]) -> str:
+def validation_table(decisions: list[Decision]) -> str:
     """One row for what was found out about kernels, with how many of them it holds for."""
     counts = Counter(d.validation for d in decisions if d.validation)
     if not counts:

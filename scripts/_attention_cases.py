@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from _targets import PEAK_TFLOPS, Target
 
-ELEMENT_BYTES = 2
-SLOPE_BYTES = 4
+from relax_fusion.workload import Attention, Dim
+from relax_fusion.workload.roofline import matmul_flops
+
 SOFTCAP = 50.0
 WINDOW = 512
 MASKS = ("bias", "alibi", "softcap", "window")
@@ -20,6 +21,8 @@ SDPA = ("flash", "cudnn")
 """The back ends of `torch.nn.functional.scaled_dot_product_attention` to be beaten."""
 
 CONTENDERS = (*OURS, *SDPA, "flex", "compile")
+
+_EVERY_HEAD = (False, True, True, True)
 
 IF_ASKED = ("tir", "compile")
 """Contenders that are timed only where they are asked for."""
@@ -62,32 +65,39 @@ class Case:
         """What scores are multiplied by."""
         return self.head_dim**-0.5
 
-    @property
-    def visible_pairs(self) -> int:
-        """Pairs of a query and a key that it sees, in one head."""
-        queries, keys = self.lengths
-        if not self.causal:
-            return queries * keys
-        most = WINDOW if self.mask == "window" else keys
-        return sum(min(p + 1, most) for p in range(keys - queries, keys))
+    def work(self, lengths: tuple[Dim, Dim, Dim], dtype: str) -> Attention:
+        """Return the workload at a batch and numbers of queries and keys; tensors are "bsnh"."""
+        return Attention(
+            *(*lengths, *self.heads, self.head_dim, self.head_dim, self.scale),
+            causal="bottom_right" if self.causal else "none",
+            bias_dims=_EVERY_HEAD if self.mask == "bias" else None,
+            dtype=dtype,
+            out_dtype=dtype,
+            bias_dtype=dtype if self.mask == "bias" else "float32",
+            mask_dims=_EVERY_HEAD if self.mask == "where" else None,
+            window=WINDOW if self.mask == "window" else None,
+            softcap=SOFTCAP if self.mask == "softcap" else None,
+            alibi="float32" if self.mask == "alibi" else None,
+        )
+
+    def _in_half(self) -> Attention:
+        return self.work((self.batch, *self.lengths), "float16")
 
     @property
     def flops(self) -> float:
         """Operations of both matmuls on what is visible."""
-        return 4.0 * self.batch * self.heads[0] * self.visible_pairs * self.head_dim
+        return matmul_flops(self._in_half().graph, {}, visible=True)
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values."""
-        return 2 * ELEMENT_BYTES * self.batch * self.heads[1] * self.lengths[1] * self.head_dim
+        """Keys and values, in half precision."""
+        moved = self._in_half().bytes()
+        return moved["k"] + moved["v"]
 
     @property
     def bytes(self) -> int:
-        """Least traffic: every operand and the result once."""
-        heads, (queries, keys) = self.heads[0], self.lengths
-        extra = {"bias": ELEMENT_BYTES * heads * queries * keys, "alibi": SLOPE_BYTES * heads}
-        q_and_out = 2 * ELEMENT_BYTES * self.batch * heads * queries * self.head_dim
-        return self.kv_bytes + q_and_out + extra.get(self.mask, 0)
+        """Least traffic: every operand and the result once, in half precision."""
+        return sum(self._in_half().bytes().values())
 
     def floor_us(self, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from _attention_cases import CASES, SOFTCAP, WINDOW, Case
+from _attention_cases import CASES, Case
 
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.workload import Attention, Dim, DynamicDim
-
-_EVERY_HEAD = (False, True, True, True)
 
 
 @dataclass(frozen=True)
@@ -33,20 +31,7 @@ class CaseIn:
         return self.case.lengths[0]
 
     def work(self, *, symbolic: bool = False) -> Attention:
-        case = self.case
-        batch, q_len, kv_len = self._dims() if symbolic else self.size
-        return Attention(
-            *(batch, q_len, kv_len, *case.heads, case.head_dim, case.head_dim, case.scale),
-            causal="bottom_right" if case.causal else "none",
-            bias_dims=_EVERY_HEAD if case.mask == "bias" else None,
-            dtype=self.dtype,
-            out_dtype=self.dtype,
-            bias_dtype=self.dtype if case.mask == "bias" else "float32",
-            mask_dims=_EVERY_HEAD if case.mask == "where" else None,
-            window=WINDOW if case.mask == "window" else None,
-            softcap=SOFTCAP if case.mask == "softcap" else None,
-            alibi="float32" if case.mask == "alibi" else None,
-        )
+        return self.case.work(self._dims() if symbolic else self.size, self.dtype)
 
     def _dims(self) -> tuple[Dim, Dim, Dim]:
         """Return batch and lengths that are known at run time; a single query stays one."""

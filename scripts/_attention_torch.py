@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from _attention_cases import SLOPE_BYTES, SOFTCAP, WINDOW, Case
+from _attention_cases import SOFTCAP, WINDOW, Case
 from _torch_compile import compiled
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -16,7 +16,7 @@ SAMPLED_ROWS = 512
 SCORES_AT_ONCE = 1 << 27
 """Elements of the reference's scores, which are in float64."""
 
-_SLOPE_DTYPE = {4: torch.float32}[SLOPE_BYTES]
+_SLOPE_DTYPE = torch.float32
 
 
 class Problem:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from tvm import ir
 from tvm.relax.frontend import nn
 
+from relax_fusion.workload import DynamicDim, NormMatmul, Projection
+
 EPS = 1e-5
 
 
@@ -47,10 +49,14 @@ class Chain:
         return 2 * self.n if self.name == "norm_gated" else self.n
 
     def flops(self, rows: int) -> float:
-        return 2.0 * rows * self.k * self.weight_rows
+        return self._matmul("float32").flops(rows=rows)
 
     def weight_bytes(self, dtype: str) -> int:
-        return self.k * self.weight_rows * (4 if dtype == "float32" else 2)
+        return self._matmul(dtype).bytes(rows=1)["w0"]
+
+    def _matmul(self, dtype: str) -> NormMatmul:
+        projection = Projection(self.weight_rows, "nk")
+        return NormMatmul(DynamicDim("rows"), self.k, (projection,), None, dtype, dtype)
 
 
 CHAINS = (

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from _targets import PEAK_TFLOPS, Target
 
-ELEMENT_BYTES = 2
+from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection
+
 EPS = 1e-5
 
 
@@ -83,20 +84,29 @@ class Chain:
         s = SIZES[self.size]
         return {"qkv": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
 
-    @property
-    def weight_elements(self) -> int:
-        """Elements of the matrices."""
-        return sum(s[0] * s[1] for s in self.weights.values() if len(s) == 2)
+    def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
+        """Return the workloads that the chain is: one, or for ``ffn`` two."""
+        if self.case == "ffn":
+            halves = (Chain("gate_up", self.size), Chain("down", self.size))
+            return tuple(work for half in halves for work in half.works(rows, dtype))
+        k, n = self.inputs["x"], self.out_features
+        norm = Norm("rms", EPS) if "gamma" in self.weights else None
+        if self.case == "gate_up":
+            return (GatedFFN(rows, k, n, "nk", True, True, "silu", norm, dtype, dtype),)
+        epilogue = ("residual",) if "residual" in self.inputs else ()
+        return (NormMatmul(rows, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype),)
 
     def flops(self, rows: int) -> float:
         """Operations of the matmuls."""
-        return 2.0 * rows * self.weight_elements
+        return sum(work.flops() for work in self.works(rows, "float16"))
 
     def bytes(self, rows: int) -> float:
-        """Least traffic: every input, weight and result once."""
-        features = sum(self.inputs.values()) + self.out_features
-        vectors = sum(s[0] for s in self.weights.values() if len(s) == 1)
-        return float(ELEMENT_BYTES) * (self.weight_elements + vectors + rows * features)
+        """Least traffic: every input, weight and result once, in half precision."""
+        moved = [work.bytes() for work in self.works(rows, "float16")]
+        between = 0
+        if self.case == "ffn":  # stays on the chip; its residual is x, which is read already
+            between = moved[0]["out0"] + moved[1]["x"] + moved[1]["residual0_0"]
+        return float(sum(sum(m.values()) for m in moved) - between)
 
     def floor_us(self, rows: int, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from _matmul_cases import EPS, Chain
+from _matmul_cases import Chain
 
 from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator import Choice, choose
-from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
+from relax_fusion.workload import Dim, DynamicDim, GatedFFN, NormMatmul
 
 CASES = ("qkv", "gate_up", "out", "down")
 """Those of `_matmul_cases` that are one workload."""
@@ -38,14 +38,9 @@ class ChainAt:
         return self.rows
 
     def work(self, *, symbolic: bool = False) -> NormMatmul | GatedFFN:
-        chain, dtype = self.chain, self.dtype
         dim: Dim = DynamicDim("rows") if symbolic else self.rows
-        k, n = chain.inputs["x"], chain.out_features
-        norm = Norm("rms", EPS) if "gamma" in chain.weights else None
-        if chain.case == "gate_up":
-            return GatedFFN(dim, k, n, "nk", True, True, "silu", norm, dtype, dtype)
-        epilogue = ("residual",) if "residual" in chain.inputs else ()
-        return NormMatmul(dim, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype)
+        (work,) = self.chain.works(dim, self.dtype)
+        return work
 
     def to_json(self) -> dict[str, Any]:
         return {

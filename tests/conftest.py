@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,18 @@ import pytest
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
 
+from relax_fusion import PipelineOptions, pipeline  # reads the environment
+
+# TVMScript's parser asks for the source of every frame on the stack.  Those without a file would be
+# looked for among all modules that are loaded, each time.
+inspect.modulesbyfile |= {
+    "<ast>": "builtins",  # which has no source
+    "<string>": "builtins",
+    "<frozen runpy>": "runpy",
+    "<frozen importlib._bootstrap>": "importlib._bootstrap",
+    "<frozen importlib._bootstrap_external>": "importlib._bootstrap_external",
+}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
@@ -19,6 +33,19 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RELAX_FUSION_CACHE_DIR", str(root / "kernels"))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def validated() -> Iterator[None]:
+    """Have the pipeline check every match, unless a test says otherwise."""
+    make_options = pipeline.make_options
+
+    def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
+        return make_options(target, {"validate": "strict", **kwargs})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "make_options", strict)
         yield
 
 
@@ -33,6 +60,10 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {Path(__file__).parent / name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is loaded stays: to look through it again and again takes long
 
 
 @pytest.hookimpl(optionalhook=True)

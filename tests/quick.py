@@ -53,6 +53,10 @@ def quickly(
         return tvm.compile(mod, target=target or quick_host(), relax_pipeline=relax_pipeline)
 
 
+LIBRARIES = ["-nostdlib", "-lm", "-lgcc"]
+"""What compiled code may call; to look through those of C++ takes longer than all the rest."""
+
+
 def loaded(compiled: Any) -> tvm.runtime.Module:
     """Return what TVM compiled as a shared library.
 
@@ -60,7 +64,7 @@ def loaded(compiled: Any) -> tvm.runtime.Module:
     """
     with TemporaryDirectory() as directory:
         path = Path(directory) / "lib.so"
-        compiled.export_library(str(path))
+        compiled.export_library(str(path), options=LIBRARIES)
         return tvm.runtime.load_module(str(path))
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
-from tvm.script import ir as I
-from tvm.script import tirx as T
 
 from relax_fusion.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
 
-
+Before = tvm.script.from_source("""
 @I.ir_module
 class Before:
     @T.prim_func(s_tir=True)
@@ -32,6 +30,7 @@ class Before:
             with T.sblock("x"):
                 v = T.axis.spatial(4, i)
                 x[v] = x[v] + T.float32(1e30)
+""")
 
 
 def test_infinities_become_the_largest_numbers() -> None:
@@ -49,6 +48,7 @@ def test_a_function_without_stays_the_same_object() -> None:
     tvm.ir.assert_structural_equal(FiniteConstants()(after), after)
 
 
+Deep = tvm.script.from_source("""
 @I.ir_module
 class Deep:
     @T.prim_func(s_tir=True)
@@ -68,8 +68,10 @@ class Deep:
                 with T.sblock("x"):
                     vb, vt = T.axis.remap("SS", [b, t])
                     x[vb, vt] = T.float32(1)
+""")
 
 
+Flat = tvm.script.from_source("""
 @I.ir_module
 class Flat:
     @T.prim_func(s_tir=True)
@@ -90,6 +92,7 @@ class Flat:
                 with T.sblock("x"):
                     vb, vt = T.axis.remap("SS", [b, t])
                     x[vb, vt] = T.float32(1)
+""")
 
 
 def test_the_third_grid_dimension_joins_the_second() -> None:
@@ -97,6 +100,7 @@ def test_the_third_grid_dimension_joins_the_second() -> None:
     assert FoldGridDepth()(Flat)["two"].same_as(Flat["two"])
 
 
+Wide = tvm.script.from_source("""
 @I.ir_module
 class Wide:
     @T.prim_func(s_tir=True)
@@ -126,8 +130,10 @@ class Wide:
             with T.sblock("x"):
                 v = T.axis.spatial(4, i)
                 x[v] = T.float16(1)
+""")
 
 
+Narrow = tvm.script.from_source("""
 @I.ir_module
 class Narrow:
     @T.prim_func(s_tir=True)
@@ -159,6 +165,7 @@ class Narrow:
             with T.sblock("x"):
                 v = T.axis.spatial(4, i)
                 x[v] = T.float16(1)
+""")
 
 
 def test_vectors_are_cut_into_parts_that_the_target_can_name() -> None:

@@ -12,6 +12,7 @@ from ..pattern import BlockView, KernelArg, is_call
 from ..shapes import dtype_of, same_shape, shape_of
 from ..workload import Projection
 from .activations import activation
+from .casts import narrows
 from .constants import binary
 from .linear import Linear
 
@@ -90,6 +91,8 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
         dtype = dtype_of(user)
         if dtype not in ("float16", "bfloat16", "float32"):
             return None
+        if dtype == "float32" != chain.out_dtype and narrows(view, chain.out):
+            return None  # rounded on purpose
         return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
     for data, other in binary(view, user, "relax.add"):
         if data.same_as(chain.out) and not view.depends_on(other, forbidden):

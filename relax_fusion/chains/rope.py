@@ -16,6 +16,7 @@ from ..errors import Decline, Reason
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from ..shapes import as_dim, check_dtype, dtype_of, product, same_shape, shape_of
 from ..workload import Rope
+from .casts import refuse_kept_roundings
 from .epilogue import Chain
 from .movements import (
     FEATURES,
@@ -119,6 +120,7 @@ def _rotated(
     guard(n % rope.head_dim == 0, Reason.SHAPE, f"{n} features are no heads of {rope.head_dim}")
     _check_readers(view, (tensors, turned), features)
     covers = tuple(dict.fromkeys(v for t in turned for v in (*t.moved.path, *t.rotation.covers)))
+    refuse_kept_roundings(view, (*chain.covers, *covers))
     inside = forbidden | set(chain.covers) | set(covers)
     late = any(view.depends_on(a.expr, inside) for a in (cos, sin))
     guard(not late, Reason.CYCLE, "the angles are computed from the kernel's own results")

@@ -128,6 +128,7 @@ def _write_library(
         disable=args.disable,
         always_fuse=args.always_fuse,
         allow_tf32=args.allow_tf32,
+        validate=args.validate,
         use_cuda_graph=not args.no_cuda_graph,
         debug_dump=args.debug_dump,
         progress=console.step,

@@ -13,7 +13,7 @@ from ..decision import Decision
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..options import PipelineOptions
 from ..pipeline import phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, schedule_kernels
-from ..report import Report, graphs_text, schedules_table
+from ..report import Report, graphs_text, schedules_table, validation_table
 from ..target import device_of
 from .build import guarded
 from .console import Console, table
@@ -32,6 +32,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         disable=tuple(args.disable),
         always_fuse=args.always_fuse,
         allow_tf32=args.allow_tf32,
+        validate=args.validate,
         backend=args.backend,
         report=report,
     )
@@ -60,7 +61,8 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [fused_text(report.fused), declined_text(report.declined), rules]
+    parts = [fused_text(report.fused), validation_table(report.fused)]
+    parts += [declined_text(report.declined), rules]
     if args.graphs:
         parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
     for part in parts:

@@ -189,6 +189,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", type=_positive, default=1, metavar="N", help="sequences at once (default: 1)"
     )
+    _add_fusing_arguments(parser)
+
+
+def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",
         action="append",
@@ -206,6 +210,16 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--allow-tf32",
         action="store_true",
         help="let tensor cores multiply float32 with 10 bits of mantissa (CUDA, sm_80 or newer)",
+    )
+    parser.add_argument(
+        "--validate",
+        nargs="?",
+        const=True,
+        default=False,
+        choices=(True, "strict"),
+        metavar="strict",
+        help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
+        "where it does not; --validate=strict fails there",
     )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"

@@ -20,7 +20,8 @@ def activate(name: str, x: tirx.Expr) -> tirx.Expr:
     """
     one = tirx.const(1.0, ACCUMULATE)
     if name == "relu":
-        return te.max(x, tirx.const(0.0, ACCUMULATE))
+        zero = tirx.const(0.0, ACCUMULATE)
+        return tirx.Select(x < zero, zero, x)  # a maximum would be 0 for NaN
     if name == "silu":
         return x / (one + te.exp(-x))
     if name == "gelu":

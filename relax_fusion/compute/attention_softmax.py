@@ -55,8 +55,8 @@ class OnlineSoftmax:
         with self._named("row_init", i=self.shape.rows) as (i,):
             top, total = minus_infinity(), zero()
             if sink is not None:
-                top, one = sink(i), tirx.const(1, FLOAT)
-                total = tirx.Select(top == minus_infinity(), zero(), one)
+                top = sink(i)
+                total = exp(top - finite(top), self.shape.on_gpu)
             T.buffer_store(self.row_max, top, [i])
             T.buffer_store(self.row_sum, total, [i])
 

@@ -15,8 +15,9 @@ from tvm import relax
 from ..pattern import BlockView, Match
 from ..shapes import dtype_of
 from .comparison import Comparison, Invalid, Run
-from .inputs import assignments, kinds
+from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted
+from .overwriting import overwritten, writers_of
 from .region import Region, region_of
 from .shrinking import affordable, shrinks
 from .sizes import WHOLE, Shrink, Sizes
@@ -56,6 +57,7 @@ class Checker:
 
     def __init__(self) -> None:
         self._known: dict[Any, list[tuple[relax.Expr, Mismatch | Unchecked | None]]] = {}
+        self._writers: tuple[BlockView | None, list[relax.Var]] = (None, [])
 
     def check(self, view: BlockView, match: Match) -> Mismatch | Unchecked | None:
         """Compare what a match covers with its workload; None if they agree."""
@@ -63,12 +65,17 @@ class Checker:
         if wrong is not None:
             return Mismatch(wrong)
         region = region_of(view, match)
+        if self._writers[0] is not view:
+            self._writers = view, writers_of(view)
+        wrong = overwritten(view, region, self._writers[1])
+        if wrong is not None:
+            return Mismatch(wrong)
         key = (region.hash, repr(match.workload), tuple(sorted(view.bounds.items())))
         known = self._known.setdefault(key, [])
         for structure, found in known:
             if tvm_ffi.structural_equal(structure, region.structure, map_free_vars=True):
                 return found
-        found = _Check(region, dict(view.bounds)).result()
+        found = _Check(region, view).result()
         known.append((region.structure, found))
         return found
 
@@ -109,9 +116,9 @@ def _wrong_operands(match: Match) -> str | None:
 class _Check:
     """The check of one region."""
 
-    def __init__(self, region: Region, bounds: dict[str, int]):
-        self.region, self.bounds = region, bounds
-        self.comparison = Comparison(region)
+    def __init__(self, region: Region, view: BlockView):
+        self.region, self.bounds = region, dict(view.bounds)
+        self.comparison = Comparison(region, view.mod)
 
     def result(self) -> Mismatch | Unchecked | None:
         """Compare at several sizes; a difference at sizes made smaller has to show again."""
@@ -130,6 +137,10 @@ class _Check:
                 return doubts[-1]
         if doubts:
             return Unchecked(f"too large to confirm a difference: {doubts[0].detail}")
+        every = assignments(self.region, self.bounds)
+        misfits = [self.comparison.misfit(Sizes(symbols)) for symbols in every]
+        if all(misfits):  # at any sizes, those that the graph allows among them
+            return Mismatch(f"{misfits[0]}")
         sizes = sorted(self.region.statics, reverse=True)[:3]
         return Unchecked(f"sizes are too large to compute: {', '.join(map(str, sizes))}")
 
@@ -141,8 +152,9 @@ class _Check:
         Invalid
             If they contradict each other, or too much would be computed.
         """
-        valid = 0
-        for number, symbols in enumerate(assignments(self.region, self.bounds)):
+        valid, longest = 0, 0
+        every = list(assignments(self.region, self.bounds))
+        for number, symbols in enumerate(every):
             sizes = Sizes(symbols, shrink)
             if number > MOST_TRIES or not affordable(self.region, sizes):
                 continue
@@ -158,7 +170,8 @@ class _Check:
                 continue
             if found is not None:
                 return found
-            valid += 1
-        if not valid:
+            valid, longest = valid + 1, max(longest, *symbols.values(), 0)
+        wanted = max(max(s.values(), default=0) for s in every) if telling(self.region) else 0
+        if not valid or longest < wanted:
             raise Invalid
         return None

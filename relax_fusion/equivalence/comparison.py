@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import ir, relax
 
 from ..chains.constants import near
 from ..errors import GraphError
 from ..workload.graph import Tensor
-from ..workload.reference import Rounding, evaluate
+from ..workload.reference import Rounding, evaluate, sizes_of
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
@@ -81,9 +81,9 @@ def as_meant(value: Array, dtype: str) -> Array:
 class Comparison:
     """Computes a region and the workload that is to replace it."""
 
-    def __init__(self, region: Region):
+    def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
-        self.interpreter = Interpreter(constant=as_meant)
+        self.interpreter = Interpreter(mod=mod, constant=as_meant)
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 
@@ -119,6 +119,24 @@ class Comparison:
             told = _told(var, found[var], wanted[var], ignored.get(var), run)
             if told:
                 return f"{told} ({run})"
+        return None
+
+    def misfit(self, sizes: Sizes) -> str | None:
+        """Say which operand has a shape that the workload does not take, computing nothing."""
+        given: dict[str, Any] = {}
+        for arg, operand in zip(self.match.args, self.match.workload.graph.inputs, strict=True):
+            if is_number(arg.expr):
+                given[operand.name] = sizes.of(arg.expr)
+                continue
+            shape = self.interpreter.shape(arg.expr.ty, sizes)
+            if arg.shape is not None:
+                shape = sizes.shape(arg.shape)
+            if shape is not None:
+                given[operand.name] = np.broadcast_to(0.0, shape)
+        try:
+            sizes_of(self.match.workload.graph, given)
+        except GraphError as err:
+            return f"the kernel does not fit its operands: {err}"
         return None
 
     def _tune(self, values: dict[relax.Var, Value], run: Run) -> None:

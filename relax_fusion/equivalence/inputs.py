@@ -20,7 +20,6 @@ KINDS = ("ordinary", "nothing hidden", "all hidden", "zeros", "not a number", "h
 LENGTHS = (3, 5, 8, 7, 11, 4, 6, 9)
 """Sizes of dynamic dimensions, no two the same, some odd."""
 
-_MOST_LENGTH = 5000
 _NARROW = {"float16": 2051, "bfloat16": 259, "int8": 130, "uint8": 258}
 """A length at which positions of a dtype are no longer exact."""
 
@@ -100,7 +99,7 @@ def assignments(region: Region, bounds: dict[str, int]) -> Iterator[dict[ir.Var,
         yield {}
         return
     seen: list[dict[ir.Var, int]] = []
-    for sizes in _candidates(len(symbols), _telling(region)):
+    for sizes in _candidates(len(symbols), telling(region)):
         found = {
             var: min(size, bounds.get(var.name, size))
             for var, size in zip(symbols, sizes, strict=True)
@@ -126,10 +125,13 @@ def _candidates(count: int, lengths: Sequence[int]) -> Iterator[list[int]]:
         yield [int(n) for n in rng.permutation(several)]
 
 
-def _telling(region: Region) -> list[int]:
-    """Return lengths that cross the edge of a window, or what a dtype counts exactly."""
+def telling(region: Region) -> list[int]:
+    """Return lengths that cross the edge of a window, or what a dtype counts exactly.
+
+    A check at shorter ones would say nothing.
+    """
     work, found = region.match.workload, []
-    if isinstance(work, Attention) and work.window is not None and work.window < _MOST_LENGTH:
+    if isinstance(work, Attention) and work.window is not None:
         found += [work.window + 2, work.window]
     if isinstance(work, Attention):
         types = [v.ty for v in region.exact if isinstance(v.ty, relax.TensorType)]

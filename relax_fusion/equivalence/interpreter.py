@@ -17,6 +17,7 @@ from tvm import ir, relax, tirx
 
 from ..workload.reference import numpy_dtype
 from .operators import OPERATORS, SIZES_IN, Array, Called, Misfit, Uninterpreted
+from .prim_funcs import computed
 from .sizes import Size, Sizes, compiled
 
 Value = Any
@@ -36,6 +37,8 @@ class Interpreter:
     ----------
     functions : mapping of str to callable, optional
         What the PrimFuncs of those names compute.
+    mod : tvm.IRModule, optional
+        Where other PrimFuncs are.
     constant : callable, optional
         Takes the value of a constant and its dtype; returns what it stands for.
     """
@@ -43,9 +46,10 @@ class Interpreter:
     def __init__(
         self,
         functions: PrimFuncs | None = None,
+        mod: ir.IRModule | None = None,
         constant: Callable[[Array, str], Array] = lambda array, dtype: array,
     ):
-        self.functions = functions or {}
+        self.functions, self.mod = functions or {}, mod
         self.constant = constant
         self._attributes: dict[relax.Expr, dict[str, Any]] = {}
         self._shapes: dict[relax.Expr, list[Size]] = {}
@@ -143,15 +147,21 @@ class Interpreter:
             raise Uninterpreted(f"a call of {call.op}")
         name = call.op.name.removeprefix("relax.")
         if name == "call_tir":
-            called = call.args[0].name_hint
-            if called not in self.functions:
-                raise Uninterpreted(f"the PrimFunc {called}")
             args = self.value(call.args[1], values, sizes)
-            return self.functions[called](*args)
+            return self._prim_func(call, args, sizes)
         if name not in OPERATORS:
             raise Uninterpreted(f"the operator {name}")
         args = [self.value(a, values, sizes) for a in call.args]
         return OPERATORS[name](self._called(call, name, sizes), *args)
+
+    def _prim_func(self, call: relax.Call, args: Sequence[Any], sizes: Sizes) -> Value:
+        name = call.args[0].name_hint
+        if name in self.functions:
+            return self.functions[name](*args)
+        func = self.mod[call.args[0]] if self.mod is not None else None
+        if not isinstance(func, tirx.PrimFunc) or len(call.args) > 2:
+            raise Uninterpreted(f"the PrimFunc {name}")
+        return computed(func, args, sizes.shrink)
 
     def _called(self, call: relax.Call, name: str, sizes: Sizes) -> Called:
         if call not in self._attributes:

@@ -183,7 +183,7 @@ def _back(
     stack = list(starts)
     while stack:
         var = stack.pop()
-        if var in bound or var in leaves:
+        if var in bound or var in leaves or is_size(var):
             continue
         if var in stops or var not in view.index:
             leaves.add(var)

@@ -17,7 +17,7 @@ from .sizes import WHOLE, Shrink, Sizes
 SMALL = 2**14
 """Elements of the largest tensor up to which nothing is made smaller."""
 
-MOST_ELEMENTS = 2**24
+MOST_ELEMENTS = 2**23
 """Of one tensor that is computed."""
 
 MOST_FLOPS = 2**31
@@ -29,6 +29,8 @@ RATIOS = ((64, 64), (32, 32), (16, 16), (32, 8), (16, 4), (64, 8))
 _LARGE = 4096
 """A size from which on one that no ratio divides is replaced on its own."""
 
+_PRODUCTS = ("relax.matmul", "relax.nn.attention", "relax.nn.attention_bias")
+
 _NOT_SIZES = frozenset({"window"})
 """Numbers of a workload that are no sizes."""
 
@@ -36,8 +38,8 @@ _NOT_SIZES = frozenset({"window"})
 def shrinks(region: Region) -> Iterator[Shrink]:
     """Yield maps of static sizes, the smallest first, the identity last.
 
-    Sizes of constants stay, and lengths of an attention where they can: masks by position compare
-    them with numbers of the graph.
+    Sizes of constants stay, and so do lengths of an attention: masks by position compare them with
+    numbers of the graph.
     """
     statics = region.statics
     if _largest(region, WHOLE) <= SMALL:
@@ -47,10 +49,10 @@ def shrinks(region: Region) -> Iterator[Shrink]:
     lengths: set[int] = set()
     if isinstance(work, Attention):
         lengths = {n for n in (work.q_len, work.kv_len) if isinstance(n, int)}
-    for kept in dict.fromkeys(map(frozenset, (region.pinned | lengths, region.pinned))):
-        for least, ratio in RATIOS:
-            odd = [n for n in statics if n >= _LARGE and n % ratio and n not in kept]
-            yield Shrink(least, ratio, kept, tuple((n, 61) for n in odd[:1]))
+    kept = frozenset(region.pinned | lengths)
+    for least, ratio in RATIOS:
+        odd = [n for n in statics if n >= _LARGE and n % ratio and n not in kept]
+        yield Shrink(least, ratio, kept, tuple((n, 61) for n in odd[:1]))
     yield WHOLE
 
 
@@ -71,21 +73,18 @@ def affordable(region: Region, sizes: Sizes) -> bool:
     if any(math.prod(shape) > MOST_ELEMENTS for shape in _shapes(region, sizes)):
         return False
     for var, value in region.bindings:
-        if is_call(value, "relax.matmul", "relax.nn.attention", "relax.nn.attention_bias"):
-            shapes = [e.ty.shape for e in (value.args[0], var)]
-            if not all(isinstance(s, relax.ShapeExpr) for s in shapes):
-                continue
-            left, made = (sizes.shape(s.values) for s in shapes)
-            if math.prod(made) * left[-1] * _keys(value, sizes) > MOST_FLOPS:
-                return False
+        shapes = [e.ty.shape for e in (value.args[0], var)] if is_call(value, *_PRODUCTS) else []
+        if not shapes or not all(isinstance(s, relax.ShapeExpr) for s in shapes):
+            continue
+        left, made = (sizes.shape(s.values) for s in shapes)
+        if is_call(value, "relax.matmul"):
+            flops = math.prod(made) * left[-1]
+        else:
+            scores = math.prod(made[:-1]) * sizes.of(value.args[1].ty.shape.values[1])
+            flops = scores * left[-1] if scores <= MOST_ELEMENTS else MOST_FLOPS + 1
+        if flops > MOST_FLOPS:
+            return False
     return True
-
-
-def _keys(value: relax.Call, sizes: Sizes) -> int:
-    """Return how many keys an attention has, whose scores are no tensor of the region."""
-    if is_call(value, "relax.matmul"):
-        return 1
-    return sizes.of(value.args[1].ty.shape.values[1])
 
 
 def shrunk(work: Workload, shrink: Shrink) -> Workload:

@@ -105,6 +105,7 @@ def attention_kernels(work: Attention, size: AttentionSize) -> list[Kernel]:
     """
     b = DTYPE_BYTES[work.dtype]
     scores = float(size.batch * work.q_heads * size.q_len * size.kv_len)
+    flops = work.flops_by_product(**size._asdict())
     q_rows = size.batch * work.q_heads * size.q_len
     kv_rows = size.batch * work.kv_heads * size.kv_len
     q_bytes, k_bytes = q_rows * work.head_dim * b, kv_rows * work.head_dim * b
@@ -117,9 +118,9 @@ def attention_kernels(work: Attention, size: AttentionSize) -> list[Kernel]:
         k_bytes, v_bytes = group * k_bytes, group * v_bytes
     return [
         *repeated,
-        Kernel(size.q_len, q_bytes + k_bytes + mask_bytes + scores * b, 2 * scores * work.head_dim),
+        Kernel(size.q_len, q_bytes + k_bytes + mask_bytes + scores * b, flops["dot"]),
         Kernel(0, 2 * scores * b, scores=scores),
-        Kernel(size.q_len, scores * b + v_bytes + o_bytes, 2 * scores * work.v_dim),
+        Kernel(size.q_len, scores * b + v_bytes + o_bytes, flops["acc"]),
     ]
 
 

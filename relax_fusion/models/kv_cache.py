@@ -8,6 +8,7 @@ lane), so that any elementwise schedule rule can bind it to threads as one kerne
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from tvm import tirx
 from tvm.relax.frontend.nn import Tensor, op
@@ -77,8 +78,12 @@ def append(
     return copied, keys, values
 
 
+@cache
 def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
-    """Build the PrimFunc that appends keys and values and copies the queries out."""
+    """Build the PrimFunc that appends keys and values and copies the queries out.
+
+    It is parsed once for all layers, as TVMScript's parser looks at every module that is loaded.
+    """
     hq, hkv, dim = map(_int64, (heads.query, heads.kv, heads.dim))
     merged, max_rows = _int64(heads.merged), _int64(max_len)
 

@@ -11,6 +11,7 @@ from ..chains.attention import AttentionChain, attention_chain
 from ..chains.attention.aligned import Grid
 from ..chains.attention.layout import Laid, laid
 from ..chains.attention.modifiers import Modifiers, modifiers
+from ..chains.casts import refuse_kept_roundings
 from ..chains.constants import is_factor
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
@@ -57,7 +58,8 @@ class FuseAttentionChain:
         by head; packed sequences have several lengths; a window has no causal mask; heads or
         features are dynamic; the mask is bottom-right causal and both lengths are static, with
         fewer keys than queries (front ends disagree on what that means); dtypes or virtual
-        devices differ; the scores go through any other operator.
+        devices differ; scores or weights are rounded to fewer bits and widened again; the scores
+        go through any other operator.
 
     Parameters
     ----------
@@ -89,6 +91,7 @@ class FuseAttentionChain:
         covers = (*paths, *chain.scores.covers, *found.out.path)
         covers = tuple(dict.fromkeys(covers))
         check_inner(view, covers, {out})
+        refuse_kept_roundings(view, covers)
         shape = found.shape(found.out, found.q_heads, found.out_layout)
         outs = {"out": KernelOut(out, shape, work.out_dtype)}
         return Match.of(PATTERN, chain.spelling, covers, (args, outs), work)

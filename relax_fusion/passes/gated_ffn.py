@@ -22,6 +22,7 @@ from ..chains import (
     readers_of,
     ungrouped,
 )
+from ..chains.casts import refuse_kept_roundings
 from ..errors import Reason
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, KernelArg, KernelOut, Match, Refused, check_inner, guard
@@ -70,8 +71,8 @@ class FuseGatedFFN:
 
     declines when:
         gate or up is read elsewhere; their weights differ in layout or size; their rows are
-        reshaped differently; the split is not into two halves of the last axis; and as
-        `FuseRMSNormMatmul`.
+        reshaped differently; the split is not into two halves of the last axis; the gate is rounded
+        to fewer bits and widened again; and as `FuseRMSNormMatmul`.
 
     Parameters
     ----------
@@ -179,6 +180,7 @@ class FuseGatedFFN:
         outs = {**before.outs, "out0": KernelOut(var, (before.source.rows, n), work.out_dtype)}
         everything = tuple(dict.fromkeys((*before.covers, *covers)))
         check_inner(view, everything, {o.var for o in outs.values()})
+        refuse_kept_roundings(view, everything)
         spelling = f"{before.spelling} {'merged' if merged else 'separate'} {act}"
         return Match.of(PATTERN, spelling, everything, (args, outs), work)
 
@@ -257,22 +259,9 @@ def _uncast(view: BlockView, expr: relax.Expr) -> tuple[relax.Expr, tuple[relax.
 
 
 def _keeps_precision(view: BlockView, path: tuple[relax.Var, ...], dtype: str) -> bool:
-    """Tell whether a kernel that computes in float32 rounds as often as casts, in order, do.
-
-    They are to float32 or to the input's dtype, and none widens again what one has narrowed.
-    """
-    casts = [view.call(v, "relax.astype") for v in path]
-    ends = [
-        (dtype_of(c.args[0]), dtype_of(v))
-        for v, c in zip(path, casts, strict=True)
-        if c is not None
-    ]
-    narrowed = False
-    for before, after in ends:
-        if after not in ("float32", dtype) or (narrowed and before != after == "float32"):
-            return False
-        narrowed = narrowed or after != "float32" == before
-    return True
+    """Tell whether casts are to float32 or to the input's dtype: the kernel computes in float32."""
+    casts = [v for v in path if view.call(v, "relax.astype") is not None]
+    return all(dtype_of(v) in ("float32", dtype) for v in casts)
 
 
 def _two_halves(g: _Half, u: _Half) -> bool:

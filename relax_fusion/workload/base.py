@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from .graph import Graph
-from .roofline import Sizes, distinct_bytes, matmul_flops
+from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
 
 
 class Described:
@@ -36,6 +36,10 @@ class Described:
             Sizes of the dynamic dimensions, under their names in the graph; others are ignored.
         """
         return float(self._at(matmul_flops, sizes))
+
+    def flops_by_product(self, **sizes: int) -> dict[str, float]:
+        """Return the floating-point operations of each matmul, by its name in the graph."""
+        return dict(self._at(flops_by_product, sizes))
 
     def bytes(self, **sizes: int) -> dict[str, int]:
         """Return the bytes of every operand and result, each element counted once.

@@ -266,7 +266,7 @@ class _Places:
         if isinstance(value, Size):
             return np.array(self.run.size(value.dim), self.run.dtype)
         if isinstance(value, Const):
-            return np.array(value.value, self.run.dtype)
+            return np.array(np.float32(value.value), self.run.dtype)  # as kernels have it
         assert isinstance(value, Op)
         return FUNCTIONS[value.name](*(self.value(a) for a in value.args))
 

@@ -9,16 +9,15 @@ from .dims import Dim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
-from .values import At, Axis, Expr, Op, reads
+from .values import At, Axis, Const, Expr, Op, Size, reads
 
 Sizes = Mapping[str, int]
 
 
-def matmul_flops(graph: Graph, sizes: Sizes) -> float:
+def matmul_flops(graph: Graph, sizes: Sizes, visible: bool = False) -> float:
     """Return the floating-point operations of the contractions: two a product.
 
-    A contraction is a sum of products of elements that have different axes.  Masks by position are
-    not discounted.
+    A contraction is a sum of products of elements that have different axes.
 
     Parameters
     ----------
@@ -26,8 +25,16 @@ def matmul_flops(graph: Graph, sizes: Sizes) -> float:
         What is computed.
     sizes : mapping of str to int
         Sizes of the dynamic dimensions, by name.
+    visible : bool
+        Whether what a mask by position hides is left out.
     """
-    return sum(2.0 * _places(b, sizes) for b in graph.blocks if is_contraction(b))
+    share = _visible(graph, sizes) if visible else 1.0
+    return share * sum(flops_by_product(graph, sizes).values())
+
+
+def flops_by_product(graph: Graph, sizes: Sizes) -> dict[str, float]:
+    """Return the floating-point operations of each contraction, by the name of its result."""
+    return {b.out: 2.0 * _places(b, sizes) for b in graph.blocks if is_contraction(b)}
 
 
 def flops(graph: Graph, sizes: Sizes) -> float:
@@ -106,6 +113,31 @@ def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int
     if at.mod is None:
         return low, high + 1
     return 0, min(high + 1, _size(at.mod, sizes))
+
+
+def _visible(graph: Graph, sizes: Sizes) -> float:
+    """Return the part of rows and columns that the masks by position leave."""
+    masked = ((b.band, b) for b in graph.blocks if b.band is not None)
+    band, block = next(masked, (None, None))
+    if band is None or block is None:
+        return 1.0
+    lengths = {a.name: _size(a.size, sizes) for a in (*block.axes, *block.reduced)}
+    rows, columns = lengths[band.row], lengths[band.column]
+    least = -rows if band.least is None else _number(band.least, sizes)
+    most = columns if band.most is None else _number(band.most, sizes)
+    seen = (min(columns - 1, r + most) - max(0, r + least) + 1 for r in range(rows))
+    return sum(max(0, n) for n in seen) / max(1, rows * columns)
+
+
+def _number(value: Expr, sizes: Sizes) -> int:
+    """Return the limit of a band: sums of sizes and numbers."""
+    if isinstance(value, Size):
+        return _size(value.dim, sizes)
+    if isinstance(value, Const):
+        return int(value.value)
+    assert isinstance(value, Op), value
+    first, second = (_number(a, sizes) for a in value.args)
+    return first - second if value.name == "subtract" else first + second
 
 
 def _places(block: Block, sizes: Sizes) -> int:

@@ -1,0 +1,134 @@
+"""PrimFuncs computed by numpy, of the form that TVM's legaliser emits: a stage for each buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+
+from ..stages import Stage, read_stages
+from ..workload.reference import erf
+from .operators import Array, Uninterpreted
+from .sizes import Shrink, Sizes
+
+_BINARY: Mapping[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+}
+
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "tirx.exp": np.exp,
+    "tirx.tanh": np.tanh,
+    "tirx.sqrt": np.sqrt,
+    "tirx.rsqrt": lambda x: 1 / np.sqrt(x),
+    "tirx.erf": erf,
+    "tirx.sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tirx.if_then_else": np.where,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+}
+
+
+def computed(func: tirx.PrimFunc, arrays: Sequence[Array], shrink: Shrink) -> Any:
+    """Compute the outputs of a PrimFunc, the parameters behind those of the inputs.
+
+    Parameters
+    ----------
+    func : tirx.PrimFunc
+        The function.
+    arrays : sequence of numpy.ndarray
+        Its inputs, floats in float64.
+    shrink : Shrink
+        What becomes of its static sizes.
+
+    Returns
+    -------
+    numpy.ndarray or tuple of it
+        One array, or several.
+
+    Raises
+    ------
+    Uninterpreted
+        If it is of another form.
+    """
+    stages = read_stages(func)
+    params = list(func.params)
+    if stages is None or not all(isinstance(p.ty, tirx.BufferType) for p in params):
+        raise Uninterpreted("the body of a PrimFunc")
+    symbols: dict[ir.Var, int] = {}
+    for param, array in zip(params, arrays, strict=False):
+        dims = zip(param.ty.shape, array.shape, strict=True)
+        symbols.update((dim, size) for dim, size in dims if isinstance(dim, ir.Var))
+    run = _Run(dict(zip(params, arrays, strict=False)), Sizes(symbols, shrink))
+    for stage in stages:
+        run.execute(stage)
+    made = tuple(run.buffers[p] for p in params[len(arrays) :])
+    return made if len(made) > 1 else made[0]
+
+
+@dataclass
+class _Run:
+    """The buffers so far, and the variables of the stage at hand."""
+
+    buffers: dict[ir.Var, Array]
+    sizes: Sizes
+    places: dict[ir.Var, Array] = field(default_factory=dict)
+
+    def execute(self, stage: Stage) -> None:
+        """Compute a stage."""
+        axes = (*stage.spatial, *stage.reduced)
+        lengths = [self.sizes.of(stage.extents[v]) for v in axes]
+        for n, (var, length) in enumerate(zip(axes, lengths, strict=True)):
+            self.places[var] = np.arange(length).reshape((-1,) + (1,) * (len(axes) - n - 1))
+        if not stage.reduced:
+            self.buffers[stage.buffer] = np.array(np.broadcast_to(self.value(stage.value), lengths))
+            return
+        value = stage.value
+        sums = isinstance(value, tirx.Add) and isinstance(value.a, ir.TensorLoad)
+        if not sums or not value.a.source.same_as(stage.buffer) or stage.init is None:
+            raise Uninterpreted("a reduction of a PrimFunc that is no sum")
+        terms = np.broadcast_to(self.value(value.b), lengths)
+        total = terms.sum(axis=tuple(range(len(stage.spatial), len(axes))))
+        self.buffers[stage.buffer] = total + self.value(stage.init)
+
+    def value(self, expr: Any) -> Any:
+        """Compute an element at every place."""
+        name = type(expr).__name__
+        if isinstance(expr, tirx.IntImm | tirx.FloatImm):
+            return expr.value
+        if isinstance(expr, ir.Var):
+            return self.places[expr] if expr in self.places else self.sizes.of(expr)
+        if isinstance(expr, ir.TensorLoad):
+            return self.buffers[expr.source][tuple(self.value(i) for i in expr.indices)]
+        if isinstance(expr, tirx.Cast):
+            inner, dtype = np.asarray(self.value(expr.value)), str(expr.ty.dtype)
+            return inner.astype("float64" if "float" in dtype else dtype)
+        if name in _BINARY:
+            return _BINARY[name](self.value(expr.a), self.value(expr.b))
+        if isinstance(expr, tirx.Div) and "float" in str(expr.ty.dtype):
+            return self.value(expr.a) / self.value(expr.b)
+        if isinstance(expr, tirx.Select):
+            sides = (self.value(expr.true_value), self.value(expr.false_value))
+            return np.where(self.value(expr.condition), *sides)
+        called = expr.op.name if name == "Call" and isinstance(expr.op, ir.Op) else name
+        if called not in _CALLS:
+            raise Uninterpreted(f"{called} in a PrimFunc")
+        return _CALLS[called](*map(self.value, expr.args))

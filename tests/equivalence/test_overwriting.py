@@ -1,0 +1,70 @@
+"""Operands that are overwritten in place between the steps of a chain."""
+
+from __future__ import annotations
+
+import pytest
+import tvm
+from tvm import ir
+
+from relax_fusion import effects
+from relax_fusion.equivalence import Mismatch, check_match
+
+from .matches import first_match
+
+MATRIX = 'R.Tensor((4, 4), "float32")'
+FILL = f"R.call_tir_inplace(cls.fill, ({{}},), inplace_indices=[0], out_ty=[{MATRIX}])"
+PACKED = f'R.call_inplace_packed("fill", {{}}, inplace_indices=[0], ty_args={MATRIX})'
+HEADER = f"""
+@I.ir_module
+class Module:
+    @T.prim_func(private=True, s_tir=True)
+    def fill(a: T.Buffer((T.int64(4), T.int64(4)), "float32")):
+        for i, j in T.grid(T.int64(4), T.int64(4)):
+            with T.sblock("fill"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                a[vi, vj] = T.float32(7)
+
+    @R.function
+    def main(x: {MATRIX}, w: {MATRIX}):
+        cls = Module
+        with R.dataflow():
+"""
+NOTHING = effects.Effects()
+LATE = "t = R.permute_dims(w); {}; b = R.add(x, u); y = R.matmul(b, t); z = R.nn.relu(y)"
+
+
+def block(body: str, result: str = "z") -> ir.IRModule:
+    lines = [*body.split("; "), f"R.output({result})"]
+    text = "".join(f"            {line}\n" for line in lines)
+    return tvm.script.from_source(f"{HEADER}{text}        return {result}\n")
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        f"u = {FILL.format('w')}",
+        f"u = {PACKED.format('w')}",
+        f"a = w; u = {FILL.format('a')}",
+        f"a = R.reshape(w, R.shape([4, 4])); u = {PACKED.format('a')}",
+    ],
+    ids=("call_tir", "packed", "other_name", "view"),
+)
+def test_a_weight_that_is_overwritten_in_between_is_a_mismatch(
+    monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    mod = block(LATE.format(write))
+    # What tells matchers of writes is taken out
+    monkeypatch.setattr(effects.Memory, "_call", lambda self, call, ty: (self._new(ty), NOTHING))
+    view, match = first_match(mod, "FuseMatmulEpilogue")
+    assert [a.expr.name for a in match.args] == ["b", "w"]
+    assert check_match(view, match) == Mismatch("w is read after u writes its memory")
+
+
+def test_a_kernel_may_read_what_was_overwritten_before() -> None:
+    mod = block(f"u = {FILL.format('w')}; y = R.matmul(x, u); z = R.nn.relu(y)")
+    assert check_match(*first_match(mod, "FuseMatmulEpilogue")) is None
+
+
+def test_a_kernel_may_stand_in_front_of_a_later_write() -> None:
+    mod = block(f"y = R.matmul(x, w); u = {FILL.format('w')}; z = R.nn.relu(y)", "z, u")
+    assert check_match(*first_match(mod, "FuseMatmulEpilogue")) is None

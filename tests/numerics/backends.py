@@ -1,0 +1,334 @@
+"""What the sentences of docs/numerics.md are tested on: the reference, and every kind of kernel.
+
+Each back end takes a workload with arrays and gives its results.  A `Run` is one workload on one of
+them.  Those that need no GPU are the numpy reference, TIR on this processor, and Triton's
+interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import tirx
+from tvm.runtime import tensor
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.device import device
+from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.estimator import candidates, triton, triton_attention
+from relax_fusion.estimator.triton_attention_tiles import padded
+from relax_fusion.target import device_of, host_target
+from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.triton_bridge.arguments import Out, Workspace, is_tensor
+from relax_fusion.triton_bridge.attention import attention_cases
+from relax_fusion.triton_bridge.contraction import contraction_steps
+from relax_fusion.triton_bridge.steps import Step
+from relax_fusion.workload import (
+    INTEGER_DTYPES,
+    Attention,
+    DynamicDim,
+    MatmulChain,
+    Operand,
+    Workload,
+)
+from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
+
+from ..gpu.common import build_on_gpu, gpu_target, needs_gpu
+from ..gpu.triton_common import build_triton, run_triton
+from ..quick import loaded, quick_host
+from ..triton_bridge.attention_common import parameters
+from ..triton_bridge.kernels.interpreted import Interpreter, Launch
+from ..triton_bridge.test_attention_numbers import Values, chosen
+
+Arrays = dict[str, Any]
+
+H200 = device("h200")
+RULES = (ContractionRule(), AttentionRule(), MatmulChainRule())
+
+
+def shape_of(operand: Operand, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Return the sizes of an operand."""
+    assert operand.shape is not None
+    return tuple(sizes[d.name] if isinstance(d, DynamicDim) else d for d in operand.shape)
+
+
+def draw(work: Workload, seed: int = 1, **sizes: int) -> Arrays:
+    """Return operands at random: of order one, but weights by which sums are of order one too."""
+    rng = np.random.default_rng(seed)
+    found: Arrays = {}
+    for operand in work.graph.inputs:
+        if operand.shape is None:
+            found[operand.name] = sizes[operand.name]
+            continue
+        values = rng.standard_normal(shape_of(operand, sizes))
+        if operand.dtype == "bool":
+            values = values < 0.5
+        elif "int" in operand.dtype:
+            limits = np.iinfo(operand.dtype)
+            values = rng.integers(limits.min, limits.max, values.shape, endpoint=True)
+        elif operand.name.startswith("w"):
+            values *= max(values.shape[-2:]) ** -0.5
+        found[operand.name] = values.astype(numpy_dtype(operand.dtype))
+    return found
+
+
+def zeros(work: Workload, **sizes: int) -> Arrays:
+    """Return operands that are 0, to be filled in by a test."""
+    drawn = draw(work, **sizes)
+    return {n: a if isinstance(a, int) else np.zeros_like(a) for n, a in drawn.items()}
+
+
+def _empty_results(work: Workload, inputs: Arrays) -> list[np.ndarray]:
+    """Return arrays for the results, full of what is seen where nothing is written."""
+    sizes = sizes_of(work.graph, inputs)
+    return [np.full(shape_of(o, sizes), 77, numpy_dtype(o.dtype)) for o in work.graph.outputs]
+
+
+def _by_name(work: Workload, results: Sequence[np.ndarray]) -> Arrays:
+    names = [o.name for o in work.graph.outputs]
+    return {n: r.astype("float64") for n, r in zip(names, results, strict=True)}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The graph of the workload, by numpy, its results stored in their dtypes."""
+
+    name: str = "reference"
+
+    def takes(self, work: Workload) -> bool:
+        return True
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        exact = evaluate(work.graph, inputs)
+        with np.errstate(over="ignore", invalid="ignore"):
+            stored = [exact[o.name].astype(numpy_dtype(o.dtype)) for o in work.graph.outputs]
+        return _by_name(work, stored)
+
+
+@dataclass
+class Llvm:
+    """TIR on this processor; what the tests compute is compiled as one library."""
+
+    name: str
+    panels: bool
+    works: dict[Workload, str] = field(default_factory=dict)
+
+    def takes(self, work: Workload) -> bool:
+        if work.dtype in INTEGER_DTYPES:
+            return False
+        if self.panels and (isinstance(work, Attention) or work.dtype != "float16"):
+            return False  # one dtype for less to compile
+        self.works.setdefault(work, f"kernel{len(self.works)}")
+        return True
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        results = [tensor(a) for a in _empty_results(work, inputs)]
+        given = [a if isinstance(a, int) else tensor(a) for a in inputs.values()]
+        self._library[self.works[work]](*given, *results)
+        return _by_name(work, [r.numpy() for r in results])
+
+    @property
+    def _library(self) -> tvm.runtime.Module:
+        return _compiled(tuple(self.works.items()), self.panels)
+
+
+@cache
+def _compiled(works: tuple[tuple[Workload, str], ...], panels: bool) -> tvm.runtime.Module:
+    functions = {name: _scheduled(work, name, panels) for work, name in works}
+    return loaded(tvm.compile(tvm.IRModule(functions), target=quick_host()))
+
+
+def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
+    found = list(candidates(work, device_of(host_target())))
+    fitting = [p for p in found if (p.family == "panels") == panels] or found
+    plan = min(fitting, key=lambda p: (p.block_m * p.block_n * p.block_k, p.key))
+    func = build_prim_func(work, PlanTable.single(plan), gpu=False)
+    func = func.with_attr("global_symbol", name)
+    for rule in RULES:
+        sch = rule.apply(func, host_target(), False)
+        if sch is not None:
+            return sch.mod["main"]
+    raise AssertionError("no rule of ours schedules this workload")
+
+
+def _unsupported(work: Workload) -> bool:
+    if isinstance(work, MatmulChain):
+        return True
+    check = triton_attention if isinstance(work, Attention) else triton
+    return check.unsupported(work, H200) is not None
+
+
+def _changes_scores(work: Attention) -> bool:
+    """Tell whether scores have a bias or the like, which does not depend on the parts."""
+    return any((work.bias_dims, work.mask_dims, work.softcap, work.alibi, work.window))
+
+
+@cache
+def _interpreter() -> Interpreter:
+    worker = Interpreter()
+    atexit.register(worker.close)
+    return worker
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """Triton's interpreter; it multiplies float16 only."""
+
+    name: str
+    family: str
+    split: int = 1
+
+    def takes(self, work: Workload) -> bool:
+        whole = isinstance(work, Attention) and self.family != "pointer"
+        scored = self.split > 1 and isinstance(work, Attention) and _changes_scores(work)
+        return not (whole or scored or _unsupported(work)) and work.dtype == "float16"
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        plan = TilePlan(*self._tile(work), split_k=self.split, num_stages=2, num_warps=4)
+        plan = replace(plan, backend="triton", family=self.family)
+        params = parameters(work, plan)[: len(inputs)]
+        values = Values(params, list(inputs.values()))
+        names = {p.name: n for p, n in zip(params, inputs, strict=True) if is_tensor(p)}
+        tensors = {n: np.asarray(inputs[n]) for n in names.values()}
+        dtypes = {n: str(a.dtype) for n, a in tensors.items()}
+        for operand, result in zip(work.graph.outputs, _empty_results(work, inputs), strict=True):
+            tensors[operand.name], dtypes[operand.name] = result, operand.dtype
+        if isinstance(work, Attention):
+            steps = chosen(attention_cases(work, plan, params, None, H200, {}), values)
+        else:
+            steps = contraction_steps(work, plan, params, None, H200, {})
+        outputs = [o.name for o in work.graph.outputs]
+        launches = [_launch(s, values, tensors, dtypes, (names, outputs)) for s in steps]
+        floats = {n: a if a.dtype == bool else a.astype("float64") for n, a in tensors.items()}
+        made = _interpreter()(floats, dtypes, launches)
+        return {name: made[name] for name in outputs}
+
+    def _tile(self, work: Workload) -> tuple[int, int, int]:
+        if isinstance(work, Attention):
+            return 16, 16, padded(work.head_dim)
+        return (1, 16, 64) if self.family == "gemv" else (16, 16, 32)
+
+
+def _launch(
+    step: Step,
+    values: Values,
+    tensors: dict[str, np.ndarray],
+    dtypes: dict[str, str],
+    names: tuple[dict[str, str], list[str]],
+) -> Launch:
+    """Return a launch for the interpreter, with its workspaces among `tensors`."""
+    inputs, outputs = names
+    args: dict[str, Any] = {}
+    for name, value in step.args.items():
+        if isinstance(value, Workspace):
+            args[name] = room = f"room{id(value)}"
+            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
+            dtypes[room] = value.dtype
+        elif isinstance(value, Out):
+            args[name] = outputs[value.index]
+        else:
+            args[name] = inputs[value.name] if is_tensor(value) else values(value)
+    constants = {**step.constexprs, "PDL": False} if "PDL" in step.constexprs else step.constexprs
+    return Launch(step.function.__name__, tuple(map(values, step.grid)), args, constants)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A family of kernels on an NVIDIA GPU."""
+
+    name: str
+    backend: str
+    family: str
+
+    def takes(self, work: Workload) -> bool:
+        if self.backend == "tir":
+            return self.family in ("", "mma") or not isinstance(work, Attention | MatmulChain)
+        in_attention = self.family in ("pointer", "flash", "groups", "halves")
+        in_contraction = self.family not in ("flash", "groups", "halves")
+        fits = in_attention if isinstance(work, Attention) else in_contraction
+        return fits and not _unsupported(work)
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        found = candidates(work, device_of(gpu_target()), self.backend)
+        wanted = (self.backend, self.family)
+        plan = next((p for p in found if (p.backend, p.family) == wanted), None)
+        if plan is None:
+            pytest.skip(f"no plan of the family {self.family or 'without one'} for {work.dtype}")
+        results = _empty_results(work, inputs)
+        if self.backend == "triton":
+            made = run_triton(_triton_on_gpu(work, plan), list(inputs.values()))
+        else:
+            dev = tvm.cuda(0)
+            given = [a if isinstance(a, int) else tensor(a, dev) for a in inputs.values()]
+            outs = [tensor(r, dev) for r in results]
+            _tir_on_gpu(work, plan)["main"](*given, *outs)
+            made = [o.numpy() for o in outs]
+        return _by_name(work, made)
+
+
+@cache
+def _triton_on_gpu(work: Workload, plan: TilePlan) -> tvm.runtime.Executable:
+    outputs = len(work.graph.outputs)
+    return build_triton(work, PlanTable.single(plan), outputs, gpu_target())
+
+
+@cache
+def _tir_on_gpu(work: Workload, plan: TilePlan) -> tvm.runtime.Executable:
+    return build_on_gpu(work, PlanTable.single(plan), gpu_target())
+
+
+ON_CPU = (
+    Reference(),
+    Llvm("llvm", panels=False),
+    Llvm("llvm_panels", panels=True),
+    Interpreted("triton_gemv", "gemv"),
+    Interpreted("triton_pointer", "pointer"),
+    Interpreted("triton_split", "pointer", split=2),
+)
+ON_GPU = tuple(
+    Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
+    for backend, families in {
+        "tir": ("", "mma", "wgmma", "skinny"),
+        "triton": ("gemv", "pointer", "stream", "persistent", "flash", "groups", "halves"),
+    }.items()
+    for family in families
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A workload on a back end."""
+
+    backend: Any
+    work: Any
+
+    @property
+    def is_reference(self) -> bool:
+        return isinstance(self.backend, Reference)
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        """Return results by name, in float64."""
+        return self.backend(self.work, inputs)
+
+    def exact(self, inputs: Arrays, **how: Any) -> Arrays:
+        """Return what the graph comes to in float64."""
+        return evaluate(self.work.graph, inputs, **how)
+
+
+def on_every_backend(**works: Workload) -> Callable[[Any], Any]:
+    """Give a test, as `run`, each of `works` on each back end that takes it."""
+    marks = [pytest.mark.gpu, needs_gpu]
+    found = [
+        pytest.param(Run(b, work), id=f"{b.name}-{name}", marks=marks if b in ON_GPU else ())
+        for name, work in works.items()
+        for b in (*ON_CPU, *ON_GPU)
+        if b.takes(work)
+    ]
+    return pytest.mark.parametrize("run", found)

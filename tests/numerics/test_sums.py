@@ -1,0 +1,94 @@
+"""docs/numerics.md, Sums: what is added up in what, and how far a result may be from exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from relax_fusion.workload import NormMatmul
+
+from ..accuracy import assert_accurate, nudged
+from .backends import Run, draw, on_every_backend, zeros
+from .works import (
+    ACTIVE,
+    ATTENTION,
+    BYTES,
+    CAPPED,
+    CHAIN,
+    FLOAT,
+    GATED_SILU,
+    LAYER_ROWS,
+    PLAIN,
+    RMS_ROWS,
+    WIDE,
+    dtypes,
+)
+
+
+@on_every_backend(**{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()})
+def test_s1_sums_of_floats_are_float32(run: Run) -> None:
+    given = zeros(run.work, rows=2)
+    given["x"][:] = 1
+    given["x"][:, 0] = 32768
+    given["w0"][:] = 1
+    given["w0"][:, 0] = 4
+    assert (run(given)["out0"] == 131072 + 39).all()
+
+
+@on_every_backend(bytes=BYTES, signed=replace(BYTES, dtype="int8"))
+def test_s2_sums_of_integers_are_exact(run: Run) -> None:
+    given = zeros(run.work, rows=4)
+    largest = np.iinfo(run.work.dtype).max
+    given["x"][:] = largest
+    given["w0"][:] = largest
+    given["x"][0, 0] = given["w0"][0, 0] = 1
+    got = run(given)["out0"]
+    assert got[1, 1] == 520 * largest**2
+    assert got[0, 0] == 519 * largest**2 + 1 and got[0, 1] == 519 * largest**2 + largest
+
+
+@on_every_backend(float=replace(PLAIN, **FLOAT))
+def test_s3_float32_is_multiplied_as_float32(run: Run) -> None:
+    given = zeros(run.work, rows=2)
+    given["x"][:, 0] = 1 + 2.0**-20
+    given["w0"][:, 0] = 1
+    assert (run(given)["out0"] == 1 + 2.0**-20).all()
+
+
+def test_s3_tf32_is_asked_for() -> None:
+    assert not NormMatmul.allow_tf32 and not GATED_SILU.allow_tf32
+
+
+def _length(work: Any) -> int:
+    """Return how many terms are added up for a result."""
+    return 40 if not hasattr(work, "k") else work.k
+
+
+HALVES = {
+    **{f"{name}": work for name, work in ACTIVE.items()},
+    "rms": RMS_ROWS,
+    "layer": LAYER_ROWS,
+    "gated": GATED_SILU,
+    "attention": ATTENTION,
+    "capped": CAPPED,
+    "chain": CHAIN,
+}
+OTHERS = {
+    f"{name}_{dtype}": work
+    for name in ("gelu", "rms", "gated", "attention", "chain")
+    for dtype, work in dtypes(HALVES[name]).items()
+    if dtype != "half"
+}
+
+
+@on_every_backend(**HALVES, **OTHERS)
+def test_s4_errors_are_those_of_rounded_inputs(run: Run) -> None:
+    given = draw(run.work, rows=4, batch=1, q_len=5, kv_len=40)
+    dtype = run.work.dtype
+    moved = {n: nudged(a, dtype, seed) for seed, (n, a) in enumerate(given.items())}
+    exact, near, got = run.exact(given), run.exact(moved), run(given)
+    terms = _length(run.work) if dtype == "float32" else 0
+    for name, values in got.items():
+        assert_accurate(values, exact[name], near[name], dtype, terms)
