@@ -159,9 +159,9 @@ class _Baseline:
     """A pytest plugin that notes what each test runs of some files, and how long it takes."""
 
     watched: set[str]
+    compiling: bool
     known: list[Known] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)
-    imported: dict[str, set[int]] = field(default_factory=dict)
     lines: dict[str, set[int]] = field(default_factory=dict)
     began: float = 0.0
 
@@ -178,6 +178,9 @@ class _Baseline:
 
         return local
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if self.compiling or not _shares(item)]
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self.lines = {name: set() for name in self.watched}
@@ -188,16 +191,22 @@ class _Baseline:
         finally:
             sys.settrace(None)
             seconds = time.process_time() - self.began
-            made = item._fixtureinfo.name2fixturedefs.values()
-            shares = any(d.scope in ("module", "class") for defs in made for d in defs)
             ran = {name: lines for name, lines in self.lines.items() if lines}
-            self.known.append(Known(item.nodeid, seconds, ran, shares))
+            self.known.append(Known(item.nodeid, seconds, ran, _shares(item)))
 
     def pytest_exception_interact(self, node: Any) -> None:
         self.failed.add(node.nodeid)
 
 
-def baseline(tests: Iterable[str], watched: set[str]) -> tuple[list[Known], list[str]]:
+def _shares(item: pytest.Item) -> bool:
+    """Tell whether a test needs what is made for its whole file, such as a compiled module."""
+    made = item._fixtureinfo.name2fixturedefs.values()
+    return any(d.scope in ("module", "class") for defs in made for d in defs)
+
+
+def baseline(
+    tests: Iterable[str], watched: set[str], compiling: bool
+) -> tuple[list[Known], list[str]]:
     """Run tests on the package as it is; return what is known of each, and those that fail.
 
     Parameters
@@ -206,9 +215,11 @@ def baseline(tests: Iterable[str], watched: set[str]) -> tuple[list[Known], list
         Files or folders.
     watched : set of str
         Files whose lines are noted.
+    compiling : bool
+        Whether to run also tests that share a compiled module, most of the time.
     """
     os.chdir(ROOT)
-    plugin = _Baseline(watched)
+    plugin = _Baseline(watched, compiling)
     _pytest(tests, [plugin])
     good = [k for k in plugin.known if k.node not in plugin.failed]
     return good, sorted(plugin.failed)

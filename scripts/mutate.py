@@ -20,6 +20,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def main() -> int:
     began = time.monotonic()
     record = json.loads(args.again.read_text(encoding="utf-8")) if args.again else None
     chosen = _survivors(record) if record else sample(_all(args.paths), args.mutants, args.seed)
-    known, broken = _baseline(args.tests, args.paths)
+    known, broken = _baseline(args)
     print(f"{len(chosen)} mutants, {len(known)} tests; failing anyway: {broken}", flush=True)
     rows = Campaign(known, time.monotonic() + 60 * args.minutes).run(chosen, args.jobs)
     if record is None:
@@ -78,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="none is begun after that")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="files or folders")
+    parser.add_argument("--compiling", action="store_true", help="and tests that compile modules")
     parser.add_argument("--output", type=Path, help="JSON; Markdown is written beside it")
     parser.add_argument("--again", type=Path, help="a results file whose survivors to run again")
     return parser.parse_args()
@@ -93,10 +95,11 @@ def _all(paths: Sequence[str]) -> list[Mutant]:
     return [m for f in _files(paths) for m in mutants(f, str(f.relative_to(ROOT)))]
 
 
-def _baseline(tests: Sequence[str], paths: Sequence[str]) -> tuple[list[Known], list[str]]:
+def _baseline(args: argparse.Namespace) -> tuple[list[Known], list[str]]:
     """Run the tests in a process of their own, as here the package is not to be imported."""
-    watched = {str(f) for f in _files(paths)}
-    found = next(in_processes(lambda _: baseline(tests, watched), [0], 3600))[1]
+    watched = {str(f) for f in _files(args.paths)}
+    work = partial(baseline, args.tests, watched)
+    found = next(in_processes(work, [args.compiling], 3600))[1]
     if isinstance(found, str):
         raise SystemExit(f"the tests do not run: {found}")
     return found
