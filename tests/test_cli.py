@@ -356,7 +356,11 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     graphs = capsys.readouterr().out.split("What each kernel computes\n\n")[1]
     assert "acc0[i, j]     float32 = sum k: x_norm[i, k] * w0[j, k]" in graphs
 
-    arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "-q"]
+    assert main(["explain", str(config), "--validate", "-q"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [int(row[0]) > 1 for row in rows if row[1:] == ["checked"]] == [True]
+
+    arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "--validate=strict"]
     assert main(["explain", str(config), *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["dtype"] == "float16"
@@ -364,6 +368,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert "FuseGatedFFN" not in {d["pattern"] for d in document["decisions"]}
     for decision in document["decisions"]:
         assert decision["fused"] or decision["decline"]["detail"]
+        assert decision.get("validation") == ("checked" if decision["fused"] else None)
     kernels = {d["kernel"] for d in document["decisions"]} - {""}
     rules = {s["function"]: s["rule"] for s in document["schedules"]}
     assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
@@ -380,6 +385,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
+        (["demo-gpt2", "--validate=x"], 2, "strict"),
         ([], 2, "SRC"),
     ],
 )

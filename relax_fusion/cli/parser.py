@@ -216,7 +216,7 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
-        choices=(True, "strict"),
+        choices=("strict",),
         metavar="strict",
         help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
         "where it does not; --validate=strict fails there",

@@ -22,6 +22,8 @@ from .region import Region, region_of
 from .shrinking import affordable, shrinks
 from .sizes import WHOLE, Shrink, Sizes
 
+_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError)
+
 MOST_TRIES = 16
 """Sets of sizes of the dynamic dimensions that are tried."""
 
@@ -130,6 +132,8 @@ class _Check:
                 return Unchecked(f"{err} is not interpreted")
             except Invalid:
                 continue
+            except _FAILURES as err:  # nothing that is checked may fail for the checker's sake
+                return Unchecked(f"the checker failed: {type(err).__name__}: {err}")
             if found is None:
                 return None
             doubts.append(Mismatch(found))

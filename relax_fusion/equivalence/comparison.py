@@ -184,7 +184,7 @@ class Comparison:
             given[operand.name] = (
                 value if arg.shape is None else value.reshape(sizes.shape(arg.shape))
             )
-        return evaluate(work.graph, given, rounding=rounding)
+        return evaluate(work.graph, given, rounding=rounding, constants="float64")
 
     def _compared(
         self, values: Mapping[relax.Var, Value], run: Run

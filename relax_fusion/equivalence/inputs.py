@@ -10,7 +10,7 @@ from tvm import ir, relax
 
 from ..workload import Attention
 from .interpreter import stored
-from .operators import Array
+from .operators import Array, Uninterpreted
 from .region import Region, is_number, is_size
 from .sizes import Sizes
 
@@ -78,6 +78,8 @@ def _value(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, name: str) -> An
         return tuple(_value(rng, t, sizes, name) for t in ty.fields)
     if isinstance(ty, relax.ShapeType):
         return sizes.shape(ty.values)
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        raise Uninterpreted(f"an operand of type {ty}")
     return _array(rng, sizes.shape(ty.shape.values), str(ty.dtype), name)
 
 

@@ -77,6 +77,7 @@ def evaluate(
     inputs: Mapping[str, Array | int],
     dtype: str = "float64",
     rounding: Rounding = kept,
+    constants: str = "float32",
 ) -> dict[str, Array]:
     """Compute the outputs of a graph.
 
@@ -91,6 +92,8 @@ def evaluate(
     rounding : callable
         What a tensor that a statement made becomes: `unrounded`, `kept` (those are rounded that
         every kernel rounds), `rounded` (each to its own dtype), or another.
+    constants : {"float32", "float64"}
+        What constants are rounded to; kernels have them in float32.
 
     Returns
     -------
@@ -104,6 +107,7 @@ def evaluate(
     """
     with np.errstate(all="ignore"):
         run = _Run(graph, inputs, dtype, rounding)
+        run.constants = np.dtype(constants)
         for block in graph.blocks:
             run.execute(block)
         return {o.name: run.values[o.name] for o in graph.outputs}
@@ -150,6 +154,7 @@ class _Run:
         self, graph: Graph, inputs: Mapping[str, Array | int], dtype: str, rounding: Rounding
     ):
         self.graph, self.dtype, self.rounding = graph, np.dtype(dtype), rounding
+        self.constants = np.dtype("float32")
         self.sizes = sizes_of(graph, inputs)
         self.values: dict[str, Array] = {}
         for slot in graph.slots:
@@ -266,7 +271,7 @@ class _Places:
         if isinstance(value, Size):
             return np.array(self.run.size(value.dim), self.run.dtype)
         if isinstance(value, Const):
-            return np.array(np.float32(value.value), self.run.dtype)  # as kernels have it
+            return np.array(self.run.constants.type(value.value), self.run.dtype)
         assert isinstance(value, Op)
         return FUNCTIONS[value.name](*(self.value(a) for a in value.args))
 

@@ -281,6 +281,13 @@ def test_a_window_that_no_affordable_length_crosses_is_unchecked(keys: str, chec
         assert isinstance(found, Unchecked) and "too large" in found.detail
 
 
+def test_an_operator_that_fails_is_unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPERATORS, "nn.silu", lambda called, x: x.nothing)
+    found = check_match(*first_match(module([SILU]), "FuseMatmulEpilogue"))
+    assert isinstance(found, Unchecked)
+    assert found.detail.startswith("the checker failed: AttributeError")
+
+
 def test_equal_layers_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     comparison = check_module.Comparison

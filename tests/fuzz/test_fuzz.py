@@ -32,8 +32,8 @@ def test_the_same_seed_draws_the_same_programs() -> None:
 def test_a_kernel_without_its_bias_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     step = contraction._step
 
-    def forgetful(stages: Any, name: str, value: Any, shape: Any, named: Any) -> Any:
-        after = step(stages, name, value, shape, named)
+    def forgetful(stages: Any, name: str, value: Any, operand: str) -> Any:
+        after = step(stages, name, value, operand)
         return value if name == "bias" else after
 
     monkeypatch.setattr(contraction, "_step", forgetful)

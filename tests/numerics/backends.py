@@ -250,8 +250,8 @@ class Gpu:
     def takes(self, work: Workload) -> bool:
         if self.backend == "tir":
             return self.family in ("", "mma") or not isinstance(work, Attention | MatmulChain)
-        in_attention = self.family in ("pointer", "flash", "groups", "halves")
-        in_contraction = self.family not in ("flash", "groups", "halves")
+        in_attention = self.family in ("pointer", "flash", "groups")
+        in_contraction = self.family not in ("flash", "groups")
         fits = in_attention if isinstance(work, Attention) else in_contraction
         return fits and not _unsupported(work)
 
@@ -296,7 +296,7 @@ ON_GPU = tuple(
     Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
     for backend, families in {
         "tir": ("", "mma", "wgmma", "skinny"),
-        "triton": ("gemv", "pointer", "stream", "persistent", "flash", "groups", "halves"),
+        "triton": ("gemv", "pointer", "stream", "persistent", "flash", "groups"),
     }.items()
     for family in families
 )

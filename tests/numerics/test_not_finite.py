@@ -121,8 +121,9 @@ def test_n4_nan_in_a_residual_is_nan_in_its_element(run: Run) -> None:
 
 
 @on_every_backend(rotated=ROTATED)
-def test_n4_nan_in_an_angle_is_nan_in_its_lane(run: Run) -> None:
-    assert_nan(spoilt(run, "cos0", (3, 5))["out0"], (3, 5))
+@pytest.mark.parametrize("name", ["cos0", "sin0"])
+def test_n4_nan_in_an_angle_is_nan_in_its_lane(run: Run, name: str) -> None:
+    assert_nan(spoilt(run, name, (3, 5))["out0"], (3, 5))
 
 
 @on_every_backend(plain=ATTENTION, bounded=BOUNDED, masked=MASKED, capped=CAPPED)

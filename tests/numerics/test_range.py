@@ -24,6 +24,7 @@ from .works import (
     RMS_ROWS,
     SINKS,
     STEPS,
+    K,
     N,
 )
 
@@ -47,8 +48,8 @@ def test_f2_squares_beyond_float32_make_a_row_of_zeros_or_nan(run: Run) -> None:
     wanted = run.exact(given)["out0"]
     keeps = np.abs(got - wanted).max(-1) < 0.1
     assert np.delete(keeps, 3).all()
-    finite = got[3][np.isfinite(got[3])]
-    assert run.is_reference or (finite == 0).all()  # the reference is computed in float64
+    nothing = (got[3] == 0) | np.isnan(got[3])
+    assert nothing.all() or run.is_reference  # which is computed in float64
 
 
 @on_every_backend(plain=ATTENTION, sinks=SINKS)
@@ -110,14 +111,14 @@ def test_f6_what_may_be_rounded_may_overflow(run: Run) -> None:
     given["gamma"][:2] = 1, 2.0**14
     given["w0"][:, 1] = 2.0**4
     got, wanted = run(given)["out0"], run.exact(given)["out0"]
-    assert (wanted < 2000).all()
+    assert (wanted < 3000).all()
     assert (np.abs(got - wanted) < 2).all() or not np.isfinite(got).any()
 
 
 @on_every_backend(steps=STEPS, rms=RMS_ADDED, gated=GATED_SILU, chain=CHAIN, gelu=ACTIVE["gelu"])
 def test_e1_no_rows_give_no_rows(run: Run) -> None:
     for name, got in run(draw(run.work, rows=0)).items():
-        assert got.shape == (0, 40 if name.startswith("x_") else N)
+        assert got.shape == (0, K if name.startswith("x_") else N)
 
 
 @on_every_backend(plain=ATTENTION, biased=BIASED, sinks=SINKS)

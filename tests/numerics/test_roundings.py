@@ -68,6 +68,16 @@ def test_r2_a_rotation_is_of_what_is_not_rounded(run: Run) -> None:
     assert (run(given)["out0"][:, 4:8] == 3074).all()  # 3073.5; of 2048, it were 3072
 
 
+@on_every_backend(chain=CHAIN)
+def test_r2_the_second_sum_of_a_chain_is_not_rounded(run: Run) -> None:
+    given = zeros(run.work, rows=4)
+    given["x"][:, :2] = 2048, 2
+    given["w0"][[0, 1, 2], [0, 0, 1]] = 1
+    given["w1"][:] = 1
+    given["residual1_1"][:] = 1
+    assert (run(given)["out1"] == 2050).all()  # half of 4098, which is no float16, and 1
+
+
 def _near(got: np.ndarray, wanted: np.ndarray) -> bool:
     """Tell whether numbers differ by no more than float32 sums of a few terms do."""
     return bool(np.abs(got - wanted).max() <= 2.0**-21 * np.abs(wanted).max() * 4)
@@ -123,7 +133,7 @@ def test_r6_the_tensor_between_two_matmuls_is_rounded(run: Run) -> None:
     given = zeros(run.work, rows=4)
     given["x"][:, :2] = 2048, 1
     given["w0"][0, :2] = 1
-    given["w1"][:, 0] = 1
+    given["w1"][:, 0] = 2
     assert (run(given)["out1"] == 2048).all()
 
 

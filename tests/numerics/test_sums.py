@@ -23,6 +23,7 @@ from .works import (
     PLAIN,
     RMS_ROWS,
     WIDE,
+    K,
     dtypes,
 )
 
@@ -34,7 +35,7 @@ def test_s1_sums_of_floats_are_float32(run: Run) -> None:
     given["x"][:, 0] = 32768
     given["w0"][:] = 1
     given["w0"][:, 0] = 4
-    assert (run(given)["out0"] == 131072 + 39).all()
+    assert (run(given)["out0"] == 131072 + K - 1).all()
 
 
 @on_every_backend(bytes=BYTES, signed=replace(BYTES, dtype="int8"))

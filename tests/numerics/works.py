@@ -20,7 +20,9 @@ from relax_fusion.workload import (
     Rope,
 )
 
-K, N, R = 40, 16, 8
+from ..gpu.common import gpu
+
+K, N, R = (64, 64, 8) if gpu() else (40, 16, 8)  # warp groups take no smaller ones
 ROWS = DynamicDim("rows")
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 FLOAT = {"dtype": "float32", "out_dtype": "float32"}
@@ -47,14 +49,14 @@ ROTATED = projected("bias")
 ROTATED = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=Rope(8, 8, "float32")),))
 GATED = GatedFFN(ROWS, K, N, "nk", True, True, "relu", None, "float16", "float16", bias=True)
 GATED_SILU = replace(GATED, activation="silu", norm=RMS, bias=False)
-CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), ("residual",), "float16", "float32")
+CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), (0.5, "residual"), "float16", "float32")
 BYTES = NormMatmul(ROWS, 520, (Projection(N, "nk"),), None, "uint8", "int32")
 
 D = 16
 ATTENTION = Attention(
     batch=DynamicDim("batch"),
     q_len=DynamicDim("q_len"),
-    kv_len=DynamicDim("kv_len"),
+    kv_len=DynamicDim("kv_len", 64),
     q_heads=2,
     kv_heads=1,
     head_dim=D,
