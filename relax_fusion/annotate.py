@@ -22,6 +22,31 @@ class UnknownVariableWarning(UserWarning):
     """A bound is for a symbolic variable that no function of the module has."""
 
 
+@tvm.transform.module_pass(opt_level=0, name="RefuseLowered")
+class RefuseLowered:
+    """Refuse a module that a pipeline has lowered to instructions of the VM already."""
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return `mod` itself."""
+        found: list[str] = []
+
+        def visit(expr: relax.Expr) -> None:
+            op = expr.op if isinstance(expr, relax.Call) else None
+            name = op.global_symbol if isinstance(op, relax.ExternFunc) else getattr(op, "name", "")
+            if name.startswith("relax.vm.") or name == "vm.builtin.alloc_shape_heap":
+                found.append(name)
+
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, visit)
+            if found:
+                raise PipelineError(
+                    f"function {gvar.name_hint!r} calls {found[0]}: a pipeline has lowered it "
+                    "already; compile it with relax_pipeline=None, or give the module from before"
+                )
+        return mod
+
+
 @tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
 @dataclass(frozen=True)
 class AttachFunctionAttrs:

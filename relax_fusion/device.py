@@ -155,6 +155,9 @@ def generic_cpu(cores: int = 8, vector_bytes: int = 32) -> DeviceSpec:
     TargetError
         If `cores` is not positive or `vector_bytes` is no power of two of at least 4.
     """
+    for name, value in (("cores", cores), ("vector_bytes", vector_bytes)):
+        if not isinstance(value, int):
+            raise TargetError(f"device 'cpu': {name} is {shown(value)}, must be an integer")
     clock_hz = 2.6e9  # measured: the clock of a server core under load; desktop cores run higher
     fma_per_cycle = 2  # two 256-bit (Zen, Skylake) or 512-bit (Zen 5, Skylake-SP) FMA pipes
     # JEDEC DDR4-3200 moves 25.6e9 B/s a channel.  Assumed: two channels up to 16 cores, else eight.

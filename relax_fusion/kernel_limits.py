@@ -1,13 +1,14 @@
 """What kernels have to do without on some targets, whichever rule has scheduled them.
 
-WebGPU has no infinite constants and no third grid dimension; vectors of Metal, WebGPU and Vulkan
-have four elements at most.
+Compilers for GPUs refuse constants that float32 does not have.  WebGPU has no infinite constants
+and no third grid dimension; vectors of Metal, WebGPU and Vulkan have four elements at most.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from ctypes import c_float
 from dataclasses import dataclass
 
 import tvm
@@ -30,6 +31,21 @@ class FiniteConstants:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every PrimFunc of `mod`; one without infinities stays the same object."""
         return _mapped(mod, (tirx.FloatImm, _finite))
+
+
+@tvm.transform.module_pass(opt_level=0, name="RoundConstants")
+@dataclass(frozen=True)
+class RoundConstants:
+    """Round constants of 32 bits and fewer to float32.
+
+    rewrite: ``T.float32(1e-50)`` -> ``T.float32(0)``
+
+    TVM keeps them as float64, and writes them down as they are.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every PrimFunc of `mod`; one of float32's numbers stays the same object."""
+        return _mapped(mod, (tirx.FloatImm, _rounded))
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldGridDepth")
@@ -109,6 +125,13 @@ def _finite(number: tirx.FloatImm) -> tirx.FloatImm:
         return number
     dtype = str(number.ty.dtype)
     return tirx.FloatImm(dtype, math.copysign(tirx.max_value(dtype).value, number.value))
+
+
+def _rounded(number: tirx.FloatImm) -> tirx.FloatImm:
+    value = c_float(number.value).value
+    dtype = str(number.ty.dtype)
+    same = value == number.value or math.isnan(value) or dtype == "float64"
+    return number if same else tirx.FloatImm(dtype, value)
 
 
 def _without_depth(loop: tirx.For) -> tirx.For:

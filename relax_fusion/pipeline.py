@@ -26,6 +26,7 @@ from .annotate import (
     AttachFunctionAttrs,
     AttachMetadata,
     AttachNoAlias,
+    RefuseLowered,
 )
 from .cuda_graph import CaptureCUDAGraphs
 from .device_targets import BindDeviceTargets
@@ -46,14 +47,14 @@ from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
 from .in_place import NameInPlaceResults, SeparateWrites
 from .item_groups import InlineItemGroups
-from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
+from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
 from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
 from .own_constants import CopyConstants, FoldConstants
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews, RewriteReshapes
-from .target import has_triton, is_cuda, is_webgpu, most_lanes
+from .target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
@@ -71,6 +72,7 @@ def phase0_annotate(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     return [
+        RefuseLowered(),
         AttachFunctionAttrs(options.variable_bounds, options.cuda_graph_symbolic_capture_hints),
         AttachAdditionalPrimFuncs(options.additional_tirs),
         tirx.transform.BindTarget(options.target),
@@ -149,7 +151,8 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     finite = [FiniteConstants()] if is_webgpu(options.target) else []
-    return [relax.transform.DeadCodeElimination(), *finite]
+    exact = [RoundConstants()] if is_gpu(options.target) else []
+    return [relax.transform.DeadCodeElimination(), *exact, *finite]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:

@@ -22,6 +22,12 @@ _GPU_BY_KIND = {"metal": "m1", "rocm": "mi300x"}
 """The device that stands for an architecture, a ``device`` attribute or a kind of target when the
 target names none (``model``); for every other target, an integrated GPU of a laptop."""
 
+_ARCHITECTURES = (
+    *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
+    *(100, 101, 103, 110, 120, 121),
+)
+"""The numbers of NVIDIA's architectures for which CUDA 12 or 13 compiles."""
+
 _DETAILS: dict[str, dict[str, Any]] = {
     "m1": {"thread_warp_size": 32},
     "mi300x": {"mcpu": "gfx942"},
@@ -159,7 +165,7 @@ def device_of(target: Target) -> DeviceSpec:
     ------
     TargetError
         If the target is neither a GPU nor LLVM, a limit is no number that a device could have, or
-        LLVM does not know the processor.
+        nobody knows its processor or architecture.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     for part in (target, target.host):
@@ -176,6 +182,9 @@ def device_of(target: Target) -> DeviceSpec:
         named = None
     if is_cuda(target):
         arch = str(attrs.get("arch", "")).rstrip("af")
+        if arch and arch not in [f"sm_{number}" for number in _ARCHITECTURES]:
+            known = ", ".join(f"sm_{number}" for number in _ARCHITECTURES)
+            raise TargetError(f"target 'cuda': arch is {shown(attrs['arch'])}, must be of {known}")
         spec = named or device(_GPU_BY_ARCH.get(arch, "rtx3080"))
         stated = str(attrs.get("arch", spec.arch))
         return spec if spec.arch == stated else replace(spec, arch=stated)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import tvm
+from tvm import ir, te, tirx
 
-from relax_fusion.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors
+from relax_fusion.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
 
 Before = tvm.script.from_source("""
 @I.ir_module
@@ -93,6 +94,22 @@ class Flat:
                     vb, vt = T.axis.remap("SS", [b, t])
                     x[vb, vt] = T.float32(1)
 """)
+
+
+def test_constants_are_those_of_float32() -> None:
+    """``1e-50f`` is an error in CUDA C++."""
+
+    def filled(value: float, dtype: str) -> ir.IRModule:
+        func = te.create_prim_func([te.compute((4,), lambda _: tirx.const(value, dtype), "filled")])
+        return ir.IRModule({"main": func})
+
+    for value, dtype, rounded in (
+        *((1e-50, "float32", 0.0), (1e-50, "float16", 0.0), (1e-50, "float64", 1e-50)),
+        *((0.1, "float32", float(np.float32(0.1))), (0.5, "float32", 0.5)),
+        (float("-inf"), "float32", float("-inf")),
+    ):
+        after = RoundConstants()(filled(value, dtype))
+        tvm.ir.assert_structural_equal(after, filled(rounded, dtype))
 
 
 def test_the_third_grid_dimension_joins_the_second() -> None:

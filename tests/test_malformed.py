@@ -32,8 +32,16 @@ from relax_fusion import (
 )
 from relax_fusion.cli import main, manifest, run
 from relax_fusion.cli.source import open_source
+from relax_fusion.device import generic_cpu
 from relax_fusion.errors import LoweringError, TargetError
-from relax_fusion.models import ModelError, config_from_dict, export, random_weights, zoo_config
+from relax_fusion.models import (
+    ModelError,
+    config_from_dict,
+    export,
+    load_config,
+    random_weights,
+    zoo_config,
+)
 from relax_fusion.models.checkpoint import Checkpoint
 from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.options import make_options
@@ -151,6 +159,24 @@ TARGETS = [
     *({"kind": "vulkan", "thread_warp_size": v} for v in (0, 3, 256)),
     *({"kind": "c"}, {"kind": "hexagon"}, {"kind": "llvm", "mcpu": 3}),
 ]
+
+
+@pytest.mark.parametrize("arch", ["sm_9999", "sm_91a", "sm_8", "sm_90b", "sm_"])
+def test_architectures_that_there_are_not(arch: str) -> None:
+    with pytest.raises(
+        TargetError, match=f"arch is '{arch}', must be of .*sm_90, sm_100"
+    ) as caught:
+        device_of(make_target({"kind": "cuda", "arch": arch}))
+    assert_one_line(caught.value)
+
+
+@pytest.mark.parametrize("value", ["3", 3.5, None])
+def test_processors_and_paths_of_other_types(value: object) -> None:
+    with pytest.raises(TargetError, match=r"cores is .*, must be an integer"):
+        generic_cpu(value)
+    if not isinstance(value, str):
+        with pytest.raises(ModelError, match=r"path is .*, must be a directory or a file"):
+            load_config(value)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,12 @@ def compiled(mod: tvm.IRModule, **options: object) -> relax.VirtualMachine:
     return machine(quickly(mod, pipeline(**options)))
 
 
+def test_a_module_is_lowered_once() -> None:
+    lowered = pipeline()(module([BLOCK]))
+    with pytest.raises(PipelineError, match=r"'main' calls .*: a pipeline has lowered it already"):
+        pipeline()(lowered)
+
+
 # --- arguments -------------------------------------------------------------------------------
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
@@ -15,6 +15,10 @@ from .activations import activation
 from .casts import narrows
 from .constants import binary
 from .linear import Linear
+
+MOST_ACTIVATIONS = 1
+"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM takes
+minutes for one of another, and TVM refuses some of the conditions that come out."""
 
 
 @dataclass(frozen=True)
@@ -73,17 +77,14 @@ def epilogue(
         longer = _extend(view, chain, forbidden | set(chain.covers))
         if longer is None or not accepts(longer.projection.epilogue):
             return chain
-        if not acts_once(longer.projection.epilogue):
+        if not few_activations(longer.projection.epilogue):
             return chain
         chain = longer
 
 
-def acts_once(steps: tuple[str | float, ...]) -> bool:
-    """Tell whether no more than one of some steps is an activation.
-
-    Each repeats its operand several times, and LLVM takes minutes for one of another.
-    """
-    return sum(step in ACTIVATIONS for step in steps) < 2
+def few_activations(steps: Sequence[str | float]) -> bool:
+    """Tell whether one kernel may have the activations among `steps`."""
+    return sum(step in ACTIVATIONS for step in steps) <= MOST_ACTIVATIONS
 
 
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:

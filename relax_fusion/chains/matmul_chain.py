@@ -12,7 +12,7 @@ from ..pattern import BlockView, KernelArg, Refused, Shape, guard, is_call
 from ..shapes import permutation, same_shape, shape_of, static
 from .constants import scaled
 from .dequantized import refuse_dequantized
-from .epilogue import acts_once, epilogue
+from .epilogue import epilogue, few_activations
 from .linear import Linear, linear
 from .movements import keeps_features, ungrouped
 from .norms import normalisation
@@ -124,11 +124,11 @@ def _with_steps(
     side = Side(start, batch, (), (), (), start.var, "")
     at = start
 
-    def accepted(steps: tuple[str, ...]) -> bool:
-        return accepts(steps) and acts_once((*side.steps, *steps))
+    def short(steps: tuple[str, ...]) -> bool:
+        return accepts(steps) and few_activations((*side.steps, *steps))
 
     while True:
-        chain = epilogue(view, at, forbidden | set(side.covers), accepted)
+        chain = epilogue(view, at, forbidden | set(side.covers), short)
         side = replace(
             side,
             steps=(*side.steps, *chain.projection.epilogue),

@@ -29,6 +29,7 @@ n is half of the features); else 1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_float
 
 from tvm import te, tirx
 
@@ -149,7 +150,7 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     gamma = stages["gamma"]
     beta = stages["beta"] if norm.beta else None
     count = tirx.const(float(int(k)), ACCUMULATE)
-    eps = tirx.const(norm.eps, ACCUMULATE)
+    eps = tirx.const(c_float(norm.eps).value, ACCUMULATE)  # no compiler rounds what is beyond range
     wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
     centred = wide
     if norm.kind == "layer":

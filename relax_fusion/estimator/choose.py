@@ -9,6 +9,7 @@ from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import INTEGER_DTYPES, Attention, MatmulChain, NormMatmul, Workload
+from ..workload.checks import check_workload
 from . import chain_cost, mma, mma_chain, skinny
 from .candidates import candidates, next_power
 from .cost import predict, predict_unfused
@@ -116,9 +117,12 @@ def choose(
 
     Raises
     ------
+    GraphError
+        If `work` has a size or a name that no kernel can have.
     TilePlanError
         If a plan of `plans` does not fit; the message has every violation.
     """
+    check_workload(work)
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
         return _checked(work, dev, table)

@@ -7,6 +7,7 @@ asks which family it has before reading ``num_layers``; ``from_dict`` knows the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,8 +256,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If the file is missing or is not a JSON object.
+        If the file is missing or is not a JSON object, or `path` is no path.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is {shown(path)}, must be a directory or a file")
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"

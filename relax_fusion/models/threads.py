@@ -7,10 +7,15 @@ import threading
 
 import tvm_ffi
 
+from ..errors import TargetError
 from ..target import usable_cores
+from ..validation import shown
 
 _ONE_EACH, _SHARED = -2, -3
 """Whether each thread has a processor of its own, or all have all: TVM's ``AffinityMode``."""
+
+_MOST = 4096
+"""Threads of a pool; with millions, making it takes the machine."""
 
 _DONE = threading.local()
 
@@ -22,9 +27,17 @@ def use_all_cores() -> None:
     on, whichever the process may use.  The variables ``TVM_NUM_THREADS`` and ``OMP_NUM_THREADS``
     are obeyed instead where they are set, and a pool that the thread has used already stays as it
     is: TVM makes one for each thread that calls, and it cannot grow.
+
+    Raises
+    ------
+    TargetError
+        If ``TVM_NUM_THREADS`` is no number of threads.
     """
     if getattr(_DONE, "made", False):
         return
+    stated = os.environ.get("TVM_NUM_THREADS", "1")
+    if not (stated.isdecimal() and len(stated) < 9 and 1 <= int(stated) <= _MOST):
+        raise TargetError(f"TVM_NUM_THREADS is {shown(stated)}, must be from 1 to {_MOST}")
     _DONE.made = True
     if "TVM_NUM_THREADS" in os.environ or "OMP_NUM_THREADS" in os.environ:
         return

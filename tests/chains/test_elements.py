@@ -11,10 +11,14 @@ import pytest
 from tvm import ir, tirx
 
 from relax_fusion.chains.attention.bands import Band, band_of, sight_of
+from relax_fusion.chains.element_arithmetic import ARITHMETIC, LOGIC
+from relax_fusion.chains.element_readers import READERS
 from relax_fusion.chains.element_values import Element, is_boolean
 from relax_fusion.chains.elements import Elements
 from relax_fusion.pattern import BlockView
 
+from ..passes.attention_chains import positions
+from ..passes.common import Chain, module
 from ..passes.masks import in_sight
 from .masks_at_random import LARGE, SIZES, Draft, symbolic
 from .typed import Typed, element_value
@@ -89,3 +93,77 @@ def _seen(band: Band, places: Mapping[Any, Any]) -> np.ndarray:
 @pytest.mark.parametrize("shard", range(4))
 def test_random_blocks(shard: int) -> None:
     assert sum(readings(seed) for seed in range(shard, 48, 4)) > 240
+
+
+DEEP = (
+    'd = R.expand_dims(R.arange(0, 3, 1, "int64"), axis=[0, 2])\n'
+    'e = R.add(R.expand_dims(j, axis=[1]), R.multiply(d, R.const(10, "int64")))\n'
+    "f = R.add(e, R.expand_dims(i, axis=[1]))\n"
+)
+"""Elements that differ along three axes: ``[6, 3, 7]``."""
+WHOLE = 'f = R.full(R.shape([6, 7]), R.const(3, "int32"), "int64")\n'
+READ = {
+    **{name: f"y = R.{name}(j, i)" for name in ARITHMETIC},
+    **{name: f"y = R.{name}(R.less(j, i), R.greater(j, R.const(2, 'int64')))" for name in LOGIC},
+    "abs": "y = R.abs(R.subtract(j, i))",
+    "abs of a number": WHOLE + "y = R.add(i, R.abs(R.negative(f)))",
+    "arange": 'y = R.expand_dims(R.arange(3, 24, 3, "int32"), axis=[0])',
+    "astype": 'y = R.astype(R.subtract(j, i), "bool")',
+    "broadcast_to": "y = R.broadcast_to(j, R.shape([6, 7]))",
+    "concat": "y = R.concat((R.add(i, j), R.subtract(i, j)), axis=0)",
+    "cumsum": WHOLE + "y = R.cumsum(f, axis=0)",
+    "expand_dims": 'y = R.expand_dims(R.arange(0, 6, 1, "int64"), axis=[1])',
+    "full": WHOLE + "y = R.add(f, j)",
+    "full_like": 'y = R.full_like(R.add(i, j), R.const(2.5, "float32"), "float32")',
+    "index_tensor": DEEP + "y = R.index_tensor(f, (i, R.const(1, 'int64'), j))",
+    "negative": "y = R.negative(R.add(i, j))",
+    "ones": 'y = R.ones((6, 7), "int32")',
+    "ones_like": "y = R.ones_like(R.less(j, i))",
+    "permute_dims": "y = R.permute_dims(R.permute_dims(R.add(i, j)), axes=[1, 0])",
+    "reshape": "y = R.reshape(R.add(i, j), R.shape([6, 1, 7, 1]))",
+    "squeeze": "y = R.squeeze(R.expand_dims(R.add(i, j), axis=[1]), axis=[1])",
+    "strided_slice": ("y = R.strided_slice(R.add(i, j), axes=[1, 0], begin=[-3, 1], end=[7, 5])"),
+    "take": DEEP + 'y = R.take(f, R.const(2, "int64"), axis=1, mode="fast")',
+    "tril": "y = R.tril(R.broadcast_to(R.less(j, R.const(4, 'int64')), R.shape([6, 7])), 1)",
+    "triu": "y = R.triu(R.add(i, j), -1)",
+    "where": "y = R.where(R.less(j, i), R.add(i, j), R.const(-7, 'int64'))",
+    "zeros": 'y = R.zeros((6, 7), "bool")',
+    "zeros_like": "y = R.zeros_like(R.less(j, i))",
+    "equal of booleans": "y = R.equal(R.less(j, i), R.less(i, j))",
+    "not_equal of booleans": "y = R.not_equal(R.less(j, i), R.less(i, j))",
+}
+
+
+def test_every_operator_that_is_followed_is_read_here() -> None:
+    assert {*ARITHMETIC, *LOGIC, *READERS} <= READ.keys()
+
+
+def reading(body: str) -> tuple[Element | None, dict[Any, Any], np.ndarray]:
+    """Return an element of y, the places of all of them, and what they are."""
+    mod = module([Chain("main", "x[1]", positions("6", "7") + body, "y")])
+    block = mod["main"].body.blocks[0]
+    y = block.bindings[-1].var
+    index = tuple(tirx.Var("at", "int64") for _ in y.ty.shape)
+    extents = list(zip(index, y.ty.shape, strict=True))
+    want = Typed(block.bindings, {})(y)
+    places = dict(zip(index, np.indices(want.shape), strict=True))
+    return Elements(BlockView(block, mod), extents).at(y, index), places, want
+
+
+@pytest.mark.parametrize("name", READ)
+def test_each_element_is_what_the_graph_computes(name: str) -> None:
+    element, places, want = reading(READ[name])
+    assert element is not None
+    assert np.array_equal(np.broadcast_to(element_value(element, places), want.shape), want)
+
+
+@pytest.mark.parametrize(("choices", "known"), [(3, True), (12, True), (36, False)])
+def test_an_element_of_many_choices_is_unknown(choices: int, known: bool) -> None:
+    body = "".join(
+        f"c{n} = R.equal(p, R.const({n}, 'int64'))\n"
+        f"w{n} = R.where(c{n}, R.const({n * n}, 'int64'), w{n - 1})\n"
+        for n in range(1, choices)
+    )
+    first = "p = R.add(R.multiply(i, R.const(7, 'int64')), j)\nw0 = R.subtract(j, i)\n"
+    element, _, _ = reading(f"{first}{body}y = R.add(w{choices - 1}, j)")
+    assert (element is not None) == known

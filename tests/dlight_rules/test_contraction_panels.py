@@ -121,6 +121,13 @@ def test_activations_call_no_library(activation: str) -> None:
     assert not re.search(r"\bexpf\b", assembly(gated, "znver4"))
 
 
+@pytest.mark.parametrize("step", ["silu", "gelu_tanh"])
+def test_activations_read_bfloat16_as_numbers(step: str) -> None:
+    """TVM 0.27 takes the bits for an integer in a value that is bound to a name."""
+    work = NormMatmul(4, 8, (Projection(8, "kn", ("bias", step)),), None, "bfloat16", "float32")
+    check(Case("bits", work), built(work, PlanTable.single(panels(work, (2, 4), 4))))
+
+
 def test_vector_exponential() -> None:
     values = np.concatenate(
         [np.linspace(-100, 100, 4001), [np.inf, -np.inf, np.nan, 0.0, -0.0]]

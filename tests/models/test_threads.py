@@ -9,6 +9,7 @@ import pytest
 import tvm_ffi
 
 from relax_fusion import target
+from relax_fusion.errors import TargetError
 from relax_fusion.models import threads
 
 
@@ -51,3 +52,11 @@ def test_the_quota_of_a_container_is_obeyed(monkeypatch, text: str, count: int) 
     monkeypatch.setattr(target.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     monkeypatch.setattr(target.Path, "read_text", lambda *_, **__: text)
     assert target.usable_cores() == count
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "", "4097", "99999999999"])
+def test_numbers_of_threads_that_there_are_not(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "_DONE", threading.local())
+    monkeypatch.setenv("TVM_NUM_THREADS", value)
+    with pytest.raises(TargetError, match=f"TVM_NUM_THREADS is '{value}', must be from 1 to"):
+        threads.use_all_cores()

@@ -7,6 +7,7 @@ from tvm import ir, tirx
 
 from ...compute.attention_exp import exp
 from ...compute.attention_tile import let
+from .vector_transpose import float32_bits
 
 
 def with_vector_exp(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -15,7 +16,8 @@ def with_vector_exp(func: tirx.PrimFunc) -> tirx.PrimFunc:
     rewrite: ``exp(x)`` -> ``e = exp(-|x|) by a series; select(x > 0, 1 / e, e)``
 
     A function that rounds to bfloat16 stays as it is: TVM 0.27 repeats what it rounds, with the
-    names bound in it, and then refuses names that are bound twice.
+    names bound in it, and then refuses names that are bound twice.  What is read as bfloat16 is
+    made float32 here: TVM 0.27 takes bits for an integer in a value that is bound to a name.
     """
     narrow: list[tirx.Cast] = []
     tvm_ffi.structural_walk(func.body, (tirx.Cast, narrow.append))
@@ -33,7 +35,12 @@ def _rewritten(call: ir.Call) -> tirx.Expr:
         small = exp(tirx.Select(x > zero, -x, x), on_gpu=False)
         return let("e", small, lambda e: tirx.Select(x > zero, one / e, e))
 
-    return let("x", call.args[0], either)
+    return let("x", tvm_ffi.structural_map(call.args[0], (tirx.Cast, _widened)), either)
+
+
+def _widened(cast: tirx.Cast) -> tirx.Expr:
+    dtypes = str(cast.value.ty.dtype), str(cast.ty.dtype)
+    return float32_bits(cast.value) if dtypes == ("bfloat16", "float32") else cast
 
 
 _EXP = tirx.exp(tirx.const(0.0, "float32")).op

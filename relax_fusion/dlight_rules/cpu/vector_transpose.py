@@ -86,9 +86,10 @@ def _bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var
 def _along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     """Return the vector of `value` for `lanes` successive values of r, the first of them 0."""
     if isinstance(value, tirx.Cast):
-        vector, dtype = _along(value.value, r, lanes), f"{value.ty.dtype}x{lanes}"
-        from_bfloat16 = str(value.value.ty.dtype) == "bfloat16"
-        return _shifted(vector, dtype, lanes) if from_bfloat16 else vector.astype(dtype)
+        vector = _along(value.value, r, lanes)
+        if str(value.value.ty.dtype) == "bfloat16":
+            return float32_bits(vector, lanes)
+        return vector.astype(f"{value.ty.dtype}x{lanes}")
     if isinstance(value, ir.Call):  # if_then_else
         condition, first, second = value.args
         return te.if_then_else(condition, _along(first, r, lanes), _along(second, r, lanes))
@@ -96,10 +97,13 @@ def _along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, _int(1), lanes)])
 
 
-def _shifted(vector: tirx.Expr, dtype: str, lanes: int) -> tirx.Expr:
+def float32_bits(value: tirx.Expr, lanes: int = 1) -> tirx.Expr:
     """Turn bfloat16 into float32: TVM 0.27 legalises no value that is bound to a name."""
-    bits = tirx.reinterpret(f"uint16x{lanes}", vector).astype(f"uint32x{lanes}")
-    return tirx.reinterpret(dtype, bits << tirx.Broadcast(tirx.const(16, "uint32"), lanes))
+    many = f"x{lanes}" if lanes > 1 else ""
+    bits = tirx.reinterpret(f"uint16{many}", value).astype(f"uint32{many}")
+    shift = tirx.const(16, "uint32")
+    shift = tirx.Broadcast(shift, lanes) if lanes > 1 else shift
+    return tirx.reinterpret(f"float32{many}", bits << shift)
 
 
 def _substituted(expr: tirx.Expr, values: dict[tirx.Var, tirx.Expr]) -> tirx.Expr:

@@ -125,8 +125,9 @@ class RegisterSoftmax:
         self._share(self.new_top, tirx.max)
         for row in rows:
             T.buffer_store(self.new_top, tirx.max(self.top[row], self.new_top[row]), [row])
-            # With minus infinity, before the first visible key, the ratio has to be 0, not NaN
-            shift = finite(self.new_top[row]) * self.factor
+            # With minus infinity, before the first visible key, the ratio has to be 0, not NaN; the
+            # least float32 becomes that only by the factor
+            shift = finite(self.new_top[row] * self.factor)
             T.buffer_store(self.ratio, tirx.exp2(self.top[row] * self.factor - shift), [row])
             T.buffer_store(self.top, self.new_top[row], [row])
             T.buffer_store(self.new_top, shift, [row])

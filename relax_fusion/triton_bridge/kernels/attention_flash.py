@@ -36,7 +36,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .attention_scores import LOG2_E
 from .attention_walk import constants, key_blocks, query_tile, tiles_of_program
-from .attention_weights import scores_of, weigh
+from .attention_weights import scores_of, shift_of, weigh
 from .epilogue import row_layout
 from .ring import copy_tile, make_barriers, wait_empty, wait_full
 
@@ -164,7 +164,7 @@ def attend(ring, operands, sink, lengths, blocks, rows, first, q_turn, C: gl.con
     acc, p = ask_values(v_tiles, v_full, turn, weights, rescale, acc, C)
     nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
     if C.sinks:
-        total += gl.exp2(sink - gl.where(highest == float("-inf"), 0.0, highest) * C.unit)
+        total += gl.exp2(sink - shift_of(highest, C.unit))
     inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(v_empty.index(turn % C.stages), count=1)

@@ -83,13 +83,23 @@ def scores_of(s, operands, rows, block, turn, lengths, ENDS: gl.constexpr, C: gl
 
 
 @gluon.jit
+def shift_of(highest, UNIT: gl.constexpr):
+    """Return what is taken off the scores of rows to the base of 2: 0 where all are -inf there.
+
+    A score of the least float32 is one of those.
+    """
+    shift = highest * UNIT
+    return gl.where(shift == float("-inf"), 0.0, shift)
+
+
+@gluon.jit
 def weigh(s, highest, total, UNIT: gl.constexpr):
     """Return weights of scores, what rescales those before, the highest score, and the sum.
 
     A row that has seen no key has -inf for its highest score, and weights of zero.
     """
     new = gl.maximum(highest, gl.max(s, axis=1))
-    shift = gl.where(new == float("-inf"), 0.0, new) * UNIT
+    shift = shift_of(new, UNIT)
     weights = gl.exp2(s * UNIT - shift[:, None])
     rescale = gl.exp2(highest * UNIT - shift)
     return weights, rescale, new, total * rescale + gl.sum(weights, axis=1)

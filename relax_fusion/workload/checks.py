@@ -1,0 +1,90 @@
+"""What a workload must be, before anything counts with its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..errors import GraphError
+from ..validation import shown
+from .attention import Attention
+from .dims import DynamicDim
+from .dtypes import DTYPE_BYTES
+from .gated_ffn import GatedFFN
+from .matmul_chain import MatmulChain
+from .norm_matmul import EPILOGUE_STEPS, NormMatmul, Projection
+from .operators import ACTIVATIONS
+
+_SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
+_DIMS = ("rows", "batch", "q_len", "kv_len")
+
+
+def check_workload(work: object) -> None:
+    """Refuse sizes and names that no kernel can have.
+
+    Raises
+    ------
+    GraphError
+        If `work` is no workload, or a field has a value that it cannot take.
+    """
+    if not isinstance(work, NormMatmul | GatedFFN | MatmulChain | Attention):
+        raise GraphError(f"{shown(work)} is no workload")
+    sentence = next(_wrong(work), None) or next(_wrong_steps(work), None)
+    if sentence is not None:
+        raise GraphError(f"{type(work).__name__}: {sentence}")
+
+
+def _wrong(work: Any) -> Iterator[str]:
+    """Yield what is wrong with sizes and dtypes, whichever of them the workload has."""
+    for name in _SIZES:
+        value = getattr(work, name, None)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            yield f"{name} is {shown(value)}, must be an integer from 1 on"
+    for name in _DIMS:
+        value = getattr(work, name, None)
+        fits = isinstance(value, DynamicDim) or (isinstance(value, int) and value >= 0)
+        if value is not None and not fits:
+            yield f"{name} is {shown(value)}, must be a DynamicDim or an integer from 0 on"
+    for name in ("dtype", "out_dtype"):
+        if getattr(work, name) not in DTYPE_BYTES:
+            yield f"{name} is {shown(getattr(work, name))}, must be of {', '.join(DTYPE_BYTES)}"
+    for layout in (getattr(work, "layout", "nk"), *getattr(work, "layouts", ())):
+        if layout not in ("nk", "kn"):
+            yield f"layout is {shown(layout)}, must be 'nk' or 'kn'"
+
+
+def _wrong_steps(work: Any) -> Iterator[str]:
+    """Yield what is wrong with steps and heads."""
+    if isinstance(work, Attention) and work.q_heads % work.kv_heads:
+        yield f"kv_heads is {work.kv_heads}, does not divide q_heads={work.q_heads}"
+    if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:
+        yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
+    if isinstance(work, NormMatmul):
+        for projection in work.outputs:
+            yield from _wrong_projection(projection)
+    if isinstance(work, MatmulChain):
+        yield from _unknown([s for s in (*work.inner, *work.outer) if not isinstance(s, float)])
+
+
+def _wrong_projection(projection: Projection) -> Iterator[str]:
+    n, rope = projection.n, projection.rope
+    if not isinstance(n, int) or n < 1:
+        yield f"n of a projection is {shown(n)}, must be an integer from 1 on"
+    if projection.layout not in ("nk", "kn"):
+        yield f"layout is {shown(projection.layout)}, must be 'nk' or 'kn'"
+    yield from _unknown(projection.epilogue)
+    if rope is None:
+        return
+    if projection.epilogue not in ((), ("bias",)):
+        yield f"steps are {shown(projection.epilogue)}, only a bias can come before a rotation"
+    if rope.head_dim < 2 or rope.head_dim % 2:
+        yield f"head_dim is {rope.head_dim}, must be even to have halves"
+    elif rope.features % rope.head_dim or n % rope.head_dim or not 0 < rope.features <= n:
+        sizes = f"{rope.features} of {n} features"
+        yield f"{sizes} are rotated, must be whole heads of {rope.head_dim}"
+
+
+def _unknown(steps: Any) -> Iterator[str]:
+    for step in steps:
+        if step not in EPILOGUE_STEPS:
+            yield f"a step is {shown(step)}, must be of {', '.join(EPILOGUE_STEPS)}"

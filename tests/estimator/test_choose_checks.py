@@ -1,0 +1,37 @@
+"""Workloads that no kernel computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.device import generic_cpu
+from relax_fusion.errors import GraphError
+from relax_fusion.estimator import choose
+from relax_fusion.workload import Attention, NormMatmul, Projection, Rope
+
+MATMUL = NormMatmul(4, 8, (Projection(8, "nk"),), None, "float32", "float32")
+HEADS = Attention(1, 2, 2, 4, 2, 8, 8, 1.0, "none", None, "float32", "float32")
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        (3, "3 is no workload"),
+        (replace(MATMUL, rows=-1), "rows is -1, must be a DynamicDim or an integer from 0 on"),
+        (replace(MATMUL, k=0), "k is 0, must be an integer from 1 on"),
+        (replace(MATMUL, outputs=()), "n is 0, must be an integer from 1 on"),
+        (replace(MATMUL, outputs=(Projection(0, "nk"), Projection(8, "nk"))), "n of a projection"),
+        (replace(MATMUL, outputs=(Projection(8, "qq"),)), "layout is 'qq', must be 'nk' or 'kn'"),
+        (replace(MATMUL, outputs=(Projection(8, "nk", ("tan",)),)), "a step is 'tan', must be of"),
+        (replace(MATMUL, dtype="float99"), "dtype is 'float99', must be of float64, float32"),
+        (replace(MATMUL, outputs=(Projection(9, "nk", (), Rope(4, 8, "float32")),)), "whole heads"),
+        (replace(HEADS, q_heads=5), "kv_heads is 2, does not divide q_heads=5"),
+        (replace(HEADS, kv_heads=0), "kv_heads is 0, must be an integer from 1 on"),
+        (replace(HEADS, window=0), "window is 0, must be an integer from 1 on"),
+    ],
+)
+def test_workloads_that_no_kernel_computes(work: object, sentence: str) -> None:
+    with pytest.raises(GraphError, match=sentence):
+        choose(work, generic_cpu(2))
