@@ -366,10 +366,10 @@ def ranges():
     return compiled(mod), mod, chain
 
 
-def test_activations_beyond_two_are_left_behind() -> None:
-    """Each repeats what is in front of it: kernels of six took minutes to compile."""
+def test_an_activation_of_another_is_left_behind() -> None:
+    """Each repeats what is in front of it: kernels of two took minutes to compile."""
     steps = "; ".join(f"v{i + 1} = R.nn.gelu_tanh(v{i})" for i in range(6))
     chain = Chain("six", "x[6,32] W[32,48]", f"v0 = R.matmul(x, W); {steps}", "v6")
     for name in (PASS, "FuseGatedFFN"):
         mod, _ = run_pass(module([chain]), name)
-        assert mod["six"].script().count("R.nn.gelu_tanh") == 4
+        assert mod["six"].script().count("R.nn.gelu_tanh") == 5
