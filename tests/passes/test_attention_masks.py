@@ -267,6 +267,17 @@ DATA = [
     ),
     Rewrite(
         Chain(
+            "minimum_with_a_mask_that_bounds_what_is_seen",
+            QKV + " m[2,1,1,7]:bool",
+            attention(f"b = R.where(m, {const(5.0)}, {LOW}); s = R.minimum(s0, b)"),
+            "o",
+        ),
+        replace(BASE, bias_dims=(True, False, False, True), bias_op="min"),
+        "q k v b",
+        ("where",),
+    ),
+    Rewrite(
+        Chain(
             "minimum_with_positions",
             SQUARE,
             attention(

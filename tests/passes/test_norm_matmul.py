@@ -166,6 +166,17 @@ REWRITES = [
     ),
     Rewrite(
         Chain(
+            "sum_with_a_broadcast_tensor_stays_out",
+            "x[6,32] r[1,32] g[32] W[32,48]",
+            "s = R.add(x, r)\n" + OF_SUM + "y = R.matmul(h, W)",
+            "y",
+        ),
+        work(),
+        "s g W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain(
             "sum_returned",
             "x[6,32] r[6,32] g[32] W[32,48]",
             "s = R.add(x, r)\n" + OF_SUM + "y = R.matmul(h, W)",
