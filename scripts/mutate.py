@@ -60,6 +60,7 @@ def main() -> int:
         record |= {"paths": args.paths, "tests": args.tests, "found": len(_all(args.paths))}
     else:
         _update(record, rows)
+        record["again"] = [*record.get("again", ()), f"--only '{args.only}': {len(rows)} survivors"]
     record["minutes"] = round(record.get("minutes", 0) + (time.monotonic() - began) / 60, 1)
     spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
     record["cpu_minutes"] = round(record.get("cpu_minutes", 0) + spent, 1)
@@ -79,6 +80,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="none is begun after that")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="files or folders")
+    parser.add_argument("--only", default="", help="tests of these names, as for pytest's -k")
     parser.add_argument("--compiling", action="store_true", help="and tests that compile modules")
     parser.add_argument("--output", type=Path, help="JSON; Markdown is written beside it")
     parser.add_argument("--again", type=Path, help="a results file whose survivors to run again")
@@ -98,7 +100,7 @@ def _all(paths: Sequence[str]) -> list[Mutant]:
 def _baseline(args: argparse.Namespace) -> tuple[list[Known], list[str]]:
     """Run the tests in a process of their own, as here the package is not to be imported."""
     watched = {str(f) for f in _files(args.paths)}
-    work = partial(baseline, args.tests, watched)
+    work = partial(baseline, args.tests, watched, args.only)
     found = next(in_processes(work, [args.compiling], 3600))[1]
     if isinstance(found, str):
         raise SystemExit(f"the tests do not run: {found}")
@@ -192,6 +194,7 @@ def markdown(record: Row) -> str:
         f"`{record['command']}`: {record['minutes']} minutes, {record['cpu_minutes']} of the "
         f"processor. {len(rows)} of {record['found']} possible mutants of "
         f"{', '.join(record['paths'])}, with {', '.join(record['tests'])}.\n",
+        *(f"Again, with more tests, {once}.\n" for once in record.get("again", ())),
         f"**{sum(caught.values())} of {len(rows)} caught ({share:.1%})**: {levels}.\n",
         "| kind | mutants | caught |\n|---|---|---|",
     ]

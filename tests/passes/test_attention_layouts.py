@@ -186,6 +186,12 @@ LAYOUTS = [
         BASE,
     ),
     of(
+        "scores_copied_to_their_own_shape",
+        QKV,
+        attention("s = R.broadcast_to(s0, [2, 4, 5, 7])"),
+        BASE,
+    ),
+    of(
         "result_transposed_in_two_steps",
         QKV,
         mixed().replace("o = ", "o1 = ") + "\no2 = R.permute_dims(o1, axes=[2, 0, 1, 3])\n"

@@ -372,6 +372,20 @@ SCORES = [
     ),
     Rewrite(
         Chain(
+            "sinks_of_a_softmax_in_float32",
+            QKV + " W[4]",
+            PRODUCT
+            + SINK.format(shift='y = R.astype(j, "float32")\n', scores="y").replace(
+                "o = R.matmul(p, v)", 'w = R.astype(p, "float16"); o = R.matmul(w, v)'
+            ),
+            "o",
+            dtype="float16",
+        ),
+        replace(BASE, dtype="float16", out_dtype="float16", sinks="float16"),
+        "q k v W",
+    ),
+    Rewrite(
+        Chain(
             "safe_softmax",
             QKV + " m[2,1,5,7]:bool",
             PRODUCT
