@@ -14,6 +14,7 @@ import argparse
 import gc
 import importlib
 import importlib.util
+import itertools
 import json
 import resource
 import sys
@@ -53,7 +54,8 @@ def main() -> int:
     chosen = _survivors(record) if record else sample(_all(args.paths), args.mutants, args.seed)
     known, broken = _baseline(args)
     print(f"{len(chosen)} mutants, {len(known)} tests; failing anyway: {broken}", flush=True)
-    rows = Campaign(known, time.monotonic() + 60 * args.minutes).run(chosen, args.jobs)
+    ends = time.monotonic() + 60 * args.minutes
+    rows = Campaign(known, ends, args.seconds).run(chosen, args.jobs)
     if record is None:
         command = f"--mutants {args.mutants} --seed {args.seed} --jobs {args.jobs}"
         record = {**facts(), "command": f"python scripts/mutate.py {command}", "mutants": rows}
@@ -79,6 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="none is begun after that")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutant")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="files or folders")
     parser.add_argument("--only", default="", help="tests of these names, as for pytest's -k")
     parser.add_argument("--compiling", action="store_true", help="and tests that compile modules")
@@ -110,8 +113,8 @@ def _baseline(args: argparse.Namespace) -> tuple[list[Known], list[str]]:
 class Campaign:
     """Mutants one after the other, with what is learnt about the tests on the way."""
 
-    def __init__(self, known: Sequence[Known], ends: float) -> None:
-        self.known, self.ends = known, ends
+    def __init__(self, known: Sequence[Known], ends: float, seconds: float) -> None:
+        self.known, self.ends, self.seconds = known, ends, seconds
         self.kills: Counter[tuple[str, str]] = Counter()
 
     def run(self, chosen: Sequence[Mutant], jobs: int) -> list[Row]:
@@ -141,8 +144,15 @@ class Campaign:
             key=lambda k: (-self.kills[mutant.path, k.node], k.seconds),
         )
         together = sorted((k for k in covering if k not in alone), key=lambda k: k.node)
+        alone = _within(alone, self.seconds)
         stages = (alone[:FIRST], alone[FIRST:], together)
         return [{k.node: k.seconds for k in stage} for stage in stages]
+
+
+def _within(tests: Sequence[Known], seconds: float) -> list[Known]:
+    """Return the first tests, as many as usually take so long together."""
+    ends = itertools.accumulate(test.seconds for test in tests)
+    return [test for test, end in zip(tests, ends, strict=True) if end <= seconds]
 
 
 def runs(test: Known, mutant: Mutant) -> bool:
