@@ -17,8 +17,8 @@ from .constants import binary
 from .linear import Linear
 
 MOST_ACTIVATIONS = 1
-"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM takes
-minutes for one of another, and TVM refuses some of the conditions that come out."""
+"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM
+takes minutes for one of another, and TVM refuses some of the conditions that come out."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from tvm import relax, tirx
 from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
 from relax_fusion.chains.axes import quotient
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import Norm, NormMatmul, Projection
+from relax_fusion.workload import MatmulChain, Norm, NormMatmul, Projection
 
+from ..gpu.chain_cases import ChainCase
 from ..gpu.contraction_cases import Case
 from ..passes.common import Chain, assert_declined, assert_numbers, compiled, fused, module
 from . import kernels
@@ -27,13 +28,18 @@ def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:
 
 
 def test_kernels() -> None:
-    """Widths that lanes do not divide."""
-    cases = [(work(norm, k), TILE) for norm in (LAYER, SUM) for k in (12, 17, 24)]
+    """Widths that lanes do not divide; roundings to bfloat16 that TVM drops within a function."""
+    brain = {"dtype": "bfloat16", "out_dtype": "float32"}
+    works = [work(norm, k) for norm in (LAYER, SUM) for k in (12, 17, 24)]
+    works.append(replace(work(SUM, 40), **brain))
+    chain = MatmulChain(17, 40, 4, 8, ("kn", "nk"), (0.5,), (), **brain)
     found = kernels.Findings()
+    plans = PlanTable.single(TilePlan(10, 16, 40, reg_m=10, reg_n=16, lanes=16, family="panels"))
     made = [
-        kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(p, block_k=w.k)))
-        for n, (w, p) in enumerate(cases)
+        kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(TILE, block_k=w.k)))
+        for n, w in enumerate(works)
     ]
+    made.append(kernels.Kernel(len(made), ChainCase(chain), plans))
     for kernel, run in zip(made, kernels.compiled(made, found), strict=True):
         kernels.check(kernel, run)
     assert found.failures == []
