@@ -55,12 +55,12 @@ ALIAS = Chain(
 )
 SINK = Chain(
     "hidden_keys_of_a_query_that_is_not_a_number",
-    "q[2,4,1,8] k[2,4,m,8] v[2,4,m,8] h[1,m]:bool a[4]",
+    "q[2,4,1,8] k[2,4,1,8] v[2,4,1,8] h[1,1]:bool a[4]",
     "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t); n = R.logical_not(h)\n"
     'w = R.where(n, R.const(0.0, "float32"), R.const(-1e999, "float32")); b = R.add(w, s)\n'
     "c = R.reshape(a, R.shape([1, 4, 1, 1])); e = R.broadcast_to(c, R.shape([2, 4, 1, 1]))\n"
     "f = R.concat((b, e), axis=3); p = R.nn.softmax(f, axis=-1)\n"
-    "g = R.strided_slice(p, axes=[3], begin=[0], end=[m]); y = R.matmul(g, v)",
+    "g = R.strided_slice(p, axes=[3], begin=[0], end=[1]); y = R.matmul(g, v)",
     "y",
 )
 NO_KEYS = Chain(
