@@ -205,7 +205,7 @@ def _shares(item: pytest.Item) -> bool:
 
 
 def baseline(
-    tests: Iterable[str], watched: set[str], compiling: bool
+    tests: Iterable[str], watched: set[str], only: str, compiling: bool
 ) -> tuple[list[Known], list[str]]:
     """Run tests on the package as it is; return what is known of each, and those that fail.
 
@@ -215,11 +215,13 @@ def baseline(
         Files or folders.
     watched : set of str
         Files whose lines are noted.
+    only : str
+        Which tests, as for pytest's ``-k``.
     compiling : bool
         Whether to run also tests that share a compiled module, most of the time.
     """
     os.chdir(ROOT)
     plugin = _Baseline(watched, compiling)
-    _pytest(tests, [plugin])
+    _pytest(tests, [plugin], "-k", only)
     good = [k for k in plugin.known if k.node not in plugin.failed]
     return good, sorted(plugin.failed)

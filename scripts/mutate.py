@@ -14,6 +14,7 @@ import argparse
 import gc
 import importlib
 import importlib.util
+import itertools
 import json
 import resource
 import sys
@@ -53,13 +54,15 @@ def main() -> int:
     chosen = _survivors(record) if record else sample(_all(args.paths), args.mutants, args.seed)
     known, broken = _baseline(args)
     print(f"{len(chosen)} mutants, {len(known)} tests; failing anyway: {broken}", flush=True)
-    rows = Campaign(known, time.monotonic() + 60 * args.minutes).run(chosen, args.jobs)
+    ends = time.monotonic() + 60 * args.minutes
+    rows = Campaign(known, ends, args.seconds).run(chosen, args.jobs)
     if record is None:
         command = f"--mutants {args.mutants} --seed {args.seed} --jobs {args.jobs}"
         record = {**facts(), "command": f"python scripts/mutate.py {command}", "mutants": rows}
         record |= {"paths": args.paths, "tests": args.tests, "found": len(_all(args.paths))}
     else:
         _update(record, rows)
+        record["again"] = [*record.get("again", ()), f"--only '{args.only}': {len(rows)} survivors"]
     record["minutes"] = round(record.get("minutes", 0) + (time.monotonic() - began) / 60, 1)
     spent = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) / 60
     record["cpu_minutes"] = round(record.get("cpu_minutes", 0) + spent, 1)
@@ -78,7 +81,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60, help="none is begun after that")
+    parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutant")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="files or folders")
+    parser.add_argument("--only", default="", help="tests of these names, as for pytest's -k")
     parser.add_argument("--compiling", action="store_true", help="and tests that compile modules")
     parser.add_argument("--output", type=Path, help="JSON; Markdown is written beside it")
     parser.add_argument("--again", type=Path, help="a results file whose survivors to run again")
@@ -98,7 +103,7 @@ def _all(paths: Sequence[str]) -> list[Mutant]:
 def _baseline(args: argparse.Namespace) -> tuple[list[Known], list[str]]:
     """Run the tests in a process of their own, as here the package is not to be imported."""
     watched = {str(f) for f in _files(args.paths)}
-    work = partial(baseline, args.tests, watched)
+    work = partial(baseline, args.tests, watched, args.only)
     found = next(in_processes(work, [args.compiling], 3600))[1]
     if isinstance(found, str):
         raise SystemExit(f"the tests do not run: {found}")
@@ -108,8 +113,8 @@ def _baseline(args: argparse.Namespace) -> tuple[list[Known], list[str]]:
 class Campaign:
     """Mutants one after the other, with what is learnt about the tests on the way."""
 
-    def __init__(self, known: Sequence[Known], ends: float) -> None:
-        self.known, self.ends = known, ends
+    def __init__(self, known: Sequence[Known], ends: float, seconds: float) -> None:
+        self.known, self.ends, self.seconds = known, ends, seconds
         self.kills: Counter[tuple[str, str]] = Counter()
 
     def run(self, chosen: Sequence[Mutant], jobs: int) -> list[Row]:
@@ -139,8 +144,15 @@ class Campaign:
             key=lambda k: (-self.kills[mutant.path, k.node], k.seconds),
         )
         together = sorted((k for k in covering if k not in alone), key=lambda k: k.node)
+        alone = _within(alone, self.seconds)
         stages = (alone[:FIRST], alone[FIRST:], together)
         return [{k.node: k.seconds for k in stage} for stage in stages]
+
+
+def _within(tests: Sequence[Known], seconds: float) -> list[Known]:
+    """Return the first tests, as many as usually take so long together."""
+    ends = itertools.accumulate(test.seconds for test in tests)
+    return [test for test, end in zip(tests, ends, strict=True) if end <= seconds]
 
 
 def runs(test: Known, mutant: Mutant) -> bool:
@@ -192,6 +204,7 @@ def markdown(record: Row) -> str:
         f"`{record['command']}`: {record['minutes']} minutes, {record['cpu_minutes']} of the "
         f"processor. {len(rows)} of {record['found']} possible mutants of "
         f"{', '.join(record['paths'])}, with {', '.join(record['tests'])}.\n",
+        *(f"Again, with more tests, {once}.\n" for once in record.get("again", ())),
         f"**{sum(caught.values())} of {len(rows)} caught ({share:.1%})**: {levels}.\n",
         "| kind | mutants | caught |\n|---|---|---|",
     ]

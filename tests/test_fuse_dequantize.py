@@ -57,6 +57,11 @@ KERNELS = {
         "y",
         ["nn.relu", "astype", "matmul"],
     ),
+    "a matched activation": (
+        "r = R.nn.relu(q)\na = R.match_cast(r, R.Tensor((32, 48), 'int8'))\n" + FROM_A + Y,
+        "y",
+        ["nn.relu", "astype", "matmul"],
+    ),
     "an element-wise reader": (W + "z = R.add(w, w)", "z", ["astype", "add"]),
 }
 
@@ -216,6 +221,13 @@ DECLINED = {
     "FuseGatedFFN": NORM + W + "m = R.matmul(h, w); p = R.split(m, 2, axis=-1)\n"
     "y = R.multiply(R.nn.silu(p[0]), p[1])",
 }
+
+
+def test_sums_of_sums_are_read_once() -> None:
+    sums = "".join(f"w{i + 1} = R.add(w{i}, w{i})\n" for i in range(40))
+    mod = chain(f"w0 = R.astype(q, 'float16')\n{sums}y = R.matmul(x, w40)")
+    _, decisions = run_pass(mod, "FuseMatmulEpilogue")
+    assert [d.decline.reason for d in decisions] == [Reason.MATERIALISED]
 
 
 @pytest.mark.parametrize("name", DECLINED)

@@ -109,6 +109,10 @@ READ = {
     "abs of a number": WHOLE + "y = R.add(i, R.abs(R.negative(f)))",
     "arange": 'y = R.expand_dims(R.arange(3, 24, 3, "int32"), axis=[0])',
     "astype": 'y = R.astype(R.subtract(j, i), "bool")',
+    "astype of a number": (
+        'f = R.full(R.shape([6, 7]), R.const(0.1, "float32"), "float32")\n'
+        'y = R.astype(f, "float16")'
+    ),
     "broadcast_to": "y = R.broadcast_to(j, R.shape([6, 7]))",
     "concat": "y = R.concat((R.add(i, j), R.subtract(i, j)), axis=0)",
     "cumsum": WHOLE + "y = R.cumsum(f, axis=0)",

@@ -138,6 +138,13 @@ REFUSALS = [
         "scores are held back at 50",
     ),
     scored(
+        "scores_held_above_data",
+        "s = R.maximum(s0, m)",
+        Reason.ATTRIBUTE,
+        "the scores go through maximum",
+        QKV + " m[2,4,5,7]",
+    ),
+    scored(
         "two_biases",
         "s1 = R.add(s0, m); s = R.add(s1, n)",
         Reason.ATTRIBUTE,
@@ -263,6 +270,13 @@ REFUSALS = [
         "bottom_right, window 3",
     ),
     Refusal(
+        "bias_of_a_dtype_that_no_kernel_reads",
+        OPERANDS + " m[2,1,5,7]:float64",
+        "o = R.nn.attention_bias(q, k, v, m)",
+        Reason.DTYPE,
+        "float64",
+    ),
+    Refusal(
         "packed_lengths_at_run_time",
         "q[1,10,4,8] n[3]:int32 m[]:int32",
         "o = R.nn.attention_var_len(q, q, q, n, m)",
@@ -384,8 +398,10 @@ def test_an_attention_outside_a_dataflow_block() -> None:
         "s = R.nn.softmax(q, axis=-1); o = R.matmul(s, k)",
         "s = R.matmul(q, k); o = R.nn.softmax(s, axis=-1)",
         "s = R.matmul(q, k); p = R.sigmoid(s); o = R.matmul(p, k)",
+        f"b = R.full((3, 2, 4, 8, 8), {LOW}, 'float32'); s0 = R.matmul(q, k)\n"
+        "s = R.maximum(s0, b); p = R.nn.softmax(s, axis=-1); o = R.matmul(p, k)",
     ],
-    ids=["no_product", "no_values", "no_softmax"],
+    ids=["no_product", "no_values", "no_softmax", "scores_copied_by_a_bound"],
 )
 def test_what_is_no_attention_is_not_even_declined(body: str) -> None:
     assert_untouched(module([Chain("main", "q[2,4,8,8] k[2,4,8,8]", body, "o")]), PASS)

@@ -77,6 +77,12 @@ GROUPS = [
         replace(BASE, kv_heads=1),
     ),
     of(
+        "one_head_of_keys_tiled_to_all",
+        "q[2,4,5,8] k[2,1,7,8] v[2,1,7,8]",
+        "k1 = R.tile(k, [1, 4, 1, 1]); v1 = R.tile(v, [1, 4, 1, 1])\n" + mixed("k1", "v1"),
+        replace(BASE, kv_heads=1),
+    ),
+    of(
         "queries_in_groups",
         "q[2,4,5,8] k[2,2,7,8] v[2,2,7,8]",
         "q1 = R.reshape(q, [2, 2, 2, 5, 8]); k1 = R.reshape(k, [2, 2, 1, 7, 8])\n"
@@ -131,6 +137,27 @@ LAYOUTS = [
         left=("nn.relu",),
     ),
     of(
+        "scores_in_another_shape_for_the_softmax",
+        "q[2,5,32] k[2,7,32] v[2,7,32]",
+        "".join(
+            f"{x}0 = R.reshape({x}, [2, {n}, 4, 8])\n"
+            f"{x}2 = R.permute_dims({x}0, axes=[0, 2, 1, 3]); {x}1 = R.reshape({x}2, [8, {n}, 8])\n"
+            for x, n in LENGTHS.items()
+        )
+        + BATCHED.replace("R.reshape(s0, [2, 4, 5, 7])", "R.reshape(s0, [4, 2, 5, 7])")
+        + "o3 = R.permute_dims(o2, axes=[0, 2, 1, 3]); o = R.reshape(o3, [2, 5, 32])",
+        ROWS,
+    ),
+    of(
+        "scores_with_one_more_axis_for_a_step",
+        QKV,
+        attention(
+            f"s1 = R.expand_dims(s0, axis=[0]); s2 = R.multiply(s1, {const(0.5)})\n"
+            "s = R.squeeze(s2, axis=[0])"
+        ),
+        replace(BASE, scale=0.5),
+    ),
+    of(
         "key_transposed_before_it_is_flattened",
         "q[2,4,5,8] k[2,7,4,8] v[2,4,7,8]",
         "k0 = R.permute_dims(k, axes=[0, 2, 3, 1]); t = R.reshape(k0, [8, 8, 7])\n"
@@ -156,6 +183,12 @@ LAYOUTS = [
         QKV,
         "q1 = R.broadcast_to(q, [2, 4, 5, 8]); v1 = R.broadcast_to(v, [2, 4, 7, 8])\n"
         + mixed("k", "v1", "q1"),
+        BASE,
+    ),
+    of(
+        "scores_copied_to_their_own_shape",
+        QKV,
+        attention("s = R.broadcast_to(s0, [2, 4, 5, 7])"),
         BASE,
     ),
     of(
@@ -200,6 +233,14 @@ SCALES = [
         QKV,
         f"k1 = R.divide(k, {const(4.0)})\n" + mixed("k1"),
         replace(BASE, scale=0.25),
+    ),
+    of(
+        "scale_of_the_value_stays_apart",
+        QKV,
+        f"v1 = R.multiply(v, {const(0.5)})\n" + mixed(v="v1"),
+        BASE,
+        "q k v1",
+        left=("multiply",),
     ),
     of(
         "scale_in_a_full_tensor",

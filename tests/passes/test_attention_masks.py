@@ -267,6 +267,17 @@ DATA = [
     ),
     Rewrite(
         Chain(
+            "minimum_with_a_mask_that_bounds_what_is_seen",
+            QKV + " m[2,1,1,7]:bool",
+            attention(f"b = R.where(m, {const(5.0)}, {LOW}); s = R.minimum(s0, b)"),
+            "o",
+        ),
+        replace(BASE, bias_dims=(True, False, False, True), bias_op="min"),
+        "q k v b",
+        ("where",),
+    ),
+    Rewrite(
+        Chain(
             "minimum_with_positions",
             SQUARE,
             attention(
@@ -357,6 +368,20 @@ SCORES = [
             "o",
         ),
         replace(BASE, sinks="float32"),
+        "q k v W",
+    ),
+    Rewrite(
+        Chain(
+            "sinks_of_a_softmax_in_float32",
+            QKV + " W[4]",
+            PRODUCT
+            + SINK.format(shift='y = R.astype(j, "float32")\n', scores="y").replace(
+                "o = R.matmul(p, v)", 'w = R.astype(p, "float16"); o = R.matmul(w, v)'
+            ),
+            "o",
+            dtype="float16",
+        ),
+        replace(BASE, dtype="float16", out_dtype="float16", sinks="float16"),
         "q k v W",
     ),
     Rewrite(

@@ -164,6 +164,14 @@ RESHAPED = [
         "x[b,s,32] g[32] W[32,96]",
     ),
     exported(
+        "exported_merged_and_halved",
+        "f = R.reshape(x, R.shape([b * s, 32])); m = R.matmul(f, W)\n"
+        "p = R.split(m, 2, axis=-1); a = p[0]; u = p[1]; s1 = R.nn.silu(a); y = R.multiply(s1, u)",
+        "x W",
+        gated(rows=BS, merged=True, norm=None),
+        "x[b,s,32] W[32,96]",
+    ),
+    exported(
         "exported_activation_before_the_reshape",
         FLAT_TWO.format("x", "x")
         + "a0 = R.nn.silu(p0)\n"
@@ -503,6 +511,12 @@ UNTOUCHED = [
         "p = R.matmul(x, Wg); b0 = R.matmul(x, Wu); b = R.reshape(b0, R.shape([2, 3, 48]))\n"
         'q = R.reshape(p, R.shape([2, 3, 48])); k = R.astype(q, "float16")\n'
         'a = R.astype(k, "float32")\n' + GATE,
+        "y",
+    ),
+    (
+        "biases_of_one_element",
+        "x[6,32] Wg[32,48] Wu[32,48] c[1] d[1]",
+        "k = R.matmul(x, Wg); a = R.add(k, c); l = R.matmul(x, Wu); b = R.add(l, d)\n" + GATE,
         "y",
     ),
     (

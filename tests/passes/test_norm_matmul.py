@@ -166,6 +166,17 @@ REWRITES = [
     ),
     Rewrite(
         Chain(
+            "sum_with_a_broadcast_tensor_stays_out",
+            "x[6,32] r[1,32] g[32] W[32,48]",
+            "s = R.add(x, r)\n" + OF_SUM + "y = R.matmul(h, W)",
+            "y",
+        ),
+        work(),
+        "s g W",
+        ("add",),
+    ),
+    Rewrite(
+        Chain(
             "sum_returned",
             "x[6,32] r[6,32] g[32] W[32,48]",
             "s = R.add(x, r)\n" + OF_SUM + "y = R.matmul(h, W)",
@@ -336,6 +347,24 @@ def test_a_call_that_only_looks_like_an_nt_matmul_is_left() -> None:
     wrong = tvm.script.from_source(text.replace(" * W[", " + W["))
     mod.update_func(mod.get_global_var("NT_matmul"), wrong.without_attr("global_symbol"))
     assert_untouched(mod, PASS)
+
+
+OTHER_RANK = """
+    @T.prim_func(private=True, s_tir=True)
+    def first(x: T.Buffer((T.int64(6), T.int64(32)), "float32"),
+              w: T.Buffer((T.int64(48), T.int64(32)), "float32"),
+              y: T.Buffer((T.int64(6),), "float32")):
+        for i in range(T.int64(6)):
+            with T.sblock("first"):
+                vi = T.axis.spatial(T.int64(6), i)
+                y[vi] = x[vi, T.int64(0)] * w[vi, T.int64(0)]
+"""
+
+
+def test_a_call_of_another_rank_is_left() -> None:
+    body = H + 'y = R.call_tir(Module.first, (h, W), out_ty=R.Tensor((6,), "float32"))'
+    chain = Chain("main", "x[6,32] g[32] W[48,32]", body, "y")
+    assert_untouched(module([chain], OTHER_RANK), PASS)
 
 
 def test_an_nt_matmul_with_its_operands_exchanged_is_left() -> None:

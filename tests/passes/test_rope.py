@@ -63,6 +63,14 @@ def work(
     return NormMatmul(rows, 32, (Projection(n, "kn", steps, turned),), norm, dtype, dtype)
 
 
+ONE = "x[2,6,32] W[32,48] C[6,16] S[6,16]"
+ONE_HEAD = (
+    Q
+    + "p = R.split(m, [16], axis=-1); q = p[0]; v = p[1]\n"
+    + turn("q", "C", "S", "qr", axis=2)
+    + "y = R.concat((qr, v), axis=-1)"
+)
+ONE_HEAD_AND_Z = ONE_HEAD.replace("(qr, v)", "(qr, z)")
 REWRITES = [
     Rewrite(
         Chain("heads", INPUTS, Q4 + turn("q", "c", "s"), "y"),
@@ -223,6 +231,23 @@ REWRITES = [
         work(rope(64, 6), n=96),
         "x W C S",
         ("expand_dims", "expand_dims"),
+    ),
+    Rewrite(
+        Chain("one_head_put_together_again", ONE, ONE_HEAD, "y"),
+        work(rope(16, 6), n=48),
+        "x W C S",
+    ),
+    Rewrite(
+        Chain("put_together_and_returned", ONE, ONE_HEAD, "(y, qr)"),
+        work(rope(16, 6), n=48),
+        "x W C S",
+        ("concat", "split"),
+    ),
+    Rewrite(
+        Chain("put_together_with_another_tensor", ONE + " z[2,6,32]", ONE_HEAD_AND_Z, "y"),
+        work(rope(16, 6), n=48),
+        "x W C S",
+        ("concat", "split"),
     ),
     Rewrite(
         Chain(
