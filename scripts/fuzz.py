@@ -181,6 +181,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="no part begins later")
     parser.add_argument("--output", type=Path, default=ROOT / "fuzz.json", help="the result")
+    kinds = ("tir", "triton", "graphs")
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="what is run")
     parser.add_argument("--show", type=int, help="print the function of this seed instead")
     args = parser.parse_args()
     if args.show is not None:
@@ -190,9 +192,9 @@ def main() -> int:
     record.data["commands"].append(" ".join(["python", "scripts/fuzz.py", *sys.argv[1:]]))
     ends = time.monotonic() + 60 * args.minutes
     interpreted = args.workloads // 3
-    run(record, "tir", args.workloads - interpreted, args, ends)
-    run(record, "triton", interpreted, args, ends)
-    run(record, "graphs", args.graphs, args, ends)
+    counts = {"tir": args.workloads - interpreted, "triton": interpreted, "graphs": args.graphs}
+    for kind in args.kinds:
+        run(record, kind, counts[kind], args, ends)
     missed = record.missed()
     print("\n".join([*missed, f"wrote {args.output}"]))
     return 1 if missed or any(p["failures"] for p in record.data["parts"].values()) else 0

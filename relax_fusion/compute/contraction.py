@@ -46,6 +46,7 @@ from .stages import (
     Size,
     Stages,
     accumulate,
+    as_stored,
     int64,
     round_up,
     stack_parts,
@@ -103,7 +104,7 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
     rows = x.shape[0]
     padding = Padding.of(plan, edges)
     if work.norm and work.norm.residual:
-        x = _sum(stages, x)
+        x = _sum(stages, x, edges)
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
     data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
@@ -124,10 +125,17 @@ def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.
     return func
 
 
-def _sum(stages: Stages, x: te.Tensor) -> te.Tensor:
+def _sum(stages: Stages, x: te.Tensor, edges: Edges) -> te.Tensor:
     """Add the residual in front of a norm, rounded to the dtype as the unfused addition is."""
     residual = stages["residual"]
-    total = te.compute(x.shape, lambda i, j: x(i, j) + residual(i, j), "x_sum")
+
+    def added(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        if x.dtype != "bfloat16" or edges != "clamp":
+            return x(i, j) + residual(i, j)
+        wide = x(i, j).astype(ACCUMULATE) + residual(i, j).astype(ACCUMULATE)
+        return as_stored(wide, x.dtype).astype(x.dtype)
+
+    total = te.compute(x.shape, added, "x_sum")
     stages.give("x_sum", total)
     return total
 

@@ -29,7 +29,17 @@ from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
 from .ranges import stitch
-from .stages import Padding, Size, Stages, accumulate, clamped, int64, round_up, weight_at
+from .stages import (
+    Padding,
+    Size,
+    Stages,
+    accumulate,
+    as_stored,
+    clamped,
+    int64,
+    round_up,
+    weight_at,
+)
 
 Element = Callable[..., tirx.Expr]
 """A function of the indices of an element: (batch,) row and column."""
@@ -161,7 +171,7 @@ def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
     value = _stepped(stages, work, 0, work.inner, inner, work.r, width)
     middle = te.compute(
         int64((batch, padded, round_up(work.r, width))),
-        lambda *at: value(*at).astype(work.dtype).astype(ACCUMULATE),
+        lambda *at: as_stored(value(*at), work.dtype),
         "out0",
     )
     outer = _over_panels(stages, (work, plan, 1), (batch, padded), middle)

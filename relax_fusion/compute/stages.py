@@ -97,6 +97,20 @@ def clamped(index: tirx.Expr, size: Size, multiple: int) -> tirx.Expr:
     return index if exact else te.min(index, size - 1)
 
 
+def as_stored(value: tirx.Expr, dtype: str) -> tirx.Expr:
+    """Return a float32 value rounded as a tensor of `dtype` rounds it, in float32.
+
+    TVM 0.27 keeps bfloat16 as float32 within a function for a CPU, and drops the cast: the bits are
+    rounded here, to the nearest, ties to even.
+    """
+    if dtype != "bfloat16":
+        return value.astype(dtype).astype(ACCUMULATE)
+    bits = tirx.reinterpret("uint32", value)
+    odd = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
+    near = (bits + tirx.const(0x7FFF, "uint32") + odd) & tirx.const(0xFFFF0000, "uint32")
+    return tirx.reinterpret(ACCUMULATE, near)
+
+
 def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
     """Return the weight of column j at position k of the reduction."""
     return w(j, k) if layout == "nk" else w(k, j)

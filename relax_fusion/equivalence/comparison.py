@@ -12,6 +12,7 @@ from tvm import ir, relax
 
 from ..chains.constants import near
 from ..errors import GraphError
+from ..workload import Attention
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
 from ..workload.values import operators
@@ -90,6 +91,7 @@ class Comparison:
 
     def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
+        self._attends = isinstance(region.match.workload, Attention)
         blocks = self.match.workload.graph.blocks
         named = {name for block in blocks for name in operators(block.value)}
         formulas = not named.isdisjoint(("gelu", "gelu_tanh"))
@@ -202,17 +204,20 @@ class Comparison:
         """Return what the kernel would make, and which elements may be anything.
 
         Those are the results of queries whose keys are all hidden: NaN in place of a sum of no
-        weights leads to them.
+        weights leads to them.  NaN in such a query is seen through a mask that is added, and not by
+        a kernel, whose sums of values are zero even where a sink has a weight.
         """
+        nothing = {"row_sum"} | ({"acc"} if run.kind == "not a number" else set())
         empty: list[bool] = []
 
         def rounding(made: Array, tensor: Tensor) -> Array:
-            if tensor.name == "row_sum":
+            if self._attends and tensor.name in nothing:
                 empty.append(bool((made == 0).any()))
             return coarse(made) if run.coarse and tensor.rounds else made
 
         def marked(made: Array, tensor: Tensor) -> Array:
-            made = np.where(made == 0, np.nan, made) if tensor.name == "row_sum" else made
+            if self._attends and tensor.name in nothing:
+                made = np.where(made == 0, np.nan, made)
             return rounding(made, tensor)
 
         wanted = self._replaced(values, run, rounding)

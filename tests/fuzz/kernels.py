@@ -155,4 +155,4 @@ def judge(case: Any, arrays: Any, found: list[np.ndarray], stored: bool) -> None
     elif isinstance(case.work, MatmulChain):
         case.check(arrays, found[0])
     else:
-        case.check(arrays, found, stored=True)  # normalised rows may be rounded
+        case.check(arrays, found, stored)

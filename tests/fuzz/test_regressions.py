@@ -10,8 +10,9 @@ from tvm import relax, tirx
 from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
 from relax_fusion.chains.axes import quotient
 from relax_fusion.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import Norm, NormMatmul, Projection
+from relax_fusion.workload import MatmulChain, Norm, NormMatmul, Projection
 
+from ..gpu.chain_cases import ChainCase
 from ..gpu.contraction_cases import Case
 from ..passes.common import Chain, assert_declined, assert_numbers, compiled, fused, module
 from . import kernels
@@ -27,13 +28,18 @@ def work(norm: Norm | None, k: int, *steps: str) -> NormMatmul:
 
 
 def test_kernels() -> None:
-    """Widths that lanes do not divide."""
-    cases = [(work(norm, k), TILE) for norm in (LAYER, SUM) for k in (12, 17, 24)]
+    """Widths that lanes do not divide; roundings to bfloat16 that TVM drops within a function."""
+    brain = {"dtype": "bfloat16", "out_dtype": "float32"}
+    works = [work(norm, k) for norm in (LAYER, SUM) for k in (12, 17, 24)]
+    works.append(replace(work(SUM, 40), **brain))
+    chain = MatmulChain(17, 40, 4, 8, ("kn", "nk"), (0.5,), (), **brain)
     found = kernels.Findings()
+    plans = PlanTable.single(TilePlan(10, 16, 40, reg_m=10, reg_n=16, lanes=16, family="panels"))
     made = [
-        kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(p, block_k=w.k)))
-        for n, (w, p) in enumerate(cases)
+        kernels.Kernel(n, Case(str(w), w), PlanTable.single(replace(TILE, block_k=w.k)))
+        for n, w in enumerate(works)
     ]
+    made.append(kernels.Kernel(len(made), ChainCase(chain), plans))
     for kernel, run in zip(made, kernels.compiled(made, found), strict=True):
         kernels.check(kernel, run)
     assert found.failures == []
@@ -46,6 +52,16 @@ ALIAS = Chain(
     "s = R.matmul(q, t); p = R.nn.softmax(s, axis=3); o = R.matmul(p, u)\n"
     "y = R.permute_dims(o, axes=[0, 2, 1, 3]); z = y",
     "z",
+)
+SINK = Chain(
+    "hidden_keys_of_a_query_that_is_not_a_number",
+    "q[2,4,1,8] k[2,4,1,8] v[2,4,1,8] h[1,1]:bool a[4]",
+    "t = R.permute_dims(k, axes=[0, 1, 3, 2]); s = R.matmul(q, t); n = R.logical_not(h)\n"
+    'w = R.where(n, R.const(0.0, "float32"), R.const(-1e999, "float32")); b = R.add(w, s)\n'
+    "c = R.reshape(a, R.shape([1, 4, 1, 1])); e = R.broadcast_to(c, R.shape([2, 4, 1, 1]))\n"
+    "f = R.concat((b, e), axis=3); p = R.nn.softmax(f, axis=-1)\n"
+    "g = R.strided_slice(p, axes=[3], begin=[0], end=[1]); y = R.matmul(g, v)",
+    "y",
 )
 NO_KEYS = Chain(
     "no_keys",
@@ -60,6 +76,11 @@ NO_KEYS = Chain(
 def test_another_name_of_a_transposed_result() -> None:
     """What made the tensor was done again for its other name."""
     fused(ALIAS, ATTENTION)  # which is validated
+
+
+def test_hidden_keys_and_a_sink() -> None:
+    """NaN in a query that sees no key was held against a kernel, which gives zeros."""
+    fused(SINK, ATTENTION)
 
 
 def test_attention_over_nothing() -> None:
