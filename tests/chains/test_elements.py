@@ -161,6 +161,19 @@ def test_each_element_is_what_the_graph_computes(name: str) -> None:
     assert np.array_equal(np.broadcast_to(element_value(element, places), want.shape), want)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = R.add(R.astype(j, 'float32'), R.const(0.5, 'float32'))",
+        "y = R.less(R.const(2.5, 'float32'), R.astype(j, 'float32'))",
+        "y = R.expand_dims(R.const([0, 1, 3, 4, 5, 6, 9], 'int64'), axis=[0])",
+    ],
+    ids=["sum_with_a_fraction", "comparison_with_a_fraction", "table_of_two_steps"],
+)
+def test_what_is_no_whole_number_or_line_is_unknown(body: str) -> None:
+    assert reading(body)[0] is None
+
+
 @pytest.mark.parametrize(("choices", "known"), [(3, True), (12, True), (36, False)])
 def test_an_element_of_many_choices_is_unknown(choices: int, known: bool) -> None:
     body = "".join(
