@@ -127,6 +127,9 @@ READ = {
     "reshape": "y = R.reshape(R.add(i, j), R.shape([6, 1, 7, 1]))",
     "squeeze": "y = R.squeeze(R.expand_dims(R.add(i, j), axis=[1]), axis=[1])",
     "strided_slice": ("y = R.strided_slice(R.add(i, j), axes=[1, 0], begin=[-3, 1], end=[7, 5])"),
+    "a table of a line": (
+        'y = R.add(R.expand_dims(R.const([3, 5, 7, 9, 11, 13, 15], "int64"), axis=[0]), i)'
+    ),
     "take": DEEP + 'y = R.take(f, R.const(2, "int64"), axis=1, mode="fast")',
     "tril": "y = R.tril(R.broadcast_to(R.less(j, R.const(4, 'int64')), R.shape([6, 7])), 1)",
     "triu": "y = R.triu(R.add(i, j), -1)",
@@ -136,6 +139,12 @@ READ = {
     "equal of booleans": "y = R.equal(R.less(j, i), R.less(i, j))",
     "not_equal of booleans": "y = R.not_equal(R.less(j, i), R.less(i, j))",
 }
+
+
+def test_negated_comparisons_are_bands() -> None:
+    band = band_of(tirx.Not(tirx.LT(ROW, COLUMN)), ROW, COLUMN)
+    assert band is not None and band.above is None and int(band.upto) == 0
+    assert Band().is_open and not band.is_open and not Band(above=band.upto).is_open
 
 
 def test_every_operator_that_is_followed_is_read_here() -> None:
