@@ -18,7 +18,7 @@ from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_t
 from relax_fusion.triton_bridge.attention import Case as AttentionCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.steps import Step
-from relax_fusion.workload import Attention
+from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
 
 from .attention_common import H200, parameters, plan_of
@@ -147,10 +147,12 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
 
 
 def mapped(value: TensorMap, values: Values, tensor: np.ndarray) -> np.ndarray:
-    """Return what a tensor map shows of `tensor`."""
-    shape, strides = ([values(n) for n in sizes] for sizes in value.layout(()))
+    """Return what a tensor map shows of `tensor`, if the device has such maps."""
+    shape, strides = ([values(n) for n in sizes] for sizes in value.layout(tensor.shape))
     assert sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < tensor.size
-    return np.lib.stride_tricks.as_strided(tensor, shape, [s * tensor.itemsize for s in strides])
+    steps = [s * tensor.itemsize for s in strides]
+    assert all(step % 16 == 0 for step in steps[:-1])
+    return np.lib.stride_tricks.as_strided(tensor, shape, steps)
 
 
 def gluon_plan(family: str, work: Attention) -> TilePlan:
@@ -174,4 +176,14 @@ def gluon_plan(family: str, work: Attention) -> TilePlan:
 def test_launches_for_hopper_match_the_reference(family: str, name: str) -> None:
     case = CASES[name]
     plan = replace(gluon_plan(family, case.work), backend="triton", family=family)
+    case.check(case.inputs(), emulated(case, plan), stored=True)
+
+
+@pytest.mark.parametrize("keys", [72, 65])
+def test_biases_are_copied_as_tiles_where_their_rows_are_aligned(keys: int) -> None:
+    case = CASES["bias_float16"]
+    dims = (False, True, True, True)
+    work = replace(case.work, bias_dims=dims, kv_len=DynamicDim("kv_len"), q_heads=2, kv_heads=1)
+    case = replace(case, work=work, sizes={**case.sizes, "kv_len": keys})
+    plan = replace(gluon_plan("flash", work), backend="triton", family="flash")
     case.check(case.inputs(), emulated(case, plan), stored=True)
