@@ -14,7 +14,6 @@ anything failed or a floor was not reached.
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import sys
 import time
@@ -25,7 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _record import compact_json, facts, markdown_table  # noqa: E402
+from _arguments import at_least, minutes, results, results_file, write_results  # noqa: E402
+from _record import facts, markdown_table  # noqa: E402
 
 from relax_fusion.errors import Reason  # noqa: E402
 from relax_fusion.passes import PATTERNS  # noqa: E402
@@ -52,7 +52,7 @@ class Record:
 
     def __init__(self, path: Path):
         self.path = path
-        before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        before = results(path, "parts") if path.exists() else {}
         self.data: dict[str, Any] = {**facts(), "commands": [], "parts": {}, **before}
 
     def next_seed(self, kind: str, first: int) -> int:
@@ -102,9 +102,7 @@ class Record:
 
     def write(self) -> None:
         """Write the data, and beside it tables for people."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(compact_json(self.data) + "\n", encoding="utf-8")
-        self.path.with_suffix(".md").write_text(self.text(), encoding="utf-8")
+        write_results(self.path, self.data, self.text())
 
     def text(self) -> str:
         """Return the tables."""
@@ -176,15 +174,17 @@ def show(seed: int) -> None:
 def main() -> int:
     """Run a campaign."""
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--graphs", type=int, default=1000, help="functions at match level")
-    parser.add_argument("--workloads", type=int, default=60, help="kernels that are run")
-    parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no part begins later")
-    parser.add_argument("--output", type=Path, default=ROOT / "fuzz.json", help="the result")
+    parser.add_argument("--graphs", type=at_least(0), default=1000, help="functions at match level")
+    parser.add_argument("--workloads", type=at_least(0), default=60, help="kernels that are run")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="the first seed")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="processes at a time")
+    parser.add_argument("--minutes", type=minutes, default=1e9, help="no part begins later")
+    parser.add_argument(
+        "--output", type=results_file, default=ROOT / "fuzz.json", help="the result"
+    )
+    parser.add_argument("--show", type=at_least(0), help="print the function of this seed instead")
     kinds = ("tir", "triton", "graphs")
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="what is run")
-    parser.add_argument("--show", type=int, help="print the function of this seed instead")
     args = parser.parse_args()
     if args.show is not None:
         show(args.show)

@@ -15,7 +15,6 @@ import gc
 import importlib
 import importlib.util
 import itertools
-import json
 import resource
 import sys
 import time
@@ -28,9 +27,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from _arguments import at_least, minutes, results, results_file, write_results  # noqa: E402
 from _mutant_tests import Failure, Known, baseline, tested  # noqa: E402
 from _mutants import Mutant, mutants, sample  # noqa: E402
-from _record import compact_json, facts  # noqa: E402
+from _record import facts  # noqa: E402
 
 from tests.fuzz.processes import in_processes  # noqa: E402
 
@@ -46,11 +46,11 @@ Row = dict[str, Any]
 
 def main() -> int:
     args = _arguments()
+    record = results(args.again, "mutants") if args.again else None
     for name in filter(importlib.util.find_spec, PRELOADED):
         importlib.import_module(name)
     gc.freeze()  # forks share what is imported
     began = time.monotonic()
-    record = json.loads(args.again.read_text(encoding="utf-8")) if args.again else None
     chosen = _survivors(record) if record else sample(_all(args.paths), args.mutants, args.seed)
     known, broken = _baseline(args)
     print(f"{len(chosen)} mutants, {len(known)} tests; failing anyway: {broken}", flush=True)
@@ -69,25 +69,33 @@ def main() -> int:
     print(text := markdown(record))
     output = args.output or args.again
     if output is not None:
-        output.write_text(compact_json(record) + "\n", encoding="utf-8")
-        output.with_suffix(".md").write_text(f"# {output.stem}\n\n{text}\n", encoding="utf-8")
+        write_results(output, record, f"# {output.stem}\n\n{text}\n")
     return int(any(r["caught"] is None and not r["why"] for r in record["mutants"]))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("paths", nargs="*", default=list(PATHS), help="files or folders to change")
-    parser.add_argument("--mutants", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=60, help="none is begun after that")
-    parser.add_argument("--seconds", type=float, default=60, help="of tests for each mutant")
+    parser.add_argument("--mutants", type=at_least(0), default=300)
+    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument("--jobs", type=at_least(1), default=1)
+    parser.add_argument("--minutes", type=minutes, default=60, help="none is begun after that")
+    parser.add_argument("--seconds", type=minutes, default=60, help="of tests for each mutant")
     parser.add_argument("--tests", nargs="*", default=list(TESTS), help="files or folders")
     parser.add_argument("--only", default="", help="tests of these names, as for pytest's -k")
     parser.add_argument("--compiling", action="store_true", help="and tests that compile modules")
-    parser.add_argument("--output", type=Path, help="JSON; Markdown is written beside it")
-    parser.add_argument("--again", type=Path, help="a results file whose survivors to run again")
-    return parser.parse_args()
+    parser.add_argument("--output", type=results_file, help="JSON; Markdown is written beside it")
+    parser.add_argument(
+        "--again", type=results_file, help="a results file whose survivors to run again"
+    )
+    args = parser.parse_args()
+    for path in (*args.paths, *(test.partition("::")[0] for test in args.tests)):
+        place = (ROOT / path).resolve()
+        if not place.is_relative_to(ROOT) or not (place.is_dir() or place.suffix == ".py"):
+            parser.error(f"{path} is no module or folder of {ROOT.name}")
+        if not place.exists():
+            parser.error(f"{path} does not exist")
+    return args
 
 
 def _files(paths: Sequence[str]) -> list[Path]:

@@ -19,10 +19,13 @@ from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted
 from .overwriting import overwritten, writers_of
 from .region import Region, region_of
-from .shrinking import affordable, shrinks
+from .shrinking import affordable, possible, shrinks
 from .sizes import WHOLE, Shrink, Sizes
 
-_FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError)
+_FAILURES = (
+    *(ArithmeticError, AttributeError, LookupError, MemoryError),
+    *(RuntimeError, TypeError, ValueError),
+)
 
 MOST_TRIES = 16
 """Sets of sizes of the dynamic dimensions that are tried."""
@@ -63,6 +66,15 @@ class Checker:
 
     def check(self, view: BlockView, match: Match) -> Mismatch | Unchecked | None:
         """Compare what a match covers with its workload; None if they agree."""
+        try:
+            return self._checked(view, match)
+        except Uninterpreted as err:
+            return Unchecked(f"{err} is not interpreted")
+        except _FAILURES as err:  # nothing that is checked may fail for the checker's sake
+            told = " ".join(str(err).split())
+            return Unchecked(f"the checker failed: {type(err).__name__}: {told}")
+
+    def _checked(self, view: BlockView, match: Match) -> Mismatch | Unchecked | None:
         wrong = _wrong_operands(match)
         if wrong is not None:
             return Mismatch(wrong)
@@ -128,12 +140,8 @@ class _Check:
         for shrink in shrinks(self.region):
             try:
                 found = self._at(shrink)
-            except Uninterpreted as err:
-                return Unchecked(f"{err} is not interpreted")
             except Invalid:
                 continue
-            except _FAILURES as err:  # nothing that is checked may fail for the checker's sake
-                return Unchecked(f"the checker failed: {type(err).__name__}: {err}")
             if found is None:
                 return None
             doubts.append(Mismatch(found))
@@ -141,8 +149,10 @@ class _Check:
                 return doubts[-1]
         if doubts:
             return Unchecked(f"too large to confirm a difference: {doubts[0].detail}")
-        every = assignments(self.region, self.bounds)
-        misfits = [self.comparison.misfit(Sizes(symbols)) for symbols in every]
+        every = [Sizes(symbols) for symbols in assignments(self.region, self.bounds)]
+        misfits = [self.comparison.misfit(s) for s in every if possible(self.region, s)]
+        if not misfits:
+            return Unchecked("the sizes that are tried make others negative")
         if all(misfits):  # at any sizes, those that the graph allows among them
             return Mismatch(f"{misfits[0]}")
         sizes = sorted(self.region.statics, reverse=True)[:3]

@@ -12,10 +12,11 @@ from tvm import ir, relax
 
 from ..chains.constants import near
 from ..errors import GraphError
+from ..pattern import is_call
 from ..workload import Attention
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
-from ..workload.values import operators
+from ..workload.values import numbers, operators
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
@@ -81,23 +82,31 @@ def as_meant(value: Array, dtype: str) -> Array:
     return next((np.array(n) for n in meant), value)
 
 
-def as_said(value: Array, dtype: str) -> Array:
-    """Return a constant."""
-    return value
-
-
 class Comparison:
     """Computes a region and the workload that is to replace it."""
 
     def __init__(self, region: Region, mod: ir.IRModule):
         self.region, self.match = region, region.match
         self._attends = isinstance(region.match.workload, Attention)
-        blocks = self.match.workload.graph.blocks
-        named = {name for block in blocks for name in operators(block.value)}
-        formulas = not named.isdisjoint(("gelu", "gelu_tanh"))
-        self.interpreter = Interpreter(mod=mod, constant=as_meant if formulas else as_said)
+        self.interpreter = Interpreter(mod=mod, constant=self._constant)
+        values = [block.value for block in self.match.workload.graph.blocks]
+        named = {name for value in values for name in operators(value)}
+        self.activations = named & {"gelu", "gelu_tanh"}
+        self.numbers = {n for value in values for n in numbers(value)}
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
+
+    def _constant(self, value: Array, dtype: str) -> Array:
+        """Return a constant, as it is meant in the formula of an activation that is written out.
+
+        A factor that the kernel has as well, such as a scale of 0.7071, is no part of a formula.
+        """
+        written_out = any(is_call(e, "relax.erf", "relax.tanh") for _, e in self.region.bindings)
+        if not written_out or not self.activations:
+            return value
+        factors = (f for n in self.numbers if n for f in (n, 1 / n))
+        own = not value.ndim and any(math.isclose(float(value), f, rel_tol=1e-12) for f in factors)
+        return value if own else as_meant(value, dtype)
 
     def difference(self, run: Run) -> str | None:
         """Say which result differs; None if none does.

@@ -138,13 +138,15 @@ def _candidates(count: int, lengths: Sequence[int]) -> Iterator[list[int]]:
 def telling(region: Region) -> list[int]:
     """Return lengths that cross the edge of a window, or what a dtype counts exactly.
 
-    A check at shorter ones would say nothing.
+    A check at shorter ones would say nothing.  Lengths that are static have been crossed or not.
     """
-    work, found = region.match.workload, []
-    if isinstance(work, Attention) and work.window is not None:
-        found += [work.window + 2, work.window]
-    if isinstance(work, Attention):
-        types = [v.ty for v in region.exact if isinstance(v.ty, relax.TensorType)]
-        dtypes = {str(t.dtype) for t in types if t.ndim > 0}
-        found += [length for dtype, length in _NARROW.items() if dtype in dtypes]
+    work = region.match.workload
+    if not isinstance(work, Attention):
+        return []
+    if isinstance(work.q_len, int) and isinstance(work.kv_len, int):
+        return []
+    found = [] if work.window is None else [work.window + 2, work.window]
+    types = [v.ty for v in region.exact if isinstance(v.ty, relax.TensorType)]
+    dtypes = {str(t.dtype) for t in types if t.ndim > 0}
+    found += [length for dtype, length in _NARROW.items() if dtype in dtypes]
     return sorted(set(found))

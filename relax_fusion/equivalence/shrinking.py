@@ -68,8 +68,18 @@ def _shapes(region: Region, sizes: Sizes) -> Iterator[tuple[int, ...]]:
             yield sizes.shape(var.ty.shape.values)
 
 
+def possible(region: Region, sizes: Sizes) -> bool:
+    """Tell whether no tensor has a negative size, as one of ``n - 4`` rows where n is 3."""
+    try:
+        return all(size >= 0 for shape in _shapes(region, sizes) for size in shape)
+    except ZeroDivisionError:
+        return False
+
+
 def affordable(region: Region, sizes: Sizes) -> bool:
-    """Tell whether a region can be computed in little time."""
+    """Tell whether a region can be computed, and in little time."""
+    if not possible(region, sizes):
+        return False
     if any(math.prod(shape) > MOST_ELEMENTS for shape in _shapes(region, sizes)):
         return False
     for var, value in region.bindings:

@@ -198,3 +198,11 @@ def operators(value: Expr) -> Iterator[str]:
         yield value.name
         for arg in value.args:
             yield from operators(arg)
+
+
+def numbers(value: Expr) -> Iterator[float]:
+    """Yield the numbers in a value."""
+    if isinstance(value, Const):
+        yield value.value
+    for arg in value.args if isinstance(value, Op) else ():
+        yield from numbers(arg)

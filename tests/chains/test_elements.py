@@ -127,6 +127,9 @@ READ = {
     "reshape": "y = R.reshape(R.add(i, j), R.shape([6, 1, 7, 1]))",
     "squeeze": "y = R.squeeze(R.expand_dims(R.add(i, j), axis=[1]), axis=[1])",
     "strided_slice": ("y = R.strided_slice(R.add(i, j), axes=[1, 0], begin=[-3, 1], end=[7, 5])"),
+    "a table of a line": (
+        'y = R.add(R.expand_dims(R.const([3, 5, 7, 9, 11, 13, 15], "int64"), axis=[0]), i)'
+    ),
     "take": DEEP + 'y = R.take(f, R.const(2, "int64"), axis=1, mode="fast")',
     "tril": "y = R.tril(R.broadcast_to(R.less(j, R.const(4, 'int64')), R.shape([6, 7])), 1)",
     "triu": "y = R.triu(R.add(i, j), -1)",
@@ -136,6 +139,12 @@ READ = {
     "equal of booleans": "y = R.equal(R.less(j, i), R.less(i, j))",
     "not_equal of booleans": "y = R.not_equal(R.less(j, i), R.less(i, j))",
 }
+
+
+def test_negated_comparisons_are_bands() -> None:
+    band = band_of(tirx.Not(tirx.LT(ROW, COLUMN)), ROW, COLUMN)
+    assert band is not None and band.above is None and int(band.upto) == 0
+    assert Band().is_open and not band.is_open and not Band(above=band.upto).is_open
 
 
 def test_every_operator_that_is_followed_is_read_here() -> None:
@@ -159,6 +168,19 @@ def test_each_element_is_what_the_graph_computes(name: str) -> None:
     element, places, want = reading(READ[name])
     assert element is not None
     assert np.array_equal(np.broadcast_to(element_value(element, places), want.shape), want)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = R.add(R.astype(j, 'float32'), R.const(0.5, 'float32'))",
+        "y = R.less(R.const(2.5, 'float32'), R.astype(j, 'float32'))",
+        "y = R.expand_dims(R.const([0, 1, 3, 4, 5, 6, 9], 'int64'), axis=[0])",
+    ],
+    ids=["sum_with_a_fraction", "comparison_with_a_fraction", "table_of_two_steps"],
+)
+def test_what_is_no_whole_number_or_line_is_unknown(body: str) -> None:
+    assert reading(body)[0] is None
 
 
 @pytest.mark.parametrize(("choices", "known"), [(3, True), (12, True), (36, False)])

@@ -145,6 +145,15 @@ REFUSALS = [
         QKV + " m[2,4,5,7]",
     ),
     scored(
+        "masks_that_leave_no_window_together",
+        positions("7", "5", -2)
+        + f"c = R.less_equal(j, i); s1 = R.where(c, s0, {INF})\n"
+        + f"i2 = R.add(i, {const(1, 'int64')}); e = R.greater(j, i2); s = R.where(e, s1, {INF})",
+        Reason.ATTRIBUTE,
+        "which is no causal mask and no window",
+        "q[2,4,7,8] k[2,4,5,8] v[2,4,5,8]",
+    ),
+    scored(
         "two_biases",
         "s1 = R.add(s0, m); s = R.add(s1, n)",
         Reason.ATTRIBUTE,
@@ -407,11 +416,12 @@ def test_what_is_no_attention_is_not_even_declined(body: str) -> None:
     assert_untouched(module([Chain("main", "q[2,4,8,8] k[2,4,8,8]", body, "o")]), PASS)
 
 
-def test_rows_without_keys_that_are_told_apart_along_another_axis() -> None:
+@pytest.mark.parametrize("over", ["axis=[-1]", "axis=[-2], keepdims=True"])
+def test_rows_without_keys_that_are_told_apart_along_another_axis(over: str) -> None:
     body = (
         f"t = R.permute_dims(k, axes=[0, 2, 1]); s0 = R.matmul(q, t); s = R.where(m, s0, {INF})\n"
         f"p0 = R.nn.softmax(s, axis=-1); e = R.equal(s, {INF}); n = R.logical_not(e)\n"
-        'n8 = R.astype(n, "int8"); a8 = R.max(n8, axis=[-1]); a = R.astype(a8, "bool")\n'
+        f'n8 = R.astype(n, "int8"); a8 = R.max(n8, {over}); a = R.astype(a8, "bool")\n'
         f'x = R.logical_not(a); z = R.full((4, 4, 4), {const(0.0)}, "float32")\n'
         "p = R.where(x, z, p0); o = R.matmul(p, v)"
     )

@@ -278,6 +278,20 @@ DATA = [
     ),
     Rewrite(
         Chain(
+            "minimum_with_two_masks",
+            QKV + " m[2,1,1,7]:bool n[5,7]:bool",
+            attention(
+                f"c = R.logical_and(m, n); b = R.where(c, {const(3.4e38)}, {LOW})\n"
+                "s = R.minimum(s0, b)"
+            ),
+            "o",
+        ),
+        replace(BASE, bias_dims=(True, False, True, True), bias_op="min"),
+        "q k v b",
+        ("logical_and", "where"),
+    ),
+    Rewrite(
+        Chain(
             "minimum_with_positions",
             SQUARE,
             attention(
@@ -351,6 +365,34 @@ SCORES = [
         ),
         BASE,
         "q k v",
+    ),
+    Rewrite(
+        Chain(
+            "largest_score_by_topk",
+            QKV,
+            attention(
+                'a = R.topk(s0, k=1, axis=-1, ret_type="both", largest=True); m = a[0]\n'
+                "s = R.subtract(s0, m)"
+            ),
+            "o",
+        ),
+        BASE,
+        "q k v",
+    ),
+    Rewrite(
+        Chain(
+            "sinks_beside_alibi_from_the_query",
+            QKV + " W[4] u[4]",
+            PRODUCT
+            + positions(offset=2)
+            + 'd0 = R.subtract(j, i); d = R.astype(d0, "float32"); w = R.reshape(u, [1, 4, 1, 1])\n'
+            + "m = R.multiply(w, d); s1 = R.add(s0, m); e = R.less_equal(j, i)\n"
+            + f"s2 = R.where(e, s1, {INF})\n"
+            + SINK.format(shift="", scores="j").replace("(s0, c)", "(s2, c)"),
+            "o",
+        ),
+        replace(BASE, causal="bottom_right", alibi="float32", sinks="float32"),
+        "q k v u W",
     ),
     Rewrite(
         Chain("sinks", QKV + " W[4]", PRODUCT + SINK.format(shift="", scores="j"), "o"),

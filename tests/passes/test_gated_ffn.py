@@ -520,6 +520,13 @@ UNTOUCHED = [
         "y",
     ),
     (
+        "gate_that_is_no_projection",
+        "x[6,32] z[6,48] W[32,48]",
+        "a = R.nn.softmax(z); b = R.matmul(x, W)\n" + GATE,
+        "y",
+    ),
+    ("one_feature_and_the_rest", "x[6,32] W[32,96]", SPLIT.format("[1]", -1) + GATE, "y"),
+    (
         "halves_of_two_biases",
         "x[6,32] W[32,96] c[96] d[96]",
         "m = R.matmul(x, W); k = R.add(m, c); l = R.add(m, d); p = R.split(k, 2, axis=-1)\n"

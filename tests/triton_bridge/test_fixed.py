@@ -24,7 +24,8 @@ def module(*bindings: str) -> ir.IRModule:
     text = f"""
     @R.function
     def main(x: {vector}, w: {vector}, packed: R.Tuple({vector}, R.Tuple({vector}, {vector})),
-             flag: R.Tensor((), "bool")):
+             flag: R.Tensor((), "bool"), sizes: R.Shape(["n", "m"])):
+        n, m = T.int64(), T.int64()
         R.func_attr({{"relax.force_pure": True}})
         cls = Module
 {lines}        return y
@@ -33,7 +34,8 @@ def module(*bindings: str) -> ir.IRModule:
         PRIM_FUNC.format(name, ", ".join(f'{a}: T.Buffer((4,), "float16")' for a in args))
         for name, args in (("f", "abc"), ("g", "abc"), ("double", "a"))
     )
-    return tvm.script.from_source("@I.ir_module\nclass Module:" + functions + text)
+    source = "@I.ir_module\nclass Module:" + functions + text
+    return tvm.script.from_source(source, check_well_formed=False)  # results of any size
 
 
 def call(weight: str, x: str = "x", out: str = "y", function: str = "f") -> str:
@@ -117,3 +119,25 @@ def test_a_function_leads_if_it_does_so_once() -> None:
 def test_a_branch_leads_to_nothing() -> None:
     behind = (*BRANCHES, call("w", function="g"))
     assert known(*behind, functions="gf").leads
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "leads"),
+    [
+        ("n, 4", "n, 8", False),
+        ("8, 4", "n, 8", False),
+        ("n, m, 4", "n * m, 8", False),
+        ("n * m * 2, 4", "m, n, 8", False),
+        ("n, 4", "m, 8", True),
+        ("n * m, 4", "n, 8", True),
+        ("n // 2, 4", "n, 8", True),
+        ("n, 4", "8, 4", True),
+        ("0, 4", "8, 4", True),
+    ],
+)
+def test_what_may_launch_nothing_is_no_first(first: str, second: str, leads: bool) -> None:
+    bindings = [
+        f'{name} = R.call_tir(cls.{function}, (x, w), out_ty=R.Tensor(({shape}), "float16"))'
+        for name, function, shape in (("z", "f", first), ("y", "g", second))
+    ]
+    assert known(*bindings, functions="gf").leads == leads
