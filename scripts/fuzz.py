@@ -120,6 +120,7 @@ class Record:
                     rows = [(name, "count"), *((k, f"{n:,}") for k, n in part[name].items())]
                     lines += ["", markdown_table(rows)]
             lines += ["", f"Failures: {len(part['failures'])}.", *part["failures"]]
+        lines += ["", *(f"- {note}" for note in data.get("notes", ()))]
         floors = self.missed()
         lines += ["", "Floors: " + ("; ".join(floors) if floors else "all reached") + "."]
         return "\n".join(lines) + "\n"
@@ -189,7 +190,8 @@ def main() -> int:
         show(args.show)
         return 0
     record = Record(args.output)
-    record.data["commands"].append(" ".join(["python", "scripts/fuzz.py", *sys.argv[1:]]))
+    said = [a if a != str(args.output) else args.output.name for a in sys.argv[1:]]
+    record.data["commands"].append(" ".join(["python", "scripts/fuzz.py", *said]))
     ends = time.monotonic() + 60 * args.minutes
     interpreted = args.workloads // 3
     counts = {"tir": args.workloads - interpreted, "triton": interpreted, "graphs": args.graphs}
