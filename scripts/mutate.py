@@ -212,7 +212,7 @@ def markdown(record: Row) -> str:
         f"`{record['command']}`: {record['minutes']} minutes, {record['cpu_minutes']} of the "
         f"processor. {len(rows)} of {record['found']} possible mutants of "
         f"{', '.join(record['paths'])}, with {', '.join(record['tests'])}.\n",
-        *(f"Again, with more tests, {once}.\n" for once in record.get("again", ())),
+        *(f"In turns: {once}.\n" for once in record.get("again", ())),
         f"**{sum(caught.values())} of {len(rows)} caught ({share:.1%})**: {levels}.\n",
         "| kind | mutants | caught |\n|---|---|---|",
     ]
