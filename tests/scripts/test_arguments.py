@@ -15,8 +15,10 @@ import pytest
 
 @pytest.mark.parametrize(
     "given",
-    ["--jobs 0", "--jobs -1", "--graphs -1", "--workloads -3", "--seed -5", "--minutes nan"]
-    + ["--show -1", "--output x.md", "--output /dev/null/x.json", "--output ."],
+    [
+        *("--jobs 0", "--jobs -1", "--graphs -1", "--workloads -3", "--seed -5", "--minutes nan"),
+        *("--show -1", "--output x.md", "--output /dev/null/x.json", "--output ."),
+    ],
 )
 def test_fuzz_refuses_bad_arguments(given, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["fuzz.py", *given.split()])
@@ -27,8 +29,10 @@ def test_fuzz_refuses_bad_arguments(given, monkeypatch, capsys) -> None:
 
 @pytest.mark.parametrize(
     "given",
-    ["--jobs 0", "--mutants -1", "--minutes x", "--output x.md", "--tests tests/nowhere.py"]
-    + ["nowhere.py", "/etc/hostname", "../x.py"],
+    [
+        *("--jobs 0", "--mutants -1", "--minutes x", "--output x.md", "--tests tests/nowhere.py"),
+        *("nowhere.py", "/etc/hostname", "../x.py"),
+    ],
 )
 def test_mutate_refuses_bad_arguments(given, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["mutate.py", *given.split()])
