@@ -95,9 +95,9 @@ class Record:
         wanted = [(name, MATCHES, part.get("matches", {})) for name in PATTERNS]
         wanted += [(r.value, floor, part.get("declines", {})) for r, floor in DECLINES.items()]
         return [
-            f"{name}: {found.get(name, 0)}, at least {floor * part['count']:.0f}"
+            f"{name}: {found.get(name, 0)}, at least {int(floor * part['count'])}"
             for name, floor, found in wanted
-            if found.get(name, 0) < floor * part["count"]
+            if found.get(name, 0) < int(floor * part["count"])  # few functions owe nothing rare
         ]
 
     def write(self) -> None:

@@ -76,3 +76,10 @@ def test_another_epsilon_is_found(norm: str, epsilon: float, other: float) -> No
     work = match.workload
     wrong = replace(match, workload=replace(work, norm=replace(work.norm, eps=other)))
     assert isinstance(check_match(view, wrong), Mismatch)
+
+
+def test_a_window_that_is_too_long_is_named() -> None:
+    call = 'y = R.nn.attention(q, k, v, causal_mask="TopLeft", window_size=100000)'
+    view, match = matched("FuseAttentionChain", "q[1,n,2,8] k[1,n,2,8] v[1,n,2,8]", call)
+    found = check_match(view, match)
+    assert isinstance(found, Unchecked) and "too large to compute: 100002" in found.detail
