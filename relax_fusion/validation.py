@@ -97,8 +97,16 @@ def read(
     return cls(**{name: getattr(model, name) for name in model.model_fields_set})
 
 
-def read_json(kind: Any, text: str | bytes, error: type[Exception], where: str) -> Any:
+def read_json(
+    kind: Any,
+    text: str | bytes,
+    error: type[Exception],
+    where: str,
+    unknown: Literal["forbid", "ignore"] = "ignore",
+) -> Any:
     """Read JSON as a type: a dataclass, whose fields can be others, or a union of such.
+
+    `unknown` says what to do about fields that a dataclass does not have.
 
     Raises
     ------
@@ -106,7 +114,7 @@ def read_json(kind: Any, text: str | bytes, error: type[Exception], where: str) 
         If `text` is no JSON, or not of that type.
     """
     try:
-        return _adapter(kind).validate_json(text, strict=True)
+        return _adapter(kind).validate_json(text, strict=True, extra=unknown)
     except ValidationError as err:
         raise error(_line(err, where)) from None
 

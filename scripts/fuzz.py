@@ -97,7 +97,7 @@ class Record:
         return [
             f"{name}: {found.get(name, 0)}, at least {int(floor * part['count'])}"
             for name, floor, found in wanted
-            if found.get(name, 0) < int(floor * part["count"])
+            if found.get(name, 0) < int(floor * part["count"])  # few functions owe nothing rare
         ]
 
     def write(self) -> None:

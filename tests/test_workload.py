@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from relax_fusion.errors import LoweringError
 from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
 from relax_fusion.workload.json import from_json, to_json
 
@@ -42,6 +43,9 @@ OTHERS = {
 @pytest.mark.parametrize("work", [*WORKLOADS.values(), *OTHERS.values()], ids=[*WORKLOADS, *OTHERS])
 def test_json_keeps_every_field(work) -> None:
     assert from_json(to_json(work)) == work
+    text = to_json(work).replace("{", '{"windw": 4, ', 1)
+    with pytest.raises(LoweringError, match="there is no field 'windw'"):
+        from_json(text)
 
 
 def test_every_field_of_a_rotation_is_in_the_key() -> None:

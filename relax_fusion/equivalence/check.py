@@ -155,7 +155,7 @@ class _Check:
             return Unchecked("the sizes that are tried make others negative")
         if all(misfits):  # at any sizes, those that the graph allows among them
             return Mismatch(f"{misfits[0]}")
-        sizes = sorted(self.region.statics, reverse=True)[:3]
+        sizes = sorted({*self.region.statics, *telling(self.region)}, reverse=True)[:3]
         return Unchecked(f"sizes are too large to compute: {', '.join(map(str, sizes))}")
 
     def _at(self, shrink: Shrink) -> str | None:

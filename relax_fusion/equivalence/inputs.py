@@ -8,13 +8,16 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from ..workload import Attention, Workload
+from ..workload import Attention, GatedFFN, NormMatmul, Workload
 from .interpreter import stored
 from .operators import Array, Uninterpreted
 from .region import Region, is_number, is_size
 from .sizes import Sizes
 
-KINDS = ("ordinary", "nothing hidden", "all hidden", "zeros", "not a number", "hidden by a bias")
+KINDS = (
+    *("ordinary", "nothing hidden", "all hidden", "zeros", "not a number", "hidden by a bias"),
+    "as small as an epsilon",
+)
 """What inputs can be; those but the first are only tried where an operand can be so."""
 
 LENGTHS = (3, 5, 8, 7, 11, 4, 6, 9)
@@ -32,6 +35,8 @@ def kinds(region: Region) -> list[str]:
         wanted += ["nothing hidden", "all hidden"]
     if "bias" in operands and isinstance(region.match.workload, Attention):
         wanted.append("hidden by a bias")
+    if _epsilon(region.match.workload):
+        wanted.append("as small as an epsilon")
     return [kind for kind in KINDS if kind in wanted]
 
 
@@ -57,6 +62,8 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
             values[leaf] = np.where(hidden < 0.3, -np.inf, values[leaf])
             if not _hides(region.match.workload):  # by numbers that can be larger than this one
                 values[leaf] = np.where(hidden > 0.7, -60000.0, values[leaf])
+        elif kind == "as small as an epsilon" and name in ("x", "residual"):
+            values[leaf] = values[leaf] * _epsilon(region.match.workload) ** 0.5
     if first is not None and values[first].dtype.kind == "f" and values[first].size:
         row = (0,) * (values[first].ndim - 1)
         if kind == "zeros":
@@ -64,6 +71,12 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
         elif kind == "not a number":
             values[first][row][0] = np.nan
     return values
+
+
+def _epsilon(work: Workload) -> float:
+    """Return the epsilon of a norm: beside rows of its size only, it makes a difference."""
+    norm = work.norm if isinstance(work, NormMatmul | GatedFFN) else None
+    return 0.0 if norm is None else norm.eps
 
 
 def _hides(work: Workload) -> bool:

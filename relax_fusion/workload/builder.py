@@ -41,7 +41,7 @@ class GraphBuilder:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
+        self._tensors: list[Tensor] = []
         self._blocks: list[Block] = []
         self._inputs: list[Slot] = []
         self._outputs: list[Slot] = []
@@ -51,8 +51,7 @@ class GraphBuilder:
     ) -> Handle:
         """Add an operand that is read."""
         self._inputs.append(Slot(name, "in"))
-        self._tensors[name] = Tensor(name, tuple(shape), dtype, format)
-        return Handle(name)
+        return self._add(Tensor(name, tuple(shape), dtype, format))
 
     def scalar(self, name: str, dim: Dim) -> None:
         """Add an operand that tells a size."""
@@ -92,8 +91,7 @@ class GraphBuilder:
 
     def tensor(self, name: str, shape: Sequence[Dim], dtype: str) -> Handle:
         """Add a tensor whose parts are made by `part`."""
-        self._tensors[name] = Tensor(name, tuple(shape), dtype)
-        return Handle(name)
+        return self._add(Tensor(name, tuple(shape), dtype))
 
     def part(self, to: Read, axes: Sequence[Axis], value: Expr) -> None:
         """Make the part of a tensor that `to` runs over."""
@@ -112,10 +110,14 @@ class GraphBuilder:
             If a name is used twice or not made, or a rank does not fit.
         """
         slots = (*self._inputs, *self._outputs)
-        return Graph(tuple(self._tensors.values()), tuple(self._blocks), slots)
+        return Graph(tuple(self._tensors), tuple(self._blocks), slots)
 
     def _make(self, name: str, axes: Sequence[Axis], dtype: str, rounds: bool = False) -> None:
-        self._tensors[name] = Tensor(name, tuple(a.size for a in axes), dtype, rounds=rounds)
+        self._add(Tensor(name, tuple(a.size for a in axes), dtype, rounds=rounds))
+
+    def _add(self, tensor: Tensor) -> Handle:
+        self._tensors.append(tensor)
+        return Handle(tensor.name)
 
     def _reduce(
         self,

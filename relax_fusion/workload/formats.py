@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from ..errors import GraphError
 from .dims import Dim, size_text
 
+_WORDS = {"uint8": 8, "uint16": 16, "uint32": 32}
+"""Bits of what packed elements are kept in."""
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -52,10 +55,25 @@ class Packed:
     word: str = "uint32"
     scale_dtype: str = "float16"
 
+    def __post_init__(self) -> None:
+        """Refuse what no tensor is stored as.
+
+        Raises
+        ------
+        GraphError
+            If a word holds no field, a group no element, or a dtype is not known.
+        """
+        if self.word not in _WORDS:
+            raise GraphError(f"words are {self.word!r}; must be of {', '.join(_WORDS)}")
+        if not 1 <= self.bits <= _WORDS[self.word]:
+            raise GraphError(f"{self.bits} bits; must be 1 to {_WORDS[self.word]}, as {self.word}")
+        if self.group < 1:
+            raise GraphError(f"a group is of {self.group}; must be from 1 on")
+
     @property
     def fields(self) -> int:
         """Elements of a word; bits that are left over are unused."""
-        return int(self.word.removeprefix("uint")) // self.bits
+        return _WORDS[self.word] // self.bits
 
     def operands(self, name: str, shape: tuple[Dim, ...]) -> tuple[Operand, ...]:
         """Return the words and the scales of a tensor.

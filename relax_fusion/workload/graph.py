@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 
 from ..errors import GraphError
 from .dims import Dim, DynamicDim
+from .dtypes import STORED_BYTES
 from .formats import Operand, Packed
 from .values import At, Axis, Expr, reads
 
@@ -164,11 +165,16 @@ class Graph:
         """Check names and ranks."""
         by_name = {t.name: t for t in self.tensors}
         if len(by_name) < len(self.tensors):
-            names = [t.name for t in self.tensors]
-            twice = next(n for n in names if names.count(n) > 1)
-            raise GraphError(f"tensor {twice!r} is declared twice")
+            raise GraphError(f"tensor {_twice([t.name for t in self.tensors])!r} is declared twice")
         object.__setattr__(self, "_by_name", by_name)
         known = {s.name for s in self.slots if s.role in ("in", "inout")}
+        slots = [s.name for s in self.slots if s.role != "out"]
+        if len(set(slots)) < len(slots):
+            raise GraphError(f"operand {_twice(slots)!r} is declared twice")
+        for tensor in self.tensors:
+            if tensor.dtype not in STORED_BYTES:
+                dtypes = ", ".join(STORED_BYTES)
+                raise GraphError(f"{tensor.name} is {tensor.dtype!r}; must be of {dtypes}")
         for block in self.blocks:
             self._check(block, known)
             known.add(block.out)
@@ -177,7 +183,10 @@ class Graph:
             raise GraphError(f"output {unmade[0]!r} is made by no statement")
 
     def _check(self, block: Block, known: set[str]) -> None:
-        axes = {a.name for a in (*block.axes, *block.reduced)}
+        names = [a.name for a in (*block.axes, *block.reduced)]
+        axes = set(names)
+        if len(axes) < len(names):
+            raise GraphError(f"{block.out}: two axes are called {_twice(names)!r}")
         if bool(block.reduced) != bool(block.combine):
             raise GraphError(f"{block.out}: reduced axes need a combination, and only they do")
         places = [(block.out, block.at)]
@@ -231,6 +240,10 @@ class Graph:
         width = max(map(len, types), default=0)
         rows = zip(heads, types, strict=True)
         return "\n".join(f"{h:{left}}  {t:{width}} = {v}" for (h, v), t in rows)
+
+
+def _twice(names: Sequence[str]) -> str:
+    return next(n for n in names if names.count(n) > 1)
 
 
 def in_order(operands: Sequence[Operand], given: Mapping[str, _T]) -> tuple[_T, ...]:

@@ -30,8 +30,8 @@ def from_json(text: str) -> Workload:
     """
     try:
         values = json.loads(text)
-        kind = _TYPES[values["type"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as err:
+        kind = _TYPES[values.pop("type")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
         known = ", ".join(_TYPES)
         raise LoweringError(f"workload is {shown(text)}; must be JSON of {known}") from err
-    return read_json(kind, text, LoweringError, kind.__name__)
+    return read_json(kind, json.dumps(values), LoweringError, kind.__name__, unknown="forbid")

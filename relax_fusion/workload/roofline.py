@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from ..errors import GraphError
 from .dims import Dim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph, Tensor
@@ -151,4 +152,8 @@ def _operations(value: Expr) -> int:
 
 
 def _size(dim: Dim, sizes: Sizes) -> int:
-    return dim if isinstance(dim, int) else sizes[dim.name]
+    if isinstance(dim, int):
+        return dim
+    if dim.name not in sizes:
+        raise GraphError(f"the size of {dim.name} is missing; there are {', '.join(sizes)}")
+    return sizes[dim.name]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 from tvm import ir, relax
 
-from relax_fusion.equivalence import Unchecked, check_match
+from relax_fusion.equivalence import Mismatch, Unchecked, check_match
 
 from .matches import first_match, matched
 
@@ -63,3 +65,21 @@ def test_static_lengths_and_a_symbolic_batch_are_checked_at_any_batch() -> None:
     call = 'y = R.nn.attention(q, k, v, causal_mask="BottomRight", window_size=30)'
     view, match = matched("FuseAttentionChain", "q[n,40,2,8] k[n,40,2,8] v[n,40,2,8]", call)
     assert check_match(view, match) is None
+
+
+@pytest.mark.parametrize("norm", ["R.nn.rms_norm(s, g,", "R.nn.layer_norm(s, g, b,"])
+@pytest.mark.parametrize(("epsilon", "other"), [(1e-12, 1e-11), (1e-5, 1.001e-5)])
+def test_another_epsilon_is_found(norm: str, epsilon: float, other: float) -> None:
+    body = f"s = R.add(x, r); h = {norm} axes=[-1], epsilon={epsilon})\ny = R.matmul(h, W)"
+    view, match = matched("FuseRMSNormMatmul", "x[1,32] r[1,32] g[32] b[32] W[32,48]", body)
+    assert check_match(view, match) is None
+    work = match.workload
+    wrong = replace(match, workload=replace(work, norm=replace(work.norm, eps=other)))
+    assert isinstance(check_match(view, wrong), Mismatch)
+
+
+def test_a_window_that_is_too_long_is_named() -> None:
+    call = 'y = R.nn.attention(q, k, v, causal_mask="TopLeft", window_size=100000)'
+    view, match = matched("FuseAttentionChain", "q[1,n,2,8] k[1,n,2,8] v[1,n,2,8]", call)
+    found = check_match(view, match)
+    assert isinstance(found, Unchecked) and "too large to compute: 100002" in found.detail

@@ -64,3 +64,11 @@ def test_times_and_numbers_are_read() -> None:
     assert _arguments.minutes("inf") == float("inf") and _arguments.at_least(2)("2") == 2
     with pytest.raises(argparse.ArgumentTypeError, match="no integer from 2 on"):
         _arguments.at_least(2)("2.0")
+
+
+def test_few_functions_owe_no_rare_decline(tmp_path: Path) -> None:
+    record = fuzz.Record(tmp_path / "x.json")
+    record.part("graphs")["count"] = 20
+    assert record.missed() == []
+    record.part("graphs")["count"] = 50
+    assert "FuseMatmulChain: 0, at least 1" in record.missed()

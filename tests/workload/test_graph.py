@@ -72,6 +72,14 @@ READ = Read("x", (at(ROW), at(DEPTH)))
 SUM = Block("y", (at(ROW),), (ROW,), READ, (DEPTH,), "sum")
 IN, OUT = Slot("x", "in"), Slot("y", "out")
 
+
+def built_twice() -> Graph:
+    g = GraphBuilder()
+    y = g.map("y", (ROW,), Const(1.0), "float32")
+    g.output(g.map("y", (ROW,), y[ROW] * 2.0, "float32"))
+    return g.graph()
+
+
 WRONG = {
     "tensor 'x' is declared twice": lambda: Graph((X, X), (), ()),
     "output 'y' is made by no statement": lambda: Graph((X, Y), (), (IN, OUT)),
@@ -86,6 +94,16 @@ WRONG = {
     "reduced axes need a combination": lambda: Graph(
         (X, Y), (Block("y", (at(ROW),), (ROW,), READ, (DEPTH,)),), (IN, OUT)
     ),
+    "operand 'x' is declared twice": lambda: Graph((X,), (), (IN, IN)),
+    "y: two axes are called": lambda: Graph(
+        (X, Y), (Block("y", (at(ROW),), (ROW,), READ, (DEPTH, DEPTH), "sum"),), (IN, OUT)
+    ),
+    "z is 'float'; must be of float64": lambda: Graph((Tensor("z", (), "float"),), (), ()),
+    "tensor 'y' is declared twice": built_twice,
+    "words are 'int7'; must be of uint8": lambda: Packed(4, 32, 7, word="int7"),
+    "9 bits; must be 1 to 8, as uint8": lambda: Packed(9, 32, 7, word="uint8"),
+    "0 bits; must be": lambda: Packed(0, 32, 7),
+    "a group is of 0": lambda: Packed(4, 0, 7),
     "no operator 'sin'; there are add": lambda: Op("sin", (READ,)),
     "exp has 2 operands; must have 1": lambda: Op("exp", (READ, READ)),
     "is no coordinate; must be an axis": lambda: at(READ),  # a gather

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
+from relax_fusion.errors import GraphError
 from relax_fusion.workload import (
     Attention,
     DynamicDim,
@@ -90,3 +93,9 @@ def test_contractions_are_sums_of_products_along_different_axes() -> None:
     work = NormMatmul(ROWS, 64, (Projection(48, "nk"),), Norm("rms", 1e-5), *HALF)
     found = {b.out: is_contraction(b) for b in work.graph.blocks}
     assert found == {"square_sum": False, "x_norm": False, "acc0": True, "out0": False}
+
+
+def test_a_size_that_is_missing_is_named() -> None:
+    work = NormMatmul(ROWS, 8, (Projection(4, "nk"),), None, "float32", "float32")
+    with pytest.raises(GraphError, match="the size of rows is missing"):
+        work.flops()
