@@ -76,7 +76,7 @@ def make(region: Region, sizes: Sizes, kind: str, seed: int) -> dict[relax.Var, 
 def _epsilon(work: Workload) -> float:
     """Return the epsilon of a norm: beside rows of its size only, it makes a difference."""
     norm = work.norm if isinstance(work, NormMatmul | GatedFFN) else None
-    return 0.0 if norm is None else norm.eps
+    return norm.eps if norm is not None and 0 < norm.eps < np.inf else 0.0
 
 
 def _hides(work: Workload) -> bool:

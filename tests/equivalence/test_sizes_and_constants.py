@@ -83,3 +83,10 @@ def test_a_window_that_is_too_long_is_named() -> None:
     view, match = matched("FuseAttentionChain", "q[1,n,2,8] k[1,n,2,8] v[1,n,2,8]", call)
     found = check_match(view, match)
     assert isinstance(found, Unchecked) and "too large to compute: 100002" in found.detail
+
+
+@pytest.mark.parametrize("epsilon", [-1.0, 0.0, 1e300])
+def test_odd_epsilons_end_no_check(epsilon: float) -> None:
+    body = f"h = R.nn.rms_norm(x, g, axes=[-1], epsilon={epsilon})\ny = R.matmul(h, W)"
+    view, match = matched("FuseRMSNormMatmul", "x[3,32] g[32] W[32,48]", body)
+    assert check_match(view, match) is None
