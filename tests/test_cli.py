@@ -360,7 +360,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [int(row[0]) > 1 for row in rows if row[1:] == ["checked"]] == [True]
 
-    arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "--validate=strict"]
+    arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "--validate-strictly"]
     assert main(["explain", str(config), *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["dtype"] == "float16"
@@ -385,7 +385,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
-        (["demo-gpt2", "--validate=x"], 2, "strict"),
+        (["--validate", "demo-gpt2", "--dtype", "int8"], 2, "float16"),
         ([], 2, "SRC"),
     ],
 )

@@ -213,13 +213,18 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--validate",
-        nargs="?",
+        action="store_const",
         const=True,
         default=False,
-        choices=("strict",),
-        metavar="strict",
         help="check by numpy that every kernel computes what it replaces, and leave a chain alone "
-        "where it does not; --validate=strict fails there",
+        "where it does not",
+    )
+    parser.add_argument(
+        "--validate-strictly",
+        action="store_const",
+        const="strict",
+        dest="validate",
+        help="the same, but fail there",
     )
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
