@@ -102,11 +102,11 @@ def read_json(
     text: str | bytes,
     error: type[Exception],
     where: str,
-    unknown: Literal["forbid", "ignore"] = "ignore",
+    unknown: Literal["forbid", "ignore"] | None = None,
 ) -> Any:
     """Read JSON as a type: a dataclass, whose fields can be others, or a union of such.
 
-    `unknown` says what to do about fields that a dataclass does not have.
+    `unknown` says what to do about fields that a dataclass does not have, by default what it says.
 
     Raises
     ------
