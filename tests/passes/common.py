@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-import ml_dtypes
 import numpy as np
 import tvm
 from tvm import ir, relax
 
 from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
+from relax_fusion.workload.reference import numpy_dtype
 
 from ..accuracy import assert_accurate
 from ..quick import machine, quickly
@@ -103,11 +103,6 @@ class Chain:
                 values /= np.sqrt(shape[0])
             out.append(values.astype(numpy_dtype(dtype)))
         return out
-
-
-def numpy_dtype(name: str) -> np.dtype:
-    """Return the numpy type called `name`, bfloat16 included."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def module(chains: Iterable[Chain], header: str = "") -> ir.IRModule:
