@@ -29,7 +29,6 @@ def activate(name: str, x: tirx.Expr) -> tirx.Expr:
         return half * x * (one + te.erf(x * tirx.const(_SQRT_HALF, ACCUMULATE)))
     if name == "gelu_tanh":
         cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
-        # tanh(y) = 1 - 2 / (exp(2 y) + 1): one exponential, which every back end vectorises.
-        twice = te.exp(tirx.const(2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic)
-        return x * (one - one / (twice + one))
+        # (1 + tanh(y)) / 2 is sigmoid(2 y): one exponential, and no difference of close numbers.
+        return x / (one + te.exp(tirx.const(-2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic))
     raise LoweringError(f"no formula for activation {name!r}")

@@ -125,9 +125,11 @@ def region_of(view: BlockView, match: Match) -> Region:
     """Collect what computes the results of a match.
 
     What leads to a result goes back to the operands, and past them to what the operands themselves
-    are computed from where a result is read from that, too.
+    are computed from where a result is read from that, too, or where that is an operand as well: a
+    kernel that is given a weight and the same weight transposed may read either for the other.
     """
     operands = {v for a in match.args for v in free_vars_of(a.expr)}
+    operands -= {v for v in operands if not operands.isdisjoint(_forms(view, v))}
     results, behind = _results(view, match)
     while True:
         bound, leaves = _back(view, (*results, *operands), operands)
@@ -191,6 +193,16 @@ def _back(
             bound.add(var)
             stack += view.reads[var]
     return bound, leaves
+
+
+def _forms(view: BlockView, var: relax.Var) -> Iterator[relax.Var]:
+    """Yield what a variable is another form of: each computed from the next one alone."""
+    while var in view.index:
+        read = {v for v in view.reads[var] if not is_size(v)}
+        if len(read) != 1:
+            return
+        var = read.pop()
+        yield var
 
 
 def _reaches(view: BlockView, var: relax.Var, targets: set[relax.Var]) -> bool:

@@ -84,6 +84,25 @@ def test_what_is_right_is_found_to_be(cases: dict[str, Case], name: str) -> None
     assert check_match(*cases[name]) is None
 
 
+TWO_FORMS = {
+    "transposed": (
+        "x[32,32] W[32,32]",
+        "t = R.permute_dims(W); m = R.matmul(x, t); u = R.permute_dims(t); y = R.add(m, u)",
+    ),
+    "both": (
+        "x[32,32] W[32,32]",
+        "t = R.permute_dims(W); m = R.matmul(x, t); a = R.add(m, t); y = R.add(a, W)",
+    ),
+    "its own input": ("x[32,32]", "t = R.permute_dims(x); m = R.matmul(x, t); y = R.add(m, t)"),
+}
+
+
+@pytest.mark.parametrize("name", TWO_FORMS)
+def test_an_operand_may_be_another_one_in_another_form(name: str) -> None:
+    view, match = matched("FuseMatmulEpilogue", *TWO_FORMS[name])
+    assert len({a.expr for a in match.args}) > 1 and check_match(view, match) is None
+
+
 def of_norm(**changes: Any) -> Callable[[Any], Any]:
     return lambda work: replace(work, norm=replace(work.norm, **changes))
 

@@ -115,6 +115,16 @@ def test_f6_what_may_be_rounded_may_overflow(run: Run) -> None:
     assert (np.abs(got - wanted) < 2).all() or not np.isfinite(got).any()
 
 
+@on_every_backend(**{name: replace(ACTIVE[name], **FLOAT) for name in ("silu", "gelu", "gelu_tanh")})
+def test_f7_small_activations_are_exact(run: Run) -> None:
+    given = zeros(run.work, rows=2)
+    given["bias0_0"][:] = np.linspace(-6, -1, N)
+    exact, got = run.exact(given)["out0"], run(given)["out0"]
+    is_exact_gelu = run.work.outputs[0].epilogue[-1] == "gelu"
+    limit = 2.0**-22 * np.abs(given["bias0_0"]) if is_exact_gelu else 2.0**-18 * np.abs(exact)
+    assert (np.abs(got - exact) <= limit).all()
+
+
 @on_every_backend(steps=STEPS, rms=RMS_ADDED, gated=GATED_SILU, chain=CHAIN, gelu=ACTIVE["gelu"])
 def test_e1_no_rows_give_no_rows(run: Run) -> None:
     for name, got in run(draw(run.work, rows=0)).items():
