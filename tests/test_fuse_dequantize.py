@@ -87,6 +87,22 @@ def test_tensors_of_unknown_shape_and_tuples(body: str, inputs: str) -> None:
     fused(chain(body, inputs=f"{inputs or 'x[n,32]'} q[32,48]:int8"))
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("match_cast(q, R.Tensor(ndim=2, dtype='int8'))", "astype(a, 'float16')"),
+        ("astype(q, 'float16')", "match_cast(a, R.Tensor(ndim=2, dtype='float16'))"),
+    ],
+)
+def test_what_is_decoded_at_an_unknown_shape_is_left(steps: tuple[str, str]) -> None:
+    body = "a = R.{}\nb = R.{}\nc = R.nn.relu(b)\n"
+    body += "w = R.match_cast(c, R.Tensor((32, 48), 'float16'))\n"
+    mod = chain(body.format(*steps) + Y + "z = R.nn.silu(y)", "z")
+    tvm.ir.assert_structural_equal(FuseDequantize()(mod), mod)
+    _, decisions = run_pass(mod, "FuseMatmulEpilogue")
+    assert [d.fused for d in decisions] == [True]
+
+
 OVERWRITING = """
     @T.prim_func(s_tir=True, private=True)
     def zero(q: T.Buffer((T.int64(32), T.int64(48)), "int8")):

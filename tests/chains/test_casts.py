@@ -83,3 +83,13 @@ def test_what_was_narrow_already_is_not_rounded() -> None:
         "FuseAttentionChain",
     )
     assert [d.fused for d in decisions] == [True]
+
+
+def test_what_was_narrow_may_be_widened_and_narrowed_again() -> None:
+    body = (
+        'm = R.matmul(x, W); a = R.astype(m, "float32"); b = R.astype(a, "float16")\n'
+        'c = R.astype(b, "float32"); d = R.nn.silu(c); y = R.astype(d, "float16")'
+    )
+    chain = Chain("main", "x[6,32] W[32,48]", body, "y", dtype="float16")
+    _, decisions = run_pass(module([chain]), "FuseMatmulEpilogue")
+    assert [(d.where, d.fused) for d in decisions] == [("y", True)]

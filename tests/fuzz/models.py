@@ -100,9 +100,10 @@ def _closed(bindings: Sequence[Binding], whole: Function) -> Function:
     kinds = relax.TensorType | relax.TupleType | relax.ShapeType
     params = [v for v in read if v not in made and isinstance(v.ty, kinds)]
     params = list({id(p): p for p in params}.values())
-    sizes = {s for p in params for s in _sizes(p.ty)}
-    used = {s for var, value, _ in bindings for s in (*_sizes(var.ty), *_numbers(value))}
-    missing = [s for s in used if s not in sizes]
+    dims = [d for p in params for d in _dims(p.ty)]
+    used = {s for var, value, _ in bindings for s in (*variables(_dims(var.ty)), *_numbers(value))}
+    every = sorted({*used, *variables(dims)}, key=str)
+    missing = [s for s in every if not any(d.same_as(s) for d in dims)]
     if missing:
         params.append(relax.Var("sizes", relax.ShapeType(missing)))
     tensors = [v for v, _, _ in bindings if isinstance(v.ty, relax.TensorType)]
@@ -113,14 +114,14 @@ def _closed(bindings: Sequence[Binding], whole: Function) -> Function:
     return Function(tuple(fresh.get(p, p) for p in params), bound, tuple(results), whole.base)
 
 
-def _sizes(ty: ir.Type) -> Iterator[tirx.Var]:
+def _dims(ty: ir.Type) -> Iterator[Any]:
     if isinstance(ty, relax.TupleType):
         for part in ty.fields:
-            yield from _sizes(part)
+            yield from _dims(part)
     elif isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr):
-        yield from variables(ty.shape.values)
+        yield from ty.shape.values
     elif isinstance(ty, relax.ShapeType) and ty.values is not None:
-        yield from variables(ty.values)
+        yield from ty.values
 
 
 def _numbers(value: Any) -> Iterator[tirx.Var]:

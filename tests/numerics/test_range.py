@@ -115,7 +115,9 @@ def test_f6_what_may_be_rounded_may_overflow(run: Run) -> None:
     assert (np.abs(got - wanted) < 2).all() or not np.isfinite(got).any()
 
 
-@on_every_backend(**{name: replace(ACTIVE[name], **FLOAT) for name in ("silu", "gelu", "gelu_tanh")})
+@on_every_backend(
+    **{name: replace(ACTIVE[name], **FLOAT) for name in ("silu", "gelu", "gelu_tanh")}
+)
 def test_f7_small_activations_are_exact(run: Run) -> None:
     given = zeros(run.work, rows=2)
     given["bias0_0"][:] = np.linspace(-6, -1, N)

@@ -39,6 +39,16 @@ def scored(name: str, steps: str, reason: Reason, words: str, inputs: str = QKV)
 
 REFUSALS = [
     Refusal(
+        "a_wide_result_of_narrow_values",
+        "q[2,4,5,8] k[2,4,7,8] v[2,4,7,8]",
+        PRODUCT
+        + 's = R.astype(s0, "float32"); p = R.nn.softmax(s, axis=-1)\n'
+        + 'w = R.astype(v, "float32"); o = R.matmul(p, w)',
+        Reason.DTYPE,
+        "the value is float16, the result float32",
+        dtype="float16",
+    ),
+    Refusal(
         "no_queries",
         "q[2,0,4,8] k[2,7,4,8] v[2,7,4,8]",
         "o = R.nn.attention(q, k, v)",
@@ -136,6 +146,13 @@ REFUSALS = [
         "s = R.clip(s0, -1e6, 50.0)",
         Reason.ATTRIBUTE,
         "scores are held back at 50",
+    ),
+    scored(
+        "scores_held_at_a_size",
+        "s = R.clip(s0, n, 1e6)",
+        Reason.ATTRIBUTE,
+        "the scores go through clip",
+        QKV + " x[n]",
     ),
     scored(
         "scores_held_above_data",

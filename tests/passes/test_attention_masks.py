@@ -198,6 +198,16 @@ DATA = [
         "q k v m",
     ),
     by_mask(
+        "additive_mask_made_of_one_of_head_groups",
+        f"a = R.where(m, {const(0.0)}, {LOW}); c = R.expand_dims(a, axis=[2])\n"
+        + "w = R.broadcast_to(c, (2, 2, 2, 1, 6)); b = R.reshape(w, R.shape([2, 4, 1, 6]))\n",
+        "b",
+        replace(SIX, bias_dims=(True, True, False, True)),
+        SQUARE + " m[2,2,1,6]:bool",
+        "q k v w",
+        left=("where", "expand_dims", "broadcast_to"),
+    ),
+    by_mask(
         "additive_mask_made_of_a_boolean_one",
         f"b0 = R.where(m, {const(0.0)}, {LOW}); b = R.expand_dims(b0, axis=[1, 2])\n",
         "b",
