@@ -9,7 +9,6 @@ Importing the package registers the pipeline ``relax_fusion``::
 """
 
 from .decision import Decision
-from .device import DEVICES, DeviceSpec, device
 from .errors import (
     Decline,
     EquivalenceError,
@@ -23,6 +22,8 @@ from .errors import (
     TilePlanError,
 )
 from .fuse_dequantize import FuseDequantize
+from .hardware import DEVICES, DeviceSpec, device
+from .hardware.target import host_target, make_target
 from .lowering import FuseOptions
 from .options import PipelineOptions
 from .passes import (
@@ -35,7 +36,6 @@ from .passes import (
 )
 from .pipeline import relax_fusion_pipeline
 from .report import Report
-from .target import host_target, make_target
 from .tile_plan import PlanTable, TilePlan
 from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 from .workload import (

@@ -21,10 +21,10 @@ from .effects import Memory
 from .equivalence import Checker, Mismatch
 from .errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
 from .estimator import Choice, choose
+from .hardware.target import device_of, host_target, is_gpu, require_tf32
 from .pattern import BlockView, Match, Matcher, Refused
 from .rebuild import Kernel, order, overwritten, rebuild
 from .shapes import elsewhere
-from .target import device_of, host_target, is_gpu, require_tf32
 from .tile_plan import PlanTable, TilePlan
 from .validation import Count, check, shown
 from .workload import GatedFFN, NormMatmul

@@ -17,10 +17,10 @@ from tvm.relax.frontend.nn import ExternModule
 from tvm.target import Target
 
 from .errors import PipelineError
+from .hardware.target import has_triton, make_target, require_tf32
 from .lowering import Bound, FuseOptions, Plans
 from .passes import PATTERNS
 from .report import Report
-from .target import has_triton, make_target, require_tf32
 from .validation import Natural, check, plain, shown
 
 Backend = Literal["auto", "tir", "triton"]

@@ -45,6 +45,7 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
+from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .in_place import NameInPlaceResults, SeparateWrites
 from .item_groups import InlineItemGroups
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
@@ -54,7 +55,6 @@ from .options import PipelineOptions, make_options
 from .own_constants import CopyConstants, FoldConstants
 from .passes import PATTERNS
 from .returned_views import ReturnReshapedViews, RewriteReshapes
-from .target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 

@@ -21,9 +21,9 @@ from _gpu_timing import allowed_error
 from _report import plan_words
 
 from relax_fusion import make_target
-from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator import candidates, predict
-from relax_fusion.target import device_of
+from relax_fusion.hardware import DeviceSpec
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import TilePlan
 
 DTYPES = ("float16", "bfloat16")

@@ -10,7 +10,7 @@ from tvm import s_tir, te
 from tvm.runtime import tensor
 
 from relax_fusion import host_target
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 
 ACCUMULATORS = 12
 """Vectors that are multiplied and added in turn: more than latency times throughput asks for."""

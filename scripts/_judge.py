@@ -46,7 +46,7 @@ class Judge(GpuRun):
     without_gpu = "--from"
 
     def __init__(self, args: argparse.Namespace, subject_of: SubjectOf) -> None:
-        from relax_fusion.target import device_of, make_target
+        from relax_fusion.hardware.target import device_of, make_target
 
         what = "Median time in ms by plan; CUDA graph replays through the VM, L2 flushed by "
         what += "reading, launch included. Plans of a group were timed in one run, in turn."
@@ -175,7 +175,7 @@ def judge_stored(script: str, args: argparse.Namespace, subject_of: SubjectOf) -
 
     Date, machine and versions stay those of the timings; what the model of then reached is kept.
     """
-    from relax_fusion.target import device_of, make_target
+    from relax_fusion.hardware.target import device_of, make_target
 
     path: Path = args.stored
     groups = judgement.load(path, subject_of)

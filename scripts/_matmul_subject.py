@@ -7,8 +7,8 @@ from typing import Any
 
 from _matmul_cases import Chain
 
-from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator import Choice, choose
+from relax_fusion.hardware import DeviceSpec
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, NormMatmul
 
 CASES = ("qkv", "gate_up", "out", "down")

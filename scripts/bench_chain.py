@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import MatmulChain
 
 PASS = "FuseMatmulChain"

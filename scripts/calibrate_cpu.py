@@ -23,10 +23,10 @@ from _cpu_machine import pin_threads, use_all_cores
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.device import DeviceSpec
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, predict
-from relax_fusion.target import device_of, host_target
+from relax_fusion.hardware import DeviceSpec
+from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 

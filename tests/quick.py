@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.target import Target
 
-from relax_fusion.target import host_target
+from relax_fusion.hardware.target import host_target
 
 
 def quick(target: Target) -> Target:

@@ -84,7 +84,7 @@ def quick_to_compile():
     """Compile for this machine without optimisations, which take long."""
     made = quick_host()
     with pytest.MonkeyPatch.context() as patch, quick_passes():
-        patch.setattr("relax_fusion.target.host_target", lambda: made)
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
         patch.setattr(compile_module, "build", short)
         yield
 

@@ -32,8 +32,9 @@ from relax_fusion import (
 )
 from relax_fusion.cli import main, manifest, run
 from relax_fusion.cli.source import open_source
-from relax_fusion.device import generic_cpu
 from relax_fusion.errors import LoweringError, TargetError
+from relax_fusion.hardware import generic_cpu
+from relax_fusion.hardware.target import device_of
 from relax_fusion.models import (
     ModelError,
     config_from_dict,
@@ -45,7 +46,6 @@ from relax_fusion.models import (
 from relax_fusion.models.checkpoint import Checkpoint
 from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.options import make_options
-from relax_fusion.target import device_of
 from relax_fusion.validation import shown
 from relax_fusion.workload.json import from_json, to_json
 

@@ -13,9 +13,9 @@ from typing import Any
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ..hardware.target import device_of
 from ..models import ExportedModel, load_weights
 from ..report import Report
-from ..target import device_of
 from ..validation import read_json
 from .artifact import check_output, place, staged
 from .build import build, cuda_kernels, guarded, require_linker

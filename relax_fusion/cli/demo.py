@@ -10,10 +10,10 @@ from math import prod
 from typing import Any
 
 from ..estimator import format_seconds
+from ..hardware.target import device_of, host_target, make_target
 from ..models import Config, ExportedModel, export, random_weights, zoo_config
 from ..models.threads import use_all_cores
 from ..report import Report
-from ..target import device_of, host_target, make_target
 from .build import build, build_default, cuda_kernels
 from .console import Console, table
 from .explain import summary

@@ -9,12 +9,12 @@ from typing import NoReturn
 from tvm.target import Target
 
 from .. import __version__
-from ..device import DEVICES
 from ..errors import TargetError
+from ..hardware import DEVICES
+from ..hardware.target import make_target
 from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
-from ..target import make_target
 from ..validation import MAX_INT32, shown
 from .compile import compile_command
 from .demo import demo_command

@@ -13,6 +13,7 @@ import numpy as np
 import tvm
 
 from ..errors import TargetError
+from ..hardware.target import device_of, host_target, is_cpu, make_target
 from ..models import (
     BertConfig,
     ExportedModel,
@@ -24,7 +25,6 @@ from ..models import (
     random_weights,
 )
 from ..models.threads import use_all_cores
-from ..target import device_of, host_target, is_cpu, make_target
 from ..validation import shown
 from .build import FOREIGN_ERRORS
 from .console import CliError, Console, first_line

@@ -10,11 +10,11 @@ from typing import Any
 
 from tvm.target import Target
 
+from ..hardware.target import is_gpu
 from ..models import Config, ExportedModel, config_from_dict, export
 from ..models.checkpoint import INDEX, SINGLE
 from ..models.config import read_config
 from ..models.zoo import CONFIGS
-from ..target import is_gpu
 from .console import CliError
 
 ZOO = tuple(CONFIGS)

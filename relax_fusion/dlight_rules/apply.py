@@ -14,8 +14,8 @@ from tvm.target import Target
 from ..compute import description
 from ..decision import Scheduling
 from ..errors import Decline, Reason, SchedulingError
+from ..hardware.target import is_gpu
 from ..modules import with_functions
-from ..target import is_gpu
 from ..tile_plan import PLAN_ATTR, PlanTable
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses

@@ -10,7 +10,7 @@ from ..compute.attention import range_suffix
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
 from ..estimator import mma
-from ..target import device_of, is_gpu
+from ..hardware.target import device_of, is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step

@@ -7,7 +7,7 @@ from tvm.target import Target
 
 from ..compute import description
 from ..compute.ranges import stitch, unless_empty, unstitch
-from ..target import is_gpu
+from ..hardware.target import is_gpu
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .contraction_gpu import schedule_gpu

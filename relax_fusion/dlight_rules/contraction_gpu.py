@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from ..estimator import mma, skinny
 from ..estimator.footprint import is_gemv, stages_norm
-from ..target import device_of
+from ..hardware.target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv

@@ -9,7 +9,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from ..errors import Decline, Reason
-from ..target import is_gpu
+from ..hardware.target import is_gpu
 from .empty_loops import with_starts
 from .total import TotalRule, has_blocks
 

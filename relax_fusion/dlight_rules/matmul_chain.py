@@ -10,7 +10,7 @@ from ..compute.ranges import stitch, unless_empty, unstitch
 from ..errors import LoweringError
 from ..estimator import mma
 from ..estimator.panels import FAMILY as PANELS
-from ..target import is_gpu
+from ..hardware.target import is_gpu
 from ..tile_plan import TilePlan
 from ..workload import MatmulChain
 from .cpu.contraction import schedule_cpu

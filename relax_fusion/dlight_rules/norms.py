@@ -8,12 +8,12 @@ from tvm import s_tir, sym, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..device import DeviceSpec
 from ..errors import Decline, Reason
 from ..estimator.candidates import next_power
 from ..estimator.footprint import VECTOR_LOAD_BYTES
 from ..estimator.prediction import ceil_div
-from ..target import device_of, is_cpu, is_gpu
+from ..hardware import DeviceSpec
+from ..hardware.target import device_of, is_cpu, is_gpu
 from ..workload import FLOAT_BYTES
 from . import steps
 from .foreign.matmul import foreign_matmul

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import MatmulChain, NormMatmul, Projection, extent
 from .chain import is_packed, panel_columns, sum_parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..device import DeviceSpec
 from ..errors import Decline, Reason, TilePlanError
+from ..hardware import DeviceSpec
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import INTEGER_DTYPES, Attention, MatmulChain, NormMatmul, Workload
 from ..workload.checks import check_workload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, MatmulChain, Workload
 from . import (

@@ -6,7 +6,7 @@ once and computes them in registers.  See `relax_fusion.dlight_rules.tensor_core
 
 from __future__ import annotations
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, NormMatmul
 from . import skinny

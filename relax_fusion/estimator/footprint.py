@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ..device import STATIC_SMEM_BYTES, DeviceSpec
+from ..hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, MatmulChain, Workload
 from . import chain, mma, mma_attention, mma_chain, skinny

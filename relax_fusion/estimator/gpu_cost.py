@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from .footprint import VECTOR_LOAD_BYTES, Footprint
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..device import STATIC_SMEM_BYTES, DeviceSpec
+from ..hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention, GatedFFN, MatmulChain, NormMatmul, Workload
 from .footprint import VECTOR_LOAD_BYTES, Footprint, is_gemv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from .footprint import Footprint, is_gemv
 from .gpu_cost import (

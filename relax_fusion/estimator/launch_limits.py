@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul, Workload
 from .footprint import is_gemv

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES
 from .prediction import HALF_DTYPES, ceil_div

@@ -11,7 +11,7 @@ they are given to within 10 % (root mean square).
 
 from __future__ import annotations
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from . import mma

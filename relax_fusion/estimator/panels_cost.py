@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from .cpu_cost import (
     FMA_LATENCY_CYCLES,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from . import mma

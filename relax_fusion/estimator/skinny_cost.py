@@ -10,7 +10,7 @@ of the plans that were tried for a workload, those that they choose lose 0.8 % o
 
 from __future__ import annotations
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from . import skinny

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import ACTIVATIONS, Dim, GatedFFN, NormMatmul, Projection
 from .prediction import HALF_DTYPES, ceil_div

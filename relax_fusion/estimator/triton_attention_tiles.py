@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from math import ceil
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .prediction import ceil_div

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..workload import DTYPE_BYTES, Attention, GatedFFN, NormMatmul
 from .gpu_cost import MEMORY_LATENCY_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest

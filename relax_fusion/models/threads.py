@@ -8,7 +8,7 @@ import threading
 import tvm_ffi
 
 from ..errors import TargetError
-from ..target import usable_cores
+from ..hardware.target import usable_cores
 from ..validation import shown
 
 _ONE_EACH, _SHARED = -2, -3

@@ -12,7 +12,6 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from ..device import DeviceSpec
 from ..errors import LoweringError
 from ..estimator import AttentionSize
 from ..estimator.triton_attention_tiles import (
@@ -23,6 +22,7 @@ from ..estimator.triton_attention_tiles import (
     key_parts,
     programs_wanted,
 )
+from ..hardware import DeviceSpec
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention
 from .arguments import OUT, Workspace

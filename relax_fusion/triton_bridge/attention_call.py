@@ -9,8 +9,8 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 from tvm import tirx
 
-from ..device import DeviceSpec
 from ..errors import LoweringError
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, HeadLayout, MaskDims
 from .arguments import OUT, Workspace, row_major_strides

@@ -23,7 +23,7 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
-from ..target import user_cache_directory
+from ..hardware.target import user_cache_directory
 from .kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
@@ -38,7 +38,7 @@ class KernelCache:
     Parameters
     ----------
     directory : Path, optional
-        Made when first written to; `relax_fusion.target.user_cache_directory` by default.
+        Made when first written to; `relax_fusion.hardware.target.user_cache_directory` by default.
     """
 
     def __init__(self, directory: Path | None = None):

@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.target import Target
 
 from ..errors import KernelError
-from ..target import compute_capability, make_target
+from ..hardware.target import compute_capability, make_target
 from ..validation import shown
 from .arguments import InOut, Out, TensorMap, is_number
 from .compile import compile_kernels

@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm import ir
 
-from ..device import DeviceSpec
 from ..errors import LoweringError
 from ..estimator.triton import norm_inside
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
 from .arguments import Workspace

@@ -11,9 +11,9 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
+from ..hardware.target import compute_capability, device_of
 from ..modules import with_functions
-from ..target import compute_capability, device_of
 from ..tile_plan import PlanTable
 from ..workload import Attention, Dim, GatedFFN, MatmulChain, NormMatmul
 from .arguments import Workspace, is_number

@@ -9,7 +9,7 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 from tvm import ir, tirx
 
-from ..device import DeviceSpec
+from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .arguments import Out, Workspace

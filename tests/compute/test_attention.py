@@ -17,7 +17,7 @@ from relax_fusion.compute import attention_exp, description
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import LoweringError
-from relax_fusion.target import host_target
+from relax_fusion.hardware.target import host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.reference import numpy_dtype

@@ -15,7 +15,7 @@ from tvm.target import Target
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import Decline
-from relax_fusion.target import host_target
+from relax_fusion.hardware.target import host_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 

@@ -14,7 +14,7 @@ from tvm.runtime import tensor
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, skinny
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates, footprint, skinny
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
 

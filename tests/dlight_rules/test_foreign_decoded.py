@@ -8,11 +8,11 @@ import pytest
 from tvm import tirx
 
 from relax_fusion import make_target
-from relax_fusion.device import DeviceSpec
 from relax_fusion.dlight_rules import ForeignMatmulRule
 from relax_fusion.dlight_rules.foreign import plans as foreign_plans
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, candidates, choose, decoded, skinny
+from relax_fusion.hardware import DeviceSpec
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import NormMatmul
 

@@ -16,7 +16,7 @@ from relax_fusion.dlight_rules import ForeignMatmulRule
 from relax_fusion.dlight_rules.foreign.matmul import foreign_matmul
 from relax_fusion.dlight_rules.foreign.plans import planned
 from relax_fusion.errors import Decline, Reason
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
 from .foreign_cases import Input, Quantised, check, compiled, fused, run

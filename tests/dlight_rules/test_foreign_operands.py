@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from relax_fusion.dlight_rules import ForeignMatmulRule
 from relax_fusion.errors import Decline, Reason
-from relax_fusion.target import make_target
+from relax_fusion.hardware.target import make_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
 from .foreign_cases import Input, compiled, fused

@@ -16,7 +16,7 @@ from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, with_mma_at
 from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
 from relax_fusion.estimator import candidates, mma
 from relax_fusion.estimator.mma_attention import copy_lanes
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 from relax_fusion.workload.reference import numpy_dtype

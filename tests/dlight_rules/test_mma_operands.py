@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.dlight_rules.tensor_cores import layout
-from relax_fusion.target import make_target
+from relax_fusion.hardware.target import make_target
 
 from ..gpu.contraction_cases import Case, plain
 from ..gpu.operand_cases import (

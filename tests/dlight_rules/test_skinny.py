@@ -11,12 +11,12 @@ import pytest
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.device_spec import DeviceSpec
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores.skinny_kernel import SkinnyKernel
 from relax_fusion.estimator import candidates, choose, footprint, skinny, violations
 from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware import DeviceSpec
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
 from relax_fusion.workload.reference import numpy_dtype

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from relax_fusion.device import DeviceSpec, device, generic_cpu
 from relax_fusion.estimator import AttentionSize, Size
+from relax_fusion.hardware import DeviceSpec, device, generic_cpu
 from relax_fusion.workload import (
     Attention,
     Dim,

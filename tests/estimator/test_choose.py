@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_fusion.device import device
 from relax_fusion.errors import Decline, Reason, TilePlanError
 from relax_fusion.estimator import (
     AttentionSize,
@@ -23,6 +22,7 @@ from relax_fusion.estimator import (
 )
 from relax_fusion.estimator.choose import MODEL_ERROR
 from relax_fusion.estimator.shape import rows_of
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.device import generic_cpu
 from relax_fusion.errors import GraphError
 from relax_fusion.estimator import choose
+from relax_fusion.hardware import generic_cpu
 from relax_fusion.workload import Attention, NormMatmul, Projection, Rope
 
 MATMUL = NormMatmul(4, 8, (Projection(8, "nk"),), None, "float32", "float32")

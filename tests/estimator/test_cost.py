@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_fusion.device import device
 from relax_fusion.estimator import (
     AttentionSize,
     candidates,
@@ -19,6 +18,7 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.causal import visible_blocks
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, attention, gated_ffn, norm_matmul, size_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from relax_fusion.device import device, generic_cpu
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose
 from relax_fusion.estimator.launch_limits import GRID_YZ, launch_limits, launchable
+from relax_fusion.hardware import device, generic_cpu
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
 

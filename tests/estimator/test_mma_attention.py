@@ -11,7 +11,7 @@ from relax_fusion.estimator.cost import predict
 from relax_fusion.estimator.footprint import footprint
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.violations import violations
-from relax_fusion.target import device_of, make_target
+from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_fusion.device import device
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.shape import matmul_shape
@@ -21,6 +20,7 @@ from relax_fusion.estimator.triton import (
     unsupported,
 )
 from relax_fusion.estimator.triton_cost import NORM_INSIDE_S_PER_ROW, NORM_S
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 

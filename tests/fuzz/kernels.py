@@ -15,11 +15,11 @@ from tvm import ir
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.device import DeviceSpec
 from relax_fusion.estimator.candidates import candidates
+from relax_fusion.hardware import DeviceSpec
+from relax_fusion.hardware.target import device_of
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
-from relax_fusion.target import device_of
 from relax_fusion.tile_plan import PlanTable
 from relax_fusion.workload import Attention, DynamicDim, MatmulChain
 

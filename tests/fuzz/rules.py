@@ -27,7 +27,7 @@ from relax_fusion.dlight_rules import (
 )
 from relax_fusion.dlight_rules.total import TotalRule
 from relax_fusion.errors import Decline
-from relax_fusion.target import is_cpu
+from relax_fusion.hardware.target import is_cpu
 
 from ..dlight_rules import foreign_cases as cases
 from ..quick import loaded

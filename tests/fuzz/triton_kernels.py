@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.device import device
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.triton_bridge.arguments import Out, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases

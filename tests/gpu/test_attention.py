@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates, mma
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 
 from .attention_cases import Case, cases, in_half

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable
 
 from .chain_cases import ChainCase, tensor_core_chains

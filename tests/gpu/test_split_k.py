@@ -12,7 +12,7 @@ import tvm
 from relax_fusion.estimator import mma, mma_plans
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.violations import fits
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 
 from .common import build_on_gpu, gpu_target, needs_gpu, run_on_gpu

@@ -15,7 +15,7 @@ from tvm import relax
 from tvm.script import relax as R
 from tvm.target import Target
 
-from relax_fusion.target import make_target
+from relax_fusion.hardware.target import make_target
 from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 
 from .common import gpu_target, needs_gpu

@@ -8,8 +8,8 @@ import threading
 import pytest
 import tvm_ffi
 
-from relax_fusion import target
 from relax_fusion.errors import TargetError
+from relax_fusion.hardware import target
 from relax_fusion.models import threads
 
 

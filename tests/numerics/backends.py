@@ -20,11 +20,11 @@ from tvm import tirx
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.device import device
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.estimator import candidates, triton, triton_attention
 from relax_fusion.estimator.triton_attention_tiles import padded
-from relax_fusion.target import device_of, host_target
+from relax_fusion.hardware import device
+from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge.arguments import Out, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases

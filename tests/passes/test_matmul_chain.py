@@ -6,7 +6,7 @@ import pytest
 import tvm
 
 from relax_fusion import DynamicDim, MatmulChain, Reason, Report
-from relax_fusion.target import make_target
+from relax_fusion.hardware.target import make_target
 
 from .common import Chain, assert_numbers, calls, compiled, kernel_args, module, run_pass
 

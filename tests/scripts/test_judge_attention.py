@@ -20,8 +20,8 @@ from _judge import judge_stored
 from _record import RESULTS
 from _relax_build import decided
 
-from relax_fusion.device import device
 from relax_fusion.estimator import candidates
+from relax_fusion.hardware import device
 from relax_fusion.workload import Attention
 
 H200 = device("h200")

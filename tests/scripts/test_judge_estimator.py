@@ -23,8 +23,8 @@ from _record import RESULTS, compact_json
 from _report import plan_words
 
 from relax_fusion import make_target
-from relax_fusion.device import device
 from relax_fusion.estimator import candidates, predict
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from relax_fusion.target import device_of, is_webgpu
+from relax_fusion.hardware.target import device_of, is_webgpu
 
 from ..passes.common import Chain
 from .common import TARGETS, Compiled, compile_chain, generator

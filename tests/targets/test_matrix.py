@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from relax_fusion import DEVICES, Reason
 from relax_fusion.estimator import candidates, violations
-from relax_fusion.target import device_of
+from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import NormMatmul, Projection
 
 from ..passes.common import Chain

@@ -12,12 +12,12 @@ import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
-from relax_fusion.device import device
 from relax_fusion.estimator import AttentionSize, candidates
 from relax_fusion.estimator.triton_attention_tiles import key_parts, smem_bytes
+from relax_fusion.hardware import device
+from relax_fusion.hardware.target import compute_capability, make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
-from relax_fusion.target import compute_capability, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from relax_fusion.target import user_cache_directory
+from relax_fusion.hardware.target import user_cache_directory
 from relax_fusion.triton_bridge import KernelCache
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel

@@ -18,8 +18,8 @@ from tvm.target import Target
 from ...compute import build_prim_func
 from ...compute.ranges import stitch, unless_empty
 from ...errors import Decline, Reason
+from ...hardware.target import device_of, is_gpu
 from ...stages import loads_of
-from ...target import device_of, is_gpu
 from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...workload import NormMatmul
 from .. import steps

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 from tvm import tirx
 
-from ...device import DeviceSpec
 from ...errors import Decline, Reason
 from ...estimator import choose, decoded, mma, predict, skinny
 from ...estimator.choose import Choice
 from ...estimator.shape import matmul_shape, rows_of
+from ...hardware import DeviceSpec
 from ...tile_plan import PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours

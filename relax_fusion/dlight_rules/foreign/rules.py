@@ -7,7 +7,7 @@ from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from ...errors import Decline
-from ...target import is_cpu, is_gpu, without_tensor_cores
+from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
 from .. import steps
 from ..total import TotalRule, apply_tvm_rule
 from .kernel import matmul_kernel

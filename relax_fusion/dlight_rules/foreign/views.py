@@ -9,7 +9,7 @@ from tvm import ir, s_tir, sym, tirx
 from tvm.target import Target
 
 from ...errors import Decline, Reason
-from ...target import is_cpu
+from ...hardware.target import is_cpu
 from .layout import View, unravel
 from .matmul import ForeignMatmul
 from .stages import substitute

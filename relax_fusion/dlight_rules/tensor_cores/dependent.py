@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.script import tirx as script
 from tvm.target import Target
 
-from ...target import compute_capability, is_cuda
+from ...hardware.target import compute_capability, is_cuda
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
 """What TVM reads from the attributes of a function, in its spelling."""

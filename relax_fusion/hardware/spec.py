@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import TargetError
+from ..errors import TargetError
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What a device can do, as data: the numbers that the estimator needs, each with its source.
 
-NVIDIA's GPUs and CPUs; other GPUs are in `relax_fusion.gpus`.  Sources, by the short names used in
+NVIDIA's GPUs and CPUs; other GPUs are in :mod:`.other_makers`.  Sources, by the short names used in
 the table:
 
 - *guide*: CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability".
@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .device_spec import DeviceSpec
-from .errors import TargetError
-from .gpus import GPUS
-from .validation import shown
+from ..errors import TargetError
+from ..validation import shown
+from .other_makers import GPUS
+from .spec import DeviceSpec
 
 __all__ = ["DEVICES", "STATIC_SMEM_BYTES", "DeviceSpec", "device", "generic_cpu"]
 

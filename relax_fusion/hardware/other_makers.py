@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .device_spec import DeviceSpec
+from .spec import DeviceSpec
 
 _XE = DeviceSpec(
     name="iris_xe",

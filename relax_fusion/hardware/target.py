@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm.target import Target, codegen
 
-from .device import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
-from .errors import TargetError
-from .validation import shown
+from ..errors import TargetError
+from ..validation import shown
+from .devices import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
 
 _GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 _GPU_BY_DEVICE = {"adreno": "adreno730", "mali": "mali_g710"}

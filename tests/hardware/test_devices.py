@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.device import DEVICES, device, generic_cpu
 from relax_fusion.errors import TargetError
+from relax_fusion.hardware import DEVICES, device, generic_cpu
 
 GPUS = [d for d in DEVICES.values() if d.kind == "gpu"]
 NVIDIA = [d for d in GPUS if d.target_kind == "cuda"]

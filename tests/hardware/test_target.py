@@ -6,7 +6,7 @@ import pytest
 from tvm.target import Target
 
 from relax_fusion import DEVICES, TargetError, host_target, make_target
-from relax_fusion.target import device_of, is_cpu, is_cuda, is_gpu, without_tensor_cores
+from relax_fusion.hardware.target import device_of, is_cpu, is_cuda, is_gpu, without_tensor_cores
 
 
 @pytest.mark.parametrize("name", [n for n, d in DEVICES.items() if d.kind == "gpu"])
