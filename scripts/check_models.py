@@ -26,14 +26,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import _mlc_llm as mlc
-import _record
 import tvm_ffi
 from _model_numbers import Numbers
-from _record import markdown_table
 from _written_weights import written_weights
 from tvm import s_tir, tirx
 from tvm.target import Target
 
+from benchmarks import recording
+from benchmarks.recording import markdown_table
 from relax_fusion import make_target
 from relax_fusion.dlight_rules.apply import rule_name, schedule_by
 from relax_fusion.errors import Decline
@@ -95,11 +95,11 @@ def main() -> None:
     for job, found in in_processes(work, jobs, args.seconds, args.workers):
         rows.append(found if isinstance(found, Row) else empty_row(job, raised=[found]))
         print(line(rows[-1]), flush=True)
-    record = _record.facts() | {"mlc_llm": args.commit, "seconds": round(time.time() - began)}
+    record = recording.facts() | {"mlc_llm": args.commit, "seconds": round(time.time() - began)}
     record["totals"] = totals(rows)
     record["rows"] = [asdict(row) for row in rows]
     if args.output is not None:
-        _record.write("check_models", record, report(rows, args.commit), args.output)
+        recording.write("check_models", record, report(rows, args.commit), args.output)
     sys.exit(any(row.raised or row.wrong for row in rows))
 
 

@@ -50,8 +50,8 @@ def validated() -> Iterator[None]:
 
 
 LONGEST = (
-    *("scripts/test_bench_matmul.py", "test_cli.py"),
-    *("scripts/test_bench_decode.py", "models/test_llama.py", "models/test_bert.py"),
+    *("benchmarks/test_bench_matmul.py", "test_cli.py"),
+    *("benchmarks/test_bench_decode.py", "models/test_llama.py", "models/test_bert.py"),
     *("models/test_gpt2.py", "triton_bridge/test_attention.py"),
 )
 """Files that take long, which come first: one that comes last keeps one worker alone."""

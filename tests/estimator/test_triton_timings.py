@@ -18,7 +18,7 @@ from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from .cases import GPU, ROWS, gated_ffn, norm_matmul
 
-RESULTS = Path(__file__).parents[2] / "benchmarks/results"
+RESULTS = Path(__file__).parents[1] / "data"
 FITTED, ONE_ROW, HELD_OUT, WIDE = (
     f"2026-11-21-judge_estimator{kind}.json" for kind in ("", "-one_row", "-held_out", "-wide")
 )

@@ -7,10 +7,11 @@ import json
 import sys
 from pathlib import Path
 
-import _arguments
 import fuzz
 import mutate
 import pytest
+
+from benchmarks import arguments
 
 
 @pytest.mark.parametrize(
@@ -52,18 +53,18 @@ def test_a_file_without_results_is_no_beginning(text: str, tmp_path: Path) -> No
 
 def test_results_are_replaced_as_a_whole(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "sub" / "x.json"
-    _arguments.write_results(path, {"parts": {}}, "text")
+    arguments.write_results(path, {"parts": {}}, "text")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        _arguments.write_results(path, {"parts": {"graphs": 1}}, "other")
+        arguments.write_results(path, {"parts": {"graphs": 1}}, "other")
     assert json.loads(path.read_text()) == {"parts": {}}
-    assert _arguments.results(path, "parts") == {"parts": {}}
+    assert arguments.results(path, "parts") == {"parts": {}}
 
 
 def test_times_and_numbers_are_read() -> None:
-    assert _arguments.minutes("inf") == float("inf") and _arguments.at_least(2)("2") == 2
+    assert arguments.minutes("inf") == float("inf") and arguments.at_least(2)("2") == 2
     with pytest.raises(argparse.ArgumentTypeError, match="no integer from 2 on"):
-        _arguments.at_least(2)("2.0")
+        arguments.at_least(2)("2.0")
 
 
 def test_few_functions_owe_no_rare_decline(tmp_path: Path) -> None:

@@ -19,11 +19,11 @@ from ..workloads import inputs
 
 PACKAGE = Path(relax_fusion.__file__).parent
 ROOT = PACKAGE.parent
-PLACES = [PACKAGE, ROOT / "scripts", ROOT / "tests"]
+PLACES = [PACKAGE, ROOT / "scripts", ROOT / "benchmarks", ROOT / "tests"]
 HERE = (PACKAGE / "workload", ROOT / "tests" / "workload")
 # The parameters of single Triton kernels, and what fused functions are compared with: the graphs
 # that they replace
-OTHERS = ("triton_bridge/kernels/", "equivalence/", "tests/passes/", "scripts/_attention_torch.py")
+OTHERS = ("triton_bridge/kernels/", "equivalence/", "tests/passes/", "attention/peers.py")
 FILES = [
     path
     for place in PLACES

@@ -1,0 +1,1 @@
+"""Benchmarks: suites of cases, ours and peers; one runner; ``python -m benchmarks --help``."""

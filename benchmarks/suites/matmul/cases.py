@@ -1,0 +1,145 @@
+"""The matmul chains of a LLaMA layer that benchmarks measure: sizes, traffic, targets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.targets import PEAK_TFLOPS, Target
+from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Size:
+    """Features of a model: of its residual stream, of the FFN, of q, k and v together."""
+
+    hidden: int
+    wide: int
+    qkv: int
+
+
+SIZES = {
+    "8b": Size(4096, 14336, 6144),
+    "1b": Size(2048, 8192, 3072),
+    "70b": Size(8192, 28672, 10240),
+}
+CASES = ("qkv", "gate_up", "ffn", "out", "down")
+ROWS = (1, 4, 16, 64, 256, 1024, 4096)
+DTYPES = ("float16", "bfloat16")
+OURS = ("ours", "unfused", "tir")
+"""What our own code computes: a wrong result of these fails the run."""
+
+CONTENDERS = (*OURS, "eager", "compile", "cublas", "tvm")
+USUAL = tuple(name for name in CONTENDERS if name != "tir")
+"""Who is timed unless others are asked for."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain at a size.
+
+    ``qkv``      norm -> matmul
+    ``gate_up``  norm -> matmul -> silu(first half) * second half
+    ``ffn``      x + down(gate_up(x))
+    ``out``      residual + matmul, hidden to hidden
+    ``down``     residual + matmul, wide to hidden
+
+    Parameters
+    ----------
+    case : str
+        One of `CASES`.
+    size : str
+        One of `SIZES`.
+    """
+
+    case: str
+    size: str
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Features of the tensors that have a row for each token, by name."""
+        s = SIZES[self.size]
+        if self.case in ("out", "down"):
+            return {"x": s.wide if self.case == "down" else s.hidden, "residual": s.hidden}
+        return {"x": s.hidden}
+
+    @property
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters, by name, in the order in which functions take them."""
+        s = SIZES[self.size]
+        gate_up = {"gamma": (s.hidden,), "w": (2 * s.wide, s.hidden)}
+        return {
+            "qkv": {"gamma": (s.hidden,), "w": (s.qkv, s.hidden)},
+            "gate_up": gate_up,
+            "ffn": {**gate_up, "down": (s.hidden, s.wide)},
+            "out": {"w": (s.hidden, s.hidden)},
+            "down": {"w": (s.hidden, s.wide)},
+        }[self.case]
+
+    @property
+    def out_features(self) -> int:
+        """Features of the result."""
+        s = SIZES[self.size]
+        return {"qkv": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
+
+    def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
+        """Return the workloads that the chain is: one, or for ``ffn`` two."""
+        if self.case == "ffn":
+            halves = (Chain("gate_up", self.size), Chain("down", self.size))
+            return tuple(work for half in halves for work in half.works(rows, dtype))
+        k, n = self.inputs["x"], self.out_features
+        norm = Norm("rms", EPS) if "gamma" in self.weights else None
+        if self.case == "gate_up":
+            return (GatedFFN(rows, k, n, "nk", True, True, "silu", norm, dtype, dtype),)
+        epilogue = ("residual",) if "residual" in self.inputs else ()
+        return (NormMatmul(rows, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype),)
+
+    def flops(self, rows: int) -> float:
+        """Operations of the matmuls."""
+        return sum(work.flops() for work in self.works(rows, "float16"))
+
+    def bytes(self, rows: int) -> float:
+        """Least traffic: every input, weight and result once, in half precision."""
+        moved = [work.bytes() for work in self.works(rows, "float16")]
+        between = 0
+        if self.case == "ffn":  # stays on the chip; its residual is x, which is read already
+            between = moved[0]["out0"] + moved[1]["x"] + moved[1]["residual0_0"]
+        return float(sum(sum(m.values()) for m in moved) - between)
+
+    def floor_us(self, rows: int, copy_tb_s: float) -> float:
+        """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""
+        return max(self.bytes(rows) / copy_tb_s / 1e6, self.flops(rows) / PEAK_TFLOPS / 1e6)
+
+
+_COMPILE = {
+    "qkv": (1.25, 1.3, 1.1, 1.03),
+    "gate_up": (1.05, 1.1, 1.1, 1.0),
+    "ffn": (1.06, 1.12, 1.1, 1.0),
+}
+_TVM = (1.1, 3.0, 15.0, 20.0)
+_COLUMNS = {1: 0, 4: 1, 16: 1, 64: 1, 256: 2, 1024: 3, 4096: 3}
+_COPY_PART = 0.9
+_TIR_FEW, _TIR_MANY, _TIR_TVM = 0.95, 0.6, 10.0
+
+
+def targets(case: str, rows: int) -> list[Target]:
+    """Return what `case` is to reach at `rows` rows, on an H200.
+
+    Against our own unfused way it may never be slower, whatever the rows.  What TIR is to reach is
+    a part of what Triton does.
+    """
+    found = [Target("unfused", 1.0)] if case in _COMPILE else []
+    if rows <= 16:
+        found.append(Target("ours", _TIR_FEW, "tir"))
+    elif rows >= 256:
+        found += [Target("ours", _TIR_MANY, "tir"), Target("tvm", _TIR_TVM, "tir")]
+    column = _COLUMNS.get(rows)
+    if column is None:
+        return found
+    if case in _COMPILE:
+        found.append(Target("compile", _COMPILE[case][column]))
+    found.append(Target("tvm", _TVM[column]))
+    if rows == 1:
+        found.append(Target("copy", _COPY_PART))
+    return found

@@ -1,0 +1,130 @@
+"""`benchmarks.suites.decode`: what needs no GPU."""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax
+
+from benchmarks.suites import decode as bench
+from benchmarks.suites.decode_torch import Decoder
+from relax_fusion import make_target
+from relax_fusion.models import LlamaConfig, export
+from tests.accuracy import assert_accurate, nudged
+from tests.quick import machine, quick_host, quick_passes, quickly
+
+KINDS = ("layer", "layer_in_graphs", "rest")
+TINY = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=64,
+)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
+    exported = export(replace(TINY, tie_word_embeddings=tied), max_seq_len=16, batch=3)
+    bench.decode_only(exported)
+    dev, total = tvm.cpu(), 8
+    params = bench.device_weights(exported, dev)
+    rng = np.random.default_rng(0)
+    shapes = [tuple(map(int, shape)) for shape in exported.cache_shapes]
+    arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
+    ids = np.array([[3], [90], [41]], "int32")
+
+    def twin(make: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+        """Return the logits, and the caches as they are after the step."""
+        weights = {
+            p.name: torch.from_numpy(make(t.numpy()))
+            for p, t in zip(exported.params, params, strict=True)
+            if not p.name.startswith("model.rope")
+        }
+        copies = [torch.from_numpy(a.astype("float64")) for a in arrays]
+        logits = Decoder(exported.config, weights, copies, total)(torch.from_numpy(ids))
+        return [t.numpy() for t in (logits, *copies)]
+
+    cpu = quick_host()
+    built = quickly(exported.mod, relax.get_default_pipeline(cpu))
+    caches = [tvm.runtime.tensor(a, dev) for a in arrays]
+    shape = tvm.runtime.ShapeTuple([total])
+    decode = machine(built)["decode"]
+    logits, _ = decode(tvm.runtime.tensor(ids, dev), shape, caches, params)
+    got = [t.numpy() for t in (logits, *caches)]
+    exact, moved = twin(lambda w: w.astype("float64")), twin(lambda w: nudged(w, "float32"))
+    for ours, best, near in zip(got, exact, moved, strict=True):
+        assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
+
+
+def test_a_run_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch) -> None:
+    from benchmarks import gpu_timing
+
+    cpu = quick_host()
+    monkeypatch.setattr(tvm, "cuda", tvm.cpu)
+    monkeypatch.setattr(bench, "make_target", lambda _: cpu)
+    monkeypatch.setattr(bench, "CALLS", 2)
+    monkeypatch.setattr(bench, "count_launches", lambda *_: dict.fromkeys(KINDS, 1.0))
+    monkeypatch.setattr(bench.models, "zoo_config", lambda _: TINY)
+    monkeypatch.setattr(gpu_timing, "Sampler", lambda: None)
+    monkeypatch.setattr(gpu_timing, "ceilings", lambda _: {"copy_tb_s": 4.3, "launch_us": 3.0})
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
+    arguments = ["--layers", "2", "--batch", "2", "--context", "5", "--vocab", "96", "--no-compile"]
+    monkeypatch.setattr(
+        "sys.argv", ["benchmarks.suites.decode.py", *arguments, "--results", str(tmp_path)]
+    )
+    with quick_passes():
+        assert bench.main() == 0
+    (file,) = tmp_path.glob("*-bench_decode-batch2.json")
+    record = json.loads(file.read_text())
+    assert record["accurate"] and set(record["times"]) == {"eager", "graphs", "no graphs"}
+    assert all(t["token_s"] >= t["host_s"] > 0 for t in record["times"].values())
+    assert record["errors"]["graphs"] == record["errors"]["no graphs"] > 0
+
+
+def test_launches_of_a_layer() -> None:
+    models = [export(replace(TINY, num_layers=n), dtype="float16", max_seq_len=32) for n in (2, 1)]
+    found, less = (bench.launches(bench.decode_only(m), make_target("h200")) for m in models)
+    layer, inside = (a - b for a, b in zip(found, less, strict=True))
+    assert inside >= 4, "qkv, output, gate and up, down"
+    assert layer >= inside + 2, "rope or cache, attention"
+
+
+def test_floor_counts_what_a_token_reads() -> None:
+    h, f, v, q, kv = 64, 96, 96, 64, 32
+    layer = h * (q + 2 * kv) + q * h + 3 * h * f + 2 * h
+    cache = 2 * 2 * 3 * 8 * kv
+    for tied in (False, True):
+        exported = export(
+            replace(TINY, tie_word_embeddings=tied), dtype="float16", max_seq_len=16, batch=3
+        )
+        assert bench.floor_bytes(exported, 3, 8) == 2 * (2 * layer + h + v * h + cache)
+
+
+def test_report() -> None:
+    record = {
+        "gpu": "a GPU",
+        **vars(Namespace(layers=4, vocab=96, batch=1, context=1024)),
+        "times": {"graphs": {"token_s": 2e-3, "host_s": 1e-4}},
+        "errors": {"graphs": 1e-3},
+        "floor_s": 1e-3,
+        "floor_bytes": 4.3e9,
+        "copy_tb_s": 4.3,
+        "launches": {"layer": 7.0, "layer_in_graphs": 4.0, "rest": 3.0},
+        "allowed_error": 2e-3,
+        "accurate": True,
+    }
+    text = bench.report(record)
+    assert "| graphs | 2.000 | 0.100 | 50% | 1.0e-03 |" in text and "larger" not in text
+    assert "larger than allowed" in bench.report({**record, "accurate": False})
