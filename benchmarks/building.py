@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +19,12 @@ from tvm.s_tir import dlight as dl
 from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.dlight_rules import ScalarMatmulRule
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
+
+LOWERING = (
+    *("LegalizeOps", "AnnotateTIROpPattern", "FoldConstant"),
+    *("FuseOps", "FuseTIR", "DeadCodeElimination"),
+)
+"""The passes of MLC-LLM in front of schedules."""
 
 
 @dataclass
@@ -62,12 +69,7 @@ def compiled_by_tvm(mod: ir.IRModule, target: str) -> Built:
         dl.gpu.Fallback(),
     ]
     passes = [
-        relax.transform.LegalizeOps(),
-        relax.transform.AnnotateTIROpPattern(),
-        relax.transform.FoldConstant(),
-        relax.transform.FuseOps(),
-        relax.transform.FuseTIR(),
-        relax.transform.DeadCodeElimination(),
+        *(getattr(relax.transform, name)() for name in LOWERING),
         dl.ApplyDefaultSchedule(*rules),
         relax.get_default_pipeline(chosen),
     ]
@@ -85,8 +87,8 @@ def decided(mod: ir.IRModule, target: str) -> Report:
     return report
 
 
-def fill_cache(build: Callable[[Any], Any], jobs: Iterable[Any]) -> list[str]:
-    """Build jobs in processes for the sake of the kernels' cache; return what failed.
+def fill_cache(build: Callable[[Any], Any], jobs: Iterable[Any]) -> None:
+    """Build jobs in processes for the sake of the kernels' cache; say what failed, and the time.
 
     Parameters
     ----------
@@ -95,16 +97,18 @@ def fill_cache(build: Callable[[Any], Any], jobs: Iterable[Any]) -> list[str]:
     jobs : iterable
         What `build` takes; each has a ``name``.
     """
-    jobs = list(jobs)
+    jobs, began = list(jobs), time.monotonic()
     workers = min(len(jobs), max(1, len(os.sched_getaffinity(0)) // 2))
     if not jobs:
-        return []
+        return
     try:
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
             said = list(pool.map(partial(why_not_built, build), jobs))
     except (OSError, BrokenProcessPool) as err:
-        return [f"in parallel: {err}; each will be compiled when it is needed"]
-    return [why for why in said if why]
+        said = [f"in parallel: {err}; each will be compiled when it is needed"]
+    for why in filter(None, said):
+        print(f"NOT COMPILED {why}", flush=True)
+    print(f"{len(jobs)} jobs compiled in {time.monotonic() - began:.0f} s", flush=True)
 
 
 def why_not_built(build: Callable[[Any], Any], job: Any) -> str:

@@ -88,9 +88,10 @@ def plan_words(plan: Any) -> str:
 
 def what_happened(entry: Entry) -> str:
     """Return what a line says of results that are wrong or missing."""
-    text = "".join(f" WRONG {n}" for n in entry["wrong"])
-    text += "".join(f" FAILED {n}: {why[:100]}" for n, why in entry["failed"].items())
-    return text + "".join(f" NO GRAPH {n}" for n in entry["no_graph"])
+    text = "".join(f" WRONG {n}" for n in entry.get("wrong", ()))
+    failed = entry.get("failed", {}).items()
+    text += "".join(f" FAILED {n}: {why[:100]}" for n, why in failed)
+    return text + "".join(f" NO GRAPH {n}" for n in entry.get("no_graph", ()))
 
 
 def summary(found: Sequence[Verdict], most: int = 40) -> str:
@@ -114,9 +115,10 @@ def problems(
         if "error" in e:
             rows.append((name, "all", cell(e["error"])))
             continue
-        rows += [(name, n, error_cell(e, n)) for n in e["wrong"]]
-        rows += [(name, n, cell(why)) for n, why in e["failed"].items()]
-        rows += [(name, n, "timed without a graph: " + cell(w)) for n, w in e["no_graph"].items()]
+        rows += [(name, n, error_cell(e, n)) for n in e.get("wrong", ())]
+        rows += [(name, n, cell(why)) for n, why in e.get("failed", {}).items()]
+        graphs = e.get("no_graph", {}).items()
+        rows += [(name, n, "timed without a graph: " + cell(why)) for n, why in graphs]
     return f"## Problems\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
 
 

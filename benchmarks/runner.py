@@ -1,33 +1,326 @@
-"""What the benchmarks against peers share: one run on a GPU, written case by case, resumable."""
+"""What all benchmarks share: options, one case after the other, records, resuming, exit status."""
 
 from __future__ import annotations
 
-import argparse
 import json
-import statistics
 import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recording
+from benchmarks import recording, report
+from benchmarks.recording import markdown_table
+from benchmarks.report import Verdict
+from benchmarks.sessions import DeviceLostError, Session, sentence
 
 Entry = dict[str, Any]
-Key = tuple[Any, ...]
 
 
-class DeviceLostError(Exception):
-    """The GPU answers no more, as after an illegal access: what follows cannot be measured."""
+class Suite:
+    """A benchmark: its options, cases and contenders, how a case is measured and reported.
+
+    It is made of the arguments alone.  What a device is needed for is imported in `start` or later,
+    so that records can be drawn, merged and judged anywhere.
+    """
+
+    name = ""
+    """Of the files, without the date."""
+    key: tuple[str, ...] = ("case",)
+    """The fields of an entry that tell it from others."""
+    cases: tuple[str, ...] = ()
+    """What can be chosen from by the first of `case_options`; the others are older names of it."""
+    case_options: tuple[str, ...] = ("--cases",)
+    contenders: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
+    """Contenders that are timed unless others are asked for."""
+    ours: tuple[str, ...] = ("ours",)
+    """Contenders whose wrong results fail a run."""
+    dtypes: tuple[str, ...] = ()
+    has_target = True
+    has_picture = False
+    must_reach = False
+    """Whether a run fails that misses a target."""
+    head: tuple[str, ...] = ()
+    """Of the table, if the suite has but one."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.args = args
+        self.session = Session()
+
+    # --- the command line ------------------------------------------------------------------
+
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        """Add the options that only this suite has."""
+
+    @classmethod
+    def check(cls, parser: ArgumentParser, args: Namespace) -> None:
+        """End with the usage if arguments do not go together."""
+
+    @classmethod
+    def arguments(cls, argv: Sequence[str] | None = None) -> Namespace:
+        """Read a command line."""
+        verb, _, name = cls.name.partition("_")
+        parser = ArgumentParser(
+            prog=f"python -m benchmarks {'run' if verb == 'bench' else verb} {name}",
+            description=sys.modules[cls.__module__].__doc__,
+            formatter_class=RawDescriptionHelpFormatter,
+        )
+        add = parser.add_argument
+        if cls.cases:
+            add(*cls.case_options, dest="cases", nargs="+", action="extend", choices=cls.cases)
+        cls.options(parser)
+        if cls.contenders:
+            usual = f"default: {' '.join(cls.usual)}"
+            add("--contenders", nargs="+", choices=cls.contenders, help=usual)
+        if cls.dtypes:
+            add("--dtype", default=cls.dtypes[0], choices=cls.dtypes)
+        if cls.has_target:
+            add("--target", default="h200", help="what ours is compiled for (default: h200)")
+        add("--seconds", type=float, help="start no case after so many seconds")
+        add("--resume", type=Path, metavar="JSON", help="an earlier run to complete")
+        directory = "directory to write"
+        add("--results", "--output", type=Path, default=recording.RESULTS, help=directory)
+        add("--merge", type=Path, nargs="+", metavar="JSON", help="make one record of several runs")
+        if cls.has_picture:
+            add("--plot", type=Path, metavar="JSON", help="only draw the picture of a run")
+        args = parser.parse_args(argv)
+        if cls.cases:
+            args.cases = args.cases or list(cls.cases)
+        cls.check(parser, args)
+        return args
+
+    @classmethod
+    def of(cls, args: Namespace) -> Suite:
+        """Return the suite that the arguments ask for."""
+        return cls(args)
+
+    def without_a_run(self) -> int | None:
+        """Do what is asked for if that takes no run, and return the exit status."""
+        return None
+
+    # --- what is measured ------------------------------------------------------------------
+
+    def kind(self) -> Entry:
+        """Return the facts that a run to be resumed must have in common with this one."""
+        return {"dtype": self.args.dtype} if self.dtypes else {}
+
+    def stem(self, record: Entry) -> str:
+        """Return the name of the files of a record, without the date."""
+        return self.name
+
+    def start(self) -> Session:
+        """Return where the benchmark runs."""
+        return Session()
+
+    def items(self) -> Iterable[Any]:
+        """Return what there is to measure, important ones first."""
+        return self.args.cases
+
+    def facts(self, item: Any) -> Entry:
+        """Return what is known of an item before it is measured, its key at least."""
+        return {"case": item}
+
+    def asked(self, item: Any) -> Iterable[str]:
+        """Return the contenders of an item."""
+        return ()
+
+    def prepare(self, items: Sequence[Any]) -> None:
+        """Do once what all items need, such as to compile in parallel."""
+
+    def measured(self, item: Any) -> Entry:
+        """Measure an item."""
+        raise NotImplementedError
+
+    # --- what is said ----------------------------------------------------------------------
+
+    def key_of(self, entry: Entry) -> tuple[Any, ...]:
+        return tuple(entry[name] for name in self.key)
+
+    def name_of(self, entry: Entry) -> str:
+        return " ".join(map(str, self.key_of(entry)))
+
+    def is_complete(self, entry: Entry, item: Any) -> bool:
+        """Tell whether everybody who is asked for was timed."""
+        return "error" not in entry and set(self.asked(item)) <= set(entry.get("us", ()))
+
+    def is_bad(self, entry: Entry) -> bool:
+        """Tell whether something of ours gave a wrong result or none."""
+        lost = {*entry.get("wrong", ()), *entry.get("failed", ())}
+        return "error" in entry or not lost.isdisjoint(self.ours)
+
+    def intro(self, record: Entry) -> str:
+        """Return what a reader of the table must know."""
+        return ""
+
+    def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
+        """Return the cells of the table, below `head`."""
+        raise NotImplementedError
+
+    def verdicts(self, record: Entry) -> list[Verdict]:
+        """Return everything that is to be reached and was timed."""
+        return []
+
+    def line(self, entry: Entry, record: Entry) -> str:
+        """Return an entry in one line."""
+        if "error" in entry:
+            return f"{self.name_of(entry)}: FAILED {entry['error']}"
+        return "  ".join(self.row(entry, record)) + report.what_happened(entry)
+
+    def markdown(self, record: Entry) -> str:
+        """Return a record as tables."""
+        rows = [self.row(e, record) for e in record["cases"] if "error" not in e]
+        found = self.verdicts(record)
+        parts = [self.intro(record), markdown_table([self.head, *rows])]
+        parts += [report.targets_table(found)] if found else []
+        parts.append(report.problems(record["cases"], self.name_of, lambda e, n: "wrong"))
+        return "\n\n".join(part for part in parts if part)
+
+    def summary(self, record: Entry) -> str:
+        """Return what was reached and what was not."""
+        found = self.verdicts(record)
+        return report.summary(found) if found else ""
+
+    def plot(self, record: Entry, path: Path) -> None:
+        """Draw the picture of a record.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
 
 
-def sentence(err: BaseException) -> str:
-    """Return an exception in one line."""
-    return f"{type(err).__name__}: {' '.join(str(err).split())[:300]}"
+class Runner:
+    """One run of a suite, which is written down after every case."""
+
+    def __init__(self, suite: Suite) -> None:
+        self.suite, self.args = suite, suite.args
+        self.began = time.monotonic()
+        self.entries = resumed(suite)
+        suite.session = suite.start()
+        facts = {**recording.facts(), **suite.session.facts, **suite.kind()}
+        self.record = {**facts, "target": self.args.target} if suite.has_target else facts
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def run(self) -> int:
+        """Measure everything and return the exit status; keep what there is if the GPU is lost."""
+        try:
+            self.measure()
+        except DeviceLostError as err:
+            self.write()
+            print(f"the GPU is lost: {err}; complete this run with --resume", file=sys.stderr)
+            return 2
+        return conclude(self.suite, self.write())
+
+    def measure(self) -> None:
+        """Measure one case after the other, as long as there is time."""
+        suite = self.suite
+        keyed = [(suite.key_of(suite.facts(item)), item) for item in suite.items()]
+        todo = [
+            item
+            for key, item in keyed
+            if key not in self.entries or not suite.is_complete(self.entries[key], item)
+        ]
+        suite.prepare(todo)
+        for item in todo:
+            if self.args.seconds is not None and self.elapsed() > self.args.seconds:
+                print(f"stopped after {self.elapsed():.0f} s; complete it with --resume")
+                break
+            entry = self.entry(item)
+            self.entries[suite.key_of(entry)] = entry
+            self.write()
+            print(suite.line(entry, self.record), flush=True)
+
+    def entry(self, item: Any) -> Entry:
+        """Measure one case; what fails is part of the entry."""
+        suite, began = self.suite, self.elapsed()
+        entry = suite.facts(item)
+        try:
+            entry |= suite.measured(item)
+        except DeviceLostError:
+            raise
+        except Exception as err:
+            suite.session.check(err)
+            entry["error"] = sentence(err)
+        suite.session.free()
+        return entry | {"wall_s": round(self.elapsed() - began, 1)}
+
+    def write(self) -> Entry:
+        """Write what there is so far."""
+        self.record |= self.suite.session.facts
+        self.record["cases"] = list(self.entries.values())
+        write(self.suite, self.record)
+        return self.record
 
 
-def resumed(path: Path | None, kind: Mapping[str, Any], key_of: Callable[[Entry], Key]) -> Any:
+def main(kind: type[Suite], argv: Sequence[str] | None = None) -> int:
+    """Do what a command line asks of a suite; return the exit status."""
+    args = kind.arguments(argv)
+    suite = kind.of(args)
+    if suite.has_picture and args.plot is not None:
+        return 0 if draw(suite, args.plot) else 1
+    if args.merge:
+        return conclude(suite, merged(suite, args.merge))
+    status = suite.without_a_run()
+    return Runner(suite).run() if status is None else status
+
+
+def write(suite: Suite, record: Entry) -> Path:
+    """Write a record and its tables; return the JSON."""
+    text = suite.markdown(record)
+    return recording.write(suite.stem(record), record, text, suite.args.results)[0]
+
+
+def conclude(suite: Suite, record: Entry) -> int:
+    """Write and draw a record, say what was reached and return the exit status."""
+    path = write(suite, record)
+    print(suite.summary(record) or suite.markdown(record))
+    if suite.has_picture:
+        draw(suite, path)
+    print(f"wrote {path}", file=sys.stderr)
+    bad = [e for e in record["cases"] if suite.is_bad(e)]
+    for e in bad:
+        print("WRONG OR FAILED", suite.name_of(e))
+    missed = suite.must_reach and any(v[3] < v[2] for v in suite.verdicts(record))
+    return int(bool(bad) or missed)
+
+
+def read(path: Path) -> Entry:
+    """Return the record of a file.
+
+    Raises
+    ------
+    SystemExit
+        If it holds none.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        record.setdefault("cases", record.pop("groups", None))
+    except (OSError, ValueError, AttributeError) as err:
+        raise SystemExit(f"error: {path} holds no record: {err}") from err
+    if not isinstance(record["cases"], list):
+        raise SystemExit(f"error: {path} holds no record: it has no list of cases")
+    return record
+
+
+def draw(suite: Suite, path: Path) -> bool:
+    """Draw the picture of a record beside it; say so if that cannot be done here."""
+    picture = path.with_suffix(".svg")
+    try:
+        suite.plot(read(path), picture)
+    except ImportError:
+        print(f"no matplotlib here: python -m benchmarks plot {path.name} elsewhere")
+        return False
+    print(picture)
+    return True
+
+
+def resumed(suite: Suite) -> dict[tuple[Any, ...], Entry]:
     """Return the entries of the run to resume, by key.
 
     Raises
@@ -35,232 +328,16 @@ def resumed(path: Path | None, kind: Mapping[str, Any], key_of: Callable[[Entry]
     SystemExit
         If that run was of another kind.
     """
-    if path is None:
+    if suite.args.resume is None:
         return {}
-    record = json.loads(path.read_text(encoding="utf-8"))
-    for name, wanted in kind.items():
+    record = read(suite.args.resume)
+    for name, wanted in suite.kind().items():
         if record.get(name) != wanted:
             raise SystemExit(f"--resume: {name} is {record.get(name)!r} there, {wanted!r} here")
-    return {key_of(e): e for e in record["cases"]}
+    return {suite.key_of(e): e for e in record["cases"]}
 
 
-def draw(path: Path, plot: Callable[[dict[str, Any], Path], None], script: str) -> bool:
-    """Draw the picture of a record beside it; say so if that cannot be done here."""
-    picture = path.with_suffix(".svg")
-    try:
-        plot(json.loads(path.read_text(encoding="utf-8")), picture)
-    except ImportError:
-        print(f"no matplotlib here: python scripts/{script}.py --plot {path.name} elsewhere")
-        return False
-    print(picture)
-    return True
-
-
-class GpuRun:
-    """A run on the GPU and what is recorded of it; torch is imported here, for reports need none.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With ``seconds``, ``results``, ``dtype`` and ``target``.
-    facts : mapping
-        For the record, beside those of the machine.
-    """
-
-    script = ""
-    without_gpu = ""
-    """The option that needs no GPU."""
-
-    def __init__(self, args: argparse.Namespace, facts: Mapping[str, Any]) -> None:
-        import torch
-
-        from benchmarks import gpu_timing
-
-        if not torch.cuda.is_available():
-            raise SystemExit(
-                f"{self.script} needs an NVIDIA GPU; {self.without_gpu} FILE.json does not"
-            )
-        self.args, self.torch, self.timing = args, torch, gpu_timing
-        self.began = time.monotonic()
-        self.sampler = self.timing.Sampler()
-        self.ceilings = self.timing.ceilings(self.sampler)
-        self.record: dict[str, Any] = {
-            **recording.facts(),
-            "gpu": torch.cuda.get_device_name(),
-            "dtype": args.dtype,
-            **facts,
-            "target": args.target,
-            **self.ceilings,
-        }
-
-    def elapsed(self) -> float:
-        return time.monotonic() - self.began
-
-    def late(self) -> bool:
-        return self.args.seconds is not None and self.elapsed() > self.args.seconds
-
-    def check_device(self, cause: Exception) -> None:
-        """Tell an error of one contender from one that leaves the GPU unusable."""
-        try:
-            self.torch.cuda.synchronize()
-        except Exception as err:
-            raise DeviceLostError(f"{sentence(cause)}; then {sentence(err)}") from cause
-
-
-class Bench(GpuRun, ABC):
-    """A benchmark of many cases, each with the same contenders.
-
-    A subclass says what to do: `facts`, `measured`, and how its entries are called.
-
-    Parameters
-    ----------
-    args : argparse.Namespace
-        As in `GpuRun`, and ``resume``.
-    report : module
-        With ``line``, ``markdown``, ``summary`` and ``plot`` of what is measured, ``name_of`` an
-        entry, and ``OURS``, whose wrong results fail a run.
-    kind : mapping
-        What a run that is resumed must have in common with this one, beside the dtype.
-    """
-
-    without_gpu = "--plot"
-
-    def __init__(self, args: argparse.Namespace, report: Any, kind: Mapping[str, Any]) -> None:
-        super().__init__(args, kind)
-        self.report = report
-        kind = {"dtype": args.dtype, **kind}
-        self.entries: dict[Key, Entry] = resumed(args.resume, kind, self.key_of)
-
-    # --- what a subclass says --------------------------------------------------------------
-
-    @staticmethod
-    @abstractmethod
-    def key_of(entry: Entry) -> Key:
-        """Return what an entry is called."""
-
-    @abstractmethod
-    def file_name(self) -> str:
-        """Return the name of the run's files, without the date."""
-
-    @abstractmethod
-    def facts(self, item: Any) -> Entry:
-        """Return what is known of a case before it is measured."""
-
-    @abstractmethod
-    def measured(self, item: Any) -> Entry:
-        """Measure one case; see `times` and `captured`."""
-
-    # --- the run ---------------------------------------------------------------------------
-
-    def say_ceilings(self) -> None:
-        ceilings = ", ".join(f"{k} {v:.3f}" for k, v in self.ceilings.items())
-        print(f"{self.record['gpu']}: {ceilings}", flush=True)
-
-    def measure_all(self, todo: Iterable[Any]) -> None:
-        """Measure one case after the other, as long as there is time."""
-        for item in todo:
-            if self.late():
-                print(f"stopped after {self.elapsed():.0f} s; complete it with --resume")
-                break
-            entry = self.entry(item)
-            self.entries[self.key_of(entry)] = entry
-            print(self.report.line(entry), flush=True)
-            self.write()
-
-    def entry(self, item: Any) -> Entry:
-        """Measure one case; what fails is part of the entry."""
-        entry = {
-            **self.facts(item),
-            "copy_tb_s": self.ceilings["copy_tb_s"],
-            "launch_us": self.ceilings["launch_us"],
-        }
-        began = self.elapsed()
-        try:
-            entry |= self.measured(item)
-        except DeviceLostError:
-            raise
-        except Exception as err:
-            self.check_device(err)
-            entry["error"] = sentence(err)
-        self.torch.cuda.empty_cache()
-        return entry | {"wall_s": round(self.elapsed() - began, 1)}
-
-    def captured(
-        self,
-        names: Iterable[str],
-        contender: Callable[[str], Callable[[], Any]],
-        check: Callable[[str, Any], None],
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the calls of the contenders as graphs, and why others failed.
-
-        Parameters
-        ----------
-        names : iterable of str
-            The contenders.
-        contender : callable
-            Makes what is to be captured, of a name.
-        check : callable
-            Takes a name and its call, before the call counts.
-        """
-        calls, failed = {}, {}
-        for name in names:
-            try:
-                call = self.timing.Call(contender(name))
-                check(name, call)
-                calls[name] = call
-            except Exception as err:
-                self.check_device(err)
-                failed[name] = sentence(err)
-        return calls, failed
-
-    def times(self, calls: Mapping[str, Any]) -> Entry:
-        """Time calls in turn."""
-        samples = self.sampler.sample_ms({name: call.launch for name, call in calls.items()})
-        return {
-            "us": {n: 1e3 * statistics.median(s) for n, s in samples.items()},
-            "tenths_us": {n: _tenths(s) for n, s in samples.items()},
-            "samples": {n: len(s) for n, s in samples.items()},
-            "no_graph": {n: c.why_no_graph for n, c in calls.items() if c.graph is None},
-        }
-
-    def write(self) -> None:
-        """Write what there is so far."""
-        self.record["cases"] = list(self.entries.values())
-        text = self.report.markdown(self.record)
-        recording.write(self.file_name(), self.record, text, self.args.results)
-
-    def finish(self) -> int:
-        """Draw, say what was reached and return the exit status."""
-        self.record["cases"] = list(self.entries.values())
-        return conclude(self.record, self.report, (self.script, self.file_name()), self.args)
-
-
-def conclude(
-    record: dict[str, Any], report: Any, names: tuple[str, str], args: argparse.Namespace
-) -> int:
-    """Write and draw a record, say what was reached and return the exit status.
-
-    Parameters
-    ----------
-    record : dict
-        With all entries.
-    report : module
-        As in `Bench`.
-    names : tuple of str
-        Of the script, and of the files without the date.
-    args : argparse.Namespace
-        With ``results``, where to write.
-    """
-    path = recording.write(names[1], record, report.markdown(record), args.results)[0]
-    print(report.summary(record))
-    draw(path, report.plot, names[0])
-    bad = [e for e in record["cases"] if is_bad(e, report.OURS)]
-    for e in bad:
-        print("WRONG OR FAILED", report.name_of(e))
-    return int(bool(bad))
-
-
-def merged(paths: Iterable[Path], kind: Iterable[str], key_of: Callable[[Entry], Key]) -> Any:
+def merged(suite: Suite, paths: Iterable[Path]) -> Entry:
     """Return the record of several runs in one; an entry comes from one run as a whole.
 
     Of entries of one key it is the one with more contenders, of such the last.
@@ -268,45 +345,19 @@ def merged(paths: Iterable[Path], kind: Iterable[str], key_of: Callable[[Entry],
     Raises
     ------
     SystemExit
-        If the runs differ in what `kind` names.
+        If the runs differ in their kind.
     """
-    records = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    records = [read(path) for path in paths]
     first = records[0]
-    for name in kind:
+    for name in suite.kind():
         found = {record[name] for record in records}
         if len(found) > 1:
             raise SystemExit(f"--merge: {name} differs: {', '.join(sorted(found))}")
-    entries: dict[Key, Entry] = {}
+    entries: dict[tuple[Any, ...], Entry] = {}
     for entry in (e for record in records for e in record["cases"]):
-        before = entries.get(key_of(entry), {})
+        before = entries.get(suite.key_of(entry), {})
         if len(entry.get("us", ())) >= len(before.get("us", ())):
-            entries[key_of(entry)] = entry
+            entries[suite.key_of(entry)] = entry
     facts = ("date", "gpu", "copy_tb_s", "read_tb_s", "launch_us")
     runs = [{name: record[name] for name in facts if name in record} for record in records]
     return {**first, "runs": runs, "cases": list(entries.values())}
-
-
-def is_complete(entry: Entry, wanted: Iterable[str]) -> bool:
-    """Tell whether everybody who is asked for was timed."""
-    return "error" not in entry and set(wanted) <= set(entry["us"])
-
-
-def is_bad(entry: Entry, ours: Iterable[str]) -> bool:
-    """Tell whether something of ours gave a wrong result or none."""
-    return "error" in entry or any(n in entry["wrong"] or n in entry["failed"] for n in ours)
-
-
-def run_or_say_lost(run: Any) -> int:
-    """Return the exit status of a run, which writes what it has if the GPU is lost."""
-    try:
-        return run.run()
-    except DeviceLostError as err:
-        run.write()
-        print(f"the GPU is lost: {err}; complete this run with --resume", file=sys.stderr)
-        return 2
-
-
-def _tenths(samples: list[float]) -> list[float]:
-    """Return the first and the last tenth of samples, from ms to us."""
-    ordered = sorted(samples)
-    return [round(1e3 * ordered[int(p * (len(ordered) - 1))], 2) for p in (0.1, 0.9)]

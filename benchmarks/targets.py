@@ -32,3 +32,8 @@ def verdict(least: float, measured: float) -> str:
     if measured >= least:
         return "reached"
     return f"missed by {100 * (1 - measured / least):.1f} %"
+
+
+def floor_us(moved: float, flops: float, tb_s: float, tflops: float = PEAK_TFLOPS) -> float:
+    """Return the least time in us at the measured bandwidth (TB/s), without launching."""
+    return max(moved / tb_s / 1e6, flops / tflops / 1e6)

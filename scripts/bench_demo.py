@@ -1,10 +1,10 @@
-"""`benchmarks.suites.demo` as a script."""
+"""``python -m benchmarks run demo`` as a script."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.suites.demo import main
+from benchmarks.__main__ import main
 
-raise SystemExit(main())
+raise SystemExit(main(["run", "demo", *sys.argv[1:]]))

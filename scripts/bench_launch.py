@@ -1,10 +1,10 @@
-"""`benchmarks.suites.launch` as a script."""
+"""``python -m benchmarks run launch`` as a script."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.suites.launch import main
+from benchmarks.__main__ import main
 
-raise SystemExit(main())
+raise SystemExit(main(["run", "launch", *sys.argv[1:]]))

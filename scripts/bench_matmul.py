@@ -1,10 +1,10 @@
-"""`benchmarks.suites.matmul.suite` as a script."""
+"""``python -m benchmarks run matmul`` as a script."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.suites.matmul.suite import main
+from benchmarks.__main__ import main
 
-raise SystemExit(main())
+raise SystemExit(main(["run", "matmul", *sys.argv[1:]]))

@@ -1,10 +1,10 @@
-"""`benchmarks.judge.cpu` as a script."""
+"""``python -m benchmarks judge cpu`` as a script."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.judge.cpu import main
+from benchmarks.__main__ import main
 
-raise SystemExit(main())
+raise SystemExit(main(["judge", "cpu", *sys.argv[1:]]))

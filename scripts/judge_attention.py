@@ -1,10 +1,10 @@
-"""`benchmarks.judge.attention` as a script."""
+"""``python -m benchmarks judge attention`` as a script."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.judge.attention import main
+from benchmarks.__main__ import main
 
-raise SystemExit(main())
+raise SystemExit(main(["judge", "attention", *sys.argv[1:]]))

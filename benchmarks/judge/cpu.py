@@ -1,6 +1,6 @@
 """How well does the estimator choose CPU plans? Times a sample of candidates beside its prices.
 
-    python scripts/calibrate_cpu.py [--sample 10] [--seed 0] [--out benchmarks/results]
+    python -m benchmarks judge cpu [--sample 10] [--seed 0] [--cases norm_qkv down]
 
 For each workload and number of rows: the plan that the estimator takes, its regret (its time over
 the best measured time, less one), and the rank correlation of predicted and measured times.
@@ -8,20 +8,25 @@ the best measured time, less one), and the rank correlation of predicted and mea
 
 from __future__ import annotations
 
-import argparse
-import datetime
-import json
-import platform
 import random
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm.runtime import tensor
 
 from benchmarks.cpu_timing import pin_threads, use_all_cores
+from benchmarks.host_timing import in_turn
+from benchmarks.judge.judgement import spearman
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import Session
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, predict
@@ -47,15 +52,8 @@ SLOWEST = 4
 """A plan that takes this many times as long as the best is not timed again."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """One plan at one number of rows."""
-
-    work: str
-    rows: int
-    plan: TilePlan
-    predicted_s: float
-    measured_s: float
+Item = tuple[str, int]
+"""A workload, and its rows."""
 
 
 def compiled(work: NormMatmul | GatedFFN, plan: TilePlan) -> tvm.runtime.Module:
@@ -95,129 +93,114 @@ def sample(
     return list(wanted)
 
 
-def measure(name: str, plans: list[TilePlan], dev: DeviceSpec, rounds: int) -> list[Point]:
-    """Time `plans` at every size, in turn, round after round, and keep the least of each.
+class JudgeCpu(Suite):
+    """Five workloads of small models, at several numbers of rows."""
 
-    Whatever else runs on the machine slows down a stretch of time, which is then one round of
-    many plans and not every run of one plan.
-    """
-    work = WORKLOADS[name]
-    kernels = [compiled(work, plan) for plan in plans]
-    func = build_prim_func(work, PlanTable.single(plans[0]), gpu=False)
-    points: list[Point] = []
-    for rows in SIZES:
+    name = "judge_cpu"
+    key = ("workload", "rows")
+    cases = tuple(WORKLOADS)
+    case_options = ("--cases", "--workload")
+    has_target = False
+    head = (
+        *(*key, "plans", "chosen", "ms", "predicted, ms", "best", "ms"),
+        *("Gflop/s", "regret", "rank correlation"),
+    )
+
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--sample", type=int, default=10, help="random plans per workload")
+        add("--rounds", type=int, default=8, help="times that each plan is timed")
+        add("--seed", type=int, default=0)
+        add("--name", default=cls.name, help="of the files, behind the date")
+
+    def stem(self, record: Entry) -> str:
+        return str(self.args.name)
+
+    def start(self) -> Session:
+        session = Session()
+        use_all_cores()
+        self.dev, self.made = device_of(host_target()), ("", list[tuple[TilePlan, Any]]())
+        session.facts["vector_bytes"] = self.dev.vector_bytes
+        return session
+
+    def items(self) -> Iterator[Item]:
+        return product(self.args.cases, SIZES)
+
+    def facts(self, item: Item) -> Entry:
+        return dict(zip(self.key, item, strict=True))
+
+    def kernels(self, name: str) -> list[tuple[TilePlan, Any]]:
+        """Return the plans of a workload and their kernels; those of the last one are kept."""
+        if name != self.made[0]:
+            draw = random.Random(f"{self.args.seed} {name}")
+            plans = sample(WORKLOADS[name], self.dev, self.args.sample, draw)
+            self.made = name, [(plan, compiled(WORKLOADS[name], plan)) for plan in plans]
+        return self.made[1]
+
+    def measured(self, item: Item) -> Entry:
+        """Time the plans of a workload in turn; the least of each counts."""
+        (name, rows), work = item, WORKLOADS[item[0]]
+        kernels = self.kernels(name)
+        func = build_prim_func(work, PlanTable.single(kernels[0][0]), gpu=False)
         args = arguments(func, rows, np.random.default_rng(rows))
-        kernels[0]["main"](*args)  # starts the threads
+        kernels[0][1]["main"](*args)  # starts the threads
         pin_threads()
-        best = [float("inf")] * len(plans)
-        for number in range(rounds):
+
+        def turn(kernel: Any, number: int) -> list[float]:
             print(f"{name}, {rows} rows: round {number + 1}", end="\r", file=sys.stderr)
-            for index, kernel in enumerate(kernels):
-                if best[index] < SLOWEST * min(best) or not number:
-                    timer = kernel.time_evaluator("main", tvm.cpu(), number=1, repeat=3)
-                    best[index] = min(best[index], *timer(*args).results)
-        for plan, seconds in zip(plans, best, strict=True):
-            predicted = predict(work, plan, dev, rows).seconds
-            points.append(Point(name, rows, plan, predicted, seconds))
-    return points
+            return list(kernel.time_evaluator("main", tvm.cpu(), number=1, repeat=3)(*args).results)
+
+        found = in_turn(
+            {plan: partial(turn, kernel) for plan, kernel in kernels},
+            self.args.rounds,
+            lambda plan, times: min(times[plan]) < SLOWEST * min(min(s) for s in times.values()),
+        )
+        return {
+            "flops": work.flops(rows=rows),
+            "plans": [
+                {
+                    **asdict(plan),
+                    "predicted_s": predict(work, plan, self.dev, rows).seconds,
+                    "measured_s": min(times),
+                }
+                for plan, times in found.items()
+            ],
+        }
+
+    def intro(self, record: Entry) -> str:
+        judged = [judged_of(e) for e in record["cases"] if "error" not in e]
+        if not judged:
+            return ""
+        regret, rank = fmean(j["regret"] for j in judged), fmean(j["rank"] for j in judged)
+        return f"Mean regret {regret:.3g}, mean rank correlation {rank:.3g}."
+
+    def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
+        j = judged_of(entry)
+        numbers = (j["rate"], j["regret"], j["rank"])
+        times = (f"{1e3 * s:.3g}" for s in (j["measured_s"], j["predicted_s"], j["best_s"]))
+        taken, predicted, best = times
+        names = (entry["workload"], str(entry["rows"]), str(len(entry["plans"])))
+        plans = (j["chosen"], taken, predicted, j["best"], best)
+        return *names, *plans, *(f"{number:.3g}" for number in numbers)
 
 
-def ranks(values: list[float]) -> np.ndarray:
-    """Return the rank of each value; times seldom tie."""
-    return np.argsort(np.argsort(values)).astype(float)
-
-
-def summary(points: list[Point], name: str, rows: int) -> dict[str, object]:
-    """Return regret and correlation of one workload at one number of rows."""
-    here = [p for p in points if p.work == name and p.rows == rows]
-    chosen = min(here, key=lambda p: p.predicted_s)
-    best = min(here, key=lambda p: p.measured_s)
-    work = WORKLOADS[name]
-    correlation = np.corrcoef(
-        ranks([p.predicted_s for p in here]), ranks([p.measured_s for p in here])
-    )[0, 1]
+def judged_of(entry: Entry) -> dict[str, Any]:
+    """Return regret and correlation of a workload at a number of rows."""
+    plans = entry["plans"]
+    chosen, best = (min(plans, key=lambda p: p[by]) for by in ("predicted_s", "measured_s"))
     return {
-        "workload": name,
-        "rows": rows,
-        "plans": len(here),
-        "chosen": tile(chosen.plan),
-        "best": tile(best.plan),
-        "chosen_ms": chosen.measured_s * 1e3,
-        "best_ms": best.measured_s * 1e3,
-        "predicted_ms": chosen.predicted_s * 1e3,
-        "gflops": work.flops(rows=rows) / chosen.measured_s * 1e-9,
-        "regret": chosen.measured_s / best.measured_s - 1,
-        "rank_correlation": float(correlation),
+        **{name: chosen[name] for name in ("predicted_s", "measured_s")},
+        "chosen": tile(chosen),
+        "best": tile(best),
+        "best_s": best["measured_s"],
+        "rate": entry["flops"] / chosen["measured_s"] * 1e-9,
+        "regret": chosen["measured_s"] / best["measured_s"] - 1,
+        "rank": spearman(*([p[by] for p in plans] for by in ("predicted_s", "measured_s"))),
     }
 
 
-def tile(plan: TilePlan) -> str:
+def tile(plan: dict[str, Any]) -> str:
     """Return the numbers of a CPU plan that vary."""
-    numbers = f"{plan.block_m}x{plan.block_n} reg {plan.reg_m}x{plan.reg_n} lanes {plan.lanes}"
-    return f"{plan.family} {numbers}".lstrip()
-
-
-def markdown(environment: dict[str, object], table: list[dict[str, object]]) -> str:
-    """Return the report."""
-    head = list(table[0])
-    lines = [
-        "# Choice of CPU plans: predicted and measured",
-        "",
-        *(f"- {key}: {value}" for key, value in environment.items()),
-        "",
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-    ]
-    for row in table:
-        cells = (f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values())
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def cpu_name() -> str:
-    """Return what the processor calls itself."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def main() -> None:
-    """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sample", type=int, default=10, help="random plans per workload")
-    parser.add_argument("--rounds", type=int, default=8, help="times that each plan is timed")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), action="append")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--name", default="cpu_calibration")
-    args = parser.parse_args()
-    use_all_cores()
-    dev, rng = device_of(host_target()), random.Random(args.seed)
-    points: list[Point] = []
-    for name in args.workload or WORKLOADS:
-        plans = sample(WORKLOADS[name], dev, args.sample, rng)
-        points += measure(name, plans, dev, args.rounds)
-    table = [summary(points, n, r) for n in args.workload or WORKLOADS for r in SIZES]
-    environment: dict[str, object] = {
-        "date": datetime.date.today().isoformat(),
-        "cpu": cpu_name(),
-        "cores": dev.sm_count,
-        "vector bytes": dev.vector_bytes,
-        "tvm": tvm.__version__,
-        "python": platform.python_version(),
-        "mean regret": float(np.mean([row["regret"] for row in table])),  # type: ignore[arg-type]
-        "mean rank correlation": float(
-            np.mean([row["rank_correlation"] for row in table])  # type: ignore[arg-type]
-        ),
-    }
-    text = markdown(environment, table)
-    print(text)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{args.name}.md").write_text(text)
-    data = {"environment": environment, "summary": table, "points": [asdict(p) for p in points]}
-    (args.out / f"{args.name}.json").write_text(json.dumps(data, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    text = "{family} {block_m}x{block_n} reg {reg_m}x{reg_n} lanes {lanes}"
+    return text.format_map(plan).lstrip()

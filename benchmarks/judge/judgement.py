@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.report import plan_words
+from benchmarks.runner import read
 from relax_fusion.estimator import Choice, candidates, choose, predict
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.triton import triton_plan
@@ -123,8 +123,7 @@ def plan_of(words: str) -> TilePlan:
 
 def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:
     """Read the groups of a file of timings."""
-    stored = json.loads(path.read_text(encoding="utf-8"))["groups"]
-    return [from_json(group, subject_of) for group in stored]
+    return [from_json(group, subject_of) for group in read(path)["cases"]]
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from benchmarks.judge.judgement import Group, Judged, Judgement
 from benchmarks.recording import markdown_table
-from benchmarks.report import plan_words
+from benchmarks.report import Entry, cell, plan_words
 
 MISS = 0.10
 REGRET_LIMIT, CORRELATION_LIMIT, CHOOSE_LIMIT_MS = 0.10, 0.9, 50.0
@@ -91,10 +91,25 @@ def earlier(o: dict[str, float]) -> str:
     )
 
 
-def markdown(groups: Sequence[Group], judged: Judged) -> str:
-    """Return the tables: every case, the misses, what was wrong or failed."""
-    parts = [summary(judged), _cases(judged), _misses(judged), _problems(groups)]
-    return "\n\n".join(part for part in parts if part)
+def line(entry: Entry, judged: Judged) -> str:
+    """Return an entry in one line."""
+    for group, j in judged:
+        return (
+            f"{group.name}: {len(group.plans)} plans, best {_us(group.ms[j.best])} us "
+            f"{_named(group, j.best)}, regret {j.regret:.1%} {_named(group, j.chosen)}, table "
+            f"{j.table_regret:.1%}, rank {j.correlation:.3f}, {j.choose_ms:.0f} ms"
+        ) + _bad(entry)
+    return "no plan has a time" + _bad(entry)
+
+
+def _bad(entry: Entry) -> str:
+    counts = ((len(entry[kind]), kind) for kind in ("wrong", "failed"))
+    return "".join(f", {count} {kind.upper()}" for count, kind in counts if count)
+
+
+def markdown(judged: Judged) -> str:
+    """Return the tables: every case, and the misses."""
+    return "\n\n".join(part for part in (summary(judged), _cases(judged), _misses(judged)) if part)
 
 
 def _cases(judged: Judged) -> str:
@@ -130,12 +145,13 @@ def _misses(judged: Judged) -> str:
     return f"## Misses\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
 
 
-def _problems(groups: Sequence[Group]) -> str:
+def problems(entries: Sequence[Entry], name_of: Callable[[Entry], str]) -> str:
+    """Return the table of plans that are wrong or fail."""
     rows = [("case", "plan", "what happened")]
-    for g in groups:
-        for kept in (*g.wrong, *g.failed):
-            what = " ".join(str(kept["why"]).replace("|", "/").split())
-            rows.append((g.name, kept["plan"], what))
+    for e in entries:
+        lost = [{"plan": "all", "why": e["error"]}] if "error" in e else []
+        bad = (*lost, *e.get("wrong", ()), *e.get("failed", ()))
+        rows += [(name_of(e), kept["plan"], cell(str(kept["why"]))) for kept in bad]
     return f"## Plans that are wrong or fail\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
 
 

@@ -1,194 +1,187 @@
-"""What judging the estimator shares: plans timed on a GPU group by group, or read from a file."""
+"""What judging the estimator on a GPU shares: plans of one workload, checked and timed in turn."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recording
 from benchmarks.judge import judgement, report
-from benchmarks.judge.judgement import Group
+from benchmarks.judge.judgement import Group, Judged, Judgement, Subject
 from benchmarks.report import plan_words
-from benchmarks.runner import DeviceLostError, GpuRun, sentence
+from benchmarks.runner import Entry, Suite, conclude, read
+from benchmarks.sessions import Gpu, sentence
 
-SubjectOf = Callable[[dict[str, Any]], Any]
+WHAT = (
+    "Median time in ms by plan; CUDA graph replays through the VM, L2 flushed by reading, launch "
+    "included. Plans of a group were timed in one run, in turn."
+)
 
+Right = Callable[[Any], str]
+"""Says what is wrong with a result; nothing if it is right."""
 
-def add_arguments(parser: argparse.ArgumentParser, dtypes: Iterable[str]) -> None:
-    """Add what every script of this kind takes."""
-    add = parser.add_argument
-    add("--dtype", default="float16", choices=dtypes)
-    add("--target", default="h200", help="the device that the model is asked about")
-    add("--most", type=int, default=96, help="plans to time at a size")
-    add("--seconds", type=float, help="start nothing after so many seconds")
-    add("--resume", type=Path, help="JSON of an earlier run to complete")
-    add("--from", dest="stored", type=Path, metavar="JSON", help="judge it again")
-    add("--note", help="with --from: what a reader must know, kept in the record")
-    add("--results", type=Path, default=recording.RESULTS, help="directory to write")
+Functions = Mapping[Any, Callable[[], Callable[[], Any]]]
+"""What makes the call of a plan, by plan."""
 
 
-class Judge(GpuRun):
-    """Times the plans of group after group and judges the model by each.
+class Judge(Suite, ABC):
+    """Times the plans of group after group and judges the model by each."""
 
-    Parameters
-    ----------
-    args : argparse.Namespace
-        With what `add_arguments` adds.
-    subject_of : callable
-        Reads the subject of a stored group.
-    """
+    subject_of: Callable[[Entry], Subject]
+    """Reads the subject of an entry."""
 
-    without_gpu = "--from"
+    def __init__(self, args: Any) -> None:
+        super().__init__(args)
+        self.judgements: dict[str, Judgement] = {}
 
-    def __init__(self, args: argparse.Namespace, subject_of: SubjectOf) -> None:
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--most", type=int, default=96, help="plans to time at a size")
+        add("--from", dest="stored", type=Path, metavar="JSON", help="judge it again")
+        add("--note", help="with --from: what a reader must know, kept in the record")
+
+    def without_a_run(self) -> int | None:
+        """Judge the timings of a file with the model as it is now, and write that.
+
+        Date, machine and versions stay those of the timings; what the model of then reached is
+        kept.
+        """
+        if self.args.stored is None:
+            return None
+        record = read(self.args.stored)
+        if not any(entry.get("plans") for entry in record["cases"]):
+            raise SystemExit(f"{self.args.stored} holds no timings")
+        if "overall" in record:
+            record.setdefault("overall_when_timed", record["overall"])
+        if self.args.note:
+            record["note"] = self.args.note
+        conclude(self, record)
+        return 0
+
+    @property
+    def dev(self) -> Any:
+        """What the model is asked about."""
         from relax_fusion.hardware.target import device_of, make_target
 
-        what = "Median time in ms by plan; CUDA graph replays through the VM, L2 flushed by "
-        what += "reading, launch included. Plans of a group were timed in one run, in turn."
-        super().__init__(args, {"what": what})
-        self.target = make_target(args.target)
-        self.dev = device_of(self.target)
-        earlier = judgement.load(args.resume, subject_of) if args.resume else []
-        self.groups = {g.name: g for g in earlier if g.subject.dtype == args.dtype and g.plans}
-        self.judgements: dict[str, judgement.Judgement] = {}
+        return device_of(make_target(self.args.target))
 
-    def add(self, group: Group, measure: Callable[[], None]) -> None:
-        """Measure a group, and write what there is; what fails is part of the group."""
-        try:
-            measure()
-        except DeviceLostError:
-            raise
-        except Exception as err:
-            group.failed.append({"plan": "all", "why": sentence(err)})
-            self.check_device(err)
-        self.torch.cuda.empty_cache()
-        self.groups[group.name] = group
-        self.say(group)
-        self.write()
+    # --- what is measured ------------------------------------------------------------------
 
-    def time(
-        self,
-        group: Group,
-        functions: Mapping[Any, Callable[[], Callable[[], Any]]],
-        right: Callable[[Any], str],
-    ) -> None:
-        """Check and time the plans of a group.
+    def start(self) -> Gpu:
+        from benchmarks import plans
 
-        Parameters
-        ----------
-        group : Group
-            Gets the times.
-        functions : mapping of TilePlan to callable
-            Makes the call of a plan.
-        right : callable
-            Says what is wrong with a result; nothing if it is right.
-        """
+        self.gpu, self.modules = Gpu(self.name), plans
+        self.gpu.facts["what"] = WHAT
+        self.wanted: dict[Any, tuple[list[Any], int]] = {}
+        return self.gpu
+
+    @abstractmethod
+    def together(self, subject: Any) -> Sequence[Any]:
+        """Return the subjects whose plans are compiled with those of `subject`, itself first."""
+
+    @abstractmethod
+    def compile(self, subjects: Sequence[Any]) -> None:
+        """Compile the plans in `wanted` of some subjects."""
+
+    @abstractmethod
+    def functions(self, subject: Any) -> tuple[Functions, dict[Any, str], Right]:
+        """Return the plans of a subject, why others do not compile, and what checks results."""
+
+    def facts(self, item: Any) -> Entry:
+        return item.to_json()
+
+    def prepare(self, items: Sequence[Any]) -> None:
+        self.todo = items
+
+    def measured(self, item: Any) -> Entry:
+        """Check and time the plans of a subject."""
+        if item not in self.wanted:
+            now = self.together(item)
+            self.wanted = {s: judgement.selected(s, self.dev, self.args.most) for s in now}
+            self.compile(now)
+        group = Group(item, feasible=self.wanted[item][1])
+        functions, failed, right = self.functions(item)
+        group.failed = [kept(plan, why) for plan, why in failed.items()]
         calls = {}
         for plan, function in functions.items():
             try:
-                call = self.timing.Call(function())
+                call = self.gpu.timing.Call(function())
                 why = right(call.checked_result())
             except Exception as err:
                 group.failed.append(kept(plan, sentence(err)))
-                self.check_device(err)
+                self.gpu.check(err)
                 continue
             if why:
                 group.wrong.append(kept(plan, why))
             else:
                 calls[plan] = call
-        samples = self.sampler.sample_ms({p: call.launch for p, call in calls.items()})
+        samples = self.gpu.sampler.sample_ms({p: call.launch for p, call in calls.items()})
         group.plans = list(samples)
         group.ms = [round(statistics.median(s), 6) for s in samples.values()]
+        return group.to_json()
 
-    def say(self, group: Group) -> None:
-        """Print a group in one line."""
-        text = f"{group.name}: {len(group.plans)} plans"
-        if group.plans:
-            j = self.judged()[-1][1]
-            text += f", best {1e3 * group.ms[j.best]:.1f} us {plan_words(group.plans[j.best])}"
-            text += f", regret {j.regret:.1%} {plan_words(group.plans[j.chosen])}"
-            text += f", table {j.table_regret:.1%}, rank {j.correlation:.3f}, {j.choose_ms:.0f} ms"
-        problems = [*group.wrong, *group.failed]
-        text += "".join(f"; {p['plan']}: {p['why'][:100]}" for p in problems[:2])
-        print(text, flush=True)
+    def checked(self, reference: Any, allowed: float) -> Right:
+        """Return what compares a result with float64."""
 
-    def judged(self) -> judgement.Judged:
+        def right(out: Any) -> str:
+            error = self.gpu.timing.error_of(out, reference)
+            return "" if error <= allowed else f"error {error:.2e}, allowed {allowed:.1e}"
+
+        return right
+
+    # --- what is said ----------------------------------------------------------------------
+
+    def key_of(self, entry: Entry) -> tuple[str]:
+        return (self.subject_of(entry).name,)
+
+    def is_complete(self, entry: Entry, item: Any) -> bool:
+        return bool(entry.get("plans"))
+
+    def is_bad(self, entry: Entry) -> bool:
+        return "error" in entry or bool(entry["wrong"] or entry["failed"])
+
+    def judged(self, record: Entry) -> Judged:
         """Judge the groups that have timings, each once."""
-        groups = [g for g in self.groups.values() if g.plans]
+        timed = (e for e in record["cases"] if e.get("plans"))
+        groups = [judgement.from_json(e, self.subject_of) for e in timed]
         for group in groups:
             if group.name not in self.judgements:
                 self.judgements[group.name] = judgement.judge(group, self.dev)
         return [(group, self.judgements[group.name]) for group in groups]
 
-    def write(self) -> None:
-        """Write what there is so far."""
-        groups = list(self.groups.values())
-        write(self.script, self.record, groups, self.judged(), self.args.results)
+    def stem(self, record: Entry) -> str:
+        kind = "" if record["dtype"] == "float16" else f"-{record['dtype']}"
+        return f"{self.name}{kind}"
 
-    def finish(self) -> int:
-        """Say how the model fares; return the exit status."""
-        if self.late():
-            print(f"stopped after {self.elapsed():.0f} s; complete it with --resume")
-        self.write()
-        if self.judged():
-            print(report.summary(self.judged()))
-        bad = [g for g in self.groups.values() if g.wrong or g.failed]
-        for g in bad:
-            print(f"{g.name}: {len(g.wrong)} plans wrong, {len(g.failed)} failed")
-        return int(bool(bad))
+    def line(self, entry: Entry, record: Entry) -> str:
+        if "error" in entry:
+            return super().line(entry, record)
+        return report.line(entry, self.judged({"cases": [entry]}))
+
+    def summary(self, record: Entry) -> str:
+        judged = self.judged(record)
+        return report.summary(judged) if judged else "nothing was timed"
+
+    def markdown(self, record: Entry) -> str:
+        """Return the tables, and put how the model fares into the record."""
+        judged = self.judged(record)
+        parts = [f"{record['gpu']}, {record['dtype']}. {record['what']}", record.get("note", "")]
+        if "overall_when_timed" in record:
+            parts.append(report.earlier(record["overall_when_timed"]))
+        if judged:
+            record["overall"] = report.overall(judged)
+            parts.append(report.markdown(judged))
+        parts.append(report.problems(record["cases"], self.name_of))
+        return "\n\n".join(part for part in parts if part)
 
 
 def kept(plan: Any, why: str) -> dict[str, Any]:
     """Return what is stored of a plan that has no time."""
     return {"plan": plan_words(plan), "why": why}
-
-
-def write(
-    script: str,
-    facts: dict[str, Any],
-    groups: list[Group],
-    judged: judgement.Judged,
-    directory: Path,
-) -> None:
-    """Write the groups and how the model fares, with the facts of the run that timed them."""
-    record = {k: v for k, v in facts.items() if k not in ("overall", "groups")}
-    text = f"{record['gpu']}, {record['dtype']}. {record['what']}\n\n"
-    if "note" in record:
-        text += f"{record['note']}\n\n"
-    if "overall_when_timed" in record:
-        text += report.earlier(record["overall_when_timed"]) + "\n\n"
-    if judged:
-        record["overall"] = report.overall(judged)
-        text += report.markdown(groups, judged)
-    record["groups"] = [g.to_json() for g in groups]
-    kind = "" if record["dtype"] == "float16" else f"-{record['dtype']}"
-    recording.write(f"{script}{kind}", record, text, directory)
-
-
-def judge_stored(script: str, args: argparse.Namespace, subject_of: SubjectOf) -> int:
-    """Judge the timings of a file with the model as it is now, and write that.
-
-    Date, machine and versions stay those of the timings; what the model of then reached is kept.
-    """
-    from relax_fusion.hardware.target import device_of, make_target
-
-    path: Path = args.stored
-    groups = judgement.load(path, subject_of)
-    facts = json.loads(path.read_text(encoding="utf-8"))
-    judged = judgement.judge_all(groups, device_of(make_target(args.target)))
-    if not judged:
-        raise SystemExit(f"{path} holds no timings")
-    if "overall" in facts:
-        facts.setdefault("overall_when_timed", facts["overall"])
-    if args.note:
-        facts["note"] = args.note
-    write(script, facts, groups, judged, args.results)
-    print(report.summary(judged))
-    return 0
 
 
 def function_of(

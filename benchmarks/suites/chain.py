@@ -7,17 +7,16 @@ estimator finds best; "by itself" says whether it would fuse without being told 
 
 from __future__ import annotations
 
-import argparse
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from tvm import ir, relax
 
-from benchmarks import building, recording
-from benchmarks import gpu_timing as timing
+from benchmarks import building
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import Gpu
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.hardware.target import device_of, make_target
@@ -83,6 +82,15 @@ class Case:
             return relax.op.add(value, next(rest))
         return getattr(relax.op.nn, step)(value)
 
+    def tensors(self, device: str) -> list[torch.Tensor]:
+        """Draw the operands, the weights by their widths."""
+        torch.manual_seed(0)
+        scales = (1.0, self.work.k**-0.5, self.work.r**-0.5, *[1.0] * len(self.shapes()))
+        return [
+            (torch.randn(shape, device=device) * scale).to(getattr(torch, self.work.dtype))
+            for shape, scale in zip(self.shapes(), scales, strict=False)
+        ]
+
     def torch(self, tensors: list[torch.Tensor]) -> Callable[[], torch.Tensor]:
         """Return the chain as torch is best told to compute it."""
         x, a, b, *rest = tensors
@@ -96,8 +104,7 @@ class Case:
         )
 
 
-def cases() -> list[Case]:
-    """Return what is timed."""
+def _cases() -> list[Case]:
     half = {"inner": (), "dtype": "float16", "out_dtype": "float16"}
     found = [
         Case(f"G{i}", MatmulChain(m, k, n, h, ("kn", "kn"), outer=(), batch=b, **half))
@@ -113,6 +120,10 @@ def cases() -> list[Case]:
     return [*found, Case("bottleneck of 64 in 768, 1024 rows", work)]
 
 
+CHAINS = _cases()
+"""What is timed."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A case to be compiled for a target, with one kernel or with two."""
@@ -122,68 +133,81 @@ class Job:
     target: str
 
 
-CONTENDERS = {"two": {"disable": [PASS]}, "fused": {"always_fuse": True}}
+WAYS = {"two": {"disable": [PASS]}, "fused": {"always_fuse": True}}
+"""The options of the pipeline, by contender of ours."""
 
 
 def build(job: Job) -> building.Built:
     """Compile a case."""
-    return building.compiled(job.case.module(), job.target, **CONTENDERS[job.name])
+    return building.compiled(job.case.module(), job.target, **WAYS[job.name])
 
 
-def fits(case: Case, target: str) -> bool:
-    """Tell whether there is a plan for one kernel."""
-    dev = device_of(make_target(target))
-    return not isinstance(choose(case.work, dev, always=True, backend="triton"), Decline)
+class MatmulChains(Suite):
+    """Chains of fixed sizes; ours may err twice as much as torch."""
 
+    name = "bench_chain"
+    cases = tuple(case.name for case in CHAINS)
+    contenders = usual = ("torch", *WAYS)
+    ours = tuple(WAYS)
+    head = ("chain", "torch, us", "two of ours", "fused", "by itself")
 
-def measured(case: Case, target: str, sampler: timing.Sampler) -> dict[str, object]:
-    """Return microseconds and errors of a case."""
-    torch.manual_seed(0)
-    dtype = getattr(torch, case.work.dtype)
-    scales = (1.0, case.work.k**-0.5, case.work.r**-0.5)
-    tensors = [
-        (torch.randn(shape, device=timing.DEVICE) * (scales[i] if i < 3 else 1.0)).to(dtype)
-        for i, shape in enumerate(case.shapes())
-    ]
-    peer = case.torch(tensors)
-    exact = case.torch([t.double() for t in tensors])()
-    calls = {"torch": timing.Call(peer)}
-    for name in CONTENDERS:
-        calls[name] = timing.Call(build(Job(name, case, target)).call("main", tensors))
-    errors = {
-        n: timing.error_of(timing.as_torch(c.checked_result()), exact) for n, c in calls.items()
-    }
-    times = sampler.sample_ms({name: call.launch for name, call in calls.items()})
-    alone = choose(case.work, device_of(make_target(target)), backend="triton")
-    return {
-        "microseconds": {name: 1e3 * statistics.median(ms) for name, ms in times.items()},
-        "errors": errors,
-        "by itself": not isinstance(alone, Decline),
-    }
+    def start(self) -> Gpu:
+        self.gpu, self.dev = Gpu(self.name), device_of(make_target(self.args.target))
+        return self.gpu
 
+    def items(self) -> list[Case]:
+        return [case for case in CHAINS if case.name in self.args.cases]
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="h200", help="a device of the table (default: h200)")
-    parser.add_argument("--output", type=Path, default=recording.RESULTS)
-    args = parser.parse_args()
-    sampler, rows = timing.Sampler(), [("chain", "torch, us", "two of ours", "fused", "by itself")]
-    record = {**recording.facts(), "gpu": torch.cuda.get_device_name(), "cases": {}}
-    found_plans = [case for case in cases() if fits(case, args.target)]
-    jobs = [Job(name, case, args.target) for case in found_plans for name in CONTENDERS]
-    for why in building.fill_cache(build, jobs):
-        print(why)
-    for case in cases():
-        if case not in found_plans:
-            rows.append((case.name, "", "", "no plan fits", ""))
-            continue
-        found = record["cases"][case.name] = measured(case, args.target, sampler)
-        times = [f"{found['microseconds'][name]:.2f}" for name in ("torch", "two", "fused")]
-        rows.append((case.name, *times, "yes" if found["by itself"] else "no"))
-        print(*rows[-1], flush=True)
-    for path in recording.write("bench_chain", record, recording.markdown_table(rows), args.output):
-        print(path)
+    def facts(self, item: Case) -> Entry:
+        return {"case": item.name}
 
+    def asked(self, item: Case) -> list[str]:
+        asked = self.args.contenders or self.usual
+        return [n for n in self.contenders if n in asked and (n != "fused" or self.fits(item))]
 
-if __name__ == "__main__":
-    main()
+    def fits(self, case: Case) -> bool:
+        """Tell whether there is a plan for one kernel."""
+        found = choose(case.work, self.dev, always=True, backend="triton")
+        return not isinstance(found, Decline)
+
+    def prepare(self, items: Sequence[Case]) -> None:
+        jobs = [
+            Job(name, case, self.args.target)
+            for case in items
+            for name in self.asked(case)
+            if name in WAYS
+        ]
+        building.fill_cache(build, jobs)
+
+    def measured(self, item: Case) -> Entry:
+        """Return microseconds and errors of a case."""
+        timing = self.gpu.timing
+        tensors = item.tensors(timing.DEVICE)
+        exact = item.torch([t.double() for t in tensors])()
+        errors = {"torch": timing.error_of(item.torch(tensors)(), exact)}
+        allowed = timing.allowed_error(errors["torch"], item.work.dtype)
+
+        def contender(name: str) -> Callable[[], Any]:
+            if name == "torch":
+                return item.torch(tensors)
+            return build(Job(name, item, self.args.target)).call("main", tensors)
+
+        def check(name: str, call: Any) -> None:
+            errors[name] = timing.error_of(timing.as_torch(call.checked_result()), exact)
+
+        calls, failed = self.gpu.captured(self.asked(item), contender, check)
+        return {
+            "failed": failed,
+            "wrong": [name for name, error in errors.items() if not error <= allowed],
+            **self.gpu.times(calls),
+            "errors": errors,
+            "by_itself": not isinstance(choose(item.work, self.dev, backend="triton"), Decline),
+        }
+
+    def intro(self, record: Entry) -> str:
+        return f"{record['gpu']}; medians of CUDA graph replays, L2 flushed before each."
+
+    def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
+        times = {"fused": "no plan fits", **{n: f"{t:.2f}" for n, t in entry["us"].items()}}
+        cells = (times.get(name, "") for name in self.contenders)
+        return entry["case"], *cells, "yes" if entry["by_itself"] else "no"

@@ -6,19 +6,21 @@ of every match (`--validate`) may take a tenth.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax
 
 import relax_fusion
-from benchmarks import recording
+from benchmarks.recording import markdown_table
+from benchmarks.report import Verdict, targets_table
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import Session
 from relax_fusion import models
 from relax_fusion.equivalence import Checker
 
@@ -38,82 +40,105 @@ def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
     return run
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="llama-3.1-8b", help="a bundled configuration")
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--max-seq-len", type=int, default=4096)
-    parser.add_argument("--validate", action="store_true", help="check every match")
-    parser.add_argument("--results", type=Path, default=recording.RESULTS)
-    args = parser.parse_args()
+class Compile(Suite):
+    """One compilation, from the export on."""
 
-    stages: list[tuple[str, float]] = []
-    checks: list[float] = []
-    Checker.check = timed(Checker.check, checks)  # type: ignore[method-assign]
-    start, cpu_start = time.perf_counter(), time.process_time()
+    name = "bench_compile"
+    key = ("model",)
+    must_reach = True
 
-    def stage(name: str) -> None:
-        stages.append((name, time.perf_counter() - start))
-        print(f"[{stages[-1][1]:6.1f} s] {name}", file=sys.stderr, flush=True)
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        parser.add_argument("--model", default="llama-3.1-8b", help="a bundled configuration")
+        parser.add_argument("--max-seq-len", type=int, default=4096)
+        parser.add_argument("--validate", action="store_true", help="check every match")
 
-    stage("exporting")
-    config = models.zoo_config(args.model)
-    exported = models.export(config, dtype="float16", max_seq_len=args.max_seq_len)
-    report = relax_fusion.Report()
-    target = relax_fusion.make_target(args.target)
-    # Every chain is fused, whatever the estimator thinks of it: that is the most work there is.
-    pipeline = relax.get_pipeline(
-        "relax_fusion",
-        target=target,
-        report=report,
-        progress=stage,
-        always_fuse=True,
-        validate=args.validate,
-    )
-    compiled = tvm.compile(exported.mod, target=target, relax_pipeline=pipeline)
-    total, cpu = time.perf_counter() - start, time.process_time() - cpu_start
-    del compiled
-    # Linux counts in kB, macOS in bytes.
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak_gb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+    def kind(self) -> Entry:
+        return {"validate": self.args.validate, "max_seq_len": self.args.max_seq_len}
 
-    ends = [at for _, at in stages[1:]] + [total]
-    seconds = {name: end - at for (name, at), end in zip(stages, ends, strict=True)}
-    record = {
-        **recording.facts(),
-        "model": args.model,
-        "target": args.target,
-        "total_s": total,
-        "peak_rss_gb": peak_gb,
-        "stages_s": seconds,
-        "fused": len(report.fused),
-        "declined": len(report.declined),
-        "cpu_s": cpu,
-        "validation_cpu_s": sum(checks),
-    }
-    rows = [("stage", "seconds")]
-    rows += [(name, f"{value:.2f}") for name, value in seconds.items()]
-    rows.append(("**total**", f"**{total:.1f}** (limit {LIMIT_S:.0f})"))
-    text = (
-        f"{args.model}, float16, for {args.target}; the last stage includes code generation.\n\n"
-        f"{recording.markdown_table(rows)}\n\n"
-        f"Peak memory {peak_gb:.2f} GB (limit {LIMIT_GB:.0f} GB). "
-        f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM."
-    )
-    share = sum(checks) / (cpu - sum(checks))
-    if args.validate:
-        text += (
-            f"\n\nValidation of {len(checks)} matches: {sum(checks):.2f} s of the processor, "
-            f"{share:.1%} of the {cpu - sum(checks):.1f} s of everything else "
-            f"(limit {LIMIT_VALIDATION:.0%}; time of compilers in other processes is not counted)."
+    def stem(self, record: Entry) -> str:
+        return f"{self.name}-validate" if record["validate"] else self.name
+
+    def start(self) -> Session:
+        self.checks: list[float] = []
+        Checker.check = timed(Checker.check, self.checks)  # type: ignore[method-assign]
+        return Session()
+
+    def items(self) -> list[str]:
+        return [self.args.model]
+
+    def facts(self, item: str) -> Entry:
+        return {"model": item}
+
+    def measured(self, item: str) -> Entry:
+        stages: list[tuple[str, float]] = []
+        start, cpu_start = time.perf_counter(), time.process_time()
+
+        def stage(name: str) -> None:
+            stages.append((name, time.perf_counter() - start))
+            print(f"[{stages[-1][1]:6.1f} s] {name}", file=sys.stderr, flush=True)
+
+        stage("exporting")
+        config = models.zoo_config(item)
+        exported = models.export(config, dtype="float16", max_seq_len=self.args.max_seq_len)
+        report = relax_fusion.Report()
+        target = relax_fusion.make_target(self.args.target)
+        # Every chain is fused, whatever the estimator thinks of it: that is the most work there is.
+        pipeline = relax.get_pipeline(
+            "relax_fusion",
+            target=target,
+            report=report,
+            progress=stage,
+            always_fuse=True,
+            validate=self.args.validate,
         )
-    name = "bench_compile-validate" if args.validate else "bench_compile"
-    files = recording.write(name, record, text, args.results)
-    print(text)
-    print("wrote", *(file.name for file in files), file=sys.stderr)
-    reached = total <= LIMIT_S and peak_gb <= LIMIT_GB and share <= LIMIT_VALIDATION
-    return 0 if reached else 1
+        tvm.compile(exported.mod, target=target, relax_pipeline=pipeline)
+        total, cpu = time.perf_counter() - start, time.process_time() - cpu_start
+        unit = 1 if sys.platform == "darwin" else 1024  # Linux counts in kB, macOS in bytes
+        ends = [at for _, at in stages[1:]] + [total]
+        return {
+            "total_s": total,
+            "peak_rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9,
+            "stages_s": {name: end - at for (name, at), end in zip(stages, ends, strict=True)},
+            "fused": len(report.fused),
+            "declined": len(report.declined),
+            "cpu_s": cpu,
+            "matches": len(self.checks),
+            "validation_cpu_s": sum(self.checks),
+        }
 
+    def verdicts(self, record: Entry) -> list[Verdict]:
+        found = []
+        for e in (e for e in record["cases"] if "error" not in e):
+            limits = {
+                f"{LIMIT_S:.0f} s over its time": LIMIT_S / e["total_s"],
+                f"{LIMIT_GB:.0f} GB over its memory": LIMIT_GB / e["peak_rss_gb"],
+            }
+            if record["validate"]:
+                share = e["validation_cpu_s"] / (e["cpu_s"] - e["validation_cpu_s"])
+                limits[f"{LIMIT_VALIDATION:.0%} over validation's part"] = LIMIT_VALIDATION / share
+            found += [(e["model"], what, 1.0, measured) for what, measured in limits.items()]
+        return found
 
-if __name__ == "__main__":
-    sys.exit(main())
+    def line(self, entry: Entry, record: Entry) -> str:
+        if "error" in entry:
+            return super().line(entry, record)
+        text = (
+            f"{entry['model']}: {entry['total_s']:.1f} s, peak memory {entry['peak_rss_gb']:.2f} "
+            f"GB. {entry['fused']} chains fused, {entry['declined']} left to TVM."
+        )
+        if record["validate"]:
+            checks, rest = entry["validation_cpu_s"], entry["cpu_s"] - entry["validation_cpu_s"]
+            text += (
+                f" Validation of {entry['matches']} matches: {checks:.2f} s of the processor, "
+                f"{checks / rest:.1%} of the {rest:.1f} s of everything else (time of compilers in "
+                "other processes is not counted)."
+            )
+        return text
+
+    def markdown(self, record: Entry) -> str:
+        parts = [f"float16, for {record['target']}; the last stage includes code generation."]
+        for e in record["cases"]:
+            stages = [(name, f"{s:.2f}") for name, s in e.get("stages_s", {}).items()]
+            parts += [self.line(e, record), markdown_table([("stage", "seconds"), *stages])]
+        return "\n\n".join([*parts, targets_table(self.verdicts(record))])

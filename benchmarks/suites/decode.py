@@ -9,13 +9,12 @@ every contender are compared with float32 ones of PyTorch.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,12 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from benchmarks import recording
+from benchmarks.host_timing import host_and_device
+from benchmarks.recording import markdown_table
+from benchmarks.report import problems
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import Gpu, sentence
+from benchmarks.targets import floor_us
 from relax_fusion import PipelineOptions, make_target, models
 from relax_fusion.cuda_graph import is_run_or_capture
 from relax_fusion.models import ExportedModel
@@ -31,8 +35,9 @@ from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
-CALLS, REPEATS, WARMUP = 20, 9, 3
+CALLS, REPEATS = 20, 9
 RANDOM_ELEMENTS = 1 << 22
+TORCH = ("eager", "torch.compile")
 
 
 # --- what is launched ------------------------------------------------------------------------
@@ -122,38 +127,65 @@ def device_weights(exported: ExportedModel, dev: tvm.runtime.Device) -> list[Any
     return made
 
 
-class Ours:
-    """``decode`` of a compiled model, always at the same position."""
+class Step:
+    """What all contenders share: weights, caches and tokens, at one position."""
 
-    def __init__(self, exported: ExportedModel, graphs: bool, args: argparse.Namespace) -> None:
-        target = make_target(args.target)
+    def __init__(self, exported: ExportedModel, args: Namespace) -> None:
+        import torch
+
+        self.exported, self.args, self.total = exported, args, args.context + 1
+        dev, rng = tvm.cuda(0), np.random.default_rng(1)
+        self.params = device_weights(exported, dev)
+        shapes = [tuple(map(int, shape)) for shape in exported.cache_shapes]
+        arrays = (rng.standard_normal(shape, "float32").astype("float16") for shape in shapes)
+        self.caches = [tvm.runtime.tensor(array, dev) for array in arrays]
+        self.ids = tvm.runtime.tensor(np.arange(args.batch, dtype="int32")[:, None] + 7, dev)
+        self.tokens = torch.from_dlpack(self.ids)
+        self.twins = [torch.from_dlpack(t) for t in self.caches]
+        self.weights = {
+            p.name: torch.from_dlpack(t)
+            for p, t in zip(exported.params, self.params, strict=True)
+            if not p.name.startswith("model.rope")
+        }
+        self.compile_s: dict[str, float] = {}
+
+    def exact(self) -> Any:
+        """Return the logits in float32."""
+        from benchmarks.suites.decode_torch import Decoder
+
+        wide = {name: value.float() for name, value in self.weights.items()}
+        caches = [cache.float() for cache in self.twins]
+        return Decoder(self.exported.config, wide, caches, self.total)(self.tokens)
+
+    def contender(self, name: str, sync: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the step as a function of nothing, and keep what compiling it took."""
+        began = time.perf_counter()
+        call = self.in_torch(name) if name in TORCH else self.ours(graphs=name == "graphs")
+        if name != "eager":
+            call()
+            sync()
+            self.compile_s[name] = time.perf_counter() - began
+        return call
+
+    def in_torch(self, name: str) -> Callable[[], Any]:
+        import torch
+
+        from benchmarks.suites.decode_torch import Decoder
+
+        step = Decoder(self.exported.config, self.weights, self.twins, self.total)
+        if name != "eager":
+            step = torch.compile(step, mode="max-autotune", dynamic=False)
+        return lambda: step(self.tokens)
+
+    def ours(self, *, graphs: bool) -> Callable[[], Any]:
+        target = make_target(self.args.target)
         pipeline = relax.get_pipeline("relax_fusion", target=target, use_cuda_graph=graphs)
-        start = time.perf_counter()
-        made = tvm.compile(exported.mod, target, relax_pipeline=pipeline)
-        self._decode = relax.VirtualMachine(made, tvm.cuda(0))["decode"]
-        self.compile_s = time.perf_counter() - start
-
-    def bind(self, ids: Any, total: int, caches: Sequence[Any], params: Sequence[Any]) -> Callable:
-        """Return the step as a function of nothing; lists are converted once, not in every call."""
-        shape = tvm.runtime.ShapeTuple([total])
-        arguments = ids, shape, tvm_ffi.convert(list(caches)), tvm_ffi.convert(list(params))
-        return lambda: self._decode(*arguments)[0]
-
-
-def time_step(step: Callable[[], Any], sync: Callable[[], None]) -> dict[str, float]:
-    """Return the median seconds of a step, and those until the host may go on."""
-    for _ in range(WARMUP):
-        step()
-    total, host = [], []
-    for _ in range(REPEATS):
-        sync()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            step()
-        host.append((time.perf_counter() - start) / CALLS)
-        sync()
-        total.append((time.perf_counter() - start) / CALLS)
-    return {"token_s": statistics.median(total), "host_s": statistics.median(host)}
+        made = tvm.compile(self.exported.mod, target, relax_pipeline=pipeline)
+        decode = relax.VirtualMachine(made, tvm.cuda(0))["decode"]
+        # Lists are converted once, not in every call
+        lists = (tvm_ffi.convert(list(values)) for values in (self.caches, self.params))
+        arguments = self.ids, tvm.runtime.ShapeTuple([self.total]), *lists
+        return lambda: decode(*arguments)[0]
 
 
 def error(got: Any, exact: Any) -> float:
@@ -161,126 +193,14 @@ def error(got: Any, exact: Any) -> float:
     return float((got.float().reshape(exact.shape) - exact).abs().max() / exact.abs().max())
 
 
-def compare(args: argparse.Namespace, exported: ExportedModel) -> dict[str, Any]:
-    """Time everybody on the same weights and caches, after a comparison of their logits."""
-    import torch
-
-    from benchmarks import gpu_timing
-    from benchmarks.suites.decode_torch import Decoder
-
-    ceilings = gpu_timing.ceilings(gpu_timing.Sampler())
-    torch.cuda.empty_cache()
-    dev, total = tvm.cuda(0), args.context + 1
-    params = device_weights(exported, dev)
-    rng = np.random.default_rng(1)
-    caches = [
-        tvm.runtime.tensor(
-            rng.standard_normal(tuple(map(int, shape)), "float32").astype("float16"), dev
-        )
-        for shape in exported.cache_shapes
-    ]
-    ids = tvm.runtime.tensor(np.arange(args.batch, dtype="int32")[:, None] + 7, dev)
-    sync = torch.cuda.synchronize
-    twin = [torch.from_dlpack(t) for t in caches]
-    shared = {
-        p.name: torch.from_dlpack(t)
-        for p, t in zip(exported.params, params, strict=True)
-        if not p.name.startswith("model.rope")
-    }
-    tokens = torch.from_dlpack(ids)
-    wide = {name: value.float() for name, value in shared.items()}
-    with torch.no_grad():
-        step = Decoder(exported.config, wide, [c.float() for c in twin], total)
-        exact = step(tokens)
-        del wide, step
-        torch.cuda.empty_cache()
-        eager = Decoder(exported.config, shared, twin, total)
-        contenders: dict[str, Callable] = {"eager": lambda: eager(tokens)}
-        seconds: dict[str, float] = {}
-        for name, graphs in (("graphs", True), ("no graphs", False)):
-            ours = Ours(exported, graphs, args)
-            seconds[name] = ours.compile_s
-            contenders[name] = ours.bind(ids, total, caches, params)
-        if not args.no_compile:
-            try:
-                compiled = torch.compile(eager, mode="max-autotune", dynamic=False)
-                start = time.perf_counter()
-                compiled(tokens)
-                sync()
-                seconds["torch.compile"] = time.perf_counter() - start
-                contenders["torch.compile"] = lambda: compiled(tokens)
-            except Exception as err:  # a peer that cannot run is no reason to lose our own times
-                print(f"torch.compile failed: {type(err).__name__}: {str(err)[:300]}", flush=True)
-        errors, times = {}, {}
-        for name, call in contenders.items():
-            for _ in range(2):  # the second is a replay
-                got = call()
-                sync()
-            errors[name] = error(gpu_timing.as_torch(got).clone(), exact)
-        allowed = gpu_timing.allowed_error(errors["eager"], "float16")
-        for name, call in contenders.items():
-            times[name] = time_step(call, sync)
-            print(f"{name}: {1e3 * times[name]['token_s']:.3f} ms", flush=True)
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        **ceilings,
-        "times": times,
-        "compile_s": seconds,
-        "errors": errors,
-        "allowed_error": allowed,
-        "accurate": all(errors[name] <= allowed for name in ("graphs", "no graphs")),
-    }
-
-
-# --- results ---------------------------------------------------------------------------------
-
-
-def report(record: dict[str, Any]) -> str:
-    """Return a record as Markdown."""
-    floor = record["floor_s"]
-    rows = [("", "ms a token", "of it the host's", "of the floor's speed", "error")]
-    for name, taken in record["times"].items():
-        token = taken["token_s"]
-        cells = (f"{1e3 * token:.3f}", f"{1e3 * taken['host_s']:.3f}", f"{floor / token:.0%}")
-        rows.append((name, *cells, f"{record['errors'][name]:.1e}"))
-    rows.append(("floor", f"{1e3 * floor:.3f}", "", "100%", ""))
-    kernels = record["launches"]
-    verdict = "" if record["accurate"] else "\n\n**The error of ours is larger than allowed.**"
-    return (
-        f"{record['gpu']}; {record['layers']} layers of LLaMA-3.1-8B's widths, vocabulary "
-        f"{record['vocab']}, float16, batch {record['batch']}, context {record['context']}; median "
-        f"of {REPEATS} x {CALLS} tokens, L2 not flushed.\n\n"
-        f"{recording.markdown_table(rows)}\n\n"
-        f"A layer is {kernels['layer']:g} launches, {kernels['layer_in_graphs']:g} of them in "
-        f"graphs; {kernels['rest']:g} more a token. The floor is {record['floor_bytes'] / 1e9:.2f} "
-        f"GB at {record['copy_tb_s']:.2f} TB/s. Errors are relative to the largest logit; ours may "
-        f"be {record['allowed_error']:.1e}.{verdict}"
-    )
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="h200", help="a device of the table (default: h200)")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--context", type=int, default=1024, help="tokens before this one")
-    parser.add_argument("--vocab", type=int, default=128256)
-    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile")
-    parser.add_argument("--results", type=Path, default=recording.RESULTS)
-    args = parser.parse_args()
-    if args.layers < 2:
-        parser.error("--layers must be at least 2: what a layer adds is a difference")
-    return args
-
-
-def export_model(args: argparse.Namespace, layers: int) -> ExportedModel:
+def export_model(args: Namespace, layers: int) -> ExportedModel:
     config = replace(models.zoo_config("llama-3.1-8b"), num_layers=layers, vocab_size=args.vocab)
     length = args.context + 64
     made = models.export(config, dtype="float16", max_seq_len=length, batch=args.batch)
     return decode_only(made)
 
 
-def count_launches(args: argparse.Namespace, exported: ExportedModel) -> dict[str, float]:
+def count_launches(args: Namespace, exported: ExportedModel) -> dict[str, float]:
     """Return the launches of a layer and of the rest of a token."""
     target = make_target(args.target)
     (one, one_in), (all_, all_in) = (launches(e, target) for e in (export_model(args, 1), exported))
@@ -289,23 +209,123 @@ def count_launches(args: argparse.Namespace, exported: ExportedModel) -> dict[st
     return {"layer": layer, "layer_in_graphs": inside, "rest": all_ - layer * args.layers}
 
 
-def main() -> int:
-    args = parse()
-    exported = export_model(args, args.layers)
-    record = {
-        **recording.facts(),
-        **{name: getattr(args, name) for name in ("layers", "batch", "context", "vocab", "target")},
-        "launches": count_launches(args, exported),
-        "floor_bytes": floor_bytes(exported, args.batch, args.context + 1),
-    }
-    record |= compare(args, exported)
-    record["floor_s"] = record["floor_bytes"] / (record["copy_tb_s"] * 1e12)
-    text = report(record)
-    name = f"bench_decode-batch{args.batch}"
-    files = recording.write(name, record, text, args.results)
-    print(text, *files, sep="\n")
-    return 0 if record["accurate"] else 1
+class Decode(Suite):
+    """One token, at one position."""
+
+    name = "bench_decode"
+    key = ("batch", "context", "layers", "vocab")
+    ours = ("graphs", "no graphs")
+    contenders = usual = ("eager", *ours, "torch.compile")
+
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--layers", type=int, default=4)
+        add("--batch", type=int, default=1)
+        add("--context", type=int, default=1024, help="tokens before this one")
+        add("--vocab", type=int, default=128256)
+        add("--no-compile", action="store_true", help="leave out torch.compile")
+
+    @classmethod
+    def check(cls, parser: ArgumentParser, args: Namespace) -> None:
+        if args.layers < 2:
+            parser.error("--layers must be at least 2: what a layer adds is a difference")
+
+    def stem(self, record: Entry) -> str:
+        return f"{self.name}-batch{self.args.batch}"
+
+    def start(self) -> Gpu:
+        self.gpu = Gpu(self.name)
+        return self.gpu
+
+    def items(self) -> list[Namespace]:
+        return [self.args]
+
+    def facts(self, item: Namespace) -> Entry:
+        return {name: getattr(item, name) for name in self.key}
+
+    def asked(self, item: Namespace) -> list[str]:
+        asked = self.args.contenders or self.usual
+        absent = ["torch.compile"] if self.args.no_compile else []
+        return [name for name in self.contenders if name in asked and name not in absent]
+
+    def is_complete(self, entry: Entry, item: Namespace) -> bool:
+        return set(self.asked(item)) <= set(entry.get("times", ()))
+
+    def measured(self, item: Namespace) -> Entry:
+        """Time everybody on the same weights and caches, after a comparison of their logits."""
+        exported, timing, torch = export_model(item, item.layers), self.gpu.timing, self.gpu.torch
+        sync = torch.cuda.synchronize
+        found = {
+            "launches": count_launches(item, exported),
+            "floor_bytes": floor_bytes(exported, item.batch, item.context + 1),
+        }
+        self.gpu.free()
+        step = Step(exported, item)
+        errors, times, failed = {}, {}, {}
+        with torch.no_grad():
+            exact = step.exact()
+            self.gpu.free()
+            errors["eager"] = error(step.in_torch("eager")(), exact)
+            calls = {}
+            for name in self.asked(item):
+                try:
+                    calls[name] = step.contender(name, sync)
+                    for _ in range(2):  # the second is a replay
+                        got = calls[name]()
+                        sync()
+                    errors[name] = error(timing.as_torch(got).clone(), exact)
+                except Exception as err:
+                    self.gpu.check(err)
+                    failed[name] = sentence(err)
+                    calls.pop(name, None)
+            for name, call in calls.items():
+                host, device = host_and_device(call, sync, CALLS, REPEATS)
+                seconds = map(statistics.median, (device, host))
+                times[name] = dict(zip(("token_s", "host_s"), seconds, strict=True))
+        allowed = timing.allowed_error(errors["eager"], "float16")
+        return {
+            **found,
+            "floor_s": 1e-6 * floor_us(found["floor_bytes"], 0, self.gpu.ceilings["copy_tb_s"]),
+            "times": times,
+            "compile_s": step.compile_s,
+            "errors": errors,
+            "allowed_error": allowed,
+            "failed": failed,
+            "wrong": [name for name in self.ours if not errors.get(name, 0) <= allowed],
+        }
+
+    # --- what is said ----------------------------------------------------------------------
+
+    def line(self, entry: Entry, record: Entry) -> str:
+        if "error" in entry:
+            return super().line(entry, record)
+        return ", ".join(f"{n} {1e3 * t['token_s']:.3f} ms" for n, t in entry["times"].items())
+
+    def markdown(self, record: Entry) -> str:
+        found = [report(e, record) for e in record["cases"] if "error" not in e]
+        found.append(problems(record["cases"], self.name_of, lambda e, n: f"{e['errors'][n]:.1e}"))
+        return "\n\n".join(text for text in found if text)
 
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+def report(entry: Entry, record: Entry) -> str:
+    """Return an entry as Markdown."""
+    floor = entry["floor_s"]
+    rows = [("", "ms a token", "of it the host's", "of the floor's speed", "error")]
+    for name, taken in entry["times"].items():
+        token = taken["token_s"]
+        cells = (f"{1e3 * token:.3f}", f"{1e3 * taken['host_s']:.3f}", f"{floor / token:.0%}")
+        rows.append((name, *cells, f"{entry['errors'][name]:.1e}"))
+    rows.append(("floor", f"{1e3 * floor:.3f}", "", "100%", ""))
+    kernels = entry["launches"]
+    verdict = "\n\n**The error of ours is larger than allowed.**" if entry["wrong"] else ""
+    return (
+        f"{record['gpu']}; {entry['layers']} layers of LLaMA-3.1-8B's widths, vocabulary "
+        f"{entry['vocab']}, float16, batch {entry['batch']}, context {entry['context']}; median "
+        f"of {REPEATS} x {CALLS} tokens, L2 not flushed.\n\n"
+        f"{markdown_table(rows)}\n\n"
+        f"A layer is {kernels['layer']:g} launches, {kernels['layer_in_graphs']:g} of them in "
+        f"graphs; {kernels['rest']:g} more a token. The floor is {entry['floor_bytes'] / 1e9:.2f} "
+        f"GB at {record['copy_tb_s']:.2f} TB/s. Errors are relative to the largest logit; ours may "
+        f"be {entry['allowed_error']:.1e}.{verdict}"
+    )

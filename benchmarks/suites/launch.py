@@ -7,10 +7,11 @@ so short that it never waits for the device; "device" is the time until the last
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import time
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 import tvm
@@ -18,7 +19,9 @@ from tvm import relax, tirx
 from tvm.script import relax as R
 from tvm.target import Target
 
-from benchmarks import recording
+from benchmarks.host_timing import host_and_device
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import TvmGpu
 from relax_fusion import make_target
 from relax_fusion.triton_bridge import OUT, call_tir_extern
 from tests.gpu.triton_cases import vector_add
@@ -64,50 +67,47 @@ def chain(target: Target, *, triton: bool, symbolic: bool) -> tvm.runtime.Execut
     return tvm.compile(mod, target, relax_pipeline=pipeline)
 
 
-def launch_seconds(executable: tvm.runtime.Executable, what: str) -> list[float]:
-    """Return the time of one launch, for every repeat."""
-    dev = tvm.cuda(0)
-    vm = relax.VirtualMachine(executable, dev)
-    x, y = (tvm.runtime.tensor(np.ones(SIZE, "float32"), dev) for _ in range(2))
-    main = vm["main"]
-    for _ in range(5):
-        main(x, y)
-    times = []
-    for _ in range(REPEATS):
-        dev.sync()
-        start = time.perf_counter()
-        for _ in range(CALLS[what]):
-            main(x, y)
-        if what == "device":
-            dev.sync()
-        times.append((time.perf_counter() - start) / (CALLS[what] * KERNELS))
-    return times
+class Launch(Suite):
+    """A hundred launches of each, with sizes known when compiling and not."""
 
+    name = "bench_launch"
+    key = ("dims", "time")
+    head = ("dims", "time", "TVM's kernel, us", "embedded Triton kernel, us", "ratio")
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="h200", help="a device of the table (default: h200)")
-    parser.add_argument("--output", type=Path, default=recording.RESULTS)
-    args = parser.parse_args()
-    target = make_target(args.target)
-    record = {**recording.facts(), "gpu": str(tvm.cuda(0).device_name), "microseconds": {}}
-    rows = [("dims", "time", "TVM's kernel, us", "embedded Triton kernel, us", "ratio")]
-    for name in ("static", "symbolic"):
-        made = [chain(target, triton=t, symbolic=name == "symbolic") for t in (False, True)]
-        for what in CALLS:
-            times: list[list[float]] = [[], []]
-            for _ in range(3):
-                for kept, executable in zip(times, made, strict=True):
-                    kept += launch_seconds(executable, what)
-            theirs, ours = (1e6 * statistics.median(kept) for kept in times)
-            record["microseconds"][f"{name}, {what}"] = {"tvm": theirs, "triton": ours}
-            rows.append((name, what, f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.2f}"))
-    head = f"{record['gpu']}, {KERNELS} kernels of {SIZE} elements."
-    table = f"{head}\n\n{recording.markdown_table(rows)}"
-    print(table)
-    for path in recording.write("bench_launch", record, table, args.output):
-        print(path)
+    def start(self) -> TvmGpu:
+        self.built: dict[str, list[Callable[[], Any]]] = {}
+        return TvmGpu(self.name)
 
+    def items(self) -> Iterator[tuple[str, str]]:
+        return product(("static", "symbolic"), CALLS)
 
-if __name__ == "__main__":
-    main()
+    def facts(self, item: tuple[str, str]) -> Entry:
+        return dict(zip(self.key, item, strict=True))
+
+    def calls(self, dims: str) -> list[Callable[[], Any]]:
+        """Return the calls of TVM's kernels and of Triton's."""
+        if dims not in self.built:
+            dev, target = tvm.cuda(0), make_target(self.args.target)
+            tensors = [tvm.runtime.tensor(np.ones(SIZE, "float32"), dev) for _ in range(2)]
+            made = [chain(target, triton=t, symbolic=dims == "symbolic") for t in (False, True)]
+            mains = [relax.VirtualMachine(executable, dev)["main"] for executable in made]
+            self.built[dims] = [partial(main, *tensors) for main in mains]
+        return self.built[dims]
+
+    def measured(self, item: tuple[str, str]) -> Entry:
+        dims, what = item
+        times: list[list[float]] = [[], []]
+        for _ in range(3):
+            for kept, call in zip(times, self.calls(dims), strict=True):
+                found = host_and_device(call, tvm.cuda(0).sync, CALLS[what], REPEATS)
+                kept += found[0 if what == "host" else 1]
+        theirs, ours = (1e6 * statistics.median(kept) / KERNELS for kept in times)
+        return {"us": {"tvm": theirs, "ours": ours}}
+
+    def intro(self, record: Entry) -> str:
+        return f"{record['gpu']}, {KERNELS} kernels of {SIZE} elements."
+
+    def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
+        theirs, ours = entry["us"]["tvm"], entry["us"]["ours"]
+        numbers = (f"{number:.2f}" for number in (theirs, ours, ours / theirs))
+        return entry["dims"], entry["time"], *numbers

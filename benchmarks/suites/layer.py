@@ -9,15 +9,17 @@ the output projection's and qkv's is larger than it.
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from itertools import product
 
 import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
 
-from benchmarks import recording
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import TvmGpu
 from relax_fusion import PATTERNS, Report, make_target
 from relax_fusion.estimator import format_seconds
 from relax_fusion.models.rope import Angles
@@ -103,49 +105,60 @@ def time_chain(
     return float(timer(*args).median), report
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--target", default="h200")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 64, 256, 1024, 4096])
-    parser.add_argument("--chains", nargs="+", default=list(CHAINS), choices=CHAINS)
-    parser.add_argument("--backend", default="triton", choices=("triton", "tir"))
-    parser.add_argument("--results", type=Path, default=recording.RESULTS)
-    args = parser.parse_args()
-    target = make_target(args.target)
-    rows_out = []
-    table: list[tuple[str, ...]] = [
-        ("chain", "rows", "ours", "left to TVM", "ratio", "predicted fused", "predicted unfused")
-    ]
-    for chain in args.chains:
-        for rows in args.rows:
-            fused_s, report = time_chain(chain, rows, target, args.backend)
-            unfused_s, _ = time_chain(chain, rows, target, None)
-            predicted = report.fused[0].predictions[0] if report.fused else None
-            decline = report.declined[0].decline if report.declined else None
-            p_fused = predicted.fused.seconds if predicted else decline.fused_s
-            p_unfused = predicted.unfused.seconds if predicted else decline.unfused_s
-            row = {
-                "chain": chain,
-                "rows": rows,
-                "fused": bool(report.fused),
-                "ours_s": fused_s,
-                "tvm_s": unfused_s,
-                "predicted_fused_s": p_fused,
-                "predicted_unfused_s": p_unfused,
-            }
-            rows_out.append(row)
-            ours = format_seconds(fused_s) + ("" if report.fused else " (declined)")
-            times = [unfused_s, p_fused, p_unfused]
-            texts = [format_seconds(t) for t in times]
-            ratio = f"{unfused_s / fused_s:.2f}"
-            table.append((chain, str(rows), ours, texts[0], ratio, *texts[1:]))
-            print(*table[-1], sep="  ", flush=True)
-    device = str(tvm.cuda(0).device_name)
-    record = {**recording.facts(), "gpu": device, "repeats": REPEATS, "cases": rows_out}
-    text = f"{device}; median of {REPEATS} x {NUMBER} calls.\n\n{recording.markdown_table(table)}"
-    recording.write(f"bench_gpu_{args.backend}", record, text, args.results)
-    return 0
+class Layer(Suite):
+    """Chains of a decoder layer, at several numbers of rows."""
 
+    name = "bench_layer"
+    key = ("chain", "rows")
+    cases = CHAINS
+    case_options = ("--cases", "--chains")
+    head = ("chain", "rows", "ours", "left to TVM", "ratio", "predicted fused", "predicted unfused")
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        rows = [1, 16, 64, 256, 1024, 4096]
+        parser.add_argument("--rows", type=int, nargs="+", default=rows)
+        parser.add_argument("--backend", default="triton", choices=("triton", "tir"))
+
+    def kind(self) -> Entry:
+        return {"backend": self.args.backend}
+
+    def stem(self, record: Entry) -> str:
+        return f"{self.name}-{record['backend']}"
+
+    def start(self) -> TvmGpu:
+        return TvmGpu(self.name)
+
+    def items(self) -> Iterator[tuple[str, int]]:
+        return product(self.args.cases, self.args.rows)
+
+    def facts(self, item: tuple[str, int]) -> Entry:
+        return dict(zip(self.key, item, strict=True))
+
+    def measured(self, item: tuple[str, int]) -> Entry:
+        target = make_target(self.args.target)
+        fused_s, report = time_chain(*item, target, self.args.backend)
+        unfused_s, _ = time_chain(*item, target, None)
+        if report.fused:
+            predicted = report.fused[0].predictions[0]
+            prices = predicted.fused.seconds, predicted.unfused.seconds
+        else:
+            decline = report.declined[0].decline
+            prices = decline.fused_s, decline.unfused_s
+        return {
+            "fused": bool(report.fused),
+            "ours_s": fused_s,
+            "tvm_s": unfused_s,
+            "predicted_fused_s": prices[0],
+            "predicted_unfused_s": prices[1],
+        }
+
+    def intro(self, record: Entry) -> str:
+        return f"{record['gpu']}; median of {REPEATS} x {NUMBER} calls."
+
+    def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
+        names = ("ours_s", "tvm_s", "predicted_fused_s", "predicted_unfused_s")
+        ours, tvm_s, *prices = (format_seconds(entry[name]) for name in names)
+        ours += "" if entry["fused"] else " (declined)"
+        ratio = f"{entry['tvm_s'] / entry['ours_s']:.2f}"
+        return entry["chain"], str(entry["rows"]), ours, tvm_s, ratio, *prices

@@ -51,6 +51,6 @@ def cpu_in_place_of_a_gpu(monkeypatch):
     fake = SimpleNamespace(DEVICE="cpu", Call=OnCpu, Sampler=OnCpu, ceilings=lambda _: speeds)
     for name, value in vars(fake).items():
         monkeypatch.setattr(gpu_timing, name, value)
-    monkeypatch.setattr(building, "fill_cache", lambda build, jobs: [])
+    monkeypatch.setattr(building, "fill_cache", lambda build, jobs: None)
     monkeypatch.setattr(building, "make_target", lambda name: quick(make_target(name)))
     monkeypatch.setattr(tvm, "compile", compiled)

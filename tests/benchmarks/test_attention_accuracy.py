@@ -1,4 +1,4 @@
-"""`benchmarks.suites.attention.accuracy` with a CPU in place of the GPU."""
+"""Accuracy of attention with a CPU in place of the GPU."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from benchmarks.runner import main
 from benchmarks.suites.attention import accuracy, ours
-from benchmarks.suites.attention import suite as bench
 from benchmarks.suites.attention.cases import Case
 from benchmarks.suites.attention.peers import Problem
+from benchmarks.suites.attention.suite import Attention
 from relax_fusion.estimator.triton_attention import FAMILIES
 
 LENGTHS = (9, 12)
@@ -29,16 +30,16 @@ def small(monkeypatch):
 
 def run(tmp_path) -> tuple[int, dict]:
     args = ["--accuracy", "--target", "llvm", "--results", str(tmp_path)]
-    status = accuracy.Accuracy(bench.arguments(args)).run()
+    status = main(Attention, args)
     (path,) = tmp_path.glob("*-bench_attention-accuracy.json")
     return status, json.loads(path.read_text())
 
 
 def test_ours_passes(small, cpu_in_place_of_a_gpu, tmp_path, capsys) -> None:
     status, written = run(tmp_path)
-    assert [e for e in written["probes"] if not e["passed"]] == [] and status == 0
+    assert [e for e in written["cases"] if not e["passed"]] == [] and status == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0].startswith("PASS as drawn, plain-d16, float16, tir ")
+    assert printed[1].startswith("PASS as drawn, plain-d16, float16, tir ")
     assert printed[-1] == "8 of 8 passed"
 
 
@@ -57,7 +58,7 @@ def test_what_is_off_fails(
 
     monkeypatch.setattr(ours.Compiled, "call", wrong)
     status, written = run(tmp_path)
-    failed = [e for e in written["probes"] if not e["passed"]]
+    failed = [e for e in written["cases"] if not e["passed"]]
     assert status == 1 and len(failed) == count
     assert all(e["same"] == (count == 8) for e in failed)
 
@@ -79,7 +80,7 @@ def test_edits_make_what_they_say(mask) -> None:
 
 
 def test_every_kind_is_looked_at_in_both_dtypes() -> None:
-    found = accuracy.probes(bench.arguments([]))
+    found = accuracy.probes(Attention.arguments([]))
     names = {name for edits in accuracy.EDITS.values() for name in edits} | {"one token"}
     for dtype in ("float16", "bfloat16"):
         assert {p.name for p in found if p.job.dtype == dtype} == names

@@ -10,12 +10,12 @@ import torch
 
 from benchmarks import recording
 from benchmarks.gpu_timing import errors_of
-from benchmarks.runner import is_bad, run_or_say_lost
+from benchmarks.runner import Runner, draw, main
 from benchmarks.suites.attention import ours, report
-from benchmarks.suites.attention import suite as bench
 from benchmarks.suites.attention.cases import CASES, GROUPS, Case, selected, targets
 from benchmarks.suites.attention.module import Job, module_of
 from benchmarks.suites.attention.peers import Problem
+from benchmarks.suites.attention.suite import Attention, allowed_errors, within
 
 TINY = {"heads": (4, 2), "lengths": (24, 24), "head_dim": 16, "batch": 2}
 
@@ -41,9 +41,13 @@ def entry(name: str = "S1", **changes) -> dict:
     return {**made, **changes}
 
 
+def suite(*argv: str) -> Attention:
+    return Attention(Attention.arguments(argv))
+
+
 def record(*entries: dict) -> dict:
-    kind = bench.kind_of(bench.arguments([]))
-    facts = {**recording.facts(), "date": "2026-01-02", "gpu": "some GPU", "dtype": "float16"}
+    kind = suite().kind()
+    facts = {**recording.facts(), "date": "2026-01-02", "gpu": "some GPU"}
     facts |= {"copy_tb_s": 4.3, "read_tb_s": 4.6}
     return {**facts, **kind, "cases": list(entries)}
 
@@ -110,25 +114,25 @@ def test_targets_by_case() -> None:
 
 
 def test_who_is_timed() -> None:
-    args = bench.arguments(["--no-flex"])
-    assert bench.contenders_of(args, CASES["S1"]) == ["ours", "flash", "cudnn"]
-    assert bench.contenders_of(args, CASES["bias-2048"]) == ["ours", "cudnn"]
-    args = bench.arguments(["--compile"])
-    assert bench.contenders_of(args, CASES["alibi-2048"]) == ["ours", "flex"]
-    assert bench.contenders_of(args, CASES["S1"])[-1] == "compile"
-    args = bench.arguments(["--contenders", "flex", "flash"])
-    assert bench.contenders_of(args, CASES["S1"]) == ["flash", "flex"]
+    asked = suite("--no-flex").asked
+    assert asked(CASES["S1"]) == ["ours", "flash", "cudnn"]
+    assert asked(CASES["bias-2048"]) == ["ours", "cudnn"]
+    asked = suite("--compile").asked
+    assert asked(CASES["alibi-2048"]) == ["ours", "flex"]
+    assert asked(CASES["S1"])[-1] == "compile"
+    asked = suite("--contenders", "flex", "flash").asked
+    assert asked(CASES["S1"]) == ["flash", "flex"]
 
 
 def test_errors_are_held_against_sdpa_else_flex_else_separate_operators() -> None:
     errors = {"eager": [9.0, 5.0], "flex": [3.0, 2.0], "flash": [1.0, 0.5], "cudnn": [0.9, 0.7]}
-    assert bench.allowed_errors(errors) == [2.0, 1.4]
+    assert allowed_errors(errors) == [2.0, 1.4]
     del errors["flash"], errors["cudnn"]
-    assert bench.allowed_errors(errors) == [6.0, 4.0]
+    assert allowed_errors(errors) == [6.0, 4.0]
     del errors["flex"]
-    assert bench.allowed_errors(errors) == [18.0, 10.0]
-    assert bench.within([2.0, 1.4], [2.0, 1.4]) and not bench.within([float("nan"), 0], [1, 1])
-    assert not bench.within([0.0, 1.5], [2.0, 1.4])
+    assert allowed_errors(errors) == [18.0, 10.0]
+    assert within([2.0, 1.4], [2.0, 1.4]) and not within([float("nan"), 0], [1, 1])
+    assert not within([0.0, 1.5], [2.0, 1.4])
 
 
 def test_means_are_geometric_and_a_wrong_result_has_no_speed() -> None:
@@ -157,8 +161,8 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     assert "| prefill-512 | ours | error 5.0e-01/1.0e-01, allowed 8.0e-04/4.0e-04 |" in text
     assert "| d256 | all | OutOfMemoryError: 3 GB |" in text
     assert "| S1 | groups 64x128x64 w12 s4 |" in text
-    assert report.summary(made).splitlines()[0] == "3 of 5 targets reached"
-    assert [is_bad(e, bench.OURS) for e in made["cases"]] == [False, False, True, True]
+    assert suite().summary(made).splitlines()[0] == "3 of 5 targets reached"
+    assert [suite().is_bad(e) for e in made["cases"]] == [False, False, True, True]
     assert report.line(entry()).startswith("S1: ours 8.0 flash 14.0 cudnn 12.0 flex 15.0 | ")
 
 
@@ -166,7 +170,7 @@ def test_roofline(tmp_path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record(entry(), entry("prefill-8192"))))
-    assert bench.draw(path, report.plot, "bench_attention")
+    assert draw(suite(), path)
     assert "prefill, cuDNN" in path.with_suffix(".svg").read_text()
 
 
@@ -217,7 +221,7 @@ def test_a_case_that_cannot_be_compiled_costs_the_others_nothing(monkeypatch, ca
 
 
 def test_plans_are_printed_without_a_gpu(capsys) -> None:
-    assert bench.ours_plans(bench.arguments(["--plans", "--cases", "S1", "d256"])) == 0
+    assert main(Attention, ["--plans", "--cases", "S1", "d256"]) == 0
     plan = r" \w+ \d+x\d+x\d+ w\d+ s\d+( k/\d+)?\n"
     assert re.fullmatch(f"S1:{plan}d256:{plan}", capsys.readouterr().out)
 
@@ -231,7 +235,7 @@ def tiny(monkeypatch):
 def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
     argv = ["--cases", "tiny", "tiny-bias", "--contenders", "ours", "flash", "--target", "llvm"]
     argv += ["--results", str(tmp_path), *more]
-    status = bench.AttentionBench(bench.arguments(argv)).run()
+    status = Runner(suite(*argv)).run()
     (path,) = tmp_path.glob("*-bench_attention.json")
     return status, json.loads(path.read_text())
 
@@ -293,16 +297,15 @@ def test_a_lost_gpu_ends_the_run_which_keeps_what_it_has(
         return self.rounded
 
     monkeypatch.setattr(Problem, "sdpa", flash)
-    monkeypatch.setattr(bench, "contenders_of", lambda args, case: ["flash"])
+    monkeypatch.setattr(Attention, "asked", lambda self, case: ["flash"])
     argv = ["--cases", "tiny", "tiny-bias", "--results", str(tmp_path)]
-    run = bench.AttentionBench(bench.arguments(argv))
-    assert run_or_say_lost(run) == 2
+    assert main(Attention, argv) == 2
     (path,) = tmp_path.glob("*.json")
     assert [e["case"] for e in json.loads(path.read_text())["cases"]] == ["tiny"]
     assert "the GPU is lost: RuntimeError: illegal access; then" in capsys.readouterr().err
 
 
-def test_runs_are_merged_case_by_case(tmp_path, monkeypatch, capsys) -> None:
+def test_runs_are_merged_case_by_case(tmp_path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     alone = entry(us={"ours": 9.0, "flash": 14.0})
     late = entry("S2", copy_tb_s=4.2)
@@ -311,9 +314,7 @@ def test_runs_are_merged_case_by_case(tmp_path, monkeypatch, capsys) -> None:
     second.write_text(json.dumps({**record(entry(), late, slower), "launch_us": 4.8}))
 
     def merge(*files) -> int:
-        argv = ["bench_attention", "--results", str(tmp_path / "m"), "--merge", *map(str, files)]
-        monkeypatch.setattr("sys.argv", argv)
-        return bench.main()
+        return main(Attention, ["--results", str(tmp_path / "m"), "--merge", *map(str, files)])
 
     # S1 is from the run that has more of it, S3 from the later one
     for files, last in (((first, second), slower), ((second, first), entry("S3"))):
@@ -331,5 +332,5 @@ def test_runs_are_merged_case_by_case(tmp_path, monkeypatch, capsys) -> None:
 
 def test_bad_arguments_are_refused(capsys) -> None:
     with pytest.raises(SystemExit):
-        bench.arguments(["--cases", "S0"])
+        suite("--cases", "S0")
     assert "error: --cases: 'S0' is no group" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`benchmarks.suites.decode`: what needs no GPU."""
+"""The suite decode: what needs no GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import torch
 import tvm
 from tvm import relax
 
+from benchmarks.runner import main
 from benchmarks.suites import decode as bench
 from benchmarks.suites.decode_torch import Decoder
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
 from tests.accuracy import assert_accurate, nudged
-from tests.quick import machine, quick_host, quick_passes, quickly
+from tests.quick import machine, quick_host, quickly
 
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = LlamaConfig(
@@ -67,30 +68,22 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
         assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
 
 
-def test_a_run_with_a_cpu_in_the_place_of_the_gpu(tmp_path, monkeypatch) -> None:
-    from benchmarks import gpu_timing
-
+def test_a_run_with_a_cpu_in_the_place_of_the_gpu(
+    tmp_path, monkeypatch, cpu_in_place_of_a_gpu
+) -> None:
     cpu = quick_host()
     monkeypatch.setattr(tvm, "cuda", tvm.cpu)
     monkeypatch.setattr(bench, "make_target", lambda _: cpu)
     monkeypatch.setattr(bench, "CALLS", 2)
     monkeypatch.setattr(bench, "count_launches", lambda *_: dict.fromkeys(KINDS, 1.0))
     monkeypatch.setattr(bench.models, "zoo_config", lambda _: TINY)
-    monkeypatch.setattr(gpu_timing, "Sampler", lambda: None)
-    monkeypatch.setattr(gpu_timing, "ceilings", lambda _: {"copy_tb_s": 4.3, "launch_us": 3.0})
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a CPU")
     arguments = ["--layers", "2", "--batch", "2", "--context", "5", "--vocab", "96", "--no-compile"]
-    monkeypatch.setattr(
-        "sys.argv", ["benchmarks.suites.decode.py", *arguments, "--results", str(tmp_path)]
-    )
-    with quick_passes():
-        assert bench.main() == 0
+    assert main(bench.Decode, [*arguments, "--results", str(tmp_path)]) == 0
     (file,) = tmp_path.glob("*-bench_decode-batch2.json")
-    record = json.loads(file.read_text())
-    assert record["accurate"] and set(record["times"]) == {"eager", "graphs", "no graphs"}
-    assert all(t["token_s"] >= t["host_s"] > 0 for t in record["times"].values())
-    assert record["errors"]["graphs"] == record["errors"]["no graphs"] > 0
+    (entry,) = json.loads(file.read_text())["cases"]
+    assert not entry["wrong"] and set(entry["times"]) == {"eager", "graphs", "no graphs"}
+    assert all(t["token_s"] >= t["host_s"] > 0 for t in entry["times"].values())
+    assert entry["errors"]["graphs"] == entry["errors"]["no graphs"] > 0
 
 
 def test_launches_of_a_layer() -> None:
@@ -113,18 +106,17 @@ def test_floor_counts_what_a_token_reads() -> None:
 
 
 def test_report() -> None:
-    record = {
-        "gpu": "a GPU",
+    entry = {
         **vars(Namespace(layers=4, vocab=96, batch=1, context=1024)),
         "times": {"graphs": {"token_s": 2e-3, "host_s": 1e-4}},
         "errors": {"graphs": 1e-3},
         "floor_s": 1e-3,
         "floor_bytes": 4.3e9,
-        "copy_tb_s": 4.3,
         "launches": {"layer": 7.0, "layer_in_graphs": 4.0, "rest": 3.0},
         "allowed_error": 2e-3,
-        "accurate": True,
+        "wrong": [],
     }
-    text = bench.report(record)
+    record = {"gpu": "a GPU", "copy_tb_s": 4.3}
+    text = bench.report(entry, record)
     assert "| graphs | 2.000 | 0.100 | 50% | 1.0e-03 |" in text and "larger" not in text
-    assert "larger than allowed" in bench.report({**record, "accurate": False})
+    assert "larger than allowed" in bench.report({**entry, "wrong": ["graphs"]}, record)

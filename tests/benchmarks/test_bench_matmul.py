@@ -14,11 +14,12 @@ import tvm_ffi
 from benchmarks import building
 from benchmarks import gpu_timing as timing
 from benchmarks.report import bandwidth_part, ratio
-from benchmarks.runner import is_bad, is_complete, resumed
+from benchmarks.report import summary as summary_of
+from benchmarks.runner import Runner, draw, resumed
 from benchmarks.suites.matmul import ours, report
-from benchmarks.suites.matmul import suite as bench
-from benchmarks.suites.matmul.cases import CASES, OURS, ROWS, SIZES, Chain, Size, targets
+from benchmarks.suites.matmul.cases import CASES, ROWS, SIZES, Chain, Size, targets
 from benchmarks.suites.matmul.peers import Problem, Weights, matmul64
+from benchmarks.suites.matmul.suite import Matmul
 from benchmarks.targets import verdict
 
 TINY = Size(64, 96, 80)
@@ -54,6 +55,10 @@ def entry(case: str = "qkv", rows: int = 16, **changes) -> dict:
         "kernels": {},
     }
     return {**made, **changes}
+
+
+def suite(*argv: str) -> Matmul:
+    return Matmul(Matmul.arguments(argv))
 
 
 def record(*entries: dict) -> dict:
@@ -132,22 +137,23 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     wrong = entry("ffn", 16, wrong=["ours"], errors={"eager": 1e-4, "ours": 0.5})
     lost = {"size": "1b", "case": "out", "rows": 4, "error": "OutOfMemoryError: 3 GB"}
     made = record(entry(rows=1), slow, wrong, lost)
-    text = report.markdown(made)
+    text = suite().markdown(made)
     assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
     assert "| 8b qkv 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
     assert "| 8b gate_up 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
     assert "| 8b gate_up 256 | tvm | a / b |" in text
     assert "20.0 WRONG" in text and "| ours | error 5.00e-01, allowed 2.0e-03 |" in text
     assert "| 1b out 4 | all | OutOfMemoryError: 3 GB |" in text
-    summary = report.summary(made).splitlines()
+    summary = suite().summary(made).splitlines()
     assert summary[0] == "3 of 8 targets reached"
     assert [line.split(" vs ")[0].split(" part ")[0].strip() for line in summary[1:]] == [
         *["8b ffn 16"] * 3,  # a wrong result reaches nothing
         "8b qkv 1",
         "8b gate_up 256",
     ]
-    assert report.summary(made, most=2).splitlines()[-1].strip().startswith("and 3 more")
-    assert [is_bad(e, OURS) for e in made["cases"]] == [False, False, True, True]
+    few = summary_of(suite().verdicts(made), most=2)
+    assert few.splitlines()[-1].strip().startswith("and 3 more")
+    assert [suite().is_bad(e) for e in made["cases"]] == [False, False, True, True]
 
 
 def test_lines_are_short_and_name_what_is_wrong() -> None:
@@ -160,7 +166,7 @@ def test_roofline(tmp_path, capsys) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "2026-01-02-bench_matmul.json"
     path.write_text(json.dumps(record(entry(), entry("ffn", 4096), entry(size="1b"))))
-    assert bench.draw(path, report.plot, "bench_matmul")
+    assert draw(suite(), path)
     picture = path.with_suffix(".svg").read_text()
     assert capsys.readouterr().out.strip() == str(path.with_suffix(".svg"))
     assert picture.count('<g id="axes_') == 2 and "TFLOP/s" in picture
@@ -172,32 +178,34 @@ def test_without_matplotlib_the_command_for_elsewhere_is_said(
     path = tmp_path / "a.json"
     path.write_text(json.dumps(record(entry())))
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    assert not bench.draw(path, report.plot, "bench_matmul")
-    assert "bench_matmul.py --plot a.json" in capsys.readouterr().out
+    assert not draw(suite(), path)
+    assert "python -m benchmarks plot a.json" in capsys.readouterr().out
 
 
 def test_who_is_timed() -> None:
-    args = bench.arguments(["--no-compile", "--tvm-rows", "16"])
-    assert bench.contenders_of(args, "qkv", 16) == ["ours", "unfused", "eager", "cublas", "tvm"]
-    assert bench.contenders_of(args, "down", 1) == ["ours", "eager", "cublas"]
-    args = bench.arguments(["--contenders", "tir", "ours", "unfused"])
-    assert bench.contenders_of(args, "down", 1) == ["ours", "tir"]
+    asked = suite("--no-compile", "--tvm-rows", "16").asked
+    assert asked((Chain("qkv", "8b"), 16)) == ["ours", "unfused", "eager", "cublas", "tvm"]
+    assert asked((Chain("down", "8b"), 1)) == ["ours", "eager", "cublas"]
+    asked = suite("--contenders", "tir", "ours", "unfused").asked
+    assert asked((Chain("down", "8b"), 1)) == ["ours", "tir"]
 
 
 def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     path = tmp_path / "run.json"
     failed = entry("qkv", 4, us={"ours": 1.0})
     path.write_text(json.dumps(record(entry(), failed, {**entry(rows=64), "error": "x"})))
-    args = bench.arguments(["--resume", str(path)])
-    kind, key_of = {"dtype": "float16", "rows": "symbolic"}, bench.MatmulBench.key_of
+    made = suite("--resume", str(path))
     complete = {
-        key: is_complete(e, bench.contenders_of(args, e["case"], e["rows"]))
-        for key, e in resumed(path, kind, key_of).items()
+        key: made.is_complete(e, (Chain(e["case"], e["size"]), e["rows"]))
+        for key, e in resumed(made).items()
     }
     expected = {16: True, 4: False, 64: False}
     assert complete == {("8b", "qkv", rows): done for rows, done in expected.items()}
     with pytest.raises(SystemExit, match="dtype is 'float16' there, 'bfloat16' here"):
-        resumed(path, {**kind, "dtype": "bfloat16"}, key_of)
+        resumed(suite("--resume", str(path), "--dtype", "bfloat16"))
+    path.write_text("[]")
+    with pytest.raises(SystemExit, match="holds no record"):
+        resumed(made)
 
 
 def test_samples_become_fewer_for_long_calls() -> None:
@@ -310,7 +318,7 @@ def test_a_call_that_cannot_be_captured_is_made_each_time(fake_graphs, where) ->
 def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
     argv = ["--sizes", "tiny", "--no-compile", "--target", "llvm", "--results", str(tmp_path)]
     argv += ["--rows", "1", "3", "--tvm-rows", "3", *more]
-    status = bench.MatmulBench(bench.arguments(argv)).run()
+    status = Runner(suite(*argv)).run()
     (path,) = tmp_path.glob("*-bench_matmul*.json")
     return status, json.loads(path.read_text())
 
@@ -318,7 +326,7 @@ def tiny_run(tmp_path, *more: str) -> tuple[int, dict]:
 def test_a_whole_run(tmp_path, tiny, cpu_in_place_of_a_gpu, capsys) -> None:
     status, written = tiny_run(tmp_path, "--static")
     assert status == 0
-    assert [bench.MatmulBench.key_of(e) for e in written["cases"]] == [
+    assert [suite().key_of(e) for e in written["cases"]] == [
         ("tiny", case, rows) for case in CASES for rows in (1, 3)
     ]
     assert set(written["cases"][1]["us"]) == {"ours", "unfused", "eager", "cublas", "tvm"}
@@ -367,11 +375,11 @@ def test_a_run_out_of_time_is_completed_later(tmp_path, tiny, cpu_in_place_of_a_
 def test_a_machine_without_a_gpu_is_told(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit, match="needs an NVIDIA GPU"):
-        bench.MatmulBench(bench.arguments([]))
+        Runner(suite())
 
 
 @pytest.mark.parametrize("argv", [["--rows", "0"], ["--cases", "norm"], ["--dtype", "float32"]])
 def test_bad_arguments_are_refused(argv, capsys) -> None:
     with pytest.raises(SystemExit):
-        bench.arguments(argv)
+        suite(*argv)
     assert "error: " in capsys.readouterr().err

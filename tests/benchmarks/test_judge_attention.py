@@ -13,7 +13,8 @@ from benchmarks import building
 from benchmarks import plans as modules
 from benchmarks.building import decided
 from benchmarks.judge import attention, judgement, report
-from benchmarks.judge.run import judge_stored
+from benchmarks.judge.attention import JudgeAttention
+from benchmarks.runner import main
 from benchmarks.suites.attention.cases import CASES, MASKS, Case
 from benchmarks.suites.attention.module import Job, module_of
 from benchmarks.suites.attention.peers import Problem
@@ -78,7 +79,7 @@ def run(monkeypatch, tmp_path, cpu_in_place_of_a_gpu):
 
     def call(*more: str) -> tuple[int, dict]:
         argv = ["--cases", "tiny", "--most", "12", "--results", str(tmp_path), *more]
-        status = attention.Run(attention.arguments(argv)).run()
+        status = main(JudgeAttention, argv)
         (path,) = tmp_path.glob("*-judge_attention.json")
         return status, json.loads(path.read_text())
 
@@ -87,16 +88,16 @@ def run(monkeypatch, tmp_path, cpu_in_place_of_a_gpu):
 
 def test_a_whole_run_and_judging_it_again(run, tmp_path, capsys) -> None:
     status, written = run()
-    (group,) = written["groups"]
+    (group,) = written["cases"]
     assert status == 1 and group["case"] == "tiny"  # one plan is wrong
     assert len(group["wrong"]) == 1 and len(group["plans"]) == 11
     assert isinstance(judgement.from_json(group, CaseIn.from_json).subject.work(), Attention)
     (path,) = tmp_path.glob("*-judge_attention.json")
-    args = attention.arguments(["--from", str(path), "--results", str(tmp_path / "again")])
-    assert judge_stored("judge_attention", args, CaseIn.from_json) == 0
+    argv = ["--from", str(path), "--results", str(tmp_path / "again")]
+    assert main(JudgeAttention, argv) == 0
     assert "tiny: 11 plans, best" in capsys.readouterr().out
     _, again = run("--resume", str(path))
-    assert again["groups"] == written["groups"]
+    assert again["cases"] == written["cases"]
 
 
 def test_plans_are_compiled_in_other_processes_first(run, monkeypatch) -> None:
@@ -108,14 +109,14 @@ def test_plans_are_compiled_in_other_processes_first(run, monkeypatch) -> None:
     ((build, jobs),) = sent
     assert build is modules.build
     jobs = pickle.loads(jobs)
-    assert len(jobs) == len(written["groups"][0]["plans"]) + 1  # one is wrong
+    assert len(jobs) == len(written["cases"][0]["plans"]) + 1  # one is wrong
     assert {job.work for job in jobs} == {CaseIn(CASES["tiny"], "float16").work()}
 
 
 def test_usual_cases_exist() -> None:
-    assert len(attention.arguments([]).cases) == len(attention.USUAL)
+    assert len(JudgeAttention.arguments([]).cases) == len(attention.USUAL)
     with pytest.raises(SystemExit):
-        attention.arguments(["--cases", "S0"])
+        JudgeAttention.arguments(["--cases", "S0"])
 
 
 def test_the_record_is_judged_without_a_gpu() -> None:

@@ -15,9 +15,11 @@ from benchmarks import gpu_timing as timing
 from benchmarks import plans as modules
 from benchmarks.judge import judgement, matmul, report
 from benchmarks.judge.judgement import Group, spearman
-from benchmarks.judge.run import function_of, judge_stored
+from benchmarks.judge.matmul import JudgeMatmul
+from benchmarks.judge.run import function_of
 from benchmarks.recording import compact_json
 from benchmarks.report import plan_words
+from benchmarks.runner import main
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.suites.matmul.subject import CASES, ChainAt
@@ -152,7 +154,9 @@ def test_tables() -> None:
     bad.wrong = [{"plan": "stream 1", "why": "error | 3"}]
     groups = [group(64), bad]
     judged = judgement.judge_all(groups, H200)
-    text = report.markdown(groups, judged)
+    stored = {"gpu": "some GPU", "dtype": "float16", "what": "Times."}
+    stored["cases"] = [g.to_json() for g in groups]
+    text = JudgeMatmul(JudgeMatmul.arguments([])).markdown(stored)
     overall = report.overall(judged)
     assert overall["misses"] == 1 and overall["max_regret"] > 0.4
     assert f"mean {overall['mean_regret']:.1%} (at most 10%: missed)" in text
@@ -232,8 +236,8 @@ def run(monkeypatch, tmp_path):
 
     def call(*more: str) -> tuple[int, dict]:
         argv = ["--sizes", "1b", "--cases", "out", "--rows", "1", "3", "--results", str(tmp_path)]
-        status = matmul.Run(matmul.arguments([*argv, *more])).run()
-        (path,) = tmp_path.glob("*-judge_estimator.json")
+        status = main(JudgeMatmul, [*argv, *more])
+        (path,) = tmp_path.glob("*-judge_matmul.json")
         return status, json.loads(path.read_text())
 
     return call
@@ -242,9 +246,9 @@ def run(monkeypatch, tmp_path):
 def test_a_whole_run(run, tmp_path, capsys) -> None:
     status, written = run("--most", "15")
     assert status == 0
-    assert [g["rows"] for g in written["groups"]] == [1, 3]
-    assert all(15 <= len(g["plans"]) <= 16 for g in written["groups"])
-    assert written["groups"][0]["feasible"] == len(plans(Chain("out", "1b"), 1))
+    assert [g["rows"] for g in written["cases"]] == [1, 3]
+    assert all(15 <= len(g["plans"]) <= 16 for g in written["cases"])
+    assert written["cases"][0]["feasible"] == len(plans(Chain("out", "1b"), 1))
     printed = capsys.readouterr().out
     assert "1b out 3: 15 plans" in printed and "top-1 regret: mean" in printed
     assert "| 1b out 3 | float16 | 15 |" in next(tmp_path.glob("*.md")).read_text()
@@ -261,7 +265,7 @@ def test_wrong_and_failing_plans_have_no_time_and_fail_the_run(run, monkeypatch)
 
     monkeypatch.setattr(matmul, "function_of", function_of)
     status, written = run("--most", "12", "--rows", "1")
-    (stored,) = written["groups"]
+    (stored,) = written["cases"]
     assert status == 1
     assert stored["failed"][0]["why"] == "RuntimeError: refused launch"
     assert stored["wrong"][0]["why"].startswith("error ")
@@ -270,44 +274,38 @@ def test_wrong_and_failing_plans_have_no_time_and_fail_the_run(run, monkeypatch)
 
 def test_a_run_is_completed_by_another(run, tmp_path) -> None:
     run("--most", "11", "--rows", "3")
-    (path,) = tmp_path.glob("*-judge_estimator.json")
+    (path,) = tmp_path.glob("*-judge_matmul.json")
     _, written = run("--most", "13", "--resume", str(path))
-    assert [(g["rows"], len(g["plans"])) for g in written["groups"]] == [(3, 11), (1, 13)]
+    assert [(g["rows"], len(g["plans"])) for g in written["cases"]] == [(3, 11), (1, 13)]
     _, written = run("--seconds", "-1", "--resume", str(path), "--rows", "1", "3", "4")
-    assert len(written["groups"]) == 2
+    assert len(written["cases"]) == 2
 
 
-def stored_args(path, tmp_path, *more: str):
-    args = ["--from", str(path), "--results", str(tmp_path), *more]
-    return matmul.arguments(args)
-
-
-def judged_again(args) -> int:
-    return judge_stored("judge_estimator", args, ChainAt.from_json)
+def judged_again(path, results, *more: str) -> int:
+    return main(JudgeMatmul, ["--from", str(path), "--results", str(results), *more])
 
 
 def test_stored_timings_are_judged_again_and_keep_their_facts(run, tmp_path, capsys) -> None:
     run("--most", "30")
-    (path,) = tmp_path.glob("*-judge_estimator.json")
+    (path,) = tmp_path.glob("*-judge_matmul.json")
     then = json.loads(path.read_text())
     old = {**then, "date": "2001-02-03", "gpu": "a GPU of then"}
     old["overall"] = {**then["overall"], "mean_regret": 0.77}
     path.write_text(compact_json(old))
     again = tmp_path / "again"
     for _ in range(2):
-        args = stored_args(path, again, "--note", "Fitted to these timings.")
-        assert judged_again(args) == 0
-        path = again / "2001-02-03-judge_estimator.json"
+        assert judged_again(path, again, "--note", "Fitted to these timings.") == 0
+        path = again / "2001-02-03-judge_matmul.json"
         now = json.loads(path.read_text())
-        facts = [k for k in old if k not in ("overall", "groups")]
+        facts = [k for k in old if k not in ("overall", "cases")]
         assert {k: now[k] for k in facts} == {k: old[k] for k in facts}
-        assert now["groups"] == then["groups"]
+        assert now["cases"] == then["cases"]
         assert now["overall_when_timed"] == old["overall"]
         assert now["overall"]["mean_regret"] == then["overall"]["mean_regret"]
     text = path.with_suffix(".md").read_text()
     assert "Fitted to these timings." in text and "regret mean 77.0%" in text
     assert "top-1 regret: mean" in capsys.readouterr().out
-    judged_again(stored_args(path, again))
+    judged_again(path, again)
     assert json.loads(path.read_text())["note"] == "Fitted to these timings."
 
 
@@ -315,4 +313,4 @@ def test_a_file_without_timings_is_refused(tmp_path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"groups": []}')
     with pytest.raises(SystemExit, match="holds no timings"):
-        judged_again(stored_args(path, tmp_path))
+        judged_again(path, tmp_path)

@@ -18,7 +18,7 @@ def test_every_file_that_is_named_exists() -> None:
     named = {}
     for path in (p for pattern in (*TEXTS, *SOURCES) for p in ROOT.glob(pattern)):
         text = path.read_text(encoding="utf-8")
-        named |= {name: path.name for name in DATED.findall(text)}
+        named |= dict.fromkeys(DATED.findall(text), path.name)
         for end in ENDS.findall(text):
             assert any(name.endswith(end) for name in NAMES), f"{path.name}: {end}"
     assert len(named) > 30

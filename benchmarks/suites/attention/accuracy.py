@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks import building, recording
+from benchmarks import building
 from benchmarks.gpu_timing import allowed_error
 from benchmarks.report import plan_words
-from benchmarks.runner import GpuRun, sentence
+from benchmarks.runner import Entry, Suite
+from benchmarks.sessions import Gpu
 from benchmarks.suites.attention import ours
-from benchmarks.suites.attention.cases import Case
+from benchmarks.suites.attention.cases import DTYPES, Case
 from benchmarks.suites.attention.module import Job
 from benchmarks.suites.attention.peers import Problem
 from benchmarks.suites.attention.subject import CaseIn
@@ -25,7 +26,6 @@ from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import TilePlan
 
-DTYPES = ("float16", "bfloat16")
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 FEW_HEAD_DIMS = (64, 80, 128)
 LARGE = 30.0
@@ -137,8 +137,7 @@ def build(jobs: Iterable[Job]) -> dict[Job, ours.Compiled]:
     for job in dict.fromkeys(jobs):
         assert job.plan is not None
         families.setdefault(job.plan.family, []).append(job)
-    for why in building.fill_cache(ours.build, [j for jobs in families.values() for j in jobs]):
-        print(f"NOT COMPILED {why}", flush=True)
+    building.fill_cache(ours.build, [job for jobs in families.values() for job in jobs])
     built: dict[Job, ours.Compiled] = {}
     for of_family in families.values():
         built |= ours.build_all(of_family)
@@ -159,65 +158,56 @@ def judged(out: torch.Tensor, problem: Problem) -> dict[str, Any]:
     steps = float((plain - exact)[finite].abs().max() / scale)
     allowed = allowed_error(steps, str(problem.dtype).removeprefix("torch."))
     error = float((out.double() - exact)[finite].abs().max() / scale)
-    return {"passed": same and error <= allowed, "error": error, "allowed": allowed, "same": same}
+    return {"passed": same and error <= allowed, "off": error, "allowed": allowed, "same": same}
 
 
-def line(entry: dict[str, Any]) -> str:
-    """Return an entry in one line."""
-    text = f"{'PASS' if entry['passed'] else 'FAIL'} {entry['probe']}: "
-    if "why" in entry:
-        return text + entry["why"]
-    text += f"error {entry['error']:.1e}, allowed {entry['allowed']:.1e}"
-    return text + ("" if entry["same"] else ", not finite in other places")
+class Accuracy(Suite):
+    """The arguments of `suite`, on other shapes and numbers."""
 
+    name = "bench_attention-accuracy"
+    key = ("probe",)
 
-class Accuracy(GpuRun):
-    """One run on the GPU."""
+    def kind(self) -> Entry:
+        sizes = "symbolic" if self.args.dynamic else "static"
+        return {"dtype": " and ".join(DTYPES), "layout": self.args.layout, "sizes": sizes}
 
-    script = "bench_attention"
-    without_gpu = "--plot"
+    def start(self) -> Gpu:
+        self.gpu = Gpu("bench_attention")
+        return self.gpu
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        sizes = "symbolic" if args.dynamic else "static"
-        super().__init__(args, {"layout": args.layout, "sizes": sizes})
-        self.record["dtype"] = " and ".join(DTYPES)
-        self.entries: list[dict[str, Any]] = []
+    def items(self) -> list[Probe]:
+        return probes(self.args)
 
-    def run(self) -> int:
-        """Look at everything, print and write it; return the exit status."""
-        todo = probes(self.args)
-        built = build(probe.job for probe in todo)
-        for probe in todo:
-            if self.late():
-                print(f"stopped after {self.elapsed():.0f} s, {len(todo)} to be looked at")
-                break
-            self.entries.append({"probe": probe.title, **self.looked_at(probe, built)})
-            print(line(self.entries[-1]), flush=True)
-            torch.cuda.empty_cache()
-        self.write()
-        print(self.outcome())
-        return int(not all(e["passed"] for e in self.entries))
+    def facts(self, item: Probe) -> Entry:
+        return {"probe": item.title}
 
-    def looked_at(self, probe: Probe, built: dict[Job, ours.Compiled]) -> dict[str, Any]:
+    def prepare(self, items: Sequence[Probe]) -> None:
+        self.built = build(probe.job for probe in items)
+
+    def measured(self, item: Probe) -> Entry:
         """Compute what a probe asks for."""
-        problem = Problem(probe.job.case, probe.job.dtype, probe.job.layout, self.timing.DEVICE)
-        probe.edit(problem.operands)
-        try:
-            if probe.job not in built:
-                raise RuntimeError("it was not compiled; see above")
-            call = self.timing.Call(built[probe.job].call(problem.operands))
-            out = problem.sampled(problem.heads_first(call.checked_result()))
-            return judged(out, problem)
-        except Exception as err:
-            self.check_device(err)
-            return {"passed": False, "why": sentence(err)}
+        job = item.job
+        problem = Problem(job.case, job.dtype, job.layout, self.gpu.timing.DEVICE)
+        item.edit(problem.operands)
+        if job not in self.built:
+            raise RuntimeError("it was not compiled; see above")
+        call = self.gpu.timing.Call(self.built[job].call(problem.operands))
+        return judged(problem.sampled(problem.heads_first(call.checked_result())), problem)
 
-    def outcome(self) -> str:
-        return f"{sum(e['passed'] for e in self.entries)} of {len(self.entries)} passed"
+    def is_bad(self, entry: Entry) -> bool:
+        return not entry.get("passed", False)
 
-    def write(self) -> None:
-        """Write what there is so far."""
-        text = f"{self.record['gpu']}; {self.outcome()}.\n\n"
-        text += "\n".join(f"- {line(e)}" for e in self.entries)
-        record = {**self.record, "probes": self.entries}
-        recording.write("bench_attention-accuracy", record, text, self.args.results)
+    def line(self, entry: Entry, record: Entry) -> str:
+        text = f"{'FAIL' if self.is_bad(entry) else 'PASS'} {entry['probe']}: "
+        if "error" in entry:
+            return text + entry["error"]
+        text += f"error {entry['off']:.1e}, allowed {entry['allowed']:.1e}"
+        return text + ("" if entry["same"] else ", not finite in other places")
+
+    def summary(self, record: Entry) -> str:
+        passed = sum(not self.is_bad(e) for e in record["cases"])
+        return f"{passed} of {len(record['cases'])} passed"
+
+    def markdown(self, record: Entry) -> str:
+        lines = "\n".join(f"- {self.line(e, record)}" for e in record["cases"])
+        return f"{record['gpu']}; {self.summary(record)}.\n\n{lines}"

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.targets import PEAK_TFLOPS, Target
+from benchmarks.targets import Target, floor_us
 from relax_fusion.workload import Attention, Dim
 from relax_fusion.workload.roofline import matmul_flops
 
@@ -20,11 +20,9 @@ SDPA = ("flash", "cudnn")
 """The back ends of `torch.nn.functional.scaled_dot_product_attention` to be beaten."""
 
 CONTENDERS = (*OURS, *SDPA, "flex", "compile")
+DTYPES = ("float16", "bfloat16")
 
 _EVERY_HEAD = (False, True, True, True)
-
-IF_ASKED = ("tir", "compile")
-"""Contenders that are timed only where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Case:
 
     def floor_us(self, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""
-        return max(self.bytes / copy_tb_s / 1e6, self.flops / PEAK_TFLOPS / 1e6)
+        return floor_us(self.bytes, self.flops, copy_tb_s)
 
 
 def _short() -> Iterable[Case]:

@@ -21,20 +21,16 @@ from benchmarks.report import (
     us,
     what_happened,
 )
-from benchmarks.report import summary as summary_of
 from benchmarks.report import verdicts as verdicts_of
 from benchmarks.suites.attention.cases import (
     CASES,
     CONTENDERS,
     GROUP_TARGETS,
     GROUPS,
-    OURS,
     SDPA,
     targets,
 )
 from benchmarks.targets import PEAK_TFLOPS
-
-__all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 
 LABELS = {
     "ours": "ours",
@@ -116,11 +112,6 @@ def markdown(record: dict[str, Any]) -> str:
     parts += [_numbers(entries), _plans(entries)]
     parts.append(problems(record["cases"], name_of, _wrong))
     return "\n\n".join(part for part in parts if part)
-
-
-def summary(record: dict[str, Any], most: int = 40) -> str:
-    """Return how many targets were reached, and `most` of the others, one a line, worst first."""
-    return summary_of(verdicts(measured(record)), most)
 
 
 def _wrong(entry: Entry, contender: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.targets import PEAK_TFLOPS, Target
+from benchmarks.targets import Target, floor_us
 from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection
 
 EPS = 1e-5
@@ -31,8 +31,6 @@ OURS = ("ours", "unfused", "tir")
 """What our own code computes: a wrong result of these fails the run."""
 
 CONTENDERS = (*OURS, "eager", "compile", "cublas", "tvm")
-USUAL = tuple(name for name in CONTENDERS if name != "tir")
-"""Who is timed unless others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ class Chain:
 
     def floor_us(self, rows: int, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""
-        return max(self.bytes(rows) / copy_tb_s / 1e6, self.flops(rows) / PEAK_TFLOPS / 1e6)
+        return floor_us(self.bytes(rows), self.flops(rows), copy_tb_s)
 
 
 _COMPILE = {

@@ -1,4 +1,4 @@
-"""Tables and picture of `suite` records.  Plain Python; matplotlib only for the picture."""
+"""Tables and picture of matmuls.  Plain Python; matplotlib only for the picture."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ from benchmarks.report import (
     us,
     what_happened,
 )
-from benchmarks.report import summary as summary_of
 from benchmarks.report import verdicts as verdicts_of
-from benchmarks.suites.matmul.cases import CONTENDERS, OURS, targets
+from benchmarks.suites.matmul.cases import CONTENDERS, targets
 from benchmarks.targets import PEAK_TFLOPS
-
-__all__ = ["OURS", "line", "markdown", "name_of", "plot", "summary"]
 
 LABELS = {
     "ours": "ours",
@@ -64,19 +61,12 @@ def line(entry: Entry) -> str:
     return text + what_happened(entry)
 
 
-def markdown(record: dict[str, Any]) -> str:
+def markdown(record: dict[str, Any], found: list[Verdict]) -> str:
     """Return the tables of a record."""
     entries = [e for e in record["cases"] if "error" not in e]
-    targets = targets_table([v for e in entries for v in verdicts(e)])
     notes = [record["note"]] if record.get("note") else []
-    parts = [_head(record), *notes, _times(entries), targets, _one_row(entries)]
+    parts = [_head(record), *notes, _times(entries), targets_table(found), _one_row(entries)]
     return "\n\n".join([*parts, problems(record["cases"], name_of, _error)]).rstrip()
-
-
-def summary(record: dict[str, Any], most: int = 40) -> str:
-    """Return how many targets were reached, and `most` of the others, one a line, worst first."""
-    found = [v for e in record["cases"] if "error" not in e for v in verdicts(e)]
-    return summary_of(found, most)
 
 
 def _head(record: dict[str, Any]) -> str:

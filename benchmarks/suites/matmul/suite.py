@@ -1,9 +1,9 @@
 """Norm -> matmul, gated FFN and plain matmul on an NVIDIA GPU, ours against peers, in one run.
 
-    python scripts/bench_matmul.py                     # everything; half an hour with torch.compile
-    python scripts/bench_matmul.py --sizes 8b --cases qkv --seconds 500
-    python scripts/bench_matmul.py --resume DATE-bench_matmul.json   # what is missing there
-    python scripts/bench_matmul.py --plot DATE-bench_matmul.json     # the picture, without a GPU
+    python -m benchmarks run matmul                    # everything; half an hour with torch.compile
+    python -m benchmarks run matmul --sizes 8b --cases qkv --seconds 500
+    python -m benchmarks run matmul --resume DATE-bench_matmul.json   # what is missing there
+    python -m benchmarks plot DATE-bench_matmul.json                  # the picture, without a GPU
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
 without Triton, by TIR (if asked for: --contenders ours tir cublas); PyTorch eager; torch.compile
@@ -15,122 +15,71 @@ written after every case.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import recording
-from benchmarks.runner import Bench, draw, is_complete, run_or_say_lost
+from benchmarks.report import Entry, Verdict
+from benchmarks.runner import Suite
+from benchmarks.sessions import Gpu
 from benchmarks.suites.matmul import report
-from benchmarks.suites.matmul.cases import (
-    CASES,
-    CONTENDERS,
-    DTYPES,
-    OURS,
-    ROWS,
-    SIZES,
-    USUAL,
-    Chain,
-)
+from benchmarks.suites.matmul.cases import CASES, CONTENDERS, DTYPES, OURS, ROWS, SIZES, Chain
 
 TVM_ROWS = (1, 16, 256, 1024)
 
-
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES)
-    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument(
-        "--tvm-rows", type=int, nargs="*", default=list(TVM_ROWS), help="rows to time TVM at"
-    )
-    parser.add_argument("--dtype", default="float16", choices=DTYPES)
-    parser.add_argument("--static", action="store_true", help="compile ours for each row count")
-    parser.add_argument("--contenders", nargs="+", default=list(USUAL), choices=CONTENDERS)
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--target", default="h200", help="what ours is compiled for")
-    parser.add_argument("--seconds", type=float, help="start no case after so many seconds")
-    parser.add_argument("--resume", type=Path, help="JSON of an earlier run to complete")
-    parser.add_argument("--results", type=Path, default=recording.RESULTS)
-    parser.add_argument("--plot", type=Path, metavar="JSON", help="only draw the roofline of a run")
-    args = parser.parse_args(argv)
-    if min(args.rows, default=1) < 1:
-        parser.error(f"--rows {min(args.rows)}: must be at least 1")
-    return args
+Item = tuple[Chain, int]
+"""A chain, and its rows."""
 
 
-def contenders_of(args: argparse.Namespace, case: str, rows: int) -> list[str]:
-    """Return who is timed: there is no other way of ours for a matmul that has no norm."""
-    absent = {
-        "unfused": case in ("out", "down"),
-        "compile": args.no_compile,
-        "tvm": rows not in args.tvm_rows,
-    }
-    return [n for n in CONTENDERS if n in args.contenders and not absent.get(n, False)]
+class Matmul(Suite):
+    """The chains of `cases`, each at several numbers of rows."""
 
+    name = "bench_matmul"
+    has_picture = True
+    key = ("size", "case", "rows")
+    cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
+    usual = tuple(name for name in CONTENDERS if name != "tir")
 
-def rows_kind(args: argparse.Namespace) -> str:
-    return "static" if args.static else "symbolic"
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+        add("--rows", type=int, nargs="+", default=list(ROWS))
+        add("--tvm-rows", type=int, nargs="*", default=list(TVM_ROWS), help="rows to time TVM at")
+        add("--static", action="store_true", help="compile ours for each row count")
+        add("--no-compile", action="store_true", help="leave torch.compile out")
 
+    @classmethod
+    def check(cls, parser: ArgumentParser, args: Namespace) -> None:
+        if min(args.rows, default=1) < 1:
+            parser.error(f"--rows {min(args.rows)}: must be at least 1")
 
-class MatmulBench(Bench):
-    """One run on the GPU; an item of it is a chain and a number of rows."""
+    def kind(self) -> Entry:
+        return {"dtype": self.args.dtype, "rows": "static" if self.args.static else "symbolic"}
 
-    script = "bench_matmul"
+    def stem(self, record: Entry) -> str:
+        kinds = [record["dtype"], record["rows"]]
+        kinds += ["tir"] if "tir" in (self.args.contenders or ()) else []
+        return "-".join([self.name, *(k for k in kinds if k not in ("float16", "symbolic"))])
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(args, report, {"rows": rows_kind(args)})
-        from benchmarks import building
+    # --- what is measured ------------------------------------------------------------------
+
+    def start(self) -> Gpu:
         from benchmarks.suites.matmul import ours, peers
 
+        self.gpu = Gpu(self.name)
         self.compiler, self.peers = ours, peers
-        self.fill_cache = building.fill_cache
         self.weights: Any = None
         self.built: dict[Any, Any] = {}
+        return self.gpu
 
-    @staticmethod
-    def key_of(entry: dict[str, Any]) -> tuple[Any, ...]:
-        return entry["size"], entry["case"], entry["rows"]
-
-    def file_name(self) -> str:
-        kinds = [self.args.dtype, rows_kind(self.args)]
-        kinds += ["tir"] if "tir" in self.args.contenders else []
-        return "-".join(["bench_matmul", *(k for k in kinds if k not in ("float16", "symbolic"))])
-
-    def job(self, chain: Chain, way: str, rows: int) -> Any:
-        fixed = rows if self.args.static or way == "tvm" else None
-        return self.compiler.Job(chain, way, fixed, self.args.dtype, self.args.target)
-
-    def todo(self) -> Iterator[tuple[Chain, int]]:
-        """Yield what to measure, important sizes and cases first."""
+    def items(self) -> Iterator[Item]:
         for size in self.args.sizes:
             for case in self.args.cases:
-                for rows in self.args.rows:
-                    entry = self.entries.get((size, case, rows))
-                    wanted = contenders_of(self.args, case, rows)
-                    if entry is None or not is_complete(entry, wanted):
-                        yield Chain(case, size), rows
+                yield from ((Chain(case, size), rows) for rows in self.args.rows)
 
-    def run(self) -> int:
-        """Measure everything; return the exit status."""
-        self.say_ceilings()
-        todo = list(self.todo())
-        jobs = {
-            self.job(chain, way, rows): None
-            for chain, rows in todo
-            for way in OURS
-            if way in contenders_of(self.args, chain.case, rows)
-        }
-        for why in self.fill_cache(self.compiler.build, jobs):
-            print(f"NOT COMPILED {why}", flush=True)
-        print(f"{len(jobs)} modules compiled in {self.elapsed():.0f} s", flush=True)
-        self.measure_all(todo)
-        return self.finish()
-
-    def facts(self, item: tuple[Chain, int]) -> dict[str, Any]:
+    def facts(self, item: Item) -> Entry:
         chain, rows = item
         return {
             "size": chain.size,
@@ -138,37 +87,59 @@ class MatmulBench(Bench):
             "rows": rows,
             "bytes": chain.bytes(rows),
             "flops": chain.flops(rows),
-            "floor_us": chain.floor_us(rows, self.ceilings["copy_tb_s"]),
+            "floor_us": chain.floor_us(rows, self.gpu.ceilings["copy_tb_s"]),
+            **self.gpu.speeds,
         }
+
+    def asked(self, item: Item) -> list[str]:
+        """Return who is timed: there is no other way of ours for a matmul that has no norm."""
+        chain, rows = item
+        absent = {
+            "unfused": chain.case in ("out", "down"),
+            "compile": self.args.no_compile,
+            "tvm": rows not in self.args.tvm_rows,
+        }
+        asked = self.args.contenders or self.usual
+        return [n for n in CONTENDERS if n in asked and not absent.get(n, False)]
+
+    def job(self, chain: Chain, way: str, rows: int) -> Any:
+        fixed = rows if self.args.static or way == "tvm" else None
+        return self.compiler.Job(chain, way, fixed, self.args.dtype, self.args.target)
+
+    def prepare(self, items: Sequence[Item]) -> None:
+        from benchmarks import building
+
+        asked = [(item, way) for item in items for way in self.asked(item) if way in OURS]
+        jobs = dict.fromkeys(self.job(chain, way, rows) for (chain, rows), way in asked)
+        building.fill_cache(self.compiler.build, jobs)
 
     def problem(self, chain: Chain, rows: int) -> Any:
         """Return the tensors; the parameters are those of the last case if they can be."""
         if self.weights is None or self.weights.chain != chain:
             self.weights, self.built = None, {}  # free them first
-            self.weights = self.peers.Weights(chain, self.args.dtype, self.timing.DEVICE)
+            self.weights = self.peers.Weights(chain, self.args.dtype, self.gpu.timing.DEVICE)
         return self.peers.Problem(self.weights, rows)
 
-    def measured(self, item: tuple[Chain, int]) -> dict[str, Any]:
+    def measured(self, item: Item) -> Entry:
         """Return times and errors of all contenders."""
-        problem = self.problem(*item)
+        problem, error_of = self.problem(*item), self.gpu.timing.error_of
         reference = problem.reference()
-        errors = {"eager": self.timing.error_of(problem.eager(), reference)}
-        allowed = self.timing.allowed_error(errors["eager"], self.args.dtype)
+        errors = {"eager": error_of(problem.eager(), reference)}
+        allowed = self.gpu.timing.allowed_error(errors["eager"], self.args.dtype)
         kernels: dict[str, Any] = {}
 
         def check(name: str, call: Any) -> None:
             if name not in ("cublas", "eager"):
-                errors[name] = self.timing.error_of(call.checked_result(), reference)
+                errors[name] = error_of(call.checked_result(), reference)
 
-        names = contenders_of(self.args, problem.chain.case, problem.rows)
-        calls, failed = self.captured(
-            names, lambda name: self.contender(name, problem, kernels), check
+        calls, failed = self.gpu.captured(
+            self.asked(item), lambda name: self.contender(name, problem, kernels), check
         )
         return {
             "failed": failed,
             "wrong": [name for name, e in errors.items() if not e <= allowed],
             "kernels": kernels,
-            **self.times(calls),
+            **self.gpu.times(calls),
             "errors": errors,
             "allowed_error": allowed,
         }
@@ -188,13 +159,16 @@ class MatmulBench(Bench):
         kernels[name] = compiled.kernels(problem.rows)
         return compiled.call(problem.inputs, problem.weights.by_name)
 
+    # --- what is said ----------------------------------------------------------------------
 
-def main() -> int:
-    args = arguments()
-    if args.plot is not None:
-        return 0 if draw(args.plot, report.plot, "bench_matmul") else 1
-    return run_or_say_lost(MatmulBench(args))
+    def line(self, entry: Entry, record: Entry) -> str:
+        return report.line(entry)
 
+    def markdown(self, record: Entry) -> str:
+        return report.markdown(record, self.verdicts(record))
 
-if __name__ == "__main__":
-    raise SystemExit(main())
+    def verdicts(self, record: Entry) -> list[Verdict]:
+        return [v for e in record["cases"] if "error" not in e for v in report.verdicts(e)]
+
+    def plot(self, record: Entry, path: Path) -> None:
+        report.plot(record, path)

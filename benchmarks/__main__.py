@@ -1,0 +1,99 @@
+"""Benchmarks of relax_fusion.
+
+    python -m benchmarks run matmul [options]      # --help tells each one's options
+    python -m benchmarks judge attention [options]
+    python -m benchmarks plot FILE.json            # draws a record again, without a GPU
+
+A run writes JSON and Markdown after every case, and can be completed with --resume.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from argparse import REMAINDER, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from importlib import import_module
+
+from benchmarks.runner import Suite
+from benchmarks.runner import main as run
+
+SUITES = {
+    "run": {
+        "matmul": (
+            "matmul.suite:Matmul",
+            "chains of LLaMA against torch, cuBLAS and TVM (GPU)",
+        ),
+        "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
+        "chain": ("chain:MatmulChains", "two matmuls in one kernel against two, and torch (GPU)"),
+        "decode": ("decode:Decode", "a decoded token: CUDA graphs, torch.compile, the floor (GPU)"),
+        "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
+        "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
+        "cpu": ("cpu:Cpu", "chains on this CPU against TVM, MLC-LLM's pipeline and torch"),
+        "demo": ("demo:Demo", "the demo models on this CPU against TVM's default pipeline"),
+        "compile": ("compile:Compile", "LLaMA-3.1-8B for an H200: seconds and memory"),
+    },
+    "judge": {
+        "matmul": (
+            "judge.matmul:JudgeMatmul",
+            "is the plan chosen for a matmul the fastest? (GPU)",
+        ),
+        "attention": ("judge.attention:JudgeAttention", "the same for attention (GPU)"),
+        "cpu": ("judge.cpu:JudgeCpu", "the same on this CPU"),
+    },
+}
+ALIASES = {"estimator": "matmul", "gpu": "layer"}
+"""How `judge matmul` and `run layer`, and their files, were called before."""
+
+
+def suite_of(verb: str, name: str) -> type[Suite]:
+    """Import a suite."""
+    where, _, cls = SUITES[verb][ALIASES.get(name, name)][0].partition(":")
+    package = "benchmarks." if verb == "judge" else "benchmarks.suites."
+    found: type[Suite] = getattr(import_module(package + where), cls)
+    return found
+
+
+def plotted(file: str) -> type[Suite]:
+    """Return the suite whose record a file is named after.
+
+    Raises
+    ------
+    SystemExit
+        If there is none.
+    """
+    found = re.search(r"bench_([a-z]+)[\w-]*\.json$", file)
+    name = found[1] if found else ""
+    if name not in SUITES["run"]:
+        raise SystemExit(
+            f"error: {file!r} is no DATE-bench_NAME.json of {', '.join(SUITES['run'])}"
+        )
+    return suite_of("run", name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do what a command line says; return the exit status."""
+    lists = [
+        f"{verb}:\n" + "\n".join(f"  {name:<10} {what}" for name, (_, what) in suites.items())
+        for verb, suites in SUITES.items()
+    ]
+    parser = ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog="\n".join(lists),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("verb", choices=(*SUITES, "plot"))
+    parser.add_argument("name", help="what to run or judge (see below), or the file to plot")
+    parser.add_argument("options", nargs=REMAINDER, help="those of the benchmark; try --help")
+    args = parser.parse_args(argv)
+    if args.verb == "plot":
+        return run(plotted(args.name), ["--plot", args.name, *args.options])
+    known = SUITES[args.verb]
+    if ALIASES.get(args.name, args.name) not in known:
+        parser.error(f"{args.verb} {args.name}: choose from {', '.join(known)}")
+    return run(suite_of(args.verb, args.name), args.options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
