@@ -6,14 +6,15 @@ import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks import recording, report
 from benchmarks.recording import markdown_table
 from benchmarks.report import Verdict
-from benchmarks.sessions import DeviceLostError, Session, sentence
+from benchmarks.sessions import SESSIONS, DeviceLostError, sentence
 
 Entry = dict[str, Any]
 
@@ -21,33 +22,47 @@ Entry = dict[str, Any]
 class Suite:
     """A benchmark: its options, cases and contenders, how a case is measured and reported.
 
-    It is made of the arguments alone.  What a device is needed for is imported in `start` or later,
+    It is made of the arguments alone.  What a device is needed for is imported in `begin` or later,
     so that records can be drawn, merged and judged anywhere.
+
+    Attributes
+    ----------
+    name : str
+        Of the files, without the date and what is not `plain`.
+    key : tuple of str
+        The fields of an entry that tell it from others.
+    device : {"cpu", "gpu", "tvm"}
+        Where it runs; "tvm" is a GPU for which torch is not needed.
+    cases, axes : tuple of str
+        What ``--cases`` (the first of `case_options`, the others are older names) can be; the
+        arguments, lists, whose product is what there is to measure.
+    contenders, usual, ours : tuple of str
+        Who can be timed; who is unless others are asked for; whose wrong results fail a run.
+    dtypes : tuple of str
+        The first is the default.
+    plain : dict
+        The kind of a run that is not mentioned in its files' names.
+    has_target, has_picture, must_reach : bool
+        Whether there is ``--target``, ``--plot``; whether a run fails that misses a target.
+    head : tuple of str
+        Of the table, if there is but one.
     """
 
-    name = ""
-    """Of the files, without the date."""
+    name, device = "", "cpu"
     key: tuple[str, ...] = ("case",)
-    """The fields of an entry that tell it from others."""
     cases: tuple[str, ...] = ()
-    """What can be chosen from by the first of `case_options`; the others are older names of it."""
-    case_options: tuple[str, ...] = ("--cases",)
+    axes, case_options = ("cases",), ("--cases",)
     contenders: tuple[str, ...] = ()
     usual: tuple[str, ...] = ()
-    """Contenders that are timed unless others are asked for."""
     ours: tuple[str, ...] = ("ours",)
-    """Contenders whose wrong results fail a run."""
     dtypes: tuple[str, ...] = ()
-    has_target = True
-    has_picture = False
-    must_reach = False
-    """Whether a run fails that misses a target."""
+    plain: Mapping[str, Any] = {}
+    has_target, has_picture, must_reach = True, False, False
     head: tuple[str, ...] = ()
-    """Of the table, if the suite has but one."""
+    session: Any
 
     def __init__(self, args: Namespace) -> None:
         self.args = args
-        self.session = Session()
 
     # --- the command line ------------------------------------------------------------------
 
@@ -105,27 +120,32 @@ class Suite:
 
     def kind(self) -> Entry:
         """Return the facts that a run to be resumed must have in common with this one."""
-        return {"dtype": self.args.dtype} if self.dtypes else {}
+        return {name: getattr(self.args, name) for name in self.plain}
 
     def stem(self, record: Entry) -> str:
         """Return the name of the files of a record, without the date."""
-        return self.name
+        kinds = (str(record[n]) for n, plain in self.plain.items() if record[n] != plain)
+        return "-".join([self.name, *kinds])
 
-    def start(self) -> Session:
-        """Return where the benchmark runs."""
-        return Session()
+    def begin(self) -> None:
+        """Import and make what the session needs."""
 
     def items(self) -> Iterable[Any]:
         """Return what there is to measure, important ones first."""
-        return self.args.cases
+        return product(*(getattr(self.args, axis) for axis in self.axes))
 
     def facts(self, item: Any) -> Entry:
         """Return what is known of an item before it is measured, its key at least."""
-        return {"case": item}
+        return dict(zip(self.key, item, strict=True))
 
-    def asked(self, item: Any) -> Iterable[str]:
-        """Return the contenders of an item."""
+    def absent(self, item: Any) -> Collection[str]:
+        """Return the contenders that an item does not have."""
         return ()
+
+    def asked(self, item: Any) -> list[str]:
+        """Return who is timed."""
+        asked = set(self.args.contenders or self.usual) if self.contenders else set()
+        return [n for n in self.contenders if n in asked and n not in self.absent(item)]
 
     def prepare(self, items: Sequence[Any]) -> None:
         """Do once what all items need, such as to compile in parallel."""
@@ -153,15 +173,19 @@ class Suite:
 
     def intro(self, record: Entry) -> str:
         """Return what a reader of the table must know."""
-        return ""
+        return str(record["gpu"])
 
     def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
         """Return the cells of the table, below `head`."""
         raise NotImplementedError
 
+    def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
+        """Return everything that an entry is to reach and that was timed."""
+        return []
+
     def verdicts(self, record: Entry) -> list[Verdict]:
         """Return everything that is to be reached and was timed."""
-        return []
+        return [v for e in done(record) for v in self.goals(e, record)]
 
     def line(self, entry: Entry, record: Entry) -> str:
         """Return an entry in one line."""
@@ -171,7 +195,7 @@ class Suite:
 
     def markdown(self, record: Entry) -> str:
         """Return a record as tables."""
-        rows = [self.row(e, record) for e in record["cases"] if "error" not in e]
+        rows = [self.row(e, record) for e in done(record)]
         found = self.verdicts(record)
         parts = [self.intro(record), markdown_table([self.head, *rows])]
         parts += [report.targets_table(found)] if found else []
@@ -200,7 +224,8 @@ class Runner:
         self.suite, self.args = suite, suite.args
         self.began = time.monotonic()
         self.entries = resumed(suite)
-        suite.session = suite.start()
+        suite.session = SESSIONS[suite.device](suite.name)
+        suite.begin()
         facts = {**recording.facts(), **suite.session.facts, **suite.kind()}
         self.record = {**facts, "target": self.args.target} if suite.has_target else facts
 
@@ -256,6 +281,11 @@ class Runner:
         self.record["cases"] = list(self.entries.values())
         write(self.suite, self.record)
         return self.record
+
+
+def done(record: Entry) -> list[Entry]:
+    """Return the entries of what could be measured."""
+    return [e for e in record["cases"] if "error" not in e]
 
 
 def main(kind: type[Suite], argv: Sequence[str] | None = None) -> int:

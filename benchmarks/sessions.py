@@ -17,9 +17,15 @@ def sentence(err: BaseException) -> str:
 
 
 class Session:
-    """A run on this CPU."""
+    """A run on this CPU.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    name : str
+        What runs.
+    """
+
+    def __init__(self, name: str) -> None:
         self.facts: dict[str, Any] = {}
 
     def check(self, cause: Exception) -> None:
@@ -33,7 +39,7 @@ class TvmGpu(Session):
     """A run on an NVIDIA GPU through TVM alone."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__(name)
         import tvm
 
         if not tvm.cuda(0).exist:
@@ -42,16 +48,10 @@ class TvmGpu(Session):
 
 
 class Gpu(Session):
-    """A run on an NVIDIA GPU beside torch, which is imported here, for reports need none.
-
-    Parameters
-    ----------
-    name : str
-        What runs.
-    """
+    """A run on an NVIDIA GPU beside torch, which is imported here, for reports need none."""
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__(name)
         import torch
 
         from benchmarks import gpu_timing
@@ -116,6 +116,9 @@ class Gpu(Session):
             "samples": {n: len(s) for n, s in samples.items()},
             "no_graph": {n: c.why_no_graph for n, c in calls.items() if c.graph is None},
         }
+
+
+SESSIONS = {"cpu": Session, "tvm": TvmGpu, "gpu": Gpu}
 
 
 def _tenths(samples: list[float]) -> list[float]:

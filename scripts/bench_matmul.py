@@ -1,10 +1,6 @@
-"""``python -m benchmarks run matmul`` as a script."""
+"""``python -m benchmarks run matmul``."""
 
-import sys
-from pathlib import Path
+from _entry import run
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.__main__ import main
-
-raise SystemExit(main(["run", "matmul", *sys.argv[1:]]))
+if __name__ == "__main__":
+    run("run", "matmul")

@@ -74,7 +74,7 @@ class JudgeAttention(Judge):
         from relax_fusion.hardware.target import make_target
 
         plans = {plan: [None] for plan in self.wanted[subject][0]}
-        target, timing = make_target(self.args.target), self.gpu.timing
+        target, timing = make_target(self.args.target), self.session.timing
         compiled, failed = self.modules.compile_plans(subject.work(), plans, target)
         problem = Problem(subject.case, subject.dtype, "bsnh", timing.DEVICE)
         reference = problem.reference()

@@ -25,8 +25,7 @@ from tvm.runtime import tensor
 from benchmarks.cpu_timing import pin_threads, use_all_cores
 from benchmarks.host_timing import in_turn
 from benchmarks.judge.judgement import spearman
-from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Session
+from benchmarks.runner import Entry, Suite, done
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, predict
@@ -117,18 +116,13 @@ class JudgeCpu(Suite):
     def stem(self, record: Entry) -> str:
         return str(self.args.name)
 
-    def start(self) -> Session:
-        session = Session()
+    def begin(self) -> None:
         use_all_cores()
         self.dev, self.made = device_of(host_target()), ("", list[tuple[TilePlan, Any]]())
-        session.facts["vector_bytes"] = self.dev.vector_bytes
-        return session
+        self.session.facts["vector_bytes"] = self.dev.vector_bytes
 
     def items(self) -> Iterator[Item]:
         return product(self.args.cases, SIZES)
-
-    def facts(self, item: Item) -> Entry:
-        return dict(zip(self.key, item, strict=True))
 
     def kernels(self, name: str) -> list[tuple[TilePlan, Any]]:
         """Return the plans of a workload and their kernels; those of the last one are kept."""
@@ -169,7 +163,7 @@ class JudgeCpu(Suite):
         }
 
     def intro(self, record: Entry) -> str:
-        judged = [judged_of(e) for e in record["cases"] if "error" not in e]
+        judged = [judged_of(e) for e in done(record)]
         if not judged:
             return ""
         regret, rank = fmean(j["regret"] for j in judged), fmean(j["rank"] for j in judged)

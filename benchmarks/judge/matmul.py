@@ -59,12 +59,12 @@ class JudgeMatmul(Judge):
         work, target = subjects[0].work(symbolic=True), make_target(self.args.target)
         self.compiled, self.failed = self.modules.compile_plans(work, ranges, target)
         self.machines: dict[int, Any] = {}
-        self.weights = Weights(subjects[0].chain, self.args.dtype, self.gpu.timing.DEVICE)
+        self.weights = Weights(subjects[0].chain, self.args.dtype, self.session.timing.DEVICE)
 
     def functions(self, subject: ChainAt) -> tuple[Functions, dict[Any, str], Right]:
         from benchmarks.suites.matmul.peers import Problem
 
-        plans, timing = self.wanted[subject][0], self.gpu.timing
+        plans, timing = self.wanted[subject][0], self.session.timing
         problem = Problem(self.weights, subject.rows)
         reference = problem.reference()
         eager = timing.error_of(problem.eager(), reference)

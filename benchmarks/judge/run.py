@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.judge import judgement, report
 from benchmarks.judge.judgement import Group, Judged, Judgement, Subject
 from benchmarks.report import plan_words
 from benchmarks.runner import Entry, Suite, conclude, read
-from benchmarks.sessions import Gpu, sentence
+from benchmarks.sessions import sentence
 
 WHAT = (
     "Median time in ms by plan; CUDA graph replays through the VM, L2 flushed by reading, launch "
@@ -30,6 +30,8 @@ Functions = Mapping[Any, Callable[[], Callable[[], Any]]]
 class Judge(Suite, ABC):
     """Times the plans of group after group and judges the model by each."""
 
+    device = "gpu"
+    plain: ClassVar = {"dtype": "float16"}
     subject_of: Callable[[Entry], Subject]
     """Reads the subject of an entry."""
 
@@ -71,13 +73,12 @@ class Judge(Suite, ABC):
 
     # --- what is measured ------------------------------------------------------------------
 
-    def start(self) -> Gpu:
+    def begin(self) -> None:
         from benchmarks import plans
 
-        self.gpu, self.modules = Gpu(self.name), plans
-        self.gpu.facts["what"] = WHAT
+        self.modules = plans
+        self.session.facts["what"] = WHAT
         self.wanted: dict[Any, tuple[list[Any], int]] = {}
-        return self.gpu
 
     @abstractmethod
     def together(self, subject: Any) -> Sequence[Any]:
@@ -109,17 +110,17 @@ class Judge(Suite, ABC):
         calls = {}
         for plan, function in functions.items():
             try:
-                call = self.gpu.timing.Call(function())
+                call = self.session.timing.Call(function())
                 why = right(call.checked_result())
             except Exception as err:
                 group.failed.append(kept(plan, sentence(err)))
-                self.gpu.check(err)
+                self.session.check(err)
                 continue
             if why:
                 group.wrong.append(kept(plan, why))
             else:
                 calls[plan] = call
-        samples = self.gpu.sampler.sample_ms({p: call.launch for p, call in calls.items()})
+        samples = self.session.sampler.sample_ms({p: call.launch for p, call in calls.items()})
         group.plans = list(samples)
         group.ms = [round(statistics.median(s), 6) for s in samples.values()]
         return group.to_json()
@@ -128,7 +129,7 @@ class Judge(Suite, ABC):
         """Return what compares a result with float64."""
 
         def right(out: Any) -> str:
-            error = self.gpu.timing.error_of(out, reference)
+            error = self.session.timing.error_of(out, reference)
             return "" if error <= allowed else f"error {error:.2e}, allowed {allowed:.1e}"
 
         return right
@@ -152,10 +153,6 @@ class Judge(Suite, ABC):
             if group.name not in self.judgements:
                 self.judgements[group.name] = judgement.judge(group, self.dev)
         return [(group, self.judgements[group.name]) for group in groups]
-
-    def stem(self, record: Entry) -> str:
-        kind = "" if record["dtype"] == "float16" else f"-{record['dtype']}"
-        return f"{self.name}{kind}"
 
     def line(self, entry: Entry, record: Entry) -> str:
         if "error" in entry:

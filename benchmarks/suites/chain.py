@@ -16,7 +16,6 @@ from tvm import ir, relax
 
 from benchmarks import building
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Gpu
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.hardware.target import device_of, make_target
@@ -145,15 +144,11 @@ def build(job: Job) -> building.Built:
 class MatmulChains(Suite):
     """Chains of fixed sizes; ours may err twice as much as torch."""
 
-    name = "bench_chain"
+    name, device = "bench_chain", "gpu"
     cases = tuple(case.name for case in CHAINS)
     contenders = usual = ("torch", *WAYS)
     ours = tuple(WAYS)
     head = ("chain", "torch, us", "two of ours", "fused", "by itself")
-
-    def start(self) -> Gpu:
-        self.gpu, self.dev = Gpu(self.name), device_of(make_target(self.args.target))
-        return self.gpu
 
     def items(self) -> list[Case]:
         return [case for case in CHAINS if case.name in self.args.cases]
@@ -161,14 +156,13 @@ class MatmulChains(Suite):
     def facts(self, item: Case) -> Entry:
         return {"case": item.name}
 
-    def asked(self, item: Case) -> list[str]:
-        asked = self.args.contenders or self.usual
-        return [n for n in self.contenders if n in asked and (n != "fused" or self.fits(item))]
+    def absent(self, item: Case) -> list[str]:
+        return [] if self.fits(item, always=True) else ["fused"]
 
-    def fits(self, case: Case) -> bool:
-        """Tell whether there is a plan for one kernel."""
-        found = choose(case.work, self.dev, always=True, backend="triton")
-        return not isinstance(found, Decline)
+    def fits(self, case: Case, **options: Any) -> bool:
+        """Tell whether there is a plan for one kernel that the estimator takes."""
+        dev = device_of(make_target(self.args.target))
+        return not isinstance(choose(case.work, dev, backend="triton", **options), Decline)
 
     def prepare(self, items: Sequence[Case]) -> None:
         jobs = [
@@ -181,7 +175,7 @@ class MatmulChains(Suite):
 
     def measured(self, item: Case) -> Entry:
         """Return microseconds and errors of a case."""
-        timing = self.gpu.timing
+        timing = self.session.timing
         tensors = item.tensors(timing.DEVICE)
         exact = item.torch([t.double() for t in tensors])()
         errors = {"torch": timing.error_of(item.torch(tensors)(), exact)}
@@ -195,13 +189,13 @@ class MatmulChains(Suite):
         def check(name: str, call: Any) -> None:
             errors[name] = timing.error_of(timing.as_torch(call.checked_result()), exact)
 
-        calls, failed = self.gpu.captured(self.asked(item), contender, check)
+        calls, failed = self.session.captured(self.asked(item), contender, check)
         return {
             "failed": failed,
             "wrong": [name for name, error in errors.items() if not error <= allowed],
-            **self.gpu.times(calls),
+            **self.session.times(calls),
             "errors": errors,
-            "by_itself": not isinstance(choose(item.work, self.dev, backend="triton"), Decline),
+            "by_itself": self.fits(item),
         }
 
     def intro(self, record: Entry) -> str:

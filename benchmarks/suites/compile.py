@@ -11,7 +11,7 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import tvm
 from tvm import relax
@@ -20,7 +20,6 @@ import relax_fusion
 from benchmarks.recording import markdown_table
 from benchmarks.report import Verdict, targets_table
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Session
 from relax_fusion import models
 from relax_fusion.equivalence import Checker
 
@@ -44,33 +43,22 @@ class Compile(Suite):
     """One compilation, from the export on."""
 
     name = "bench_compile"
-    key = ("model",)
+    key = axes = ("model",)
+    plain: ClassVar = {"validate": "", "max_seq_len": 4096}
     must_reach = True
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
-        parser.add_argument("--model", default="llama-3.1-8b", help="a bundled configuration")
-        parser.add_argument("--max-seq-len", type=int, default=4096)
-        parser.add_argument("--validate", action="store_true", help="check every match")
+        add, every = parser.add_argument, "check every match"
+        add("--model", nargs=1, default=["llama-3.1-8b"], help="a bundled configuration")
+        add("--max-seq-len", type=int, default=4096)
+        add("--validate", action="store_const", const="validate", default="", help=every)
 
-    def kind(self) -> Entry:
-        return {"validate": self.args.validate, "max_seq_len": self.args.max_seq_len}
-
-    def stem(self, record: Entry) -> str:
-        return f"{self.name}-validate" if record["validate"] else self.name
-
-    def start(self) -> Session:
+    def begin(self) -> None:
         self.checks: list[float] = []
         Checker.check = timed(Checker.check, self.checks)  # type: ignore[method-assign]
-        return Session()
 
-    def items(self) -> list[str]:
-        return [self.args.model]
-
-    def facts(self, item: str) -> Entry:
-        return {"model": item}
-
-    def measured(self, item: str) -> Entry:
+    def measured(self, item: tuple[str]) -> Entry:
         stages: list[tuple[str, float]] = []
         start, cpu_start = time.perf_counter(), time.process_time()
 
@@ -79,7 +67,7 @@ class Compile(Suite):
             print(f"[{stages[-1][1]:6.1f} s] {name}", file=sys.stderr, flush=True)
 
         stage("exporting")
-        config = models.zoo_config(item)
+        config = models.zoo_config(*item)
         exported = models.export(config, dtype="float16", max_seq_len=self.args.max_seq_len)
         report = relax_fusion.Report()
         target = relax_fusion.make_target(self.args.target)
@@ -90,7 +78,7 @@ class Compile(Suite):
             report=report,
             progress=stage,
             always_fuse=True,
-            validate=self.args.validate,
+            validate=bool(self.args.validate),
         )
         tvm.compile(exported.mod, target=target, relax_pipeline=pipeline)
         total, cpu = time.perf_counter() - start, time.process_time() - cpu_start
@@ -107,18 +95,15 @@ class Compile(Suite):
             "validation_cpu_s": sum(self.checks),
         }
 
-    def verdicts(self, record: Entry) -> list[Verdict]:
-        found = []
-        for e in (e for e in record["cases"] if "error" not in e):
-            limits = {
-                f"{LIMIT_S:.0f} s over its time": LIMIT_S / e["total_s"],
-                f"{LIMIT_GB:.0f} GB over its memory": LIMIT_GB / e["peak_rss_gb"],
-            }
-            if record["validate"]:
-                share = e["validation_cpu_s"] / (e["cpu_s"] - e["validation_cpu_s"])
-                limits[f"{LIMIT_VALIDATION:.0%} over validation's part"] = LIMIT_VALIDATION / share
-            found += [(e["model"], what, 1.0, measured) for what, measured in limits.items()]
-        return found
+    def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
+        limits = {
+            f"{LIMIT_S:.0f} s over its time": LIMIT_S / entry["total_s"],
+            f"{LIMIT_GB:.0f} GB over its memory": LIMIT_GB / entry["peak_rss_gb"],
+        }
+        if record["validate"]:
+            part = entry["validation_cpu_s"] / (entry["cpu_s"] - entry["validation_cpu_s"])
+            limits[f"{LIMIT_VALIDATION:.0%} over validation's part"] = LIMIT_VALIDATION / part
+        return [(entry["model"], what, 1.0, measured) for what, measured in limits.items()]
 
     def line(self, entry: Entry, record: Entry) -> str:
         if "error" in entry:

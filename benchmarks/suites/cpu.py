@@ -28,13 +28,12 @@ from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s, u
 from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Verdict
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Session
 from benchmarks.suites.cpu_chains import Chain, chains, error_of, inputs_of, module_of, torch_call
 from benchmarks.targets import floor_us
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
 
-GOALS = {"tvm": {1: 3.0, 128: 50.0, 512: 50.0}, "torch": 0.6}
+TVM_GOALS, TORCH_GOAL = {1: 3.0, 128: 50.0, 512: 50.0}, 0.6
 """Least ratios: against both pipelines of TVM by rows, and against torch in float32."""
 
 TVM_FLOPS = {"llama-3.1-8b": 5e9}
@@ -72,13 +71,11 @@ class Cpu(Suite):
         add("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
         add("--rounds", type=int, default=6)
 
-    def start(self) -> Session:
-        session = Session()
-        self.cores = session.facts["cores_used"] = use_all_cores()
+    def begin(self) -> None:
+        self.cores = self.session.facts["cores_used"] = use_all_cores()
         torch.set_num_threads(self.cores)
         torch.ones(256, 512) @ torch.ones(512, 256)  # starts torch's threads, before they are put
         self.compiled: tuple[Any, dict[str, relax.VirtualMachine]] = None, {}
-        return session
 
     def items(self) -> Iterator[Item]:
         for dtype in self.args.dtypes:
@@ -94,11 +91,10 @@ class Cpu(Suite):
             "bytes": chain.weight_bytes(dtype),
         }
 
-    def asked(self, item: Item) -> list[str]:
+    def absent(self, item: Item) -> tuple[str, ...]:
         chain, dtype, rows = item
         waits = dtype == "float32" and chain.flops(rows) <= TVM_FLOPS.get(chain.model, float("inf"))
-        asked = self.args.contenders or self.usual
-        return [w for w in self.contenders if w in asked and (waits or w in ("ours", "torch"))]
+        return () if waits else ("tvm", "mlc")
 
     def is_complete(self, entry: Entry, item: Item) -> bool:
         return "error" not in entry and set(self.asked(item)) <= set(entry["seconds"])
@@ -183,16 +179,14 @@ class Cpu(Suite):
         rate = f"{entry['flops'] / ours * 1e-9:.0f}"
         return *names, format_seconds(ours), rate, part, *(theirs.get(w, "") for w in LABELS)
 
-    def verdicts(self, record: Entry) -> list[Verdict]:
-        found = []
-        for e in (e for e in record["cases"] if "ours" in e.get("seconds", ())):
-            goals = dict.fromkeys(("tvm", "mlc"), GOALS["tvm"].get(e["rows"]))
-            goals["torch"] = GOALS["torch"] if e["dtype"] == "float32" else None
-            for who, goal in goals.items():
-                if goal is not None and who in e["seconds"]:
-                    ratio = e["seconds"][who] / e["seconds"]["ours"]
-                    found.append((self.name_of(e), f"vs {LABELS[who]}", goal, ratio))
-        return found
+    def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
+        taken, goals = entry["seconds"], dict.fromkeys(("tvm", "mlc"), TVM_GOALS.get(entry["rows"]))
+        goals["torch"] = TORCH_GOAL if entry["dtype"] == "float32" else None
+        return [
+            (self.name_of(entry), f"vs {LABELS[who]}", goal, taken[who] / taken["ours"])
+            for who, goal in goals.items()
+            if goal is not None and {who, "ours"} <= set(taken)
+        ]
 
 
 def mlc_pipeline(target: tvm.target.Target) -> tvm.ir.transform.Pass:

@@ -15,7 +15,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
@@ -26,7 +26,7 @@ from benchmarks.host_timing import host_and_device
 from benchmarks.recording import markdown_table
 from benchmarks.report import problems
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Gpu, sentence
+from benchmarks.sessions import sentence
 from benchmarks.targets import floor_us
 from relax_fusion import PipelineOptions, make_target, models
 from relax_fusion.cuda_graph import is_run_or_capture
@@ -212,7 +212,8 @@ def count_launches(args: Namespace, exported: ExportedModel) -> dict[str, float]
 class Decode(Suite):
     """One token, at one position."""
 
-    name = "bench_decode"
+    name, device = "bench_decode", "gpu"
+    plain: ClassVar = {"batch": ""}
     key = ("batch", "context", "layers", "vocab")
     ours = ("graphs", "no graphs")
     contenders = usual = ("eager", *ours, "torch.compile")
@@ -231,12 +232,8 @@ class Decode(Suite):
         if args.layers < 2:
             parser.error("--layers must be at least 2: what a layer adds is a difference")
 
-    def stem(self, record: Entry) -> str:
-        return f"{self.name}-batch{self.args.batch}"
-
-    def start(self) -> Gpu:
-        self.gpu = Gpu(self.name)
-        return self.gpu
+    def kind(self) -> Entry:
+        return {"batch": f"batch{self.args.batch}"}
 
     def items(self) -> list[Namespace]:
         return [self.args]
@@ -244,28 +241,26 @@ class Decode(Suite):
     def facts(self, item: Namespace) -> Entry:
         return {name: getattr(item, name) for name in self.key}
 
-    def asked(self, item: Namespace) -> list[str]:
-        asked = self.args.contenders or self.usual
-        absent = ["torch.compile"] if self.args.no_compile else []
-        return [name for name in self.contenders if name in asked and name not in absent]
+    def absent(self, item: Namespace) -> list[str]:
+        return ["torch.compile"] * item.no_compile
 
     def is_complete(self, entry: Entry, item: Namespace) -> bool:
         return set(self.asked(item)) <= set(entry.get("times", ()))
 
     def measured(self, item: Namespace) -> Entry:
         """Time everybody on the same weights and caches, after a comparison of their logits."""
-        exported, timing, torch = export_model(item, item.layers), self.gpu.timing, self.gpu.torch
+        exported, torch = export_model(item, item.layers), self.session.torch
         sync = torch.cuda.synchronize
         found = {
             "launches": count_launches(item, exported),
             "floor_bytes": floor_bytes(exported, item.batch, item.context + 1),
         }
-        self.gpu.free()
+        self.session.free()
         step = Step(exported, item)
         errors, times, failed = {}, {}, {}
         with torch.no_grad():
             exact = step.exact()
-            self.gpu.free()
+            self.session.free()
             errors["eager"] = error(step.in_torch("eager")(), exact)
             calls = {}
             for name in self.asked(item):
@@ -274,19 +269,19 @@ class Decode(Suite):
                     for _ in range(2):  # the second is a replay
                         got = calls[name]()
                         sync()
-                    errors[name] = error(timing.as_torch(got).clone(), exact)
+                    errors[name] = error(self.session.timing.as_torch(got).clone(), exact)
                 except Exception as err:
-                    self.gpu.check(err)
+                    self.session.check(err)
                     failed[name] = sentence(err)
                     calls.pop(name, None)
             for name, call in calls.items():
                 host, device = host_and_device(call, sync, CALLS, REPEATS)
                 seconds = map(statistics.median, (device, host))
                 times[name] = dict(zip(("token_s", "host_s"), seconds, strict=True))
-        allowed = timing.allowed_error(errors["eager"], "float16")
+        allowed = self.session.timing.allowed_error(errors["eager"], "float16")
         return {
             **found,
-            "floor_s": 1e-6 * floor_us(found["floor_bytes"], 0, self.gpu.ceilings["copy_tb_s"]),
+            "floor_s": 1e-6 * floor_us(found["floor_bytes"], 0, self.session.ceilings["copy_tb_s"]),
             "times": times,
             "compile_s": step.compile_s,
             "errors": errors,

@@ -10,37 +10,32 @@ from __future__ import annotations
 import statistics
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Verdict
 from benchmarks.runner import Entry, Suite
 from relax_fusion import host_target, models
 from relax_fusion.cli.build import build, build_default
-from relax_fusion.cli.measure import tokens
+from relax_fusion.cli.measure import Plan, Run, measure
 from relax_fusion.estimator import format_seconds
 
 GOALS = {"decode": 1.5, "prefill": 10.0}
-DECODE_CONTEXT = 16
-REPEATS = {"ours": 5, "tvm": 1}
+REPEATS = {"tvm": 1, "ours": 5}
 """Runs in a round: TVM's default is slow enough to be steady."""
-
-Item = tuple[str, str]
-"""A model, and a step: ``decode``, or ``prefill`` and a number of tokens."""
 
 
 class Demo(Suite):
-    """A token, and prompts, of the demo models."""
+    """Prompts of the demo models, and tokens behind them."""
 
     name = "bench_demo"
-    key = ("model", "step")
-    has_target = False
-    must_reach = True
-    head = ("model", "step", "TVM default", "relax_fusion", "ratio", "torch matmuls only")
+    key, axes = ("model", "prompt"), ("models", "prompts")
+    has_target, must_reach = False, True
+    head = (
+        *("model", "prompt", "prefill by TVM default", "ours", "ratio"),
+        *("decode by TVM default", "ours", "ratio", "prefill, torch's matmuls only"),
+    )
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
@@ -49,76 +44,70 @@ class Demo(Suite):
         add("--prompts", type=int, nargs="+", default=[16, 64], help=lengths)
         add("--rounds", type=int, default=2, help="default: 2")
 
-    def items(self) -> Iterator[Item]:
-        steps = ["decode", *(f"prefill {n}" for n in self.args.prompts)]
-        return ((model, step) for model in self.args.models for step in steps)
+    def begin(self) -> None:
+        self.compiled = ("", None, {})
 
-    def facts(self, item: Item) -> Entry:
-        return dict(zip(self.key, item, strict=True))
+    def runs(self, model: str) -> tuple[Any, dict[str, Any]]:
+        """Return an exported model and what runs it; those of the last one are kept."""
+        if model != self.compiled[0]:
+            print(f"{model}: compiling", file=sys.stderr)
+            length, target = max(self.args.prompts) + 128, host_target()
+            exported = models.export(models.zoo_config(model), max_seq_len=length)
+            weights = models.random_weights(exported)
+            made = {"tvm": build_default(exported, target), "ours": build(exported, target)}
+            runs = {who: partial(measure, each, exported, weights) for who, each in made.items()}
+            self.compiled = model, exported, runs
+        return self.compiled[1:]
 
-    def compiled(self, model: str) -> None:
-        """Compile a model, unless it is that of the last case."""
-        if model == getattr(self, "model", None):
-            return
-        print(f"{model}: compiling", file=sys.stderr)
-        length = max(self.args.prompts) + 128
-        self.model, target = model, host_target()
-        self.exported = models.export(models.zoo_config(model), max_seq_len=length)
-        weights = models.random_weights(self.exported)
-        self.runners = {
-            who: models.Generator(make(self.exported, target), self.exported, weights)
-            for who, make in (("tvm", build_default), ("ours", build))
+    def measured(self, item: tuple[str, int]) -> Entry:
+        model, prompt = item
+        exported, runs = self.runs(model)
+
+        def turn(who: str, _: int) -> list[Run]:
+            return [runs[who](Plan(prompt, REPEATS[who], REPEATS[who]))]
+
+        found = in_turn({who: partial(turn, who) for who in runs}, self.args.rounds)
+        steps = {
+            step: {
+                who: [s for run in each for s in getattr(run, f"{step}_s")]
+                for who, each in found.items()
+            }
+            for step in GOALS
         }
-        for runner in self.runners.values():
-            runner.decode(1)  # starts the threads, touches the weights
-
-    def measured(self, item: Item) -> Entry:
-        model, step = item
-        self.compiled(model)
-        ids = tokens(max(self.args.prompts), self.exported.config.vocab_size)
-
-        def timer(who: str, _: int) -> list[float]:
-            return [one(self.runners[who], step, ids) for _ in range(REPEATS[who])]
-
-        found = in_turn({who: partial(timer, who) for who in self.runners}, self.args.rounds)
-        return {"seconds": {**found, **torch_matmuls(step, self.exported)}}
+        return {"seconds": steps, "torch_matmuls_s": torch_matmuls(prompt, exported)}
 
     def intro(self, record: Entry) -> str:
         return "float32, medians; both contenders in one process, in turn."
 
+    def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
+        medians = {step: medians_of(entry, step) for step in GOALS}
+        name = self.name_of(entry)
+        return [
+            (f"{name} {step}", "vs TVM default", GOALS[step], theirs / ours)
+            for step, (theirs, ours) in medians.items()
+        ]
+
     def row(self, entry: Entry, record: Entry) -> tuple[str, ...]:
-        medians = {who: statistics.median(s) for who, s in entry["seconds"].items()}
-        times = {who: format_seconds(s) for who, s in medians.items()}
-        ratio = f"{medians['tvm'] / medians['ours']:.1f}x"
-        names = (entry["model"], entry["step"], times["tvm"], times["ours"])
-        return *names, ratio, times.get("torch_matmuls_only", "")
-
-    def verdicts(self, record: Entry) -> list[Verdict]:
-        found = []
-        for e in (e for e in record["cases"] if "error" not in e):
-            theirs, ours = (statistics.median(e["seconds"][who]) for who in ("tvm", "ours"))
-            goal = GOALS[e["step"].split()[0]]
-            found.append((self.name_of(e), "vs TVM default", goal, theirs / ours))
-        return found
+        cells = []
+        for step in ("prefill", "decode"):
+            theirs, ours = medians_of(entry, step)
+            cells += [format_seconds(theirs), format_seconds(ours), f"{theirs / ours:.1f}x"]
+        torch_s = entry["torch_matmuls_s"]
+        cells.append(format_seconds(statistics.median(torch_s)) if torch_s else "")
+        return entry["model"], str(entry["prompt"]), *cells
 
 
-def one(runner: models.Generator, step: str, ids: np.ndarray) -> float:
-    """Return the seconds of one prompt, or of one token after a short one."""
-    if step == "decode":
-        # Rows of the cache need not hold a real context to be read at full cost.
-        runner.length = DECODE_CONTEXT
-        return seconds(lambda: runner.decode(int(ids[0])))
-    runner.reset()
-    return seconds(lambda: runner.prefill(ids[: int(step.split()[1])]))
+def medians_of(entry: Entry, step: str) -> tuple[float, ...]:
+    """Return the seconds of TVM's default and ours."""
+    return tuple(statistics.median(entry["seconds"][step][who]) for who in ("tvm", "ours"))
 
 
-def torch_matmuls(step: str, exported: models.ExportedModel) -> dict[str, list[float]]:
+def torch_matmuls(rows: int, exported: models.ExportedModel) -> list[float]:
     """Return the seconds that torch needs for the matmuls with weights, and nothing else."""
     try:
         import torch
     except ImportError:
-        return {}
-    rows = 1 if step == "decode" else int(step.split()[1])
+        return []
     matmuls = []
     for param in exported.params:
         # The embedding is also the head, which sees the last position only; tables are no matmul.
@@ -126,7 +115,6 @@ def torch_matmuls(step: str, exported: models.ExportedModel) -> dict[str, list[f
             out, width = param.shape
             m = 1 if out == exported.config.vocab_size else rows
             matmuls.append((torch.ones(m, width), torch.ones(out, width)))
-    call: Callable[[], Any] = lambda: [x @ w.T for x, w in matmuls]  # noqa: E731
     with torch.no_grad():
-        call()
-        return {"torch_matmuls_only": [seconds(call) for _ in range(REPEATS["ours"])]}
+        times = [seconds(lambda: [x @ w.T for x, w in matmuls]) for _ in range(6)]
+    return times[1:]

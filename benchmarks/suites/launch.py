@@ -21,7 +21,6 @@ from tvm.target import Target
 
 from benchmarks.host_timing import host_and_device
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import TvmGpu
 from relax_fusion import make_target
 from relax_fusion.triton_bridge import OUT, call_tir_extern
 from tests.gpu.triton_cases import vector_add
@@ -70,19 +69,15 @@ def chain(target: Target, *, triton: bool, symbolic: bool) -> tvm.runtime.Execut
 class Launch(Suite):
     """A hundred launches of each, with sizes known when compiling and not."""
 
-    name = "bench_launch"
+    name, device = "bench_launch", "tvm"
     key = ("dims", "time")
     head = ("dims", "time", "TVM's kernel, us", "embedded Triton kernel, us", "ratio")
 
-    def start(self) -> TvmGpu:
+    def begin(self) -> None:
         self.built: dict[str, list[Callable[[], Any]]] = {}
-        return TvmGpu(self.name)
 
     def items(self) -> Iterator[tuple[str, str]]:
         return product(("static", "symbolic"), CALLS)
-
-    def facts(self, item: tuple[str, str]) -> Entry:
-        return dict(zip(self.key, item, strict=True))
 
     def calls(self, dims: str) -> list[Callable[[], Any]]:
         """Return the calls of TVM's kernels and of Triton's."""

@@ -10,8 +10,7 @@ the output projection's and qkv's is larger than it.
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Iterator
-from itertools import product
+from typing import ClassVar
 
 import numpy as np
 import tvm
@@ -19,7 +18,6 @@ from tvm import relax
 from tvm.relax.frontend import nn
 
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import TvmGpu
 from relax_fusion import PATTERNS, Report, make_target
 from relax_fusion.estimator import format_seconds
 from relax_fusion.models.rope import Angles
@@ -108,7 +106,9 @@ def time_chain(
 class Layer(Suite):
     """Chains of a decoder layer, at several numbers of rows."""
 
-    name = "bench_layer"
+    name, device = "bench_layer", "tvm"
+    plain: ClassVar = {"backend": ""}
+    axes = ("cases", "rows")
     key = ("chain", "rows")
     cases = CHAINS
     case_options = ("--cases", "--chains")
@@ -119,21 +119,6 @@ class Layer(Suite):
         rows = [1, 16, 64, 256, 1024, 4096]
         parser.add_argument("--rows", type=int, nargs="+", default=rows)
         parser.add_argument("--backend", default="triton", choices=("triton", "tir"))
-
-    def kind(self) -> Entry:
-        return {"backend": self.args.backend}
-
-    def stem(self, record: Entry) -> str:
-        return f"{self.name}-{record['backend']}"
-
-    def start(self) -> TvmGpu:
-        return TvmGpu(self.name)
-
-    def items(self) -> Iterator[tuple[str, int]]:
-        return product(self.args.cases, self.args.rows)
-
-    def facts(self, item: tuple[str, int]) -> Entry:
-        return dict(zip(self.key, item, strict=True))
 
     def measured(self, item: tuple[str, int]) -> Entry:
         target = make_target(self.args.target)

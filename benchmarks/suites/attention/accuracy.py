@@ -14,7 +14,6 @@ from benchmarks import building
 from benchmarks.gpu_timing import allowed_error
 from benchmarks.report import plan_words
 from benchmarks.runner import Entry, Suite
-from benchmarks.sessions import Gpu
 from benchmarks.suites.attention import ours
 from benchmarks.suites.attention.cases import DTYPES, Case
 from benchmarks.suites.attention.module import Job
@@ -162,18 +161,10 @@ def judged(out: torch.Tensor, problem: Problem) -> dict[str, Any]:
 
 
 class Accuracy(Suite):
-    """The arguments of `suite`, on other shapes and numbers."""
+    """The arguments of `Attention`, on other shapes and numbers."""
 
-    name = "bench_attention-accuracy"
+    name, device = "bench_attention-accuracy", "gpu"
     key = ("probe",)
-
-    def kind(self) -> Entry:
-        sizes = "symbolic" if self.args.dynamic else "static"
-        return {"dtype": " and ".join(DTYPES), "layout": self.args.layout, "sizes": sizes}
-
-    def start(self) -> Gpu:
-        self.gpu = Gpu("bench_attention")
-        return self.gpu
 
     def items(self) -> list[Probe]:
         return probes(self.args)
@@ -187,11 +178,11 @@ class Accuracy(Suite):
     def measured(self, item: Probe) -> Entry:
         """Compute what a probe asks for."""
         job = item.job
-        problem = Problem(job.case, job.dtype, job.layout, self.gpu.timing.DEVICE)
+        problem = Problem(job.case, job.dtype, job.layout, self.session.timing.DEVICE)
         item.edit(problem.operands)
         if job not in self.built:
             raise RuntimeError("it was not compiled; see above")
-        call = self.gpu.timing.Call(self.built[job].call(problem.operands))
+        call = self.session.timing.Call(self.built[job].call(problem.operands))
         return judged(problem.sampled(problem.heads_first(call.checked_result())), problem)
 
     def is_bad(self, entry: Entry) -> bool:

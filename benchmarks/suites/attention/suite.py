@@ -22,11 +22,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.report import Entry, Verdict
 from benchmarks.runner import Suite
-from benchmarks.sessions import Gpu
 from benchmarks.suites.attention import report
 from benchmarks.suites.attention.cases import (
     CONTENDERS,
@@ -46,7 +45,8 @@ class Attention(Suite):
     """The attentions of `cases`."""
 
     name = "bench_attention"
-    has_picture = True
+    device, has_picture = "gpu", True
+    plain: ClassVar = {"dtype": "float16", "layout": "bsnh", "sizes": "static"}
     contenders, ours, dtypes = CONTENDERS, OURS, DTYPES
     usual = tuple(name for name in CONTENDERS if name not in ("tir", "compile"))
 
@@ -64,6 +64,7 @@ class Attention(Suite):
     @classmethod
     def check(cls, parser: ArgumentParser, args: Namespace) -> None:
         args.cases = selected_by(parser, args.cases)
+        args.contenders = args.contenders or [*cls.usual, *["compile"] * args.compile]
 
     @classmethod
     def of(cls, args: Namespace) -> Suite:
@@ -84,19 +85,16 @@ class Attention(Suite):
         sizes = "symbolic" if self.args.dynamic else "static"
         return {"dtype": self.args.dtype, "layout": self.args.layout, "sizes": sizes}
 
-    def stem(self, record: Entry) -> str:
-        kinds = (record[name] for name in self.kind())
-        return "-".join([self.name, *(k for k in kinds if k not in ("float16", "bsnh", "static"))])
-
     # --- what is measured ------------------------------------------------------------------
 
-    def start(self) -> Gpu:
+    def begin(self) -> None:
         from benchmarks.suites.attention import ours, peers
 
-        self.gpu = Gpu(self.name)
         self.compiler, self.peers = ours, peers
         self.built: dict[Any, Any] = {}
-        return self.gpu
+
+    def items(self) -> list[Case]:
+        return list(self.args.cases)
 
     def facts(self, item: Case) -> Entry:
         return {
@@ -104,21 +102,19 @@ class Attention(Suite):
             "group": item.group,
             "bytes": item.bytes,
             "flops": item.flops,
-            "floor_us": item.floor_us(self.gpu.ceilings["copy_tb_s"]),
-            **self.gpu.speeds,
+            "floor_us": item.floor_us(self.session.ceilings["copy_tb_s"]),
+            **self.session.speeds,
         }
 
-    def asked(self, item: Case) -> list[str]:
-        """Return who is timed: SDPA has no mask but causal and, in cuDNN, a bias."""
-        usual = (*self.usual, "compile") if self.args.compile else self.usual
+    def absent(self, item: Case) -> set[str]:
+        """SDPA has no mask but causal and, in cuDNN, a bias."""
         absent = {
             "flash": item.mask != "",
             "cudnn": item.mask not in ("", "bias"),
             "compile": item.mask != "",
             "flex": self.args.no_flex,
         }
-        asked = self.args.contenders or usual
-        return [name for name in CONTENDERS if name in asked and not absent.get(name, False)]
+        return {name for name, is_absent in absent.items() if is_absent}
 
     def prepare(self, items: Sequence[Case]) -> None:
         """Compile all of ours: kernels in parallel, then the functions in one module."""
@@ -135,7 +131,7 @@ class Attention(Suite):
 
     def measured(self, item: Case) -> Entry:
         """Return times and errors of all contenders."""
-        args, timing = self.args, self.gpu.timing
+        args, timing = self.args, self.session.timing
         problem = self.peers.Problem(item, args.dtype, args.layout, timing.DEVICE)
         reference = problem.reference()
         eager = problem.computed(problem.dtype)
@@ -147,7 +143,7 @@ class Attention(Suite):
             out = problem.heads_first(out) if name in OURS else out
             errors[name] = timing.errors_of(problem.sampled(out), reference)
 
-        calls, failed = self.gpu.captured(
+        calls, failed = self.session.captured(
             self.asked(item), lambda name: self.contender(name, problem), check
         )
         allowed = allowed_errors(errors)
@@ -156,7 +152,7 @@ class Attention(Suite):
             "failed": failed,
             "wrong": [n for n in OURS if n in errors and not within(errors[n], allowed)],
             "plan": "; ".join(compiled.plan() for compiled in built),
-            **self.gpu.times(calls),
+            **self.session.times(calls),
             "errors": errors,
             "allowed_errors": allowed,
         }

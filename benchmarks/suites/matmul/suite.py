@@ -16,13 +16,12 @@ written after every case.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.report import Entry, Verdict
 from benchmarks.runner import Suite
-from benchmarks.sessions import Gpu
 from benchmarks.suites.matmul import report
 from benchmarks.suites.matmul.cases import CASES, CONTENDERS, DTYPES, OURS, ROWS, SIZES, Chain
 
@@ -36,7 +35,9 @@ class Matmul(Suite):
     """The chains of `cases`, each at several numbers of rows."""
 
     name = "bench_matmul"
-    has_picture = True
+    device, has_picture = "gpu", True
+    axes = ("sizes", "cases", "rows")
+    plain: ClassVar = {"dtype": "float16", "rows": "symbolic"}
     key = ("size", "case", "rows")
     cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
     usual = tuple(name for name in CONTENDERS if name != "tir")
@@ -59,25 +60,19 @@ class Matmul(Suite):
         return {"dtype": self.args.dtype, "rows": "static" if self.args.static else "symbolic"}
 
     def stem(self, record: Entry) -> str:
-        kinds = [record["dtype"], record["rows"]]
-        kinds += ["tir"] if "tir" in (self.args.contenders or ()) else []
-        return "-".join([self.name, *(k for k in kinds if k not in ("float16", "symbolic"))])
+        return super().stem(record) + ("-tir" if "tir" in (self.args.contenders or ()) else "")
 
     # --- what is measured ------------------------------------------------------------------
 
-    def start(self) -> Gpu:
+    def begin(self) -> None:
         from benchmarks.suites.matmul import ours, peers
 
-        self.gpu = Gpu(self.name)
         self.compiler, self.peers = ours, peers
         self.weights: Any = None
         self.built: dict[Any, Any] = {}
-        return self.gpu
 
-    def items(self) -> Iterator[Item]:
-        for size in self.args.sizes:
-            for case in self.args.cases:
-                yield from ((Chain(case, size), rows) for rows in self.args.rows)
+    def items(self) -> list[Item]:
+        return [(Chain(case, size), rows) for size, case, rows in super().items()]
 
     def facts(self, item: Item) -> Entry:
         chain, rows = item
@@ -87,20 +82,19 @@ class Matmul(Suite):
             "rows": rows,
             "bytes": chain.bytes(rows),
             "flops": chain.flops(rows),
-            "floor_us": chain.floor_us(rows, self.gpu.ceilings["copy_tb_s"]),
-            **self.gpu.speeds,
+            "floor_us": chain.floor_us(rows, self.session.ceilings["copy_tb_s"]),
+            **self.session.speeds,
         }
 
-    def asked(self, item: Item) -> list[str]:
-        """Return who is timed: there is no other way of ours for a matmul that has no norm."""
+    def absent(self, item: Item) -> set[str]:
+        """There is no other way of ours for a matmul that has no norm."""
         chain, rows = item
         absent = {
             "unfused": chain.case in ("out", "down"),
             "compile": self.args.no_compile,
             "tvm": rows not in self.args.tvm_rows,
         }
-        asked = self.args.contenders or self.usual
-        return [n for n in CONTENDERS if n in asked and not absent.get(n, False)]
+        return {name for name, is_absent in absent.items() if is_absent}
 
     def job(self, chain: Chain, way: str, rows: int) -> Any:
         fixed = rows if self.args.static or way == "tvm" else None
@@ -117,29 +111,29 @@ class Matmul(Suite):
         """Return the tensors; the parameters are those of the last case if they can be."""
         if self.weights is None or self.weights.chain != chain:
             self.weights, self.built = None, {}  # free them first
-            self.weights = self.peers.Weights(chain, self.args.dtype, self.gpu.timing.DEVICE)
+            self.weights = self.peers.Weights(chain, self.args.dtype, self.session.timing.DEVICE)
         return self.peers.Problem(self.weights, rows)
 
     def measured(self, item: Item) -> Entry:
         """Return times and errors of all contenders."""
-        problem, error_of = self.problem(*item), self.gpu.timing.error_of
+        problem, error_of = self.problem(*item), self.session.timing.error_of
         reference = problem.reference()
         errors = {"eager": error_of(problem.eager(), reference)}
-        allowed = self.gpu.timing.allowed_error(errors["eager"], self.args.dtype)
+        allowed = self.session.timing.allowed_error(errors["eager"], self.args.dtype)
         kernels: dict[str, Any] = {}
 
         def check(name: str, call: Any) -> None:
             if name not in ("cublas", "eager"):
                 errors[name] = error_of(call.checked_result(), reference)
 
-        calls, failed = self.gpu.captured(
+        calls, failed = self.session.captured(
             self.asked(item), lambda name: self.contender(name, problem, kernels), check
         )
         return {
             "failed": failed,
             "wrong": [name for name, e in errors.items() if not e <= allowed],
             "kernels": kernels,
-            **self.gpu.times(calls),
+            **self.session.times(calls),
             "errors": errors,
             "allowed_error": allowed,
         }
@@ -167,8 +161,8 @@ class Matmul(Suite):
     def markdown(self, record: Entry) -> str:
         return report.markdown(record, self.verdicts(record))
 
-    def verdicts(self, record: Entry) -> list[Verdict]:
-        return [v for e in record["cases"] if "error" not in e for v in report.verdicts(e)]
+    def goals(self, entry: Entry, record: Entry) -> list[Verdict]:
+        return report.verdicts(entry)
 
     def plot(self, record: Entry, path: Path) -> None:
         report.plot(record, path)
