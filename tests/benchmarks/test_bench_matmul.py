@@ -22,7 +22,7 @@ from benchmarks.suites.matmul.peers import Problem, Weights, matmul64
 from benchmarks.suites.matmul.suite import Matmul
 from benchmarks.targets import verdict
 
-TINY = Size(64, 96, 80)
+TINY = Size(64, 96, 80, 8)
 
 
 built = cache(ours.build)

@@ -12,19 +12,23 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Size:
-    """Features of a model: of its residual stream, of the FFN, of q, k and v together."""
+    """Features of a model: of its residual stream, of the FFN, of q, k and v together, of a head."""
 
     hidden: int
     wide: int
     qkv: int
+    head: int = 128
 
 
 SIZES = {
     "8b": Size(4096, 14336, 6144),
-    "1b": Size(2048, 8192, 3072),
+    "1b": Size(2048, 8192, 3072, 64),
     "70b": Size(8192, 28672, 10240),
 }
-CASES = ("qkv", "gate_up", "ffn", "out", "down")
+CASES = ("qkv", "qkv_rope", "gate_up", "ffn", "out", "down")
+ROPE = ("cos", "sin")
+"""Inputs in float32."""
+
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 DTYPES = ("float16", "bfloat16")
 OURS = ("ours", "unfused", "tir")
@@ -38,6 +42,7 @@ class Chain:
     """A chain at a size.
 
     ``qkv``      norm -> matmul
+    ``qkv_rope`` the same, q and k turned by their positions
     ``gate_up``  norm -> matmul -> silu(first half) * second half
     ``ffn``      x + down(gate_up(x))
     ``out``      residual + matmul, hidden to hidden
@@ -60,15 +65,17 @@ class Chain:
         s = SIZES[self.size]
         if self.case in ("out", "down"):
             return {"x": s.wide if self.case == "down" else s.hidden, "residual": s.hidden}
-        return {"x": s.hidden}
+        return {"x": s.hidden, **dict.fromkeys(ROPE if self.case == "qkv_rope" else (), s.head)}
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters, by name, in the order in which functions take them."""
         s = SIZES[self.size]
         gate_up = {"gamma": (s.hidden,), "w": (2 * s.wide, s.hidden)}
+        qkv = {"gamma": (s.hidden,), "w": (s.qkv, s.hidden)}
         return {
-            "qkv": {"gamma": (s.hidden,), "w": (s.qkv, s.hidden)},
+            "qkv": qkv,
+            "qkv_rope": qkv,
             "gate_up": gate_up,
             "ffn": {**gate_up, "down": (s.hidden, s.wide)},
             "out": {"w": (s.hidden, s.hidden)},
@@ -79,7 +86,7 @@ class Chain:
     def out_features(self) -> int:
         """Features of the result."""
         s = SIZES[self.size]
-        return {"qkv": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
+        return {"qkv": s.qkv, "qkv_rope": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
 
     def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
         """Return the workloads that the chain is: one, or for ``ffn`` two."""
@@ -103,7 +110,8 @@ class Chain:
         between = 0
         if self.case == "ffn":  # stays on the chip; its residual is x, which is read already
             between = moved[0]["out0"] + moved[1]["x"] + moved[1]["residual0_0"]
-        return float(sum(sum(m.values()) for m in moved) - between)
+        angles = sum(4 * rows * self.inputs[name] for name in ROPE if name in self.inputs)
+        return float(sum(sum(m.values()) for m in moved) - between + angles)
 
     def floor_us(self, rows: int, copy_tb_s: float) -> float:
         """Least time in us at the measured bandwidth (TB/s) of a copy, without launching."""

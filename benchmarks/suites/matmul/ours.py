@@ -9,7 +9,8 @@ from typing import Any
 from tvm.relax.frontend import nn
 
 from benchmarks.building import Built, compiled, compiled_by_tvm
-from benchmarks.suites.matmul.cases import EPS, Chain
+from benchmarks.suites.matmul.cases import EPS, ROPE, SIZES, Chain
+from relax_fusion.models.rope import Angles
 
 WAYS = {
     "ours": (),
@@ -25,7 +26,8 @@ class Module(nn.Module):
     def __init__(self, chain: Chain) -> None:
         shapes = chain.weights
         linear = {k: nn.Linear(s[1], s[0], bias=False) for k, s in shapes.items() if len(s) == 2}
-        self.case = chain.case
+        self.case, size = chain.case, SIZES[chain.size]
+        self.heads = (size.hidden + size.qkv) // 2 // size.head  # of q and k
         self.w, self.down = linear["w"], linear.get("down")
         hidden = shapes.get("gamma")
         self.gamma = nn.RMSNorm(hidden[0], -1, EPS, bias=False) if hidden else None
@@ -37,6 +39,9 @@ class Module(nn.Module):
         gate, up = nn.op.split(product, 2, axis=-1)
         between = nn.op.silu(gate) * up
         return between if self.case == "gate_up" else x + self.down(between)
+
+    def turned(self, x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor) -> nn.Tensor:
+        return Angles(cos, sin).turn_first(self.w(self.gamma(x)), self.heads)
 
     def added(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
         return residual + self.w(x)
@@ -91,9 +96,18 @@ class Compiled:
                 said.append(f"{d.pattern} {plan.family or plan.backend} {tile} {rest}")
         return said
 
+    def predicted_s(self) -> tuple[float, float]:
+        """Return what the estimator expects of the first chain, fused and not."""
+        report = self.built.report
+        if report.fused:
+            predicted = report.fused[0].predictions[0]
+            return predicted.fused.seconds, predicted.unfused.seconds
+        decline = report.declined[0].decline
+        return decline.fused_s, decline.unfused_s
+
     def call(self, inputs: dict[str, Any], weights: dict[str, Any]) -> Callable[[], Any]:
         """Return the call of the module on tensors of torch, whose memory it shares."""
-        tensors = [t.view(1, *t.shape) for t in inputs.values()]
+        tensors = [t.unsqueeze(1 if n in ROPE else 0) for n, t in inputs.items()]
         return self.built.call(self.function, tensors + [weights[n] for n in self.parameters])
 
 
@@ -101,9 +115,12 @@ def build(job: Job) -> Compiled:
     """Compile a chain."""
     module = Module(job.chain)
     module.to(job.dtype)
-    function = "added" if "residual" in job.chain.inputs else "main"
+    function = {"qkv_rope": "turned", "out": "added", "down": "added"}.get(job.chain.case, "main")
+    rows = "rows" if job.rows is None else job.rows
     spec = {
-        name: nn.spec.Tensor([1, "rows" if job.rows is None else job.rows, features], job.dtype)
+        name: nn.spec.Tensor([rows, 1, features], "float32")
+        if name in ROPE
+        else nn.spec.Tensor([1, rows, features], job.dtype)
         for name, features in job.chain.inputs.items()
     }
     mod, params = module.export_tvm(spec={function: spec})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from benchmarks.suites.matmul.cases import EPS, Chain
+from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
 from benchmarks.torch_compile import compiled
 
 COLUMNS_AT_ONCE = 8192  # of a weight in float64
@@ -25,6 +26,22 @@ def qkv(x: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return normalised(x, gamma) @ w.T
 
 
+def turned(product: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+    """Turn the heads of q and k; lane i pairs with lane i + half."""
+    heads = product.unflatten(-1, (-1, cos.shape[-1]))
+    count = (product.shape[-1] + x.shape[-1]) // 2 // cos.shape[-1]
+    qk, v = heads[:, :count], heads[:, count:]
+    other = torch.cat([-qk.chunk(2, -1)[1], qk.chunk(2, -1)[0]], dim=-1)
+    qk = (qk * cos[:, None] + other * sin[:, None]).to(product.dtype)
+    return torch.cat([qk, v], dim=1).flatten(1)
+
+
+def qkv_rope(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor
+) -> torch.Tensor:
+    return turned(qkv(x, gamma, w), x, cos, sin)
+
+
 def gate_up(x: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return gated(normalised(x, gamma) @ w.T)
 
@@ -37,7 +54,14 @@ def added(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> torch.Ten
     return residual + x @ w.T
 
 
-FUNCTIONS = {"qkv": qkv, "gate_up": gate_up, "ffn": ffn, "out": added, "down": added}
+FUNCTIONS = {
+    "qkv": qkv,
+    "qkv_rope": qkv_rope,
+    "gate_up": gate_up,
+    "ffn": ffn,
+    "out": added,
+    "down": added,
+}
 
 
 class Weights:
@@ -70,7 +94,9 @@ class Problem:
         self.weights, self.chain, self.rows = weights, weights.chain, rows
         torch.manual_seed(rows)
         self.inputs = {
-            name: torch.randn(rows, features, device=weights.device).to(weights.dtype)
+            name: torch.randn(rows, features, device=weights.device).to(
+                torch.float32 if name in ROPE else weights.dtype
+            )
             for name, features in self.chain.inputs.items()
         }
 
@@ -111,6 +137,8 @@ class Problem:
         if "gamma" in p:
             x = normalised(x, p["gamma"].double())
         product = matmul64(x, p["w"])
+        if self.chain.case == "qkv_rope":
+            product = turned(product, x, *(self.inputs[name].double() for name in ROPE))
         if self.chain.case in ("gate_up", "ffn"):
             product = gated(product)
         if self.chain.case == "ffn":

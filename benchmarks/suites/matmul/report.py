@@ -34,7 +34,7 @@ LABELS = {
     "tvm": "TVM as it comes",
 }
 RATIOS = ("compile", "cublas", "tvm", "unfused", "tir")
-COLOURS = {"qkv": "C0", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
+COLOURS = {"qkv": "C0", "qkv_rope": "C5", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 
 
