@@ -54,18 +54,7 @@ def peak_gflops(cores: int) -> float:
         lambda c, a, i: te.sum(x(c, r % 16, i) * factor(a, i), axis=r),
         "total",
     )
-    sch = s_tir.Schedule(te.create_prim_func([factor, x, total]))
-    block = sch.get_sblock("total")
-    core, accumulator, lane, step = sch.get_loops(block)
-    sch.reorder(core, step, accumulator, lane)
-    sch.parallel(core)
-    sch.unroll(accumulator)
-    sch.vectorize(lane)
-    sch.decompose_reduction(block, step)
-    rng = np.random.default_rng(0)
-    shapes = ((ACCUMULATORS, lanes), (cores, 16, lanes), (cores, ACCUMULATORS, lanes))
-    args = [tensor(rng.random(shape, np.float32)) for shape in shapes]
-    return 2e-9 * cores * ACCUMULATORS * lanes * STEPS / _seconds(sch, args)
+    return 2e-9 * cores * ACCUMULATORS * lanes * STEPS / _seconds(factor, x, total)
 
 
 def read_gbytes_per_s(cores: int) -> float:
@@ -75,19 +64,20 @@ def read_gbytes_per_s(cores: int) -> float:
     x = te.placeholder((cores, rows, 8, lanes), "float32", "x")
     r = te.reduce_axis((0, rows), "r")
     total = te.compute((cores, 8, lanes), lambda c, a, i: te.sum(x(c, r, a, i), axis=r), "total")
-    sch = s_tir.Schedule(te.create_prim_func([x, total]))
+    return 1e-9 * READ_BYTES / _seconds(x, total)
+
+
+def _seconds(*tensors: te.Tensor) -> float:
+    """Time sums ``[cores, vectors, lanes]``, the last of `tensors`, on all cores."""
+    sch = s_tir.Schedule(te.create_prim_func(list(tensors)))
     block = sch.get_sblock("total")
-    core, part, lane, step = sch.get_loops(block)
-    sch.reorder(core, step, part, lane)
+    core, vector, lane, step = sch.get_loops(block)
+    sch.reorder(core, step, vector, lane)
     sch.parallel(core)
-    sch.unroll(part)
+    sch.unroll(vector)
     sch.vectorize(lane)
     sch.decompose_reduction(block, step)
-    shapes = ((cores, rows, 8, lanes), (cores, 8, lanes))
-    return 1e-9 * READ_BYTES / _seconds(sch, [tensor(np.ones(s, np.float32)) for s in shapes])
-
-
-def _seconds(sch: s_tir.Schedule, args: list[tvm.runtime.Tensor]) -> float:
+    args = [tensor(np.ones([int(d) for d in t.shape], np.float32)) for t in tensors]
     library = tvm.compile(sch.mod, target=host_target()).jit()
     library["main"](*args)
     return min(library.time_evaluator("main", tvm.cpu(), number=1, repeat=15)(*args).results)

@@ -31,8 +31,8 @@ class Suite:
         Of the files, without the date and what is not `plain`.
     key : tuple of str
         The fields of an entry that tell it from others.
-    device : {"cpu", "gpu", "tvm"}
-        Where it runs; "tvm" is a GPU for which torch is not needed.
+    device : {"cpu", "gpu"}
+        Where it runs.
     cases, axes : tuple of str
         What ``--cases`` (the first of `case_options`, the others are older names) can be; the
         arguments, lists, whose product is what there is to measure.

@@ -35,18 +35,6 @@ class Session:
         """Give back the memory that a case took."""
 
 
-class TvmGpu(Session):
-    """A run on an NVIDIA GPU through TVM alone."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        import tvm
-
-        if not tvm.cuda(0).exist:
-            raise SystemExit(f"{name} needs an NVIDIA GPU")
-        self.facts["gpu"] = str(tvm.cuda(0).device_name)
-
-
 class Gpu(Session):
     """A run on an NVIDIA GPU beside torch, which is imported here, for reports need none."""
 
@@ -118,7 +106,7 @@ class Gpu(Session):
         }
 
 
-SESSIONS = {"cpu": Session, "tvm": TvmGpu, "gpu": Gpu}
+SESSIONS = {"cpu": Session, "gpu": Gpu}
 
 
 def _tenths(samples: list[float]) -> list[float]:

@@ -96,19 +96,14 @@ class Group:
 
 def from_json(stored: dict[str, Any], subject_of: Callable[[dict[str, Any]], Subject]) -> Group:
     """Read `Group.to_json`."""
-    group = Group(
+    return Group(
         subject_of(stored),
-        wrong=stored.get("wrong", []),
-        failed=stored.get("failed", []),
-        feasible=stored.get("feasible", 0),
+        [plan_of(words) for words in stored["plans"]],
+        list(stored["plans"].values()),
+        stored.get("wrong", []),
+        stored.get("failed", []),
+        stored.get("feasible", 0),
     )
-    plans = stored["plans"]
-    if isinstance(plans, list):  # as they were stored at first: fields of a plan, and "ms"
-        group.ms = [plan.pop("ms") for plan in plans]
-        group.plans = [TilePlan.from_attr({"backend": BACKEND, **plan}) for plan in plans]
-    else:
-        group.plans, group.ms = [plan_of(words) for words in plans], list(plans.values())
-    return group
 
 
 def plan_of(words: str) -> TilePlan:

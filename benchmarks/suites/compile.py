@@ -102,7 +102,9 @@ class Compile(Suite):
         }
         if record["validate"]:
             part = entry["validation_cpu_s"] / (entry["cpu_s"] - entry["validation_cpu_s"])
-            limits[f"{LIMIT_VALIDATION:.0%} over validation's part"] = LIMIT_VALIDATION / part
+            limits[f"{LIMIT_VALIDATION:.0%} over validation's part"] = LIMIT_VALIDATION / max(
+                part, 1e-9
+            )
         return [(entry["model"], what, 1.0, measured) for what, measured in limits.items()]
 
     def line(self, entry: Entry, record: Entry) -> str:

@@ -10,6 +10,7 @@ and its memory bandwidth, both measured, and which part of the nearer one we rea
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 import time
@@ -25,10 +26,13 @@ from tvm.s_tir import dlight as dl
 
 from benchmarks.building import LOWERING
 from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s, use_all_cores
+from benchmarks.gpu_timing import allowed_error, error_of
 from benchmarks.host_timing import in_turn, seconds
 from benchmarks.report import Verdict
 from benchmarks.runner import Entry, Suite
-from benchmarks.suites.cpu_chains import Chain, chains, error_of, inputs_of, module_of, torch_call
+from benchmarks.suites.matmul import ours
+from benchmarks.suites.matmul.cases import Chain
+from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.targets import floor_us
 from relax_fusion import host_target
 from relax_fusion.estimator import format_seconds
@@ -36,7 +40,7 @@ from relax_fusion.estimator import format_seconds
 TVM_GOALS, TORCH_GOAL = {1: 3.0, 128: 50.0, 512: 50.0}, 0.6
 """Least ratios: against both pipelines of TVM by rows, and against torch in float32."""
 
-TVM_FLOPS = {"llama-3.1-8b": 5e9}
+TVM_FLOPS = {"8b": 5e9}
 """Work beyond which TVM's pipelines, at half a Gflop/s, are not waited for; others are."""
 
 SLOW_S = 0.3
@@ -48,6 +52,13 @@ PAUSE_S = 0.25
 REPEATS = 5
 
 LABELS = {"tvm": "TVM default", "mlc": "MLC", "torch": "torch"}
+
+MODELS = {
+    "llama-3.2-1b": ("1b", ("qkv", "gate_up", "out", "down")),
+    "gpt2": ("gpt2", ("qkv", "up", "out", "down")),
+    "llama-3.1-8b": ("8b", ("qkv", "gate_up", "down")),
+}
+"""Sizes and cases of `matmul`."""
 
 Item = tuple[Chain, str, int]
 """A chain in a dtype, at a number of rows."""
@@ -66,7 +77,7 @@ class Cpu(Suite):
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
         add = parser.add_argument
-        add("--models", nargs="+", default=["llama-3.2-1b", "gpt2", "llama-3.1-8b"])
+        add("--models", nargs="+", default=list(MODELS), choices=MODELS)
         add("--rows", type=int, nargs="+", default=[1, 4, 16, 128, 512])
         add("--dtypes", nargs="+", default=["float32", "float16", "bfloat16"])
         add("--rounds", type=int, default=6)
@@ -75,46 +86,46 @@ class Cpu(Suite):
         self.cores = self.session.facts["cores_used"] = use_all_cores()
         torch.set_num_threads(self.cores)
         torch.ones(256, 512) @ torch.ones(512, 256)  # starts torch's threads, before they are put
-        self.compiled: tuple[Any, dict[str, relax.VirtualMachine]] = None, {}
+        self.key_of_compiled: Any = None
 
     def items(self) -> Iterator[Item]:
         for dtype in self.args.dtypes:
-            for chain in chains(self.args.models):
-                if dtype == "float32" or chain.model == self.args.models[0]:
-                    yield from ((chain, dtype, rows) for rows in self.args.rows)
+            for model in self.args.models[: None if dtype == "float32" else 1]:
+                size, cases = MODELS[model]
+                yield from ((Chain(c, size), dtype, n) for c in cases for n in self.args.rows)
 
     def facts(self, item: Item) -> Entry:
         chain, dtype, rows = item
         return {
-            **dict(zip(self.key, (chain.model, chain.label, dtype, rows), strict=True)),
+            **dict(zip(self.key, (chain.size, chain.case, dtype, rows), strict=True)),
             "flops": chain.flops(rows),
-            "bytes": chain.weight_bytes(dtype),
+            "bytes": math.prod(chain.weights["w"]) * getattr(torch, dtype).itemsize,
         }
 
     def absent(self, item: Item) -> tuple[str, ...]:
         chain, dtype, rows = item
-        waits = dtype == "float32" and chain.flops(rows) <= TVM_FLOPS.get(chain.model, float("inf"))
+        waits = dtype == "float32" and chain.flops(rows) <= TVM_FLOPS.get(chain.size, float("inf"))
         return () if waits else ("tvm", "mlc")
 
     def is_complete(self, entry: Entry, item: Item) -> bool:
         return "error" not in entry and set(self.asked(item)) <= set(entry["seconds"])
 
-    def machines(self, chain: Chain, dtype: str) -> dict[str, relax.VirtualMachine]:
-        """Return a virtual machine for each pipeline; see what this CPU can do meanwhile."""
-        if self.compiled[0] != (chain, dtype):
-            mod, target = module_of(chain, dtype)[0], host_target()
-            every = {who for rows in self.args.rows for who in self.asked((chain, dtype, rows))}
-            pipelines: dict[str, Any] = {
-                "ours": relax.get_pipeline("relax_fusion", target=target),
-                "tvm": relax.get_default_pipeline(target),
-                "mlc": mlc_pipeline(target),
-            }
-            made = {
-                w: machine(mod, target, passes) for w, passes in pipelines.items() if w in every
-            }
-            self.compiled = (chain, dtype), made
-            self.measure_limits()
-        return self.compiled[1]
+    def compile(self, chain: Chain, dtype: str) -> None:
+        """Compile a chain by every pipeline, unless it is that of the last case; see the limits."""
+        if self.key_of_compiled == (chain, dtype):
+            return
+        self.key_of_compiled, target = (chain, dtype), host_target()
+        mod, self.function, names = ours.exported(ours.Job(chain, "ours", None, dtype, "host"))
+        self.weights = Weights(chain, dtype, "cpu")
+        self.parameters = [self.weights.by_name[name] for name in names]
+        every = {who for rows in self.args.rows for who in self.asked((chain, dtype, rows))}
+        pipelines: dict[str, Any] = {
+            "ours": relax.get_pipeline("relax_fusion", target=target),
+            "tvm": relax.get_default_pipeline(target),
+            "mlc": mlc_pipeline(target),
+        }
+        self.machines = {w: machine(mod, target, pipelines[w]) for w in pipelines if w in every}
+        self.measure_limits()
 
     def measure_limits(self) -> None:
         """Keep the best that the machine has shown so far."""
@@ -128,15 +139,13 @@ class Cpu(Suite):
     def measured(self, item: Item) -> Entry:
         """Time every contender in turn, round after round."""
         chain, dtype, rows = item
-        machines = self.machines(chain, dtype)
-        given = inputs_of(chain, rows, dtype)
-        args = [tvm.runtime.from_dlpack(t) for t in given.values()]
-        timers = {
-            who: torch_timer(torch_call(chain, given))
-            if who == "torch"
-            else vm_timer(machines[who], args)
-            for who in self.asked(item)
-        }
+        self.compile(chain, dtype)
+        problem = Problem(self.weights, rows)
+        tensors = [*(t.unsqueeze(0) for t in problem.inputs.values()), *self.parameters]
+        args = [tvm.runtime.from_dlpack(t) for t in tensors]
+        timers = {"torch": torch_timer(problem.eager)}
+        for who, vm in self.machines.items():
+            timers[who] = vm_timer(vm, self.function, args)
 
         def turn(who: str, number: int) -> list[float]:
             print(f"{self.name_of(self.facts(item))}: {who}  ", end="\r", file=sys.stderr)
@@ -144,11 +153,17 @@ class Cpu(Suite):
             return timers[who](REPEATS if number else 1)
 
         found = in_turn(
-            {who: partial(turn, who) for who in timers},
+            {who: partial(turn, who) for who in self.asked(item)},
             self.args.rounds,
             lambda who, known: min(known[who]) <= SLOW_S,
         )
-        errors, allowed = errors_of(chain, machines, args, given)
+        few = problem.first(16)
+        exact, results = few.reference(), {"torch": few.eager()}
+        if "ours" in found:
+            out = torch.from_dlpack(self.machines["ours"][self.function](*args))
+            results["ours"] = out[0, : len(exact)]
+        errors = {who: error_of(out, exact) for who, out in results.items()}
+        allowed = allowed_error(errors["torch"], dtype)
         return {
             "seconds": {who: min(s) for who, s in found.items()},
             "median_seconds": {who: statistics.median(s) for who, s in found.items()},
@@ -206,26 +221,14 @@ def torch_timer(call: Callable[[], Any]) -> Callable[[int], list[float]]:
     return lambda repeats: [seconds(call) for _ in range(repeats)]
 
 
-def vm_timer(vm: relax.VirtualMachine, args: list[Any]) -> Callable[[int], list[float]]:
-    timer = vm.time_evaluator("forward", tvm.cpu(), number=1, repeat=REPEATS)
+def vm_timer(
+    vm: relax.VirtualMachine, function: str, args: list[Any]
+) -> Callable[[int], list[float]]:
+    timer = vm.time_evaluator(function, tvm.cpu(), number=1, repeat=REPEATS)
 
     def run(repeats: int) -> list[float]:
         if repeats == 1:  # the first round: no warm-up run, which would double a slow one
-            return [seconds(lambda: vm["forward"](*args))]
+            return [seconds(lambda: vm[function](*args))]
         return list(timer(*args).results)
 
     return run
-
-
-def errors_of(
-    chain: Chain, machines: dict[str, Any], args: list[Any], given: dict[str, Any]
-) -> tuple[dict[str, float], float]:
-    """Return the errors of ours and torch at 16 rows, and what is allowed."""
-    few = {k: t[:16] if k in ("x", "residual") else t for k, t in given.items()}
-    exact = torch_call(chain, {name: t.double() for name, t in few.items()})()
-    found = {"torch": torch_call(chain, few)()}
-    if "ours" in machines:
-        found["ours"] = torch.from_dlpack(machines["ours"]["forward"](*args))[: len(exact)]
-    errors = {who: error_of(out.float().numpy(), exact) for who, out in found.items()}
-    step = float(exact.abs().max()) * torch.finfo(found["torch"].dtype).eps
-    return errors, 2 * errors["torch"] + step

@@ -69,7 +69,7 @@ def chain(target: Target, *, triton: bool, symbolic: bool) -> tvm.runtime.Execut
 class Launch(Suite):
     """A hundred launches of each, with sizes known when compiling and not."""
 
-    name, device = "bench_launch", "tvm"
+    name, device = "bench_launch", "gpu"
     key = ("dims", "time")
     head = ("dims", "time", "TVM's kernel, us", "embedded Triton kernel, us", "ratio")
 

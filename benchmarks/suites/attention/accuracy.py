@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,16 +41,8 @@ def _large_logits(operands: Operands) -> None:
     operands["q"] *= LARGE
 
 
-def _nan_in_a_query(operands: Operands) -> None:
-    operands["q"][0, 1, 1, 3] = math.nan
-
-
-def _infinity_in_a_query(operands: Operands) -> None:
-    operands["q"][0, 1, 1, 3] = math.inf
-
-
-def _infinity_in_a_key(operands: Operands) -> None:
-    operands["k"][0, 1, 1, 3] = -math.inf
+def _one(name: str, value: float, operands: Operands) -> None:
+    operands[name][0, 1, 1, 3] = value
 
 
 def _hidden_queries(operands: Operands) -> None:
@@ -68,9 +61,9 @@ EDITS: dict[str, dict[str, Callable[[Operands], None]]] = {
     "": {
         "as drawn": _nothing,
         "large logits": _large_logits,
-        "NaN in a query": _nan_in_a_query,
-        "infinity in a query": _infinity_in_a_query,
-        "infinity in a key": _infinity_in_a_key,
+        "NaN in a query": partial(_one, "q", math.nan),
+        "infinity in a query": partial(_one, "q", math.inf),
+        "infinity in a key": partial(_one, "k", -math.inf),
     },
     "where": {"queries without a key": _hidden_queries},
     "bias": {"bias of -infinity": _hidden_keys},

@@ -12,12 +12,16 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class Size:
-    """Features of a model: of its residual stream, of the FFN, of q, k and v together, of a head."""
+    """Features of a model: of its residual stream, of the FFN, of q, k and v, of a head.
+
+    With biases it has LayerNorm too, else RMSNorm.
+    """
 
     hidden: int
     wide: int
     qkv: int
     head: int = 128
+    biases: bool = False
 
 
 SIZES = {
@@ -25,6 +29,7 @@ SIZES = {
     "1b": Size(2048, 8192, 3072, 64),
     "70b": Size(8192, 28672, 10240),
 }
+GPT2 = Size(768, 3072, 2304, 64, biases=True)
 CASES = ("qkv", "qkv_rope", "gate_up", "ffn", "out", "down")
 ROPE = ("cos", "sin")
 """Inputs in float32."""
@@ -44,6 +49,7 @@ class Chain:
     ``qkv``      norm -> matmul
     ``qkv_rope`` the same, q and k turned by their positions
     ``gate_up``  norm -> matmul -> silu(first half) * second half
+    ``up``       norm -> matmul -> gelu, of GPT-2
     ``ffn``      x + down(gate_up(x))
     ``out``      residual + matmul, hidden to hidden
     ``down``     residual + matmul, wide to hidden
@@ -51,42 +57,43 @@ class Chain:
     Parameters
     ----------
     case : str
-        One of `CASES`.
+        One of `CASES`, or "up".
     size : str
-        One of `SIZES`.
+        One of `SIZES`, or "gpt2".
     """
 
     case: str
     size: str
 
     @property
+    def widths(self) -> Size:
+        return GPT2 if self.size == "gpt2" else SIZES[self.size]
+
+    @property
     def inputs(self) -> dict[str, int]:
         """Features of the tensors that have a row for each token, by name."""
-        s = SIZES[self.size]
+        s = self.widths
         if self.case in ("out", "down"):
             return {"x": s.wide if self.case == "down" else s.hidden, "residual": s.hidden}
         return {"x": s.hidden, **dict.fromkeys(ROPE if self.case == "qkv_rope" else (), s.head)}
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters, by name, in the order in which functions take them."""
-        s = SIZES[self.size]
-        gate_up = {"gamma": (s.hidden,), "w": (2 * s.wide, s.hidden)}
-        qkv = {"gamma": (s.hidden,), "w": (s.qkv, s.hidden)}
-        return {
-            "qkv": qkv,
-            "qkv_rope": qkv,
-            "gate_up": gate_up,
-            "ffn": {**gate_up, "down": (s.hidden, s.wide)},
-            "out": {"w": (s.hidden, s.hidden)},
-            "down": {"w": (s.hidden, s.wide)},
-        }[self.case]
+        """Shapes of the parameters, by name."""
+        s, k, n = self.widths, self.inputs["x"], self.out_features
+        n = 2 * s.wide if self.case in ("gate_up", "ffn") else n
+        shapes: dict[str, tuple[int, ...]] = {"gamma": (k,), "beta": (k,), "w": (n, k), "b": (n,)}
+        absent = ("gamma", "beta") if "residual" in self.inputs else ()
+        absent += () if s.biases else ("beta", "b")
+        down = {"down": (s.hidden, s.wide)} if self.case == "ffn" else {}
+        return {name: shape for name, shape in shapes.items() if name not in absent} | down
 
     @property
     def out_features(self) -> int:
         """Features of the result."""
-        s = SIZES[self.size]
-        return {"qkv": s.qkv, "qkv_rope": s.qkv, "gate_up": s.wide}.get(self.case, s.hidden)
+        s = self.widths
+        wide = {"qkv": s.qkv, "qkv_rope": s.qkv, "gate_up": s.wide, "up": s.wide}
+        return wide.get(self.case, s.hidden)
 
     def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
         """Return the workloads that the chain is: one, or for ``ffn`` two."""
@@ -94,7 +101,9 @@ class Chain:
             halves = (Chain("gate_up", self.size), Chain("down", self.size))
             return tuple(work for half in halves for work in half.works(rows, dtype))
         k, n = self.inputs["x"], self.out_features
-        norm = Norm("rms", EPS) if "gamma" in self.weights else None
+        norm = (
+            Norm("layer" if self.widths.biases else "rms", EPS) if "gamma" in self.weights else None
+        )
         if self.case == "gate_up":
             return (GatedFFN(rows, k, n, "nk", True, True, "silu", norm, dtype, dtype),)
         epilogue = ("residual",) if "residual" in self.inputs else ()

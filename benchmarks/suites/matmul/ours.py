@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import ir
 from tvm.relax.frontend import nn
 
 from benchmarks.building import Built, compiled, compiled_by_tvm
-from benchmarks.suites.matmul.cases import EPS, ROPE, SIZES, Chain
+from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
 from relax_fusion.models.rope import Angles
 
 WAYS = {
@@ -24,18 +25,23 @@ class Module(nn.Module):
     """One chain; parameters have the names of `Chain.weights`."""
 
     def __init__(self, chain: Chain) -> None:
-        shapes = chain.weights
-        linear = {k: nn.Linear(s[1], s[0], bias=False) for k, s in shapes.items() if len(s) == 2}
-        self.case, size = chain.case, SIZES[chain.size]
-        self.heads = (size.hidden + size.qkv) // 2 // size.head  # of q and k
-        self.w, self.down = linear["w"], linear.get("down")
-        hidden = shapes.get("gamma")
-        self.gamma = nn.RMSNorm(hidden[0], -1, EPS, bias=False) if hidden else None
+        shapes, size = chain.weights, chain.widths
+        self.case, self.heads = chain.case, (size.hidden + size.qkv) // 2 // size.head  # of q and k
+        self.w, self.down = (
+            nn.Linear(*shapes[name][::-1], bias=size.biases) if name in shapes else None
+            for name in ("w", "down")
+        )
+        if "gamma" in shapes:
+            (k,) = shapes["gamma"]
+            rms = not size.biases
+            self.gamma = nn.RMSNorm(k, -1, EPS, bias=False) if rms else nn.LayerNorm(k, eps=EPS)
 
     def main(self, x: nn.Tensor) -> nn.Tensor:
         product = self.w(self.gamma(x))
         if self.case == "qkv":
             return product
+        if self.case == "up":
+            return nn.op.gelu(product, approximate="tanh")
         gate, up = nn.op.split(product, 2, axis=-1)
         between = nn.op.silu(gate) * up
         return between if self.case == "gate_up" else x + self.down(between)
@@ -111,8 +117,8 @@ class Compiled:
         return self.built.call(self.function, tensors + [weights[n] for n in self.parameters])
 
 
-def build(job: Job) -> Compiled:
-    """Compile a chain."""
+def exported(job: Job) -> tuple[ir.IRModule, str, list[str]]:
+    """Return a chain as a module, its function, and the names of that one's parameters."""
     module = Module(job.chain)
     module.to(job.dtype)
     function = {"qkv_rope": "turned", "out": "added", "down": "added"}.get(job.chain.case, "main")
@@ -124,7 +130,14 @@ def build(job: Job) -> Compiled:
         for name, features in job.chain.inputs.items()
     }
     mod, params = module.export_tvm(spec={function: spec})
-    names = [name.removesuffix(".weight") for name, _ in params]
+    biases = {"gamma.bias": "beta", "w.bias": "b"}
+    names = [biases.get(name, name.removesuffix(".weight")) for name, _ in params]
+    return mod, function, names
+
+
+def build(job: Job) -> Compiled:
+    """Compile a chain."""
+    mod, function, names = exported(job)
     if job.way == "tvm":
         return Compiled(compiled_by_tvm(mod, job.target), function, names)
     backend = "tir" if job.way == "tir" else "auto"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
 from benchmarks.torch_compile import compiled
@@ -13,20 +15,25 @@ from benchmarks.torch_compile import compiled
 COLUMNS_AT_ONCE = 8192  # of a weight in float64
 
 
-def normalised(x: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], gamma, EPS)
+Tensor = torch.Tensor
 
 
-def gated(both: torch.Tensor) -> torch.Tensor:
+def normalised(x: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
+    if beta is not None:
+        return F.layer_norm(x, x.shape[-1:], gamma, beta, EPS)
+    return F.rms_norm(x, x.shape[-1:], gamma, EPS)
+
+
+def gated(both: Tensor) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
+    return F.silu(gate) * up
 
 
-def qkv(x: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return normalised(x, gamma) @ w.T
+def gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
 
 
-def turned(product: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
+def turned(product: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     """Turn the heads of q and k; lane i pairs with lane i + half."""
     heads = product.unflatten(-1, (-1, cos.shape[-1]))
     count = (product.shape[-1] + x.shape[-1]) // 2 // cos.shape[-1]
@@ -36,28 +43,37 @@ def turned(product: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch
     return torch.cat([qk, v], dim=1).flatten(1)
 
 
-def qkv_rope(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor
-) -> torch.Tensor:
-    return turned(qkv(x, gamma, w), x, cos, sin)
+def qkv(
+    x: Tensor, gamma: Tensor, w: Tensor, beta: Tensor | None = None, b: Tensor | None = None
+) -> Tensor:
+    return F.linear(normalised(x, gamma, beta), w, b)
 
 
-def gate_up(x: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return gated(normalised(x, gamma) @ w.T)
+def qkv_rope(x: Tensor, cos: Tensor, sin: Tensor, **weights: Tensor) -> Tensor:
+    return turned(qkv(x, **weights), x, cos, sin)
 
 
-def ffn(x: torch.Tensor, gamma: torch.Tensor, w: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
-    return x + gate_up(x, gamma, w) @ down.T
+def gate_up(**given: Tensor) -> Tensor:
+    return gated(qkv(**given))
 
 
-def added(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return residual + x @ w.T
+def up(**given: Tensor) -> Tensor:
+    return gelu(qkv(**given))
+
+
+def ffn(x: Tensor, down: Tensor, **given: Tensor) -> Tensor:
+    return x + F.linear(gate_up(x=x, **given), down)
+
+
+def added(x: Tensor, residual: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    return residual + F.linear(x, w, b)
 
 
 FUNCTIONS = {
     "qkv": qkv,
     "qkv_rope": qkv_rope,
     "gate_up": gate_up,
+    "up": up,
     "ffn": ffn,
     "out": added,
     "down": added,
@@ -80,10 +96,11 @@ class Weights:
     def __init__(self, chain: Chain, dtype: str, device: str) -> None:
         self.chain, self.dtype, self.device = chain, getattr(torch, dtype), device
         torch.manual_seed(0)
-        self.by_name: dict[str, torch.Tensor] = {}
+        self.by_name: dict[str, Tensor] = {}
         for name, shape in chain.weights.items():
             drawn = torch.randn(shape, device=device)
-            drawn = 1 + 0.1 * drawn if len(shape) == 1 else drawn.mul_(shape[1] ** -0.5)
+            drawn = drawn.mul_(0.1 if len(shape) == 1 else shape[1] ** -0.5)
+            drawn = 1 + drawn if name == "gamma" else drawn
             self.by_name[name] = drawn.to(self.dtype)
 
 
@@ -101,44 +118,54 @@ class Problem:
         }
 
     @property
-    def args(self) -> list[torch.Tensor]:
-        """Inputs, then parameters, in the order of the functions."""
-        return [*self.inputs.values(), *self.weights.by_name.values()]
+    def operands(self) -> dict[str, Tensor]:
+        """Inputs and parameters."""
+        return {**self.inputs, **self.weights.by_name}
 
-    def eager(self) -> torch.Tensor:
+    def eager(self) -> Tensor:
         """Compute the chain, an operator at a time."""
-        return FUNCTIONS[self.chain.case](*self.args)
+        return FUNCTIONS[self.chain.case](**self.operands)
 
-    def compiled(self) -> Callable[[], torch.Tensor]:
+    def compiled(self) -> Callable[[], Tensor]:
         """Return the chain under torch.compile, tuned for these sizes."""
-        function = compiled(FUNCTIONS[self.chain.case])
-        args = self.args
-        function(*args)
-        return lambda: function(*args)
+        function, given = compiled(FUNCTIONS[self.chain.case]), self.operands
+        function(**given)
+        return lambda: function(**given)
 
-    def bare(self) -> Callable[[], torch.Tensor]:
+    def first(self, rows: int) -> Problem:
+        """Return the problem of the first rows."""
+        part = copy(self)
+        part.inputs = {name: tensor[:rows] for name, tensor in self.inputs.items()}
+        return part
+
+    def bare(self) -> Callable[[], Tensor]:
         """Return the matmuls alone, which PyTorch gives to cuBLAS."""
         p, x = self.weights.by_name, self.inputs["x"]
-        x = normalised(x, p["gamma"]) if "gamma" in p else x
+        x = normalised(x, p["gamma"], p.get("beta")) if "gamma" in p else x
         if self.chain.case != "ffn":
             return lambda: x @ p["w"].T
         between = gated(x @ p["w"].T)
 
-        def both() -> torch.Tensor:
+        def both() -> Tensor:
             x @ p["w"].T
             return between @ p["down"].T
 
         return both
 
-    def reference(self) -> torch.Tensor:
+    def reference(self) -> Tensor:
         """Return the result of the chain in float64, no intermediate rounded."""
         p = self.weights.by_name
         x = self.inputs["x"].double()
         if "gamma" in p:
-            x = normalised(x, p["gamma"].double())
+            x = normalised(x, *(p[name].double() for name in ("gamma", "beta") if name in p))
         product = matmul64(x, p["w"])
+        product = product + p["b"].double() if "b" in p else product
         if self.chain.case == "qkv_rope":
-            product = turned(product, x, *(self.inputs[name].double() for name in ROPE))
+            product = turned(
+                product, self.inputs["x"], *(self.inputs[name].double() for name in ROPE)
+            )
+        if self.chain.case == "up":
+            product = gelu(product)
         if self.chain.case in ("gate_up", "ffn"):
             product = gated(product)
         if self.chain.case == "ffn":
@@ -147,6 +174,6 @@ class Problem:
         return product if residual is None else residual.double() + product
 
 
-def matmul64(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def matmul64(x: Tensor, w: Tensor) -> Tensor:
     """Return ``x @ w.T`` in float64, of a weight that is widened a part at a time."""
     return torch.cat([x @ part.double().T for part in w.split(COLUMNS_AT_ONCE)], dim=-1)

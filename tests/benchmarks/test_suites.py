@@ -1,0 +1,187 @@
+"""Whole runs of suites on small sizes, a CPU in place of a GPU, and of their command."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tvm
+
+import relax_fusion
+from benchmarks.__main__ import SUITES, main, plotted, suite_of
+from benchmarks.judge import cpu as judge_cpu
+from benchmarks.suites import compile as compiling
+from benchmarks.suites import cpu, demo, launch
+from benchmarks.suites.matmul import cases
+from relax_fusion.cli.measure import Run
+from relax_fusion.models import LlamaConfig
+from relax_fusion.workload import DynamicDim, NormMatmul, Projection
+
+COMPILE = tvm.compile
+MODEL = LlamaConfig(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    max_position=64,
+)
+OPTIONS = {
+    "run matmul": "sizes cases rows tvm-rows dtype static contenders no-compile target plot",
+    "run attention": "cases contenders no-flex compile dtype layout dynamic target accuracy plans "
+    "merge plot",
+    "run chain": "target output",
+    "run decode": "target layers batch context vocab no-compile",
+    "run layer": "target rows chains backend",
+    "run launch": "target output",
+    "run cpu": "models rows dtypes rounds",
+    "run demo": "models prompts rounds",
+    "run compile": "model target max-seq-len validate",
+    "judge estimator": "sizes cases rows dtype target most from note",
+    "judge attention": "cases dtype target most from note",
+    "judge cpu": "sample rounds seed workload name",
+}
+"""What could be asked for when each benchmark was a script; all of them know `COMMON` now."""
+
+COMMON = "results seconds resume merge"
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_options(words: str, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words.split(), "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    for name in (*OPTIONS[words].split(), *COMMON.split()):
+        assert f"--{name} " in text.replace(",", " ").replace("]", " "), name
+
+
+def test_the_help_names_every_suite(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for verb, suites in SUITES.items():
+        for name, (_, what) in suites.items():
+            assert f"  {name:<10} {what}" in text
+            assert suite_of(verb, name).name == f"{'bench' if verb == 'run' else verb}_{name}"
+    with pytest.raises(SystemExit):
+        main(["run", "prefill"])
+    assert "choose from matmul, attention" in capsys.readouterr().err
+
+
+def test_a_picture_is_drawn_by_the_suite_of_the_file() -> None:
+    assert plotted("x/2026-11-21-bench_matmul-8b_later.json").name == "bench_matmul"
+    with pytest.raises(SystemExit, match="is no DATE-bench_NAME"):
+        plotted("2026-11-22-fuzz.json")
+
+
+def test_the_library_knows_no_benchmark() -> None:
+    imports = re.compile(r"^\s*(?:from|import) (?:benchmarks|scripts)\b", re.MULTILINE)
+    for path in Path(relax_fusion.__file__).parent.rglob("*.py"):
+        assert not imports.search(path.read_text(encoding="utf-8")), path
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, cpu_in_place_of_a_gpu):
+    """Runs a benchmark on small sizes, and returns the exit status and the record."""
+    monkeypatch.setitem(cases.SIZES, "tiny", cases.Size(64, 96, 80, 8))
+    monkeypatch.setattr(cases, "GPT2", cases.Size(32, 48, 48, 8, biases=True))
+    for module in (cpu, judge_cpu):
+        monkeypatch.setattr(module, "pin_threads", lambda: None)
+        monkeypatch.setattr(module, "use_all_cores", lambda: 1)
+    monkeypatch.setattr(cpu, "peak_gflops", lambda cores: 50.0)
+    monkeypatch.setattr(cpu, "read_gbytes_per_s", lambda cores: 20.0)
+    monkeypatch.setattr(cpu, "PAUSE_S", 0.0)
+
+    def call(words: str) -> tuple[int, dict]:
+        status = main([*words.split(), "--results", str(tmp_path)])
+        (path,) = tmp_path.glob("*.json")
+        assert path.with_suffix(".md").read_text(encoding="utf-8").count("|---") > 0
+        return status, json.loads(path.read_text(encoding="utf-8"))
+
+    return call
+
+
+def test_cpu(run, monkeypatch) -> None:
+    monkeypatch.setitem(cpu.MODELS, "tiny", ("tiny", ("gate_up",)))
+    _, record = run("run cpu --models tiny --rows 3 --dtypes float32 --rounds 2")
+    (entry,) = record["cases"]
+    assert set(entry["seconds"]) == {"ours", "tvm", "mlc", "torch"} and entry["wrong"] == []
+    assert record["peak_gflops"] == 50.0
+
+
+def test_biases_and_layer_norm_on_a_cpu(run, monkeypatch) -> None:
+    monkeypatch.setitem(cpu.MODELS, "gpt2", ("gpt2", ("up",)))
+    words = "run cpu --models gpt2 --rows 3 --dtypes float32 --rounds 1 --contenders ours torch"
+    _, record = run(words)
+    assert [(e["chain"], e["wrong"]) for e in record["cases"]] == [("up", [])]
+
+
+def test_cpu_says_what_is_wrong(run, monkeypatch) -> None:
+    monkeypatch.setitem(cpu.MODELS, "tiny", ("tiny", ("qkv",)))
+    monkeypatch.setattr(cpu, "allowed_error", lambda *_: 0.0)
+    words = "run cpu --models tiny --rows 17 --dtypes float32 --rounds 1 --contenders ours torch"
+    status, record = run(words)
+    assert status == 1 and record["cases"][0]["wrong"] == ["ours"]
+
+
+@pytest.mark.parametrize("backend", ["tir", "triton"])
+def test_layer(run, backend: str) -> None:
+    words = "run layer --sizes tiny --rows 3 --chains qkv_rope out --target llvm --backend"
+    status, record = run(f"{words} {backend}")
+    assert status == 0 and [e["case"] for e in record["cases"]] == ["qkv_rope", "out"]
+    for entry in record["cases"]:
+        assert len(entry["us"]) == 2 and entry["wrong"] == [] and min(entry["predicted_s"]) > 0
+
+
+def test_launch(run, monkeypatch) -> None:
+    monkeypatch.setattr(tvm, "cuda", tvm.cpu)
+    monkeypatch.setattr(launch.Launch, "calls", lambda self, dims: [lambda: None] * 2)
+    status, record = run("run launch")
+    assert status == 0 and len(record["cases"]) == 4
+    assert all(min(e["us"].values()) > 0 for e in record["cases"])
+
+
+def test_demo_and_its_goals(run, monkeypatch) -> None:
+    def measured(who, exported, weights, plan):
+        slow = 3.0 if who == "tvm" else 1.0
+        return Run((), (slow,) * plan.prefill_runs, (slow,) * plan.decode_steps)
+
+    monkeypatch.setattr(demo.models, "zoo_config", lambda _: MODEL)
+    monkeypatch.setattr(demo, "build", lambda *_: "ours")
+    monkeypatch.setattr(demo, "build_default", lambda *_: "tvm")
+    monkeypatch.setattr(demo, "measure", measured)
+    status, record = run("run demo --models a --prompts 4 --rounds 2")
+    (entry,) = record["cases"]
+    assert status == 1, "prefill is to be 10 times as fast"
+    assert entry["seconds"]["decode"] == {"tvm": [3.0] * 2, "ours": [1.0] * 10}
+    monkeypatch.setattr(demo, "GOALS", {"prefill": 3.0, "decode": 3.0})
+    assert run("run demo --models a --prompts 4 --rounds 1")[0] == 0
+
+
+def test_compile(run, monkeypatch) -> None:
+    monkeypatch.setattr(compiling.models, "zoo_config", lambda _: MODEL)
+    monkeypatch.setattr(compiling, "LIMIT_GB", 1e9)
+    monkeypatch.setattr(tvm, "compile", lambda mod, target, relax_pipeline: None)
+    monkeypatch.setattr(compiling.Checker, "check", compiling.Checker.check)  # put back afterwards
+    status, record = run("run compile --validate --max-seq-len 32")
+    (entry,) = record["cases"]
+    assert status == 0 and entry["total_s"] > 0 and entry["matches"] == 0
+    monkeypatch.setattr(compiling, "LIMIT_S", 0.0)
+    assert run("run compile --validate --max-seq-len 32")[0] == 1
+    spent: list[float] = []
+    assert compiling.timed(lambda x: x + 1, spent)(2) == 3 and len(spent) == 1
+
+
+def test_judging_plans_of_a_cpu(run, monkeypatch) -> None:
+    work = NormMatmul(DynamicDim("rows"), 64, (Projection(48, "nk"),), None, "float32", "float32")
+    monkeypatch.setitem(judge_cpu.WORKLOADS, "down", work)
+    monkeypatch.setattr(judge_cpu, "SIZES", (1, 4))
+    monkeypatch.setattr(tvm, "compile", COMPILE)
+    status, record = run("judge cpu --workload down --sample 2 --rounds 1 --name x")
+    assert status == 0 and [e["rows"] for e in record["cases"]] == [1, 4]
+    assert len(record["cases"][0]["plans"]) >= 3
