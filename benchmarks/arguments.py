@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-from benchmarks.recording import compact_json
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -50,29 +46,3 @@ def results_file(text: str) -> Path:
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {folder} takes no files")
     return path
-
-
-def results(path: Path, part: str) -> dict[str, Any]:
-    """Return the results in a file, of which `part` is one.
-
-    Raises
-    ------
-    SystemExit
-        If there are none.
-    """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise SystemExit(f"error: {path} holds no results: {err}") from err
-    if not isinstance(found, dict) or part not in found:
-        raise SystemExit(f"error: {path} holds no results: {part!r} is missing")
-    return found
-
-
-def write_results(path: Path, data: dict[str, Any], text: str) -> None:
-    """Write results and tables for people; whoever is interrupted leaves the former ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for place, content in ((path, compact_json(data) + "\n"), (path.with_suffix(".md"), text)):
-        new = place.with_name(place.name + ".new")
-        new.write_text(content, encoding="utf-8")
-        new.replace(place)

@@ -16,6 +16,7 @@ import tvm
 from tvm import ir, relax
 from tvm.s_tir import dlight as dl
 
+from benchmarks.sessions import sentence
 from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.dlight_rules import ScalarMatmulRule
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
@@ -111,10 +112,35 @@ def fill_cache(build: Callable[[Any], Any], jobs: Iterable[Any]) -> None:
     print(f"{len(jobs)} jobs compiled in {time.monotonic() - began:.0f} s", flush=True)
 
 
+def in_halves(
+    build: Callable[[list[Any]], dict[Any, Any]], items: Iterable[Any]
+) -> tuple[dict[Any, Any], dict[Any, str]]:
+    """Build items together, for each takes a linker's time; where that fails, halves of them.
+
+    Returns
+    -------
+    built : dict
+        What `build` returns, of those that can be built.
+    failed : dict of item to str
+        Why the others cannot.
+    """
+    items = list(items)
+    if not items:
+        return {}, {}
+    try:
+        return build(items), {}
+    except Exception as err:
+        if len(items) == 1:
+            return {}, {items[0]: sentence(err)}
+    half = len(items) // 2
+    (built, failed), rest = (in_halves(build, part) for part in (items[:half], items[half:]))
+    return built | rest[0], failed | rest[1]
+
+
 def why_not_built(build: Callable[[Any], Any], job: Any) -> str:
     """Build a job; return what went wrong, or nothing."""
     try:
         build(job)
     except Exception as err:
-        return f"{job.name}: {type(err).__name__}: {str(err)[:300]}"
+        return f"{job.name}: {sentence(err)}"
     return ""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import tvm
 from tvm import ir, relax, tirx
-from tvm.target import Target
 
+from benchmarks.building import Built, compiled, in_halves
 from benchmarks.report import plan_words
-from relax_fusion import PATTERNS, make_target
+from relax_fusion import PATTERNS
 from relax_fusion.compute import build_prim_func
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, GatedFFN, NormMatmul
@@ -74,31 +73,27 @@ class PlanJob:
 
 def build(job: PlanJob) -> None:
     """Compile a plan for the sake of the kernels' cache."""
-    compile_plans(job.work, {job.plan: [None]}, make_target(job.target))
+    _, failed = compile_plans(job.work, {job.plan: [None]}, job.target)
+    for why in failed.values():
+        raise RuntimeError(why)
 
 
 def compile_plans(
-    work: Work, plans: Mapping[TilePlan, Uppers], target: Target
-) -> tuple[dict[TilePlan, tuple[tvm.runtime.Executable, str]], dict[TilePlan, str]]:
+    work: Work, plans: Mapping[TilePlan, Uppers], target: str
+) -> tuple[dict[TilePlan, tuple[Built, str]], dict[TilePlan, str]]:
     """Compile all plans in one module; where that fails, find out which do not compile.
 
     Returns
     -------
-    compiled : dict of TilePlan to (Executable, str)
+    compiled : dict of TilePlan to (Built, str)
         And the name of the function.
     failed : dict of TilePlan to str
         With the reason.
     """
-    try:
-        mod, names = module_of(work, plans)
-        pipeline = relax.get_pipeline("relax_fusion", target=target, disable=list(PATTERNS))
-        with tvm.transform.PassContext(opt_level=3, config={"relax.backend.use_cuda_graph": False}):
-            executable = tvm.compile(mod, target=target, relax_pipeline=pipeline)
-    except Exception as err:
-        if len(plans) == 1:
-            return {}, dict.fromkeys(plans, f"{type(err).__name__}: {str(err)[:300]}")
-        items = list(plans.items())
-        halves = [dict(items[: len(items) // 2]), dict(items[len(items) // 2 :])]
-        found = [compile_plans(work, half, target) for half in halves]
-        return {**found[0][0], **found[1][0]}, {**found[0][1], **found[1][1]}
-    return {plan: (executable, name) for plan, name in zip(plans, names, strict=True)}, {}
+
+    def build_some(some: list[TilePlan]) -> dict[TilePlan, tuple[Built, str]]:
+        mod, names = module_of(work, {plan: plans[plan] for plan in some})
+        built = compiled(mod, target, disable=list(PATTERNS))
+        return {plan: (built, name) for plan, name in zip(some, names, strict=True)}
+
+    return in_halves(build_some, plans)

@@ -28,15 +28,39 @@ def facts() -> dict[str, Any]:
 
 def write(name: str, record: dict[str, Any], markdown: str, directory: Path) -> list[Path]:
     """Write ``DATE-name.json`` and ``.md``; the Markdown begins with the facts of the record."""
-    directory.mkdir(parents=True, exist_ok=True)
     stem = f"{record['date']}-{name}"
     machine = f"{record['cpu']}, {record['cores']} cores, load {record['load_average_1min']}"
     installed = ", ".join(f"{k} {v}" for k, v in record["versions"].items())
     head = f"# {name}, {record['date']}\n\n{machine}; Python {record['python']}, {installed}.\n\n"
     files = [directory / f"{stem}.json", directory / f"{stem}.md"]
-    files[0].write_text(compact_json(record) + "\n", encoding="utf-8")
-    files[1].write_text(head + markdown + "\n", encoding="utf-8")
+    write_results(files[0], record, head + markdown + "\n")
     return files
+
+
+def results(path: Path, *parts: str) -> dict[str, Any]:
+    """Return the results in a file, which has one of `parts`.
+
+    Raises
+    ------
+    SystemExit
+        If there are none.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise SystemExit(f"error: {path} holds no results: {err}") from err
+    if not isinstance(found, dict) or not found.keys() & parts:
+        raise SystemExit(f"error: {path} holds no results: {' or '.join(parts)} is missing")
+    return found
+
+
+def write_results(path: Path, data: dict[str, Any], text: str) -> None:
+    """Write results and tables for people; whoever is interrupted leaves the former ones."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for place, content in ((path, compact_json(data) + "\n"), (path.with_suffix(".md"), text)):
+        new = place.with_name(place.name + ".new")
+        new.write_text(content, encoding="utf-8")
+        new.replace(place)
 
 
 def compact_json(value: Any, indent: str = "") -> str:

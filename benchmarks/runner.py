@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -321,21 +320,9 @@ def conclude(suite: Suite, record: Entry) -> int:
 
 
 def read(path: Path) -> Entry:
-    """Return the record of a file.
-
-    Raises
-    ------
-    SystemExit
-        If it holds none.
-    """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        record.setdefault("cases", record.pop("groups", None))
-    except (OSError, ValueError, AttributeError) as err:
-        raise SystemExit(f"error: {path} holds no record: {err}") from err
-    if not isinstance(record["cases"], list):
-        raise SystemExit(f"error: {path} holds no record: it has no list of cases")
-    return record
+    """Return the record of a file; cases were groups in older ones."""
+    record = recording.results(path, "cases", "groups")
+    return {"cases": record.pop("groups", None), **record}
 
 
 def draw(suite: Suite, path: Path) -> bool:

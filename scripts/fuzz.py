@@ -24,8 +24,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.arguments import at_least, minutes, results, results_file, write_results  # noqa: E402
-from benchmarks.recording import facts, markdown_table  # noqa: E402
+from benchmarks.arguments import at_least, minutes, results_file  # noqa: E402
+from benchmarks.recording import facts, markdown_table, results, write_results  # noqa: E402
 from relax_fusion.errors import Reason  # noqa: E402
 from relax_fusion.passes import PATTERNS  # noqa: E402
 from tests.fuzz import campaign, functions, matches  # noqa: E402

@@ -30,8 +30,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from _mutant_tests import Failure, Known, baseline, tested  # noqa: E402
 from _mutants import Mutant, mutants, sample  # noqa: E402
 
-from benchmarks.arguments import at_least, minutes, results, results_file, write_results  # noqa: E402
-from benchmarks.recording import facts  # noqa: E402
+from benchmarks.arguments import at_least, minutes, results_file  # noqa: E402
+from benchmarks.recording import facts, results, write_results  # noqa: E402
 from tests.fuzz.processes import in_processes  # noqa: E402
 
 PATHS = ("relax_fusion/chains", "relax_fusion/passes")

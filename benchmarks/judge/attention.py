@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from benchmarks import building
-from benchmarks.judge.run import Functions, Judge, Right, function_of
+from benchmarks.judge.run import Functions, Judge, Right
 from benchmarks.suites.attention.cases import DTYPES, add_cases, selected_by
 from benchmarks.suites.attention.subject import CaseIn
 
@@ -71,16 +71,14 @@ class JudgeAttention(Judge):
 
     def functions(self, subject: CaseIn) -> tuple[Functions, dict[Any, str], Right]:
         from benchmarks.suites.attention.peers import Problem
-        from relax_fusion.hardware.target import make_target
 
         plans = {plan: [None] for plan in self.wanted[subject][0]}
-        target, timing = make_target(self.args.target), self.session.timing
+        timing, target = self.session.timing, self.args.target
         compiled, failed = self.modules.compile_plans(subject.work(), plans, target)
         problem = Problem(subject.case, subject.dtype, "bsnh", timing.DEVICE)
         reference = problem.reference()
         rounded = timing.error_of(problem.rounded(), reference)
         right = self.checked(reference, timing.allowed_error(rounded, subject.dtype))
-        machines: dict[int, Any] = {}
         tensors = list(problem.operands.values())
-        calls = {p: partial(function_of, machines, *made, tensors) for p, made in compiled.items()}
+        calls = {p: partial(b.call, name, tensors) for p, (b, name) in compiled.items()}
         return calls, failed, lambda out: right(problem.sampled(problem.heads_first(out)))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.judge.run import Functions, Judge, Right, function_of
+from benchmarks.judge.run import Functions, Judge, Right
 from benchmarks.suites.matmul.cases import DTYPES, SIZES, Chain
 from benchmarks.suites.matmul.subject import CASES, ROWS, ChainAt, range_uppers
 
@@ -48,7 +48,6 @@ class JudgeMatmul(Judge):
     def compile(self, subjects: Sequence[ChainAt]) -> None:
         """Compile the plans of all numbers of rows of a chain in one module."""
         from benchmarks.suites.matmul.peers import Weights
-        from relax_fusion.hardware.target import make_target
 
         uppers = range_uppers(subjects[0], self.dev)
         ranges: dict[Any, list[int | None]] = {}
@@ -56,9 +55,8 @@ class JudgeMatmul(Judge):
             upper = next(u for u in uppers if u is None or subject.rows <= u)
             for plan in self.wanted[subject][0]:
                 ranges.setdefault(plan, []).append(upper)
-        work, target = subjects[0].work(symbolic=True), make_target(self.args.target)
+        work, target = subjects[0].work(symbolic=True), self.args.target
         self.compiled, self.failed = self.modules.compile_plans(work, ranges, target)
-        self.machines: dict[int, Any] = {}
         self.weights = Weights(subjects[0].chain, self.args.dtype, self.session.timing.DEVICE)
 
     def functions(self, subject: ChainAt) -> tuple[Functions, dict[Any, str], Right]:
@@ -70,11 +68,8 @@ class JudgeMatmul(Judge):
         eager = timing.error_of(problem.eager(), reference)
         right = self.checked(reference, timing.allowed_error(eager, self.args.dtype))
         tensors = operands(problem)
-        calls = {
-            p: partial(function_of, self.machines, *self.compiled[p], tensors)
-            for p in plans
-            if p in self.compiled
-        }
+        found = {p: self.compiled[p] for p in plans if p in self.compiled}
+        calls = {p: partial(built.call, name, tensors) for p, (built, name) in found.items()}
         return calls, {p: self.failed[p] for p in plans if p in self.failed}, right
 
 

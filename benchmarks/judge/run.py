@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -179,17 +179,3 @@ class Judge(Suite, ABC):
 def kept(plan: Any, why: str) -> dict[str, Any]:
     """Return what is stored of a plan that has no time."""
     return {"plan": plan_words(plan), "why": why}
-
-
-def function_of(
-    machines: dict[int, Any], executable: Any, name: str, tensors: Iterable[Any]
-) -> Callable[[], Any]:
-    """Return the call of a function of a module on tensors of torch."""
-    import tvm
-    from tvm import relax
-
-    args = [tvm.runtime.from_dlpack(t) for t in tensors]
-    if id(executable) not in machines:  # to make one takes a C compiler
-        machines[id(executable)] = relax.VirtualMachine(executable, args[0].device)
-    function = machines[id(executable)][name]
-    return lambda: function(*args)

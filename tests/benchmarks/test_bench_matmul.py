@@ -204,7 +204,7 @@ def test_resuming_completes_a_run_of_the_same_kind(tmp_path) -> None:
     with pytest.raises(SystemExit, match="dtype is 'float16' there, 'bfloat16' here"):
         resumed(suite("--resume", str(path), "--dtype", "bfloat16"))
     path.write_text("[]")
-    with pytest.raises(SystemExit, match="holds no record"):
+    with pytest.raises(SystemExit, match="holds no results"):
         resumed(made)
 
 

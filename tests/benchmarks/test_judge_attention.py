@@ -6,6 +6,7 @@ import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,17 +66,18 @@ def test_functions_take_the_operands_of_a_problem(mask) -> None:
 @pytest.fixture
 def run(monkeypatch, tmp_path, cpu_in_place_of_a_gpu):
     monkeypatch.setitem(CASES, "tiny", Case("tiny", "short", (4, 2), (16, 16), 64, causal=True))
-    monkeypatch.setattr(
-        modules, "compile_plans", lambda work, plans, target: (dict.fromkeys(plans, ()), {})
-    )
     made = iter(range(10**6))
 
-    def function_of(machines, tensors):
+    def call_of(name, tensors):
         right = Problem(CASES["tiny"], "float16", "bsnh", "cpu").rounded().transpose(1, 2)
         factor = 1.5 if next(made) == 1 else 1.0
         return lambda: right * factor
 
-    monkeypatch.setattr(attention, "function_of", function_of)
+    monkeypatch.setattr(
+        modules,
+        "compile_plans",
+        lambda work, plans, target: (dict.fromkeys(plans, (SimpleNamespace(call=call_of), "")), {}),
+    )
 
     def call(*more: str) -> tuple[int, dict]:
         argv = ["--cases", "tiny", "--most", "12", "--results", str(tmp_path), *more]

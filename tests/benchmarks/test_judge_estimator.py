@@ -13,17 +13,16 @@ import torch
 
 from benchmarks import gpu_timing as timing
 from benchmarks import plans as modules
+from benchmarks.building import Built
 from benchmarks.judge import judgement, matmul, report
 from benchmarks.judge.judgement import Group, spearman
 from benchmarks.judge.matmul import JudgeMatmul
-from benchmarks.judge.run import function_of
 from benchmarks.recording import compact_json
 from benchmarks.report import plan_words
 from benchmarks.runner import main
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.suites.matmul.subject import CASES, ChainAt
-from relax_fusion import make_target
 from relax_fusion.estimator import candidates, predict
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
@@ -32,6 +31,7 @@ from relax_fusion.workload import GatedFFN, NormMatmul
 H200 = device("h200")
 DATA = Path(__file__).parents[1] / "data"
 QKV = Chain("qkv", "1b")
+BUILT = SimpleNamespace(call=None)
 
 
 def plans(chain: Chain, rows: int) -> list[TilePlan]:
@@ -183,9 +183,9 @@ def test_functions_take_the_tensors_of_a_problem(case) -> None:
     fake = SimpleNamespace(device=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tvm.runtime.from_dlpack", lambda t: taken.append(t) or fake)
-        function = {names[0]: None}
+        built = Built(None, None, {"None": {names[0]: None}})
         tensors = matmul.operands(problem)
-        function_of({0: function, id(mod): function}, mod, names[0], tensors)
+        built.call(names[0], tensors)
     params = mod[names[0]].params
     assert [len(p.ty.shape.values) for p in params] == [t.dim() for t in taken]
     for param, tensor in zip(params, taken, strict=True):
@@ -199,7 +199,7 @@ def test_a_plan_that_does_not_compile_is_found_among_others() -> None:
     good = [p for p in small if p.family == "pointer"][:2]
     wide = replace(good[0], num_stages=14)  # more shared memory than there is
     ranges = {p: [None] for p in (good[0], wide, good[1])}
-    compiled, failed = modules.compile_plans(work, ranges, make_target("h200"))
+    compiled, failed = modules.compile_plans(work, ranges, "h200")
     assert set(compiled) == set(good)
     assert list(failed) == [wide] and "shared memory" in failed[wide]
 
@@ -229,10 +229,10 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(
         modules,
         "compile_plans",
-        lambda work, ranges, target: (dict.fromkeys(ranges, (None, "")), {}),
+        lambda work, ranges, target: (dict.fromkeys(ranges, (BUILT, "")), {}),
     )
     monkeypatch.setattr(matmul, "operands", lambda problem: problem)
-    monkeypatch.setattr(matmul, "function_of", lambda m, e, n, problem: problem.eager)
+    monkeypatch.setattr(BUILT, "call", lambda name, problem: problem.eager)
 
     def call(*more: str) -> tuple[int, dict]:
         argv = ["--sizes", "1b", "--cases", "out", "--rows", "1", "3", "--results", str(tmp_path)]
@@ -257,13 +257,13 @@ def test_a_whole_run(run, tmp_path, capsys) -> None:
 def test_wrong_and_failing_plans_have_no_time_and_fail_the_run(run, monkeypatch) -> None:
     turns = iter(range(10**6))
 
-    def function_of(machines, executable, name, problem):
+    def call_of(name, problem):
         turn = next(turns)
         if turn == 0:
             raise RuntimeError("refused\nlaunch")
         return (lambda: problem.eager() * 1.1) if turn == 1 else problem.eager
 
-    monkeypatch.setattr(matmul, "function_of", function_of)
+    monkeypatch.setattr(BUILT, "call", call_of)
     status, written = run("--most", "12", "--rows", "1")
     (stored,) = written["cases"]
     assert status == 1

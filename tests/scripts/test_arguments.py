@@ -11,7 +11,7 @@ import fuzz
 import mutate
 import pytest
 
-from benchmarks import arguments
+from benchmarks import arguments, recording
 
 
 @pytest.mark.parametrize(
@@ -53,12 +53,12 @@ def test_a_file_without_results_is_no_beginning(text: str, tmp_path: Path) -> No
 
 def test_results_are_replaced_as_a_whole(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "sub" / "x.json"
-    arguments.write_results(path, {"parts": {}}, "text")
+    recording.write_results(path, {"parts": {}}, "text")
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        arguments.write_results(path, {"parts": {"graphs": 1}}, "other")
+        recording.write_results(path, {"parts": {"graphs": 1}}, "other")
     assert json.loads(path.read_text()) == {"parts": {}}
-    assert arguments.results(path, "parts") == {"parts": {}}
+    assert recording.results(path, "parts") == {"parts": {}}
 
 
 def test_times_and_numbers_are_read() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.building import Built, compiled, decided
+from benchmarks.building import Built, compiled, decided, in_halves
 from benchmarks.report import plan_words
 from benchmarks.suites.attention.cases import Case
 from benchmarks.suites.attention.module import Job, module_of
@@ -58,21 +58,18 @@ def build(job: Job) -> Compiled:
 def build_all(jobs: Sequence[Job]) -> dict[Job, Compiled]:
     """Compile many functions in one module; leave out what cannot be compiled.
 
-    One module, for each takes a linker's time; where it cannot be compiled, halves of it.  Jobs
-    that differ in their plans alone do not go together, nor do those of different back ends.
+    Jobs that differ in their plans alone do not go together, nor do those of different back ends.
     """
-    if not jobs:
-        return {}
-    try:
-        options = {"plans": plans_of(jobs), "backend": jobs[0].backend}
-        built = compiled(module_of(jobs), jobs[0].target, **options)
-    except Exception as err:
-        if len(jobs) == 1:
-            print(f"NOT COMPILED {jobs[0].name}: {type(err).__name__}: {str(err)[:300]}")
-            return {}
-        half = len(jobs) // 2
-        return build_all(jobs[:half]) | build_all(jobs[half:])
-    return {job: Compiled(job, built) for job in jobs}
+
+    def build_some(some: list[Job]) -> dict[Job, Compiled]:
+        options = {"plans": plans_of(some), "backend": some[0].backend}
+        built = compiled(module_of(some), some[0].target, **options)
+        return {job: Compiled(job, built) for job in some}
+
+    made, failed = in_halves(build_some, jobs)
+    for job, why in failed.items():
+        print(f"NOT COMPILED {job.name}: {why}")
+    return made
 
 
 def plans_of(jobs: Sequence[Job]) -> dict[str, TilePlan]:
