@@ -15,8 +15,8 @@ from argparse import REMAINDER, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from importlib import import_module
 
-from benchmarks.runner import Suite
 from benchmarks.runner import main as run
+from benchmarks.suite import Suite
 
 SUITES = {
     "run": {
@@ -26,7 +26,10 @@ SUITES = {
         ),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
         "chain": ("chain:MatmulChains", "two matmuls in one kernel against two, and torch (GPU)"),
-        "decode": ("decode:Decode", "a decoded token: CUDA graphs, torch.compile, the floor (GPU)"),
+        "decode": (
+            "decode.suite:Decode",
+            "a token: CUDA graphs, torch.compile, the floor (GPU)",
+        ),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
         "cpu": ("cpu:Cpu", "chains on this CPU against TVM, MLC-LLM's pipeline and torch"),

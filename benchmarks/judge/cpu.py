@@ -25,7 +25,8 @@ from tvm.runtime import tensor
 from benchmarks.cpu_timing import pin_threads, use_all_cores
 from benchmarks.host_timing import in_turn
 from benchmarks.judge.judgement import spearman
-from benchmarks.runner import Entry, Suite, done
+from benchmarks.report import Entry
+from benchmarks.suite import Suite, done
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, predict

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 from benchmarks.judge import judgement, report
 from benchmarks.judge.judgement import Group, Judged, Judgement, Subject
-from benchmarks.report import plan_words
-from benchmarks.runner import Entry, Suite, conclude, read
+from benchmarks.report import Entry, plan_words
+from benchmarks.runner import conclude, read
 from benchmarks.sessions import sentence
+from benchmarks.suite import Suite
 
 WHAT = (
     "Median time in ms by plan; CUDA graph replays through the VM, L2 flushed by reading, launch "

@@ -15,7 +15,8 @@ import torch
 from tvm import ir, relax
 
 from benchmarks import building
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry
+from benchmarks.suite import Suite
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.hardware.target import device_of, make_target

@@ -18,8 +18,8 @@ from tvm import relax
 
 import relax_fusion
 from benchmarks.recording import markdown_table
-from benchmarks.report import Verdict, targets_table
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry, Verdict, targets_table
+from benchmarks.suite import Suite
 from relax_fusion import models
 from relax_fusion.equivalence import Checker
 

@@ -28,8 +28,8 @@ from benchmarks.building import LOWERING
 from benchmarks.cpu_timing import peak_gflops, pin_threads, read_gbytes_per_s, use_all_cores
 from benchmarks.gpu_timing import allowed_error, error_of
 from benchmarks.host_timing import in_turn, seconds
-from benchmarks.report import Verdict
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry, Verdict
+from benchmarks.suite import Suite
 from benchmarks.suites.matmul import ours
 from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.peers import Problem, Weights

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from benchmarks.host_timing import in_turn, seconds
-from benchmarks.report import Verdict
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry, Verdict
+from benchmarks.suite import Suite
 from relax_fusion import host_target, models
 from relax_fusion.cli.build import build, build_default
 from relax_fusion.cli.measure import Plan, Run, measure

@@ -10,7 +10,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import ClassVar
 
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry
+from benchmarks.suite import Suite
 from benchmarks.suites.matmul.suite import Item, Matmul
 from relax_fusion.estimator import format_seconds
 

@@ -14,8 +14,8 @@ import tvm
 from tvm import relax
 
 from benchmarks.runner import main
-from benchmarks.suites import decode as bench
-from benchmarks.suites.decode_torch import Decoder
+from benchmarks.suites.decode import suite as bench
+from benchmarks.suites.decode.peers import Decoder
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
 from tests.accuracy import assert_accurate, nudged

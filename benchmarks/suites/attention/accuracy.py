@@ -13,8 +13,8 @@ import torch
 
 from benchmarks import building
 from benchmarks.gpu_timing import allowed_error
-from benchmarks.report import plan_words
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry, plan_words
+from benchmarks.suite import Suite
 from benchmarks.suites.attention import ours
 from benchmarks.suites.attention.cases import DTYPES, Case
 from benchmarks.suites.attention.module import Job

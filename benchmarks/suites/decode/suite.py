@@ -20,82 +20,27 @@ from typing import Any, ClassVar
 import numpy as np
 import tvm
 import tvm_ffi
-from tvm import ir, relax, tirx
+from tvm import relax
 
 from benchmarks.host_timing import host_and_device
 from benchmarks.recording import markdown_table
-from benchmarks.report import problems
-from benchmarks.runner import Entry, Suite
+from benchmarks.report import Entry, problems
 from benchmarks.sessions import sentence
+from benchmarks.suite import Suite
+from benchmarks.suites.decode.launches import launches
 from benchmarks.targets import floor_us
-from relax_fusion import PipelineOptions, make_target, models
-from relax_fusion.cuda_graph import is_run_or_capture
+from relax_fusion import make_target, models
 from relax_fusion.models import ExportedModel
-from relax_fusion.pattern import is_call
-from relax_fusion.pipeline import PHASES
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
 CALLS, REPEATS = 20, 9
 RANDOM_ELEMENTS = 1 << 22
 TORCH = ("eager", "torch.compile")
 
 
-# --- what is launched ------------------------------------------------------------------------
-
-
 def decode_only(exported: ExportedModel) -> ExportedModel:
     """Return the model without ``prefill``, whose kernels would only take time to compile."""
     del exported.mod["prefill"]
     return exported
-
-
-def launches(exported: ExportedModel, target: tvm.target.Target) -> tuple[int, int]:
-    """Return how many kernels a call of ``decode`` launches, and how many of them from graphs."""
-    options = PipelineOptions(target)
-    mod = exported.mod
-    with target:
-        for _, phase, _ in PHASES[:5]:
-            mod = tvm.transform.Sequential(phase(options))(mod)
-        for step in PHASES[5][1](options):
-            mod = step(mod)
-            if step.info.name == "CaptureCUDAGraphs":
-                break
-    decode = mod["decode"]
-    inside = sum(_launches(mod, mod[b.value.args[1].fields[0]]) for b in _replays(decode))
-    return _launches(mod, decode) + inside, inside
-
-
-def _replays(func: relax.Function) -> list[relax.VarBinding]:
-    return [b for block in func.body.blocks for b in block.bindings if is_run_or_capture(b.value)]
-
-
-def _launches(mod: ir.IRModule, func: relax.Function) -> int:
-    """Count the launches of the PrimFuncs that a function calls itself."""
-    count = 0
-    for block in func.body.blocks:
-        for binding in block.bindings:
-            call = binding.value
-            gvar = call.op if isinstance(call, relax.Call) else None
-            if isinstance(gvar, ir.GlobalVar) and isinstance(mod[gvar], tirx.PrimFunc):
-                count += _kernels(mod[gvar])
-    return count
-
-
-def _kernels(func: tirx.PrimFunc) -> int:
-    """Count the kernels of a scheduled PrimFunc: launchers called, or loops bound to blocks."""
-    found: list[Any] = []
-
-    def call(node: ir.Call) -> None:
-        if is_call(node, "tirx.tvm_call_cpacked"):
-            found.append(node)
-
-    def loop(node: tirx.For) -> None:
-        if node.thread_binding is not None and node.thread_binding.thread_tag == "blockIdx.x":
-            found.append(node)
-
-    visit = (ir.Call, call) if KERNELS_ATTR in func.attrs else (tirx.For, loop)
-    tvm_ffi.structural_walk(func.body, visit)
-    return len(found)
 
 
 def floor_bytes(exported: ExportedModel, batch: int, total: int) -> int:
@@ -106,9 +51,6 @@ def floor_bytes(exported: ExportedModel, batch: int, total: int) -> int:
     weights = sum(math.prod(p.shape) for p in exported.params if not p.name.startswith(skipped))
     rows = 2 * config.num_layers * batch * total
     return size * (weights + rows * config.num_kv_heads * config.head_dim)
-
-
-# --- running ---------------------------------------------------------------------------------
 
 
 def device_weights(exported: ExportedModel, dev: tvm.runtime.Device) -> list[Any]:
@@ -151,7 +93,7 @@ class Step:
 
     def exact(self) -> Any:
         """Return the logits in float32."""
-        from benchmarks.suites.decode_torch import Decoder
+        from benchmarks.suites.decode.peers import Decoder
 
         wide = {name: value.float() for name, value in self.weights.items()}
         caches = [cache.float() for cache in self.twins]
@@ -170,7 +112,7 @@ class Step:
     def in_torch(self, name: str) -> Callable[[], Any]:
         import torch
 
-        from benchmarks.suites.decode_torch import Decoder
+        from benchmarks.suites.decode.peers import Decoder
 
         step = Decoder(self.exported.config, self.weights, self.twins, self.total)
         if name != "eager":
