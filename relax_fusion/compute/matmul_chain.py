@@ -102,7 +102,7 @@ def _first(acc: te.Tensor) -> Element:
 
 
 def _rounded(value: Element, dtype: str) -> Element:
-    return lambda i, j: value(i, j).astype(dtype)
+    return lambda i, j: as_stored(value(i, j), dtype).astype(dtype)
 
 
 def _reader(layout: WeightLayout, w: te.Tensor) -> Callable[..., tirx.Expr]:
