@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ..estimator import mma, skinny
-from ..estimator.footprint import is_gemv, stages_norm
+from ..estimator.families.dot_products import is_dot_product, stages_norm
 from ..hardware.target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
@@ -43,7 +43,7 @@ def schedule_gpu(
     dev = device_of(target)
     warp = dev.warp_size
     layouts = {"nk" if steps.reads_along(sch, acc, -1) else "kn" for acc, _ in projections}
-    dots = is_gemv(plan, layouts)
+    dots = is_dot_product(plan, layouts)
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]

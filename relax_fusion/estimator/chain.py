@@ -15,7 +15,6 @@ from itertools import chain
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import MatmulChain
-from . import mma_chain
 from .panels import FAMILY as PANELS
 from .panels import MAX_PADDING, MAX_ROWS, VECTORS, sum_length
 from .prediction import ceil_div, power_dividing
@@ -49,10 +48,7 @@ def sum_parts(plan: TilePlan, depth: int) -> int:
 
 def candidates(work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield plans for `work`, which may not all fit."""
-    if dev.kind == "gpu":
-        yield from mma_chain.candidates(work, dev)
-    else:
-        yield from chain(_in_a_row(work, dev), _in_blocks(work, dev))
+    return chain(_in_a_row(work, dev), _in_blocks(work, dev))
 
 
 def _in_a_row(work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
@@ -121,13 +117,6 @@ def scratch_bytes(plan: TilePlan, work: MatmulChain) -> int:
 
 def violations(plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
     """Yield why `plan` cannot run `work` on `dev`."""
-    if plan.backend != "tir":
-        yield f"backend is {plan.backend!r}, chains of matmuls have 'tir'"
-    if dev.kind == "gpu":
-        yield from mma_chain.violations(plan, work, dev)
-        return
-    if plan.family not in ("", PANELS):
-        yield f"family is {plan.family!r}, chains of matmuls have '' and {PANELS!r}"
     if plan.split_k != 1 or plan.num_stages != 1 or plan.split_m != 1:
         yield "split_k, split_m and num_stages are 1 in chains of matmuls"
     if plan.family == PANELS:

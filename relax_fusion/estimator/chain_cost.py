@@ -24,7 +24,6 @@ from .cpu_cost import (
     finish,
     matmul_on_cpu,
 )
-from .footprint import Footprint
 from .panels import FAMILY as PANELS
 from .panels_cost import COPY_CYCLES_PER_VECTOR, STORE_CYCLES_PER_VECTOR, pack_cycles
 from .prediction import Prediction, ceil_div
@@ -80,14 +79,12 @@ def together(parts: list[Prediction], work: MatmulChain, dev: DeviceSpec) -> Pre
     )
 
 
-def predict(
-    work: MatmulChain, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
-) -> Prediction:
+def predict(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
     """Return what the fused kernel costs at `rows` rows."""
     if plan.family == PANELS:
         return _in_blocks(work, plan, dev, rows)
     parts = [
-        matmul_on_cpu(matmul_shape(part), replace(plan, block_k=part.k), foot, dev, rows)
+        matmul_on_cpu(matmul_shape(part), replace(plan, block_k=part.k), dev, rows)
         for part in apart(work)
     ]
     return together(parts, work, dev)

@@ -8,7 +8,8 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
-from .footprint import Footprint, attention_width
+from .families.attention_tiles import attention_width
+from .family import Footprint
 from .gpu_cost import (
     L2_SHARE,
     MEMORY_LATENCY_S,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
-from .footprint import Footprint, is_gemv
+from .family import Footprint
 from .gpu_cost import (
     ISSUE_PER_CLOCK,
     L2_SHARE,
@@ -46,7 +46,7 @@ NORM_CHAIN_LOADS = 4
 """Dependent trips of a row through the norm kernel: x, the statistics, x again, gamma.  Counted."""
 
 
-def matmul_on_gpu(
+def tiles_on_gpu(
     shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
 ) -> Prediction:
     """Price the fused norm and matmul at `rows` rows.
@@ -54,8 +54,6 @@ def matmul_on_gpu(
     Neighbouring blocks are taken to share their columns (the row tile is the fastest index of the
     grid), so weights come from DRAM once, and x once per wave where L2 cannot hold it.
     """
-    if is_gemv(plan, shape.layouts):
-        return _gemv_on_gpu(shape, plan, foot, dev, rows)
     tiles_m = ceil_div(rows, plan.block_m)
     tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
     blocks = tiles_m * tiles_n
@@ -93,7 +91,7 @@ def _after_norm(rest: Prediction, shape: MatmulShape, dev: DeviceSpec, rows: int
     return replace(rest, seconds=rest.seconds + seconds, dram_bytes=rest.dram_bytes + moved)
 
 
-def _gemv_on_gpu(
+def dot_products_on_gpu(
     shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
 ) -> Prediction:
     """Price dot products; each row goes through all weights again, from L2 where they fit."""

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul, Workload
-from .footprint import is_gemv
-from .prediction import ceil_div
-from .shape import matmul_shape
+from ..workload import Attention, Workload
+from .registry import family_of
 
 GRID_YZ = 65535
 """Blocks along the second and the third dimension of a grid, of CUDA
@@ -29,33 +27,9 @@ def launch_limits(
     most : int, optional
         Rows, or query positions, up to which the plan serves; None if nothing bounds them.
     """
-    if dev.kind != "gpu" or isinstance(work, MatmulChain):
-        return
-    if isinstance(work, Attention):
-        along = _attention(plan, work, most)
-    else:
-        along = _matmul(plan, work, most)
-    for what, blocks in along:
+    for what, blocks in family_of(plan, work, dev).blocks(plan, work, most):
         if blocks > GRID_YZ:
             yield f"needs {blocks} blocks along {what}, a launch has at most {GRID_YZ}"
-
-
-def _attention(plan: TilePlan, work: Attention, most: int | None) -> Iterator[tuple[str, int]]:
-    if plan.backend == "triton":
-        group = work.q_heads // work.kv_heads
-        yield "the query positions", ceil_div((most or 0) * group, plan.block_m)
-    if plan.backend == "triton" or not plan.family:
-        yield "the heads", work.q_heads
-
-
-def _matmul(
-    plan: TilePlan, work: NormMatmul | GatedFFN, most: int | None
-) -> Iterator[tuple[str, int]]:
-    shape = matmul_shape(work)
-    if plan.family == "gemv" or (not plan.family and is_gemv(plan, shape.layouts)):
-        yield "the rows", most or 0
-    elif not plan.family:
-        yield "the columns", max(ceil_div(n, plan.block_n) for n in shape.n_parts)
 
 
 def launchable(

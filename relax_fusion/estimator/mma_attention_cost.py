@@ -15,7 +15,7 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
-from .footprint import Footprint
+from .family import Footprint
 from .gpu_cost import resident_blocks
 from .mma_attention import holds_queries, slices
 from .mma_cost import NATIVE_RATE

@@ -94,12 +94,6 @@ def stage_bytes(plan: TilePlan, work: MatmulChain) -> int:
 
 def violations(plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
     """Yield what is wrong with `plan`, besides the limits of the device."""
-    reason = unsupported(work, dev)
-    if reason is not None:
-        yield reason
-        return
-    if plan.family != mma.FAMILY:
-        yield f"family is {plan.family!r}, chains on a GPU have {mma.FAMILY!r}"
     for name in ("reg_m", "reg_n", "block_k"):
         if getattr(plan, name) % mma.WARP_TILE:
             yield f"{name} is {getattr(plan, name)}, must be a multiple of {mma.WARP_TILE}"

@@ -7,7 +7,7 @@ from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, MatmulChain
 from . import mma
 from .chain_cost import matrices
-from .footprint import Footprint
+from .family import Footprint
 from .gpu_cost import resident_blocks
 from .mma_chain import chunk_columns
 from .mma_cost import (

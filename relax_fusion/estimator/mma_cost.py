@@ -16,7 +16,7 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from . import mma
-from .footprint import Footprint
+from .family import Footprint
 from .gpu_cost import resident_blocks
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape

@@ -169,10 +169,6 @@ def violations(
     plan: TilePlan, work: NormMatmul | GatedFFN, shape: MatmulShape, dev: DeviceSpec
 ) -> Iterator[str]:
     """Yield what is wrong with `plan`, besides the limits of the device."""
-    reason = mma.unsupported(shape, dev, FAMILY)
-    if reason is not None:
-        yield reason
-        return
     if plan.block_m not in (MMA_ROWS, MOST_ROWS):
         yield f"block_m is {plan.block_m}, family {FAMILY!r} has tiles of {MMA_ROWS} or {MOST_ROWS}"
     units = {

@@ -14,7 +14,7 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from . import skinny
-from .footprint import Footprint
+from .family import Footprint
 from .gpu_cost import resident_blocks
 from .prediction import Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape, matmul_shape

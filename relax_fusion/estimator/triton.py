@@ -17,7 +17,7 @@ from itertools import product
 
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import ACTIVATIONS, Dim, GatedFFN, NormMatmul, Projection
+from ..workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
 from .prediction import HALF_DTYPES, ceil_div
 from .shape import MatmulShape, matmul_shape
 
@@ -126,17 +126,9 @@ def unsupported(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> str | None:
     )
 
 
-def candidates(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Iterator[TilePlan]:
-    """Yield the plans that fit `work` on `dev`, each once; none if no kernel computes it."""
-    if unsupported(work, dev) is None:
-        for plan in _all(work.rows):
-            if next(violations(plan, work, dev), None) is None:
-                yield plan
-
-
-def _all(rows: Dim) -> Iterator[TilePlan]:
+def candidates(work: NormMatmul | GatedFFN) -> Iterator[TilePlan]:
     """Yield plans, and among those that may cost the same, first the one that measured best."""
-    if not isinstance(rows, int) or rows <= 2:
+    if not isinstance(work.rows, int) or work.rows <= 2:
         for (block_k, warps), block_n in product(GEMV_TILES, (2, 1)):
             yield triton_plan("gemv", (1, block_n, block_k), warps, 1)
     for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
@@ -189,14 +181,7 @@ def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
 
 def violations(plan: TilePlan, work: NormMatmul | GatedFFN, dev: DeviceSpec) -> Iterator[str]:
     """Yield why `plan` cannot run `work` on `dev`, one sentence each, with both numbers."""
-    reason = unsupported(work, dev)
-    if reason is not None:
-        yield reason
-        return
     shape = matmul_shape(work, pairs=False)
-    if plan.family not in FAMILIES:
-        yield f"family is {plan.family!r}, backend 'triton' has {', '.join(FAMILIES)}"
-        return
     for name in ("block_m", "block_n", "block_k", "num_warps"):
         value = getattr(plan, name)
         if plan.family == "persistent" and name == "block_n":

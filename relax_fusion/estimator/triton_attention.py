@@ -86,14 +86,7 @@ def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
 
 
 def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
-    """Yield plans that fit `work` on `dev`; none where no kernel computes it."""
-    if unsupported(work, dev) is None:
-        for plan in _all(work, dev):
-            if next(violations(plan, work, dev), None) is None:
-                yield plan
-
-
-def _all(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+    """Yield plans; of those that may cost the same, first the one that measured best."""
     width = padded(work.head_dim)
     for block_m, block_n, groups in GROUP_TILES:
         yield triton_plan("groups", (block_m, block_n, width), groups, 1, groups)
@@ -135,13 +128,6 @@ def _is_plain(work: Attention) -> bool:
 
 def violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
     """Yield why `plan` cannot run `work` on `dev`, one sentence each, with both numbers."""
-    reason = unsupported(work, dev)
-    if reason is not None:
-        yield reason
-        return
-    if plan.family not in FAMILIES:
-        yield f"family is {plan.family!r}, attention has {', '.join(FAMILIES)}"
-        return
     if plan.family in HOPPER_FAMILIES:
         yield from _hopper_violations(plan, work, dev)
     else:

@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, choose, mma, mma_attention
-from relax_fusion.estimator.cost import predict
-from relax_fusion.estimator.footprint import footprint
+from relax_fusion.estimator import (
+    candidates,
+    choose,
+    footprint,
+    mma,
+    mma_attention,
+    predict,
+    violations,
+)
 from relax_fusion.estimator.shape import AttentionSize
-from relax_fusion.estimator.violations import violations
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention
@@ -67,7 +72,7 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
         (
             {},
             {"family": "wgmma"},
-            "family is 'wgmma', backend 'tir' has 'mma' for attention on a gpu",
+            "family is 'wgmma', backend 'tir' has 'mma' and '' for Attention on a gpu",
         ),
         (
             {},

@@ -171,9 +171,19 @@ def test_where_the_norm_goes() -> None:
 
 
 CPU_AND_DTYPE = [
-    (PERSISTENT, norm_matmul(), AVX2, "backend is 'triton', a CPU has 'tir' only"),
+    (
+        PERSISTENT,
+        norm_matmul(),
+        AVX2,
+        "backend is 'triton', there is 'tir' for NormMatmul",
+    ),
     (PERSISTENT, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
-    (replace(STREAM, family=""), norm_matmul(), GPU, "family is '', backend 'triton' has gemv, p"),
+    (
+        replace(STREAM, family=""),
+        norm_matmul(),
+        GPU,
+        "family is '', backend 'triton' has 'gemv'",
+    ),
 ]
 GEMV_SENTENCES = [
     (replace(GEMV, block_m=2), norm_matmul(), "block_m is 2, family 'gemv' takes 1 row"),

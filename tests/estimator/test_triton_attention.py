@@ -47,7 +47,8 @@ SENTENCES = [
     (
         replace(POINTER, family="gemv"),
         {},
-        "family is 'gemv', attention has pointer, flash, groups, halves",
+        "family is 'gemv', backend 'triton' has 'pointer' and 'flash' and 'groups' and 'halves' "
+        "for Attention on a gpu",
     ),
     (replace(POINTER, block_m=48), {}, "block_m is 48, triton needs a power of two >= 16"),
     (replace(POINTER, block_n=8), {}, "block_n is 8, triton needs a power of two >= 16"),

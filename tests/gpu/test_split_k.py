@@ -10,8 +10,8 @@ import pytest
 import tvm
 
 from relax_fusion.estimator import mma, mma_plans
+from relax_fusion.estimator.registry import fits
 from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.estimator.violations import fits
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 

@@ -1,0 +1,86 @@
+"""Chains of matmuls whose intermediate rows stay on chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ...hardware import DeviceSpec
+from ...tile_plan import TilePlan
+from ...workload import MatmulChain
+from .. import chain, chain_cost, mma, mma_chain, mma_chain_cost
+from ..family import Breaks, Footprint, KernelFamily
+from ..limits import block_limits, core_limits
+from ..prediction import Prediction
+from ..shape import Size, rows_of
+
+
+class CpuChain(KernelFamily[MatmulChain]):
+    """A task has some rows: in a row, or in blocks with packed weights."""
+
+    names = ("", chain.PANELS)
+    kind = "cpu"
+    takes = (MatmulChain,)
+    error = 1.0
+
+    def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield plans in a row, then in blocks."""
+        return chain.candidates(work, dev)
+
+    def violations(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what tiles and caches ask for, and what a core has not."""
+        yield from chain.violations(plan, work, dev)
+        yield from core_limits(self.footprint(plan, work, dev), plan, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Footprint:
+        """Return accumulators, and the rows of the intermediate that a task holds."""
+        stack, scratch = chain.stack_bytes(plan, work), chain.scratch_bytes(plan, work)
+        return Footprint(0, chain.registers(plan, work), 1, stack, scratch)
+
+    def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
+        """Return what the fused kernel costs."""
+        return chain_cost.predict(work, plan, dev, rows_of(work, size))
+
+
+class MmaChain(KernelFamily[MatmulChain]):
+    """A block has a tile of rows; tensor cores multiply, the intermediate stays in registers."""
+
+    names = (mma.FAMILY,)
+    takes = (MatmulChain,)
+    # One with biases, an activation and a residual was predicted to win by 1.5 on an H200 and
+    # reached 0.82 of the speed of the two matmuls; those that are predicted to win by more (G1 to
+    # G3 of MCFuser) reached 1.6.
+    error = 1.85
+    breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096)
+
+    def refuses(self, work: MatmulChain, dev: DeviceSpec) -> str | None:
+        """Refuse dtypes and devices that its instructions are not for."""
+        return mma_chain.unsupported(work, dev)
+
+    def nothing_fits(self, work: MatmulChain, dev: DeviceSpec) -> str:
+        """Name the size that has to fit."""
+        return f"rows of {work.r} elements between the matmuls fit no tile of the {dev.label}"
+
+    def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield tiles that hold all of an intermediate row."""
+        return mma_chain.candidates(work, dev)
+
+    def worth(
+        self, plans: Sequence[TilePlan], work: MatmulChain, dev: DeviceSpec, rows: tuple[int, int]
+    ) -> Iterable[TilePlan]:
+        """Offer tiles of 64 rows at any size: they cost no more than fewer."""
+        return (p for p in plans if p.block_m <= max(rows[1], mma.GROUP_ROWS))
+
+    def violations(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what fragments and copies ask for, and what a block has not."""
+        yield from mma_chain.violations(plan, work, dev)
+        yield from block_limits(self.footprint(plan, work, dev), plan, work, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Footprint:
+        """Return the stages of weights in shared memory, and the fragments of a thread."""
+        smem = plan.num_stages * mma_chain.stage_bytes(plan, work)
+        return Footprint(smem, mma_chain.registers(plan, work), plan.num_warps * dev.warp_size)
+
+    def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
+        """Return what the kernel costs."""
+        foot = self.footprint(plan, work, dev)
+        return mma_chain_cost.predict(work, plan, foot, dev, rows_of(work, size))

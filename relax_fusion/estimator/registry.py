@@ -1,0 +1,166 @@
+"""The families that there are, and the questions that are asked of any of them.
+
+Nothing else in the estimator knows a workload or a family by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import TilePlanError
+from ..hardware import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import Workload
+from .families.attention import CpuAttention, FmaAttention, MmaAttention
+from .families.chains import CpuChain, MmaChain
+from .families.cpu_tiles import CpuTiles
+from .families.dot_products import DotProducts
+from .families.few_rows import FewRows
+from .families.fma_tiles import FmaTiles
+from .families.panels import Panels
+from .families.tensor_cores import TensorCores
+from .families.triton_kernels import TritonAttention, TritonMatmul
+from .family import Footprint, KernelFamily
+from .prediction import Prediction
+from .shape import Size
+
+Family = KernelFamily[Any]
+
+FAMILIES: list[Family] = [
+    *(TritonMatmul(), TritonAttention()),
+    *(DotProducts(), FewRows(), TensorCores(), FmaTiles()),
+    *(MmaAttention(), FmaAttention(), MmaChain()),
+    *(CpuTiles(), Panels(), CpuAttention(), CpuChain()),
+]
+"""Of equal prices, plans of an earlier family are taken."""
+
+
+def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
+    """Return the families that take workloads of this class on such a device."""
+    return [
+        family
+        for family in FAMILIES
+        if (family.kind, family.backend) == (dev.kind, backend) and isinstance(work, family.takes)
+    ]
+
+
+def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
+    """Yield plans that fit `work` on `dev`, each once.
+
+    A small part of all tilings, in the manner of MCFuser (SC'24), which prunes by deduplication,
+    padding ratio and footprint.  Here duplicates never arise, because each dimension of the search
+    is generated from what decides it; tiles that pad much are dropped where others pad less; and
+    `violations` drops what does not fit.  Some hundred for a usual workload; none if not even the
+    smallest tile fits.
+
+    Parameters
+    ----------
+    backend : {"tir", "triton"}
+        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
+    """
+    for each in dict.fromkeys((backend, "tir")):
+        first = None
+        for first in _fitting(work, dev, each):
+            yield first
+        if first is not None:
+            return
+
+
+def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[TilePlan]:
+    left_out: set[type] = set()
+    for family in families(work, dev, backend):
+        if type(family) in left_out or family.refuses(work, dev):
+            continue
+        for plan in family.plans(work, dev):
+            if next(family.violations(plan, work, dev), None) is None:
+                left_out.update(family.instead_of)
+                yield plan
+
+
+def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
+    """Return the family that `plan` is of.
+
+    Raises
+    ------
+    TilePlanError
+        If there is none; the message has what there is.
+    """
+    known = families(work, dev, plan.backend)
+    for family in known:
+        if plan.family in family.names and family.has(plan, work):
+            return family
+    what = f"{type(work).__name__} on a {dev.kind}"
+    if not known:
+        backends = sorted({f.backend for b in ("tir", "triton") for f in families(work, dev, b)})
+        has = " and ".join(map(repr, backends))
+        raise TilePlanError(f"backend is {plan.backend!r}, there is {has} for {what}")
+    names = " and ".join(map(repr, dict.fromkeys(n for f in known for n in f.names)))
+    has = f"backend {plan.backend!r} has {names} for {what}"
+    raise TilePlanError(f"family is {plan.family!r}, {has}")
+
+
+def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
+    """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
+
+    This is the only statement of the constraint set: candidates are filtered by it and a user's
+    own plan is refused by it.  Empty: the plan fits.
+    """
+    try:
+        family = family_of(plan, work, dev)
+    except TilePlanError as err:
+        return (str(err),)
+    reason = family.refuses(work, dev)
+    if reason is not None:
+        return (reason,)
+    whole = f"split_m is {plan.split_m}, family {plan.family!r} does not cut rows into parts"
+    cut = plan.split_m != 1 and not family.cuts_rows
+    return (*([whole] if cut else ()), *family.violations(plan, work, dev))
+
+
+def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
+    """Tell whether `violations` is empty."""
+    return not violations(plan, work, dev)
+
+
+def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
+    """Return why there is no plan for `work` on `dev`, each reason once."""
+    known = families(work, dev, backend)
+    return list(dict.fromkeys(f.refuses(work, dev) or f.nothing_fits(work, dev) for f in known))
+
+
+def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    """Return what one task of `plan` occupies on `dev`."""
+    return family_of(plan, work, dev).footprint(plan, work, dev)
+
+
+def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
+    """Return what the fused kernel costs at `size`.
+
+    Parameters
+    ----------
+    size : int or AttentionSize
+        Rows of a matmul workload; batch, query and key positions of an attention, where entries
+        that the workload knows statically are ignored.
+
+    Returns
+    -------
+    Prediction
+        Only meaningful for a plan without `violations`.
+    """
+    return family_of(plan, work, dev).predict(plan, work, dev, size)
+
+
+def worth_pricing(
+    plans: Sequence[TilePlan], work: Workload, dev: DeviceSpec, rows: tuple[int, int]
+) -> list[tuple[Family, TilePlan]]:
+    """Return the plans that can be best for some numbers of tiled rows, as their families say.
+
+    Where no family offers one, the lowest tiles must do.
+    """
+    by_family: dict[Family, list[TilePlan]] = {}
+    for plan in plans:
+        by_family.setdefault(family_of(plan, work, dev), []).append(plan)
+    found = [(f, p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)]
+    lowest = max(rows[1], min((plan.block_m for plan in plans), default=0))
+    return found or [(f, p) for f, own in by_family.items() for p in own if p.block_m <= lowest]
