@@ -45,6 +45,7 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
+from .fuse_ops import FuseOps
 from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .in_place import NameInPlaceResults, SeparateWrites
 from .item_groups import InlineItemGroups
@@ -130,7 +131,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         CopyConstants(),
         relax.transform.AnnotateTIROpPattern(),
         FoldConstants(),
-        relax.transform.FuseOps(),
+        FuseOps(),
         InlineItemGroups(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
