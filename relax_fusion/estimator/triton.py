@@ -243,8 +243,8 @@ def _hopper_violations(
     plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN, dev: DeviceSpec
 ) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
-    if not dev.arch.startswith("sm_90"):
-        yield f"family {plan.family!r} needs sm_90, the {dev.label} is {dev.arch}"
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
     yield from _tile_violations(plan, shape, dev)
     sizes = [("k", work.k)] + [("n", p.n) for p in _projections(work) if p.layout == "kn"]
     for name, size in sizes:

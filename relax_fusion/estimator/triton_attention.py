@@ -174,8 +174,8 @@ def _powers_of_two(plan: TilePlan, names: tuple[str, ...]) -> Iterator[str]:
 
 def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
-    if not dev.arch.startswith("sm_90"):
-        yield f"family {plan.family!r} needs sm_90, the {dev.label} is {dev.arch}"
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features % 8:
             yield f"{name} is {features}, rows of a tensor map must be multiples of 8 elements"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import TargetError
+from .capabilities import NO_CAPABILITIES, Capabilities
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class DeviceSpec:
         Which of the two execution models applies.
     arch : str
         What the code generator is told of an NVIDIA GPU (``"sm_90a"``); empty for all others.
+        What such a GPU can do is in `capabilities`.
     sm_count : int
         Streaming multiprocessors, or cores.
     clock_hz : float
@@ -53,8 +55,14 @@ class DeviceSpec:
         Vector multiply-adds that one core starts each cycle.
     target_kind : str
         The kind of TVM target that compiles for it.
+    target_attrs : tuple of (str, object)
+        What else that target has to say.
     missing_dtypes : tuple of str
         Element types that its kernels cannot read or write.
+    capabilities : Capabilities
+        What its instructions offer to kernels.
+    modelled_on : str
+        Label of the device whose numbers these are, where a target named none; else empty.
     """
 
     name: str
@@ -86,7 +94,10 @@ class DeviceSpec:
     fma_per_cycle: int = 0
     wave_size: int = 32
     target_kind: str = "cuda"
+    target_attrs: tuple[tuple[str, Any], ...] = ()
     missing_dtypes: tuple[str, ...] = ()
+    capabilities: Capabilities = NO_CAPABILITIES
+    modelled_on: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other."""
@@ -129,10 +140,17 @@ class DeviceSpec:
             )
 
     @property
-    def capability(self) -> int:
-        """Ten times the compute capability (90 for sm_90a); 0 where there is no CUDA."""
-        digits = self.arch.removeprefix("sm_").rstrip("af")
-        return int(digits) if self.arch.startswith("sm_") and digits.isdigit() else 0
+    def description(self) -> str:
+        """The label, and the device that stands in where the target named none."""
+        return f"{self.label}, priced as {self.modelled_on}" if self.modelled_on else self.label
+
+    @property
+    def generates_warp_group_mma(self) -> bool:
+        """Whether CUDA C++ for `arch` may use warp-group instructions.
+
+        They belong to one architecture, which the code generator must be told in full (``a``).
+        """
+        return self.capabilities.warp_group_mma and self.arch.endswith("a")
 
     def tensor_flops_per_s(self, dtype: str) -> float:
         """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""
