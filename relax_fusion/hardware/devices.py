@@ -29,7 +29,7 @@ def device(name: str) -> DeviceSpec:
 
 
 def register(spec: DeviceSpec) -> DeviceSpec:
-    """Add a device to `DEVICES`, so that ``make_target(spec.name)`` compiles for it.
+    """Add a GPU to `DEVICES`, so that ``make_target(spec.name)`` compiles for it.
 
     A target without a ``model`` is for it, too, if it has the same CUDA architecture and no device
     before it has.
@@ -42,11 +42,13 @@ def register(spec: DeviceSpec) -> DeviceSpec:
     Raises
     ------
     TargetError
-        If the name is not in lower case or belongs to another device, or if `spec` is for CUDA and
-        its architecture does not exist.
+        If `spec` is no GPU, if its name is not in lower case or belongs to another device, or if
+        it is for CUDA and its architecture does not exist.
     """
     if not isinstance(spec, DeviceSpec):
         raise TargetError(f"device is {shown(spec)}, must be a DeviceSpec")
+    if spec.kind != "gpu":
+        raise TargetError(f"device {spec.name!r} is a CPU; a target of kind 'llvm' describes it")
     if not spec.name or spec.name != spec.name.lower():
         raise TargetError(f"device {spec.name!r}: its name must be in lower case and not empty")
     if DEVICES.get(spec.name, spec) != spec:

@@ -136,7 +136,13 @@ def _named(spec: DeviceSpec) -> Target:
     if spec.target_kind == "cuda":
         config |= {"arch": spec.arch, "thread_warp_size": spec.warp_size}
         config["max_shared_memory_per_block"] = STATIC_SMEM_BYTES
-    return Target({**config, **dict(spec.target_attrs)}, host=Target("llvm"))
+    try:
+        return Target({**config, **dict(spec.target_attrs)}, host=Target("llvm"))
+    except (ValueError, RuntimeError, TypeError, LookupError) as err:
+        raise TargetError(
+            f"device {spec.name!r}: TVM reads no target of kind {spec.target_kind!r} with "
+            f"{shown(dict(spec.target_attrs))}"
+        ) from err
 
 
 def device_of(target: Target) -> DeviceSpec:

@@ -101,9 +101,19 @@ def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
 def test_entries_that_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(TargetError, match=message):
         register(replace(T4, **change))
-    with pytest.raises(TargetError, match="device is 3, must be a DeviceSpec"):
-        register(3)
+    for spec, words in ((3, "is 3, must be a DeviceSpec"), (device("cpu"), "'cpu' is a CPU")):
+        with pytest.raises(TargetError, match=f"device {words}"):
+            register(spec)
     assert register(device("h200")) is device("h200") and "t4" not in DEVICES
+
+
+@pytest.mark.parametrize(
+    "change", [{"target_kind": "zzz"}, {"target_attrs": (("supports_float16", "x"),)}], ids=str
+)
+def test_targets_that_tvm_does_not_read(change: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "arc", replace(ARC, **change))
+    with pytest.raises(TargetError, match=r"device 'arc': TVM reads no target of kind '.*' with "):
+        make_target("arc")
 
 
 UNKNOWN = ["sm_50", "sm_75", "sm_87", "sm_100a", "sm_103", "sm_120"]
