@@ -41,9 +41,6 @@ SUM_BYTES = 4
 SYSTEM_SMEM_BYTES = 1 << 10
 """Shared memory that the system keeps for itself in each thread block."""
 
-NEEDED = "mma.m16n8k16 and cp.async (CUDA, sm_80 or newer)"
-"""What `has_instructions` asks of a device."""
-
 OVERHEAD_REGISTERS = 40
 """Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128
 accumulators and 64 operands, 144 with 64 and 48."""
@@ -70,21 +67,19 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
         return f"dtype is float32, family {family!r} multiplies it as tf32, which is not allowed"
     if shape.dtype not in DTYPES:
         return f"dtype is {shape.dtype}, family {family!r} takes {', '.join(DTYPES)}"
-    if family == WARP_GROUPS and not dev.generates_warp_group_mma:
-        return f"family {family!r} needs wgmma (CUDA, arch sm_90a), which the {dev.label} lacks"
-    return needs_instructions(family, dev)
+    if family == WARP_GROUPS and not dev.can_generate(WARP_GROUP_MMA[shape.dtype]):
+        needed = f"wgmma of {shape.dtype} (CUDA, arch sm_90a)"
+        return f"family {family!r} needs {needed}, which the {dev.label} lacks"
+    lacking = lacks_instructions(shape.dtype, dev)
+    return f"family {family!r} {lacking}" if lacking else None
 
 
-def needs_instructions(family: str, dev: DeviceSpec) -> str | None:
-    """Return why `dev` has not the instructions of a tensor-core family; None if it has."""
-    if not has_instructions(dev):
-        return f"family {family!r} needs {NEEDED}, which the {dev.label} lacks"
-    return None
-
-
-def has_instructions(dev: DeviceSpec) -> bool:
-    """Tell whether a device has the instructions that all tensor-core kernels are made of."""
-    return dev.capabilities.async_copies and _HALF in dev.capabilities.matrix_instructions
+def lacks_instructions(dtype: str, dev: DeviceSpec) -> str | None:
+    """Return what `dev` lacks of the instructions of a tensor-core kernel; None if nothing."""
+    if dev.capabilities.async_copies and dev.can_generate(MMA[dtype]):
+        return None
+    needed = f"cp.async and mma.{MMA[dtype].shape} of {dtype} (CUDA, sm_80 or newer)"
+    return f"needs {needed}, which the {dev.label} lacks"
 
 
 def warp_columns(shape: MatmulShape) -> int:

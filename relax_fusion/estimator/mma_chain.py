@@ -40,9 +40,8 @@ def unsupported(work: MatmulChain, dev: DeviceSpec) -> str | None:
     """Return why no plan of the family runs on `dev`; None if there may be one."""
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, a chain on a GPU takes {' and '.join(HALF_DTYPES)}"
-    if not mma.has_instructions(dev):
-        return f"chains on a GPU need {mma.NEEDED}, which the {dev.label} lacks"
-    return None
+    lacking = mma.lacks_instructions(work.dtype, dev)
+    return f"a chain on a GPU {lacking}" if lacking else None
 
 
 def _contiguous(work: MatmulChain) -> tuple[int, ...]:

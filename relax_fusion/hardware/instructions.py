@@ -41,6 +41,11 @@ class MatrixInstruction:
     k: int
     warps: int = 1
 
+    @property
+    def shape(self) -> str:
+        """The shape as PTX spells it."""
+        return f"m{self.m}n{self.n}k{self.k}"
+
 
 _DEPTHS = {"float16": 16, "bfloat16": 16, "int8": 32, "uint8": 32, "float32": 8}
 """Elements of k by element type: `SLICE_BYTES` of each."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..errors import TargetError
 from .capabilities import NO_CAPABILITIES, Capabilities
+from .instructions import MatrixInstruction
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,13 @@ class DeviceSpec:
         """The label, and the device that stands in where the target named none."""
         return f"{self.label}, priced as {self.modelled_on}" if self.modelled_on else self.label
 
-    @property
-    def generates_warp_group_mma(self) -> bool:
-        """Whether CUDA C++ for `arch` may use warp-group instructions.
+    def can_generate(self, instruction: MatrixInstruction) -> bool:
+        """Tell whether code that is generated for `arch` may use an instruction.
 
-        They belong to one architecture, which the code generator must be told in full (``a``).
+        Those of warp groups belong to one architecture, which must be named in full (``sm_90a``).
         """
-        return self.capabilities.warp_group_mma and self.arch.endswith("a")
+        named = instruction.warps == 1 or self.arch.endswith("a")
+        return named and instruction in self.capabilities.matrix_instructions
 
     def tensor_flops_per_s(self, dtype: str) -> float:
         """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""

@@ -90,7 +90,7 @@ def test_devices_without_these_instructions_have_no_such_plans(target, any_plans
     assert bool(plans(norm_matmul(), dev)) == any_plans
     if not any_plans:
         assert any(
-            "cp.async (CUDA, sm_80 or newer), which the" in v
+            "of float16 (CUDA, sm_80 or newer), which the" in v
             for v in violations(PLAN, norm_matmul(), dev)
         )
 

@@ -16,6 +16,7 @@ from relax_fusion.workload import DTYPE_BYTES
 GPUS = [d for d in DEVICES.values() if d.kind == "gpu"]
 SOURCED = [f.name for f in fields(GPUS[0]) if f.name.endswith(("_s", "_hz", "_count"))]
 """Rates, and times of a launch."""
+NEITHER = (False, False)
 NVIDIA = [d for d in GPUS if d.target_kind == "cuda"]
 
 
@@ -78,12 +79,16 @@ def test_instructions_of_all_element_types_take_as_many_bytes():
 
 
 @pytest.mark.parametrize(
-    ("arch", "generated"), [("sm_90a", True), ("sm_90", False), ("sm_100a", False)]
+    ("arch", "mma", "groups"),
+    [("sm_90a", True, True), ("sm_90", True, False), ("sm_100a", True, False), ("sm_75", *NEITHER)],
 )
-def test_warp_group_instructions_need_the_whole_name_of_the_architecture(arch, generated):
+def test_code_for_an_architecture_uses_what_it_has(arch, mma, groups):
     capabilities = nvidia.ARCHITECTURES[nvidia.capability_of(arch)].capabilities
     spec = replace(device("h200"), arch=arch, capabilities=capabilities)
-    assert spec.generates_warp_group_mma == generated
+    for dtype in MMA:
+        assert spec.can_generate(MMA[dtype]) == mma
+        assert spec.can_generate(WARP_GROUP_MMA[dtype]) == groups
+    assert capabilities.warp_group_mma == (arch.startswith("sm_90"))
 
 
 def test_every_number_of_a_table_has_its_source():

@@ -9,9 +9,11 @@ import pytest
 from tvm.target import Target
 
 from relax_fusion import DEVICES, DeviceSpec, Report, TargetError, make_target
+from relax_fusion.estimator import candidates
 from relax_fusion.hardware import Capabilities, device, register
 from relax_fusion.hardware.instructions import MMA
 from relax_fusion.hardware.target import device_of, has_triton
+from relax_fusion.workload import NormMatmul, Projection
 
 from ..targets.common import compile_chain
 from ..targets.patterns import linears
@@ -85,6 +87,14 @@ def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
     assert decision.fused and decision.plans is not None
     assert {plan.family for _, plan in decision.plans.entries} <= family
     assert compiled.kernels() and compiled.report.device == device(name).label
+
+
+def test_plans_use_the_instructions_that_an_entry_names() -> None:
+    for dtype, families in (("float16", {"mma", ""}), ("bfloat16", {""})):
+        work = NormMatmul(512, 1024, (Projection(1024, "nk"),), None, dtype, dtype)
+        assert {plan.family for plan in candidates(work, ORIN)} == families
+        copied = replace(ORIN, capabilities=replace(ORIN.capabilities, async_copies=False))
+        assert {plan.family for plan in candidates(work, copied)} == {""}
 
 
 @pytest.mark.parametrize(

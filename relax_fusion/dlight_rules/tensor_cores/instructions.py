@@ -8,7 +8,7 @@ sections "Matrix Fragments for mma.m16n8k16 with floating point type", "... for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...hardware.instructions import MMA, PIECE_BYTES, WARP_GROUP_MMA
 from ...workload import DTYPE_BYTES
@@ -54,14 +54,13 @@ class Instructions:
     def mma(self) -> str:
         """The instruction of a warp."""
         types = f"{self._short_total}.{self.name}.{self.name}.{self._short_total}"
-        shape = MMA[self.dtype]
-        return f"mma.sync.aligned.m{shape.m}n{shape.n}k{shape.k}.row.col.{types}"
+        return f"mma.sync.aligned.{MMA[self.dtype].shape}.row.col.{types}"
 
     def wgmma(self, columns: int) -> str:
         """Return the instruction of a warp group for so many columns."""
         types = f"{self._short_total}.{self.name}.{self.name}"
-        shape = WARP_GROUP_MMA[self.dtype]
-        return f"wgmma.mma_async.sync.aligned.m{shape.m}n{columns}k{shape.k}.{types}"
+        shape = replace(WARP_GROUP_MMA[self.dtype], n=columns).shape
+        return f"wgmma.mma_async.sync.aligned.{shape}.{types}"
 
     def columns(self, tile: int) -> int:
         """Return the columns of each ``wgmma`` of a tile of so many, a multiple of 16."""
