@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import MMA
 from ..tile_plan import TilePlan
 from ..workload import ACTIVATIONS, Dim, GatedFFN, NormMatmul, Projection
 from .prediction import HALF_DTYPES, ceil_div
@@ -114,7 +115,7 @@ def unsupported(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> str | None:
         return "backend is 'triton', a CPU has 'tir' only"
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
-    if not dev.tensor_flops_per_s(work.dtype):
+    if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
         return f"the {dev.label} has no tensor cores for {work.dtype}"
     if isinstance(work, GatedFFN):
         return None

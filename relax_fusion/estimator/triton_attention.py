@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import MMA
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from .prediction import HALF_DTYPES
@@ -77,7 +78,7 @@ def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
         return "backend is 'triton', a CPU has 'tir' only"
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
-    if not dev.tensor_flops_per_s(work.dtype):
+    if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
         return f"the {dev.label} has no tensor cores for {work.dtype}"
     for name, value in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if not MIN_HEAD_DIM <= value <= MAX_HEAD_DIM:

@@ -130,6 +130,12 @@ class DeviceSpec:
                 f"device {self.name!r}: a block may have {self.max_threads_per_block} threads, "
                 f"more than the {self.max_threads_per_sm} of its multiprocessor"
             )
+        for each in self.capabilities.matrix_instructions:
+            if self.tensor_flops_per_s(each.dtype) <= 0:
+                raise TargetError(
+                    f"device {self.name!r}: it has {each.name} of {each.dtype}, whose tensor-core "
+                    "rate must be > 0"
+                )
         if self.wave_size & (self.wave_size - 1):
             raise TargetError(
                 f"device {self.name!r}: wave_size is {self.wave_size}, must be a power of two"

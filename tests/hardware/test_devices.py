@@ -150,6 +150,7 @@ BAD = [
     ("h200", {"smem_per_block_bytes": 1 << 20}, "1048576 B of shared memory, more than the 233472"),
     ("h200", {"max_threads_per_block": 4096}, "4096 threads, more than the 2048"),
     ("h200", {"max_threads_per_sm": 2047}, "2047 is no multiple of the warp size 32"),
+    ("h200", {"tensor_int8_flops_per_s": 0.0}, "it has mma.sync of int8, whose tensor-core rate"),
     ("cpu", {"vector_bytes": 24}, "vector_bytes is 24, must be a power of two"),
     ("cpu", {"l1_bytes": 0}, "l1_bytes must be > 0"),
 ]

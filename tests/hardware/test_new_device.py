@@ -93,6 +93,8 @@ def test_plans_use_the_instructions_that_an_entry_names() -> None:
     for dtype, families in (("float16", {"mma", ""}), ("bfloat16", {""})):
         work = NormMatmul(512, 1024, (Projection(1024, "nk"),), None, dtype, dtype)
         assert {plan.family for plan in candidates(work, ORIN)} == families
+        backends = {plan.backend for plan in candidates(work, ORIN, "triton")}
+        assert backends == {"triton" if dtype == "float16" else "tir"}
         copied = replace(ORIN, capabilities=replace(ORIN.capabilities, async_copies=False))
         assert {plan.family for plan in candidates(work, copied)} == {""}
 
