@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from math import gcd
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import COPY_BYTES, MMA, SLICE_BYTES, WARP_GROUP_MMA
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES
 from .prediction import HALF_DTYPES, ceil_div
 from .shape import MatmulShape
+
+_HALF, _GROUP = MMA["float16"], WARP_GROUP_MMA["float16"]
 
 FAMILY, WARP_GROUPS = FAMILIES = ("mma", "wgmma")
 
@@ -25,21 +28,12 @@ FEWEST_ROWS = 17
 """Rows from which on tiles of this family are looked at for two-byte types; fewer have kernels that
 stream weights."""
 
-WARP_TILE = 16
+WARP_TILE = _HALF.m
 """Rows and columns of a warp come in multiples of this: the operands that one ``ldmatrix.x4``
 loads."""
 
 DTYPES = (*HALF_DTYPES, *INTEGER_DTYPES, "float32")
 """Element types of operands; float32 is multiplied as tf32, where that is allowed."""
-
-PIECE_BYTES = 16
-"""What one lane of ``ldmatrix`` names, and the most that one asynchronous copy moves."""
-
-SLICE_BYTES = 2 * PIECE_BYTES
-"""Bytes of k of one instruction.  A step needs two: one is loaded while the other is used."""
-
-COPY_BYTES = (PIECE_BYTES, 8, 4)
-"""Of one asynchronous copy.  It cannot move 2."""
 
 SUM_BYTES = 4
 """Of one sum."""
@@ -47,17 +41,14 @@ SUM_BYTES = 4
 SYSTEM_SMEM_BYTES = 1 << 10
 """Shared memory that the system keeps for itself in each thread block."""
 
-FIRST_CAPABILITY = 80
-"""Ten times the compute capability that brought ``cp.async`` and ``mma.m16n8k16``."""
-
 OVERHEAD_REGISTERS = 40
 """Of a thread, beside its accumulators and two sets of operands.  Compiled for sm_90: 232 with 128
 accumulators and 64 operands, 144 with 64 and 48."""
 
-GROUP_ROWS, GROUP_WARPS = 64, 4
+GROUP_ROWS, GROUP_WARPS = _GROUP.m, _GROUP.warps
 """Rows of one ``wgmma`` instruction, and the warps that execute it."""
 
-GROUP_COLUMNS = 256
+GROUP_COLUMNS = _GROUP.n
 """Most columns of one ``wgmma`` instruction, those of both parts together."""
 
 GROUP_LINE_BYTES = 128
@@ -65,9 +56,6 @@ GROUP_LINE_BYTES = 128
 
 SPLITS = (1, 2, 3, 4, 6, 8)
 """Parts of a reduction: thread blocks of a cluster, of which every sm_90 device runs 8."""
-
-CLUSTER_CAPABILITY = 90
-"""Ten times the compute capability that brought clusters."""
 
 GROUP_ALIGNMENT_BYTES = 1024
 """What the stages of ``wgmma`` are aligned to, at the cost of as much shared memory."""
@@ -79,17 +67,19 @@ def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> st
         return f"dtype is float32, family {family!r} multiplies it as tf32, which is not allowed"
     if shape.dtype not in DTYPES:
         return f"dtype is {shape.dtype}, family {family!r} takes {', '.join(DTYPES)}"
-    if family == WARP_GROUPS and dev.arch != "sm_90a":
-        return f"family {family!r} needs sm_90a, the {dev.label} is {dev.arch or 'not'}"
-    return needs_capability(family, dev)
+    if family == WARP_GROUPS and not dev.can_generate(WARP_GROUP_MMA[shape.dtype]):
+        needed = f"wgmma of {shape.dtype} (CUDA, arch sm_90a)"
+        return f"family {family!r} needs {needed}, which the {dev.label} lacks"
+    lacking = lacks_instructions(shape.dtype, dev)
+    return f"family {family!r} {lacking}" if lacking else None
 
 
-def needs_capability(family: str, dev: DeviceSpec) -> str | None:
-    """Return why `dev` has not the instructions of a tensor-core family; None if it has."""
-    if dev.capability < FIRST_CAPABILITY:
-        needs = f"family {family!r} needs CUDA and sm_80 or newer"
-        return f"{needs}, the {dev.label} is {dev.arch or 'not'}"
-    return None
+def lacks_instructions(dtype: str, dev: DeviceSpec) -> str | None:
+    """Return what `dev` lacks of the instructions of a tensor-core kernel; None if nothing."""
+    if dev.capabilities.async_copies and dev.can_generate(MMA[dtype]):
+        return None
+    needed = f"cp.async and mma.{MMA[dtype].shape} of {dtype} (CUDA, sm_80 or newer)"
+    return f"needs {needed}, which the {dev.label} lacks"
 
 
 def warp_columns(shape: MatmulShape) -> int:
@@ -136,7 +126,7 @@ def violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[
         yield reason
         return
     family = f"family {plan.family!r}"
-    step = 2 * SLICE_BYTES // shape.in_bytes
+    step = 2 * SLICE_BYTES // shape.in_bytes  # one is loaded while the other is used
     columns = warp_columns(shape)
     for name, unit in (("reg_m", WARP_TILE), ("reg_n", columns), ("block_k", step)):
         if getattr(plan, name) % unit:
@@ -161,7 +151,7 @@ def split_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Ite
     split, steps = plan.split_k, ceil_div(shape.k, plan.block_k)
     if split == 1:
         return
-    if dev.capability < CLUSTER_CAPABILITY:
+    if not dev.capabilities.clusters:
         yield f"split_k is {split}, the {dev.label} has no clusters to add up the parts"
     if split > max(SPLITS):
         yield f"split_k is {split}, a cluster has {max(SPLITS)} blocks"

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from itertools import product
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
-from .mma import FAMILY, PIECE_BYTES, SLICE_BYTES, WARP_TILE, needs_capability
+from .mma import FAMILY, WARP_TILE, lacks_instructions
 from .prediction import HALF_DTYPES, ceil_div
 
 MOST_FEATURES = 256
@@ -78,7 +79,8 @@ def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
         if value % 2 or value > MOST_FEATURES:
             most = f"even widths up to {MOST_FEATURES}"
             return f"{name} is {value}, family {FAMILY!r} takes {most}"
-    return needs_capability(FAMILY, dev)
+    lacking = lacks_instructions(work.dtype, dev)
+    return f"family {FAMILY!r} {lacking}" if lacking else None
 
 
 def candidates(work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:

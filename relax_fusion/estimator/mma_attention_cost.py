@@ -99,7 +99,7 @@ def _score_work(work: Attention) -> float:
 def _step_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what a block of keys takes of a multiprocessor that has enough blocks."""
     rate = dev.tensor_flops_per_s(work.dtype) / dev.sm_count
-    rate *= FRAGMENT_RATE if dev.arch.startswith("sm_90") else NATIVE_RATE
+    rate *= FRAGMENT_RATE if dev.capabilities.warp_group_mma else NATIVE_RATE
     rate *= 1.0 if plan.reg_m > 16 else LOADED_RATE
     products = 2.0 * plan.block_m * plan.block_n * _features(work) / rate
     scores = plan.block_m * plan.block_n * _score_work(work)

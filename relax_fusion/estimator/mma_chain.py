@@ -40,11 +40,8 @@ def unsupported(work: MatmulChain, dev: DeviceSpec) -> str | None:
     """Return why no plan of the family runs on `dev`; None if there may be one."""
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, a chain on a GPU takes {' and '.join(HALF_DTYPES)}"
-    if dev.capability < mma.FIRST_CAPABILITY:
-        return (
-            f"chains on a GPU need CUDA and sm_80 or newer, the {dev.label} is {dev.arch or 'not'}"
-        )
-    return None
+    lacking = mma.lacks_instructions(work.dtype, dev)
+    return f"a chain on a GPU {lacking}" if lacking else None
 
 
 def _contiguous(work: MatmulChain) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def predict(
 def _rate(plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> float:
     """Return the flop/s that one multiprocessor reaches with the tiles of `plan`."""
     intensity = plan.reg_m * plan.reg_n / (plan.reg_m + plan.reg_n)
-    whole = HOPPER_RATE if dev.arch.startswith("sm_90") else NATIVE_RATE
+    whole = HOPPER_RATE if dev.capabilities.warp_group_mma else NATIVE_RATE
     few = min(1.0, plan.num_warps / mma.GROUP_WARPS)  # a multiprocessor has four matrix units
     reached = whole * min(1.0, intensity / BEST_INTENSITY) ** 0.5 * few
     return dev.tensor_flops_per_s(work.dtype) / dev.sm_count * reached

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import SLICE_BYTES
 from ..tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from . import mma
@@ -161,7 +162,7 @@ def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> d
     reworked = _reworked_registers(plan, shape)
     if reworked:  # a warp alone does not rework operands while it multiplies
         warp_flops = flops * plan.reg_m * plan.reg_n / (plan.block_m * plan.block_n)
-        slices = plan.block_k * shape.in_bytes // mma.SLICE_BYTES
+        slices = plan.block_k * shape.in_bytes // SLICE_BYTES
         alone = SCHEDULERS * warp_flops / rate + slices * reworked * REWORK_CLOCKS / dev.clock_hz
         products = max(products, alone)
     fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
@@ -202,5 +203,5 @@ def _reached_by_halves(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> f
             return CROWDED_RATE
         return GROUP_RATE[max(n for n in GROUP_RATE if n <= max(columns, min(GROUP_RATE)))]
     intensity = plan.reg_m * columns / (plan.reg_m + columns)
-    whole = HOPPER_RATE if dev.arch.startswith("sm_90") else NATIVE_RATE
+    whole = HOPPER_RATE if dev.capabilities.warp_group_mma else NATIVE_RATE
     return whole * min(1.0, intensity / BEST_INTENSITY) ** 0.5

@@ -13,22 +13,19 @@ from dataclasses import replace
 from itertools import product
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import MMA
 from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from . import mma
 from .prediction import ceil_div
 from .shape import MatmulShape
 
+_HALF = MMA["float16"]
+
 FAMILY = "skinny"
 
-MMA_COLUMNS = 16
-"""Columns of the weight that one instruction takes."""
-
-MMA_ROWS = 8
-"""Rows of x that one instruction takes."""
-
-MMA_K = 16
-"""Elements of k that one instruction takes."""
+MMA_COLUMNS, MMA_ROWS, MMA_K = _HALF.m, _HALF.n, _HALF.k
+"""Columns of the weight, rows of x and elements of k that one instruction takes."""
 
 MOST_ROWS = 16
 """Rows of a tile, and of a static workload, up to which plans of this family are looked at."""
@@ -124,7 +121,7 @@ def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[int
 
 def has_clusters(dev: DeviceSpec) -> bool:
     """Tell whether a device has clusters of thread blocks, and launches that overlap."""
-    return dev.capability >= mma.CLUSTER_CAPABILITY
+    return dev.capabilities.clusters and dev.capabilities.dependent_launch
 
 
 def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import product
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import MMA
 from ..tile_plan import TilePlan
 from ..workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
 from .prediction import HALF_DTYPES, ceil_div
@@ -114,7 +115,7 @@ def unsupported(work: NormMatmul | GatedFFN, dev: DeviceSpec) -> str | None:
         return "backend is 'triton', a CPU has 'tir' only"
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
-    if not dev.tensor_flops_per_s(work.dtype):
+    if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
         return f"the {dev.label} has no tensor cores for {work.dtype}"
     if isinstance(work, GatedFFN):
         return None
@@ -228,8 +229,8 @@ def _hopper_violations(
     plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN, dev: DeviceSpec
 ) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
-    if not dev.arch.startswith("sm_90"):
-        yield f"family {plan.family!r} needs sm_90, the {dev.label} is {dev.arch}"
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
     yield from _tile_violations(plan, shape, dev)
     sizes = [("k", work.k)] + [("n", p.n) for p in _projections(work) if p.layout == "kn"]
     for name, size in sizes:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..hardware import DeviceSpec
+from ..hardware.instructions import MMA
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from .prediction import HALF_DTYPES
@@ -77,7 +78,7 @@ def unsupported(work: Attention, dev: DeviceSpec) -> str | None:
         return "backend is 'triton', a CPU has 'tir' only"
     if work.dtype not in HALF_DTYPES:
         return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
-    if not dev.tensor_flops_per_s(work.dtype):
+    if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
         return f"the {dev.label} has no tensor cores for {work.dtype}"
     for name, value in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if not MIN_HEAD_DIM <= value <= MAX_HEAD_DIM:
@@ -160,8 +161,8 @@ def _powers_of_two(plan: TilePlan, names: tuple[str, ...]) -> Iterator[str]:
 
 def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
-    if not dev.arch.startswith("sm_90"):
-        yield f"family {plan.family!r} needs sm_90, the {dev.label} is {dev.arch}"
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features % 8:
             yield f"{name} is {features}, rows of a tensor map must be multiples of 8 elements"

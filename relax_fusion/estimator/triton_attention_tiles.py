@@ -152,7 +152,7 @@ def bias_tiles(plan: TilePlan, work: Attention) -> bool:
 
 def warp_groups(plan: TilePlan, dev: DeviceSpec) -> bool:
     """Tell whether a tile is multiplied by the instructions of warp groups, from shared memory."""
-    return dev.arch.startswith("sm_90") and plan.block_m >= 64
+    return dev.capabilities.warp_group_mma and plan.block_m >= 64
 
 
 def register_values(plan: TilePlan, work: Attention) -> int:

@@ -191,7 +191,7 @@ REFUSED = [
     (replace(LLAMA, dtype="float32"), H200, "dtype is float32"),
     (replace(LLAMA, k=4100), H200, "copies 8 elements at once, which does not divide 4100"),
     (replace(LLAMA, outputs=(plain(6145, layout="kn"),)), H200, "does not divide 6145"),
-    (LLAMA, device_of(Target("metal")), "needs CUDA and sm_80"),
+    (LLAMA, device_of(Target("metal")), "needs cp.async and mma.m16n8k16 of float16"),
 ]
 
 

@@ -16,6 +16,7 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.shape import AttentionSize
+from relax_fusion.hardware import NO_CAPABILITIES
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention
@@ -52,7 +53,7 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
     others = [
         (replace(LLAMA, dtype="float32", out_dtype="float32"), H200),
         (replace(LLAMA, head_dim=33), H200),
-        (LLAMA, replace(H200, arch="sm_75")),
+        (LLAMA, replace(H200, capabilities=NO_CAPABILITIES)),
     ]
     for work, dev in others:
         assert {plan.family for plan in candidates(work, dev)} == {""}

@@ -275,8 +275,18 @@ COPY_SENTENCES = [
 ]
 ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]
 ELSEWHERE = [
-    (PERSISTENT, norm_matmul(), "a100", "family 'persistent' needs sm_90, the A100 80GB SXM is sm"),
-    (STREAM, norm_matmul(), "rtx4090", "family 'stream' needs sm_90, the RTX 4090 is sm_89"),
+    (
+        PERSISTENT,
+        norm_matmul(),
+        "a100",
+        "family 'persistent' needs TMA and wgmma (sm_90), which the A100",
+    ),
+    (
+        STREAM,
+        norm_matmul(),
+        "rtx4090",
+        "family 'stream' needs TMA and wgmma (sm_90), which the RTX 4090",
+    ),
     (
         replace(POINTER, block_m=128, block_k=128),
         norm_matmul(),

@@ -97,7 +97,7 @@ def test_what_a_plan_may_not(own: TilePlan, changes: dict, sentence: str) -> Non
 
 @pytest.mark.parametrize("own", [FLASH, GROUPS, HALVES], ids=lambda p: p.family)
 def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
-    sentence = f"family {own.family!r} needs sm_90, the A100 80GB SXM is sm_80"
+    sentence = f"family {own.family!r} needs TMA and wgmma (sm_90), which the A100 80GB SXM lacks"
     assert sentence in violations(own, attention(), A100)
     assert {p.family for p in candidates(attention(), A100, "triton")} == {"pointer"}
 

@@ -10,7 +10,7 @@ from ...errors import Decline, Reason
 from ...estimator import choose, decoded, mma, predict, skinny
 from ...estimator.choose import Choice
 from ...estimator.shape import matmul_shape, rows_of
-from ...hardware import DeviceSpec
+from ...hardware import NO_CAPABILITIES, DeviceSpec
 from ...tile_plan import PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours
@@ -62,7 +62,7 @@ def planned(
         return choice
     if not computed or not any(plan.family for _, plan in choice.plans.entries):
         return form, work, [Planned(*entry) for entry in choice.plans.entries]
-    scalar = choose(work, replace(dev, arch=""), always=True)
+    scalar = choose(work, replace(dev, capabilities=NO_CAPABILITIES), always=True)
     if isinstance(scalar, Decline):  # of integers
         in_front = [Planned(*entry, True) for entry in choice.plans.entries]
         detail = f"{work.dtype} that is computed first is not for a batch"

@@ -15,8 +15,8 @@ from ...estimator.mma import (
     GROUP_LINE_BYTES,
     GROUP_ROWS,
     GROUP_WARPS,
-    SLICE_BYTES,
 )
+from ...hardware.instructions import SLICE_BYTES
 from .fragments import local, ptx, round_registers
 from .layout import LANES
 from .mma_kernel import READ, MmaKernel
