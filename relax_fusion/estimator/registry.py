@@ -12,15 +12,19 @@ from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Workload
-from .families.attention import CpuAttention, FmaAttention, MmaAttention
-from .families.chains import CpuChain, MmaChain
+from .families.cpu_attention import CpuAttention
+from .families.cpu_chain import CpuChain
 from .families.cpu_tiles import CpuTiles
 from .families.dot_products import DotProducts
 from .families.few_rows import FewRows
+from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
+from .families.mma_attention import MmaAttention
+from .families.mma_chain import MmaChain
 from .families.panels import Panels
 from .families.tensor_cores import TensorCores
-from .families.triton_kernels import TritonAttention, TritonMatmul
+from .families.triton_attention import TritonAttention
+from .families.triton_matmul import TritonMatmul
 from .family import Footprint, KernelFamily
 from .prediction import Prediction
 from .shape import Size

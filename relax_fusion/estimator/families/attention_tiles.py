@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ...tile_plan import TilePlan
 from ...workload import Attention
+from ..prediction import next_power
 
 FEW_ROWS = 16
 """Rows up to which an attention tile of a CPU adds up each score by itself and reads keys and
@@ -22,3 +25,21 @@ def attention_width(plan: TilePlan) -> int:
 def head_extents(work: Attention) -> dict[str, int]:
     """Return the sizes along which queries, keys and values lie."""
     return {"head_dim": work.head_dim, "v_dim": work.v_dim}
+
+
+def holds_features(plan: TilePlan, work: Attention) -> Iterator[str]:
+    """Yield that a tile has all features of a head."""
+    if plan.block_k != work.head_dim:
+        yield f"block_k is {plan.block_k}, attention holds all {work.head_dim} of head_dim"
+
+
+def most_q(work: Attention, limit: int) -> int:
+    """Return the most rows of a tile; those of query heads that share keys share it, too."""
+    if not isinstance(work.q_len, int):
+        return limit
+    return min(limit, next_power(work.q_len * work.q_heads // work.kv_heads))
+
+
+def most_kv(work: Attention, limit: int) -> int:
+    """Return the most keys of a tile."""
+    return max(16, min(limit, next_power(work.kv_len))) if isinstance(work.kv_len, int) else limit

@@ -1,4 +1,4 @@
-"""Chains of matmuls whose intermediate rows stay on chip."""
+"""Chains of matmuls by tensor cores, whose intermediate rows stay in registers."""
 
 from __future__ import annotations
 
@@ -7,38 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from ...hardware import DeviceSpec
 from ...tile_plan import TilePlan
 from ...workload import MatmulChain
-from .. import chain, chain_cost, mma, mma_chain, mma_chain_cost
+from .. import mma, mma_chain, mma_chain_cost
 from ..family import Breaks, Footprint, KernelFamily
-from ..limits import block_limits, core_limits
+from ..limits import block_limits
 from ..prediction import Prediction
 from ..shape import Size, rows_of
-
-
-class CpuChain(KernelFamily[MatmulChain]):
-    """A task has some rows: in a row, or in blocks with packed weights."""
-
-    names = ("", chain.PANELS)
-    kind = "cpu"
-    takes = (MatmulChain,)
-    error = 1.0
-
-    def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
-        """Yield plans in a row, then in blocks."""
-        return chain.candidates(work, dev)
-
-    def violations(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
-        """Yield what tiles and caches ask for, and what a core has not."""
-        yield from chain.violations(plan, work, dev)
-        yield from core_limits(self.footprint(plan, work, dev), plan, dev)
-
-    def footprint(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Footprint:
-        """Return accumulators, and the rows of the intermediate that a task holds."""
-        stack, scratch = chain.stack_bytes(plan, work), chain.scratch_bytes(plan, work)
-        return Footprint(0, chain.registers(plan, work), 1, stack, scratch)
-
-    def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the fused kernel costs."""
-        return chain_cost.predict(work, plan, dev, rows_of(work, size))
 
 
 class MmaChain(KernelFamily[MatmulChain]):
