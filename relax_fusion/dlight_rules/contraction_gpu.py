@@ -8,8 +8,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..estimator import mma, skinny
 from ..estimator.families.dot_products import is_dot_product, stages_norm
+from ..estimator.families.few_rows import tiles as few_rows
+from ..estimator.families.tensor_cores import tiles as mma
 from ..hardware.target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
@@ -36,7 +37,7 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
-    if plan.family in (*mma.FAMILIES, skinny.FAMILY):
+    if plan.family in (*mma.FAMILIES, few_rows.FAMILY):
         return schedule_mma(sch, plan, dependent.is_possible(target))
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]

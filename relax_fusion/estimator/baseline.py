@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Attention, MatmulChain, NormMatmul, Workload
-from . import chain_cost, separate
+from . import separate
+from .families.cpu_chain import cost as chain_cost
 from .prediction import Prediction, next_power
 from .registry import candidates, worth_pricing
 from .shape import Size, attention_size, rows_of, tiled_rows

@@ -13,18 +13,18 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
-from .families.cpu_chain import CpuChain
+from .families.cpu_chain.family import CpuChain
 from .families.cpu_tiles import CpuTiles
 from .families.dot_products import DotProducts
-from .families.few_rows import FewRows
-from .families.fma_attention import FmaAttention
+from .families.few_rows.family import FewRows
+from .families.fma_attention.family import FmaAttention
 from .families.fma_tiles import FmaTiles
-from .families.mma_attention import MmaAttention
-from .families.mma_chain import MmaChain
-from .families.panels import Panels
-from .families.tensor_cores import TensorCores
-from .families.triton_attention import TritonAttention
-from .families.triton_matmul import TritonMatmul
+from .families.mma_attention.family import MmaAttention
+from .families.mma_chain.family import MmaChain
+from .families.panels.family import Panels
+from .families.tensor_cores.family import TensorCores
+from .families.triton_attention.family import TritonAttention
+from .families.triton_matmul.family import TritonMatmul
 from .family import Footprint, KernelFamily
 from .prediction import Prediction
 from .shape import Size

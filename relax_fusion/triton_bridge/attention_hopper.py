@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ..estimator.triton_attention_tiles import (
+from ..estimator.families.triton_attention.tiles import (
     HALVES_BLOCKS,
     MAPPED_KEYS,
     bias_tiles,

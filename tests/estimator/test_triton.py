@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
-from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.estimator.triton import (
+from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S_PER_ROW, NORM_S
+from relax_fusion.estimator.families.triton_matmul.plans import (
     accumulator_columns,
     accumulators,
     norm_inside,
@@ -19,7 +19,7 @@ from relax_fusion.estimator.triton import (
     split_epilogue,
     unsupported,
 )
-from relax_fusion.estimator.triton_cost import NORM_INSIDE_S_PER_ROW, NORM_S
+from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope

@@ -12,7 +12,7 @@ import torch
 from _attention_cases import Case
 from _attention_torch import Problem
 
-from relax_fusion.estimator.triton_attention import FAMILIES
+from relax_fusion.estimator.families.triton_attention.plans import FAMILIES
 
 LENGTHS = (9, 12)
 

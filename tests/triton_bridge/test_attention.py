@@ -13,7 +13,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
 from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.triton_attention_tiles import key_parts, smem_bytes
+from relax_fusion.estimator.families.triton_attention.tiles import key_parts, smem_bytes
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import compute_capability, device_of, make_target
 from relax_fusion.options import make_options

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...tile_plan import TilePlan
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from .. import mma, skinny
 from ..family import Breaks, Footprint, KernelFamily
-from ..gpu_matmul_cost import dot_products_on_gpu
 from ..limits import VECTOR_LOAD_BYTES, has_warps, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
+from .few_rows import tiles as few_rows
+from .fma_cost import dot_products_on_gpu
 from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits
+from .tensor_cores import tiles as mma
 
 COLUMNS = (1, 2, 4)
 STEPS = (1, 2, 4)
@@ -70,7 +71,7 @@ class DotProducts(KernelFamily[MatmulWork]):
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Leave many rows to tensor cores: dot products read all weights once a row."""
-        many = rows[0] > skinny.MOST_ROWS and mma.unsupported(matmul_shape(work), dev) is None
+        many = rows[0] > few_rows.MOST_ROWS and mma.unsupported(matmul_shape(work), dev) is None
         return () if many else plans
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:

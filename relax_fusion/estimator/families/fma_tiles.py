@@ -8,11 +8,11 @@ from ...hardware import DeviceSpec
 from ...tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from ..family import Footprint, KernelFamily
-from ..gpu_matmul_cost import tiles_on_gpu
 from ..limits import VECTOR_LOAD_BYTES, has_warps, one_stage
 from ..prediction import Prediction, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
 from .dot_products import is_dot_product
+from .fma_cost import tiles_on_gpu
 from .matmuls import (
     THREAD_OVERHEAD_REGISTERS,
     MatmulWork,
