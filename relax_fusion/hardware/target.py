@@ -189,7 +189,10 @@ def device_of(target: Target) -> DeviceSpec:
 
 
 def _nvidia(arch: str, named: DeviceSpec | None) -> DeviceSpec:
-    """Return the device that a CUDA target names, or one of its architecture, as one of `arch`."""
+    """Return the device that a CUDA target names, or one of its architecture, as one of `arch`.
+
+    A device of another architecture lends its numbers; instructions are those of `arch`.
+    """
     capability = capability_of(arch)
     spec = named or _of_capability(capability, arch)
     if spec.arch == arch:
@@ -198,7 +201,12 @@ def _nvidia(arch: str, named: DeviceSpec | None) -> DeviceSpec:
         return replace(spec, arch=arch)
     found = ARCHITECTURES[capability]
     smem = min(spec.smem_per_block_bytes, found.smem_per_block_bytes or sys.maxsize)
-    return replace(spec, arch=arch, capabilities=found.capabilities, smem_per_block_bytes=smem)
+    lent = replace(spec, capabilities=found.capabilities, smem_per_block_bytes=smem, arch=arch)
+    return _standing_in(lent, arch)
+
+
+def _standing_in(spec: DeviceSpec, arch: str) -> DeviceSpec:
+    return replace(spec, label=f"{arch} GPU", modelled_on=spec.label)
 
 
 def _of_capability(capability: int, arch: str) -> DeviceSpec:
@@ -206,12 +214,13 @@ def _of_capability(capability: int, arch: str) -> DeviceSpec:
     gpus = [spec for spec in DEVICES.values() if spec.target_kind == "cuda"]
     for spec in gpus:
         if capability_of(spec.arch) == capability:
-            return replace(spec, label=f"{arch} GPU", modelled_on=spec.label)
+            return _standing_in(spec, arch)
     known = ", ".join(spec.name for spec in gpus)
+    why = ", which TVM takes where it finds no GPU," if arch == "sm_50" else ""
     raise TargetError(
-        f"target 'cuda': no device of arch {arch!r} is known (TVM says 'sm_50' where it finds no "
-        f"GPU); name the nearest in the target's attribute 'model' (of {known}), or describe yours "
-        "by relax_fusion.hardware.register(DeviceSpec(...))"
+        f"target 'cuda': no device of arch {arch!r}{why} is known; name the nearest in the "
+        f"target's attribute 'model' (of {known}), or describe yours by "
+        "relax_fusion.hardware.register(DeviceSpec(...))"
     )
 
 
