@@ -9,7 +9,7 @@ from .baseline import predict_unfused
 from .choose import Choice, RangePrediction, choose
 from .family import Breaks, Footprint, KernelFamily
 from .prediction import Prediction, format_seconds
-from .registry import candidates, footprint, predict, violations
+from .registry import candidates, footprint, predict, register_family, violations
 from .shape import AttentionSize, Size
 
 __all__ = [
@@ -27,5 +27,6 @@ __all__ = [
     "format_seconds",
     "predict",
     "predict_unfused",
+    "register_family",
     "violations",
 ]

@@ -16,7 +16,7 @@ from .family import Breaks
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
-from .registry import candidates, family_of, predict, refusals, violations
+from .registry import ON_CHANGE, candidates, family_of, predict, refusals, violations
 from .shape import Size, rows_of
 
 CLOSED_RANGE_LOSS = 0.1
@@ -115,10 +115,11 @@ def choose(
     found = list(candidates(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
-    priced_at = ranges(work, _breaks(found, work, dev))
-    chosen = [
-        best(launchable(found, work, dev, upper), work, dev, inside) for upper, inside in priced_at
-    ]
+    priced_at, chosen = _chosen(found, work, dev)
+    makers = [family_of(plan, work, dev).emitter for plan, _ in chosen]
+    if len(set(makers)) > 1:  # one function is made by one emitter, that of the open range
+        found = [p for p in found if family_of(p, work, dev).emitter == makers[-1]]
+        priced_at, chosen = _chosen(found, work, dev)
     predictions = tuple(
         _predicted(work, dev, upper, inside[-1], plan, fused, backend)
         for (upper, inside), (plan, fused) in zip(priced_at, chosen, strict=True)
@@ -128,6 +129,17 @@ def choose(
         return _unprofitable(losing, is_static=len(priced_at) == 1)
     entries = [(upper, plan) for (upper, _), (plan, _) in zip(priced_at, chosen, strict=True)]
     return Choice(PlanTable(_merged(entries)), predictions)
+
+
+def _chosen(
+    found: list[TilePlan], work: Workload, dev: DeviceSpec
+) -> tuple[list[tuple[int | None, list[Size]]], list[tuple[TilePlan, Prediction]]]:
+    """Return the ranges with the sizes that are priced, and the best plan of each."""
+    priced_at = ranges(work, _breaks(found, work, dev))
+    chosen = [
+        best(launchable(found, work, dev, upper), work, dev, inside) for upper, inside in priced_at
+    ]
+    return priced_at, chosen
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -198,3 +210,6 @@ def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | Non
             merged.pop()
         merged.append((upper, plan))
     return tuple(merged)
+
+
+ON_CHANGE.append(choose.cache_clear)

@@ -79,6 +79,10 @@ class KernelFamily(ABC, Generic[W]):
         Families that are not looked at where this one has a plan: they are never faster.
     cuts_rows : bool
         Whether its plans may have `split_m`.
+    emitter : str
+        ``"module:function"``, imported when needed: takes workload, plan table and target, and
+        returns a scheduled PrimFunc whose parameters are the operands of ``work.graph``.  Empty for
+        the families of this package, whose kernels its own rules and Triton's bridge make.
     breaks : Breaks
         Sizes at which its best plan may change.
     """
@@ -90,6 +94,7 @@ class KernelFamily(ABC, Generic[W]):
     error: ClassVar[float]
     instead_of: ClassVar[tuple[type, ...]] = ()
     cuts_rows: ClassVar[bool] = False
+    emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
     def has(self, plan: TilePlan, work: W) -> bool:

@@ -5,7 +5,10 @@ Nothing else in the estimator knows a workload or a family by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Any
 
 from ..errors import TilePlanError
@@ -39,9 +42,56 @@ FAMILIES: list[Family] = [
 ]
 """Of equal prices, plans of an earlier family are taken."""
 
+ENTRY_POINTS = "relax_fusion.families"
+"""Group of the entry points by which packages bring families: each a `KernelFamily`."""
+
+ON_CHANGE: list[Callable[[], None]] = []
+"""What forgets answers that another family would change."""
+
+
+def register_family(family: Family) -> None:
+    """Add a family, in front of all others.
+
+    Parameters
+    ----------
+    family : KernelFamily
+        Its `emitter` makes its kernels.
+
+    Raises
+    ------
+    TilePlanError
+        If it is no `KernelFamily`, has no emitter, or has a name that is taken.
+    """
+    if not isinstance(family, KernelFamily):
+        raise TilePlanError(f"family is {family!r}, must be a KernelFamily")
+    own = type(family).__name__
+    if not re.fullmatch(r"[\w.]+:\w+", family.emitter):
+        raise TilePlanError(f"family {own}: emitter is {family.emitter!r}, must be module:function")
+    for other in FAMILIES:
+        taken = {*other.names} & {*family.names}
+        same = (other.kind, other.backend) == (family.kind, family.backend)
+        if taken and same and {*other.takes} & {*family.takes}:
+            names = ", ".join(map(repr, sorted(taken)))
+            raise TilePlanError(f"family {own}: {type(other).__name__} is called {names} as well")
+    FAMILIES.insert(0, family)
+    for forget in ON_CHANGE:
+        forget()
+
+
+@cache
+def _load_entry_points() -> None:
+    """Register the families of other packages, once."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            register_family(point.load()())
+        except Exception as err:
+            what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
+            raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
+
 
 def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
     """Return the families that take workloads of this class on such a device."""
+    _load_entry_points()
     return [
         family
         for family in FAMILIES
