@@ -10,28 +10,43 @@ from ..workload import Attention, MatmulChain, NormMatmul, Workload
 from . import separate
 from .families.cpu_chain import cost as chain_cost
 from .prediction import Prediction, next_power
-from .registry import candidates, worth_pricing
+from .registry import Family, Option, options
 from .shape import Size, attention_size, rows_of, tiled_rows
 
 
 def best(
-    found: Sequence[TilePlan], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
-) -> tuple[TilePlan, Prediction]:
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
+) -> tuple[Option, Prediction]:
     """Return the plan that loses least over `sizes`, and its price at the last of them.
 
     What counts is the mean of its time over the best time at each size: a plan that pads few rows
     to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
-    rows = tiled_rows(work, sizes[0]), next_power(tiled_rows(work, sizes[-1]))
-    worth = worth_pricing(found, work, dev, rows)
-    priced = [[family.predict(p, work, dev, size) for family, p in worth] for size in sizes]
+    worth = _worth_pricing(found, work, dev, sizes)
+    priced = [[o.family.predict(o.plan, work, dev, size) for o in worth] for size in sizes]
     least = [min(p.seconds for p in column) for column in priced]
     losses = [
         sum(column[i].seconds / least_s for column, least_s in zip(priced, least, strict=True))
         for i in range(len(worth))
     ]
     index = losses.index(min(losses))
-    return worth[index][1], priced[-1][index]
+    return worth[index], priced[-1][index]
+
+
+def _worth_pricing(
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
+) -> list[Option]:
+    """Return the plans that can be best at some of the sizes, as their families say.
+
+    Where no family offers one, the lowest tiles must do.
+    """
+    rows = tiled_rows(work, sizes[0]), next_power(tiled_rows(work, sizes[-1]))
+    by_family: dict[Family, list[TilePlan]] = {}
+    for option in found:
+        by_family.setdefault(option.family, []).append(option.plan)
+    worth = [Option(f, p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)]
+    lowest = max(rows[1], min((option.plan.block_m for option in found), default=0))
+    return worth or [option for option in found if option.plan.block_m <= lowest]
 
 
 def unfused(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Prediction:
@@ -48,7 +63,7 @@ def unfused(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Predic
 
 def _alone(part: NormMatmul, dev: DeviceSpec, rows: int, backend: str) -> Prediction:
     """Return what one matmul of a chain costs; TVM schedules it where no tile of ours fits."""
-    found = list(candidates(part, dev, backend))
+    found = list(options(part, dev, backend))
     return best(found, part, dev, [rows])[1] if found else predict_unfused(part, dev, rows)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
@@ -12,11 +13,10 @@ from ..tile_plan import PlanTable, TilePlan
 from ..workload import Workload
 from ..workload.checks import check_workload
 from .baseline import best, unfused
-from .family import Breaks
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
-from .registry import ON_CHANGE, candidates, family_of, predict, refusals, violations
+from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
 from .shape import Size, rows_of
 
 CLOSED_RANGE_LOSS = 0.1
@@ -112,34 +112,37 @@ def choose(
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
         return _checked(work, dev, table)
-    found = list(candidates(work, dev, backend))
+    found = list(options(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
-    priced_at, chosen = _chosen(found, work, dev)
-    makers = [family_of(plan, work, dev).emitter for plan, _ in chosen]
-    if len(set(makers)) > 1:  # one function is made by one emitter, that of the open range
-        found = [p for p in found if family_of(p, work, dev).emitter == makers[-1]]
-        priced_at, chosen = _chosen(found, work, dev)
-    predictions = tuple(
-        _predicted(work, dev, upper, inside[-1], plan, fused, backend)
-        for (upper, inside), (plan, fused) in zip(priced_at, chosen, strict=True)
-    )
+    chosen = _chosen(found, work, dev)
+    emitters = [made.option.family.emitter for made in chosen]
+    if len(set(emitters)) > 1:  # one function is made by one emitter, that of the open range
+        chosen = _chosen([o for o in found if o.family.emitter == emitters[-1]], work, dev)
+    predictions = tuple(_predicted(made, work, dev, backend) for made in chosen)
     losing = [p for p in predictions if p.loses]
     if losing and not always:
-        return _unprofitable(losing, is_static=len(priced_at) == 1)
-    entries = [(upper, plan) for (upper, _), (plan, _) in zip(priced_at, chosen, strict=True)]
+        return _unprofitable(losing, is_static=len(chosen) == 1)
+    entries = [(made.upper, made.option.plan) for made in chosen]
     return Choice(PlanTable(_merged(entries)), predictions)
 
 
-def _chosen(
-    found: list[TilePlan], work: Workload, dev: DeviceSpec
-) -> tuple[list[tuple[int | None, list[Size]]], list[tuple[TilePlan, Prediction]]]:
-    """Return the ranges with the sizes that are priced, and the best plan of each."""
-    priced_at = ranges(work, _breaks(found, work, dev))
-    chosen = [
-        best(launchable(found, work, dev, upper), work, dev, inside) for upper, inside in priced_at
+class _Made(NamedTuple):
+    """What serves a range: its last size, the size that was priced, the plan, and its price."""
+
+    upper: int | None
+    size: Size
+    option: Option
+    fused: Prediction
+
+
+def _chosen(found: Sequence[Option], work: Workload, dev: DeviceSpec) -> list[_Made]:
+    """Return the best plan of each range."""
+    breaks = together({option.family.breaks for option in found})
+    return [
+        _Made(upper, inside[-1], *best(launchable(found, work, upper), work, dev, inside))
+        for upper, inside in ranges(work, breaks)
     ]
-    return priced_at, chosen
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -154,34 +157,21 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
+    known = {plan: Option(family_of(plan, work, dev), plan) for _, plan in table.entries}
     predictions = []
-    for upper, (*_, size) in ranges(work, _breaks((p for _, p in table.entries), work, dev)):
-        plan = table.plan_for(rows_of(work, size))
-        priced = predict(work, plan, dev, size)
-        found = _predicted(work, dev, upper, size, plan, priced, plan.backend)
-        predictions.append(replace(found, error=1.0))
+    for upper, (*_, size) in ranges(work, together({o.family.breaks for o in known.values()})):
+        option = known[table.plan_for(rows_of(work, size))]
+        made = _Made(upper, size, option, option.family.predict(option.plan, work, dev, size))
+        predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
     return Choice(table, tuple(predictions))
 
 
-def _breaks(plans: Iterable[TilePlan], work: Workload, dev: DeviceSpec) -> Breaks:
-    """Return where the best of some plans may change."""
-    return together({family_of(plan, work, dev).breaks for plan in plans})
-
-
-def _predicted(
-    work: Workload,
-    dev: DeviceSpec,
-    upper: int | None,
-    size: Size,
-    plan: TilePlan,
-    fused: Prediction,
-    backend: str,
-) -> RangePrediction:
+def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:
     """Compare a plan with separate kernels, under the assumptions of its family."""
-    family = family_of(plan, work, dev)
-    alone = unfused(work, dev, size, backend)
+    family, plan = made.option.family, made.option.plan
+    alone = unfused(work, dev, made.size, backend)
     alone = replace(alone, seconds=alone.seconds + family.fill_s(plan))
-    return RangePrediction(upper, size, fused, alone, family.error)
+    return RangePrediction(made.upper, made.size, made.fused, alone, family.error)
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:

@@ -6,9 +6,11 @@ Nothing else in the estimator knows a workload or a family by name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
+from itertools import chain
 from typing import Any
 
 from ..errors import TilePlanError
@@ -99,6 +101,14 @@ def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
     ]
 
 
+@dataclass(frozen=True)
+class Option:
+    """A plan with the family that it is of."""
+
+    family: Family
+    plan: TilePlan
+
+
 def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
     """Yield plans that fit `work` on `dev`, each once.
 
@@ -113,15 +123,20 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
     backend : {"tir", "triton"}
         Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
     """
+    return (option.plan for option in options(work, dev, backend))
+
+
+def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
+    """Yield `candidates` with their families."""
     for each in dict.fromkeys((backend, "tir")):
-        first = None
-        for first in _fitting(work, dev, each):
-            yield first
+        found = _fitting(work, dev, each)
+        first = next(found, None)
         if first is not None:
+            yield from chain([first], found)
             return
 
 
-def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[TilePlan]:
+def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     left_out: set[type] = set()
     for family in families(work, dev, backend):
         if type(family) in left_out or family.refuses(work, dev):
@@ -129,7 +144,7 @@ def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[TilePlan
         for plan in family.plans(work, dev):
             if next(family.violations(plan, work, dev), None) is None:
                 left_out.update(family.instead_of)
-                yield plan
+                yield Option(family, plan)
 
 
 def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
@@ -203,18 +218,3 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
         Only meaningful for a plan without `violations`.
     """
     return family_of(plan, work, dev).predict(plan, work, dev, size)
-
-
-def worth_pricing(
-    plans: Sequence[TilePlan], work: Workload, dev: DeviceSpec, rows: tuple[int, int]
-) -> list[tuple[Family, TilePlan]]:
-    """Return the plans that can be best for some numbers of tiled rows, as their families say.
-
-    Where no family offers one, the lowest tiles must do.
-    """
-    by_family: dict[Family, list[TilePlan]] = {}
-    for plan in plans:
-        by_family.setdefault(family_of(plan, work, dev), []).append(plan)
-    found = [(f, p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)]
-    lowest = max(rows[1], min((plan.block_m for plan in plans), default=0))
-    return found or [(f, p) for f, own in by_family.items() for p in own if p.block_m <= lowest]
