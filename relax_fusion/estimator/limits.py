@@ -110,9 +110,3 @@ def tile_extents(plan: TilePlan, layouts: Collection[str]) -> dict[str, int]:
     """Return the sizes of a tile along which weights of these layouts lie."""
     along_k = {"block_k": plan.block_k} if "nk" in layouts else {}
     return along_k | ({"block_n": plan.block_n} if "kn" in layouts else {})
-
-
-def has_warps(plan: TilePlan, dev: DeviceSpec) -> Iterator[str]:
-    """Yield that a plan without warps is none for a GPU; other limits divide by its threads."""
-    if plan.num_warps == 0:
-        yield f"num_warps is 0, a kernel for the {dev.label} needs 1 or more"

@@ -182,6 +182,8 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     reason = family.refuses(work, dev)
     if reason is not None:
         return (reason,)
+    if family.kind == "gpu" and plan.num_warps == 0 and plan.backend == "tir":
+        return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
     whole = f"split_m is {plan.split_m}, family {plan.family!r} does not cut rows into parts"
     cut = plan.split_m != 1 and not family.cuts_rows
     return (*([whole] if cut else ()), *family.violations(plan, work, dev))

@@ -8,7 +8,7 @@ from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...tile_plan import TilePlan
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from ..family import Breaks, Footprint, KernelFamily
-from ..limits import VECTOR_LOAD_BYTES, has_warps, one_stage
+from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
 from .few_rows import tiles as few_rows
@@ -77,10 +77,6 @@ class DotProducts(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a block has not, and which groups of threads do not divide k."""
         yield from one_stage(plan)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if no_warps:
-            return
         foot = self.footprint(plan, work, dev)
         yield from matmul_limits(foot, plan, work, dev, is_static=True)
         yield from _groups(plan, work.k, dev)

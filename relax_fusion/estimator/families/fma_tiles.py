@@ -8,7 +8,7 @@ from ...hardware import DeviceSpec
 from ...tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from ..family import Footprint, KernelFamily
-from ..limits import VECTOR_LOAD_BYTES, has_warps, one_stage
+from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
 from .dot_products import is_dot_product
@@ -64,10 +64,6 @@ class FmaTiles(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a block has not; shared memory is declared statically."""
         yield from one_stage(plan)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if no_warps:
-            return
         if plan.block_k > work.k:
             yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
         foot = self.footprint(plan, work, dev)

@@ -8,7 +8,6 @@ from ....hardware import DeviceSpec
 from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Breaks, Footprint, KernelFamily
-from ...limits import has_warps
 from ...prediction import HALF_DTYPES, Prediction
 from ...shape import Size, matmul_shape, rows_of
 from ..fma_tiles import FmaTiles
@@ -52,10 +51,7 @@ class FewRows(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what its tiles, copies and clusters ask for, and what a block has not."""
         yield from few_rows.violations(plan, work, matmul_shape(work), dev)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if not no_warps:
-            yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
+        yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the ring of steps in shared memory, and the registers of a warp."""

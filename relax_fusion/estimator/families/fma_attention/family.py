@@ -9,7 +9,7 @@ from ....hardware import DeviceSpec
 from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...family import Footprint, KernelFamily
-from ...limits import block_limits, has_warps, one_stage, vector_loads
+from ...limits import block_limits, one_stage, vector_loads
 from ...prediction import Prediction, ceil_div, powers
 from ...shape import Size, attention_size
 from ..attention_tiles import (
@@ -51,10 +51,6 @@ class FmaAttention(KernelFamily[Attention]):
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
         """Yield what a block has not; shared memory is declared statically."""
         yield from one_stage(plan)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if no_warps:
-            return
         yield from holds_features(plan, work)
         foot = self.footprint(plan, work, dev)
         yield from block_limits(foot, plan, work, dev, is_static=True)

@@ -8,7 +8,7 @@ from ....hardware import DeviceSpec
 from ....tile_plan import TilePlan
 from ....workload import Attention
 from ...family import Breaks, Footprint, KernelFamily
-from ...limits import block_limits, has_warps, vector_loads
+from ...limits import block_limits, vector_loads
 from ...prediction import Prediction
 from ...shape import Size, attention_size
 from ..attention_tiles import head_extents, holds_features
@@ -44,10 +44,6 @@ class MmaAttention(KernelFamily[Attention]):
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
         """Yield what fragments and copies ask for, and what a block has not."""
         yield from mma_attention.violations(plan, work, dev)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if no_warps:
-            return
         yield from holds_features(plan, work)
         yield from block_limits(self.footprint(plan, work, dev), plan, work, dev)
         yield from vector_loads(plan, work.dtype, head_extents(work))

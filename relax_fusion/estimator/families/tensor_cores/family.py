@@ -8,7 +8,6 @@ from ....hardware import DeviceSpec
 from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Breaks, Footprint, KernelFamily
-from ...limits import has_warps
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
 from ..few_rows.family import FewRows
@@ -65,10 +64,6 @@ class TensorCores(KernelFamily[MatmulWork]):
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and clusters ask for, and what a block has not."""
         yield from mma.violations(plan, matmul_shape(work), dev)
-        no_warps = list(has_warps(plan, dev))
-        yield from no_warps
-        if no_warps:
-            return
         if plan.block_k > work.k:
             yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
