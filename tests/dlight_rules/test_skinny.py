@@ -158,7 +158,7 @@ WRONG = [
     ({"block_k": 256}, "block_k is 256, family 'skinny' takes multiples of 512"),
     ({"lanes": 4}, "lanes is 4, family 'skinny' copies 8 elements at once"),
     ({"num_stages": 1}, "num_stages is 1, family 'skinny' needs 2"),
-    ({"num_warps": 0}, "num_warps is 0, family 'skinny' needs 1"),
+    ({"num_warps": 0}, "num_warps is 0, a kernel for the H200 needs 1"),
     ({"split_k": 9}, "split_k is 9, family 'skinny' has up to 8 parts of k here"),
     ({"num_stages": 20}, "shared memory"),
 ]

@@ -170,13 +170,11 @@ def violations(
         yield f"block_m is {plan.block_m}, family {FAMILY!r} has tiles of {MMA_ROWS} or {MOST_ROWS}"
     units = {
         "block_n": least_columns(shape),
-        "block_k": CHUNK * max(plan.num_warps, 1),
+        "block_k": CHUNK * plan.num_warps,
     }
     for name, unit in units.items():
         if getattr(plan, name) % unit:
             yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} takes multiples of {unit}"
-    if plan.num_warps < 1:
-        yield f"num_warps is {plan.num_warps}, family {FAMILY!r} needs 1"
     if plan.lanes != COPY_LANES:
         yield f"lanes is {plan.lanes}, family {FAMILY!r} copies {COPY_LANES} elements at once"
     if normalises(plan) and not _may_normalise(work):
