@@ -21,6 +21,7 @@ from .errors import (
     TargetError,
     TilePlanError,
 )
+from .estimator import KernelFamily, register_family
 from .fuse_dequantize import FuseDequantize
 from .hardware import DEVICES, DeviceSpec, device
 from .hardware.target import host_target, make_target
@@ -70,6 +71,7 @@ __all__ = [
     "FuseRMSNormMatmul",
     "GatedFFN",
     "KernelError",
+    "KernelFamily",
     "LoweringError",
     "MatmulChain",
     "Norm",
@@ -89,5 +91,6 @@ __all__ = [
     "device",
     "host_target",
     "make_target",
+    "register_family",
     "relax_fusion_pipeline",
 ]

@@ -45,7 +45,8 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .ffi_errors import as_themselves
 from .fuse_dequantize import FuseDequantize
-from .hardware.target import has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
+from .fuse_ops import FuseOps
+from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .in_place import NameInPlaceResults, SeparateWrites
 from .item_groups import InlineItemGroups
 from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
@@ -130,7 +131,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
         CopyConstants(),
         relax.transform.AnnotateTIROpPattern(),
         FoldConstants(),
-        relax.transform.FuseOps(),
+        FuseOps(),
         InlineItemGroups(),
         relax.transform.FuseTIR(),
         BindDeviceTargets(options.target),
@@ -277,6 +278,8 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        if options.report is not None:
+            options.report.device = device_of(options.target).description
         with options.target:
             for file, phase, doing in PHASES:
                 if options.progress is not None:

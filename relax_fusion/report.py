@@ -28,10 +28,14 @@ class Report:
         In the order in which they were made; pass the report to the pipeline to have it filled.
     schedules : list of Scheduling
         One for each PrimFunc, in the order of the module.
+    device : str
+        What was compiled for; the pipeline fills it in.  Where the target names no device, the one
+        whose numbers were taken instead is named here.
     """
 
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
     schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
+    device: str = ""
 
     def __post_init__(self) -> None:
         check(self, PipelineError, "report")
@@ -84,14 +88,15 @@ class Report:
         return json.dumps([_scheduling(s) for s in self.schedules], indent=2)
 
     def text(self) -> str:
-        """Return tables: what was fused (equal kernels counted), what was not, the rules used."""
+        """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
         lines = [
             _fused_table(self.fused),
             validation_table(self.fused),
             _declined_table(self.declined),
             schedules_table(self.schedules),
         ]
-        return "\n\n".join(line for line in lines if line) or "no chain of any pattern was found"
+        found = [line for line in lines if line] or ["no chain of any pattern was found"]
+        return "\n\n".join([f"for {self.device}", *found] if self.device else found)
 
 
 def graphs_text(decisions: list[Decision]) -> str:

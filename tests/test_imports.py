@@ -42,6 +42,7 @@ FLOORS = (
         "stages",
         "ffi_errors",
         "fuse_dequantize",
+        "fuse_ops",
         "kernel_limits",
     ),
     ("passes", "dlight_rules", "triton_bridge"),

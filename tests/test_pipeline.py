@@ -104,7 +104,9 @@ def test_bad_arguments(options: dict[str, object], words: str) -> None:
         pipeline(**options)
 
 
-@pytest.mark.parametrize("target", ["llvm", {"kind": "cuda", "arch": "sm_75"}], ids=str)
+@pytest.mark.parametrize(
+    "target", ["llvm", {"kind": "cuda", "arch": "sm_75", "model": "rtx3080"}], ids=str
+)
 def test_tf32_is_refused_where_no_tensor_cores_multiply_it(target: str | dict[str, str]) -> None:
     target = make_target(target) if isinstance(target, str) else tvm.target.Target(target)
     with pytest.raises(relax_fusion.TargetError, match=r"\(--allow-tf32\) needs a CUDA target"):

@@ -75,7 +75,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.json(facts)
     else:
-        console.result(_text(facts, device.label))
+        console.result(_text(facts, device.description))
     return 0
 
 

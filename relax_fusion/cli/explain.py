@@ -36,7 +36,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         backend=args.backend,
         report=report,
     )
-    console.step(f"looking for chains to fuse for {device.label}")
+    console.step(f"looking for chains to fuse for {device.description}")
     with options.target:
         mod = guarded(lambda: _fused(exported.mod, options), args.target)
         console.step("looking for rules that schedule the kernels")
@@ -44,7 +44,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     facts = {
         "source": source.name,
         "target": str(args.target),
-        "device": device.label,
+        "device": device.description,
         "dtype": exported.dtype,
         "max_seq_len": exported.max_seq_len,
         "batch": exported.batch,
@@ -57,7 +57,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         console.json({**facts, "decisions": decisions, "schedules": schedules})
         return 0
     console.result(
-        f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.label}: "
+        f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.description}: "
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ..estimator.footprint import FEW_ROWS
+from ..estimator.families.attention_tiles import FEW_ROWS
 from ..tile_plan import TilePlan
 from ..workload import Attention
 

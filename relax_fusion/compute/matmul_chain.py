@@ -21,9 +21,9 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
-from ..estimator import mma
-from ..estimator.chain import is_packed, panel_columns
-from ..estimator.panels import FAMILY as PANELS
+from ..estimator.families.cpu_chain.tiles import is_packed, panel_columns
+from ..estimator.families.panels.tiles import FAMILY as PANELS
+from ..estimator.families.tensor_cores import tiles as mma
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
@@ -102,7 +102,7 @@ def _first(acc: te.Tensor) -> Element:
 
 
 def _rounded(value: Element, dtype: str) -> Element:
-    return lambda i, j: value(i, j).astype(dtype)
+    return lambda i, j: as_stored(value(i, j), dtype).astype(dtype)
 
 
 def _reader(layout: WeightLayout, w: te.Tensor) -> Callable[..., tirx.Expr]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import tvm
 import tvm_ffi
@@ -13,10 +14,12 @@ from tvm.target import Target
 
 from ..compute import description
 from ..decision import Scheduling
-from ..errors import Decline, Reason, SchedulingError
-from ..hardware.target import is_gpu
+from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
+from ..estimator.registry import Family, family_of
+from ..hardware.target import device_of, is_gpu
 from ..modules import with_functions
-from ..tile_plan import PLAN_ATTR, PlanTable
+from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..workload import Workload
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .total import TotalRule, apply_tvm_rule, has_blocks
@@ -123,8 +126,14 @@ def schedule_by(
     One for a GPU that leaves accesses of its memory to the host counts as none.
     """
     described = description(func)
-    if described is not None and described[1].entries[0][1].backend == "triton":
-        return None, Scheduling(name, TRITON, described[1])
+    if described is not None:
+        last = described[1].entries[-1][1]
+        if last.backend == "triton":
+            return None, Scheduling(name, TRITON, described[1])
+        family = _family(last, described[0], target)
+        if family is not None and family.emitter:
+            schedule = _emitted(family.emitter, func, described, target)
+            return schedule, Scheduling(name, type(family).__name__, described[1])
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:
         result = _attempt(rule, func, target)
@@ -139,6 +148,26 @@ def schedule_by(
         if isinstance(result, Decline):
             refusals.append((rule_name(rule), result))
     return None, Scheduling(name, "", None, tuple(refusals))
+
+
+def _family(plan: TilePlan, work: Workload, target: Target) -> Family | None:
+    """Return the family of a plan; None where the rules are to say what is wrong with it."""
+    try:
+        return family_of(plan, work, device_of(target))
+    except (TilePlanError, TargetError):
+        return None
+
+
+def _emitted(
+    emitter: str, func: tirx.PrimFunc, described: tuple[Workload, PlanTable], target: Target
+) -> s_tir.Schedule:
+    """Return the function that a family from outside makes in place of `func`."""
+    module, _, function = emitter.partition(":")
+    made = getattr(import_module(module), function)(*described, target)
+    found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
+    if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
+        raise SchedulingError(f"{emitter} made a function of {found}, wanted is {wanted}")
+    return s_tir.Schedule(made)
 
 
 def rule_name(rule: ScheduleRule) -> str:

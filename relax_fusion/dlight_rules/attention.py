@@ -9,7 +9,7 @@ from ..compute import description
 from ..compute.attention import range_suffix
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
-from ..estimator import mma
+from ..estimator.families.tensor_cores import tiles as mma
 from ..hardware.target import device_of, is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention

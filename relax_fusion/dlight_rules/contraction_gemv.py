@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ..estimator.footprint import VECTOR_LOAD_BYTES
+from ..estimator.limits import VECTOR_LOAD_BYTES
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import steps

@@ -8,8 +8,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
-from ..estimator import mma, skinny
-from ..estimator.footprint import is_gemv, stages_norm
+from ..estimator.families.dot_products import is_dot_product, stages_norm
+from ..estimator.families.few_rows import tiles as few_rows
+from ..estimator.families.tensor_cores import tiles as mma
 from ..hardware.target import device_of
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
@@ -36,14 +37,14 @@ def schedule_gpu(
     projections : list of (SBlockRV, SBlockRV)
         Accumulation and epilogue of each.
     """
-    if plan.family in (*mma.FAMILIES, skinny.FAMILY):
+    if plan.family in (*mma.FAMILIES, few_rows.FAMILY):
         return schedule_mma(sch, plan, dependent.is_possible(target))
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
     warp = dev.warp_size
     layouts = {"nk" if steps.reads_along(sch, acc, -1) else "kn" for acc, _ in projections}
-    dots = is_gemv(plan, layouts)
+    dots = is_dot_product(plan, layouts)
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:
         k = sch.get(sch.get_sblock("x_norm")).writes[0].source.ty.shape[-1]

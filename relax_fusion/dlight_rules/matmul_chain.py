@@ -8,8 +8,8 @@ from tvm.target import Target
 from ..compute import description
 from ..compute.ranges import stitch, unless_empty, unstitch
 from ..errors import LoweringError
-from ..estimator import mma
-from ..estimator.panels import FAMILY as PANELS
+from ..estimator.families.panels.tiles import FAMILY as PANELS
+from ..estimator.families.tensor_cores import tiles as mma
 from ..hardware.target import is_gpu
 from ..tile_plan import TilePlan
 from ..workload import MatmulChain

@@ -9,9 +9,8 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
 from ..errors import Decline, Reason
-from ..estimator.candidates import next_power
-from ..estimator.footprint import VECTOR_LOAD_BYTES
-from ..estimator.prediction import ceil_div
+from ..estimator.limits import VECTOR_LOAD_BYTES
+from ..estimator.prediction import ceil_div, next_power
 from ..hardware import DeviceSpec
 from ..hardware.target import device_of, is_cpu, is_gpu
 from ..workload import FLOAT_BYTES

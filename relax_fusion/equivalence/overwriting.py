@@ -6,6 +6,7 @@ matchers and the order of kernels go: only names, views and in-place calls are f
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from tvm import relax
@@ -16,6 +17,8 @@ from ..rebuild import order
 from .region import Region
 
 Roots: TypeAlias = frozenset[Any]
+
+_NAMES = relax.Var | relax.Tuple | relax.TupleGetItem
 
 
 def writers_of(view: BlockView) -> list[relax.Var]:
@@ -28,8 +31,7 @@ def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> st
     if not writers:
         return None
     places = [view.index[v] for v in region.match.covers]
-    reads = [(view.index[v], r) for v, e in region.bindings for r in free_vars(e)]
-    reads = [(at, r) for at, r in reads if r in region.leaves]
+    reads = list(_reads(view, region))
     places += [at for at, _ in reads]
     between = [w for w in writers if min(places) < view.index[w] < max(places)]
     if not between:
@@ -50,6 +52,18 @@ def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> st
             when = "after" if at < number else "before"
             return f"{read.name} is read {when} {writer.name} writes its memory"
     return None
+
+
+def _reads(view: BlockView, region: Region) -> Iterator[tuple[int, relax.Var]]:
+    """Yield where leaves are read; another name, or a tuple, reads nothing itself."""
+    named = {v: e for v, e in region.bindings if isinstance(e, _NAMES)}
+    for var, value in region.bindings:
+        stack = [] if var in named else list(free_vars(value))
+        while stack:
+            read = stack.pop()
+            stack += free_vars(named[read]) if read in named else ()
+            if read in region.leaves:
+                yield view.index[var], read
 
 
 def _written(view: BlockView, writer: relax.Var, known: dict[relax.Var, Roots]) -> Roots:

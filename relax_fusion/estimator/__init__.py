@@ -1,22 +1,23 @@
 """The analytical estimator: which tiles a workload should run with, and whether fusing pays.
 
-    candidates -> footprint, violations -> predict -> choose
+    registry of families: candidates -> footprint, violations -> predict; choose
 
 Pure functions of a `Workload`, a `DeviceSpec` and a `TilePlan`; nothing is measured or compiled.
 """
 
-from .candidates import candidates
+from .baseline import predict_unfused
 from .choose import Choice, RangePrediction, choose
-from .cost import predict, predict_unfused
-from .footprint import Footprint, footprint
+from .family import Breaks, Footprint, KernelFamily
 from .prediction import Prediction, format_seconds
+from .registry import candidates, footprint, predict, register_family, violations
 from .shape import AttentionSize, Size
-from .violations import violations
 
 __all__ = [
     "AttentionSize",
+    "Breaks",
     "Choice",
     "Footprint",
+    "KernelFamily",
     "Prediction",
     "RangePrediction",
     "Size",
@@ -26,5 +27,6 @@ __all__ = [
     "format_seconds",
     "predict",
     "predict_unfused",
+    "register_family",
     "violations",
 ]

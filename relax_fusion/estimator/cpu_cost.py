@@ -15,7 +15,8 @@ from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
-from .footprint import FEW_ROWS, Footprint, attention_width
+from .families.attention_tiles import FEW_ROWS, attention_width
+from .family import Footprint
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape, attention_qo_bytes
 
@@ -109,9 +110,7 @@ class _Step:
     streams: int
 
 
-def matmul_on_cpu(
-    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
-) -> Prediction:
+def matmul_on_cpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
     """Price the fused norm and matmul at `rows` rows, padded to whole blocks."""
     tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
     blocks = ceil_div(rows, plan.block_m)

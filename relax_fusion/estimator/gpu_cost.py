@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
-from .footprint import VECTOR_LOAD_BYTES, Footprint
+from .family import Footprint
+from .limits import VECTOR_LOAD_BYTES
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 
 L2_EFFICIENCY = 0.85

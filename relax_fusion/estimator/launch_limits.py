@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
-from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul, Workload
-from .footprint import is_gemv
-from .prediction import ceil_div
-from .shape import matmul_shape
+from ..workload import Attention, Workload
+from .registry import Option, family_of
 
 GRID_YZ = 65535
 """Blocks along the second and the third dimension of a grid, of CUDA
@@ -29,38 +27,16 @@ def launch_limits(
     most : int, optional
         Rows, or query positions, up to which the plan serves; None if nothing bounds them.
     """
-    if dev.kind != "gpu" or isinstance(work, MatmulChain):
-        return
-    if isinstance(work, Attention):
-        along = _attention(plan, work, most)
-    else:
-        along = _matmul(plan, work, most)
-    for what, blocks in along:
+    return _too_many(Option(family_of(plan, work, dev), plan), work, most)
+
+
+def _too_many(option: Option, work: Workload, most: int | None) -> Iterator[str]:
+    for what, blocks in option.family.blocks(option.plan, work, most):
         if blocks > GRID_YZ:
             yield f"needs {blocks} blocks along {what}, a launch has at most {GRID_YZ}"
 
 
-def _attention(plan: TilePlan, work: Attention, most: int | None) -> Iterator[tuple[str, int]]:
-    if plan.backend == "triton":
-        group = work.q_heads // work.kv_heads
-        yield "the query positions", ceil_div((most or 0) * group, plan.block_m)
-    if plan.backend == "triton" or not plan.family:
-        yield "the heads", work.q_heads
-
-
-def _matmul(
-    plan: TilePlan, work: NormMatmul | GatedFFN, most: int | None
-) -> Iterator[tuple[str, int]]:
-    shape = matmul_shape(work)
-    if plan.family == "gemv" or (not plan.family and is_gemv(plan, shape.layouts)):
-        yield "the rows", most or 0
-    elif not plan.family:
-        yield "the columns", max(ceil_div(n, plan.block_n) for n in shape.n_parts)
-
-
-def launchable(
-    plans: list[TilePlan], work: Workload, dev: DeviceSpec, upper: int | None
-) -> list[TilePlan]:
+def launchable(found: Sequence[Option], work: Workload, upper: int | None) -> Sequence[Option]:
     """Return the plans that can be launched at all sizes of a range; all of them if none can.
 
     Rows that nothing bounds are taken to be too many for a kernel with a block for each.
@@ -68,7 +44,7 @@ def launchable(
     most = served(work, upper)
     if most is None and not isinstance(work, Attention):
         most = GRID_YZ + 1
-    return [p for p in plans if next(launch_limits(p, work, dev, most), None) is None] or plans
+    return [o for o in found if next(_too_many(o, work, most), None) is None] or found
 
 
 def served(work: Workload, upper: int | None) -> int | None:

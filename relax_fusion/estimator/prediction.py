@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +52,18 @@ def ceil_div(a: int, b: int) -> int:
 def power_dividing(value: int, most: int) -> int:
     """Return the largest power of two up to `most` that divides `value`."""
     return min(value & -value, 1 << (most.bit_length() - 1))
+
+
+def powers(first: int, last: int) -> Iterator[int]:
+    """Yield `first`, twice that, and so on up to `last`."""
+    while first <= last:
+        yield first
+        first *= 2
+
+
+def next_power(value: int) -> int:
+    """Return the least power of two that is not below `value`."""
+    return 1 << max(0, value - 1).bit_length()
 
 
 def format_seconds(seconds: float) -> str:

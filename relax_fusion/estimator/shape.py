@@ -168,6 +168,12 @@ def rows_of(work: Workload, size: Size) -> int:
     return attention_size(work, size).q_len if isinstance(work, Attention) else _int_rows(size)
 
 
+def tiled_rows(work: Workload, size: Size) -> int:
+    """Return the rows that tiles cover: in attention, of all query heads that share keys."""
+    rows = rows_of(work, size)
+    return rows * (work.q_heads // work.kv_heads) if isinstance(work, Attention) else rows
+
+
 def _int_rows(size: Size) -> int:
     if not isinstance(size, int):
         raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")

@@ -42,6 +42,10 @@ _XE = DeviceSpec(
     max_blocks_per_sm=16,  # assumed
     warp_size=32,
     wave_size=16,  # guide: SIMD16
+    target_attrs=tuple(
+        (f"supports_{what}", True)
+        for what in ("float16", "int8", "int16", "int64", "8bit_buffer", "16bit_buffer")
+    ),
 )
 
 _M1 = replace(
@@ -49,11 +53,13 @@ _M1 = replace(
     name="m1",
     label="Apple M1",
     target_kind="metal",
+    target_attrs=(("thread_warp_size", 32),),
     sm_count=8,  # Apple
     clock_hz=1.27e9,  # derived: 2.6e12 / (8 cores * 128 lanes * 2 flop)
     dram_bytes_per_s=68.3e9,  # LPDDR4X-4266, 128 bits
     l2_bytes=8 << 20,  # assumed: the system level cache, which the CPU shares
     l2_bytes_per_s=650e9,  # assumed: 64 B a clock and core
+    launch_s=10e-6,  # assumed: as the Iris Xe's
     fma_float32_flops_per_s=2.6e12,  # Apple
     smem_per_sm_bytes=64 << 10,  # assumed: two threadgroups
     smem_per_block_bytes=32 << 10,  # Metal
@@ -70,6 +76,7 @@ _MI300X = replace(
     name="mi300x",
     label="MI300X",
     target_kind="rocm",
+    target_attrs=(("mcpu", "gfx942"),),
     sm_count=304,  # CDNA3
     clock_hz=2.1e9,  # CDNA3
     dram_bytes_per_s=5.3e12,  # CDNA3
@@ -92,6 +99,7 @@ _ADRENO = replace(
     name="adreno730",
     label="Adreno 730",
     target_kind="opencl",
+    target_attrs=(("device", "adreno"),),
     sm_count=4,  # assumed
     clock_hz=900e6,  # C&C: the highest
     dram_bytes_per_s=51.2e9,  # LPDDR5-6400, 64 bits
@@ -114,6 +122,7 @@ _MALI = replace(
     name="mali_g710",
     label="Mali-G710 MP10",
     target_kind="opencl",
+    target_attrs=(("device", "mali"),),
     sm_count=10,  # the Dimensity 9000
     clock_hz=850e6,  # the same
     dram_bytes_per_s=60e9,  # LPDDR5X-7500, 64 bits

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import TargetError
+from .capabilities import NO_CAPABILITIES, Capabilities
+from .instructions import MatrixInstruction
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class DeviceSpec:
         Which of the two execution models applies.
     arch : str
         What the code generator is told of an NVIDIA GPU (``"sm_90a"``); empty for all others.
+        What such a GPU can do is in `capabilities`.
     sm_count : int
         Streaming multiprocessors, or cores.
     clock_hz : float
@@ -53,8 +56,14 @@ class DeviceSpec:
         Vector multiply-adds that one core starts each cycle.
     target_kind : str
         The kind of TVM target that compiles for it.
+    target_attrs : tuple of (str, object)
+        What else that target has to say.
     missing_dtypes : tuple of str
         Element types that its kernels cannot read or write.
+    capabilities : Capabilities
+        What its instructions offer to kernels.
+    modelled_on : str
+        Label of the device whose numbers these are, where a target named none; else empty.
     """
 
     name: str
@@ -86,7 +95,10 @@ class DeviceSpec:
     fma_per_cycle: int = 0
     wave_size: int = 32
     target_kind: str = "cuda"
+    target_attrs: tuple[tuple[str, Any], ...] = ()
     missing_dtypes: tuple[str, ...] = ()
+    capabilities: Capabilities = NO_CAPABILITIES
+    modelled_on: str = ""
 
     def __post_init__(self) -> None:
         """Refuse numbers that contradict each other."""
@@ -118,6 +130,12 @@ class DeviceSpec:
                 f"device {self.name!r}: a block may have {self.max_threads_per_block} threads, "
                 f"more than the {self.max_threads_per_sm} of its multiprocessor"
             )
+        for each in self.capabilities.matrix_instructions:
+            if self.tensor_flops_per_s(each.dtype) <= 0:
+                raise TargetError(
+                    f"device {self.name!r}: it has {each.name} of {each.dtype}, whose tensor-core "
+                    "rate must be > 0"
+                )
         if self.wave_size & (self.wave_size - 1):
             raise TargetError(
                 f"device {self.name!r}: wave_size is {self.wave_size}, must be a power of two"
@@ -129,10 +147,17 @@ class DeviceSpec:
             )
 
     @property
-    def capability(self) -> int:
-        """Ten times the compute capability (90 for sm_90a); 0 where there is no CUDA."""
-        digits = self.arch.removeprefix("sm_").rstrip("af")
-        return int(digits) if self.arch.startswith("sm_") and digits.isdigit() else 0
+    def description(self) -> str:
+        """The label, and the device that stands in where the target named none."""
+        return f"{self.label}, priced as {self.modelled_on}" if self.modelled_on else self.label
+
+    def can_generate(self, instruction: MatrixInstruction) -> bool:
+        """Tell whether code that is generated for `arch` may use an instruction.
+
+        Those of warp groups belong to one architecture, which must be named in full (``sm_90a``).
+        """
+        named = instruction.warps == 1 or self.arch.endswith("a")
+        return named and instruction in self.capabilities.matrix_instructions
 
     def tensor_flops_per_s(self, dtype: str) -> float:
         """Return the tensor-core rate of `dtype`; 0 where the device has none for it."""

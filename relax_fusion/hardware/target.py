@@ -14,31 +14,16 @@ from tvm.target import Target, codegen
 
 from ..errors import TargetError
 from ..validation import shown
-from .devices import DEVICES, STATIC_SMEM_BYTES, DeviceSpec, device, generic_cpu
+from .cpu import generic_cpu
+from .devices import DEVICES, device
+from .instructions import MMA
+from .nvidia import ARCHITECTURES, STATIC_SMEM_BYTES, capability_of
+from .spec import DeviceSpec
 
-_GPU_BY_ARCH = {"sm_80": "a100", "sm_86": "rtx3080", "sm_89": "rtx4090", "sm_90": "h100"}
 _GPU_BY_DEVICE = {"adreno": "adreno730", "mali": "mali_g710"}
 _GPU_BY_KIND = {"metal": "m1", "rocm": "mi300x"}
-"""The device that stands for an architecture, a ``device`` attribute or a kind of target when the
-target names none (``model``); for every other target, an integrated GPU of a laptop."""
-
-_ARCHITECTURES = (
-    *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
-    *(100, 101, 103, 110, 120, 121),
-)
-"""The numbers of NVIDIA's architectures for which CUDA 12 or 13 compiles."""
-
-_DETAILS: dict[str, dict[str, Any]] = {
-    "m1": {"thread_warp_size": 32},
-    "mi300x": {"mcpu": "gfx942"},
-    "adreno730": {"device": "adreno"},
-    "mali_g710": {"device": "mali"},
-    "iris_xe": {
-        f"supports_{what}": True
-        for what in ("float16", "int8", "int16", "int64", "8bit_buffer", "16bit_buffer")
-    },
-}
-"""What else the target of a device has to say."""
+"""The device that stands for a ``device`` attribute or a kind of target when the target names none
+(``model``); for every other target but CUDA's, an integrated GPU of a laptop."""
 
 LEAST_SMEM_BYTES = 16 * 1024
 """Shared memory that every device has of an API whose target states none (Vulkan's
@@ -151,21 +136,27 @@ def _named(spec: DeviceSpec) -> Target:
     if spec.target_kind == "cuda":
         config |= {"arch": spec.arch, "thread_warp_size": spec.warp_size}
         config["max_shared_memory_per_block"] = STATIC_SMEM_BYTES
-    return Target({**config, **_DETAILS.get(spec.name, {})}, host=Target("llvm"))
+    try:
+        return Target({**config, **dict(spec.target_attrs)}, host=Target("llvm"))
+    except (ValueError, RuntimeError, TypeError, LookupError) as err:
+        raise TargetError(
+            f"device {spec.name!r}: TVM reads no target of kind {spec.target_kind!r} with "
+            f"{shown(dict(spec.target_attrs))}"
+        ) from err
 
 
 def device_of(target: Target) -> DeviceSpec:
     """Return the device that `target` compiles for.
 
-    The ``model`` attribute names it.  Without one, the usual device of a CUDA target's ``arch``
-    stands in, under the architecture's own name, and one GPU of its kind for any other target,
-    within the limits of threads, shared memory and element types that the target states.
+    The ``model`` attribute names it.  Without one, a device of the same architecture stands in for
+    a CUDA target, and one GPU of its kind for any other, within the limits of threads, shared
+    memory and element types that the target states; `DeviceSpec.modelled_on` tells which.
 
     Raises
     ------
     TargetError
-        If the target is neither a GPU nor LLVM, a limit is no number that a device could have, or
-        nobody knows its processor or architecture.
+        If the target is neither a GPU nor LLVM, a limit is no number that a device could have,
+        nobody knows its processor or architecture, or no device of its architecture is known.
     """
     attrs = {str(k): v for k, v in target.attrs.items()}
     for part in (target, target.host):
@@ -176,18 +167,11 @@ def device_of(target: Target) -> DeviceSpec:
     if not is_gpu(target):
         raise TargetError(f"target kind {target.kind.name!r} is not supported; use llvm or a GPU")
     limits = _limits(target, attrs)
-    model = str(attrs.get("model", "")).lower()
-    named = DEVICES.get(model)
+    named = DEVICES.get(str(attrs.get("model", "")).lower())
     if named is not None and named.target_kind != target.kind.name:
         named = None
     if is_cuda(target):
-        arch = str(attrs.get("arch", "")).rstrip("af")
-        if arch and arch not in [f"sm_{number}" for number in _ARCHITECTURES]:
-            known = ", ".join(f"sm_{number}" for number in _ARCHITECTURES)
-            raise TargetError(f"target 'cuda': arch is {shown(attrs['arch'])}, must be of {known}")
-        spec = named or device(_GPU_BY_ARCH.get(arch, "rtx3080"))
-        stated = str(attrs.get("arch", spec.arch))
-        return spec if spec.arch == stated else replace(spec, arch=stated)
+        return _nvidia(str(attrs.get("arch", "")), named)
     stated = str(attrs.get("device", ""))
     usual = _GPU_BY_DEVICE.get(stated) or _GPU_BY_KIND.get(target.kind.name, "iris_xe")
     spec = named or device(usual)
@@ -196,10 +180,47 @@ def device_of(target: Target) -> DeviceSpec:
     return replace(
         spec,
         label=spec.label if named else f"{target.kind.name} GPU",
+        modelled_on="" if named else spec.label,
         max_threads_per_block=min(spec.max_threads_per_block, threads),
         smem_per_block_bytes=min(spec.smem_per_block_bytes, smem),
         wave_size=max(spec.wave_size, limits.get("thread_warp_size", 1)),
         missing_dtypes=_missing_dtypes(target, attrs),
+    )
+
+
+def _nvidia(arch: str, named: DeviceSpec | None) -> DeviceSpec:
+    """Return the device that a CUDA target names, or one of its architecture, as one of `arch`.
+
+    A device of another architecture lends its numbers; instructions are those of `arch`.
+    """
+    capability = capability_of(arch)
+    spec = named or _of_capability(capability, arch)
+    if spec.arch == arch:
+        return spec
+    if capability_of(spec.arch) == capability:  # sm_90 instead of sm_90a
+        return replace(spec, arch=arch)
+    found = ARCHITECTURES[capability]
+    smem = min(spec.smem_per_block_bytes, found.smem_per_block_bytes or sys.maxsize)
+    lent = replace(spec, capabilities=found.capabilities, smem_per_block_bytes=smem, arch=arch)
+    return _standing_in(lent, arch)
+
+
+def _standing_in(spec: DeviceSpec, arch: str) -> DeviceSpec:
+    return replace(spec, label=f"{arch} GPU", modelled_on=spec.label)
+
+
+def _of_capability(capability: int, arch: str) -> DeviceSpec:
+    """Return the device that stands for a CUDA target which names none."""
+    gpus = [spec for spec in DEVICES.values() if spec.target_kind == "cuda"]
+    for spec in gpus:
+        if capability_of(spec.arch) == capability:
+            return _standing_in(spec, arch)
+    known = ", ".join(spec.name for spec in gpus)
+    why = ", which TVM takes where it finds no GPU," if arch == "sm_50" else ""
+    raise TargetError(
+        f"target 'cuda': no device of arch {arch!r}{why} is known; name the nearest in the "
+        f"target's attribute 'model' (of {known}), or describe yours by "
+        "relax_fusion.hardware.register(DeviceSpec(...))"
     )
 
 
@@ -276,7 +297,7 @@ def without_tensor_cores(target: Target) -> Target:
 
 def has_triton(target: Target) -> bool:
     """Tell whether Triton kernels can be compiled for `target`: CUDA, sm_80 or newer."""
-    return _is_ampere_or_newer(target)
+    return is_cuda(target) and device_of(target).capabilities.async_copies
 
 
 def require_tf32(target: Target) -> None:
@@ -287,33 +308,27 @@ def require_tf32(target: Target) -> None:
     TargetError
         If the target is not CUDA, or older than sm_80.
     """
-    if not _is_ampere_or_newer(target):
+    found = device_of(target).capabilities.matrix_instructions if is_cuda(target) else ()
+    if MMA["float32"] not in found:
         raise TargetError(
             f"allow_tf32=True (--allow-tf32) needs a CUDA target, sm_80 or newer: {target}"
         )
 
 
-def _is_ampere_or_newer(target: Target) -> bool:
-    arch = str(target.attrs.get("arch", "")) if is_cuda(target) else ""
-    return arch.startswith("sm_") and compute_capability(target) >= 80
-
-
 def compute_capability(target: Target) -> int:
-    """Return ten times the major plus the minor compute capability of a CUDA target.
+    """Return ten times the compute capability of a CUDA target, for code generators.
 
     Raises
     ------
     TargetError
-        If the target is not CUDA, or names no architecture.
+        If the target is not CUDA, or names no architecture that there is.
     """
-    arch = str(target.attrs.get("arch", "")) if is_cuda(target) else ""
-    digits = arch.removeprefix("sm_").rstrip("af")
-    if not arch.startswith("sm_") or not digits.isdigit():
+    if not is_cuda(target):
         raise TargetError(
             f"target {target} names no CUDA architecture; Triton kernels need one, such as 'h200' "
             'or {"kind": "cuda", "arch": "sm_90a"}'
         )
-    return int(digits)
+    return capability_of(str(target.attrs.get("arch", "")))
 
 
 def user_cache_directory() -> Path:

@@ -8,8 +8,8 @@ import tvm
 from tvm import ir, relax
 
 from ..chains import epilogue, linear, norm_matmul, plain_prologue, with_rope
+from ..estimator.families.triton_matmul.plans import split_epilogue
 from ..estimator.prediction import HALF_DTYPES
-from ..estimator.triton import split_epilogue
 from ..lowering import FuseOptions, fuse
 from ..pattern import BlockView, Match
 from ..shapes import dtype_of

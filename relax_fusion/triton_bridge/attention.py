@@ -14,7 +14,7 @@ from tvm import ir, tirx
 
 from ..errors import LoweringError
 from ..estimator import AttentionSize
-from ..estimator.triton_attention_tiles import (
+from ..estimator.families.triton_attention.tiles import (
     FEW_MERGED_ROWS,
     MAPPED_FAMILIES,
     capacity,
@@ -60,8 +60,7 @@ def attention_cases(
     Parameters
     ----------
     work : Attention
-        What to compute; one that `relax_fusion.estimator.triton_attention.unsupported` has nothing
-        against.
+        What to compute; one that the family `TritonAttention` does not refuse.
     plan : TilePlan
         Family and tiles.
     inputs : sequence of Expr

@@ -15,7 +15,7 @@ from ..tile_plan import TilePlan
 from ..workload import Attention, HeadLayout, MaskDims
 from .arguments import OUT, Workspace, row_major_strides
 from .kernel import KernelOptions
-from .steps import DEPENDENT_CAPABILITY, FEW_ROWS, Step, given_or
+from .steps import FEW_ROWS, Step, given_or
 
 Case = tuple[Any, list[Step]]
 """A condition, and the launches, in order, where it is the first of several that holds."""
@@ -68,7 +68,7 @@ class AttentionCall:
     @property
     def dependent(self) -> bool:
         """Whether the launch overlaps the end of the one before it, as `Contraction.dependent`."""
-        if self.dev.capability < DEPENDENT_CAPABILITY or self.most_queries is None:
+        if not self.dev.capabilities.dependent_launch or self.most_queries is None:
             return False
         batch = self.work.batch if isinstance(self.work.batch, int) else 1
         return batch * self.most_queries <= FEW_ROWS

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ..estimator.triton_attention_tiles import (
+from ..estimator.families.triton_attention.tiles import (
     HALVES_BLOCKS,
     MAPPED_KEYS,
     bias_tiles,
@@ -15,6 +15,7 @@ from ..estimator.triton_attention_tiles import (
     padded,
     query_stages,
 )
+from ..hardware.instructions import WARP_GROUP_MMA
 from ..workload import DTYPE_BYTES
 from .arguments import OUT, TensorMap
 from .attention_call import AttentionCall, Case, at_most, int32, int64
@@ -23,7 +24,7 @@ from .kernels.attention_groups import attention_groups
 from .kernels.attention_halves import attention_halves
 from .steps import Step, ceil_div
 
-WARP_GROUP_ROWS = 64
+WARP_GROUP_ROWS = WARP_GROUP_MMA["float16"].m
 """Query rows of a warp group, the height of its matrix instructions."""
 
 SECTION, EVERY_SECTION = 8, 1 << 16

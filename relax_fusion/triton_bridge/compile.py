@@ -19,22 +19,9 @@ from triton import knobs
 from triton.errors import TritonError
 
 from ..errors import KernelError
+from ..hardware.nvidia import ARCHITECTURES
 from .cache import KernelCache
 from .kernel import CompiledKernel, KernelSource, TensorMapLayout, check_entry
-
-SMEM_PER_BLOCK_BYTES = {
-    80: 163 << 10,
-    86: 99 << 10,
-    87: 163 << 10,
-    89: 99 << 10,
-    90: 227 << 10,
-    100: 227 << 10,
-    103: 227 << 10,
-    120: 99 << 10,
-    121: 99 << 10,
-}
-"""Shared memory that one thread block may use, by compute capability (CUDA C++ Programming Guide,
-table "Technical Specifications per Compute Capability")."""
 
 SCRATCH_ALIGN = 256
 """Alignment of what TVM allocates on a CUDA device (that of `cudaMalloc`)."""
@@ -104,15 +91,18 @@ def _nothing_kept() -> Iterator[None]:
 
 def _check_device(source: KernelSource) -> None:
     """Refuse what an architecture lacks, before the compiler fails in words of its own."""
-    wants = {
-        "num_ctas > 1 (clusters)": source.options.num_ctas > 1,
-        "dependent_launch": source.options.dependent_launch,
-        "a tensor map": any(kind.startswith("tensordesc") for kind in source.types.values()),
-    }
-    if source.capability < 80:
+    if source.capability not in ARCHITECTURES:
+        raise KernelError(f"{source.name}: there is no architecture sm_{source.capability}")
+    has = ARCHITECTURES[source.capability].capabilities
+    if not has.async_copies:
         raise KernelError(f"{source.name}: sm_{source.capability} is older than sm_80")
-    for what, wanted in wants.items():
-        if wanted and source.capability < 90:
+    wants = {
+        "num_ctas > 1 (clusters)": (source.options.num_ctas > 1, has.clusters),
+        "dependent_launch": (source.options.dependent_launch, has.dependent_launch),
+        "a tensor map": (any(t.startswith("tensordesc") for t in source.types.values()), has.tma),
+    }
+    for what, (wanted, had) in wants.items():
+        if wanted and not had:
             raise KernelError(
                 f"{source.name}: {what} needs sm_90 or newer; the target is sm_{source.capability}"
             )
@@ -181,8 +171,8 @@ def check_resources(kernel: CompiledKernel, profiler_bytes: int) -> None:
         If it needs more shared memory than a thread block has, global memory that is aligned
         better than TVM's, or the buffer of Triton's profiler.
     """
-    limit = SMEM_PER_BLOCK_BYTES.get(kernel.capability)
-    if limit is not None and kernel.shared_bytes > limit:
+    limit = ARCHITECTURES[kernel.capability].smem_per_block_bytes
+    if limit and kernel.shared_bytes > limit:
         raise KernelError(
             f"{kernel.entry} needs {kernel.shared_bytes} bytes of shared memory; {kernel.arch} has "
             f"{limit} per thread block: use smaller tiles or fewer stages"

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir
 
 from ..errors import LoweringError
-from ..estimator.triton import norm_inside
+from ..estimator.families.triton_matmul.plans import norm_inside
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
@@ -48,7 +48,7 @@ def contraction_steps(
     Parameters
     ----------
     work : NormMatmul or GatedFFN
-        What to compute; one that `relax_fusion.estimator.triton.unsupported` has nothing against.
+        What to compute; one that the family `TritonMatmul` does not refuse.
     plan : TilePlan
         Family and tiles.
     inputs : sequence of relax.Expr

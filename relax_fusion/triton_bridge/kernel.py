@@ -18,6 +18,7 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
+from ..hardware.nvidia import native_arch
 from ..validation import check
 from .abi import c_type, size_of, tensor_map_rank
 
@@ -264,7 +265,7 @@ class CompiledKernel:
     @property
     def arch(self) -> str:
         """The architecture as ptxas calls it."""
-        return f"sm_{self.capability}{'a' if self.capability >= 90 else ''}"
+        return native_arch(self.capability)
 
     @property
     def launcher(self) -> str:
@@ -330,11 +331,8 @@ def check_entry(kernel: CompiledKernel) -> None:
     """
     text = kernel.ptx.decode(errors="replace")
     entry = re.search(rf"\.entry\s+{re.escape(kernel.entry)}\s*\(([^)]*)\)", text)
-    declared = (
-        re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.([bfsu])(\d+)([^,]*)", entry[1])
-        if (entry)
-        else []
-    )
+    param = r"\.param\s+(?:\.align\s+\d+\s+)?\.([bfsu])(\d+)([^,]*)"
+    declared = re.findall(param, entry[1]) if entry else []
     sizes = []
     for _, bits, rest in declared:
         length = re.search(r"\[(\d+)\]", rest)

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from ..errors import LoweringError
-from ..estimator.triton import split_epilogue
+from ..estimator.families.triton_matmul.plans import split_epilogue
 from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
 from .arguments import Out
 

@@ -17,9 +17,6 @@ from .kernel import KernelOptions
 from .kernels.split_reduce import split_reduce
 from .operands import Product
 
-DEPENDENT_CAPABILITY = 90
-"""Ten times the compute capability that brought programmatic dependent launch."""
-
 FEW_ROWS = 512
 """Rows up to which a launch begins while the one before it is in full swing.  With more, its
 waiting programs take the room of those that still have work (measured on an H200: 8 us slower at
@@ -106,7 +103,7 @@ class Contraction:
         writes anything, so one that has ended knows that all before it have.
         """
         persistent = self.plan.family == "persistent"  # one block a multiprocessor: few that wait
-        return self.dev.capability >= DEPENDENT_CAPABILITY and (self.few_rows or persistent)
+        return self.dev.capabilities.dependent_launch and (self.few_rows or persistent)
 
     @property
     def few_rows(self) -> bool:

@@ -13,7 +13,8 @@ from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
-from relax_fusion.estimator import candidates, skinny
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
@@ -142,7 +143,7 @@ def test_cuda_ranges(work: Work) -> None:
     source = cuda_source(work, table)
     outputs = len(work.outputs) if isinstance(work, NormMatmul) else 1
     # Only dot products of a single projection, and few rows on tensor cores, normalise their own.
-    few = [p.family == skinny.FAMILY and skinny.normalises(p) for _, p in table.entries]
+    few = [p.family == few_rows.FAMILY and few_rows.normalises(p) for _, p in table.entries]
     dots = [p.block_m == 1 and outputs == 1 for _, p in table.entries]
     norms = sum(not (a or b) for a, b in zip(few, dots, strict=True))
     layout = "kn" if isinstance(work, NormMatmul) and work.outputs[0].layout == "kn" else "nk"

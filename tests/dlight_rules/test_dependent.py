@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, footprint, skinny
+from relax_fusion.estimator import candidates, footprint
+from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
@@ -25,7 +26,7 @@ WAIT, ANNOUNCE = "griddepcontrol_wait()", "griddepcontrol_launch_dependents()"
 def plan_of(work: Work, family: str, inside: bool = False) -> TilePlan:
     """Return the smallest plan of a family with a kernel for the norm, or with it `inside`."""
     found = [p for p in candidates(work, H200) if p.family == family]
-    fitting = [p for p in found if (family == skinny.FAMILY and skinny.normalises(p)) == inside]
+    fitting = [p for p in found if (family == few_rows.FAMILY and few_rows.normalises(p)) == inside]
     return min(fitting, key=lambda p: (p.block_m * p.block_n, p.num_stages))
 
 
@@ -39,7 +40,7 @@ def launches(host: str) -> list[str]:
     return re.findall(r"call_ffi_kernel\(.*launch_params=\[(.*?)\]", host)
 
 
-@pytest.mark.parametrize("family", [skinny.FAMILY, "mma", "wgmma"])
+@pytest.mark.parametrize("family", [few_rows.FAMILY, "mma", "wgmma"])
 def test_products_begin_while_a_norm_is_computed(family: str) -> None:
     plan = plan_of(NORMED, family)
     text, host = compiled(NORMED, plan)
@@ -51,14 +52,17 @@ def test_products_begin_while_a_norm_is_computed(family: str) -> None:
         assert product.count(WAIT) == 1
         assert ANNOUNCE not in product
         assert product.index(WAIT) < product.index("x_norm_ptr")
-        assert (product.index(f"w{index}_ptr") < product.index(WAIT)) == (family == skinny.FAMILY)
+        assert (product.index(f"w{index}_ptr") < product.index(WAIT)) == (family == few_rows.FAMILY)
     found = launches(host)
     assert len(found) == 3
     assert all("programtic_dependent_launch" in params for params in found)
 
 
 def test_every_kernel_of_every_range_waits() -> None:
-    few, one = plan_of(NORMED, skinny.FAMILY), plan_of(replace(NORMED, rows=1), skinny.FAMILY, True)
+    few, one = (
+        plan_of(NORMED, few_rows.FAMILY),
+        plan_of(replace(NORMED, rows=1), few_rows.FAMILY, True),
+    )
     table = PlanTable(((1, one), (16, few), (None, plan_of(NORMED, "mma"))))
     for body in bodies(compiled(NORMED, table)[0]):
         assert body.count(WAIT) == 1
@@ -71,7 +75,7 @@ def test_every_kernel_of_every_range_waits() -> None:
 )
 def test_other_launches_are_plain(target: str, inside: bool, has_norm: bool) -> None:
     work = replace(NORMED, outputs=(plain(512),), rows=1, norm=RMS if has_norm else None)
-    text, host = compiled(work, plan_of(work, skinny.FAMILY, inside), make_target(target))
+    text, host = compiled(work, plan_of(work, few_rows.FAMILY, inside), make_target(target))
     assert len(bodies(text)) == (2 if has_norm and not inside else 1)
     assert "griddepcontrol" not in text
     assert "programtic" not in host
@@ -90,7 +94,7 @@ def check_shared_memory(work: Work, plan: TilePlan, text: str, host: str) -> Non
 
 GATED = replace(HALF_GATED, rows=1, k=4096, n=64, norm=RMS)
 FEW = TilePlan(
-    *(8, 16, 256), reg_m=1, reg_n=16, lanes=8, num_stages=2, num_warps=4, family=skinny.FAMILY
+    *(8, 16, 256), reg_m=1, reg_n=16, lanes=8, num_stages=2, num_warps=4, family=few_rows.FAMILY
 )
 
 

@@ -11,7 +11,9 @@ from relax_fusion import make_target
 from relax_fusion.dlight_rules import ForeignMatmulRule
 from relax_fusion.dlight_rules.foreign import plans as foreign_plans
 from relax_fusion.errors import Decline
-from relax_fusion.estimator import Choice, candidates, choose, decoded, skinny
+from relax_fusion.estimator import Choice, candidates, choose
+from relax_fusion.estimator.families.few_rows import dequantised
+from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import NormMatmul
@@ -72,7 +74,7 @@ def check_numbers(case: Quantised, family: str) -> None:
 
 @pytest.mark.parametrize("name", FEW_ROWS)
 def test_numbers_of_few_rows(name: str) -> None:
-    check_numbers(FEW_ROWS[name], skinny.FAMILY)
+    check_numbers(FEW_ROWS[name], few_rows.FAMILY)
 
 
 @pytest.mark.parametrize("name", MANY_ROWS)
@@ -91,7 +93,7 @@ def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("rows", [3, 16])
 def test_numbers_of_wide_blocks(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoded, "COLUMNS", (32,))
+    monkeypatch.setattr(dequantised, "COLUMNS", (32,))
     case = replace(FEW, n=40, rows=rows, k=128)
     assert plans(scheduled(case))[0].block_n == 32
-    check_numbers(case, skinny.FAMILY)
+    check_numbers(case, few_rows.FAMILY)

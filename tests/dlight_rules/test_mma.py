@@ -15,7 +15,7 @@ from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.mma import smem_bytes
+from relax_fusion.estimator.families.tensor_cores.tiles import smem_bytes
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan

@@ -14,8 +14,9 @@ from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, with_mma_attention
 from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
-from relax_fusion.estimator import candidates, mma
-from relax_fusion.estimator.mma_attention import copy_lanes
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.mma_attention.tiles import copy_lanes
+from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim

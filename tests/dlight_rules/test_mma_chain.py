@@ -12,6 +12,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.matmul_chain import MatmulChainRule
 from relax_fusion.dlight_rules.tensor_cores.chain import with_mma_chain
 from relax_fusion.estimator import candidates, footprint, predict, violations
+from relax_fusion.hardware import NO_CAPABILITIES
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
@@ -105,7 +106,7 @@ def test_wide_intermediates_and_float32_have_no_plan() -> None:
     assert not list(candidates(replace(LORA, r=2048), H200))
     assert not list(candidates(replace(LORA, dtype="float32", out_dtype="float32"), H200))
     assert not list(candidates(replace(LORA, k=4095), H200))
-    assert not list(candidates(LORA, replace(H200, arch="sm_75")))
+    assert not list(candidates(LORA, replace(H200, capabilities=NO_CAPABILITIES)))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores.skinny_kernel import SkinnyKernel
-from relax_fusion.estimator import candidates, choose, footprint, skinny, violations
+from relax_fusion.estimator import candidates, choose, footprint, violations
+from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, make_target
@@ -33,7 +34,7 @@ LLAMA = replace(HALF, rows=1, k=4096, outputs=(plain(6144),), norm=RMS)
 
 def plans(work: Work) -> list[TilePlan]:
     """Return the plans of the family for a workload."""
-    return [plan for plan in candidates(work, H200) if plan.family == skinny.FAMILY]
+    return [plan for plan in candidates(work, H200) if plan.family == few_rows.FAMILY]
 
 
 def small_plans(work: Work) -> list[TilePlan]:
@@ -42,7 +43,7 @@ def small_plans(work: Work) -> list[TilePlan]:
     Eight warps have more threads than the least tile has elements.
     """
     found = sorted(plans(work), key=lambda p: (p.block_n, -p.num_stages))
-    alone = [p for p in found if work.norm is None or skinny.normalises(p)]
+    alone = [p for p in found if work.norm is None or few_rows.normalises(p)]
     whole = [p for p in reversed(alone) if p.split_k == 1]
     split = [p for p in alone if p.split_k > 1]
     return [*{(p.block_m, p.num_warps): p for p in whole}.values(), *split[:1]]
@@ -56,7 +57,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
     results = [np.full(np.prod(shape), np.nan, dtype) for shape, dtype in shapes]
     tensors = {p.name: a for p, a in zip(func.params, [*inputs, *results], strict=True)}
-    if case.work.norm and not skinny.normalises(plan):  # the kernel in front is not run
+    if case.work.norm and not few_rows.normalises(plan):  # the kernel in front is not run
         rows = case.normalised(case.inputs(), "float32")
         tensors["x_norm"] = rows.astype(tensors["x"].dtype).reshape(-1)
     for index in range(len(results)):
@@ -74,7 +75,7 @@ def test_numbers(case: Case) -> None:
 
 def test_numbers_behind_a_norm() -> None:
     case = next(case for case in few_rows_cases() if case.name == "few_three")
-    plan = next(p for p in plans(case.work) if not skinny.normalises(p))
+    plan = next(p for p in plans(case.work) if not few_rows.normalises(p))
     case.check(case.inputs(), computed(case, plan), stored=True)
 
 
@@ -106,7 +107,7 @@ def test_the_check_of_numbers_notices_a_wrong_column(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("inside", [True, False])
 def test_weights_pass_no_barrier(layout: WeightLayout, inside: bool) -> None:
     work = replace(LLAMA, outputs=(plain(6144, layout=layout),))
-    plan = next(p for p in plans(work) if skinny.normalises(p) == inside)
+    plan = next(p for p in plans(work) if few_rows.normalises(p) == inside)
     found = kernels(compiled(work, plan)[0])
     assert len(found) == (1 if inside else 2)  # the norm in front
     product = next(kernel for kernel in found if "mma_sync" in kernel)
@@ -124,12 +125,12 @@ def test_launches_ask_for_the_shared_memory_of_the_plan() -> None:
         asked = re.findall(
             r"T\.int64\((\d+)\), launch_params=.*dyn_shared", compiled(LLAMA, plan)[1]
         )
-        assert [int(size) for size in asked] == [skinny.smem_bytes(plan, matmul_shape(LLAMA))]
+        assert [int(size) for size in asked] == [few_rows.smem_bytes(plan, matmul_shape(LLAMA))]
 
 
 def test_nothing_is_launched_for_no_rows() -> None:
     work = replace(LLAMA, rows=ROWS)
-    text = compiled(work, next(p for p in plans(work) if not skinny.normalises(p)))[1]
+    text = compiled(work, next(p for p in plans(work) if not few_rows.normalises(p)))[1]
     assert text.count("call_ffi_kernel") == 2
     assert text.index("T.int64(0) < rows") < text.index("call_ffi_kernel")
     assert "T.int64(0) < rows" not in compiled(LLAMA, plans(LLAMA)[0])[1]
@@ -138,7 +139,7 @@ def test_nothing_is_launched_for_no_rows() -> None:
 def test_plans_fit_and_say_what_they_occupy() -> None:
     found = plans(LLAMA)
     assert {p.block_m for p in found} == {8}
-    assert {skinny.normalises(p) for p in found} == {True, False}
+    assert {few_rows.normalises(p) for p in found} == {True, False}
     for plan in found:
         foot = footprint(LLAMA, plan, H200)
         assert foot.threads == 32 * plan.num_warps
@@ -149,7 +150,7 @@ def test_plans_fit_and_say_what_they_occupy() -> None:
 
 
 PLAN = TilePlan(
-    *(8, 16, 512), reg_m=8, reg_n=16, lanes=8, num_stages=3, num_warps=8, family=skinny.FAMILY
+    *(8, 16, 512), reg_m=8, reg_n=16, lanes=8, num_stages=3, num_warps=8, family=few_rows.FAMILY
 )
 WRONG = [
     ({"block_m": 24}, "block_m is 24, family 'skinny' has tiles of 8 or 16"),
@@ -157,7 +158,7 @@ WRONG = [
     ({"block_k": 256}, "block_k is 256, family 'skinny' takes multiples of 512"),
     ({"lanes": 4}, "lanes is 4, family 'skinny' copies 8 elements at once"),
     ({"num_stages": 1}, "num_stages is 1, family 'skinny' needs 2"),
-    ({"num_warps": 0}, "num_warps is 0, family 'skinny' needs 1"),
+    ({"num_warps": 0}, "num_warps is 0, a kernel for the H200 needs 1"),
     ({"split_k": 9}, "split_k is 9, family 'skinny' has up to 8 parts of k here"),
     ({"num_stages": 20}, "shared memory"),
 ]
@@ -191,26 +192,26 @@ REFUSED = [
     (replace(LLAMA, dtype="float32"), H200, "dtype is float32"),
     (replace(LLAMA, k=4100), H200, "copies 8 elements at once, which does not divide 4100"),
     (replace(LLAMA, outputs=(plain(6145, layout="kn"),)), H200, "does not divide 6145"),
-    (LLAMA, device_of(Target("metal")), "needs CUDA and sm_80"),
+    (LLAMA, device_of(Target("metal")), "needs cp.async and mma.m16n8k16 of float16"),
 ]
 
 
 @pytest.mark.parametrize(("work", "dev", "sentence"), REFUSED)
 def test_what_the_family_has_no_plans_for(work: Work, dev: DeviceSpec, sentence: str) -> None:
-    assert not [p for p in candidates(work, dev) if p.family == skinny.FAMILY]
+    assert not [p for p in candidates(work, dev) if p.family == few_rows.FAMILY]
     assert any(sentence in said for said in violations(PLAN, work, dev))
 
 
 def test_a_norm_that_others_need_is_done_in_front() -> None:
     for norm in (replace(RMS, residual=True), replace(RMS, returns_norm=True)):
         work = replace(LLAMA, norm=norm)
-        assert not any(skinny.normalises(p) for p in plans(work))
+        assert not any(few_rows.normalises(p) for p in plans(work))
         assert any("no norm" in said for said in violations(replace(PLAN, reg_m=1), work, H200))
 
 
 def test_few_rows_get_these_plans() -> None:
     for name in ("h200", "a100"):
         table = choose(replace(LLAMA, rows=ROWS), device_of(make_target(name)), always=True).plans
-        assert [table.plan_for(rows).family for rows in (1, 2, 16)] == [skinny.FAMILY] * 3
-        assert table.plan_for(17).family != skinny.FAMILY
-        assert skinny.normalises(table.plan_for(1))
+        assert [table.plan_for(rows).family for rows in (1, 2, 16)] == [few_rows.FAMILY] * 3
+        assert table.plan_for(17).family != few_rows.FAMILY
+        assert few_rows.normalises(table.plan_for(1))

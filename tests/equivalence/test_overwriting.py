@@ -68,3 +68,10 @@ def test_a_kernel_may_read_what_was_overwritten_before() -> None:
 def test_a_kernel_may_stand_in_front_of_a_later_write() -> None:
     mod = block(f"y = R.matmul(x, w); u = {FILL.format('w')}; z = R.nn.relu(y)", "z, u")
     assert check_match(*first_match(mod, "FuseMatmulEpilogue")) is None
+
+
+@pytest.mark.parametrize("name", ["a = x", "p = (x, w); a = p[0]"])
+def test_another_name_reads_nothing_where_it_is_given(name: str) -> None:
+    body = f"{name}; u = {PACKED.format('x')}; y = R.matmul(x, w); z = R.add(y, a)"
+    view, match = first_match(block(body), "FuseMatmulEpilogue")
+    assert check_match(view, match) is None

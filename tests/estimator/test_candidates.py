@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, violations
-from relax_fusion.estimator.candidates import next_power, power_dividing
-from relax_fusion.estimator.footprint import footprint
+from relax_fusion.estimator import candidates, footprint, violations
+from relax_fusion.estimator.prediction import next_power, power_dividing
 from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul

@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.errors import Decline, Reason, TilePlanError
-from relax_fusion.estimator import (
-    candidates,
-    chain_cost,
-    choose,
-    footprint,
-    predict,
-    violations,
-)
+from relax_fusion.estimator import candidates, choose, footprint, predict, violations
+from relax_fusion.estimator.families.cpu_chain import cost as chain_cost
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain
 

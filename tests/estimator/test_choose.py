@@ -20,7 +20,8 @@ from relax_fusion.estimator import (
     predict_unfused,
     violations,
 )
-from relax_fusion.estimator.choose import MODEL_ERROR
+from relax_fusion.estimator.baseline import best
+from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
@@ -52,7 +53,7 @@ def test_a_choice_fits_and_a_decline_has_numbers(work, dev):
     if isinstance(found, Decline):
         assert found.reason is Reason.NOT_PROFITABLE
         assert found.fused_s is not None and found.unfused_s is not None
-        assert found.fused_s * MODEL_ERROR[dev.kind, "tir"] >= found.unfused_s
+        assert found.fused_s * max(f.error for f in FAMILIES) >= found.unfused_s
         return
     assert not any(violations(plan, work, dev) for _, plan in found.plans.entries)
     assert not any(p.loses for p in found.predictions)
@@ -133,11 +134,11 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dt
     module = sys.modules[choose.__module__]
     sizes = set()
 
-    def recorded(work, plan, dev, size):
-        sizes.add(size)
-        return predict(work, plan, dev, size)
+    def recorded(found, work, dev, inside):
+        sizes.update(inside)
+        return best(found, work, dev, inside)
 
-    monkeypatch.setattr(module, "predict", recorded)
+    monkeypatch.setattr(module, "best", recorded)
     choose.__wrapped__(norm_matmul(dtype=dtype), GPU, always=True, backend=backend)
     middle, end = sorted(s for s in sizes if s >= first)
     assert first < middle < end == last
@@ -232,7 +233,7 @@ def test_decline_names_the_range_in_which_fusing_loses_most():
 @pytest.mark.parametrize("work", [norm_matmul(), gated_ffn(), attention()])
 def test_decline_when_nothing_fits(work):
     found = choose(work, replace(GPU, max_registers_per_thread=16))
-    assert found == Decline(Reason.NO_PLAN, "no tile of the family fits the H200")
+    assert found == Decline(Reason.NO_PLAN, "no tile of any family fits the H200")
 
 
 GOOD = TilePlan(4, 64, 4096, reg_m=4, reg_n=2, lanes=8)

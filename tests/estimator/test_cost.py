@@ -12,12 +12,12 @@ from relax_fusion.estimator import (
     AttentionSize,
     candidates,
     format_seconds,
-    mma,
     predict,
     predict_unfused,
     violations,
 )
 from relax_fusion.estimator.causal import visible_blocks
+from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
 

@@ -7,7 +7,8 @@ import pytest
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose
 from relax_fusion.estimator.launch_limits import GRID_YZ, launch_limits, launchable
-from relax_fusion.hardware import device, generic_cpu
+from relax_fusion.estimator.registry import Option, family_of
+from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
 
@@ -25,6 +26,12 @@ def work(rows: Dim, n: int = 64, dtype: str = "float32") -> NormMatmul:
 def wrong(plan: TilePlan, rows: Dim, n: int = 64) -> list[str]:
     most = rows if isinstance(rows, int) else rows.upper
     return list(launch_limits(plan, work(rows, n), H200, most))
+
+
+def offered(*plans: TilePlan) -> list[TilePlan]:
+    many = work(DynamicDim("n"))
+    found = [Option(family_of(plan, many, H200), plan) for plan in plans]
+    return [option.plan for option in launchable(found, many, None)]
 
 
 @pytest.mark.parametrize("plan", [DOTS, GEMV])
@@ -47,7 +54,6 @@ def test_heads_and_query_positions_of_attention() -> None:
     many = Attention(*sizes, 0.125, None, None, "float16", "float16")
     found = list(launch_limits(plan, many, H200, many.q_len))
     assert len(found) == 2 and "query positions" in found[0] and "heads" in found[1]
-    assert not list(launch_limits(plan, many, generic_cpu(), many.q_len))
 
 
 def test_a_users_plan_for_too_many_rows_is_refused() -> None:
@@ -66,5 +72,5 @@ def test_what_is_chosen_can_be_launched() -> None:
             assert isinstance(choice, Choice)
             last = choice.plans.entries[-1][1]
             assert not list(launch_limits(last, work(rows, n), H200, MANY)), last
-    assert launchable([DOTS, TILES], work(DynamicDim("n")), H200, None) == [TILES]
-    assert launchable([DOTS], work(DynamicDim("n")), H200, None) == [DOTS]
+    assert offered(DOTS, TILES) == [TILES]
+    assert offered(DOTS) == [DOTS]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
-from relax_fusion.estimator.mma import FAMILIES, SPLITS
+from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import NormMatmul, Projection, Rope
@@ -62,8 +62,16 @@ SENTENCES = [
         norm_matmul(),
         "block_m is 16, its tile has 64 copies of 8 elements for 256 threads",
     ),
-    ({"family": "other"}, norm_matmul(), "family is 'other', backend 'tir' has 'mma'"),
-    ({"family": "wgmma"}, attention(), "family is 'wgmma', backend 'tir' has 'mma' for attention"),
+    (
+        {"family": "other"},
+        norm_matmul(),
+        "family is 'other', backend 'tir' has '' and 'skinny'",
+    ),
+    (
+        {"family": "wgmma"},
+        attention(),
+        "family is 'wgmma', backend 'tir' has 'mma' and ''",
+    ),
 ]
 
 
@@ -79,7 +87,7 @@ def test_each_violation_has_its_sentence(change, work, sentence):
         ("a100", True),
         ("rtx3080", True),
         ("rtx4090", True),
-        ({"kind": "cuda", "arch": "sm_75"}, False),
+        ({"kind": "cuda", "arch": "sm_75", "model": "rtx3080"}, False),
         ({"kind": "metal", "max_shared_memory_per_block": 32768}, False),
         ({"kind": "rocm", "max_shared_memory_per_block": 65536}, False),
     ],
@@ -89,7 +97,10 @@ def test_devices_without_these_instructions_have_no_such_plans(target, any_plans
     dev = device_of(make_target(target) if isinstance(target, str) else _target(target))
     assert bool(plans(norm_matmul(), dev)) == any_plans
     if not any_plans:
-        assert any("needs CUDA and sm_80" in v for v in violations(PLAN, norm_matmul(), dev))
+        assert any(
+            "of float16 (CUDA, sm_80 or newer), which the" in v
+            for v in violations(PLAN, norm_matmul(), dev)
+        )
 
 
 def _target(config):
@@ -196,11 +207,11 @@ def test_tensor_cores_multiply_integers_for_any_rows_and_dot_products_for_one():
         found = list(candidates(integers(rows=rows), GPU))
         assert {p.family or p.block_m for p in found} <= {"mma", "wgmma", 1}
         assert any(p.family for p in found)
-    older = device_of(_target({"kind": "cuda", "arch": "sm_75"}))
+    older = device_of(_target({"kind": "cuda", "arch": "sm_75", "model": "rtx3080"}))
     assert not list(candidates(integers(), AVX2)) and not list(candidates(integers(), older))
     scalar = TilePlan(8, 64, 64, reg_m=1, reg_n=4, lanes=4, num_warps=4)
     assert any(
-        "families 'mma' and 'wgmma', or by dot" in v for v in violations(scalar, integers(), GPU)
+        "families 'mma' and 'wgmma', or dot" in v for v in violations(scalar, integers(), GPU)
     )
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, choose, mma, mma_attention
-from relax_fusion.estimator.cost import predict
-from relax_fusion.estimator.footprint import footprint
+from relax_fusion.estimator import candidates, choose, footprint, predict, violations
+from relax_fusion.estimator.families.mma_attention import tiles as mma_attention
+from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.shape import AttentionSize
-from relax_fusion.estimator.violations import violations
+from relax_fusion.hardware import NO_CAPABILITIES
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention
@@ -47,7 +47,7 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
     others = [
         (replace(LLAMA, dtype="float32", out_dtype="float32"), H200),
         (replace(LLAMA, head_dim=33), H200),
-        (LLAMA, replace(H200, arch="sm_75")),
+        (LLAMA, replace(H200, capabilities=NO_CAPABILITIES)),
     ]
     for work, dev in others:
         assert {plan.family for plan in candidates(work, dev)} == {""}
@@ -67,7 +67,7 @@ def test_what_tensor_cores_do_not_take_keeps_its_kernel() -> None:
         (
             {},
             {"family": "wgmma"},
-            "family is 'wgmma', backend 'tir' has 'mma' for attention on a gpu",
+            "family is 'wgmma', backend 'tir' has 'mma' and '' for Attention on a gpu",
         ),
         (
             {},

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Choice, candidates, choose, predict, violations
-from relax_fusion.estimator.panels import FAMILY
+from relax_fusion.estimator.families.panels.tiles import FAMILY
 from relax_fusion.hardware import generic_cpu
 from relax_fusion.tile_plan import TilePlan
 
@@ -63,15 +63,25 @@ def test_packing_is_paid_once_for_all_rows():
 
 GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
 WRONG = [
-    (GOOD, FLOAT, GPU, "family 'panels' is for CPUs"),
+    (GOOD, FLOAT, GPU, "family is 'panels', backend 'tir' has '' and 'skinny' and"),
     (replace(GOOD, block_m=12), FLOAT, AVX512, "block_m is 12, family 'panels' has reg_m of them"),
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),
     (replace(GOOD, split_k=2), FLOAT, AVX512, "split_k and num_stages are 1"),
     (replace(GOOD, block_m=15, reg_m=15), FLOAT, AVX512, "needs 33 vector registers"),
-    (replace(GOOD, family="", split_m=2), FLOAT, AVX512, "split_m is 2, only family 'panels'"),
-    (replace(GOOD, family="zzz"), FLOAT, AVX512, "backend 'tir' has '' and 'panels' on a cpu"),
-    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has '' for attention on a cpu"),
+    (
+        replace(GOOD, family="", split_m=2),
+        FLOAT,
+        AVX512,
+        "family '' does not cut rows",
+    ),
+    (
+        replace(GOOD, family="zzz"),
+        FLOAT,
+        AVX512,
+        "has '' and 'panels' for NormMatmul on a cpu",
+    ),
+    (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has '' for Attention on a cpu"),
 ]
 
 

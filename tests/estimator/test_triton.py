@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
-from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.estimator.triton import (
+from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S_PER_ROW, NORM_S
+from relax_fusion.estimator.families.triton_matmul.plans import (
     accumulator_columns,
     accumulators,
     norm_inside,
@@ -19,7 +19,7 @@ from relax_fusion.estimator.triton import (
     split_epilogue,
     unsupported,
 )
-from relax_fusion.estimator.triton_cost import NORM_INSIDE_S_PER_ROW, NORM_S
+from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
@@ -171,9 +171,19 @@ def test_where_the_norm_goes() -> None:
 
 
 CPU_AND_DTYPE = [
-    (PERSISTENT, norm_matmul(), AVX2, "backend is 'triton', a CPU has 'tir' only"),
+    (
+        PERSISTENT,
+        norm_matmul(),
+        AVX2,
+        "backend is 'triton', there is 'tir' for NormMatmul",
+    ),
     (PERSISTENT, norm_matmul(dtype="float64"), GPU, "dtype is float64, the Triton kernels take"),
-    (replace(STREAM, family=""), norm_matmul(), GPU, "family is '', backend 'triton' has gemv, p"),
+    (
+        replace(STREAM, family=""),
+        norm_matmul(),
+        GPU,
+        "family is '', backend 'triton' has 'gemv'",
+    ),
 ]
 GEMV_SENTENCES = [
     (replace(GEMV, block_m=2), norm_matmul(), "block_m is 2, family 'gemv' takes 1 row"),
@@ -265,8 +275,18 @@ COPY_SENTENCES = [
 ]
 ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]
 ELSEWHERE = [
-    (PERSISTENT, norm_matmul(), "a100", "family 'persistent' needs sm_90, the A100 80GB SXM is sm"),
-    (STREAM, norm_matmul(), "rtx4090", "family 'stream' needs sm_90, the RTX 4090 is sm_89"),
+    (
+        PERSISTENT,
+        norm_matmul(),
+        "a100",
+        "family 'persistent' needs TMA and wgmma (sm_90), which the A100",
+    ),
+    (
+        STREAM,
+        norm_matmul(),
+        "rtx4090",
+        "family 'stream' needs TMA and wgmma (sm_90), which the RTX 4090",
+    ),
     (
         replace(POINTER, block_m=128, block_k=128),
         norm_matmul(),

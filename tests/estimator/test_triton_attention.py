@@ -9,8 +9,8 @@ import pytest
 
 from relax_fusion.errors import Decline, TilePlanError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
-from relax_fusion.estimator.triton_attention import unsupported
-from relax_fusion.estimator.triton_attention_tiles import key_parts
+from relax_fusion.estimator.families.triton_attention.plans import unsupported
+from relax_fusion.estimator.families.triton_attention.tiles import key_parts
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention, DynamicDim
@@ -47,7 +47,8 @@ SENTENCES = [
     (
         replace(POINTER, family="gemv"),
         {},
-        "family is 'gemv', attention has pointer, flash, groups, halves",
+        "family is 'gemv', backend 'triton' has 'pointer' and 'flash' and 'groups' and 'halves' "
+        "for Attention on a gpu",
     ),
     (replace(POINTER, block_m=48), {}, "block_m is 48, triton needs a power of two >= 16"),
     (replace(POINTER, block_n=8), {}, "block_n is 8, triton needs a power of two >= 16"),
@@ -96,7 +97,7 @@ def test_what_a_plan_may_not(own: TilePlan, changes: dict, sentence: str) -> Non
 
 @pytest.mark.parametrize("own", [FLASH, GROUPS, HALVES], ids=lambda p: p.family)
 def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
-    sentence = f"family {own.family!r} needs sm_90, the A100 80GB SXM is sm_80"
+    sentence = f"family {own.family!r} needs TMA and wgmma (sm_90), which the A100 80GB SXM lacks"
     assert sentence in violations(own, attention(), A100)
     assert {p.family for p in candidates(attention(), A100, "triton")} == {"pointer"}
 

@@ -15,7 +15,7 @@ from tvm import ir
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.estimator.candidates import candidates
+from relax_fusion.estimator import candidates
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of
 from relax_fusion.options import make_options

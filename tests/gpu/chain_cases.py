@@ -11,6 +11,7 @@ from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import Rounding, evaluate, kept
 
+from ..accuracy import nudged, rms
 from ..workloads import Arrays, inputs, results
 
 
@@ -40,20 +41,22 @@ class ChainCase:
         return evaluate(self.work.graph, arrays, dtype, rounding)["out1"]
 
     def check(self, arrays: Arrays, got: np.ndarray) -> None:
-        """Hold the result to twice the error of numpy in float32, and one rounding step.
+        """Hold the result to twice the error of float32 sums, and one rounding step.
 
-        Both are measured against float64 with the intermediate rounded as a tensor would be.
+        Both are measured against float64 with the intermediate rounded as a tensor would be.  The
+        error is numpy's, or that of inputs that are off by half a step of float32, whichever is
+        larger: a few elements may be exact by chance.
         """
         exact = self.reference(arrays, "float64")
-        unfused = self.reference(arrays, "float32").astype(got.dtype)
+        others = [self.reference(arrays, "float32").astype(got.dtype)]
+        for seed in range(4):
+            rng = np.random.default_rng(seed)
+            moved = {name: nudged(values, "float32", rng) for name, values in arrays.items()}
+            others.append(self.reference(moved, "float64"))
         assert got.shape == exact.shape and str(got.dtype) == self.work.out_dtype
-        step = float(ml_dtypes.finfo(got.dtype).eps) * _rms(exact)
-        error, limit = _rms(got - exact), 2 * _rms(unfused - exact) + step
+        step = float(ml_dtypes.finfo(got.dtype).eps) * rms(exact)
+        error, limit = rms(got - exact), 2 * max(rms(o - exact) for o in others) + step
         assert error <= limit, f"error {error:.3g}, limit {limit:.3g}"
-
-
-def _rms(values: np.ndarray) -> float:
-    return float(np.sqrt(np.mean(np.square(np.asarray(values, "float64")))))
 
 
 HALF = MatmulChain(21, 48, 24, 40, ("nk", "nk"), (), (), "float16", "float16")

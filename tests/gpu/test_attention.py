@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, mma
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 

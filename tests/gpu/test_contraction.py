@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.estimator import candidates, skinny
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Norm
@@ -77,7 +78,7 @@ def test_tensor_cores_match_reference_behind_a_norm(norm: Norm, residual: bool, 
 @pytest.mark.parametrize("case", few_rows_cases(), ids=lambda case: case.name)
 def test_few_rows_match_reference(case: Case) -> None:
     plans = _tensor_core_plans(case, "skinny")
-    of_each_kind = {(plan.split_k > 1, skinny.normalises(plan)): plan for plan in plans}
+    of_each_kind = {(plan.split_k > 1, few_rows.normalises(plan)): plan for plan in plans}
     for plan in (plans[0], *of_each_kind.values()):
         _check(case, PlanTable.single(plan))
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tvm
 
-from relax_fusion.estimator import mma, mma_plans
+from relax_fusion.estimator.families.tensor_cores import plans as mma_plans
+from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.registry import fits
 from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.estimator.violations import fits
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan
 

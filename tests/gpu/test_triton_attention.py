@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.triton_attention import unsupported
+from relax_fusion.estimator.families.triton_attention.plans import unsupported
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.triton import unsupported
+from relax_fusion.estimator.families.triton_matmul.plans import unsupported
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PlanTable, TilePlan

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import ast
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
 from relax_fusion.errors import TargetError
-from relax_fusion.hardware import DEVICES, device, generic_cpu
+from relax_fusion.hardware import DEVICES, device, generic_cpu, nvidia, other_makers
+from relax_fusion.hardware.instructions import MMA, SLICE_BYTES, WARP_GROUP_MMA
+from relax_fusion.workload import DTYPE_BYTES
 
 GPUS = [d for d in DEVICES.values() if d.kind == "gpu"]
+SOURCED = [f.name for f in fields(GPUS[0]) if f.name.endswith(("_s", "_hz", "_count"))]
+"""Rates, and times of a launch."""
+NEITHER = (False, False)
 NVIDIA = [d for d in GPUS if d.target_kind == "cuda"]
 
 
@@ -36,11 +43,63 @@ def test_block_may_use_one_kilobyte_less_than_its_multiprocessor(spec):
     assert spec.smem_per_sm_bytes - spec.smem_per_block_bytes == 1024
 
 
+@pytest.mark.parametrize(("arch", "number"), [("sm_90a", 90), ("sm_86", 86), ("sm_100f", 100)])
+def test_architectures_are_compared_by_number(arch, number):
+    assert nvidia.capability_of(arch) == number
+
+
+@pytest.mark.parametrize("arch", ["", "gfx90a", "sm_80a", "sm_90f", "sm_90aa", "sm_91", "90"])
+def test_architectures_that_there_are_not(arch):
+    with pytest.raises(TargetError, match=f"arch is '{arch}', must be of sm_50, .*sm_121"):
+        nvidia.capability_of(arch)
+
+
+@pytest.mark.parametrize("spec", NVIDIA, ids=lambda d: d.name)
+def test_gpus_have_what_their_architecture_has(spec):
+    arch = nvidia.ARCHITECTURES[nvidia.capability_of(spec.arch)]
+    assert spec.arch == nvidia.native_arch(nvidia.capability_of(spec.arch))
+    assert spec.capabilities == arch.capabilities
+    assert spec.smem_per_block_bytes == arch.smem_per_block_bytes
+
+
+def test_capabilities_come_with_architectures():
+    # CUDA C++ Programming Guide, "Feature Support per Compute Capability"; PTX ISA for wgmma
+    first = {"async_copies": 80, "dependent_launch": 90, "clusters": 90, "tma": 90}
+    for number, arch in nvidia.ARCHITECTURES.items():
+        for name, since in first.items():
+            assert getattr(arch.capabilities, name) == (number >= since), (number, name)
+        assert arch.capabilities.warp_group_mma == (number == 90)
+
+
+def test_instructions_of_all_element_types_take_as_many_bytes():
+    for table in (MMA, WARP_GROUP_MMA):
+        for dtype, each in table.items():
+            assert each.dtype == dtype and each.k * DTYPE_BYTES[dtype] == SLICE_BYTES
+        assert len({(each.m, each.n, each.warps) for each in table.values()}) == 1
+
+
 @pytest.mark.parametrize(
-    ("arch", "expected"), [("sm_90a", 90), ("sm_86", 86), ("sm_100f", 100), ("", 0), ("gfx90a", 0)]
+    ("arch", "mma", "groups"),
+    [("sm_90a", True, True), ("sm_90", True, False), ("sm_100a", True, False), ("sm_75", *NEITHER)],
 )
-def test_capabilities_are_numbers(arch, expected):
-    assert replace(device("h200"), arch=arch).capability == expected
+def test_code_for_an_architecture_uses_what_it_has(arch, mma, groups):
+    capabilities = nvidia.ARCHITECTURES[nvidia.capability_of(arch)].capabilities
+    spec = replace(device("h200"), arch=arch, capabilities=capabilities)
+    for dtype in MMA:
+        assert spec.can_generate(MMA[dtype]) == mma
+        assert spec.can_generate(WARP_GROUP_MMA[dtype]) == groups
+    assert capabilities.warp_group_mma == (arch.startswith("sm_90"))
+
+
+def test_every_number_of_a_table_has_its_source():
+    for module in (nvidia, other_makers):
+        text = Path(module.__file__).read_text(encoding="utf-8")
+        tree, lines = ast.parse(text), text.splitlines()
+        made = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and len(n.keywords) > 3]
+        stated = [k for call in made for k in call.keywords if k.arg in SOURCED]
+        assert len(stated) > 20
+        assert [k.arg for k in stated if "# " not in lines[k.lineno - 1]] == []
+        assert all("launch_s" in [k.arg for k in call.keywords] for call in made if call.args)
 
 
 @pytest.mark.parametrize("spec", [d for d in GPUS if not d.arch], ids=lambda d: d.name)
@@ -91,6 +150,7 @@ BAD = [
     ("h200", {"smem_per_block_bytes": 1 << 20}, "1048576 B of shared memory, more than the 233472"),
     ("h200", {"max_threads_per_block": 4096}, "4096 threads, more than the 2048"),
     ("h200", {"max_threads_per_sm": 2047}, "2047 is no multiple of the warp size 32"),
+    ("h200", {"tensor_int8_flops_per_s": 0.0}, "it has mma.sync of int8, whose tensor-core rate"),
     ("cpu", {"vector_bytes": 24}, "vector_bytes is 24, must be a power of two"),
     ("cpu", {"l1_bytes": 0}, "l1_bytes must be > 0"),
 ]

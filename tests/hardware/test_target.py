@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tvm.target import Target
 
@@ -27,9 +29,12 @@ def test_host() -> None:
 
 def test_targets_that_tvm_reads() -> None:
     target = make_target('{"kind": "cuda", "arch": "sm_90a"}')
-    assert device_of(target) == DEVICES["h100"]
+    assert is_cuda(target)
     assert make_target(target) is target
-    assert device_of(Target({"kind": "cuda", "arch": "sm_86"})) == DEVICES["rtx3080"]
+    for arch, name in (("sm_90a", "h100"), ("sm_80", "a100"), ("sm_86", "rtx3080")):
+        found, spec = device_of(Target({"kind": "cuda", "arch": arch})), DEVICES[name]
+        assert (found.label, found.modelled_on) == (f"{arch} GPU", spec.label)
+        assert replace(found, label=spec.label, modelled_on="") == spec
 
 
 STANDS_IN = [

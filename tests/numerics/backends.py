@@ -21,8 +21,10 @@ from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
-from relax_fusion.estimator import candidates, triton, triton_attention
-from relax_fusion.estimator.triton_attention_tiles import padded
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.triton_attention import plans as triton_attention
+from relax_fusion.estimator.families.triton_attention.tiles import padded
+from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.tile_plan import PlanTable, TilePlan
@@ -161,7 +163,7 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
 def _unsupported(work: Workload) -> bool:
     if isinstance(work, MatmulChain):
         return True
-    check = triton_attention if isinstance(work, Attention) else triton
+    check = triton_attention if isinstance(work, Attention) else triton_matmul
     return check.unsupported(work, H200) is not None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import ir, relax
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.estimator.triton_attention_tiles import padded
+from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge.arguments import is_number

@@ -13,9 +13,9 @@ from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
 from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.triton_attention_tiles import key_parts, smem_bytes
+from relax_fusion.estimator.families.triton_attention.tiles import key_parts, smem_bytes
 from relax_fusion.hardware import device
-from relax_fusion.hardware.target import compute_capability, make_target
+from relax_fusion.hardware.target import compute_capability, device_of, make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 from relax_fusion.tile_plan import PlanTable, TilePlan
@@ -209,7 +209,8 @@ def test_halves_copy_for_both_warp_groups() -> None:
     [("sm_90a", 16, True), ("sm_90a", 4096, False), ("sm_80", 16, False), ("sm_100a", 16, True)],
 )
 def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -> None:
-    params, dev = parameters(LLAMA, DECODE), replace(device("h200"), arch=arch)
+    params = parameters(LLAMA, DECODE)
+    dev = device_of(make_target({"kind": "cuda", "arch": arch, "model": "h200"}))
     cases = attention_cases(LLAMA, DECODE, params, most, dev, {})
     found = [step for _, steps in cases for step in steps]
     assert found

@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from relax_fusion.estimator.triton_attention_tiles import padded
+from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.tile_plan import TilePlan
 from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import Case as AttentionCase

@@ -152,7 +152,7 @@ class Problem:
 
         return both
 
-    def reference(self) -> Tensor:
+    def reference(self) -> torch.Tensor:
         """Return the result of the chain in float64, no intermediate rounded."""
         p = self.weights.by_name
         x = self.inputs["x"].double()

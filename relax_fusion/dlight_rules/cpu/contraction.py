@@ -7,7 +7,7 @@ import math
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ...estimator.panels import FAMILY as PANELS
+from ...estimator.families.panels.tiles import FAMILY as PANELS
 from ...tile_plan import TilePlan
 from .. import steps
 from .panels import accumulate_in_registers, add_parts, pack, place_panels

@@ -7,7 +7,7 @@ import math
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from ...estimator.chain import panel_columns, sum_parts
+from ...estimator.families.cpu_chain.tiles import panel_columns, sum_parts
 from ...tile_plan import TilePlan
 from ...workload import MatmulChain
 from .. import steps

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 
 from ...errors import Decline, Reason
-from ...estimator import choose, decoded, mma, predict, skinny
+from ...estimator import choose, predict
 from ...estimator.choose import Choice
+from ...estimator.families.few_rows import dequantised
+from ...estimator.families.few_rows import tiles as few_rows
+from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.shape import matmul_shape, rows_of
-from ...hardware import DeviceSpec
+from ...hardware import NO_CAPABILITIES, DeviceSpec
 from ...tile_plan import PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours
@@ -62,7 +65,7 @@ def planned(
         return choice
     if not computed or not any(plan.family for _, plan in choice.plans.entries):
         return form, work, [Planned(*entry) for entry in choice.plans.entries]
-    scalar = choose(work, replace(dev, arch=""), always=True)
+    scalar = choose(work, replace(dev, capabilities=NO_CAPABILITIES), always=True)
     if isinstance(scalar, Decline):  # of integers
         in_front = [Planned(*entry, True) for entry in choice.plans.entries]
         detail = f"{work.dtype} that is computed first is not for a batch"
@@ -90,7 +93,7 @@ def _in_front_or_scalar(
     for p in choice.predictions:
         rows = p.upper or rows_of(work, p.size)
         on_the_way = predict(work, scalar.plans.plan_for(rows), dev, rows).seconds
-        few = choice.plans.plan_for(rows).family == skinny.FAMILY
+        few = choice.plans.plan_for(rows).family == few_rows.FAMILY
         in_front = not few and p.fused.seconds + _writing_s(form, work, rows, dev) < on_the_way
         table = choice.plans if in_front else scalar.plans
         found.append(Planned(p.upper, _plan_of(table, p.upper, rows), in_front))
@@ -104,14 +107,14 @@ def _decoded(
     work = form.workload()
     if isinstance(work, Decline):
         return work
-    found = [Planned(*entry) for entry in decoded.few_rows_plans(work, dev)]
+    found = [Planned(*entry) for entry in dequantised.few_rows_plans(work, dev)]
     if isinstance(work.rows, int) and found:
         return form, work, found
     choice = choose(work, dev, always=True)
     if isinstance(choice, Decline):
         return choice
     for p in choice.predictions:
-        if p.upper is None or p.upper > skinny.MOST_ROWS:
+        if p.upper is None or p.upper > few_rows.MOST_ROWS:
             plan = _plan_of(choice.plans, p.upper, p.upper or rows_of(work, p.size))
             found.append(Planned(p.upper, plan, _pays_in_front(form)))
     return form, work, _merged(found)
@@ -141,14 +144,14 @@ def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
 def decodable(form: ForeignMatmul) -> ForeignMatmul | None:
     """Return `form` with its computed weight along k; None if it is not of few loads there."""
     n, k = form.size(form.columns), form.size((form.k,))
-    if form.x.view is None or form.w.view is not None or int(k) % decoded.PIECE:
+    if form.x.view is None or form.w.view is not None or int(k) % dequantised.PIECE:
         return None
     along_k = replace(form, layout="nk")
 
     def element(column: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
         return element_of(along_k, along_k.w, column, k)
 
-    neighbours = Neighbours(element, (int(n), int(k)), decoded.PIECE)
+    neighbours = Neighbours(element, (int(n), int(k)), dequantised.PIECE)
     return along_k if neighbours.is_supported else None
 
 

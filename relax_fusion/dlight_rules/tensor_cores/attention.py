@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from ...compute.attention import Sizes, operands_of, range_suffix
 from ...compute.attention_scores import Scores
 from ...compute.attention_tile import Operands
-from ...estimator.mma import FAMILY
+from ...estimator.families.tensor_cores.tiles import FAMILY
 from ...tile_plan import PlanTable, TilePlan
 from ...workload import Attention
 from .attention_kernel import AttentionKernel

@@ -9,7 +9,8 @@ from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator import mma, skinny
+from ...estimator.families.few_rows import tiles as few_rows
+from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
 from ...tile_plan import TilePlan
 from .. import steps
@@ -56,7 +57,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
         elif name.startswith("out"):
             product = Product(blocks[name.replace("out", "acc")], block)
             norm = RowNorm.of(blocks) if inside else None
-            few = plan.family == skinny.FAMILY
+            few = plan.family == few_rows.FAMILY
             behind = early and bool(kernels)
             kernel = skinny_kernel(product, plan, norm, behind) if few else _kernel(product, plan)
             kernels.append(kernel)
@@ -74,7 +75,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
 
 
 def _normalises(plan: TilePlan) -> bool:
-    return plan.family == skinny.FAMILY and skinny.normalises(plan)
+    return plan.family == few_rows.FAMILY and few_rows.normalises(plan)
 
 
 def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:

@@ -13,7 +13,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from ...estimator.footprint import VECTOR_LOAD_BYTES
+from ...estimator.limits import VECTOR_LOAD_BYTES
 
 Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 """From a line and a position along k to the element there."""

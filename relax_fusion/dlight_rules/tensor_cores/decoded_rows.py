@@ -12,9 +12,9 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator import decoded
+from ...estimator.families.few_rows import dequantised
+from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS
 from ...estimator.prediction import ceil_div
-from ...estimator.skinny import MMA_COLUMNS, MMA_ROWS
 from ...tile_plan import TilePlan
 from .decoded import Decoder, joined, register, unrolled
 from .fragments import ptx, scratch
@@ -46,7 +46,7 @@ class DecodedRowsKernel(SkinnyKernel):
     def __init__(self, plan: TilePlan, product: Product, place: Place) -> None:
         """Allocate registers, in the block that is open."""
         self.plan, self.product, self.norm, self.place = plan, product, None, place
-        self.width = decoded.width(product.depth)
+        self.width = dequantised.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
@@ -93,7 +93,7 @@ class DecodedRowsKernel(SkinnyKernel):
     def _piece_at(self, step: tirx.Expr) -> tirx.Expr:
         """Return which neighbours of its columns a thread has in a step, of all along k."""
         chunks = step * int32(self.plan.num_warps) + self.place.warp
-        return int64(chunks * int32(decoded.MEMBERS) + self.place.member)
+        return int64(chunks * int32(dequantised.MEMBERS) + self.place.member)
 
     def _load_step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load what a step needs."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import PIECE_BYTES
+from ...hardware.instructions import PIECE_BYTES
 from .decoded import Decoder, register, unrolled
 from .fragments import ptx
 from .layout import PIECE, column_of, swizzled

@@ -17,18 +17,15 @@ from tvm import ir, tirx
 from tvm.script import tirx as script
 from tvm.target import Target
 
-from ...hardware.target import compute_capability, is_cuda
+from ...hardware.target import device_of
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
 """What TVM reads from the attributes of a function, in its spelling."""
 
-FIRST_CAPABILITY = 90
-"""Ten times the compute capability that brought dependent launches."""
-
 
 def is_possible(target: Target) -> bool:
     """Tell whether a target has dependent launches."""
-    return is_cuda(target) and compute_capability(target) >= FIRST_CAPABILITY
+    return device_of(target).capabilities.dependent_launch
 
 
 def wait() -> tirx.Expr:

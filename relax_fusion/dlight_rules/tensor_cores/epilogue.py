@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.footprint import VECTOR_LOAD_BYTES
+from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
 from .fragments import local
 from .instructions import Instructions

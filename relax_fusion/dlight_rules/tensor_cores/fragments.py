@@ -19,7 +19,7 @@ from tvm.script import tirx as script
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import PIECE_BYTES, SLICE_BYTES
+from ...hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from .instructions import Instructions
 from .layout import a_lane, b_lane, swizzled
 from .tile import int32, int64

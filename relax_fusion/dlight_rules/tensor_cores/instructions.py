@@ -8,9 +8,9 @@ sections "Matrix Fragments for mma.m16n8k16 with floating point type", "... for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ...estimator.mma import PIECE_BYTES, SLICE_BYTES
+from ...hardware.instructions import MMA, PIECE_BYTES, WARP_GROUP_MMA
 from ...workload import DTYPE_BYTES
 
 
@@ -48,22 +48,25 @@ class Instructions:
     @property
     def k(self) -> int:
         """Elements of k of one instruction."""
-        return SLICE_BYTES // self.element_bytes
+        return MMA[self.dtype].k
 
     @property
     def mma(self) -> str:
-        """The instruction of a warp: 16 rows and 8 columns."""
+        """The instruction of a warp."""
         types = f"{self._short_total}.{self.name}.{self.name}.{self._short_total}"
-        return f"mma.sync.aligned.m16n8k{self.k}.row.col.{types}"
+        return f"mma.sync.aligned.{MMA[self.dtype].shape}.row.col.{types}"
 
     def wgmma(self, columns: int) -> str:
-        """Return the instruction of four warps: 64 rows and so many columns."""
+        """Return the instruction of a warp group for so many columns."""
         types = f"{self._short_total}.{self.name}.{self.name}"
-        return f"wgmma.mma_async.sync.aligned.m64n{columns}k{self.k}.{types}"
+        shape = replace(WARP_GROUP_MMA[self.dtype], n=columns).shape
+        return f"wgmma.mma_async.sync.aligned.{shape}.{types}"
 
     def columns(self, tile: int) -> int:
         """Return the columns of each ``wgmma`` of a tile of so many, a multiple of 16."""
-        most = 256 if self.total == "float32" else 224  # the most that TVM 0.27 knows of integers
+        most = WARP_GROUP_MMA[self.dtype].n
+        if self.total == "int32":
+            most = min(most, 224)  # TVM 0.27 knows no wider ones of integers
         counts = range(1, tile // 16 + 1)
         return next(tile // n for n in counts if tile % (16 * n) == 0 and tile // n <= most)
 

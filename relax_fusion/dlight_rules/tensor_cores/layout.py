@@ -10,10 +10,12 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
+from ...hardware.instructions import MMA
+
 PIECE = 8
 """Elements of a piece of a two-byte type: the row of an 8 x 8 matrix."""
 
-MMA_M, MMA_N = 16, 8
+MMA_M, MMA_N = MMA["float16"].m, MMA["float16"].n
 """Rows and columns of one instruction."""
 
 BANK_PIECES = 8

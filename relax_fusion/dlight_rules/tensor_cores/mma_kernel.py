@@ -13,8 +13,8 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import PIECE_BYTES
 from ...estimator.prediction import ceil_div
+from ...hardware.instructions import PIECE_BYTES
 from .decoded_tile import DecodedTile
 from .fragments import (
     copy_async,

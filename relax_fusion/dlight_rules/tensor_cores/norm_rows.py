@@ -7,7 +7,7 @@ from math import gcd
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ...estimator.footprint import VECTOR_LOAD_BYTES
+from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
 from .. import steps
 

@@ -20,7 +20,7 @@ from tvm.backend.cuda.op import cuda_warp_sync
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.skinny import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
+from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...tile_plan import TilePlan
 from .fragments import scratch
 from .instructions import INSTRUCTIONS

@@ -14,9 +14,9 @@ from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import PIECE_BYTES
+from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
 from ...estimator.prediction import ceil_div
-from ...estimator.skinny import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
+from ...hardware.instructions import PIECE_BYTES
 from ...tile_plan import TilePlan
 from .layout import LANES, PIECE
 from .mma_kernel import scratch

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.skinny import MMA_ROWS, SUM_BYTES
+from ...estimator.families.few_rows.tiles import MMA_ROWS, SUM_BYTES
 from .layout import LANES
 from .mma_kernel import scratch
 from .tile import int32, int64

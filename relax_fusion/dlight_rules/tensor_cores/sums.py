@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import SUM_BYTES
+from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from .fragments import local, ptx
 from .tile import int32
 

@@ -9,7 +9,7 @@ from functools import partial
 import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
-from ...estimator.mma import SUM_BYTES
+from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from ...tile_plan import TilePlan
 from ...workload import WeightLayout
 from .decode import Neighbours

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import PIECE_BYTES
+from ...hardware.instructions import PIECE_BYTES
 from .fragments import load_matrices, ptx, scratch
 from .layout import MMA_N, b_lane, spread, swizzled
 from .tile import int32

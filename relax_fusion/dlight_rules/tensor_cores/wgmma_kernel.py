@@ -10,13 +10,13 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_func_call
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.mma import (
+from ...estimator.families.tensor_cores.tiles import (
     GROUP_ALIGNMENT_BYTES,
     GROUP_LINE_BYTES,
     GROUP_ROWS,
     GROUP_WARPS,
-    SLICE_BYTES,
 )
+from ...hardware.instructions import SLICE_BYTES
 from .fragments import local, ptx, round_registers
 from .layout import LANES
 from .mma_kernel import READ, MmaKernel

@@ -1,0 +1,1 @@
+"""Kernel families, a file for each kind: plans, limits, price."""

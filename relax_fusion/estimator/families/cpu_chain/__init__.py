@@ -1,0 +1,1 @@
+"""Chains of matmuls on a CPU: tiles, price, and the family."""

@@ -1,0 +1,133 @@
+"""Dot products of whole warps along k: the family "" of GPUs, for a few rows of "nk" weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
+from ...tile_plan import TilePlan
+from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
+from ..family import Breaks, Footprint, KernelFamily
+from ..limits import VECTOR_LOAD_BYTES, one_stage
+from ..prediction import Prediction, ceil_div, power_dividing, powers
+from ..shape import Size, matmul_shape, rows_of
+from .few_rows import tiles as few_rows
+from .fma_cost import dot_products_on_gpu
+from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits
+from .tensor_cores import tiles as mma
+
+COLUMNS = (1, 2, 4)
+STEPS = (1, 2, 4)
+THREADS = (64, 128, 256)
+
+STATISTICS = 64
+"""Words of shared memory beside a row: mean, mean square, and one per warp to add up."""
+
+
+def is_dot_product(plan: TilePlan, layouts: Collection[str]) -> bool:
+    """Tell whether a GPU computes dot products under `plan`, not tiles."""
+    return plan.block_m == 1 and set(layouts) == {"nk"}
+
+
+class DotProducts(KernelFamily[MatmulWork]):
+    """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
+
+    takes = (NormMatmul, GatedFFN)
+    error = 1.2
+    breaks = Breaks((1, 16))
+
+    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
+        """Tell dot products from tiles, which have the same name."""
+        return is_dot_product(plan, matmul_shape(work).layouts)
+
+    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+        """Refuse integers where tensor cores do not multiply them."""
+        missing = mma.unsupported(matmul_shape(work), dev)
+        return missing if work.dtype in INTEGER_DTYPES else None
+
+    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield groups of whole warps, each with some columns."""
+        shape = matmul_shape(work)
+        if shape.layouts != {"nk"}:
+            return
+        lanes = power_dividing(shape.k, VECTOR_LOAD_BYTES // shape.in_bytes)
+        for threads in (t for t in THREADS if t > dev.warp_size):
+            for along_k in powers(dev.warp_size, threads):
+                for reg_n in COLUMNS:
+                    block_n = threads // along_k * reg_n
+                    if not columns_fit(shape, block_n):
+                        continue
+                    for step in STEPS:
+                        block_k = along_k * lanes * step
+                        if shape.k % block_k == 0:
+                            yield TilePlan(
+                                *(1, block_n, block_k),
+                                reg_n=reg_n,
+                                lanes=lanes,
+                                num_warps=threads // dev.warp_size,
+                            )
+
+    def worth(
+        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
+    ) -> Iterable[TilePlan]:
+        """Leave many rows to tensor cores: dot products read all weights once a row."""
+        many = rows[0] > few_rows.MOST_ROWS and mma.unsupported(matmul_shape(work), dev) is None
+        return () if many else plans
+
+    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what a block has not, and which groups of threads do not divide k."""
+        yield from one_stage(plan)
+        foot = self.footprint(plan, work, dev)
+        yield from matmul_limits(foot, plan, work, dev, is_static=True)
+        yield from _groups(plan, work.k, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
+        """Return the row in shared memory, and a step of operands in flight."""
+        shape = matmul_shape(work)
+        threads = plan.num_warps * dev.warp_size
+        columns = plan.reg_n * shape.parts
+        x_bytes = 4 if shape.has_norm else shape.in_bytes
+        elements = plan.block_k * (plan.block_n // plan.reg_n) // threads
+        held = ceil_div(elements * (columns * shape.in_bytes + x_bytes), 4)
+        staged = shape.has_norm and len(shape.n_parts) == 1 and stages_norm(shape.k, dev)
+        return Footprint(
+            smem_bytes=(shape.k + STATISTICS) * 4 if staged else 0,
+            registers_per_thread=columns + held + THREAD_OVERHEAD_REGISTERS,
+            threads=threads,
+        )
+
+    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
+        """Price the fused norm and matmul."""
+        foot = self.footprint(plan, work, dev)
+        return dot_products_on_gpu(matmul_shape(work), plan, foot, dev, rows_of(work, size))
+
+    def blocks(
+        self, plan: TilePlan, work: MatmulWork, most: int | None
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the rows, each of which has blocks of its own."""
+        yield "the rows", most or 0
+
+
+def stages_norm(k: int, dev: DeviceSpec) -> bool:
+    """Tell whether a block holds its normalised row, and its statistics, in shared memory."""
+    return (k + STATISTICS) * 4 <= min(STATIC_SMEM_BYTES, dev.smem_per_block_bytes)
+
+
+def _groups(plan: TilePlan, k: int, dev: DeviceSpec) -> Iterator[str]:
+    """Check that the threads form groups of whole warps along k."""
+    threads, groups = plan.num_warps * dev.warp_size, plan.block_n // plan.reg_n
+    if threads % (groups * dev.warp_size):
+        yield (
+            f"{plan.num_warps} warps do not form {groups} equal groups, one for each "
+            f"reg_n={plan.reg_n} of block_n={plan.block_n}"
+        )
+    elif plan.block_k % (threads // groups * plan.lanes):
+        yield (
+            f"block_k is {plan.block_k}, no multiple of the {threads // groups * plan.lanes} "
+            f"elements that a group of {threads // groups} threads loads at once"
+        )
+    if k % plan.lanes:
+        yield f"lanes is {plan.lanes}, does not divide k={k}"
+    elif k % plan.block_k:
+        # A last step of fewer elements would multiply registers that were never loaded.
+        yield f"block_k is {plan.block_k}, does not divide k={k}"

@@ -1,0 +1,1 @@
+"""Tensor cores for at most 16 rows: tiles, price, and the family "skinny"."""

@@ -1,0 +1,1 @@
+"""Attention by tiles of fused multiply-adds: price and family."""

@@ -1,0 +1,127 @@
+"""Tiles of fused multiply-adds in shared memory: the family "" of GPUs, for many rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...hardware import DeviceSpec
+from ...tile_plan import TilePlan
+from ...workload import GatedFFN, NormMatmul
+from ..family import Footprint, KernelFamily
+from ..limits import VECTOR_LOAD_BYTES, one_stage
+from ..prediction import Prediction, next_power, power_dividing, powers
+from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from .dot_products import is_dot_product
+from .fma_cost import tiles_on_gpu
+from .matmuls import (
+    THREAD_OVERHEAD_REGISTERS,
+    MatmulWork,
+    columns_fit,
+    matmul_limits,
+    refuses_integers,
+)
+
+MAX_BLOCK_M = 128
+"""Rows beyond which a block gains no reuse that shared memory could hold."""
+
+THREADS = (32, 64, 128, 256)
+
+
+class FmaTiles(KernelFamily[MatmulWork]):
+    """Norm, matmul or gated projections, by FMAs on tiles in shared memory."""
+
+    takes = (NormMatmul, GatedFFN)
+    error = 1.2
+
+    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
+        """Tell tiles from dot products, which have the same name."""
+        return not is_dot_product(plan, matmul_shape(work).layouts)
+
+    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+        """Refuse integers, which would be added up as float32."""
+        return refuses_integers(work, "tiles of FMAs")
+
+    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield register tiles not far from square, in blocks of one to eight warps."""
+        shape = matmul_shape(work)
+        most_m, first_m = MAX_BLOCK_M, 2 if shape.layouts == {"nk"} else 1
+        if isinstance(work.rows, int):
+            most_m = max(first_m, min(most_m, next_power(work.rows)))
+        blocks_k = _block_k(shape.k)
+        for block_m, reg_m, reg_n, threads in _tiles(first_m, most_m):
+            block_n = threads // (block_m // reg_m) * reg_n
+            if not 16 <= block_n <= 256 or not columns_fit(shape, block_n):
+                continue
+            for block_k in blocks_k:
+                yield TilePlan(
+                    *(block_m, block_n, block_k),
+                    reg_m=reg_m,
+                    reg_n=reg_n,
+                    lanes=_lanes(shape, block_n, block_k),
+                    num_warps=threads // 32,
+                )
+
+    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what a block has not; shared memory is declared statically."""
+        yield from one_stage(plan)
+        if plan.block_k > work.k:
+            yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
+        foot = self.footprint(plan, work, dev)
+        yield from matmul_limits(foot, plan, work, dev, is_static=True)
+
+    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
+        """Return both tiles in shared memory, and a thread's sums and operands."""
+        shape = matmul_shape(work)
+        lines = plan.block_m + shape.parts * plan.block_n
+        sums = plan.reg_m * plan.reg_n * shape.parts
+        operands = plan.reg_m + plan.reg_n * shape.parts
+        smem = lines * (plan.block_k + 1) * 4 * plan.num_stages  # rows padded by a word
+        return Footprint(
+            smem_bytes=smem if dev.smem_per_block_bytes else 0,  # else operands are not staged
+            registers_per_thread=sums + operands + THREAD_OVERHEAD_REGISTERS,
+            threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
+        )
+
+    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
+        """Price the fused norm and matmul."""
+        foot = self.footprint(plan, work, dev)
+        return tiles_on_gpu(matmul_shape(work), plan, foot, dev, rows_of(work, size))
+
+    def blocks(
+        self, plan: TilePlan, work: MatmulWork, most: int | None
+    ) -> Iterator[tuple[str, int]]:
+        """Yield the columns: rows lie along the first dimension."""
+        yield "the columns", max(-(-n // plan.block_n) for n in matmul_shape(work).n_parts)
+
+
+def _tiles(first_m: int, most_m: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (block_m, reg_m, reg_n, threads) with register tiles not far from square."""
+    for block_m in powers(first_m, most_m):
+        for reg_m in powers(1, min(block_m, 8)):
+            for reg_n in powers(1, 8):
+                # Oblong tiles load more words per FMA; they pay only where there are no more rows.
+                if (reg_n > 2 * reg_m and reg_m < block_m) or reg_m > 2 * reg_n:
+                    continue
+                # One warp alone waits at each barrier for its own loads; one row can feed no more.
+                for threads in THREADS if block_m == 1 else THREADS[1:]:
+                    if threads % (block_m // reg_m) == 0:
+                        yield block_m, reg_m, reg_n, threads
+
+
+def _block_k(k: int) -> list[int]:
+    """Return the powers of two that divide k, else any divisors, else a tail for the last step."""
+    wanted = [b for b in (8, 16, 32, 64, 128) if k % b == 0]
+    if wanted:
+        return wanted[-4:]
+    divisors = [b for b in range(4, 65) if k % b == 0]
+    return divisors[-3:] or ([min(k, 16)] if k < 64 else [16, 32])
+
+
+def _lanes(shape: MatmulShape, block_n: int, block_k: int) -> int:
+    """Return the widest vector load that the contiguous extents of tile and weights allow."""
+    lanes = VECTOR_LOAD_BYTES // shape.in_bytes
+    if "nk" in shape.layouts:
+        lanes = min(lanes, power_dividing(block_k, lanes), power_dividing(shape.k, lanes))
+    if "kn" in shape.layouts:
+        lanes = min(power_dividing(n, lanes) for n in (block_n, *shape.contiguous))
+    return lanes

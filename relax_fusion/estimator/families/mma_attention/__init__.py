@@ -1,0 +1,1 @@
+"""Attention by tensor cores: tiles, price, and the family."""

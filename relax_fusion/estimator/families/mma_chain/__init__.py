@@ -1,0 +1,1 @@
+"""Chains of matmuls by tensor cores: tiles, price, and the family."""

@@ -1,0 +1,1 @@
+"""Weights packed into panels on a CPU: tiles, price, and the family."""

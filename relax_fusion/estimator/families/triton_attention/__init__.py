@@ -1,0 +1,1 @@
+"""Attention in Triton and Gluon: tiles, plans, price, and the family."""

@@ -1,0 +1,1 @@
+"""Matmuls in Triton and Gluon: plans, price, and the family."""

@@ -1,0 +1,176 @@
+"""What the launches of a plan of the Triton back end cost.
+
+Tiles run in waves, as many at a time as the multiprocessors hold.  A wave is bound by memory (the
+weights, or as many as are in flight), by what one multiprocessor can fetch (tiles share operands
+only through L2), or by its matrix units; the kernels overlap the three but not wholly.  Constants
+were fitted to timings of the kernels on an H200, float16, each replay of a CUDA graph with a cold
+L2: `2026-11-21-judge_estimator.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ....hardware import DeviceSpec
+from ....tile_plan import TilePlan
+from ....workload import GatedFFN, NormMatmul
+from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from ...shape import MatmulShape, matmul_shape
+from .plans import accumulators, norm_inside, smem_bytes
+
+READ_EFFICIENCY = 0.935
+"""Reached part of the peak bandwidth where all but nothing is written: weights."""
+
+FILL_S = {"gemv": 2.4e-6, "pointer": 3.4e-6, "stream": 3.7e-6, "persistent": 2.8e-6}
+"""From the start of a kernel to its full stride, and from there to its last store."""
+
+NORM_S = {"gemv": 0.95e-6, "pointer": 0.78e-6, "stream": 0.28e-6, "persistent": 0.32e-6}
+"""What a norm kernel in front adds beside its bytes: it begins, and the matmul waits, while both
+are launched.  The ring of a streaming matmul is filled with weights in the meantime."""
+
+NORM_INSIDE_S_PER_ROW = 0.05e-6
+"""What statistics in the loop over k add: the operand passes through registers."""
+
+REDUCE_S, REDUCE_S_PER_ROW = 2.4e-6, 11e-9
+"""What the kernel that adds the parts of a split matmul costs."""
+
+WAVE_S = 3.7e-6
+"""What a further wave of thread blocks adds to their sums: they begin and end as the first did.  It
+is hidden where memory is what all wait for."""
+
+STEP_S = {"pointer": 0.0, "stream": 0.037e-6, "persistent": 0.0}
+"""What a step along k adds to the sums: a consumer of the ring waits for its products before it
+gives the slot back, but where two warp groups take turns."""
+
+NEXT_PROJECTION_S = 2.0e-6
+"""What the launch of another projection of the same rows costs."""
+
+LATENCY_S = 0.9e-6
+"""Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
+
+FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 70.0, "persistent": 125.0}
+"""What one multiprocessor fetches from L2, at most (64, by the width of its port, at boost clock).
+For persistent programs it is in their efficiency."""
+
+EMPTY_BYTES_PER_CLOCK = 10.0
+"""What the copy engine writes of rows beyond the last, which are zeros, while it fetches others."""
+
+TENSOR_EFFICIENCY = {
+    "pointer": {64: 0.70, 128: 0.95},
+    "stream": {64: 0.77, 128: 0.91},
+    "persistent": {64: 0.65, 96: 0.74, 128: 0.84, 160: 0.79, 192: 0.865, 256: 0.89},
+}
+"""Reached part of the tensor cores' peak, by columns of a tile (of both products, where gated),
+before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
+
+WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05, "stream": 0.025}, 0.7
+"""Bytes of a weight's row that a tile reads at once; what fewer add to the time in memory, as a
+part; and the part of that which the programs of one wave are spared.  They go through k together,
+and so open the same pages of memory; those of several waves drift apart."""
+
+SYSTEM_SMEM_BYTES = 1 << 10
+"""Shared memory that the system keeps for itself in each thread block."""
+
+IDLE_LANES = 0.07
+"""What lanes beyond the end of a row add, as a part of what as many others take: they load
+nothing."""
+
+OVERLAP = 0.2
+"""Part of the second longest of the times that the longest does not hide."""
+
+ACCUMULATOR_OVERHEAD = 17
+"""Registers of a thread beside its accumulators (Triton keeps operands in shared memory)."""
+
+STREAM_THREADS, STREAM_REGISTERS = 256, 128
+"""Threads of a streaming block, with its copying warp group, and the registers of each."""
+
+
+def predict(work: NormMatmul | GatedFFN, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
+    """Return what the launches of `plan` cost at `rows` rows."""
+    shape = matmul_shape(work, pairs=False)
+    bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
+    side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    moved = shape.weight_bytes + side
+    # One launch for each projection; they follow one another without a gap
+    seconds = dev.launch_s + FILL_S[plan.family] + (len(shape.n_parts) - 1) * NEXT_PROJECTION_S
+    terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
+    waves = 0
+    for n in shape.n_parts:
+        for count, dram, feed, compute in _waves(shape, plan, dev, (rows, n)):
+            terms["dram"] += count * dram
+            terms["l2"] += count * feed
+            terms["compute"] += count * compute
+            _, second, longest = sorted((dram, feed, compute))
+            seconds += count * (longest + OVERLAP * second)
+            waves += count
+    if plan.split_k > 1:
+        seconds += len(shape.n_parts) * (REDUCE_S + REDUCE_S_PER_ROW * rows)
+    if work.norm is not None:
+        if norm_inside(work, plan):
+            seconds += NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
+        else:
+            seconds += NORM_S[plan.family] + 2 * rows * shape.k * shape.in_bytes / bandwidth
+    seconds += side / bandwidth
+    return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
+
+
+def _waves(
+    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, size: tuple[int, int]
+) -> Iterator[tuple[int, float, float, float]]:
+    """Yield how many waves there are, and their times in memory, L2 and tensor cores.
+
+    The last, which may fill only a part of the device, comes by itself.
+    """
+    rows, n = size
+    read = dev.dram_bytes_per_s * READ_EFFICIENCY
+    weight_bytes = n * shape.parts * shape.k * shape.in_bytes
+    if plan.family == "gemv":
+        idle = ceil_div(shape.k, plan.block_k) * plan.block_k / shape.k - 1
+        yield 1, weight_bytes * (1 + IDLE_LANES * idle) * rows / read, 0.0, 0.0
+        return
+    tiles = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
+    slots = dev.sm_count * _resident(plan, shape, dev)
+    full, rest = divmod(tiles, slots)
+    in_flight = shape.parts * plan.block_n * plan.num_stages * plan.block_k * shape.in_bytes
+    waves = ceil_div(tiles, slots)
+    if plan.family in NARROW_LINES and plan.block_k * shape.in_bytes < WIDE_LINE_BYTES:
+        read /= 1 + NARROW_LINES[plan.family] * (1 - IN_STEP / waves)
+    feed, compute = _tile_seconds(shape, plan, dev, rows)
+    if plan.family != "persistent":  # whose programs go on to their next tile without a pause
+        compute += WAVE_S * (1 - 1 / waves)
+    for count, wide in ((full, slots), (1, rest)):
+        if count and wide:
+            # The nearer to what memory can give, the more in flight a little more takes
+            slowness = ((1 / read) ** 3 + (LATENCY_S / (wide * in_flight)) ** 3) ** (1 / 3)
+            share = ceil_div(wide, dev.sm_count)  # of the busiest multiprocessor
+            yield count, weight_bytes * wide / tiles * slowness, share * feed, share * compute
+
+
+def _tile_seconds(
+    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int
+) -> tuple[float, float]:
+    """Return how long one multiprocessor takes to fetch and to multiply one tile."""
+    columns = plan.block_n * shape.parts
+    k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
+    line = k * shape.in_bytes  # of one row or column
+    feed = line * (min(plan.block_m, rows) + columns) / FEED_BYTES_PER_CLOCK[plan.family]
+    if plan.family != "pointer":
+        feed = max(feed, line * max(0, plan.block_m - rows) / EMPTY_BYTES_PER_CLOCK)
+    efficiency = TENSOR_EFFICIENCY[plan.family]
+    reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
+    per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
+    compute = 2.0 * plan.block_m * columns * k / per_sm + k / plan.block_k * STEP_S[plan.family]
+    return feed / dev.clock_hz, compute
+
+
+def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
+    """Return how many thread blocks a multiprocessor holds at once."""
+    if plan.family == "persistent":
+        return 1
+    threads = 32 * plan.num_warps
+    registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
+    if plan.family == "stream":
+        threads, registers = STREAM_THREADS, STREAM_REGISTERS
+    by_smem = dev.smem_per_sm_bytes // (smem_bytes(plan, shape) + SYSTEM_SMEM_BYTES)
+    by_registers = dev.registers_per_sm // (registers * threads)
+    return max(1, min(by_smem, by_registers, dev.max_threads_per_sm // threads))

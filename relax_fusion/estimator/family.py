@@ -1,0 +1,154 @@
+"""What a kernel family is: the unit in which kernels are added."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from ..hardware import DeviceSpec
+from ..tile_plan import TilePlan
+from .prediction import Prediction
+from .shape import Size
+
+W = TypeVar("W", bound=Any)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What one task occupies.
+
+    Parameters
+    ----------
+    smem_bytes : int
+        Shared memory of a GPU thread block.
+    registers_per_thread : int
+        32-bit registers of a GPU thread, vector registers of a CPU tile.
+    threads : int
+        Threads of a GPU thread block; 1 on a CPU.
+    stack_bytes : int
+        The accumulator buffer of a CPU tile, as it is before registers are allocated.
+    scratch_bytes : int
+        What a CPU task goes over again and again, so should lie in its core's L2 cache.
+    """
+
+    smem_bytes: int
+    registers_per_thread: int
+    threads: int
+    stack_bytes: int = 0
+    scratch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Breaks:
+    """Where the best plan of a family may change along a dynamic dimension.
+
+    Parameters
+    ----------
+    uppers : tuple of int
+        Last sizes of ranges: rows, or query positions of an attention.
+    open_size : int
+        Where the open range behind them is priced: a usual prompt, past the point where more rows
+        change the choice.
+    batches : tuple of int
+        Batches at which an attention of dynamic batch is priced.
+    """
+
+    uppers: tuple[int, ...] = (1, 16, 64, 256)
+    open_size: int = 1024
+    batches: tuple[int, ...] = (1,)
+
+
+class KernelFamily(ABC, Generic[W]):
+    """A kind of kernel: which workloads it takes, its plans, their limits and their price.
+
+    Attributes
+    ----------
+    names : tuple of str
+        What its plans have in their field `family`.
+    backend : {"tir", "triton"}
+        Who emits its kernels.
+    kind : {"gpu", "cpu"}
+        Where they run.
+    takes : tuple of type
+        Classes of workloads.
+    error : float
+        Factor by which a predicted gain over separate kernels may be wrong.
+    instead_of : tuple of type
+        Families that are not looked at where this one has a plan: they are never faster.
+    cuts_rows : bool
+        Whether its plans may have `split_m`.
+    emitter : str
+        ``"module:function"``, imported when needed: takes workload, plan table and target, and
+        returns a scheduled PrimFunc whose parameters are the operands of ``work.graph``.  Empty for
+        the families of this package, whose kernels its own rules and Triton's bridge make.
+    breaks : Breaks
+        Sizes at which its best plan may change.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ("",)
+    backend: ClassVar[Literal["tir", "triton"]] = "tir"
+    kind: ClassVar[Literal["gpu", "cpu"]] = "gpu"
+    takes: ClassVar[tuple[type, ...]]
+    error: ClassVar[float]
+    instead_of: ClassVar[tuple[type, ...]] = ()
+    cuts_rows: ClassVar[bool] = False
+    emitter: ClassVar[str] = ""
+    breaks: ClassVar[Breaks] = Breaks()
+
+    def has(self, plan: TilePlan, work: W) -> bool:
+        """Tell whether a plan with one of `names` is of this family, where several share a name."""
+        return True
+
+    def refuses(self, work: W, dev: DeviceSpec) -> str | None:
+        """Return why there is no kernel for `work` on `dev`, whatever the plan."""
+        return None
+
+    def nothing_fits(self, work: W, dev: DeviceSpec) -> str:
+        """Return what to say where none of its plans fits."""
+        return f"no tile of any family fits the {dev.label}"
+
+    @abstractmethod
+    def plans(self, work: W, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield plans worth pricing, which may not all fit; of equal prices, the first is taken."""
+
+    @abstractmethod
+    def violations(self, plan: TilePlan, work: W, dev: DeviceSpec) -> Iterator[str]:
+        """Yield why `plan` cannot run `work` on `dev`: one sentence each, with both numbers."""
+
+    @abstractmethod
+    def footprint(self, plan: TilePlan, work: W, dev: DeviceSpec) -> Footprint:
+        """Return what one task of `plan` occupies."""
+
+    @abstractmethod
+    def predict(self, plan: TilePlan, work: W, dev: DeviceSpec, size: Size) -> Prediction:
+        """Return what the kernel costs at `size`; only meaningful without `violations`."""
+
+    def worth(
+        self, plans: Sequence[TilePlan], work: W, dev: DeviceSpec, rows: tuple[int, int]
+    ) -> Iterable[TilePlan]:
+        """Return those of its plans that can be best for some numbers of tiled rows.
+
+        Taller tiles than rows only pad.
+
+        Parameters
+        ----------
+        rows : tuple of int
+            The fewest, and the power of two that the most fit.
+        """
+        return (plan for plan in plans if plan.block_m <= rows[1])
+
+    def fill_s(self, plan: TilePlan) -> float:
+        """Return the seconds in which a kernel fills the device that separate ones need as well."""
+        return 0.0
+
+    def blocks(self, plan: TilePlan, work: W, most: int | None) -> Iterator[tuple[str, int]]:
+        """Yield what lies along the second and third dimension of a grid, and how many blocks.
+
+        Parameters
+        ----------
+        most : int, optional
+            Rows, or query positions, up to which the plan serves; None if nothing bounds them.
+        """
+        return iter(())

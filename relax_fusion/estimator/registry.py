@@ -1,0 +1,222 @@
+"""The families that there are, and the questions that are asked of any of them.
+
+Nothing else in the estimator knows a workload or a family by name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from itertools import chain
+from typing import Any
+
+from ..errors import TilePlanError
+from ..hardware import DeviceSpec
+from ..tile_plan import TilePlan
+from ..workload import Workload
+from .families.cpu_attention import CpuAttention
+from .families.cpu_chain.family import CpuChain
+from .families.cpu_tiles import CpuTiles
+from .families.dot_products import DotProducts
+from .families.few_rows.family import FewRows
+from .families.fma_attention.family import FmaAttention
+from .families.fma_tiles import FmaTiles
+from .families.mma_attention.family import MmaAttention
+from .families.mma_chain.family import MmaChain
+from .families.panels.family import Panels
+from .families.tensor_cores.family import TensorCores
+from .families.triton_attention.family import TritonAttention
+from .families.triton_matmul.family import TritonMatmul
+from .family import Footprint, KernelFamily
+from .prediction import Prediction
+from .shape import Size
+
+Family = KernelFamily[Any]
+
+FAMILIES: list[Family] = [
+    *(TritonMatmul(), TritonAttention()),
+    *(DotProducts(), FewRows(), TensorCores(), FmaTiles()),
+    *(MmaAttention(), FmaAttention(), MmaChain()),
+    *(CpuTiles(), Panels(), CpuAttention(), CpuChain()),
+]
+"""Of equal prices, plans of an earlier family are taken."""
+
+ENTRY_POINTS = "relax_fusion.families"
+"""Group of the entry points by which packages bring families: each a `KernelFamily`."""
+
+ON_CHANGE: list[Callable[[], None]] = []
+"""What forgets answers that another family would change."""
+
+
+def register_family(family: Family) -> None:
+    """Add a family, in front of all others.
+
+    Parameters
+    ----------
+    family : KernelFamily
+        Its `emitter` makes its kernels.
+
+    Raises
+    ------
+    TilePlanError
+        If it is no `KernelFamily`, has no emitter, or has a name that is taken.
+    """
+    if not isinstance(family, KernelFamily):
+        raise TilePlanError(f"family is {family!r}, must be a KernelFamily")
+    own = type(family).__name__
+    if not re.fullmatch(r"[\w.]+:\w+", family.emitter):
+        raise TilePlanError(f"family {own}: emitter is {family.emitter!r}, must be module:function")
+    for other in FAMILIES:
+        taken = {*other.names} & {*family.names}
+        same = (other.kind, other.backend) == (family.kind, family.backend)
+        if taken and same and {*other.takes} & {*family.takes}:
+            names = ", ".join(map(repr, sorted(taken)))
+            raise TilePlanError(f"family {own}: {type(other).__name__} is called {names} as well")
+    FAMILIES.insert(0, family)
+    for forget in ON_CHANGE:
+        forget()
+
+
+@cache
+def _load_entry_points() -> None:
+    """Register the families of other packages, once."""
+    for point in entry_points(group=ENTRY_POINTS):
+        try:
+            register_family(point.load()())
+        except Exception as err:
+            what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
+            raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
+
+
+def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
+    """Return the families that take workloads of this class on such a device."""
+    _load_entry_points()
+    return [
+        family
+        for family in FAMILIES
+        if (family.kind, family.backend) == (dev.kind, backend) and isinstance(work, family.takes)
+    ]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A plan with the family that it is of."""
+
+    family: Family
+    plan: TilePlan
+
+
+def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterator[TilePlan]:
+    """Yield plans that fit `work` on `dev`, each once.
+
+    A small part of all tilings, in the manner of MCFuser (SC'24), which prunes by deduplication,
+    padding ratio and footprint.  Here duplicates never arise, because each dimension of the search
+    is generated from what decides it; tiles that pad much are dropped where others pad less; and
+    `violations` drops what does not fit.  Some hundred for a usual workload; none if not even the
+    smallest tile fits.
+
+    Parameters
+    ----------
+    backend : {"tir", "triton"}
+        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
+    """
+    return (option.plan for option in options(work, dev, backend))
+
+
+def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
+    """Yield `candidates` with their families."""
+    for each in dict.fromkeys((backend, "tir")):
+        found = _fitting(work, dev, each)
+        first = next(found, None)
+        if first is not None:
+            yield from chain([first], found)
+            return
+
+
+def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
+    left_out: set[type] = set()
+    for family in families(work, dev, backend):
+        if type(family) in left_out or family.refuses(work, dev):
+            continue
+        for plan in family.plans(work, dev):
+            if next(family.violations(plan, work, dev), None) is None:
+                left_out.update(family.instead_of)
+                yield Option(family, plan)
+
+
+def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
+    """Return the family that `plan` is of.
+
+    Raises
+    ------
+    TilePlanError
+        If there is none; the message has what there is.
+    """
+    known = families(work, dev, plan.backend)
+    for family in known:
+        if plan.family in family.names and family.has(plan, work):
+            return family
+    what = f"{type(work).__name__} on a {dev.kind}"
+    if not known:
+        backends = sorted({f.backend for b in ("tir", "triton") for f in families(work, dev, b)})
+        has = " and ".join(map(repr, backends))
+        raise TilePlanError(f"backend is {plan.backend!r}, there is {has} for {what}")
+    names = " and ".join(map(repr, dict.fromkeys(n for f in known for n in f.names)))
+    has = f"backend {plan.backend!r} has {names} for {what}"
+    raise TilePlanError(f"family is {plan.family!r}, {has}")
+
+
+def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
+    """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
+
+    This is the only statement of the constraint set: candidates are filtered by it and a user's
+    own plan is refused by it.  Empty: the plan fits.
+    """
+    try:
+        family = family_of(plan, work, dev)
+    except TilePlanError as err:
+        return (str(err),)
+    reason = family.refuses(work, dev)
+    if reason is not None:
+        return (reason,)
+    if family.kind == "gpu" and plan.num_warps == 0 and plan.backend == "tir":
+        return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
+    whole = f"split_m is {plan.split_m}, family {plan.family!r} does not cut rows into parts"
+    cut = plan.split_m != 1 and not family.cuts_rows
+    return (*([whole] if cut else ()), *family.violations(plan, work, dev))
+
+
+def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
+    """Tell whether `violations` is empty."""
+    return not violations(plan, work, dev)
+
+
+def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
+    """Return why there is no plan for `work` on `dev`, each reason once."""
+    known = families(work, dev, backend)
+    return list(dict.fromkeys(f.refuses(work, dev) or f.nothing_fits(work, dev) for f in known))
+
+
+def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
+    """Return what one task of `plan` occupies on `dev`."""
+    return family_of(plan, work, dev).footprint(plan, work, dev)
+
+
+def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
+    """Return what the fused kernel costs at `size`.
+
+    Parameters
+    ----------
+    size : int or AttentionSize
+        Rows of a matmul workload; batch, query and key positions of an attention, where entries
+        that the workload knows statically are ignored.
+
+    Returns
+    -------
+    Prediction
+        Only meaningful for a plan without `violations`.
+    """
+    return family_of(plan, work, dev).predict(plan, work, dev, size)
