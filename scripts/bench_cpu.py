@@ -2,5 +2,4 @@
 
 from _entry import run
 
-if __name__ == "__main__":
-    run("run", "cpu")
+run("run", "cpu")
