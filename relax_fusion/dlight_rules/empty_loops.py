@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from . import steps
-from .total import SCHEDULE_ERRORS
+from .safe_rule import SCHEDULE_ERRORS
 
 _CALLS = ("tirx.tvm_call_", "tirx.call_extern")
 """Names of operators, or how they begin, that call what may have effects of its own."""
