@@ -14,6 +14,10 @@ PLAN_ATTR = "relax_fusion.tile_plan"
 """The PrimFunc attribute that carries a `PlanTable`."""
 
 
+FORMER_NAMES = {"skinny": "few_rows"}
+"""Families of plans that were written down under another name."""
+
+
 @dataclass(frozen=True)
 class TilePlan:
     """Tile sizes and launch numbers of one kernel.
@@ -57,6 +61,8 @@ class TilePlan:
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""
+        if self.family in FORMER_NAMES:
+            object.__setattr__(self, "family", FORMER_NAMES[self.family])
         check(self, TilePlanError, "tile plan")
         for block, reg in (("block_m", "reg_m"), ("block_n", "reg_n")):
             if getattr(self, block) % getattr(self, reg):

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from relax_fusion.hardware.target import is_cpu, is_cuda
-from tests.dlight_rules import foreign_cases as cases
+from tests.dlight_rules import generic_cases as cases
 from tests.fuzz import rules
 from tests.fuzz.processes import in_processes
 

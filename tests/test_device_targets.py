@@ -92,7 +92,7 @@ def test_functions_are_compiled_for_the_device_of_their_tensors(hinted: bool) ->
     assert any("softmax" in n and "exp" in n for n in host), found
     assert {"cuda", "llvm"} == set(found.values())
     assert {s.rule for s in report.schedules if s.function in host} == {
-        "ForeignMatmulRule", "NormRule",
+        "GenericMatmulRule", "NormRule",
     }  # fmt: skip
     declines = [d.decline for d in report.decisions if d.decline is not None]
     assert [d.detail for d in declines if d.reason is Reason.VDEVICE]

@@ -17,7 +17,7 @@ from tvm import ir, s_tir, tirx
 from tvm.s_tir import dlight as dl
 
 from relax_fusion import PipelineOptions, Report, make_target
-from relax_fusion.dlight_rules import ForeignMatmulRule, ScalarMatmulRule
+from relax_fusion.dlight_rules import GenericMatmulRule, ScalarMatmulRule
 from relax_fusion.models import export, zoo_config
 from relax_fusion.pipeline import PHASES
 from relax_fusion.tile_plan import PLAN_ATTR, TilePlan
@@ -26,7 +26,7 @@ from .passes.common import Chain, module
 
 H200 = make_target("h200")
 RULES = (
-    ForeignMatmulRule,
+    GenericMatmulRule,
     ScalarMatmulRule,
     dl.gpu.GEMV,
     dl.gpu.Reduction,
@@ -181,13 +181,13 @@ def test_what_no_pass_takes_is_scheduled_as_ours() -> None:
     for name, (inputs, body) in left.items():
         chain = Chain("main", inputs, body, "y", dtype="float16")
         found, _ = left_to_tvm(module([chain]))
-        assert list(found.values()) == ["ForeignMatmulRule"], name
+        assert list(found.values()) == ["GenericMatmulRule"], name
 
 
 def test_the_detector_sees_a_matmul_that_is_left() -> None:
     chain = Chain("main", *SPELLINGS["nt"], "y", dtype="float16")
     found, _ = left_to_tvm(module([chain]), disable=("FuseMatmulEpilogue",))
-    assert list(found.values()) == ["ForeignMatmulRule"]
+    assert list(found.values()) == ["GenericMatmulRule"]
     norm = "y = R.nn.layer_norm(x, g, b, axes=[-1])"
     alone = Chain("main", "x[n,64] g[64] b[64]", norm, "y", dtype="float16")
     assert left_to_tvm(module([alone]))[0] == {}

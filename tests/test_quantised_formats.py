@@ -192,7 +192,7 @@ def test_rules_of_one_row(name: str, target: str) -> None:
     layer = Layer(bb, FORMATS[name])
     x, packed = layer.param((1, K), FORMATS[name].dtype), layer.packed(64, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, 64, K)])
-    assert rules_of(bb.get(), target) == {"ForeignMatmulRule"}
+    assert rules_of(bb.get(), target) == {"GenericMatmulRule"}
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])

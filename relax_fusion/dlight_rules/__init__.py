@@ -3,16 +3,20 @@
 from .apply import ScheduleKernels
 from .attention import AttentionRule
 from .contraction import ContractionRule
-from .foreign.rules import CPUSpatialRule, ForeignMatmulRule, ScalarMatmulRule
+from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
 from .matmul_chain import MatmulChainRule
 from .norms import NormRule, RowSumRule
+
+ForeignMatmulRule = GenericMatmulRule
+"""The name that `GenericMatmulRule` had before."""
 
 __all__ = [
     "AttentionRule",
     "CPUSpatialRule",
     "ContractionRule",
     "ForeignMatmulRule",
+    "GenericMatmulRule",
     "MatmulChainRule",
     "NormRule",
     "RowSumRule",

@@ -22,7 +22,7 @@ from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import Workload
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
-from .total import TotalRule, apply_tvm_rule, has_blocks
+from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
 
 TRITON = "Triton"
 """Stands for a rule where Triton kernels are put in place later."""
@@ -179,6 +179,6 @@ def rule_name(rule: ScheduleRule) -> str:
 def _attempt(
     rule: ScheduleRule, func: tirx.PrimFunc, target: Target
 ) -> s_tir.Schedule | Decline | None:
-    if isinstance(rule, TotalRule):
+    if isinstance(rule, SafeRule):
         return rule.attempt(func, target)
     return apply_tvm_rule(rule, func, target) if has_blocks(func) else None

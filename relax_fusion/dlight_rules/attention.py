@@ -14,9 +14,9 @@ from ..hardware.target import device_of, is_gpu
 from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step
+from .safe_rule import SafeRule
 from .steps import block_names
 from .tensor_cores.attention import with_mma_attention
-from .total import TotalRule
 
 REGISTER_TILES = (
     "acc_init",
@@ -67,7 +67,7 @@ SHARED = ("q_load", "k_load", "exp", "row_init", "row_max", "row_sum")
 """Blocks that write, between them, all scratch that the threads of a block share."""
 
 
-class AttentionRule(TotalRule):
+class AttentionRule(SafeRule):
     """Schedule an attention PrimFunc of this library from the plans that it carries.
 
     rewrite (CPU)::

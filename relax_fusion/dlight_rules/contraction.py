@@ -12,12 +12,12 @@ from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .contraction_gpu import schedule_gpu
 from .cpu.contraction import schedule_cpu
+from .safe_rule import SafeRule
 from .steps import projections
 from .tensor_cores.dependent import launched_early
-from .total import TotalRule
 
 
-class ContractionRule(TotalRule):
+class ContractionRule(SafeRule):
     """Schedule the PrimFuncs of `relax_fusion.compute.contraction`; leave every other one.
 
     On a CPU: a parallel loop normalises the rows; then, for each projection, blocks of ``block_n``

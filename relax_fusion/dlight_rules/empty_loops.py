@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from . import steps
-from .total import SCHEDULE_ERRORS
+from .safe_rule import SCHEDULE_ERRORS
 
 _CALLS = ("tirx.tvm_call_", "tirx.call_extern")
 """Names of operators, or how they begin, that call what may have effects of its own."""
@@ -98,20 +98,20 @@ def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
         return body
     root = body.block
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
-    rooms = list(root.alloc_buffers)
+    buffers = list(root.alloc_buffers)
     while True:
         named = [_variables(part) for part in parts]
-        times = Counter(room for names in named for room in rooms if room in names)
-        unread = {room for room in rooms if times[room] == 1}
+        times = Counter(buffer for names in named for buffer in buffers if buffer in names)
+        unread = {buffer for buffer in buffers if times[buffer] == 1}
         kept = [p for p, names in zip(parts, named, strict=True) if not _fills(p, names & unread)]
         if len(kept) == len(parts):
             break
         parts = kept
-    rooms = [room for room in rooms if times[room]]
+    buffers = [buffer for buffer in buffers if times[buffer]]
     block = s_tir.SBlock(
         *([], root.reads, root.writes, root.name_hint),
         tirx.stmt_seq(*parts or [tirx.Evaluate(0)]),
-        alloc_buffers=rooms,
+        alloc_buffers=buffers,
         match_buffers=root.match_buffers,
         annotations=root.annotations,
     )

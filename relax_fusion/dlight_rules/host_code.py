@@ -11,7 +11,7 @@ from tvm.target import Target
 from ..errors import Decline, Reason
 from ..hardware.target import is_gpu
 from .empty_loops import with_starts
-from .total import TotalRule, has_blocks
+from .safe_rule import SafeRule, has_blocks
 
 _THREADS = ("thread_extent", "virtual_thread", "tirx.device_entry")
 """Keys of the statements inside which code runs on the device."""
@@ -80,7 +80,7 @@ def host_accesses(root: object, functions: Functions | None = None) -> list[str]
     return list(found)
 
 
-class SingleThreadRule(TotalRule):
+class SingleThreadRule(SafeRule):
     """Run on one thread of a GPU what no other rule takes, rather than on the host.
 
     rewrite: ``S1; S2`` -> ``for b in T.thread_binding(1, "blockIdx.x"): ... "threadIdx.x": S1``,

@@ -15,12 +15,12 @@ from ..tile_plan import TilePlan
 from ..workload import MatmulChain
 from .cpu.contraction import schedule_cpu
 from .cpu.matmul_chain import schedule_blocks
+from .safe_rule import SafeRule
 from .steps import projections
 from .tensor_cores.chain import with_mma_chain
-from .total import TotalRule
 
 
-class MatmulChainRule(TotalRule):
+class MatmulChainRule(SafeRule):
     """Schedule the PrimFunc of a chain of two matmuls from the plans that it carries.
 
     rewrite (family "panels")::

@@ -15,10 +15,10 @@ from ..hardware import DeviceSpec
 from ..hardware.target import device_of, is_cpu, is_gpu
 from ..workload import FLOAT_BYTES
 from . import steps
-from .foreign.matmul import foreign_matmul
-from .foreign.stages import variables_of
+from .generic_matmul.matmul import generic_matmul
+from .generic_matmul.stages import variables_of
 from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
-from .total import TotalRule
+from .safe_rule import SafeRule
 
 VECTORS_PER_THREAD = 2
 """Vector loads that a thread should have to do before a row gets more threads: two are under way
@@ -28,7 +28,7 @@ ARITHMETIC_BYTES = 4
 """Of the numbers that statistics are computed in: TVM 0.27 has no vector of eight floats."""
 
 
-class NormRule(TotalRule):
+class NormRule(SafeRule):
     """Schedule functions that gather statistics of rows, and use them on the same rows.
 
     On a GPU a thread block has one row: its threads read vectors, and share the statistics.  On a
@@ -59,8 +59,8 @@ class NormRule(TotalRule):
         return on(sch, blocks, device) or sch
 
 
-class RowSumRule(TotalRule):
-    """Schedule a matmul that `ForeignMatmulRule` leaves on a CPU: each element sums up a row.
+class RowSumRule(SafeRule):
+    """Schedule a matmul that `GenericMatmulRule` leaves on a CPU: each element sums up a row.
 
     Rows of the result, and columns of which only the run knows how many there are, are spread over
     the cores.  Factors are computed on the way, as those of a quantised lm_head are.
@@ -73,7 +73,7 @@ class RowSumRule(TotalRule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule, None for a function of another kind."""
-        if not is_cpu(target) or foreign_matmul(func) is None:
+        if not is_cpu(target) or generic_matmul(func) is None:
             return None
         sch = s_tir.Schedule(func)
         inline(sch, func, every=True)

@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from . import steps
-from .foreign.layout import is_unit
+from .generic_matmul.layout import is_unit
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def attention_cases(
     inputs: Sequence[ir.Expr],
     most_queries: int | None,
     dev: DeviceSpec,
-    rooms: dict[str, Workspace],
+    workspaces: dict[str, Workspace],
 ) -> list[Case]:
     """Return the launches that compute `work`, the last ones on the condition True.
 
@@ -69,10 +69,10 @@ def attention_cases(
         Query positions up to which the plan serves.
     dev : DeviceSpec
         Where it will run.
-    rooms : dict
+    workspaces : dict
         Gets the workspaces, for the plans of other ranges to use the same.
     """
-    a = AttentionCall(work, plan, named_operands(work, inputs), most_queries, dev, rooms)
+    a = AttentionCall(work, plan, named_operands(work, inputs), most_queries, dev, workspaces)
     whole = {"pointer": _pointer, "flash": flash_cases}
     if plan.family in whole:
         return whole[plan.family](a)
@@ -173,4 +173,6 @@ def _rooms(a: AttentionCall, splits: Any) -> tuple[Workspace, Workspace]:
         queries = a.q_len if a.most_queries is None else at_most(a.q_len, a.most_queries)
         rows = at_least(heads * queries, programs_wanted(1, a.dev) * a.plan.block_m)
     parts, lse = Workspace((rows, a.work.v_dim)), Workspace((rows,))
-    return a.rooms.setdefault(f"parts {rows}", parts), a.rooms.setdefault(f"lse {rows}", lse)
+    return a.workspaces.setdefault(f"parts {rows}", parts), a.workspaces.setdefault(
+        f"lse {rows}", lse
+    )

@@ -37,7 +37,7 @@ class AttentionCall:
         Query positions up to which the plan serves.
     dev : DeviceSpec
         Where it will run.
-    rooms : dict
+    workspaces : dict
         Workspaces so far.
     """
 
@@ -46,7 +46,7 @@ class AttentionCall:
     operands: Mapping[str, Any]
     most_queries: int | None
     dev: DeviceSpec
-    rooms: dict[str, Workspace]
+    workspaces: dict[str, Workspace]
 
     @property
     def batch(self) -> Any:

@@ -40,7 +40,7 @@ def contraction_steps(
     inputs: Sequence[ir.Expr],
     most_rows: int | None,
     dev: DeviceSpec,
-    rooms: dict[str, Workspace],
+    workspaces: dict[str, Workspace],
     fixed: FixedWeights = NOTHING_FIXED,
 ) -> list[Step]:
     """Return the launches that compute `work`, in order.
@@ -57,7 +57,7 @@ def contraction_steps(
         Rows up to which the plan serves.
     dev : DeviceSpec
         Where it will run.
-    rooms : dict
+    workspaces : dict
         Gets the workspaces, for the plans of other ranges to use the same.
     fixed : FixedWeights
         Those of `inputs` that no kernel writes.
@@ -65,11 +65,11 @@ def contraction_steps(
     found = read_operands(work, inputs)
     rows = found.x.ty.shape.values[0]
     rows = rows if isinstance(work.rows, DynamicDim) else int(rows)
-    c = Contraction(work, plan, rows, most_rows, dev, rooms, fixed)
+    c = Contraction(work, plan, rows, most_rows, dev, workspaces, fixed)
     if work.norm is None or norm_inside(work, plan):
         norm = work.norm
         return [s for p in found.products for s in _matmul(c, p, found.x, found, norm)]
-    y: Any = found.normed or c.room("norm", (rows, work.k), work.dtype)
+    y: Any = found.normed or c.workspace("norm", (rows, work.k), work.dtype)
     rest = [s for p in found.products for s in _matmul(c, p, y, found, None)]
     return [_row_norm(c, work.norm, found, y), *rest]
 

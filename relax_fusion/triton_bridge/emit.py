@@ -47,20 +47,20 @@ class _Fused:
     def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[Case]:
         """Return conditions, and the launches where they are the first that hold."""
         work = self.work
-        rooms: dict[str, Workspace] = {}
+        workspaces: dict[str, Workspace] = {}
         found: list[Case] = []
         if isinstance(work, Attention):
             found += empty_cases(work, self.plans, self.inputs, dev)
             for upper, plan in self.plans.entries:
                 most = _most(work.q_len, upper)
-                inside = attention_cases(work, plan, self.inputs, most, dev, rooms)
+                inside = attention_cases(work, plan, self.inputs, most, dev, workspaces)
                 found += [(_both(self._within(upper), when), steps) for when, steps in inside]
             return found
         known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
         weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
         for upper, plan in self.plans.entries:
             most = _most(work.rows, upper)
-            steps = contraction_steps(work, plan, self.inputs, most, dev, rooms, weights)
+            steps = contraction_steps(work, plan, self.inputs, most, dev, workspaces, weights)
             found.append((self._within(upper), steps))
         return found
 

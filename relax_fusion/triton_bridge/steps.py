@@ -76,7 +76,7 @@ class Contraction:
         Rows up to which the plan serves.
     dev : DeviceSpec
         Where it will run.
-    rooms : dict
+    workspaces : dict
         Workspaces so far, for the launches of other ranges to use the same.
     fixed : FixedWeights
         What may be read before the kernel in front has ended.
@@ -87,7 +87,7 @@ class Contraction:
     rows: Any
     most_rows: int | None
     dev: DeviceSpec
-    rooms: dict[str, Workspace]
+    workspaces: dict[str, Workspace]
     fixed: FixedWeights
 
     @property
@@ -121,16 +121,16 @@ class Contraction:
         weights = [w for w in (product.weight, product.up) if w is not None]
         return all(any(w is v for v in self.fixed.inputs) for w in weights)
 
-    def room(self, role: Any, shape: tuple[Any, ...], dtype: str) -> Workspace:
+    def workspace(self, role: Any, shape: tuple[Any, ...], dtype: str) -> Workspace:
         """Return the workspace of that role and size."""
         key = (role, shape[0] if isinstance(shape[0], int) else None, shape[1:], dtype)
-        return self.rooms.setdefault(str(key), Workspace(shape, dtype))
+        return self.workspaces.setdefault(str(key), Workspace(shape, dtype))
 
     def parts(self, product: Product) -> Workspace:
         """Return the workspace for the parts of a matmul whose k is split."""
         wide = 2 * product.n if product.up is not None else product.n
         # One more for the sums of squares of a norm inside
-        return self.room(product.out, (self.plan.split_k * (wide + 1), self.rows), "float32")
+        return self.workspace(product.out, (self.plan.split_k * (wide + 1), self.rows), "float32")
 
     def options(self, **others: Any) -> KernelOptions:
         """Return the options of a launch; the number of warps is the plan's by default."""
@@ -140,8 +140,8 @@ class Contraction:
     def split_reduce(self, p: Product, norm: str = "none", eps: float = 0.0) -> Step:
         """Return the launch that adds the parts of a matmul."""
         block_m, block_n = REDUCE_TILE
-        room = self.parts(p)
-        args = {"workspace_ptr": room, **p.pointers(room), "M": self.m, "eps": eps}
+        parts = self.parts(p)
+        args = {"workspace_ptr": parts, **p.pointers(parts), "M": self.m, "eps": eps}
         constants = {
             **p.constants,
             "K": self.work.k,

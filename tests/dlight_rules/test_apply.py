@@ -13,29 +13,29 @@ from tvm.target import Target
 from relax_fusion import Report, host_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.decision import Scheduling
-from relax_fusion.dlight_rules import CPUSpatialRule, ForeignMatmulRule, ScheduleKernels
+from relax_fusion.dlight_rules import CPUSpatialRule, GenericMatmulRule, ScheduleKernels
 from relax_fusion.dlight_rules.apply import is_scheduled
-from relax_fusion.dlight_rules.total import TotalRule
+from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline, LoweringError, Reason
 from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import NormMatmul, Projection
 
-from .foreign_cases import Input, fused
+from .generic_cases import Input, fused
 
 
-class Failing(TotalRule):
+class Failing(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
         sch = s_tir.Schedule(func)
         sch.compute_inline(sch.get_sblock("matmul"))
         return sch
 
 
-class Unbuilt(TotalRule):
+class Unbuilt(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
         raise LoweringError("of no form that we know")
 
 
-class Mistaken(TotalRule):
+class Mistaken(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
         return {}["a mistake of ours"]
 
@@ -62,9 +62,9 @@ def scheduled(*rules: ScheduleRule) -> tuple[tvm.IRModule, dict[str, Scheduling]
 
 
 def test_the_first_rule_that_takes_a_function_is_recorded() -> None:
-    mod, record = scheduled(ForeignMatmulRule(), CPUSpatialRule())
+    mod, record = scheduled(GenericMatmulRule(), CPUSpatialRule())
     assert {name: s.rule for name, s in record.items()} == {
-        "product": "ForeignMatmulRule",
+        "product": "GenericMatmulRule",
         "relu": "CPUSpatialRule",
     }
     assert record["product"].plans is not None and record["relu"].plans is None
@@ -74,8 +74,8 @@ def test_the_first_rule_that_takes_a_function_is_recorded() -> None:
 
 def test_a_rule_that_fails_is_passed_over_and_named() -> None:
     tvm_like = ScheduleRule.from_callable("Asserting")(asserting)
-    _, record = scheduled(Failing(), Unbuilt(), tvm_like, ForeignMatmulRule())
-    assert record["product"].rule == "ForeignMatmulRule"
+    _, record = scheduled(Failing(), Unbuilt(), tvm_like, GenericMatmulRule())
+    assert record["product"].rule == "GenericMatmulRule"
     rules, declines = zip(*record["product"].refusals, strict=True)
     assert rules == ("Failing", "Unbuilt", "dlight.Asserting")
     assert all(d.reason is Reason.SCHEDULE for d in declines)
@@ -98,18 +98,18 @@ def test_functions_for_triton_are_left() -> None:
     table = PlanTable.single(TilePlan(16, 16, 16, num_warps=4, backend="triton", family="pointer"))
     func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "f")
     record: list[Scheduling] = []
-    mod = ScheduleKernels(host_target(), [ForeignMatmulRule()], record)(tvm.IRModule({"f": func}))
+    mod = ScheduleKernels(host_target(), [GenericMatmulRule()], record)(tvm.IRModule({"f": func}))
     assert record == [Scheduling("f", "Triton", table)]
     assert not is_scheduled(mod["f"])
 
 
 def test_the_report_tells_rules_and_tiles() -> None:
-    _, record = scheduled(Failing(), ForeignMatmulRule(), CPUSpatialRule())
+    _, record = scheduled(Failing(), GenericMatmulRule(), CPUSpatialRule())
     report = Report(schedules=list(record.values()))
     product, relu = json.loads(report.schedules_to_json())
-    assert (product["function"], product["rule"]) == ("product", "ForeignMatmulRule")
+    assert (product["function"], product["rule"]) == ("product", "GenericMatmulRule")
     assert product["plans"][0]["upper"] == -1 and product["plans"][0]["block_n"] >= 4
     assert [r["rule"] for r in product["refusals"]] == ["Failing"]
     assert relu["rule"] == "CPUSpatialRule" and "plans" not in relu
     text = report.text()
-    assert "ForeignMatmulRule  1          product" in text and "CPUSpatialRule" in text
+    assert "GenericMatmulRule  1          product" in text and "CPUSpatialRule" in text

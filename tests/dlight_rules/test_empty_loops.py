@@ -14,7 +14,7 @@ from relax_fusion.dlight_rules.steps import blocks_of
 
 from ..passes.common import Chain, module
 from ..quick import quick_host, quickly
-from .foreign_cases import prim_funcs
+from .generic_cases import prim_funcs
 
 EMPTY = module(
     [

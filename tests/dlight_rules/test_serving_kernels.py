@@ -22,7 +22,7 @@ from relax_fusion.dlight_rules import NormRule
 
 from ..fuzz.rules import RULES
 from ..quick import loaded
-from .foreign_cases import check, compiled, prim_funcs
+from .generic_cases import check, compiled, prim_funcs
 
 HALF, GPU = "float16", make_target("h200")
 

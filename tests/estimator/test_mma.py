@@ -65,7 +65,7 @@ SENTENCES = [
     (
         {"family": "other"},
         norm_matmul(),
-        "family is 'other', backend 'tir' has '' and 'skinny'",
+        "family is 'other', backend 'tir' has '' and 'few_rows'",
     ),
     (
         {"family": "wgmma"},

@@ -63,7 +63,7 @@ def test_packing_is_paid_once_for_all_rows():
 
 GOOD = TilePlan(6, 32, 4096, reg_m=6, reg_n=32, lanes=16, family=FAMILY)
 WRONG = [
-    (GOOD, FLOAT, GPU, "family is 'panels', backend 'tir' has '' and 'skinny' and"),
+    (GOOD, FLOAT, GPU, "family is 'panels', backend 'tir' has '' and 'few_rows' and"),
     (replace(GOOD, block_m=12), FLOAT, AVX512, "block_m is 12, family 'panels' has reg_m of them"),
     (replace(GOOD, block_k=300), FLOAT, AVX512, "block_k is 300, does not divide k=4096"),
     (replace(GOOD, block_n=24, reg_n=24), FLOAT, AVX512, "lanes is 16, does not divide reg_n=24"),

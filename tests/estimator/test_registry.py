@@ -146,3 +146,9 @@ def test_families_come_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
         choose(replace(WORK, rows=5), CPU)
     points.clear()
     registry._load_entry_points.cache_clear()
+
+
+def test_former_names_are_read() -> None:
+    assert TilePlan(8, 16, 64, family="skinny") == TilePlan(8, 16, 64, family="few_rows")
+    old = {**TilePlan(8, 16, 64).to_attr(), "family": "skinny"}
+    assert TilePlan.from_attr(old).family == "few_rows"

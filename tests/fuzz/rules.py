@@ -20,24 +20,24 @@ from relax_fusion.dlight_rules import (
     AttentionRule,
     ContractionRule,
     CPUSpatialRule,
-    ForeignMatmulRule,
+    GenericMatmulRule,
     NormRule,
     RowSumRule,
     ScalarMatmulRule,
 )
-from relax_fusion.dlight_rules.total import TotalRule
+from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline
 from relax_fusion.hardware.target import is_cpu
 
-from ..dlight_rules import foreign_cases as cases
+from ..dlight_rules import generic_cases as cases
 from ..quick import loaded
 from .legalised import Call
 from .processes import in_processes
 
-RULES: tuple[TotalRule, ...] = (
+RULES: tuple[SafeRule, ...] = (
     ContractionRule(),
     AttentionRule(),
-    ForeignMatmulRule(),
+    GenericMatmulRule(),
     NormRule(),
     ScalarMatmulRule(),
     RowSumRule(),

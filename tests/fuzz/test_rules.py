@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm.target import Target
 
 from relax_fusion import host_target, make_target
-from relax_fusion.dlight_rules.total import TotalRule
+from relax_fusion.dlight_rules.safe_rule import SafeRule
 
 from . import rules
 from .legalised import NOT_LEGALISED_ALONE, UNTRIED, calls, covered, registered
@@ -18,7 +18,7 @@ SAMPLE = {
     "add": "CPUSpatialRule",
     "argmax": "",
     "nn.softmax": "NormRule",
-    "matmul (batch)": "ForeignMatmulRule",
+    "matmul (batch)": "GenericMatmulRule",
     "matmul (empty k)": "CPUSpatialRule",
     "matmul (int8)": "RowSumRule",
     "matmul (symbolic all)": "RowSumRule",
@@ -46,7 +46,7 @@ def test_every_operator_is_tried_or_named() -> None:
     assert not {name for name in missing if not name.startswith(NOT_LEGALISED_ALONE)}
 
 
-class Wrong(TotalRule):
+class Wrong(SafeRule):
     """Leaves out the last row."""
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
@@ -57,12 +57,12 @@ class Wrong(TotalRule):
         return s_tir.Schedule(func.with_body(s_tir.SBlockRealize([], True, block)))
 
 
-class Raising(TotalRule):
+class Raising(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
         raise KeyError("a mistake")
 
 
-class Crashing(TotalRule):
+class Crashing(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
         os._exit(3)
 
@@ -70,7 +70,7 @@ class Crashing(TotalRule):
 @pytest.mark.parametrize(
     ("rule", "says"), [(Wrong(), "error"), (Raising(), "KeyError"), (Crashing(), "ended with 3")]
 )
-def test_mistakes_are_noticed(monkeypatch, rule: TotalRule, says: str) -> None:
+def test_mistakes_are_noticed(monkeypatch, rule: SafeRule, says: str) -> None:
     monkeypatch.setattr(rules, "RULES", (rule,))
     job = ("exp", calls()["exp"], "float32", False)
     ((_, outcome),) = rules.isolated([job], [host_target()], seconds=60)

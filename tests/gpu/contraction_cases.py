@@ -261,7 +261,7 @@ def tensor_core_cases() -> list[Case]:
 
 
 def few_rows_cases() -> list[Case]:
-    """Return cases of few rows in half precision, for which a GPU has plans of the family "skinny".
+    """Return cases of few rows in half precision, the family "few_rows".
 
     Rows do not fill tiles, nor columns most blocks, and the last step along k has a tail.
     """

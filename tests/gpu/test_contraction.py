@@ -77,13 +77,13 @@ def test_tensor_cores_match_reference_behind_a_norm(norm: Norm, residual: bool, 
 
 @pytest.mark.parametrize("case", few_rows_cases(), ids=lambda case: case.name)
 def test_few_rows_match_reference(case: Case) -> None:
-    plans = _tensor_core_plans(case, "skinny")
+    plans = _tensor_core_plans(case, "few_rows")
     of_each_kind = {(plan.split_k > 1, few_rows.normalises(plan)): plan for plan in plans}
     for plan in (plans[0], *of_each_kind.values()):
         _check(case, PlanTable.single(plan))
 
 
-@pytest.mark.parametrize("family", ["mma", "skinny"])
+@pytest.mark.parametrize("family", ["mma", "few_rows"])
 def test_no_rows_are_no_work(family: str) -> None:
     case = Case("none", replace(HALF, rows=ROWS, norm=RMS), 0)
     _check(case, PlanTable.single(_tensor_core_plans(case, family)[0]))

@@ -80,7 +80,7 @@ def test_one_entry_makes_a_target() -> None:
 
 
 @pytest.mark.usefixtures("described")
-@pytest.mark.parametrize(("name", "family"), [("t4", {""}), ("orin", {"skinny", "mma"})])
+@pytest.mark.parametrize(("name", "family"), [("t4", {""}), ("orin", {"few_rows", "mma"})])
 def test_one_entry_is_enough_to_compile(name: str, family: set[str]) -> None:
     compiled = compile_chain(linears(16, "float16")[0], make_target(name), backend="tir")
     (decision,) = compiled.report.decisions

@@ -297,7 +297,7 @@ ON_CPU = (
 ON_GPU = tuple(
     Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
     for backend, families in {
-        "tir": ("", "mma", "wgmma", "skinny"),
+        "tir": ("", "mma", "wgmma", "few_rows"),
         "triton": ("gemv", "pointer", "stream", "persistent", "flash", "groups"),
     }.items()
     for family in families

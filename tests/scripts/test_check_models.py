@@ -14,9 +14,9 @@ from tvm.target import Target
 
 from relax_fusion import FuseDequantize
 from relax_fusion.dlight_rules import CPUSpatialRule
-from relax_fusion.dlight_rules.total import TotalRule
+from relax_fusion.dlight_rules.safe_rule import SafeRule
 
-from ..dlight_rules import foreign_cases as cases
+from ..dlight_rules import generic_cases as cases
 from ..fuzz.test_rules import Raising, Wrong
 
 MODELS = {"exponential": "preset"}
@@ -44,7 +44,7 @@ def test_rows(fake) -> None:
     assert row.checked == 1 and row.pipeline and not row.raised and not row.wrong
 
 
-class Nothing(TotalRule):
+class Nothing(SafeRule):
     def schedule(self, func: tirx.PrimFunc, target: Target) -> None:
         return None
 

@@ -3,7 +3,8 @@
 =====================  =============================================================================
 Products, many rows    `contraction` -> `mma_kernel` (sm_80), `wgmma_kernel` (sm_90a); `weights`,
                        `sums`, `epilogue`
-Products, few rows     `skinny` -> `skinny_kernel`, `skinny_ring`, `skinny_sums`; `decoded_rows`
+Products, few rows     `few_rows` -> `few_rows_kernel`, `few_rows_ring`, `few_rows_sums`;
+                       `decoded_rows`
 Norms                  `norm_rows` in front, `normed_rows` inside, read by `row_norm`
 Quantised weights      `decode`, `decoded`, `decoded_tile`
 Attention              `attention` -> `attention_kernel`, and what it is made of: ``attention_*``

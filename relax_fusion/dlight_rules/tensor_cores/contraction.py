@@ -16,11 +16,11 @@ from ...tile_plan import TilePlan
 from .. import steps
 from . import dependent
 from .epilogue import MmaEpilogue
+from .few_rows import few_rows_kernel
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
 from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
-from .skinny import skinny_kernel
 from .sums import cluster_sums, leave_cluster, own_sums
 from .tile import MmaTile, Product, int32, int64, whole
 from .wgmma_kernel import WgmmaKernel
@@ -59,7 +59,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
             norm = RowNorm.of(blocks) if inside else None
             few = plan.family == few_rows.FAMILY
             behind = early and bool(kernels)
-            kernel = skinny_kernel(product, plan, norm, behind) if few else _kernel(product, plan)
+            kernel = few_rows_kernel(product, plan, norm, behind) if few else _kernel(product, plan)
             kernels.append(kernel)
         elif inside and name in NORM_BLOCKS:
             sums.append(block.body.buffer)

@@ -1,6 +1,6 @@
 """The body of a tensor-core kernel for few rows whose weight is computed from few bits.
 
-It is a `SkinnyKernel` without the ring in shared memory: a thread loads all that its weights are
+It is a `FewRowsKernel` without the ring in shared memory: a thread loads all that its weights are
 made of by itself, several steps ahead, and computes them in the registers that it multiplies.  Four
 threads share a column; each has `width` neighbours along k.  As the order in which k passes through
 the instructions does not matter, it is that in which the weights come out of their words, and the
@@ -17,19 +17,19 @@ from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS
 from ...estimator.prediction import ceil_div
 from ...tile_plan import TilePlan
 from .decoded import Decoder, joined, register, unrolled
+from .few_rows_kernel import QUADS, FewRowsKernel
+from .few_rows_ring import Place
+from .few_rows_sums import WarpSums
 from .fragments import ptx, scratch
 from .instructions import INSTRUCTIONS
 from .layout import PIECE
-from .skinny_kernel import QUADS, SkinnyKernel
-from .skinny_ring import Place
-from .skinny_sums import WarpSums
 from .tile import Product, int32, int64
 
 COLUMNS = MMA_COLUMNS // QUADS
 """Of a thread, in an instruction."""
 
 
-class DecodedRowsKernel(SkinnyKernel):
+class DecodedRowsKernel(FewRowsKernel):
     """Emits one thread block, into the IR builder that is open.
 
     Parameters

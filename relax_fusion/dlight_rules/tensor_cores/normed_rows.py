@@ -14,7 +14,7 @@ from .layout import LANES, PIECE
 from .tile import int32, int64
 
 if TYPE_CHECKING:
-    from .skinny_kernel import SkinnyKernel
+    from .few_rows_kernel import FewRowsKernel
 
 HALVES = CHUNK // 32
 """Times that a thread loads of a line of x, or of a column."""
@@ -30,7 +30,7 @@ class NormedRows:
     is for one row, or very few.
     """
 
-    def __init__(self, kernel: SkinnyKernel) -> None:
+    def __init__(self, kernel: FewRowsKernel) -> None:
         """Emit the statistics."""
         assert kernel.norm is not None
         self.kernel, self.norm = kernel, kernel.norm

@@ -47,5 +47,5 @@ def refuses_integers(work: MatmulWork, kernels: str) -> str | None:
         return None
     known = " and ".join(map(repr, mma.FAMILIES))
     what = f"dtype is {work.dtype}, {kernels} add up float32"
-    needs = "adding up integers needs CUDA and sm_80 or newer"
+    needs = "adding up integers needs tensor cores (CUDA, sm_80 or newer)"
     return f"{what}; {needs}: families {known}, or dot products"

@@ -1,4 +1,4 @@
-"""What a plan of the family "skinny" costs: weights stream by, and what delays them.
+"""What a plan of the family "few_rows" costs: weights stream by, and what delays them.
 
 A kernel is bound by memory (each weight comes once), by how many copies are on their way at once,
 or by how fast a warp gets through its instructions, which wait for one another.

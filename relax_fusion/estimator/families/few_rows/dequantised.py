@@ -47,7 +47,7 @@ def width(depth: int) -> int:
 
 
 def few_rows_plans(work: NormMatmul, dev: DeviceSpec) -> list[tuple[int | None, TilePlan]]:
-    """Return plans for up to `skinny.MOST_ROWS` rows, by the last row of each."""
+    """Return plans for up to `few_rows.MOST_ROWS` rows, by the last row of each."""
     rows = work.rows
     if isinstance(rows, int):
         return [(None, _few_rows_plan(work, rows, dev))] if rows <= few_rows.MOST_ROWS else []

@@ -1,4 +1,4 @@
-"""Tensor cores for at most 16 rows: the family "skinny"."""
+"""Tensor cores for at most 16 rows: the family "few_rows"."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...shape import Size, matmul_shape, rows_of
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
 from ..tensor_cores import tiles as mma
-from . import cost as skinny_cost
+from . import cost as few_rows_cost
 from . import tiles as few_rows
 
 
@@ -62,4 +62,4 @@ class FewRows(KernelFamily[MatmulWork]):
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches of `plan` cost."""
         foot = self.footprint(plan, work, dev)
-        return skinny_cost.predict(work, plan, foot, dev, rows_of(work, size))
+        return few_rows_cost.predict(work, plan, foot, dev, rows_of(work, size))

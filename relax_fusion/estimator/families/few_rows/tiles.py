@@ -1,9 +1,9 @@
-"""Plans of TIR's tensor-core kernel for few rows: the family "skinny".
+"""Plans of TIR's tensor-core kernel for few rows: the family "few_rows".
 
 A thread block has ``block_n`` columns of ``block_m`` rows.  All of its warps have the same columns;
 ``block_k`` elements of k are a step of all of them, and ``num_stages`` steps are in shared memory
 or on their way to it.  With ``split_k`` above 1, so many blocks, a cluster, have the same tile and
-parts of k.  See `relax_fusion.dlight_rules.tensor_cores.skinny_kernel`.
+parts of k.  See `relax_fusion.dlight_rules.tensor_cores.few_rows_kernel`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..tensor_cores import tiles as mma
 
 _HALF = MMA["float16"]
 
-FAMILY = "skinny"
+FAMILY = "few_rows"
 
 MMA_COLUMNS, MMA_ROWS, MMA_K = _HALF.m, _HALF.n, _HALF.k
 """Columns of the weight, rows of x and elements of k that one instruction takes."""

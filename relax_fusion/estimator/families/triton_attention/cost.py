@@ -248,6 +248,6 @@ def _combine_s(
         return 0.0
     rows = size.batch * work.q_heads * size.q_len
     moved = 2.0 * rows * load.parts * work.v_dim * DTYPE_BYTES["float32"]
-    rooms = dev.sm_count * load.resident - load.programs
-    late = COMBINE_LATE_S if rooms * COMBINES_PER_ROOM < rows else 0.0
+    free = dev.sm_count * load.resident - load.programs
+    late = COMBINE_LATE_S if free * COMBINES_PER_ROOM < rows else 0.0
     return COMBINE_S + moved * COMBINE_S_PER_BYTE + late

@@ -1,7 +1,7 @@
 """The body of a tensor-core kernel for few rows: weights stream through shared memory.
 
 Weights are what costs, and each is used once.  So every warp copies just what it will multiply
-itself, into a ring that is its own (`skinny_ring`), and as much is in flight as the ring holds.
+itself, into a ring that is its own (`few_rows_ring`), and as much is in flight as the ring holds.
 
 An instruction takes 16 columns of the weight as the rows of its left operand, and 8 rows of x as
 the columns of its right one.  In which order k passes through it does not matter to a sum, if both
@@ -10,7 +10,7 @@ shared memory at once: four in each of two instructions.  Of a weight ``[k, n]``
 columns of one k at once, and pairs those of two.
 
 All warps of a block have the same columns and take turns along k; at the end they add their sums
-(`skinny_sums`), and those of the other blocks of a cluster, if k is split.
+(`few_rows_sums`), and those of the other blocks of a cluster, if k is split.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...tile_plan import TilePlan
+from .few_rows_ring import Place, Ring
+from .few_rows_sums import WarpSums
 from .fragments import scratch
 from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
 from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
-from .skinny_ring import Place, Ring
-from .skinny_sums import WarpSums
 from .tile import Product, int32, uint32
 
 ptx = script.ptx
@@ -37,7 +37,7 @@ QUADS = LANES // 4
 """Groups of four threads: each has a row of x, and two columns of an instruction."""
 
 
-class SkinnyKernel:
+class FewRowsKernel:
     """Emits one thread block, into the IR builder that is open.
 
     Parameters

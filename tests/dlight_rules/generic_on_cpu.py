@@ -1,6 +1,6 @@
-"""Runs scheduled foreign functions on numpy: every launch, and views of parameters.
+"""Runs scheduled generic functions on numpy: every launch, and views of parameters.
 
-Kernels for few rows run as `skinny_on_cpu` has it, all others as `warps_on_cpu`.
+Kernels for few rows run as `few_rows_on_cpu` has it, all others as `warps_on_cpu`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tvm import s_tir, tirx
 
 from relax_fusion.workload.reference import numpy_dtype
 
-from .foreign_cases import SIZES, array, shape_of
-from .foreign_cases import numpy_dtype as dtype_of
-from .skinny_on_cpu import WarpsBlock
+from .few_rows_on_cpu import WarpsBlock
+from .generic_cases import SIZES, array, shape_of
+from .generic_cases import numpy_dtype as dtype_of
 from .warps_on_cpu import ELEMENT, Block, _tag
 
 
 class Views:
-    """What foreign kernels have beside those of ours: views, and operands that are computed."""
+    """What generic kernels have beside those of ours: views, and operands that are computed."""
 
     views: dict[Any, Any]
 
@@ -162,7 +162,7 @@ class ViewsWarpsBlock(Views, WarpsBlock):
     pass
 
 
-def run_foreign(func: tirx.PrimFunc, like: tirx.PrimFunc) -> tuple[list[np.ndarray], np.ndarray]:
+def run_generic(func: tirx.PrimFunc, like: tirx.PrimFunc) -> tuple[list[np.ndarray], np.ndarray]:
     """Run a scheduled function; return its inputs and its result.  `like` has its signature."""
     *ins, result = like.params
     arrays = [array(shape_of(p), str(p.ty.dtype), seed) for seed, p in enumerate(ins)]

@@ -1,4 +1,4 @@
-"""Foreign matmuls of integers, and of float32 as tf32: who takes them, and the code of it."""
+"""Generic matmuls of integers, and of float32 as tf32: who takes them, and the code of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tvm import relax
 from tvm.relax import op
 from tvm.target import Target
 
-from relax_fusion.dlight_rules import ForeignMatmulRule
+from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.errors import Decline, Reason
 from relax_fusion.hardware.target import make_target
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
-from .foreign_cases import Input, compiled, fused
+from .generic_cases import Input, compiled, fused
 
 Case = tuple[list[Input], Callable[..., relax.Expr]]
 
@@ -63,7 +63,7 @@ TAKEN: dict[str, tuple[list[Input], Callable[..., relax.Expr], str]] = {
 @pytest.mark.parametrize("name", TAKEN)
 def test_tensor_cores_multiply_integers(name: str) -> None:
     inputs, emit, text = TAKEN[name]
-    kernel = ForeignMatmulRule().apply(fused(inputs, emit), make_target("h200"), False).mod["main"]
+    kernel = GenericMatmulRule().apply(fused(inputs, emit), make_target("h200"), False).mod["main"]
     plans = PlanTable.from_attr(kernel.attrs[PLAN_ATTR])
     assert {plan.family or plan.block_m for _, plan in plans.entries} <= {"mma", "wgmma", 1}
     assert text in compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
@@ -97,19 +97,19 @@ LEFT: dict[str, tuple[Case, Any, str]] = {
 def test_integers_are_left_with_a_reason(name: str) -> None:
     (inputs, emit), target, reason = LEFT[name]
     target = make_target(target) if isinstance(target, str) else Target(target)
-    found = ForeignMatmulRule().attempt(fused(inputs, emit), target)
+    found = GenericMatmulRule().attempt(fused(inputs, emit), target)
     assert isinstance(found, Decline) and found.reason == Reason.NO_PLAN
     assert reason in found.detail
 
 
 def test_sums_that_overflow_are_left() -> None:
     func = fused(integers((77, 96), (96, 40)), op.matmul)  # in int8
-    assert ForeignMatmulRule().attempt(func, make_target("h200")) is None
+    assert GenericMatmulRule().attempt(func, make_target("h200")) is None
 
 
 @pytest.mark.parametrize("target", ["h200", "llvm"])
 def test_float32_is_multiplied_as_tf32_on_request_only(target: str) -> None:
     func = fused([Input((77, 96)), Input((96, 40))], op.matmul)
     for allowed in (False, True):
-        kernel = ForeignMatmulRule(allowed).apply(func, make_target(target), False).mod["main"]
+        kernel = GenericMatmulRule(allowed).apply(func, make_target(target), False).mod["main"]
         assert ("tf32" in kernel.script()) == (allowed and target == "h200")

@@ -14,7 +14,7 @@ from .mma_kernel import scratch
 from .tile import int32, int64
 
 if TYPE_CHECKING:
-    from .skinny_kernel import SkinnyKernel
+    from .few_rows_kernel import FewRowsKernel
 
 ptx = script.ptx
 
@@ -28,7 +28,7 @@ class WarpSums:
 
     Parameters
     ----------
-    kernel : SkinnyKernel
+    kernel : FewRowsKernel
         Has the sums of its warps in registers, four of each instruction.
     shared : tirx.Var
         Shared memory, which is not used for operands any more.
@@ -37,7 +37,7 @@ class WarpSums:
     """
 
     def __init__(
-        self, kernel: SkinnyKernel, shared: tirx.Var, base: tirx.Expr | None = None
+        self, kernel: FewRowsKernel, shared: tirx.Var, base: tirx.Expr | None = None
     ) -> None:
         """Allocate registers, in the block that is open."""
         self.kernel, self.shared, self.base = kernel, shared, base

@@ -1,4 +1,4 @@
-"""Plans for a foreign matmul, and where a factor that is more than a load is computed."""
+"""Plans for a generic matmul, and where a factor that is more than a load is computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...tile_plan import PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours
 from .layout import unravel
-from .matmul import Factor, ForeignMatmul
+from .matmul import Factor, GenericMatmul
 from .stages import substitute
 
 
@@ -43,8 +43,8 @@ class Planned:
 
 
 def planned(
-    form: ForeignMatmul, dev: DeviceSpec, allow_tf32: bool
-) -> tuple[ForeignMatmul, NormMatmul, list[Planned]] | Decline:
+    form: GenericMatmul, dev: DeviceSpec, allow_tf32: bool
+) -> tuple[GenericMatmul, NormMatmul, list[Planned]] | Decline:
     """Return the plans of the estimator, what they are for, and `form` as they want it.
 
     Tensor cores read their operands as they lie in memory; only a weight of few loads is computed
@@ -86,7 +86,7 @@ def _merged(plans: list[Planned]) -> list[Planned]:
 
 
 def _in_front_or_scalar(
-    form: ForeignMatmul, work: NormMatmul, choices: tuple[Choice, Choice], dev: DeviceSpec
+    form: GenericMatmul, work: NormMatmul, choices: tuple[Choice, Choice], dev: DeviceSpec
 ) -> list[Planned]:
     choice, scalar = choices
     found = []
@@ -101,8 +101,8 @@ def _in_front_or_scalar(
 
 
 def _decoded(
-    form: ForeignMatmul, dev: DeviceSpec
-) -> tuple[ForeignMatmul, NormMatmul, list[Planned]] | Decline:
+    form: GenericMatmul, dev: DeviceSpec
+) -> tuple[GenericMatmul, NormMatmul, list[Planned]] | Decline:
     """Return plans for a weight that is computed from few loads."""
     work = form.workload()
     if isinstance(work, Decline):
@@ -120,7 +120,7 @@ def _decoded(
     return form, work, _merged(found)
 
 
-def _pays_in_front(form: ForeignMatmul) -> bool:
+def _pays_in_front(form: GenericMatmul) -> bool:
     """Tell whether a weight of few loads is better computed by a kernel in front, for many rows.
 
     On an H200 that took 28 and 36 us at 64 and 256 rows of 4096 x 4096, on the way 36 and 45; at
@@ -129,7 +129,7 @@ def _pays_in_front(form: ForeignMatmul) -> bool:
     return not form.batch
 
 
-def _writing_s(form: ForeignMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:
+def _writing_s(form: GenericMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:
     """Return what it takes to write the computed factors, and to read them."""
     sizes = [rows * work.k] * (form.x.view is None)
     sizes += [work.outputs[0].n * work.k] * (form.w.view is None)
@@ -141,7 +141,7 @@ def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
     return table.entries[-1][1] if upper is None else table.plan_for(rows)
 
 
-def decodable(form: ForeignMatmul) -> ForeignMatmul | None:
+def decodable(form: GenericMatmul) -> GenericMatmul | None:
     """Return `form` with its computed weight along k; None if it is not of few loads there."""
     n, k = form.size(form.columns), form.size((form.k,))
     if form.x.view is None or form.w.view is not None or int(k) % dequantised.PIECE:
@@ -155,7 +155,7 @@ def decodable(form: ForeignMatmul) -> ForeignMatmul | None:
     return along_k if neighbours.is_supported else None
 
 
-def element_of(form: ForeignMatmul, factor: Factor, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+def element_of(form: GenericMatmul, factor: Factor, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
     """Return an element of x or of w, as it is laid."""
     k = (form.k,)
     names = (form.rows, k) if factor is form.x else (form.columns, k)

@@ -52,7 +52,7 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class ForeignMatmul:
+class GenericMatmul:
     """``out[batch, i, j] = epilogue(sum_k x[batch, i, k] * w[batch, j, k])``.
 
     Parameters
@@ -114,7 +114,7 @@ class ForeignMatmul:
         return NormMatmul(dim, int(k), (projection,), None, x, out, tf32)
 
 
-def foreign_matmul(func: tirx.PrimFunc) -> ForeignMatmul | None:
+def generic_matmul(func: tirx.PrimFunc) -> GenericMatmul | None:
     """Return the matmul that a PrimFunc computes, None if it computes something else."""
     stages = read_stages(func)
     sums = [s for s in stages or () if s.reduced]
@@ -205,7 +205,7 @@ def _assembled(
     result: tuple[tirx.Var, Vars],
     epilogue: tirx.Expr,
     factors: tuple[tirx.Expr, tirx.Expr],
-) -> ForeignMatmul | None:
+) -> GenericMatmul | None:
     """Tell batch, rows and columns apart by where they occur."""
     out, order = result
     (k,) = total.reduced
@@ -226,7 +226,7 @@ def _assembled(
         if not set(columns) <= own[1]:
             return None
         rows = _suffix(order[: -len(columns)], own[0]) if columns else ()
-        form = ForeignMatmul(
+        form = GenericMatmul(
             order[: len(order) - len(columns) - len(rows)],
             rows,
             columns,
@@ -252,7 +252,7 @@ def _suffix(order: Vars, members: set[tirx.Var]) -> Vars:
     return order[start:]
 
 
-def _placed(form: ForeignMatmul) -> ForeignMatmul:
+def _placed(form: GenericMatmul) -> GenericMatmul:
     """Find where factors and result lie."""
     k = (form.k,)
     x = replace(form.x, view=matrix_in(form.x.value, form.rows, k, form.extents))

@@ -12,14 +12,14 @@ from tvm import relax, s_tir, te, tirx
 from tvm.s_tir import dlight as dl
 
 from relax_fusion import host_target, make_target
-from relax_fusion.dlight_rules import ForeignMatmulRule
-from relax_fusion.dlight_rules.foreign.matmul import foreign_matmul
-from relax_fusion.dlight_rules.foreign.plans import planned
+from relax_fusion.dlight_rules import GenericMatmulRule
+from relax_fusion.dlight_rules.generic_matmul.matmul import generic_matmul
+from relax_fusion.dlight_rules.generic_matmul.plans import planned
 from relax_fusion.errors import Decline, Reason
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
-from .foreign_cases import Input, Quantised, check, compiled, fused, run
+from .generic_cases import Input, Quantised, check, compiled, fused, run
 from .test_attention import kernels
 
 op = relax.op
@@ -152,13 +152,13 @@ CASES = {
 def test_numbers(name: str) -> None:
     case = CASES[name]
     func = fused(case.inputs, case.emit)
-    form = foreign_matmul(func)
+    form = generic_matmul(func)
     assert form is not None
     work = form.workload()
     rows = work.rows if isinstance(work.rows, int) else work.rows.name
     assert (rows, work.n, work.k) == case.rows_n_k
     assert (work.outputs[0].layout, len(form.batch)) == (case.layout, case.batch)
-    schedule = ForeignMatmulRule().apply(func, host_target(), False)
+    schedule = GenericMatmulRule().apply(func, host_target(), False)
     arrays, got = run(schedule.mod["main"], host_target(), func)
     check(got, case.steps, arrays)
 
@@ -166,7 +166,7 @@ def test_numbers(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in CASES if n != "a sum of one"])
 def test_cuda_compiles(name: str) -> None:
     func = fused(CASES[name].inputs, CASES[name].emit)
-    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
     ranges = len(PlanTable.from_attr(kernel.attrs[PLAN_ATTR]).entries)
     source = compiled(kernel, make_target("h200")).mod.imports[0].inspect_source()
     assert source.count("__global__") >= 2 * ranges  # declared, then defined
@@ -202,7 +202,7 @@ NOT_IN_VECTORS = {
 def test_tensor_cores_load_operands_one_by_one_that_are_no_vectors(name: str) -> None:
     more, emit = NOT_IN_VECTORS[name]
     func = fused((*HALVES, *more), emit)
-    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
     assert "ldmatrix" in kernel.script() or "wgmma" in kernel.script()
     assert compiled(kernel, make_target("h200")) is not None
     if name == "one of two tensors":  # beyond the end of one begins the other
@@ -211,20 +211,20 @@ def test_tensor_cores_load_operands_one_by_one_that_are_no_vectors(name: str) ->
 
 def test_a_dequantisation_becomes_part_of_the_kernel() -> None:
     case = Quantised(40, 64, "s")
-    kernel = ForeignMatmulRule().apply(case.func(), host_target(), False).mod["main"]
+    kernel = GenericMatmulRule().apply(case.func(), host_target(), False).mod["main"]
     arrays, got = run(kernel, host_target(), case.func())
     check(got, case.steps, arrays)
 
 
 def test_weights_are_computed_in_front_where_many_rows_pay_for_it() -> None:
-    form = foreign_matmul(Quantised(4096, 4096, "s").func())
+    form = generic_matmul(Quantised(4096, 4096, "s").func())
     assert form is not None
     _, _, found = planned(form, device_of(make_target("h200")), False)
     assert [each.upper for each in found[:2]] == [8, 16]
     assert all(each.plan.family for each in found)
     in_front = [each.in_front for each in found]
     assert in_front == sorted(in_front) and in_front[-1] and not any(in_front[:2])
-    batched = foreign_matmul(Quantised(4096, 4096, "s", batch=2).func())
+    batched = generic_matmul(Quantised(4096, 4096, "s", batch=2).func())
     assert batched is not None
     _, _, found = planned(batched, device_of(make_target("h200")), False)
     assert not any(each.in_front for each in found)  # there is one kernel for all of a batch
@@ -232,7 +232,7 @@ def test_weights_are_computed_in_front_where_many_rows_pay_for_it() -> None:
 
 def test_an_activation_in_front_is_computed_by_a_kernel_of_its_own() -> None:
     func = fused(HALVES, lambda x, w: op.matmul(op.nn.relu(x), w))
-    kernel = ForeignMatmulRule().apply(func, make_target("h200"), False).mod["main"]
+    kernel = GenericMatmulRule().apply(func, make_target("h200"), False).mod["main"]
     first, second = kernels(compiled(kernel, make_target("h200")).mod.imports[0].inspect_source())
     assert "*(uint4*)(x" in first and "mma" in second  # which stores vectors
 
@@ -247,7 +247,7 @@ def test_parts_of_two_axes_are_no_lines() -> None:
         out = te.compute((64, 2, 4), lambda i, a, b: te.sum(x[i, k] * w[k, a, b], axis=k))
         return te.create_prim_func([x, w, out])
 
-    columns = [foreign_matmul(product(size)).columns for size in (2, 3)]
+    columns = [generic_matmul(product(size)).columns for size in (2, 3)]
     assert [len(c) for c in columns] == [2, 1]
 
 
@@ -258,9 +258,9 @@ def test_a_part_of_the_sums_is_left() -> None:
     sums = te.compute((8, 12), lambda i, j: te.sum(x[i, k] * w[k, j], axis=k))
     for shape in ((4, 12), (8, 5)):
         part = te.compute(shape, lambda i, j: sums[i, j] + 1.0)
-        assert foreign_matmul(te.create_prim_func([x, w, part])) is None
+        assert generic_matmul(te.create_prim_func([x, w, part])) is None
     whole = te.compute((8, 12), lambda i, j: sums[i, j] + 1.0)
-    assert foreign_matmul(te.create_prim_func([x, w, whole])) is not None
+    assert generic_matmul(te.create_prim_func([x, w, whole])) is not None
 
 
 DECLINED = {
@@ -277,9 +277,9 @@ DECLINED = {
 def test_declines(name: str, target: str) -> None:
     specs, reason = DECLINED[name]
     func = fused(specs, op.matmul)
-    result = ForeignMatmulRule().attempt(func, make_target(target))
+    result = GenericMatmulRule().attempt(func, make_target(target))
     assert isinstance(result, Decline) and result.reason == reason
-    assert ForeignMatmulRule().apply(func, make_target(target), False) is None
+    assert GenericMatmulRule().apply(func, make_target(target), False) is None
 
 
 NO_MATMUL = {
@@ -301,14 +301,14 @@ NO_MATMUL = {
 @pytest.mark.parametrize("name", NO_MATMUL)
 def test_leaves(name: str) -> None:
     specs, emit = NO_MATMUL[name]
-    assert ForeignMatmulRule().attempt(fused(specs, emit), host_target()) is None
+    assert GenericMatmulRule().attempt(fused(specs, emit), host_target()) is None
 
 
 def test_a_scheduled_function_is_left() -> None:
     func = fused(inputs((7, 32), (32, 9)), op.matmul)
-    once = ForeignMatmulRule().apply(func, host_target(), False)
+    once = GenericMatmulRule().apply(func, host_target(), False)
     assert isinstance(once, s_tir.Schedule)
-    assert ForeignMatmulRule().apply(once.mod["main"], host_target(), False) is None
+    assert GenericMatmulRule().apply(once.mod["main"], host_target(), False) is None
 
 
 def test_every_projection_of_batch_decode_is_kept_from_tvms_rule() -> None:
@@ -319,5 +319,5 @@ def test_every_projection_of_batch_decode_is_kept_from_tvms_rule() -> None:
     )
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     with make_target("h200"):
-        mod = dl.ApplyDefaultSchedule(ForeignMatmulRule(), dl.gpu.Matmul())(mod)
+        mod = dl.ApplyDefaultSchedule(GenericMatmulRule(), dl.gpu.Matmul())(mod)
     assert PLAN_ATTR in mod["main"].attrs

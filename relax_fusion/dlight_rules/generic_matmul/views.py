@@ -11,7 +11,7 @@ from tvm.target import Target
 from ...errors import Decline, Reason
 from ...hardware.target import is_cpu
 from .layout import View, unravel
-from .matmul import ForeignMatmul
+from .matmul import GenericMatmul
 from .stages import substitute
 
 GRID_Z = 65535
@@ -23,9 +23,9 @@ ZERO = tirx.IntImm("int64", 0)
 
 
 def through_views(
-    body: tirx.Stmt, form: ForeignMatmul, bound: tuple[Views, Sizes], target: Target
+    body: tirx.Stmt, form: GenericMatmul, bound: tuple[Views, Sizes], target: Target
 ) -> tirx.Stmt | Decline:
-    """Let a scheduled kernel of matrices read and write the parameters of the foreign function.
+    """Let a scheduled kernel of matrices read and write the parameters of the generic function.
 
     rewrite::
 

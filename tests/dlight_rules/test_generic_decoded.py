@@ -8,8 +8,8 @@ import pytest
 from tvm import tirx
 
 from relax_fusion import make_target
-from relax_fusion.dlight_rules import ForeignMatmulRule
-from relax_fusion.dlight_rules.foreign import plans as foreign_plans
+from relax_fusion.dlight_rules import GenericMatmulRule
+from relax_fusion.dlight_rules.generic_matmul import plans as generic_plans
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, candidates, choose
 from relax_fusion.estimator.families.few_rows import dequantised
@@ -18,8 +18,8 @@ from relax_fusion.hardware import DeviceSpec
 from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import NormMatmul
 
-from .foreign_cases import Quantised, check
-from .foreign_on_cpu import run_foreign
+from .generic_cases import Quantised, check
+from .generic_on_cpu import run_generic
 
 H200 = make_target("h200")
 
@@ -53,11 +53,11 @@ MANY_ROWS = {
 @pytest.fixture
 def on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep kernels in front from being chosen."""
-    monkeypatch.setattr(foreign_plans, "_pays_in_front", lambda _: False)
+    monkeypatch.setattr(generic_plans, "_pays_in_front", lambda _: False)
 
 
 def scheduled(case: Quantised) -> tirx.PrimFunc:
-    return ForeignMatmulRule().apply(case.func(), H200, False).mod["main"]
+    return GenericMatmulRule().apply(case.func(), H200, False).mod["main"]
 
 
 def plans(kernel: tirx.PrimFunc) -> list[TilePlan]:
@@ -68,7 +68,7 @@ def check_numbers(case: Quantised, family: str) -> None:
     kernel = scheduled(case)
     assert [plan.family for plan in plans(kernel)] == [family]
     assert kernel.script().count('thread="blockIdx.x"') == 1
-    arrays, got = run_foreign(kernel, case.func())
+    arrays, got = run_generic(kernel, case.func())
     check(got, case.steps, arrays)
 
 
@@ -87,7 +87,7 @@ def test_numbers_of_many_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         least = min(found, key=lambda p: (p.block_m * p.block_n, p.num_stages))
         return choose(work, dev, plans=least)
 
-    monkeypatch.setattr(foreign_plans, "choose", smallest)
+    monkeypatch.setattr(generic_plans, "choose", smallest)
     check_numbers(MANY_ROWS[name], family)
 
 

@@ -9,10 +9,10 @@ import pytest
 import tvm
 from tvm import tirx
 
-from relax_fusion.dlight_rules import ForeignMatmulRule
+from relax_fusion.dlight_rules import GenericMatmulRule
 
-from ..dlight_rules import foreign_cases, test_foreign_matmul
-from ..dlight_rules.foreign_cases import Quantised, check, compiled, fused
+from ..dlight_rules import generic_cases, test_generic_matmul
+from ..dlight_rules.generic_cases import Quantised, check, compiled, fused
 from ..fuzz import rules
 from .common import gpu_target, needs_gpu
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 CASES = {
     name: case
-    for name, case in test_foreign_matmul.CASES.items()
+    for name, case in test_generic_matmul.CASES.items()
     if name not in ("a sum of one", "an epilogue in a batch")
 }
 """But for a sum that has no plan on a GPU, and for a constant that is no float16."""
@@ -41,15 +41,15 @@ QUANTISED = {
 
 
 def run(func: tirx.PrimFunc) -> tuple[list[np.ndarray], np.ndarray]:
-    """Run the kernel of a foreign function; return its inputs and its result."""
-    kernel = ForeignMatmulRule().apply(func, gpu_target(), False).mod["main"]
+    """Run the kernel of a generic function; return its inputs and its result."""
+    kernel = GenericMatmulRule().apply(func, gpu_target(), False).mod["main"]
     *ins, result = func.params
     arrays = [
-        foreign_cases.array(foreign_cases.shape_of(p), str(p.ty.dtype), seed)
+        generic_cases.array(generic_cases.shape_of(p), str(p.ty.dtype), seed)
         for seed, p in enumerate(ins)
     ]
     device = tvm.cuda(0)
-    out = tvm.runtime.empty(foreign_cases.shape_of(result), str(result.ty.dtype), device)
+    out = tvm.runtime.empty(generic_cases.shape_of(result), str(result.ty.dtype), device)
     tensors = [tvm.runtime.tensor(a, device) for a in arrays]
     compiled(kernel, gpu_target())["main"](*tensors, out)
     return arrays, out.numpy()
@@ -70,7 +70,7 @@ def test_matmuls_of_the_legaliser(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 16, 40, 300])
 @pytest.mark.parametrize("name", QUANTISED)
 def test_quantised_weights(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(foreign_cases.SIZES, "s", rows)
+    monkeypatch.setitem(generic_cases.SIZES, "s", rows)
     case = QUANTISED[name]
     arrays, got = run(replace(case, rows=rows).func())
     check(got, case.steps, arrays)

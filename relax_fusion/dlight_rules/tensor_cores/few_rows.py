@@ -1,4 +1,4 @@
-"""Contractions of few rows on tensor cores: the loops of a product become a `SkinnyKernel`."""
+"""Contractions of few rows on tensor cores: the loops of a product become a `FewRowsKernel`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from tvm.script.ir_builder import tirx as T
 from ...estimator.prediction import ceil_div
 from ...tile_plan import TilePlan
 from .decoded_rows import DecodedRowsKernel
+from .few_rows_kernel import FewRowsKernel
+from .few_rows_ring import Place
 from .layout import LANES
 from .row_norm import RowNorm
-from .skinny_kernel import SkinnyKernel
-from .skinny_ring import Place
 from .tile import Product, int32, int64, whole
 
 
-def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None, early: bool) -> tirx.Stmt:
+def few_rows_kernel(
+    product: Product, plan: TilePlan, norm: RowNorm | None, early: bool
+) -> tirx.Stmt:
     """Return the kernel of one product, and of the norm in front of it if one is given.
 
     Parameters
@@ -50,9 +52,9 @@ def skinny_kernel(product: Product, plan: TilePlan, norm: RowNorm | None, early:
         first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), int32(last)))
         place = Place(thread, first_row, first_column, part)
         if product.weight_is_computed:
-            kernel: SkinnyKernel = DecodedRowsKernel(plan, product, place)
+            kernel: FewRowsKernel = DecodedRowsKernel(plan, product, place)
         else:
-            kernel = SkinnyKernel(plan, product, norm, place, early)
+            kernel = FewRowsKernel(plan, product, norm, place, early)
         kernel.accumulate()
         kernel.finish()
     return builder.get().body.block.body

@@ -1,6 +1,6 @@
-"""The kernel of a foreign matmul: ours for its shape, read and written through views.
+"""The kernel of a generic matmul: ours for its shape, read and written through views.
 
-A kernel of `relax_fusion.compute` works on matrices.  Here it gets the operands of the foreign
+A kernel of `relax_fusion.compute` works on matrices.  Here it gets the operands of the generic
 function as views (its own strides, and an offset for each matrix of a batch), its epilogue in the
 place of the store, and an element-wise stage in front of a factor that is more than a load.
 """
@@ -25,7 +25,7 @@ from ...workload import NormMatmul
 from .. import steps
 from ..contraction import ContractionRule
 from .layout import unravel
-from .matmul import ForeignMatmul
+from .matmul import GenericMatmul
 from .plans import Planned, element_of, planned
 from .stages import map_loads, substitute, variables_of
 from .views import through_views
@@ -40,7 +40,7 @@ Index = Callable[..., tirx.Expr]
 
 
 def matmul_kernel(
-    func: tirx.PrimFunc, form: ForeignMatmul, target: Target, allow_tf32: bool
+    func: tirx.PrimFunc, form: GenericMatmul, target: Target, allow_tf32: bool
 ) -> tirx.PrimFunc | Decline:
     """Return the scheduled kernel of `func`, which computes `form`, with its plans as attribute."""
     found = planned(form, device_of(target), allow_tf32)
@@ -66,7 +66,7 @@ def _on_tensor_cores(plan: TilePlan) -> bool:
 
 
 def _variant(
-    func: tirx.PrimFunc, form: ForeignMatmul, described: tuple[NormMatmul, Planned], target: Target
+    func: tirx.PrimFunc, form: GenericMatmul, described: tuple[NormMatmul, Planned], target: Target
 ) -> tirx.PrimFunc | Decline:
     """Return the kernel by one plan."""
     work, each = described
@@ -91,7 +91,7 @@ def _variant(
     return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
 
 
-def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, each: Planned) -> tirx.PrimFunc:
+def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.PrimFunc:
     """Give the unscheduled matmul the epilogue and the factors of `form`."""
     x, w, out = core.params
     plan = each.plan
@@ -122,7 +122,7 @@ def _adapted(core: tirx.PrimFunc, form: ForeignMatmul, each: Planned) -> tirx.Pr
     return sch.mod["main"]
 
 
-def _operands(form: ForeignMatmul) -> list[tirx.Var]:
+def _operands(form: GenericMatmul) -> list[tirx.Var]:
     """Return what the epilogue and the computed factors read: sizes and positions, then tensors."""
     values = [form.epilogue, *(f.value for f in (form.x, form.w) if f.view is None)]
     tensors = {load.source for value in values for load in loads_of(value)} - {form.total}
@@ -173,7 +173,7 @@ def _regions(value: tirx.Expr) -> list[ir.TensorRegion]:
     return regions
 
 
-def _with_epilogue(block: s_tir.SBlock, form: ForeignMatmul, out: tirx.Var) -> s_tir.SBlock:
+def _with_epilogue(block: s_tir.SBlock, form: GenericMatmul, out: tirx.Var) -> s_tir.SBlock:
     """Put the epilogue of `form` into the block that stores the result."""
     if not isinstance(block.body, tirx.BufferStore) or not block.body.buffer.same_as(out):
         return block

@@ -9,15 +9,15 @@ from tvm.target import Target
 from ...errors import Decline
 from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
 from .. import steps
-from ..total import TotalRule, apply_tvm_rule
+from ..safe_rule import SafeRule, apply_tvm_rule
 from .kernel import matmul_kernel
-from .matmul import foreign_matmul
+from .matmul import generic_matmul
 
 SERIAL_ELEMENTS = 16384
 """Elements below which a loop stays on one core: about the 5 us that waking the pool takes."""
 
 
-class ForeignMatmulRule(TotalRule):
+class GenericMatmulRule(SafeRule):
     """Schedule a matmul that a pass of ours did not make as one that it did.
 
     It can be one of TVM's legaliser, with or without what FuseTIR put around it: batches, either
@@ -44,14 +44,14 @@ class ForeignMatmulRule(TotalRule):
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
         """Return the schedule of a new function of the same signature."""
-        form = foreign_matmul(func)
+        form = generic_matmul(func)
         if form is None or not (is_gpu(target) or is_cpu(target)):
             return None
         kernel = matmul_kernel(func, form, target, self.allow_tf32)
         return kernel if isinstance(kernel, Decline) else s_tir.Schedule(kernel)
 
 
-class ScalarMatmulRule(TotalRule):
+class ScalarMatmulRule(SafeRule):
     """TVM's matmul rule, kept away from its tensor-core branch.
 
     On float16 with ``sm_70`` to ``sm_90`` that branch ends in a segmentation fault inside Tensorize
@@ -65,7 +65,7 @@ class ScalarMatmulRule(TotalRule):
         return apply_tvm_rule(dl.gpu.Matmul(), func, without_tensor_cores(target))
 
 
-class CPUSpatialRule(TotalRule):
+class CPUSpatialRule(SafeRule):
     """Spread element-wise PrimFuncs over the cores of a CPU; TVM leaves them on one.
 
     rewrite: ``for i, j: S(i, j)`` -> ``parallel for ij: S(ij // n, ij % n)``

@@ -12,7 +12,7 @@ from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
-from relax_fusion.dlight_rules.tensor_cores.skinny_kernel import SkinnyKernel
+from relax_fusion.dlight_rules.tensor_cores.few_rows_kernel import FewRowsKernel
 from relax_fusion.estimator import candidates, choose, footprint, violations
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.shape import matmul_shape
@@ -24,7 +24,7 @@ from relax_fusion.workload.reference import numpy_dtype
 
 from ..gpu.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
 from .compiled import compiled
-from .skinny_on_cpu import WarpsBlock, run_warps
+from .few_rows_on_cpu import WarpsBlock, run_warps
 from .test_attention import cuda, divergent_barriers, kernels
 
 Work = NormMatmul | GatedFFN
@@ -96,8 +96,8 @@ def test_a_cluster_reads_just_the_sums_that_are_stored(monkeypatch: pytest.Monke
 
 
 def test_the_check_of_numbers_notices_a_wrong_column(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = SkinnyKernel.column
-    monkeypatch.setattr(SkinnyKernel, "column", lambda self, t, h: right(self, t, 1 - h))
+    right = FewRowsKernel.column
+    monkeypatch.setattr(FewRowsKernel, "column", lambda self, t, h: right(self, t, 1 - h))
     case = few_rows_cases()[0]
     with pytest.raises(AssertionError, match="few_nk"):
         case.check(case.inputs(), computed(case, small_plans(case.work)[0]))
@@ -153,13 +153,13 @@ PLAN = TilePlan(
     *(8, 16, 512), reg_m=8, reg_n=16, lanes=8, num_stages=3, num_warps=8, family=few_rows.FAMILY
 )
 WRONG = [
-    ({"block_m": 24}, "block_m is 24, family 'skinny' has tiles of 8 or 16"),
-    ({"block_n": 24, "reg_n": 24}, "block_n is 24, family 'skinny' takes multiples of 16"),
-    ({"block_k": 256}, "block_k is 256, family 'skinny' takes multiples of 512"),
-    ({"lanes": 4}, "lanes is 4, family 'skinny' copies 8 elements at once"),
-    ({"num_stages": 1}, "num_stages is 1, family 'skinny' needs 2"),
+    ({"block_m": 24}, "block_m is 24, family 'few_rows' has tiles of 8 or 16"),
+    ({"block_n": 24, "reg_n": 24}, "block_n is 24, family 'few_rows' takes multiples of 16"),
+    ({"block_k": 256}, "block_k is 256, family 'few_rows' takes multiples of 512"),
+    ({"lanes": 4}, "lanes is 4, family 'few_rows' copies 8 elements at once"),
+    ({"num_stages": 1}, "num_stages is 1, family 'few_rows' needs 2"),
     ({"num_warps": 0}, "num_warps is 0, a kernel for the H200 needs 1"),
-    ({"split_k": 9}, "split_k is 9, family 'skinny' has up to 8 parts of k here"),
+    ({"split_k": 9}, "split_k is 9, family 'few_rows' has up to 8 parts of k here"),
     ({"num_stages": 20}, "shared memory"),
 ]
 

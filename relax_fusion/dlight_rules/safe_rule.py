@@ -50,7 +50,7 @@ def apply_tvm_rule(
     return found[0] if isinstance(found, list) else found
 
 
-class TotalRule(ScheduleRule):
+class SafeRule(ScheduleRule):
     """A rule whose `schedule` may fail: then it has no schedule, and `attempt` says why."""
 
     @abstractmethod
