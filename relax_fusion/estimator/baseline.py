@@ -49,7 +49,7 @@ def _worth_pricing(
     return worth or [option for option in found if option.plan.block_m <= lowest]
 
 
-def unfused(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Prediction:
+def left_apart(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Prediction:
     """Return what the chain costs if it is left to TVM, and to passes that fuse a part of it.
 
     A chain of matmuls is left to the passes that fuse each of them, by `backend`.

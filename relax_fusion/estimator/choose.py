@@ -12,7 +12,7 @@ from ..hardware import DeviceSpec
 from ..tile_plan import PlanTable, TilePlan
 from ..workload import Workload
 from ..workload.checks import check_workload
-from .baseline import best, unfused
+from .baseline import best, left_apart
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
@@ -169,7 +169,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
 def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:
     """Compare a plan with separate kernels, under the assumptions of its family."""
     family, plan = made.option.family, made.option.plan
-    alone = unfused(work, dev, made.size, backend)
+    alone = left_apart(work, dev, made.size, backend)
     alone = replace(alone, seconds=alone.seconds + family.fill_s(plan))
     return RangePrediction(made.upper, made.size, made.fused, alone, family.error)
 
