@@ -250,7 +250,9 @@ class Writer:
             call = op.call_inplace_packed(PACKED, x, inplace_indices=[0], ty_args=x.ty)
             return self.emit(call)
         _, rewrite = rewriting()
-        gvar = rewrite[len(self.shape(x)), dtype_of(x)]
+        gvar = rewrite.get((len(self.shape(x)), dtype_of(x)))
+        if gvar is None:  # of more dimensions than there are functions for
+            return x
         return self.emit(op.call_tir_inplace(gvar, relax.Tuple([x]), [0], x.ty))
 
     # --- the result --------------------------------------------------------------------------
