@@ -18,7 +18,7 @@ from tvm.support import cc
 from tvm.target import Target
 
 from relax_fusion import models
-from relax_fusion.cli import build, main
+from relax_fusion.cli import build, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.measure import Run
@@ -344,6 +344,19 @@ def test_text_prompt_needs_a_tokenizer(damaged, capsys):
 
 
 # --- explain and errors ----------------------------------------------------------------------
+
+
+def test_what_others_print_is_no_result(capsys, monkeypatch):
+    def talkative(result):
+        print("ROCm not detected")
+        return result
+
+    monkeypatch.setattr(parser, "make_target", talkative)
+    monkeypatch.setattr(
+        parser, "explain_command", lambda args, console: talkative(console.json({})) or 0
+    )
+    assert main(["explain", "gpt2", "--target", "rocm", "--json"]) == 0
+    assert capsys.readouterr().out == "{}\n"
 
 
 def test_explain_as_text_and_as_json(tmp_path, capsys):

@@ -261,3 +261,12 @@ def test_a_chain_of_matmuls_takes_no_decoded_weight() -> None:
     mod = chain(body, inputs="x[2,64,32] q[2,32,16]:int8 v[2,16,32]")
     out, _ = run_pass(mod, "FuseMatmulChain", always_fuse=True)
     tvm.ir.assert_structural_equal(out, mod)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_a_weight_behind_more_steps_than_python_has_stack(dtype: str) -> None:
+    steps = "".join(f"w{i + 1}=R.negative(w{i}); " for i in range(400))
+    body = f"w0=R.astype(W, 'float32'); {steps}m=R.matmul(x, w400); y=R.nn.relu(m)"
+    mod = module([Chain("main", f"x[4,16] W[16,16]:{dtype}", body, "y")])
+    _, (decision,) = run_pass(mod, "FuseMatmulEpilogue")
+    assert (decision.decline is None) == (dtype == "float32")

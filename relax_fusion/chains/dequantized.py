@@ -92,34 +92,49 @@ class _Reader:
     sources: dict[relax.Expr, None] = field(default_factory=dict)
 
     def reads(self, expr: relax.Expr) -> bool:
-        """Note how `expr` is made; tell whether it is of known size and element by element."""
-        if expr in self.steps or expr in self.sources:
-            return True
-        if not isinstance(expr.ty, relax.TensorType) or shape_of(expr) is None:
-            return False
-        if not isinstance(expr, relax.Var) or self._is_given(expr):
-            self.sources[expr] = None
-            return True
-        value = self.view.defs[expr]
-        if isinstance(value, relax.Var | ir.GenericConst):
-            return self.reads(value) and self._step(expr)
-        if not self._is_element_by_element(value):
-            return False
-        return all(self.reads(t) for t in tensors_of(value)) and self._step(expr)
+        """Note how `expr` is made; tell whether it is of known size and element by element.
 
-    def _step(self, var: relax.Var) -> bool:
-        self.steps[var] = None
+        Without recursion: a block may be deeper than Python's stack.
+        """
+        inputs: dict[relax.Expr, list[relax.Expr]] = {}
+        stack = [expr]
+        while stack:
+            tensor = stack[-1]
+            found = inputs.get(tensor)
+            if found is None:
+                found = self._inputs(tensor)
+                if found is None:
+                    return False
+                inputs[tensor] = found
+                stack += reversed([t for t in found if t not in inputs])
+            else:
+                stack.pop()
+                if tensor not in self.sources:
+                    self.steps[tensor] = None
         return True
 
-    def _is_given(self, var: relax.Var) -> bool:
+    def _inputs(self, expr: relax.Expr) -> list[relax.Expr] | None:
+        """Return what `expr` is computed from, and note sources; None if it is not readable so."""
+        if not isinstance(expr.ty, relax.TensorType) or shape_of(expr) is None:
+            return None
+        if not isinstance(expr, relax.Var) or self._is_given(expr):
+            self.sources[expr] = None
+            return []
+        value = self.view.defs[expr]
+        if isinstance(value, relax.Var | ir.GenericConst):
+            return [value]
+        return list(tensors_of(value)) if self._is_element_by_element(value) else None
+
+    def _is_given(self, var: relax.Expr) -> bool:
         """Tell whether nothing in the block computes a tensor: a parameter, or one of a tuple."""
-        value = self.view.defs.get(var)
-        if value is None:
-            return True
-        if var in self.view.casts:
-            return isinstance(value, relax.Var) and self._is_given(value)
-        is_item = isinstance(value, relax.TupleGetItem)
-        return is_item and self._is_given(value.tuple_value)
+        while (value := self.view.defs.get(var)) is not None:
+            if var in self.view.casts and isinstance(value, relax.Var):
+                var = value
+            elif var not in self.view.casts and isinstance(value, relax.TupleGetItem):
+                var = value.tuple_value
+            else:
+                return False
+        return True
 
     def _is_element_by_element(self, value: relax.Expr) -> bool:
         if is_call(value, "relax.call_tir"):

@@ -6,10 +6,12 @@ Results go to stdout, progress and errors to stderr.  Exit codes: 0 done, 1 it c
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 
 from ..errors import RelaxFusionError
 from ..models import ModelError
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else 2
     console = Console(quiet=args.quiet)
     try:
-        with warnings.catch_warnings():
+        # What TVM prints, of a ROCm that it does not find, is no result.
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.showwarning = lambda message, *_, **__: console.warn(str(message))
             return args.handler(args, console)
     except KeyboardInterrupt:  # where no `relax_fusion_command` watches over the process

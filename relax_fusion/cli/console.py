@@ -26,7 +26,7 @@ class CliError(Exception):
 
 
 class Console:
-    """Progress on stderr, results on stdout.
+    """Progress on stderr, results on what was stdout when the command began.
 
     Parameters
     ----------
@@ -36,6 +36,7 @@ class Console:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
+        self._out = sys.stdout
         self._start = time.perf_counter()
 
     def step(self, text: str) -> None:
@@ -46,8 +47,9 @@ class Console:
 
     def result(self, text: str = "") -> None:
         """Print a line, or several, of the result, whatever the encoding of stdout can write."""
-        encoding = sys.stdout.encoding or "utf-8"
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        encoding = self._out.encoding or "utf-8"
+        told = text.encode(encoding, "backslashreplace").decode(encoding)
+        print(told, file=self._out, flush=True)
 
     def json(self, document: dict[str, Any]) -> None:
         """Print the one JSON document of a command that was called with ``--json``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
@@ -233,7 +235,8 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _target(name: str) -> Target:
     try:
-        return make_target(name)
+        with redirect_stdout(io.StringIO()):  # TVM prints that it does not find a ROCm
+            return make_target(name)
     except TargetError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
 

@@ -19,6 +19,7 @@ from ..estimator.registry import Family, family_of
 from ..hardware.target import device_of, is_gpu
 from ..modules import with_functions
 from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..validation import shown
 from ..workload import Workload
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
@@ -163,7 +164,15 @@ def _emitted(
 ) -> s_tir.Schedule:
     """Return the function that a family from outside makes in place of `func`."""
     module, _, function = emitter.partition(":")
-    made = getattr(import_module(module), function)(*described, target)
+    try:
+        emit = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as err:
+        raise SchedulingError(f"emitter {emitter}: {err}") from err
+    if not callable(emit):
+        raise SchedulingError(f"emitter {emitter} is {shown(emit)}, must be a function")
+    made = emit(*described, target)
+    if not isinstance(made, tirx.PrimFunc):
+        raise SchedulingError(f"{emitter} made {shown(made)}, must be a PrimFunc")
     found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
     if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
         raise SchedulingError(f"{emitter} made a function of {found}, wanted is {wanted}")

@@ -37,6 +37,8 @@ def overwritten(view: BlockView, region: Region, writers: list[relax.Var]) -> st
     if not between:
         return None
     known: dict[relax.Var, Roots] = {}
+    for binding in view.bindings:  # in order, so that no recursion is as deep as the block
+        _roots(view, binding.var, known)
     changed = {w: _written(view, w, known) for w in between}
     clashes = [
         (w, at, r) for w in between for at, r in reads if changed[w] & _roots(view, r, known)

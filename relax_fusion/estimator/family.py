@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
+from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
+from ..validation import shown
 from .prediction import Prediction
 from .shape import Size
 
@@ -152,3 +156,38 @@ class KernelFamily(ABC, Generic[W]):
             Rows, or query positions, up to which the plan serves; None if nothing bounds them.
         """
         return iter(())
+
+
+def _all(kind: type, values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(v, kind) for v in values)
+
+
+_ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "names": (lambda v: _all(str, v) and bool(v), "a tuple of text"),
+    "backend": (("tir", "triton").__contains__, "'tir' or 'triton'"),
+    "kind": (("gpu", "cpu").__contains__, "'gpu' or 'cpu'"),
+    "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
+    "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),
+    "instead_of": (lambda v: _all(type, v), "a tuple of families' classes"),
+    "emitter": (
+        lambda v: isinstance(v, str) and bool(re.fullmatch(r"\w+(\.\w+)*:\w+", v)),
+        "module:function",
+    ),
+    "breaks": (lambda v: isinstance(v, Breaks), "Breaks"),
+}
+"""What a family from outside has: the test of each attribute, and what it asks for."""
+
+
+def check_attributes(family: KernelFamily[Any]) -> None:
+    """Refuse a family from outside with attributes that no family can have.
+
+    Raises
+    ------
+    TilePlanError
+        The message names the attribute, its value and what is allowed.
+    """
+    for name, (holds, needs) in _ATTRIBUTES.items():
+        value = getattr(family, name, None)
+        if not holds(value):
+            own = type(family).__name__
+            raise TilePlanError(f"family {own}: {name} is {shown(value)}, must be {needs}")

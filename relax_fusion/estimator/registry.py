@@ -5,17 +5,18 @@ Nothing else in the estimator knows a workload or a family by name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
+from threading import RLock
 from typing import Any
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..tile_plan import TilePlan
+from ..validation import shown
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
 from .families.cpu_chain.family import CpuChain
@@ -30,7 +31,7 @@ from .families.panels.family import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
-from .family import Footprint, KernelFamily
+from .family import Footprint, KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
 
@@ -62,13 +63,13 @@ def register_family(family: Family) -> None:
     Raises
     ------
     TilePlanError
-        If it is no `KernelFamily`, has no emitter, or has a name that is taken.
+        If it is no `KernelFamily`, an attribute is of another kind than it says, or a name is
+        taken.
     """
     if not isinstance(family, KernelFamily):
-        raise TilePlanError(f"family is {family!r}, must be a KernelFamily")
+        raise TilePlanError(f"family is {shown(family)}, must be a KernelFamily")
     own = type(family).__name__
-    if not re.fullmatch(r"[\w.]+:\w+", family.emitter):
-        raise TilePlanError(f"family {own}: emitter is {family.emitter!r}, must be module:function")
+    check_attributes(family)
     for other in FAMILIES:
         taken = {*other.names} & {*family.names}
         same = (other.kind, other.backend) == (family.kind, family.backend)
@@ -80,15 +81,27 @@ def register_family(family: Family) -> None:
         forget()
 
 
-@cache
+_LOADED: set[tuple[str, str]] = set()
+_LOADING = RLock()
+
+
 def _load_entry_points() -> None:
-    """Register the families of other packages, once."""
-    for point in entry_points(group=ENTRY_POINTS):
-        try:
-            register_family(point.load()())
-        except Exception as err:
-            what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
-            raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
+    """Register the families of other packages, each once."""
+    with _LOADING:
+        for point in _entry_points():
+            if (point.name, point.value) in _LOADED:
+                continue
+            try:
+                register_family(point.load()())
+            except Exception as err:
+                what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
+                raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
+            _LOADED.add((point.name, point.value))
+
+
+@cache
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS))
 
 
 def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:

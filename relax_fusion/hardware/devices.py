@@ -42,8 +42,8 @@ def register(spec: DeviceSpec) -> DeviceSpec:
     Raises
     ------
     TargetError
-        If `spec` is no GPU, if its name is not in lower case or belongs to another device, or if
-        it is for CUDA and its architecture does not exist.
+        If `spec` is no GPU, if its name is not in lower case or belongs to another device or
+        to a kind of targets, or if it is for CUDA and its architecture does not exist.
     """
     if not isinstance(spec, DeviceSpec):
         raise TargetError(f"device is {shown(spec)}, must be a DeviceSpec")
@@ -51,6 +51,8 @@ def register(spec: DeviceSpec) -> DeviceSpec:
         raise TargetError(f"device {spec.name!r} is a CPU; a target of kind 'llvm' describes it")
     if not spec.name or spec.name != spec.name.lower():
         raise TargetError(f"device {spec.name!r}: its name must be in lower case and not empty")
+    if spec.name in ("llvm", spec.target_kind):
+        raise TargetError(f"device {spec.name!r}: its name is that of a kind of targets")
     if DEVICES.get(spec.name, spec) != spec:
         raise TargetError(f"device {spec.name!r} is known already, with other numbers")
     if spec.target_kind == "cuda":

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import TargetError
+from ..validation import Natural, check, shown
 from .capabilities import NO_CAPABILITIES, Capabilities
 from .instructions import MatrixInstruction
 
@@ -70,10 +71,10 @@ class DeviceSpec:
     label: str
     kind: Literal["gpu", "cpu"]
     arch: str
-    sm_count: int
+    sm_count: Natural
     clock_hz: float
     dram_bytes_per_s: float
-    l2_bytes: int
+    l2_bytes: Natural
     l2_bytes_per_s: float
     launch_s: float
     fma_float32_flops_per_s: float
@@ -81,19 +82,19 @@ class DeviceSpec:
     tensor_bfloat16_flops_per_s: float = 0.0
     tensor_tf32_flops_per_s: float = 0.0
     tensor_int8_flops_per_s: float = 0.0
-    smem_per_sm_bytes: int = 0
-    smem_per_block_bytes: int = 0
-    registers_per_sm: int = 0
-    max_registers_per_thread: int = 0
-    max_threads_per_block: int = 0
-    max_threads_per_sm: int = 0
-    max_blocks_per_sm: int = 0
-    warp_size: int = 0
-    vector_bytes: int = 0
-    vector_registers: int = 0
-    l1_bytes: int = 0
-    fma_per_cycle: int = 0
-    wave_size: int = 32
+    smem_per_sm_bytes: Natural = 0
+    smem_per_block_bytes: Natural = 0
+    registers_per_sm: Natural = 0
+    max_registers_per_thread: Natural = 0
+    max_threads_per_block: Natural = 0
+    max_threads_per_sm: Natural = 0
+    max_blocks_per_sm: Natural = 0
+    warp_size: Natural = 0
+    vector_bytes: Natural = 0
+    vector_registers: Natural = 0
+    l1_bytes: Natural = 0
+    fma_per_cycle: Natural = 0
+    wave_size: Natural = 32
     target_kind: str = "cuda"
     target_attrs: tuple[tuple[str, Any], ...] = ()
     missing_dtypes: tuple[str, ...] = ()
@@ -101,7 +102,8 @@ class DeviceSpec:
     modelled_on: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that contradict each other."""
+        """Refuse what no device has, and numbers that contradict each other."""
+        check(self, TargetError, f"device {shown(self.name)}")
         self._require_positive(_COMMON_FIELDS)
         self._require_positive(_GPU_FIELDS if self.kind == "gpu" else _CPU_FIELDS)
         if self.kind == "gpu":
@@ -118,8 +120,6 @@ class DeviceSpec:
                 raise TargetError(f"device {self.name!r}: {field} must be > 0")
 
     def _check_gpu(self) -> None:
-        if self.smem_per_block_bytes < 0:
-            raise TargetError(f"device {self.name!r}: smem_per_block_bytes must be >= 0")
         if self.smem_per_block_bytes > self.smem_per_sm_bytes:
             raise TargetError(
                 f"device {self.name!r}: a block may use {self.smem_per_block_bytes} B of shared "

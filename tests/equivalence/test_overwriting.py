@@ -31,6 +31,8 @@ class Module:
 """
 NOTHING = effects.Effects()
 LATE = "t = R.permute_dims(w); {}; b = R.add(x, u); y = R.matmul(b, t); z = R.nn.relu(y)"
+MANY = "; ".join(f"a{i} = R.reshape(a{i - 1}, R.shape([4, 4]))" for i in range(500))
+MANY = MANY.replace("a-1", "w")
 
 
 def block(body: str, result: str = "z") -> ir.IRModule:
@@ -46,8 +48,9 @@ def block(body: str, result: str = "z") -> ir.IRModule:
         f"u = {PACKED.format('w')}",
         f"a = w; u = {FILL.format('a')}",
         f"a = R.reshape(w, R.shape([4, 4])); u = {PACKED.format('a')}",
+        f"{MANY}; u = {PACKED.format('a499')}",
     ],
-    ids=("call_tir", "packed", "other_name", "view"),
+    ids=("call_tir", "packed", "other_name", "view", "views"),
 )
 def test_a_weight_that_is_overwritten_in_between_is_a_mismatch(
     monkeypatch: pytest.MonkeyPatch, write: str

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from relax_fusion import (
     TilePlan,
     register_family,
 )
-from relax_fusion.errors import TilePlanError
+from relax_fusion.errors import SchedulingError, TilePlanError
 from relax_fusion.estimator import Choice, Footprint, Prediction, choose, registry, violations
 from relax_fusion.hardware import DeviceSpec, generic_cpu
 from relax_fusion.workload import Projection
@@ -38,6 +41,11 @@ def emit(work: NormMatmul, table: PlanTable, target: Any) -> tirx.PrimFunc:
     acc = te.compute((4, 16), lambda i, j: te.sum(x[i, k] * w[k, j], k), "acc")
     out = te.compute((4, 16), lambda i, j: acc[i, j] / (1 + te.exp(-acc[i, j])) + 1, "out")
     return te.create_prim_func([x, w, out], index_dtype_override="int64")
+
+
+def emit_text(work: NormMatmul, table: PlanTable, target: Any) -> str:
+    """Return no kernel."""
+    return "kernel"
 
 
 class Plain(KernelFamily[NormMatmul]):
@@ -126,6 +134,24 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
     [
         (Plain, "must be a KernelFamily"),
         (Nameless(), "emitter is '', must be module:function"),
+        *(
+            (type("Odd", (Plain,), {name: value})(), f"family Odd: {name} is .*, must be {words}")
+            for name, value, words in (
+                ("names", "plain", "a tuple of text"),
+                ("names", (), "a tuple of text"),
+                ("backend", "cuda", "'tir' or 'triton'"),
+                ("kind", "CPU", "'gpu' or 'cpu'"),
+                ("takes", NormMatmul, "a tuple of classes"),
+                ("takes", ("NormMatmul",), "a tuple of classes"),
+                ("error", 0, "a number above 0"),
+                ("error", float("nan"), "a number above 0"),
+                ("error", None, "a number above 0"),
+                ("instead_of", None, "a tuple of families"),
+                ("emitter", None, "module:function"),
+                ("emitter", "..:emit", "module:function"),
+                ("breaks", None, "Breaks"),
+            )
+        ),
         (Twin(), "family Twin: Panels is called 'panels' as well"),
     ],
 )
@@ -135,17 +161,50 @@ def test_what_is_no_family_is_refused(family: Any, words: str) -> None:
 
 
 @pytest.mark.usefixtures("_own_registry")
+@pytest.mark.parametrize(
+    ("emitter", "words"),
+    [
+        ("no.such:emit", "No module named 'no'"),
+        (f"{__name__}:nothing", "has no attribute 'nothing'"),
+        (f"{__name__}:CPU", "must be a function"),
+        (f"{__name__}:emit_text", "emit_text made 'kernel', must be a PrimFunc"),
+    ],
+)
+def test_emitters_that_make_no_kernel(emitter: str, words: str) -> None:
+    register_family(type("Odd", (Plain,), {"emitter": emitter})())
+    chain = Chain("main", "x[4,8] W[8,16]", "m = R.matmul(x, W); y = R.nn.silu(m)", "y")
+    with pytest.raises(SchedulingError, match=words):
+        compiled(module([chain]))
+
+
+@pytest.mark.usefixtures("_own_registry")
 def test_families_come_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("plain", f"{__name__}:Plain", registry.ENTRY_POINTS)]
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
-    registry._load_entry_points.cache_clear()
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "_LOADED", set())
     assert chosen(WORK) == ["plain"]
-    points[:] = [EntryPoint("lost", "no.such.module:Family", registry.ENTRY_POINTS)]
-    registry._load_entry_points.cache_clear()
-    with pytest.raises(TilePlanError, match="entry point 'lost' of"):
-        choose(replace(WORK, rows=5), CPU)
-    points.clear()
-    registry._load_entry_points.cache_clear()
+    points.append(EntryPoint("lost", "no.such.module:Family", registry.ENTRY_POINTS))
+    for rows in (5, 6):  # a second time, too
+        with pytest.raises(TilePlanError, match="entry point 'lost' of"):
+            choose(replace(WORK, rows=rows), CPU)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_an_entry_point_is_loaded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = Barrier(2)
+
+    class Slow(EntryPoint):
+        def load(self) -> Any:
+            with suppress(BrokenBarrierError):
+                barrier.wait(timeout=0.1)
+            return Plain
+
+    points = (Slow("plain", f"{__name__}:Plain", registry.ENTRY_POINTS),)
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "_LOADED", set())
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: registry._load_entry_points(), range(2)))
+    assert [type(family) for family in registry.FAMILIES].count(Plain) == 1
 
 
 def test_former_names_are_read() -> None:

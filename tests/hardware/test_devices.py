@@ -146,7 +146,11 @@ BAD = [
     ("h200", {"dram_bytes_per_s": -1.0}, "dram_bytes_per_s must be > 0"),
     ("h200", {"warp_size": 0}, "warp_size must be > 0"),
     ("m1", {"wave_size": 24}, "wave_size is 24, must be a power of two"),
-    ("m1", {"smem_per_block_bytes": -1}, "smem_per_block_bytes must be >= 0"),
+    (
+        "m1",
+        {"smem_per_block_bytes": -1},
+        "smem_per_block_bytes is -1; must be greater",
+    ),
     ("h200", {"smem_per_block_bytes": 1 << 20}, "1048576 B of shared memory, more than the 233472"),
     ("h200", {"max_threads_per_block": 4096}, "4096 threads, more than the 2048"),
     ("h200", {"max_threads_per_sm": 2047}, "2047 is no multiple of the warp size 32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tvm.target import Target
@@ -107,10 +108,19 @@ def test_plans_use_the_instructions_that_an_entry_names() -> None:
         ({"name": "h200"}, "device 'h200' is known already, with other numbers"),
         ({"arch": "sm_91"}, "arch is 'sm_91', must be of sm_50"),
         ({"arch": ""}, "arch is '', must be of sm_50"),
+        ({"name": "llvm"}, "device 'llvm': its name is that of a kind of targets"),
+        ({"name": "cuda"}, "device 'cuda': its name is that of a kind of targets"),
+        ({"name": 5}, "device 5: name is 5; must be a valid string"),
+        ({"kind": "fpga"}, "device 't4': kind is 'fpga'; must be 'gpu' or 'cpu'"),
+        ({"clock_hz": float("nan")}, "clock_hz is nan; must be a finite number"),
+        ({"sm_count": "3"}, "sm_count is '3'; must be a valid integer"),
+        ({"l2_bytes": 2**31}, "l2_bytes is 2147483648; must be less than"),
+        ({"target_attrs": 5}, "target_attrs is 5; must be a valid tuple"),
+        ({"capabilities": None}, "capabilities is None; must be"),
     ],
     ids=str,
 )
-def test_entries_that_are_refused(change: dict[str, str], message: str) -> None:
+def test_entries_that_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TargetError, match=message):
         register(replace(T4, **change))
     for spec, words in ((3, "is 3, must be a DeviceSpec"), (device("cpu"), "'cpu' is a CPU")):
