@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -150,10 +151,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     wrong = [
         f"plan {plan.key}: {sentence}"
         for plan, upper in {plan: upper for upper, plan in table.entries}.items()
-        for sentence in (
-            *violations(plan, work, dev),
-            *launch_limits(plan, work, dev, served(work, upper)),
-        )
+        for sentence in _wrong(plan, work, dev, served(work, upper))
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
@@ -164,6 +162,13 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
         made = _Made(upper, size, option, option.family.predict(option.plan, work, dev, size))
         predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
     return Choice(table, tuple(predictions))
+
+
+def _wrong(plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None) -> Iterator[str]:
+    """Yield what is wrong with a plan that serves up to `most` rows."""
+    yield from violations(plan, work, dev)
+    with suppress(TilePlanError):  # of no family: that is told already
+        yield from launch_limits(plan, work, dev, most)
 
 
 def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:

@@ -202,11 +202,6 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     return (*([whole] if cut else ()), *family.violations(plan, work, dev))
 
 
-def fits(plan: TilePlan, work: Workload, dev: DeviceSpec) -> bool:
-    """Tell whether `violations` is empty."""
-    return not violations(plan, work, dev)
-
-
 def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
     """Return why there is no plan for `work` on `dev`, each reason once."""
     known = families(work, dev, backend)

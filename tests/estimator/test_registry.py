@@ -211,3 +211,9 @@ def test_former_names_are_read() -> None:
     assert TilePlan(8, 16, 64, family="skinny") == TilePlan(8, 16, 64, family="few_rows")
     old = {**TilePlan(8, 16, 64).to_attr(), "family": "skinny"}
     assert TilePlan.from_attr(old).family == "few_rows"
+
+
+def test_every_plan_of_a_table_is_told() -> None:
+    lost, wide = TilePlan(1, 1, 8, family="lost"), TilePlan(1, 16, 8, lanes=64)
+    with pytest.raises(TilePlanError, match=r"family is 'lost'.*; plan .*lanes is 64"):
+        choose(replace(WORK, rows=DynamicDim("n")), CPU, plans=PlanTable(((1, lost), (None, wide))))

@@ -11,14 +11,14 @@ from tvm import relax
 from relax_fusion.compute import build_prim_func
 from relax_fusion.hardware import device
 from relax_fusion.tile_plan import TilePlan
-from relax_fusion.triton_bridge.arguments import Out, Workspace, is_number, is_tensor
+from relax_fusion.triton_bridge.arguments import is_number, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention
 
-from ..triton_bridge.kernels.interpreted import Interpreter, Launch
-from ..triton_bridge.test_attention_numbers import Values, chosen
+from ..triton_bridge.kernels.interpreted import Interpreter
+from ..triton_bridge.test_attention_numbers import Values, chosen, launch
 from ..workloads import results
 from . import kernels
 from .kernels import Findings, Kernel
@@ -59,7 +59,7 @@ def interpreted(
     outputs = results(case.work, kernels.sizes_of(case))
     for number, (shape, dtype) in enumerate(outputs):
         tensors[f"out{number}"], dtypes[f"out{number}"] = np.full(shape, np.nan), dtype
-    launches = [_launch(s, values, tensors, dtypes) for s in _steps(kernel, plan, params, values)]
+    launches = [launch(s, values, tensors, dtypes) for s in _steps(kernel, plan, params, values)]
     floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
     made = interpreter(floats, dtypes, launches)
     outs = [made[f"out{n}"].astype(dtype) for n, (_, dtype) in enumerate(outputs)]
@@ -81,21 +81,3 @@ def _steps(kernel: Kernel, plan: TilePlan, params: list[Any], values: Values) ->
     if isinstance(work, Attention):
         return chosen(attention_cases(work, plan, params, None, H200, {}), values)
     return contraction_steps(work, plan, params, None, H200, {})
-
-
-def _launch(
-    step: Step, values: Values, tensors: dict[str, np.ndarray], dtypes: dict[str, str]
-) -> Launch:
-    """Return a launch for the interpreter, with its workspaces among `tensors`."""
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
-        if isinstance(value, Workspace):
-            room = f"room{id(value)}"
-            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
-            args[name], dtypes[room] = room, value.dtype
-        elif isinstance(value, Out):
-            args[name] = f"out{value.index}"
-        else:
-            args[name] = value.name if is_tensor(value) else values(value)
-    grid = tuple(values(n) for n in step.grid)
-    return Launch(step.function.__name__, grid, args, {**step.constexprs, "PDL": False})

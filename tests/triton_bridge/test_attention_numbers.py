@@ -64,11 +64,11 @@ def interpreted(
     steps = chosen(attention_cases(case.work, plan, params, most_queries, H200, {}), values)
     tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
     dtypes = {n: str(a.dtype) for n, a in tensors.items()}
-    tensors["out"] = np.full(case.out_shape(), np.nan)
-    dtypes["out"] = case.work.out_dtype
+    tensors["out0"] = np.full(case.out_shape(), np.nan)
+    dtypes["out0"] = case.work.out_dtype
     launches = [launch(step, values, tensors, dtypes) for step in steps]
     floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
-    return interpreter(floats, dtypes, launches)["out"]
+    return interpreter(floats, dtypes, launches)["out0"]
 
 
 def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
@@ -79,7 +79,10 @@ def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
 def launch(
     step: Step, values: Values, tensors: dict[str, np.ndarray], dtypes: dict[str, str]
 ) -> Launch:
-    """Return a launch for the interpreter, with its workspaces among `tensors`."""
+    """Return a launch for the interpreter, with its workspaces among `tensors`.
+
+    Outputs are called out0, out1 and so on.
+    """
     args: dict[str, Any] = {}
     for name, value in step.args.items():
         if isinstance(value, Workspace):
@@ -87,7 +90,7 @@ def launch(
             tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
             args[name], dtypes[room] = room, value.dtype
         elif isinstance(value, Out):
-            args[name] = "out"
+            args[name] = f"out{value.index}"
         else:
             args[name] = value.name if is_tensor(value) else values(value)
     grid = tuple(values(n) for n in step.grid)
