@@ -11,7 +11,7 @@ from benchmarks.building import Built, compiled, in_halves
 from benchmarks.report import plan_words
 from relax_fusion import PATTERNS
 from relax_fusion.compute import build_prim_func
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, GatedFFN, NormMatmul
 
 Work = NormMatmul | GatedFFN | Attention

@@ -8,7 +8,6 @@ Importing the package registers the pipeline ``relax_fusion``::
     pipeline = relax.get_pipeline("relax_fusion", target="h200")
 """
 
-from .decision import Decision
 from .errors import (
     Decline,
     EquivalenceError,
@@ -22,10 +21,9 @@ from .errors import (
     TilePlanError,
 )
 from .estimator import KernelFamily, register_family
-from .fuse_dequantize import FuseDequantize
+from .estimator.tile_plan import PlanTable, TilePlan
 from .hardware import DEVICES, DeviceSpec, device
 from .hardware.target import host_target, make_target
-from .lowering import FuseOptions
 from .options import PipelineOptions
 from .passes import (
     PATTERNS,
@@ -35,9 +33,11 @@ from .passes import (
     FuseMatmulEpilogue,
     FuseRMSNormMatmul,
 )
+from .passes.driver import FuseOptions
 from .pipeline import relax_fusion_pipeline
 from .report import Report
-from .tile_plan import PlanTable, TilePlan
+from .report.decision import Decision
+from .transforms.fuse_dequantize import FuseDequantize
 from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 from .workload import (
     Attention,

@@ -18,8 +18,8 @@ from tvm.target import Target
 
 from .errors import PipelineError
 from .hardware.target import has_triton, make_target, require_tf32
-from .lowering import Bound, FuseOptions, Plans
 from .passes import PATTERNS
+from .passes.driver import Bound, FuseOptions, Plans
 from .report import Report
 from .validation import Natural, check, plain, shown
 

@@ -21,15 +21,6 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .annotate import (
-    AttachAdditionalPrimFuncs,
-    AttachFunctionAttrs,
-    AttachMetadata,
-    AttachNoAlias,
-    RefuseLowered,
-)
-from .cuda_graph import CaptureCUDAGraphs
-from .device_targets import BindDeviceTargets
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -43,19 +34,28 @@ from .dlight_rules import (
     SingleThreadRule,
 )
 from .errors import PipelineError
-from .ffi_errors import as_themselves
-from .fuse_dequantize import FuseDequantize
-from .fuse_ops import FuseOps
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
-from .in_place import NameInPlaceResults, SeparateWrites
-from .item_groups import InlineItemGroups
-from .kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
-from .legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
-from .memory_planning import PlanMemory
 from .options import PipelineOptions, make_options
-from .own_constants import CopyConstants, FoldConstants
 from .passes import PATTERNS
-from .returned_views import ReturnReshapedViews, RewriteReshapes
+from .transforms.annotate import (
+    AttachAdditionalPrimFuncs,
+    AttachFunctionAttrs,
+    AttachMetadata,
+    AttachNoAlias,
+    RefuseLowered,
+)
+from .transforms.cuda_graph import CaptureCUDAGraphs
+from .transforms.device_targets import BindDeviceTargets
+from .transforms.ffi_errors import as_themselves
+from .transforms.fuse_dequantize import FuseDequantize
+from .transforms.fuse_ops import FuseOps
+from .transforms.in_place import NameInPlaceResults, SeparateWrites
+from .transforms.item_groups import InlineItemGroups
+from .transforms.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
+from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from .transforms.memory_planning import PlanMemory
+from .transforms.own_constants import CopyConstants, FoldConstants
+from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tvm
 from tvm import ir, relax, tirx
 
-from relax_fusion.pattern import is_call
+from relax_fusion.matching.pattern import is_call
 
 SIZE = 1024
 """What a symbolic size is taken for."""

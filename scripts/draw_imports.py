@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "relax_fusion"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "```mermaid\n", "```\n"
-ALONE = ("pipeline", "lowering")
-"""Modules of the root that are drawn; the others are small."""
+ALONE = ("pipeline",)
+"""Modules of the root that are drawn; the others hold errors, options and checks of them."""
 
 
 def main() -> int:

@@ -34,8 +34,8 @@ from benchmarks.arguments import at_least, minutes, results_file  # noqa: E402
 from benchmarks.recording import facts, results, write_results  # noqa: E402
 from tests.fuzz.processes import in_processes  # noqa: E402
 
-PATHS = ("relax_fusion/chains", "relax_fusion/passes")
-TESTS = ("tests/chains", "tests/passes")
+PATHS = ("relax_fusion/matching", "relax_fusion/passes")
+TESTS = ("tests/matching", "tests/passes")
 PRELOADED = ("tvm", "tvm.relax", "tvm.script", "torch", "transformers", "onnx", "hypothesis")
 """What takes long to import, and is not mutated."""
 FIRST = 40

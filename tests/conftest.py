@@ -50,7 +50,7 @@ def validated() -> Iterator[None]:
 
 
 LONGEST = (
-    *("benchmarks/test_bench_matmul.py", "test_cli.py"),
+    *("benchmarks/test_bench_matmul.py", "cli/test_cli.py"),
     *("benchmarks/test_bench_decode.py", "models/test_llama.py", "models/test_bert.py"),
     *("models/test_gpt2.py", "triton_bridge/test_attention.py"),
 )

@@ -25,12 +25,12 @@ from relax_fusion import (
     TilePlanError,
     make_target,
 )
+from relax_fusion.matching.pattern import is_call
 from relax_fusion.models import LlamaConfig, export
-from relax_fusion.pattern import is_call
 from relax_fusion.pipeline import PHASES
 
 from .passes.common import Chain, assert_numbers, module
-from .quick import machine, quickly
+from .support.quick import machine, quickly
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 BLOCK = Chain(

@@ -30,9 +30,9 @@ from benchmarks.suite import Suite, done
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates, predict
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, GatedFFN, Norm, NormMatmul, Projection
 
 RMS, ROWS = Norm("rms", 1e-5), DynamicDim("rows")

@@ -17,8 +17,8 @@ from benchmarks.runner import read
 from relax_fusion.estimator import Choice, candidates, choose, predict
 from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
 from relax_fusion.estimator.shape import Size
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Workload
 
 TOP = 10

@@ -9,12 +9,12 @@ from typing import Any
 
 import tvm
 
-from ..decision import Decision
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..hardware.target import device_of
 from ..options import PipelineOptions
 from ..pipeline import phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, schedule_kernels
 from ..report import Report, graphs_text, schedules_table, validation_table
+from ..report.decision import Decision
 from .build import guarded
 from .console import Console, table
 from .source import export_for, open_source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ..errors import RelaxFusionError
-from ..tile_plan import PLAN_ATTR, PlanTable
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..workload import Attention, MatmulChain, Workload
 from ..workload.json import WORKLOAD_ATTR, from_json
 from .attention import attention_prim_func

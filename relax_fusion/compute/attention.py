@@ -16,7 +16,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import Attention, Dim, DynamicDim, Operand
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .attention_blocks import TileEmitter

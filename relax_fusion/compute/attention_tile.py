@@ -12,7 +12,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..estimator.families.attention_tiles import FEW_ROWS
-from ..tile_plan import TilePlan
+from ..estimator.tile_plan import TilePlan
 from ..workload import Attention
 
 WARP = 32

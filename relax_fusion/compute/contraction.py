@@ -33,7 +33,7 @@ from ctypes import c_float
 
 from tvm import te, tirx
 
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Projection, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate

@@ -24,7 +24,7 @@ from tvm import te, tirx
 from ..estimator.families.cpu_chain.tiles import is_packed, panel_columns
 from ..estimator.families.panels.tiles import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
 from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate

@@ -13,12 +13,12 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
-from ..decision import Scheduling
 from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
 from ..estimator.registry import Family, family_of
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
-from ..modules import with_functions
-from ..tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..report.decision import Scheduling
+from ..transforms.modules import with_functions
 from ..validation import shown
 from ..workload import Workload
 from .empty_loops import with_starts, without_empty_loops

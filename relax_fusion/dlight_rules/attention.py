@@ -10,8 +10,8 @@ from ..compute.attention import range_suffix
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
 from ..estimator.families.tensor_cores import tiles as mma
+from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of, is_gpu
-from ..tile_plan import TilePlan
 from ..workload import Attention
 from . import attention_steps as step
 from .safe_rule import SafeRule

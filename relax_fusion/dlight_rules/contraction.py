@@ -7,8 +7,8 @@ from tvm.target import Target
 
 from ..compute import description
 from ..compute.ranges import stitch, unless_empty, unstitch
+from ..estimator.tile_plan import TilePlan
 from ..hardware.target import is_gpu
-from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .contraction_gpu import schedule_gpu
 from .cpu.contraction import schedule_cpu

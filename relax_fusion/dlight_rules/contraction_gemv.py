@@ -11,7 +11,7 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ..estimator.limits import VECTOR_LOAD_BYTES
-from ..tile_plan import TilePlan
+from ..estimator.tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import steps
 from .steps import loops_below

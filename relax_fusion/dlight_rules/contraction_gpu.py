@@ -11,8 +11,8 @@ from tvm.target import Target
 from ..estimator.families.dot_products import is_dot_product, stages_norm
 from ..estimator.families.few_rows import tiles as few_rows
 from ..estimator.families.tensor_cores import tiles as mma
+from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
-from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import contraction_gemv as gemv
 from . import steps

@@ -10,8 +10,8 @@ from ..compute.ranges import stitch, unless_empty, unstitch
 from ..errors import LoweringError
 from ..estimator.families.panels.tiles import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
+from ..estimator.tile_plan import TilePlan
 from ..hardware.target import is_gpu
-from ..tile_plan import TilePlan
 from ..workload import MatmulChain
 from .cpu.contraction import schedule_cpu
 from .cpu.matmul_chain import schedule_blocks

@@ -12,8 +12,8 @@ from typing import Any
 import tvm_ffi
 from tvm import relax
 
-from ..pattern import BlockView, Match
-from ..shapes import dtype_of
+from ..matching.pattern import BlockView, Match
+from ..matching.shapes import dtype_of
 from .comparison import Comparison, Invalid, Run
 from .inputs import assignments, kinds, telling
 from .operators import Uninterpreted

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from ..chains.constants import near
 from ..errors import GraphError
-from ..pattern import is_call
+from ..matching.constants import near
+from ..matching.pattern import is_call
 from ..workload import Attention
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of

@@ -1,7 +1,7 @@
 """Operands that are overwritten: what a kernel reads at its place is not what the chain read.
 
-Which tensors share memory is worked out here once more, apart from `relax_fusion.effects`, by which
-matchers and the order of kernels go: only names, views and in-place calls are followed.
+Which tensors share memory is worked out here once more, apart from `relax_fusion.matching.effects`,
+by which matchers and the order of kernels go: only names, views and in-place calls are followed.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 
 from tvm import relax
 
-from ..effects import IN_PLACE, VIEWS, free_vars
-from ..pattern import BlockView, is_call
-from ..rebuild import order
+from ..matching.effects import IN_PLACE, VIEWS, free_vars
+from ..matching.pattern import BlockView, is_call
+from ..matching.rebuild import order
 from .region import Region
 
 Roots: TypeAlias = frozenset[Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
-from ..stages import Stage, read_stages
+from ..matching.stages import Stage, read_stages
 from ..workload.reference import erf
 from .operators import Array, Uninterpreted
 from .sizes import Shrink, Sizes

@@ -10,8 +10,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from ..effects import free_vars
-from ..pattern import BlockView, Match
+from ..matching.effects import free_vars
+from ..matching.pattern import BlockView, Match
 from .sizes import constants, variables
 
 Bound = tuple[relax.Var, relax.Expr]

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 from tvm import relax
 
-from ..pattern import is_call
-from ..shapes import dtype_of
+from ..matching.pattern import is_call
+from ..matching.shapes import dtype_of
 from ..workload import FLOAT_BYTES, MatmulChain
 from .interpreter import Hook, Value
 from .operators import Array

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from ..pattern import is_call
+from ..matching.pattern import is_call
 from ..workload import Attention, DynamicDim, Workload
 from .region import Region
 from .sizes import WHOLE, Shrink, Sizes

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import Attention, MatmulChain, NormMatmul, Workload
 from . import separate
 from .families.cpu_chain import cost as chain_cost
 from .prediction import Prediction, next_power
 from .registry import Family, Option, options
 from .shape import Size, attention_size, rows_of, tiled_rows
+from .tile_plan import TilePlan
 
 
 def best(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..tile_plan import TilePlan
 from ..workload import Attention
 from .prediction import ceil_div
 from .shape import AttentionSize
+from .tile_plan import TilePlan
 
 
 def visible_blocks(

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
-from ..tile_plan import PlanTable, TilePlan
 from ..workload import Workload
 from ..workload.checks import check_workload
 from .baseline import best, left_apart
@@ -19,6 +18,7 @@ from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
 from .shape import Size, rows_of
+from .tile_plan import PlanTable, TilePlan
 
 CLOSED_RANGE_LOSS = 0.1
 """Part of its time that a closed range may lose for the others' sake.  The kernels of a chain are

@@ -12,13 +12,13 @@ import math
 from dataclasses import dataclass
 
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Attention
 from .causal import visible_blocks, visible_keys
 from .families.attention_tiles import FEW_ROWS, attention_width
 from .family import Footprint
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from .shape import AttentionSize, MatmulShape, attention_qo_bytes
+from .tile_plan import TilePlan
 
 LOADS_PER_CYCLE = 2
 """Vector loads that a core starts each cycle (Zen and Skylake: two load ports)."""

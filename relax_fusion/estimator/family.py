@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..validation import shown
 from .prediction import Prediction
 from .shape import Size
+from .tile_plan import TilePlan
 
 W = TypeVar("W", bound=Any)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from .family import Footprint
 from .limits import VECTOR_LOAD_BYTES
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from .tile_plan import TilePlan
 
 L2_EFFICIENCY = 0.85
 """Reached part of the L2 peak.  Measured on an H200: 8.1 to 9.5 of the derived 10.1 TB/s, reading

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import Attention, Workload
 from .registry import Option, family_of
+from .tile_plan import TilePlan
 
 GRID_YZ = 65535
 """Blocks along the second and the third dimension of a grid, of CUDA

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from ..hardware import STATIC_SMEM_BYTES, DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import DTYPE_BYTES, Workload
 from .family import Footprint
 from .shape import dtypes_of
+from .tile_plan import TilePlan
 
 STACK_LIMIT_BYTES = 1024
 """Largest buffer that TVM's LLVM lowering keeps on the stack (its `kMaxStackAlloca`)."""

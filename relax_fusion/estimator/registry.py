@@ -15,7 +15,6 @@ from typing import Any
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..validation import shown
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
@@ -34,6 +33,7 @@ from .families.triton_matmul.family import TritonMatmul
 from .family import Footprint, KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
+from .tile_plan import TilePlan
 
 Family = KernelFamily[Any]
 

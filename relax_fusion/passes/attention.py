@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax, tirx
 
-from ..chains.attention import AttentionChain, attention_chain
-from ..chains.attention.aligned import Grid
-from ..chains.attention.layout import Laid, laid
-from ..chains.attention.modifiers import Modifiers, modifiers
-from ..chains.casts import refuse_kept_roundings
-from ..chains.constants import is_factor
 from ..errors import Reason
-from ..lowering import FuseOptions, fuse
-from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
-from ..shapes import as_dims, check_dtype, dtype_of, static
+from ..matching.attention import AttentionChain, attention_chain
+from ..matching.attention.aligned import Grid
+from ..matching.attention.layout import Laid, laid
+from ..matching.attention.modifiers import Modifiers, modifiers
+from ..matching.casts import refuse_kept_roundings
+from ..matching.constants import is_factor
+from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from ..matching.shapes import as_dims, check_dtype, dtype_of, static
 from ..workload import Attention
+from .driver import FuseOptions, fuse
 
 PATTERN = "FuseAttentionChain"
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import ir, relax, tirx
 
-from ..chains import (
+from ..errors import Reason
+from ..matching import (
     Linear,
     Prologue,
     activation,
@@ -22,11 +23,9 @@ from ..chains import (
     readers_of,
     ungrouped,
 )
-from ..chains.casts import refuse_kept_roundings
-from ..errors import Reason
-from ..lowering import FuseOptions, fuse
-from ..pattern import BlockView, KernelArg, KernelOut, Match, Refused, check_inner, guard
-from ..shapes import (
+from ..matching.casts import refuse_kept_roundings
+from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, Refused, check_inner, guard
+from ..matching.shapes import (
     as_dim,
     check_dtype,
     check_operands,
@@ -35,6 +34,7 @@ from ..shapes import (
     shape_of,
 )
 from ..workload import ACTIVATIONS, GatedFFN
+from .driver import FuseOptions, fuse
 
 PATTERN = "FuseGatedFFN"
 

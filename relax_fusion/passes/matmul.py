@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import epilogue, linear, norm_matmul, plain_prologue, with_rope
 from ..estimator.families.triton_matmul.plans import split_epilogue
 from ..estimator.prediction import HALF_DTYPES
-from ..lowering import FuseOptions, fuse
-from ..pattern import BlockView, Match
-from ..shapes import dtype_of
+from ..matching import epilogue, linear, norm_matmul, plain_prologue, with_rope
+from ..matching.pattern import BlockView, Match
+from ..matching.shapes import dtype_of
+from .driver import FuseOptions, fuse
 
 PATTERN = "FuseMatmulEpilogue"
 

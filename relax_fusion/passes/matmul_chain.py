@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import Side, matmul_chain
 from ..errors import Reason
-from ..lowering import FuseOptions, fuse
-from ..pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
-from ..shapes import (
+from ..matching import Side, matmul_chain
+from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
+from ..matching.shapes import (
     as_dims,
     check_dtype,
     check_operands,
@@ -21,6 +20,7 @@ from ..shapes import (
     static,
 )
 from ..workload import MatmulChain, operand_names
+from .driver import FuseOptions, fuse
 
 PATTERN = "FuseMatmulChain"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import ir, relax
 
-from ..chains import (
+from ..matching import (
     Chain,
     epilogue,
     made_by,
@@ -17,8 +17,8 @@ from ..chains import (
     readers_of,
     with_rope,
 )
-from ..lowering import FuseOptions, fuse
-from ..pattern import BlockView, Match
+from ..matching.pattern import BlockView, Match
+from .driver import FuseOptions, fuse
 
 PATTERN = "FuseRMSNormMatmul"
 

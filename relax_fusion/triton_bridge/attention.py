@@ -22,8 +22,8 @@ from ..estimator.families.triton_attention.tiles import (
     key_parts,
     programs_wanted,
 )
+from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
-from ..tile_plan import PlanTable, TilePlan
 from ..workload import Attention
 from .arguments import OUT, Workspace
 from .attention_call import AttentionCall, Case, at_least, at_most, int32

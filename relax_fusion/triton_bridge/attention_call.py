@@ -10,8 +10,8 @@ from triton.runtime.jit import JITFunction
 from tvm import tirx
 
 from ..errors import LoweringError
+from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import Attention, HeadLayout, MaskDims
 from .arguments import OUT, Workspace, row_major_strides
 from .kernel import KernelOptions

@@ -14,8 +14,8 @@ from tvm import ir
 
 from ..errors import LoweringError
 from ..estimator.families.triton_matmul.plans import norm_inside
+from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
 from .arguments import Workspace
 from .hopper import persistent_steps, stream_steps

@@ -8,10 +8,10 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from ..modules import with_external_module, with_functions
+from ..transforms.modules import KERNELS_ATTR, with_external_module, with_functions
 from .kernel import CompiledKernel
 from .launcher import alias, launcher_module
-from .prim_func import KERNELS_ATTR, kernel_of_attr
+from .prim_func import kernel_of_attr
 
 LAUNCHERS_ATTR = "relax_fusion.launchers"
 """Module attribute: the launchers that external modules define, and how many names each has."""

@@ -11,10 +11,10 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description
+from ..estimator.tile_plan import PlanTable
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
-from ..modules import with_functions
-from ..tile_plan import PlanTable
+from ..transforms.modules import with_functions
 from ..workload import Attention, Dim, GatedFFN, MatmulChain, NormMatmul
 from .arguments import Workspace, is_number
 from .attention import Case, attention_cases, empty_cases

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from ..effects import Memory
-from ..pattern import is_call
+from ..matching.effects import Memory
+from ..matching.pattern import is_call
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,10 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ..transforms.modules import KERNELS_ATTR
 from .arguments import TensorMap, Workspace, scalar
 from .kernel import CompiledKernel
 from .memory import Buffer, Memory
-
-KERNELS_ATTR = "relax_fusion.triton_kernels"
-"""PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 from tvm import ir, tirx
 
+from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
-from ..tile_plan import TilePlan
 from ..workload import GatedFFN, NormMatmul
 from .arguments import Out, Workspace
 from .kernel import KernelOptions

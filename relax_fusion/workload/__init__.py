@@ -2,7 +2,8 @@
 
 A workload is the contract between a pass (which proves that a chain computes it), the estimator
 (which prices it) and a back end (which emits it).  It holds sizes, dtypes and the order of the
-steps, and nothing of how they are executed: that is :class:`relax_fusion.tile_plan.TilePlan`.
+steps, and nothing of how they are executed: that is
+:class:`relax_fusion.estimator.tile_plan.TilePlan`.
 
 Each has a block graph (:mod:`.graph`), which says what it computes, statement by statement.  The
 order of its operands, its numbers (:mod:`.reference`) and its roofline follow from that.

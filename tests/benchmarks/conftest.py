@@ -10,7 +10,7 @@ import torch
 import tvm
 
 from relax_fusion import make_target
-from tests.quick import loaded, quick, quick_passes
+from tests.support.quick import loaded, quick, quick_passes
 
 
 class OnCpu:

@@ -18,8 +18,8 @@ from benchmarks.suites.decode import suite as bench
 from benchmarks.suites.decode.peers import Decoder
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
-from tests.accuracy import assert_accurate, nudged
-from tests.quick import machine, quick_host, quickly
+from tests.support.accuracy import assert_accurate, nudged
+from tests.support.quick import machine, quick_host, quickly
 
 KINDS = ("layer", "layer_in_graphs", "rest")
 TINY = LlamaConfig(

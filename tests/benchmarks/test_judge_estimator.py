@@ -24,8 +24,8 @@ from benchmarks.suites.matmul.cases import Chain
 from benchmarks.suites.matmul.peers import Problem, Weights
 from benchmarks.suites.matmul.subject import CASES, ChainAt
 from relax_fusion.estimator import candidates, predict
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
 
 H200 = device("h200")

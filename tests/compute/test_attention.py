@@ -17,13 +17,13 @@ from relax_fusion.compute import attention_exp, description
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import LoweringError
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..gpu.attention_cases import BASE, Case, cases
-from ..quick import loaded, quickly
+from ..support.quick import loaded, quickly
 
 PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 REGISTERS = PlanTable.single(TilePlan(16, 64, 32, reg_m=4, reg_n=32, lanes=16))

@@ -7,7 +7,7 @@ from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
 
 from .test_attention import cuda

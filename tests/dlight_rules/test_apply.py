@@ -12,12 +12,12 @@ from tvm.target import Target
 
 from relax_fusion import Report, host_target
 from relax_fusion.compute import build_prim_func
-from relax_fusion.decision import Scheduling
 from relax_fusion.dlight_rules import CPUSpatialRule, GenericMatmulRule, ScheduleKernels
 from relax_fusion.dlight_rules.apply import is_scheduled
 from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline, LoweringError, Reason
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.report.decision import Scheduling
 from relax_fusion.workload import NormMatmul, Projection
 
 from .generic_cases import Input, fused

@@ -15,12 +15,12 @@ from tvm.target import Target
 from relax_fusion.compute.attention import attention_prim_func
 from relax_fusion.dlight_rules.attention import AttentionRule
 from relax_fusion.errors import Decline
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..gpu.attention_cases import BASE, Case, cases
-from ..quick import machine, quick, quickly
+from ..support.quick import machine, quick, quickly
 
 CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))
 GPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=32, block_k=32, num_warps=4))

@@ -15,12 +15,12 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
 from ..gpu.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
-from ..quick import loaded, quick_host
+from ..support.quick import loaded, quick_host
 from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
 
 Work = NormMatmul | GatedFFN

@@ -15,8 +15,8 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.contraction import ContractionRule
 from relax_fusion.dlight_rules.cpu.vector_exp import with_vector_exp
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..gpu.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works

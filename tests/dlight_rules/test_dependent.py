@@ -9,8 +9,8 @@ import pytest
 
 from relax_fusion.estimator import candidates, footprint
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul
 
 from ..gpu.contraction_cases import HALF, HALF_GATED, RMS, ROWS, plain

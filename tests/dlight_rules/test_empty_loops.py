@@ -13,7 +13,7 @@ from relax_fusion.dlight_rules.host_code import host_accesses
 from relax_fusion.dlight_rules.steps import blocks_of
 
 from ..passes.common import Chain, module
-from ..quick import quick_host, quickly
+from ..support.quick import quick_host, quickly
 from .generic_cases import prim_funcs
 
 EMPTY = module(

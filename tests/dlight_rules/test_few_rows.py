@@ -16,9 +16,9 @@ from relax_fusion.dlight_rules.tensor_cores.few_rows_kernel import FewRowsKernel
 from relax_fusion.estimator import candidates, choose, footprint, violations
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
 from relax_fusion.workload.reference import numpy_dtype
 

@@ -14,8 +14,8 @@ from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, candidates, choose
 from relax_fusion.estimator.families.few_rows import dequantised
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.workload import NormMatmul
 
 from .generic_cases import Quantised, check

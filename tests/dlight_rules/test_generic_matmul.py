@@ -16,8 +16,8 @@ from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.dlight_rules.generic_matmul.matmul import generic_matmul
 from relax_fusion.dlight_rules.generic_matmul.plans import planned
 from relax_fusion.errors import Decline, Reason
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
 from .generic_cases import Input, Quantised, check, compiled, fused, run
 from .test_attention import kernels

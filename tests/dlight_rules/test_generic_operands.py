@@ -12,8 +12,8 @@ from tvm.target import Target
 
 from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.errors import Decline, Reason
+from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
 from relax_fusion.hardware.target import make_target
-from relax_fusion.tile_plan import PLAN_ATTR, PlanTable
 
 from .generic_cases import Input, compiled, fused
 

@@ -10,10 +10,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from relax_fusion import PipelineOptions, SchedulingError, host_target, make_target
-from relax_fusion.decision import Scheduling
 from relax_fusion.dlight_rules import ScheduleKernels
 from relax_fusion.dlight_rules.host_code import host_accesses
 from relax_fusion.pipeline import schedule_kernels
+from relax_fusion.report.decision import Scheduling
 
 GPU = make_target("h200")
 RULES = schedule_kernels(PipelineOptions(GPU)).rules

@@ -13,13 +13,13 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.matmul_chain import MatmulChainRule
 from relax_fusion.errors import Decline
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import unrounded
 
 from ..gpu.chain_cases import ChainCase
-from ..quick import loaded
+from ..support.quick import loaded
 from .test_contraction_panels import loops, multiply_adds
 
 HOST = host_target()

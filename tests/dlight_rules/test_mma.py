@@ -17,8 +17,8 @@ from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.tensor_cores.tiles import smem_bytes
 from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from relax_fusion.workload.reference import numpy_dtype
 

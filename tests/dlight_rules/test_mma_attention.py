@@ -17,8 +17,8 @@ from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.mma_attention.tiles import copy_lanes
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 

@@ -12,9 +12,9 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules.matmul_chain import MatmulChainRule
 from relax_fusion.dlight_rules.tensor_cores.chain import with_mma_chain
 from relax_fusion.estimator import candidates, footprint, predict, violations
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import NO_CAPABILITIES
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import numpy_dtype
 

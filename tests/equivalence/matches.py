@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import ir
 
 from relax_fusion import PATTERNS, FuseOptions, host_target
-from relax_fusion.effects import Memory
-from relax_fusion.pattern import BlockView, Match, Refused
+from relax_fusion.matching.effects import Memory
+from relax_fusion.matching.pattern import BlockView, Match, Refused
 
 from ..passes.common import Chain, module
 

@@ -11,12 +11,12 @@ import tvm
 from tvm import tirx
 
 from relax_fusion import EquivalenceError, FuseMatmulEpilogue, FuseOptions, Reason, Report
-from relax_fusion.chains import activations, elements
 from relax_fusion.equivalence import Mismatch, Unchecked, check_match
 from relax_fusion.equivalence import check as check_module
 from relax_fusion.equivalence.operators import OPERATORS
-from relax_fusion.pattern import BlockView, Match
-from relax_fusion.shapes import dtype_of
+from relax_fusion.matching import activations, elements
+from relax_fusion.matching.pattern import BlockView, Match
+from relax_fusion.matching.shapes import dtype_of
 
 from ..passes.attention_chains import QKV, attention, positions
 from ..passes.common import Chain, module, run_pass

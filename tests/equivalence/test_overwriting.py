@@ -6,8 +6,8 @@ import pytest
 import tvm
 from tvm import ir
 
-from relax_fusion import effects
 from relax_fusion.equivalence import Mismatch, check_match
+from relax_fusion.matching import effects
 
 from .matches import first_match
 

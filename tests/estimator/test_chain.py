@@ -9,7 +9,7 @@ import pytest
 from relax_fusion.errors import Decline, Reason, TilePlanError
 from relax_fusion.estimator import candidates, choose, footprint, predict, violations
 from relax_fusion.estimator.families.cpu_chain import cost as chain_cost
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain
 
 from .cases import AVX2, AVX512, GPU, ROWS, SSE

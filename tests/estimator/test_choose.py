@@ -23,8 +23,8 @@ from relax_fusion.estimator import (
 from relax_fusion.estimator.baseline import best
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection
 
 from .cases import (

@@ -18,8 +18,8 @@ from relax_fusion.estimator import (
 )
 from relax_fusion.estimator.causal import visible_blocks
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, attention, gated_ffn, norm_matmul, size_of
 

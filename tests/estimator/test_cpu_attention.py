@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import AttentionSize, Choice, choose, predict
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import Attention
 
 from .cases import AVX512, attention

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Footprint, footprint, violations
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import generic_cpu
-from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
 

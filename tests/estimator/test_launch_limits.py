@@ -8,8 +8,8 @@ from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose
 from relax_fusion.estimator.launch_limits import GRID_YZ, launch_limits, launchable
 from relax_fusion.estimator.registry import Option, family_of
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, Dim, DynamicDim, NormMatmul, Projection
 
 H200 = device("h200")

@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
 from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import NormMatmul, Projection, Rope
 
 from .cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul

@@ -10,9 +10,9 @@ from relax_fusion.estimator import candidates, choose, footprint, predict, viola
 from relax_fusion.estimator.families.mma_attention import tiles as mma_attention
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.shape import AttentionSize
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import NO_CAPABILITIES
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention
 
 H200 = device_of(make_target("h200"))

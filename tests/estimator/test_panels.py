@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion.estimator import Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.families.panels.tiles import FAMILY
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import generic_cpu
-from relax_fusion.tile_plan import TilePlan
 
 from .cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
 

@@ -20,8 +20,8 @@ from relax_fusion.estimator.families.triton_matmul.plans import (
     unsupported,
 )
 from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
 from .cases import AVX2, GPU, RMS, gated_ffn, norm_matmul

@@ -11,8 +11,8 @@ from relax_fusion.errors import Decline, TilePlanError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.families.triton_attention.plans import unsupported
 from relax_fusion.estimator.families.triton_attention.tiles import key_parts
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 
 from .cases import attention

@@ -13,7 +13,7 @@ from statistics import fmean
 
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from .cases import GPU, ROWS, gated_ffn, norm_matmul

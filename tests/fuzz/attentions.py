@@ -8,9 +8,9 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.relax import op
 
-from relax_fusion.shapes import dtype_of
+from relax_fusion.matching.shapes import dtype_of
 
-from ..chains import masks_at_random
+from ..matching import masks_at_random
 from .feed_forward import bias, project
 from .rotations import angles, turned
 from .writer import LENGTHS, Dim, Writer

@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from relax_fusion.effects import free_vars
 from relax_fusion.equivalence.sizes import variables
+from relax_fusion.matching.effects import free_vars
 
 Binding = tuple[relax.Var, relax.Expr, bool]
 """What is bound, its value, and whether it is a MatchCast."""

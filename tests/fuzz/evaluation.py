@@ -9,12 +9,12 @@ import numpy as np
 from tvm import ir, relax
 
 from relax_fusion import Decision
-from relax_fusion.effects import free_vars
 from relax_fusion.equivalence.comparison import as_meant
 from relax_fusion.equivalence.interpreter import Interpreter, stored
 from relax_fusion.equivalence.operators import Array
 from relax_fusion.equivalence.region import is_size
 from relax_fusion.equivalence.sizes import Sizes, variables
+from relax_fusion.matching.effects import free_vars
 from relax_fusion.workload import Workload
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax import op
 
-from relax_fusion.shapes import dtype_of
+from relax_fusion.matching.shapes import dtype_of
 
 from .writer import Writer
 

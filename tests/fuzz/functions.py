@@ -7,7 +7,7 @@ from random import Random
 from tvm import relax
 from tvm.relax import op
 
-from relax_fusion.shapes import dtype_of
+from relax_fusion.matching.shapes import dtype_of
 
 from .attentions import attention, bare
 from .bindings import Function

@@ -16,15 +16,15 @@ from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
-from relax_fusion.tile_plan import PlanTable
 from relax_fusion.workload import Attention, DynamicDim, MatmulChain
 
-from ..quick import loaded, quick_host, quickly
-from ..workloads import results
+from ..support.quick import loaded, quick_host, quickly
+from ..support.workloads import results
 from .workloads import KINDS, Case, Chooser
 
 FAMILIES = ("gemv", "pointer")

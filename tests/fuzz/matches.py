@@ -13,12 +13,12 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from relax_fusion import Decision, FuseOptions, lowering
+from relax_fusion import Decision, FuseOptions
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
 from relax_fusion.errors import EquivalenceError
 from relax_fusion.estimator import Choice
-from relax_fusion.passes import PATTERNS
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.passes import PATTERNS, driver
 from relax_fusion.workload import Workload
 
 from . import evaluation
@@ -88,8 +88,8 @@ def without_kernels() -> Iterator[None]:
         return tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int64", int(work.key, 16))))
 
     with (
-        mock.patch.object(lowering, "choose", lambda *args, **kwargs: plans),
-        mock.patch.object(lowering, "build_prim_func", named),
+        mock.patch.object(driver, "choose", lambda *args, **kwargs: plans),
+        mock.patch.object(driver, "build_prim_func", named),
     ):
         yield
 

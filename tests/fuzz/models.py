@@ -10,10 +10,10 @@ from typing import Any
 
 from tvm import ir, relax, tirx
 
-from relax_fusion.effects import free_vars
 from relax_fusion.equivalence.sizes import variables
+from relax_fusion.matching.effects import free_vars
+from relax_fusion.matching.shapes import dtype_of
 from relax_fusion.models import config_from_dict, export
-from relax_fusion.shapes import dtype_of
 
 from .bindings import Binding, Function, of, substituted
 

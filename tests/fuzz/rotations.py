@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm import relax
 from tvm.relax import op
 
-from relax_fusion.shapes import dtype_of
+from relax_fusion.matching.shapes import dtype_of
 
 from .feed_forward import END, bias, project
 from .writer import Dim, IllTyped, Writer

@@ -10,7 +10,7 @@ from tvm import ir, relax
 
 from relax_fusion import PATTERNS, FuseOptions
 
-from ..quick import quick_host, quickly
+from ..support.quick import quick_host, quickly
 from . import in_place
 from .in_place import Draft, parse
 

@@ -8,8 +8,8 @@ import pytest
 from tvm import relax, tirx
 
 from relax_fusion import PATTERNS, FuseOptions, Reason, host_target
-from relax_fusion.chains.axes import quotient
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.matching.axes import quotient
 from relax_fusion.workload import MatmulChain, Norm, NormMatmul, Projection
 
 from ..gpu.chain_cases import ChainCase

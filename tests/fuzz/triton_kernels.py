@@ -9,17 +9,17 @@ import numpy as np
 from tvm import relax
 
 from relax_fusion.compute import build_prim_func
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import TilePlan
 from relax_fusion.triton_bridge.arguments import is_number, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention
 
+from ..support.workloads import results
 from ..triton_bridge.kernels.interpreted import Interpreter
 from ..triton_bridge.test_attention_numbers import Values, chosen, launch
-from ..workloads import results
 from . import kernels
 from .kernels import Findings, Kernel
 

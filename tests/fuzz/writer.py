@@ -17,7 +17,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax import op
 
-from relax_fusion.shapes import dtype_of, same_shape
+from relax_fusion.matching.shapes import dtype_of, same_shape
 from relax_fusion.workload.reference import numpy_dtype
 
 from .bindings import Bindings, Function

@@ -15,8 +15,8 @@ from relax_fusion.workload import Attention, Causal, DynamicDim
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype, rounded
 
-from ..accuracy import nudged
-from ..workloads import Arrays, Edit, inputs, results
+from ..support.accuracy import nudged
+from ..support.workloads import Arrays, Edit, inputs, results
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,9 @@ class Case:
         """Assert that `got` errs at most twice as much as float32 steps do.
 
         That is what numpy's make, or what nudging the inputs by half a step does, as it grows over
-        the longest sum (see `tests.accuracy`).  One rounding step of the result's dtype, at the
-        size of the largest value, is added.  `stored`: numpy's steps round the weights, as kernels
-        on tensor cores do.
+        the longest sum (see `tests.support.accuracy`).  One rounding step of the result's dtype, at
+        the size of the largest value, is added.  `stored`: numpy's steps round the weights, as
+        kernels on tensor cores do.
         """
         exact = self.unfused(arrays, "float64")
         out_dtype = numpy_dtype(self.work.out_dtype)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import Rounding, evaluate, kept
 
-from ..accuracy import nudged, rms
-from ..workloads import Arrays, inputs, results
+from ..support.accuracy import nudged, rms
+from ..support.workloads import Arrays, inputs, results
 
 
 @dataclass(frozen=True)

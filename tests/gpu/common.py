@@ -13,8 +13,8 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.errors import TargetError
 from relax_fusion.estimator import candidates, choose
+from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.hardware.target import device_of, make_target
-from relax_fusion.tile_plan import PlanTable
 from relax_fusion.workload import Workload
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable, TilePlan
 
 from .attention_cases import Case, cases, in_half
 from .common import gpu_target, needs_gpu, plans_for, run_on_gpu

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable
 
 from .chain_cases import ChainCase, tensor_core_chains
 from .common import gpu_target, needs_gpu, run_on_gpu

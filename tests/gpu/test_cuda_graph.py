@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 
 from relax_fusion import models
-from relax_fusion.cuda_graph import ADDRESSES, CONFIG, RUN_OR_CAPTURE
 from relax_fusion.models import ExportedModel
+from relax_fusion.transforms.cuda_graph import ADDRESSES, CONFIG, RUN_OR_CAPTURE
 
 from .common import gpu_target, needs_gpu
 

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable, TilePlan
 
 from .common import gpu_target, needs_gpu, run_on_gpu
 from .contraction_cases import RMS, Case

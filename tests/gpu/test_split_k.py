@@ -13,8 +13,8 @@ from relax_fusion.estimator.families.tensor_cores import plans as mma_plans
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.registry import violations
 from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable, TilePlan
 
 from .common import build_on_gpu, gpu_target, needs_gpu, run_on_gpu
 from .contraction_cases import HALF, ROWS, Arrays, Case, plain, tensor_core_cases

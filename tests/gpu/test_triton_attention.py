@@ -9,9 +9,9 @@ import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_attention.plans import unsupported
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import Attention, DynamicDim
 
 from .attention_cases import Case

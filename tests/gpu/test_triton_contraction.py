@@ -8,9 +8,9 @@ import pytest
 
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_matmul.plans import unsupported
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Rope
 
 from .common import gpu_target, needs_gpu

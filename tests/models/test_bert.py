@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from relax_fusion.models import Encoder, InputError, export, load_config, load_weights
 
-from ..accuracy import assert_accurate
+from ..support.accuracy import assert_accurate
 from . import common
 
 

@@ -18,7 +18,7 @@ from relax_fusion.models import (
     random_weights,
 )
 
-from ..accuracy import assert_accurate
+from ..support.accuracy import assert_accurate
 from . import common
 
 VARIANTS = {

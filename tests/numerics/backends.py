@@ -25,9 +25,9 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_attention import plans as triton_attention
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge.arguments import Out, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
@@ -44,7 +44,7 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 
 from ..gpu.common import build_on_gpu, gpu_target, needs_gpu
 from ..gpu.triton_common import build_triton, run_triton
-from ..quick import loaded, quick_host
+from ..support.quick import loaded, quick_host
 from ..triton_bridge.attention_common import parameters
 from ..triton_bridge.kernels.interpreted import Interpreter, Launch
 from ..triton_bridge.test_attention_numbers import Values, chosen

@@ -9,7 +9,7 @@ import numpy as np
 
 from relax_fusion.workload import NormMatmul
 
-from ..accuracy import assert_accurate, nudged
+from ..support.accuracy import assert_accurate, nudged
 from .backends import Run, draw, on_every_backend, zeros
 from .works import (
     ACTIVE,

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from relax_fusion import Attention
-from relax_fusion.decision import Decision
+from relax_fusion.report.decision import Decision
 
 from .common import Rewrite, calls, kernel_args, module, run_pass
 

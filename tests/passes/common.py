@@ -18,8 +18,8 @@ from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..accuracy import assert_accurate
-from ..quick import machine, quickly
+from ..support.accuracy import assert_accurate
+from ..support.quick import machine, quickly
 from .reference import evaluate
 
 VALIDATE = "strict"

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from relax_fusion.pattern import Match
+from relax_fusion.matching.pattern import Match
 
-from ..chains.typed import Typed
+from ..matching.typed import Typed
 
 HIDDEN = -5e3
 """Numbers below are masks in these tests: what else is added is much closer to zero."""

@@ -9,10 +9,10 @@ import pytest
 from tvm.tirx import Var
 
 from relax_fusion import DynamicDim
+from relax_fusion.matching.pattern import BlockView
 from relax_fusion.passes import FuseAttentionChain
-from relax_fusion.pattern import BlockView
 
-from ..chains.typed import Typed
+from ..matching.typed import Typed
 from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
 from .common import Chain, Rewrite, assert_numbers, compiled, module
 from .masks import assert_same_mask

@@ -10,11 +10,11 @@ import pytest
 from tvm import ir, relax
 from tvm.relax import op
 
+from relax_fusion.matching.pattern import BlockView, Refused
 from relax_fusion.passes import FuseAttentionChain
-from relax_fusion.pattern import BlockView, Refused
 
-from ..chains.masks_at_random import Draft, symbolic
-from ..chains.typed import Typed
+from ..matching.masks_at_random import Draft, symbolic
+from ..matching.typed import Typed
 from .common import numpy_dtype
 from .masks import assert_same_mask
 

@@ -19,9 +19,9 @@ from tvm.relax.frontend.torch import from_exported_program
 
 from relax_fusion import Attention, DynamicDim, Report
 
-from ..accuracy import assert_accurate
 from ..models import common
-from ..quick import machine, quick_host, quickly
+from ..support.accuracy import assert_accurate
+from ..support.quick import machine, quick_host, quickly
 from .attention_chains import fused
 
 BATCH, LENGTH = 2, 6

@@ -13,8 +13,8 @@ from tvm.relax.frontend.torch import from_exported_program
 from relax_fusion import Report
 from tests.models import common
 
-from ..accuracy import assert_accurate
-from ..quick import machine, quick_host, quickly
+from ..support.accuracy import assert_accurate
+from ..support.quick import machine, quick_host, quickly
 
 BATCH, LENGTH = 2, 12
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}

@@ -14,11 +14,11 @@ from tvm.relax.frontend import nn
 
 from relax_fusion.estimator import AttentionSize, candidates
 from relax_fusion.estimator.families.triton_attention.tiles import key_parts, smem_bytes
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import compute_capability, device_of, make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels

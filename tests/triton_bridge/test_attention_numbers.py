@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from relax_fusion.estimator.families.triton_attention.tiles import padded
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import Case as AttentionCase
 from relax_fusion.triton_bridge.attention import attention_cases

@@ -12,8 +12,8 @@ from tvm.relax.frontend import nn
 
 from relax_fusion import PATTERNS, FuseOptions, Report
 from relax_fusion.errors import PipelineError
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr

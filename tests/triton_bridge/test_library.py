@@ -29,7 +29,7 @@ from relax_fusion.triton_bridge import (
 )
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
-from ..quick import machine
+from ..support.quick import machine
 from .common import H200, add, copy_by_descriptor, copy_tile, double_first, params
 from .fake_driver import build_driver
 

@@ -10,12 +10,12 @@ import pytest
 
 import relax_fusion
 from relax_fusion.compute import build_prim_func
-from relax_fusion.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge.operands import named_operands
 from relax_fusion.workload import DynamicDim, Graph, NormMatmul, Projection
 from relax_fusion.workload.graph import Slot, Tensor
 
-from ..workloads import inputs
+from ..support.workloads import inputs
 
 PACKAGE = Path(relax_fusion.__file__).parent
 ROOT = PACKAGE.parent

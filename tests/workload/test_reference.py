@@ -29,7 +29,7 @@ from relax_fusion.workload.graph import Slot
 from relax_fusion.workload.reference import evaluate, rounded, unrounded
 from relax_fusion.workload.values import Axis, apply
 
-from ..workloads import inputs
+from ..support.workloads import inputs
 
 FLOAT = ("float32", "float32")
 ACTIVATE = {

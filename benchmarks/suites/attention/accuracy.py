@@ -22,9 +22,9 @@ from benchmarks.suites.attention.peers import Problem
 from benchmarks.suites.attention.subject import CaseIn
 from relax_fusion import make_target
 from relax_fusion.estimator import candidates, predict
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.hardware.target import device_of
-from relax_fusion.tile_plan import TilePlan
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 FEW_HEAD_DIMS = (64, 80, 128)

@@ -10,7 +10,7 @@ from tvm import ir, relax, tirx
 from tvm.relax import op
 
 from benchmarks.suites.attention.cases import SOFTCAP, WINDOW, Case
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 
 SWAP_HEADS = [0, 2, 1, 3]
 AS_OPERATOR = ("", "bias", "window")

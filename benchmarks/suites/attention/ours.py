@@ -11,7 +11,7 @@ from benchmarks.building import Built, compiled, decided, in_halves
 from benchmarks.report import plan_words
 from benchmarks.suites.attention.cases import Case
 from benchmarks.suites.attention.module import Job, module_of
-from relax_fusion.tile_plan import TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 
 PATTERN = "FuseAttentionChain"
 

@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from ...estimator.families.panels.tiles import FAMILY as PANELS
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .. import steps
 from .panels import accumulate_in_registers, add_parts, pack, place_panels
 from .vector_exp import with_vector_exp

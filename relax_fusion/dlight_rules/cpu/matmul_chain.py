@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ...estimator.families.cpu_chain.tiles import panel_columns, sum_parts
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .. import steps
 from .panels import accumulate_in_registers, add_parts, pack

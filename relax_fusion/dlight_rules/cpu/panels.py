@@ -7,7 +7,7 @@ import math
 from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .. import steps
 from .vector_transpose import is_moved
 

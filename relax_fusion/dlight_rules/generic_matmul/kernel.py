@@ -18,9 +18,9 @@ from tvm.target import Target
 from ...compute import build_prim_func
 from ...compute.ranges import stitch, unless_empty
 from ...errors import Decline, Reason
+from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
-from ...stages import loads_of
-from ...tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ...matching.stages import loads_of
 from ...workload import NormMatmul
 from .. import steps
 from ..contraction import ContractionRule

@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
-from ...stages import Stage, loads_of, read_stages
+from ...matching.stages import Stage, loads_of, read_stages
 from ...workload import (
     DTYPE_BYTES,
     FLOAT_BYTES,

@@ -13,8 +13,8 @@ from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.shape import matmul_shape, rows_of
+from ...estimator.tile_plan import PlanTable, TilePlan
 from ...hardware import NO_CAPABILITIES, DeviceSpec
-from ...tile_plan import PlanTable, TilePlan
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours
 from .layout import unravel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import tvm_ffi
 from tvm import ir, tirx
 
-from ...stages import Stage, loads_of
+from ...matching.stages import Stage, loads_of
 
 MOST_NODES = 4096
 """Loads that a formula may come to have when the stages before it are put in their places."""

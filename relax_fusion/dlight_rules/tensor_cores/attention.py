@@ -11,7 +11,7 @@ from ...compute.attention import Sizes, operands_of, range_suffix
 from ...compute.attention_scores import Scores
 from ...compute.attention_tile import Operands
 from ...estimator.families.tensor_cores.tiles import FAMILY
-from ...tile_plan import PlanTable, TilePlan
+from ...estimator.tile_plan import PlanTable, TilePlan
 from ...workload import Attention
 from .attention_kernel import AttentionKernel
 from .attention_results import Partials, combine_kernel

@@ -6,7 +6,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...compute.attention_scores import Place, Scores
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from ...workload import Attention
 from .fragments import local
 from .layout import LANES, MMA_M, MMA_N

@@ -10,7 +10,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.prediction import ceil_div
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .chain_kernel import ChainKernel
 from .chain_side import Side

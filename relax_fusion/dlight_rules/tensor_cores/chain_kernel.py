@@ -17,7 +17,7 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.mma_chain.tiles import chunk_columns
 from ...estimator.prediction import ceil_div
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .chain_side import Side
 from .epilogue import MmaEpilogue

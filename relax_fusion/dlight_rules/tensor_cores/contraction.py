@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .. import steps
 from . import dependent
 from .epilogue import MmaEpilogue

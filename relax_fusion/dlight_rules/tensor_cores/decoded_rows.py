@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS
 from ...estimator.prediction import ceil_div
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .decoded import Decoder, joined, register, unrolled
 from .few_rows_kernel import QUADS, FewRowsKernel
 from .few_rows_ring import Place

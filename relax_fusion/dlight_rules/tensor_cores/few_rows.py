@@ -10,7 +10,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.prediction import ceil_div
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .decoded_rows import DecodedRowsKernel
 from .few_rows_kernel import FewRowsKernel
 from .few_rows_ring import Place

@@ -21,7 +21,7 @@ from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from .few_rows_ring import Place, Ring
 from .few_rows_sums import WarpSums
 from .fragments import scratch

@@ -16,8 +16,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
 from ...estimator.prediction import ceil_div
+from ...estimator.tile_plan import TilePlan
 from ...hardware.instructions import PIECE_BYTES
-from ...tile_plan import TilePlan
 from .layout import LANES, PIECE
 from .mma_kernel import scratch
 from .row_norm import RowNorm

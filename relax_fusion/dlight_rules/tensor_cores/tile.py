@@ -10,7 +10,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
-from ...tile_plan import TilePlan
+from ...estimator.tile_plan import TilePlan
 from ...workload import WeightLayout
 from .decode import Neighbours
 from .instructions import INSTRUCTIONS, Instructions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...tile_plan import TilePlan
 from ...workload import Attention
 from ..prediction import next_power
+from ..tile_plan import TilePlan
 
 FEW_ROWS = 16
 """Rows up to which an attention tile of a CPU adds up each score by itself and reads keys and

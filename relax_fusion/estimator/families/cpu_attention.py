@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
-from ...tile_plan import TilePlan
 from ...workload import Attention
 from ..cpu_cost import attention_on_cpu
 from ..family import Footprint, KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, attention_size
+from ..tile_plan import TilePlan
 from .attention_tiles import (
     FEW_ROWS,
     ROW_VECTORS,

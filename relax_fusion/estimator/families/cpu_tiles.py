@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
-from ...tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from ..cpu_cost import matmul_on_cpu
 from ..family import Footprint, KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, power_dividing
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..tile_plan import TilePlan
 from .matmuls import MatmulWork, refuses_integers
 
 REG_M = (1, 2, 4, 8)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
-from ...tile_plan import TilePlan
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from ..family import Breaks, Footprint, KernelFamily
 from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
+from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
 from .fma_cost import dot_products_on_gpu
 from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits

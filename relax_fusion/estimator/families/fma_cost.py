@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...hardware import DeviceSpec
-from ...tile_plan import TilePlan
 from ..family import Footprint
 from ..gpu_cost import (
     ISSUE_PER_CLOCK,
@@ -20,6 +19,7 @@ from ..gpu_cost import (
 )
 from ..prediction import DRAM_EFFICIENCY, Prediction, ceil_div
 from ..shape import MatmulShape
+from ..tile_plan import TilePlan
 
 NORM_FLOPS_PER_ELEMENT = 4
 """Square and add for the statistics, scale and gamma to apply them; counted."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
-from ...tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from ..family import Footprint, KernelFamily
 from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..tile_plan import TilePlan
 from .dot_products import is_dot_product
 from .fma_cost import tiles_on_gpu
 from .matmuls import (

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from ...hardware import DeviceSpec
-from ...tile_plan import TilePlan
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from ..family import Footprint
 from ..limits import block_limits, tile_extents, vector_loads
 from ..prediction import ceil_div
 from ..shape import MatmulShape, matmul_shape
+from ..tile_plan import TilePlan
 from .tensor_cores import tiles as mma
 
 MatmulWork: TypeAlias = NormMatmul | GatedFFN

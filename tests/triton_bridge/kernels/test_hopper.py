@@ -16,8 +16,8 @@ from tvm import relax
 from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator.families.triton_matmul.plans import smem_bytes, violations
 from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.tile_plan import PlanTable, TilePlan
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.kernel import CompiledKernel

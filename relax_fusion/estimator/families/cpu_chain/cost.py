@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import MatmulChain, NormMatmul, Projection, extent
 from ...cpu_cost import (
     CROWDING,
@@ -25,6 +24,7 @@ from ...cpu_cost import (
 )
 from ...prediction import Prediction, ceil_div
 from ...shape import matmul_shape
+from ...tile_plan import TilePlan
 from ..panels.cost import COPY_CYCLES_PER_VECTOR, STORE_CYCLES_PER_VECTOR, pack_cycles
 from ..panels.tiles import FAMILY as PANELS
 from .tiles import is_packed, panel_columns, sum_parts

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import MatmulChain
 from ...family import Footprint, KernelFamily
 from ...limits import core_limits
 from ...prediction import Prediction
 from ...shape import Size, rows_of
+from ...tile_plan import TilePlan
 from . import cost as chain_cost
 from . import tiles as cpu_chain
 

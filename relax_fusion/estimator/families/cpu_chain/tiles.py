@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import MatmulChain
 from ...prediction import ceil_div, power_dividing
+from ...tile_plan import TilePlan
 from ..panels.tiles import FAMILY as PANELS
 from ..panels.tiles import MAX_PADDING, MAX_ROWS, VECTORS, sum_length
 

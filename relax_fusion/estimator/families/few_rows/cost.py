@@ -11,12 +11,12 @@ of the plans that were tried for a workload, those that they choose lose 0.8 % o
 from __future__ import annotations
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Footprint
 from ...gpu_cost import resident_blocks
 from ...prediction import Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, matmul_shape
+from ...tile_plan import TilePlan
 from . import tiles as few_rows
 
 READ_EFFICIENCY = 0.96

@@ -7,9 +7,9 @@ once and computes them in registers.  See `relax_fusion.dlight_rules.tensor_core
 from __future__ import annotations
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, NormMatmul
 from ...prediction import ceil_div
+from ...tile_plan import TilePlan
 from . import tiles as few_rows
 
 PIECE = 8

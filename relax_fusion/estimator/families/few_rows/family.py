@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Breaks, Footprint, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction
 from ...shape import Size, matmul_shape, rows_of
+from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
 from ..tensor_cores import tiles as mma

@@ -14,10 +14,10 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...prediction import ceil_div
 from ...shape import MatmulShape
+from ...tile_plan import TilePlan
 from ..tensor_cores import tiles as mma
 
 _HALF = MMA["float16"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...causal import visible_blocks, visible_keys
 from ...family import Footprint
@@ -23,6 +22,7 @@ from ...gpu_cost import (
 )
 from ...prediction import Prediction, ceil_div
 from ...shape import AttentionSize, attention_qo_bytes
+from ...tile_plan import TilePlan
 from ..attention_tiles import attention_width
 
 

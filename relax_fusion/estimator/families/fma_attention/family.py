@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...family import Footprint, KernelFamily
 from ...limits import block_limits, one_stage, vector_loads
 from ...prediction import Prediction, ceil_div, powers
 from ...shape import Size, attention_size
+from ...tile_plan import TilePlan
 from ..attention_tiles import (
     ROW_VECTORS,
     attention_width,

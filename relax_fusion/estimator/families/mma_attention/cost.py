@@ -12,13 +12,13 @@ they are given to within 10 % (root mean square).
 from __future__ import annotations
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...causal import visible_blocks, visible_keys
 from ...family import Footprint
 from ...gpu_cost import resident_blocks
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, attention_qo_bytes
+from ...tile_plan import TilePlan
 from ..tensor_cores.cost import NATIVE_RATE
 from .tiles import holds_queries, slices
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import Attention
 from ...family import Breaks, Footprint, KernelFamily
 from ...limits import block_limits, vector_loads
 from ...prediction import Prediction
 from ...shape import Size, attention_size
+from ...tile_plan import TilePlan
 from ..attention_tiles import head_extents, holds_features
 from ..fma_attention.family import FmaAttention
 from ..tensor_cores import tiles as mma

@@ -13,9 +13,9 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import PIECE_BYTES, SLICE_BYTES
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...prediction import HALF_DTYPES, ceil_div
+from ...tile_plan import TilePlan
 from ..tensor_cores.tiles import FAMILY, WARP_TILE, lacks_instructions
 
 MOST_FEATURES = 256

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, MatmulChain
 from ...family import Footprint
 from ...gpu_cost import resident_blocks
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
+from ...tile_plan import TilePlan
 from ..cpu_chain.cost import matrices
 from ..tensor_cores import tiles as mma
 from ..tensor_cores.cost import BEST_INTENSITY, FILL_S, HOPPER_RATE, LATENCY_S, NATIVE_RATE

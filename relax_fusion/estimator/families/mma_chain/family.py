@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import MatmulChain
 from ...family import Breaks, Footprint, KernelFamily
 from ...limits import block_limits
 from ...prediction import Prediction
 from ...shape import Size, rows_of
+from ...tile_plan import TilePlan
 from ..tensor_cores import tiles as mma
 from . import cost as mma_chain_cost
 from . import tiles as mma_chain

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from itertools import product
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, MatmulChain
 from ...prediction import HALF_DTYPES, ceil_div
+from ...tile_plan import TilePlan
 from ..tensor_cores import tiles as mma
 
 SLICE = mma.WARP_TILE

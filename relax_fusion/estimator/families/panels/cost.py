@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ...cpu_cost import (
     FMA_LATENCY_CYCLES,
     L2_SPEED,
@@ -18,6 +17,7 @@ from ...cpu_cost import (
 )
 from ...prediction import Prediction, ceil_div
 from ...shape import MatmulShape
+from ...tile_plan import TilePlan
 
 STORE_CYCLES_PER_VECTOR = 4
 """Cycles per accumulator and part of k: set to zero, stored, and read to be added up.  Counted."""

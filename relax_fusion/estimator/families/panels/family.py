@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Footprint, KernelFamily
 from ...limits import core_limits
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
+from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork, refuses_integers
 from . import tiles as panels
 from .cost import price_panels

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ...prediction import ceil_div
 from ...shape import MatmulShape
+from ...tile_plan import TilePlan
 
 FAMILY = "panels"
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
-from ....tile_plan import TilePlan
 from ....workload import INTEGER_DTYPES, GatedFFN, NormMatmul
 from ...family import Footprint
 from ...gpu_cost import resident_blocks
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, matmul_shape
+from ...tile_plan import TilePlan
 from . import tiles as mma
 
 GROUP_RATE = {64: 0.8, 128: 0.81, 192: 0.92, 256: 0.89}

@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import chain, product
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import Dim
 from ...prediction import HALF_DTYPES, ceil_div
 from ...shape import MatmulShape
+from ...tile_plan import TilePlan
 from .tiles import (
     FAMILY,
     FEWEST_ROWS,

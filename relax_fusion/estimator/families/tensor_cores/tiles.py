@@ -15,10 +15,10 @@ from math import gcd
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import COPY_BYTES, MMA, SLICE_BYTES, WARP_GROUP_MMA
-from ....tile_plan import TilePlan
 from ....workload import INTEGER_DTYPES
 from ...prediction import HALF_DTYPES, ceil_div
 from ...shape import MatmulShape
+from ...tile_plan import TilePlan
 
 _HALF, _GROUP = MMA["float16"], WARP_GROUP_MMA["float16"]
 

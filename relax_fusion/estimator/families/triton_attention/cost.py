@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...causal import visible_blocks, visible_keys
 from ...prediction import Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, attention_qo_bytes
+from ...tile_plan import TilePlan
 from ..triton_matmul.cost import READ_EFFICIENCY
 from .tiles import (
     HALVES_BLOCKS,

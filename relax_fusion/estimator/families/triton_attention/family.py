@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import Attention
 from ...family import Breaks, Footprint, KernelFamily
 from ...prediction import Prediction, ceil_div
 from ...shape import Size, attention_size
+from ...tile_plan import TilePlan
 from . import cost as triton_attention_cost
 from . import plans as triton_attention
 

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....tile_plan import TilePlan
 from ....workload import Attention
 from ...prediction import HALF_DTYPES
 from ...shape import AttentionSize
+from ...tile_plan import TilePlan
 from ..triton_matmul.plans import triton_plan
 from .tiles import (
     FLASH_ROWS,

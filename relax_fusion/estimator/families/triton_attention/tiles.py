@@ -10,10 +10,10 @@ from functools import cache
 from math import ceil
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import DTYPE_BYTES, Attention
 from ...prediction import ceil_div
 from ...shape import AttentionSize
+from ...tile_plan import TilePlan
 
 MAPPED_FAMILIES = ("flash", "halves")
 """Families that get queries, keys and values as tensor maps."""

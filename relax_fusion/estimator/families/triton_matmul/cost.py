@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, matmul_shape
+from ...tile_plan import TilePlan
 from .plans import accumulators, norm_inside, smem_bytes
 
 READ_EFFICIENCY = 0.935

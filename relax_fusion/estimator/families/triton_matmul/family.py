@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....tile_plan import TilePlan
 from ....workload import GatedFFN, NormMatmul
 from ...family import Breaks, Footprint, KernelFamily
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
+from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
 from . import cost as triton_cost
 from . import plans as triton_matmul

@@ -17,10 +17,10 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....tile_plan import TilePlan
 from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
 from ...prediction import HALF_DTYPES, ceil_div
 from ...shape import MatmulShape, matmul_shape
+from ...tile_plan import TilePlan
 
 FAMILIES = ("gemv", "pointer", "stream", "persistent")
 

@@ -1,0 +1,127 @@
+"""Activations: operators, and the products and sums that they are written out as."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm import relax
+
+from .constants import binary, near, scalar, scaled
+from .pattern import BlockView
+from .shapes import dtype_of
+
+_ACTIVATION_OPS = {
+    "relax.nn.silu": "silu",
+    "relax.nn.gelu": "gelu",
+    "relax.nn.gelu_tanh": "gelu_tanh",
+    "relax.nn.relu": "relu",
+}
+
+
+@dataclass(frozen=True)
+class Activated:
+    """``name(source)``, computed by the bindings `covers`."""
+
+    name: str
+    source: relax.Expr
+    covers: tuple[relax.Var, ...]
+
+
+def activation(view: BlockView, var: relax.Expr) -> Activated | None:
+    """Recognise the activation that defines `var`.
+
+    Spellings: the operator; ``x * sigmoid(x)``; ``maximum(x, 0)``; ``0.5 x (1 + erf(x / sqrt 2))``
+    and ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products.
+    """
+    if not isinstance(var, relax.Var) or var not in view.defs:
+        return None
+    call = view.call(var, *_ACTIVATION_OPS)
+    if call is not None:
+        return Activated(_ACTIVATION_OPS[call.op.name], call.args[0], (var,))
+    for source, zero in binary(view, var, "relax.maximum"):
+        if scalar(view, zero) == 0.0:
+            return Activated("relu", source, (var,))
+    for source, gate in binary(view, var, "relax.multiply"):
+        sigmoid = view.call(gate, "relax.sigmoid")
+        if sigmoid is not None and sigmoid.args[0].same_as(source):
+            return Activated("silu", source, (gate, var))
+    return _decomposed_gelu(view, var)
+
+
+def _decomposed_gelu(view: BlockView, var: relax.Var) -> Activated | None:
+    """Recognise ``0.5 * x * (1 + f(x))`` for the erf and the tanh form of GELU."""
+    factors, covers = _factors(view, var)
+    halves = [f for f in factors if scalar(view, f) == 0.5]
+    rest = [f for f in factors if scalar(view, f) is None]
+    if len(halves) != 1 or len(rest) != 2:
+        return None
+    for source, one_plus in (rest, rest[::-1]):
+        for inner, one in binary(view, one_plus, "relax.add"):
+            if scalar(view, one) != 1.0:
+                continue
+            spellings = (("erf", "gelu", _erf_source), ("tanh", "gelu_tanh", _tanh_source))
+            for op, name, read in spellings:
+                call = view.call(inner, f"relax.{op}")
+                found = read(view, call.args[0], source) if call is not None else None
+                if found is not None:
+                    return Activated(name, source, (*found, inner, one_plus, *covers))
+    return None
+
+
+def _factors(view: BlockView, var: relax.Expr) -> tuple[list[relax.Expr], tuple[relax.Var, ...]]:
+    """Flatten a product of up to three factors, looking through single-use products."""
+    call = view.call(var, "relax.multiply")
+    if call is None:
+        return [], ()
+    factors: list[relax.Expr] = []
+    covers: tuple[relax.Var, ...] = (var,)
+    for arg in call.args:
+        inner = view.call(arg, "relax.multiply")
+        if inner is not None and view.only_user(arg) is not None and len(factors) < 2:
+            factors.extend(inner.args)
+            covers = (arg, *covers)
+        else:
+            factors.append(arg)
+    return factors, covers
+
+
+def _erf_source(
+    view: BlockView, arg: relax.Expr, source: relax.Expr
+) -> tuple[relax.Var, ...] | None:
+    found = scaled(view, arg)
+    wanted = math.sqrt(0.5)
+    if found is None or not found[0].same_as(source) or not near(found[1], wanted, dtype_of(arg)):
+        return None
+    return (arg,)
+
+
+def _tanh_source(
+    view: BlockView, arg: relax.Expr, source: relax.Expr
+) -> tuple[relax.Var, ...] | None:
+    outer = scaled(view, arg)
+    if outer is None or not near(outer[1], math.sqrt(2 / math.pi), dtype_of(arg)):
+        return None
+    for plain, cubic in binary(view, outer[0], "relax.add"):
+        term = scaled(view, cubic)
+        dtype = dtype_of(cubic)
+        if plain.same_as(source) and term is not None and near(term[1], 0.044715, dtype):
+            cube = _cube(view, term[0], source)
+            if cube is not None:
+                return (*cube, cubic, outer[0], arg)
+    return None
+
+
+def _cube(view: BlockView, expr: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
+    power = view.call(expr, "relax.power")
+    if power is not None and power.args[0].same_as(source) and scalar(view, power.args[1]) == 3.0:
+        return (expr,)
+    for square, single in binary(view, expr, "relax.multiply"):
+        call = view.call(square, "relax.multiply")
+        if (
+            call is not None
+            and single.same_as(source)
+            and all(a.same_as(source) for a in call.args)
+        ):
+            return (square, expr)
+    return None

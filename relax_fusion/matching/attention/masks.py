@@ -1,0 +1,232 @@
+"""What masks and biases mean: causal masks, windows, visible keys, ALiBi, and what is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tvm import relax, tirx
+
+from ..axes import size_of
+from ..element_values import Choice, Element, float_of
+from ..pattern import PrimExpr
+from ..shapes import dtype_of, same_shape
+from .alibi import Slopes, slopes_of
+from .aligned import Aligned, Grid
+from .bands import Band, band_of, joined, sight_of
+from .scores import HIDDEN, Addend, Condition
+
+VIEW_OR_COPY = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.broadcast_to")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What some masks and biases come to together.
+
+    Parameters
+    ----------
+    band : Band
+        Keys that are seen by their position.
+    seen : tuple of (Aligned, bool)
+        Boolean tensors, and which of their values lets a query see a key.
+    biases : tuple of (Aligned, bool)
+        What is added, and whether it is subtracted.
+    slopes : tuple of Slopes
+        What is added as ALiBi.
+    """
+
+    band: Band = field(default_factory=Band)
+    seen: tuple[tuple[Aligned, bool], ...] = ()
+    biases: tuple[tuple[Aligned, bool], ...] = ()
+    slopes: tuple[Slopes, ...] = ()
+
+    def and_also(self, other: Parts) -> Parts | None:
+        """Return both together; None if it is not known which band is the tighter."""
+        band = joined(self.band, other.band)
+        if band is None:
+            return None
+        return Parts(
+            band,
+            self.seen + other.seen,
+            self.biases + other.biases,
+            self.slopes + other.slopes,
+        )
+
+
+def added(grid: Grid, addend: Addend) -> Parts:
+    """Read what is added to the scores."""
+    at = grid.aligned(addend.expr, addend.shape)
+    whole = Parts(biases=((at.source(), addend.negated),))
+    return _if_simple(grid, _added(at, addend.negated), whole)
+
+
+def kept(grid: Grid, condition: Condition) -> Parts:
+    """Read where scores are kept."""
+    at = grid.aligned(condition.expr, condition.shape)
+    whole = Parts(seen=((at.source(), condition.value),))
+    return _if_simple(grid, _seen(at, condition.value), whole)
+
+
+def held(grid: Grid, least: Addend) -> Parts:
+    """Read what is the most that the scores can be; `biases` are such bounds here."""
+    at = grid.aligned(least.expr, least.shape)
+    return _if_simple(grid, _held(at), Parts(biases=((at.source(), False),)))
+
+
+def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
+    """Return a mask taken to pieces if that is what a kernel can have, else the mask as it is."""
+    if parts is None or len(parts.seen) > 1 or len(parts.biases) > 1:
+        return whole
+    if any(at.dims() is None for at, _ in (*parts.seen, *parts.biases)):
+        return whole
+    return parts if sight_of(parts.band, *grid.sizes[2:]) is not None else whole
+
+
+def _added(at: Aligned, negated: bool) -> Parts | None:
+    """Take an addend to pieces."""
+    key, found = (at.at.expr, at.at.axes, negated), at.grid.addends
+    if key not in found:
+        found[key] = _addend_parts(at, negated)
+    return found[key]
+
+
+def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
+    value = at.element()
+    if value is not None:
+        condition = _where_nothing_is_added(at, value, negated)
+        band = None if condition is None else band_of(condition, at.row, at.column)
+        if band is not None:
+            return Parts(band)
+    view, expr = at.grid.view, at.at.expr
+    call = view.call(expr, "relax.where")
+    if call is not None and not negated:
+        found = _chosen(at, call)
+        if found is not None:
+            rest = _added(found[0], negated)
+            return None if rest is None or found[1] is None else found[1].and_also(rest)
+    call = view.call(expr, "relax.add", "relax.subtract")
+    if call is not None:
+        flipped = negated != (call.op.name == "relax.subtract")
+        parts = _together(at, ((call.args[0], negated), (call.args[1], flipped)))
+        if parts is not None and (parts.seen or not parts.band.is_open) and len(parts.biases) < 2:
+            return parts
+    slopes = slopes_of(at)
+    if slopes is not None and not negated:
+        return Parts(slopes=(slopes,))
+    before = at.behind() if view.call(expr, *VIEW_OR_COPY, "relax.tile") is not None else None
+    parts = _added(before, negated) if before is not None else None
+    if parts is not None and (parts.seen or parts.slopes):
+        return parts
+    return Parts(biases=((at.source(), negated),))
+
+
+def _together(at: Aligned, operands: tuple[tuple[relax.Expr, bool], ...]) -> Parts | None:
+    parts: Parts | None = Parts()
+    for expr, negated in operands:
+        inner = at.operand(expr)
+        more = _added(inner, negated) if inner is not None else None
+        parts = parts.and_also(more) if parts is not None and more is not None else None
+    return parts
+
+
+def _chosen(at: Aligned, call: relax.Call) -> tuple[Aligned, Parts | None] | None:
+    """Read ``where(mask, bias, -inf)`` as a bias, and where scores are kept."""
+    condition, then, other = call.args
+    for inner, filler, value in ((then, other, True), (other, then, False)):
+        constant = at.elements.uniform(filler)
+        rest, mask = at.operand(inner), at.operand(condition)
+        if constant is not None and constant <= HIDDEN and rest is not None and mask is not None:
+            return rest, _seen(mask, value)
+    return None
+
+
+def _where_nothing_is_added(at: Aligned, value: Element, negated: bool) -> PrimExpr | None:
+    """Return the condition of an addend that is zero where it holds, and else hides a key."""
+    if isinstance(value, Choice):
+        sides = [_where_nothing_is_added(at, v, negated) for v in (value.then, value.other)]
+        if sides[0] is None or sides[1] is None:
+            return None
+        return at.elements.condition(Choice(value.condition, sides[0], sides[1]))
+    number = float_of(value)
+    if number is None or (number != 0 and not (-number if negated else number) <= HIDDEN):
+        return None
+    return tirx.IntImm("bool", number == 0)
+
+
+def _held(at: Aligned) -> Parts | None:
+    """Take a bound of the scores to pieces: huge where a key is seen, and else hiding it."""
+    value = at.element()
+    if value is not None:
+        condition = _where_nothing_is_held(at, value)
+        band = None if condition is None else band_of(condition, at.row, at.column)
+        if band is not None:
+            return Parts(band)
+    call = at.grid.view.call(at.at.expr, "relax.where")
+    found = _chosen(at, call) if call is not None else None
+    if found is not None and found[1] is not None:
+        most = found[0].elements.uniform(found[0].at.expr)
+        if most is not None and most >= -HIDDEN:
+            return found[1]
+    return Parts(biases=((at.source(), False),))
+
+
+def _where_nothing_is_held(at: Aligned, value: Element) -> PrimExpr | None:
+    if isinstance(value, Choice):
+        sides = [_where_nothing_is_held(at, v) for v in (value.then, value.other)]
+        if sides[0] is None or sides[1] is None:
+            return None
+        return at.elements.condition(Choice(value.condition, sides[0], sides[1]))
+    number = float_of(value)
+    if number is None or abs(number) < -HIDDEN:
+        return None
+    return tirx.IntImm("bool", number > 0)
+
+
+def _seen(at: Aligned, value: bool) -> Parts | None:
+    """Take a condition to pieces: what is known by position, and what is data."""
+    element = at.element()
+    if element is not None:
+        condition = at.elements.condition(element)
+        condition = condition if value else at.elements.analyzer.simplify(tirx.Not(condition))
+        band = band_of(condition, at.row, at.column)
+        if band is not None:
+            return Parts(band)
+    both = ("logical_and", "bitwise_and") if value else ("logical_or", "bitwise_or")
+    view, expr = at.grid.view, at.at.expr
+    call = view.call(expr, *(f"relax.{name}" for name in both))
+    if call is not None:
+        parts: Parts | None = Parts()
+        for inner in (at.operand(a) for a in call.args):
+            more = _seen(inner, value) if inner is not None else None
+            parts = parts.and_also(more) if parts is not None and more is not None else None
+        return parts
+    call = view.call(expr, "relax.logical_not", "relax.bitwise_not")
+    inner = at.operand(call.args[0]) if call is not None else None
+    if inner is not None:
+        return _seen(inner, not value)
+    before = at.behind() or _gathered(at)
+    if before is not None and dtype_of(before.at.expr) == "bool":
+        parts = _seen(before, value)
+        if parts is not None and all(seen.dims() is not None for seen, _ in parts.seen):
+            return parts
+    return Parts(seen=((at, value),))
+
+
+def _gathered(at: Aligned) -> Aligned | None:
+    """Read ``mask[batch, key]``, an index tensor for each axis, as the mask itself."""
+    call = at.grid.view.call(at.at.expr, "relax.index_tensor")
+    if call is None or not isinstance(call.args[1], relax.Tuple):
+        return None
+    axes = []
+    for places in call.args[1].fields:
+        inner = at.operand(places)
+        place = None if inner is None else at.elements.at(places, at.index)
+        atom = next((a for a, var in at.places.items() if var.same_as(place)), None)
+        if atom is None:
+            return None
+        axes.append((atom,))
+    data = at.over(call.args[0], tuple(axes))
+    shape = data.at.expr.ty.shape
+    whole = isinstance(shape, relax.ShapeExpr) and same_shape(
+        list(shape.values), [size_of(axis) for axis in axes]
+    )
+    return data if whole else None

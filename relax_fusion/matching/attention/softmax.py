@@ -1,0 +1,134 @@
+"""The softmax of an attention, and what stands between it and the values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import relax
+
+from ...errors import Reason
+from ...workload import FLOAT_BYTES
+from ..axes import is_one, is_plain_copy
+from ..elements import Elements
+from ..pattern import BlockView, guard
+from ..shapes import dtype_of, same_shape, shape_of, shape_text
+from ..slices import prefix_slice
+from .row_maximum import row_maximum
+from .scores import Scores
+
+_VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype")
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """Where the scores go into a softmax, with one more score for each head or without.
+
+    `scores` are those that depend on a key; `sinks` is of their shape, with one key.
+    """
+
+    scores: Scores
+    sinks: relax.Expr | None = None
+
+
+def softmax_of(view: BlockView, weights: relax.Expr, end: relax.Var) -> Softmax | None:
+    """Find the softmax that made the weights of a matmul whose result is `end`."""
+    keys = (shape_of(weights) or [])[-1:]
+    weights, covers = _through_views(view, weights, (end,))
+    sliced = prefix_slice(view, weights)
+    if sliced is not None:
+        last = len(shape_of(weights) or ()) - 1
+        if sliced.axis != last:
+            return None
+        weights, covers = _through_views(view, sliced.source, (weights, *covers))
+    safe = _without_empty_rows(view, weights)
+    if safe is not None:
+        weights, covers = safe[0], (*safe[1], *covers)
+    softmax = view.call(weights, "relax.nn.softmax")
+    shape = shape_of(weights)
+    if softmax is None or shape is None:
+        return None
+    axis = int(softmax.attrs.axis) % len(shape)
+    last = len(shape) - 1
+    guard(axis == last, Reason.AXIS, f"the softmax is over axis {axis}, not the last")
+    at = Scores(softmax.args[0], (weights, *covers))
+    found = Softmax(at) if sliced is None else _with_sinks(view, at)
+    if found is not None:
+        row = found.scores.shape[-1:]
+        detail = f"the softmax is over {shape_text(row)}, the values are {shape_text(keys)}"
+        guard(same_shape(row, keys), Reason.LAYOUT, detail)
+    return found
+
+
+def _through_views(
+    view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...]
+) -> tuple[relax.Expr, tuple[relax.Var, ...]]:
+    """Look through casts and views; weights are rounded to the values' dtype in a kernel."""
+    while (call := view.call(expr, *_VIEWS, "relax.broadcast_to")) is not None:
+        if call.op.name == "relax.broadcast_to" and not is_plain_copy(view, expr):
+            break
+        if dtype_of(expr) not in FLOAT_BYTES:
+            break  # a cast that rounds
+        covers, expr = (expr, *covers), call.args[0]
+    return expr, covers
+
+
+def _without_empty_rows(
+    view: BlockView, weights: relax.Expr
+) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
+    """Look through PyTorch's safe softmax, which has zeros where each score is minus infinity.
+
+    ``where(not any(not (s == -inf)), zeros, softmax(s))``; a kernel does the same.
+    """
+    choice = view.call(weights, "relax.where")
+    if choice is None:
+        return None
+    empty, zeros, inner = choice.args
+    softmax = view.call(inner, "relax.nn.softmax")
+    if softmax is None or Elements(view).uniform(zeros) != 0:
+        return None
+    covers, call = [weights], None
+    for name in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
+        call = view.call(empty, f"relax.{name}")
+        if call is None or (name == "max" and not _is_by_row(call)):
+            return None
+        covers.append(empty)
+        empty = call.args[0]
+    limit = Elements(view).uniform(call.args[1]) if call is not None else None
+    if limit != float("-inf") or not empty.same_as(softmax.args[0]):
+        return None
+    if isinstance(zeros, relax.Var) and view.call(zeros, "relax.full_like") is not None:
+        covers.append(zeros)
+    return inner, tuple(covers)
+
+
+def _is_by_row(call: relax.Call) -> bool:
+    """Tell whether a reduction leaves one element of each row, where the row was."""
+    rank = len(shape_of(call.args[0]) or ()) or 1
+    axes = [int(a) % rank for a in call.attrs.axis or ()]
+    return axes == [rank - 1] and bool(call.attrs.keepdims)
+
+
+def _with_sinks(view: BlockView, at: Scores) -> Softmax | None:
+    """Read ``softmax(concat(scores, sinks))``, with the largest taken off in between or not."""
+    call = view.call(at.expr, "relax.astype")
+    if call is not None:
+        at = at.inside(call.args[0])
+    shifted = view.call(at.expr, "relax.subtract")
+    if shifted is not None:
+        largest = row_maximum(view, shifted.args[1])
+        if largest is None or not largest[0].same_as(shifted.args[0]):
+            return None
+        at = at.inside(shifted.args[0])
+        at = replace(at, covers=(*largest[1], *at.covers))
+    joined = view.call(at.expr, "relax.concat")
+    if joined is None or not isinstance(joined.args[0], relax.Tuple):
+        return None
+    fields = joined.args[0].fields
+    axis = 0 if joined.attrs.axis is None else int(joined.attrs.axis)
+    if len(fields) != 2 or axis % len(at.shape) != len(at.shape) - 1:
+        return None
+    scores, sinks = fields
+    shape = shape_of(sinks)
+    if shape is None or not is_one(shape[-1]):
+        return None
+    return Softmax(at.inside(scores), sinks)

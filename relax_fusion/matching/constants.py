@@ -1,0 +1,67 @@
+"""Constants and products of a chain, in the spellings of front ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from tvm import ir, relax
+
+from ..workload import FLOAT_BYTES
+from .pattern import BlockView
+from .shapes import dtype_of, same_shape, shape_of
+
+_LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").max))
+
+
+def scalar(view: BlockView, expr: relax.Expr) -> float | None:
+    """Return the value of a constant with one element, or None."""
+    value = view.definition(expr)
+    shape = shape_of(value) if isinstance(value, ir.GenericConst) else None
+    if shape is None or any(int(d) != 1 for d in shape):
+        return None  # a large constant is not even copied
+    return float(value.value.numpy().reshape(-1)[0])
+
+
+_CONSTANT_DIGITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Relative rounding of a constant; front ends write five digits of the irrational ones."""
+
+
+def near(value: float, wanted: float, dtype: str) -> bool:
+    """Tell whether a constant is `wanted`, as far as `dtype` and five digits can say."""
+    return math.isclose(value, wanted, rel_tol=_CONSTANT_DIGITS.get(dtype, 1e-5))
+
+
+def binary(view: BlockView, expr: relax.Expr, op: str) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
+    """Return both orders of the operands of a commutative binary call, or nothing."""
+    call = view.call(expr, op)
+    return ((call.args[0], call.args[1]), (call.args[1], call.args[0])) if call is not None else ()
+
+
+def scaled(
+    view: BlockView,
+    expr: relax.Expr,
+    read: Callable[[BlockView, relax.Expr], float | None] = scalar,
+) -> tuple[relax.Expr, float] | None:
+    """Read ``x * c`` or ``x / c`` of floats as ``(x, factor)``, if kernels have that factor.
+
+    `read` tells what number an operand is.
+    """
+    if dtype_of(expr) not in FLOAT_BYTES:
+        return None  # integers are divided without a rest
+    call = view.call(expr, "relax.divide")
+    inverse = ((call.args[0], call.args[1]),) if call is not None else ()
+    for data, factor in (*binary(view, expr, "relax.multiply"), *inverse):
+        value = read(view, factor) if same_shape(shape_of(data), shape_of(expr)) else None
+        if value is None or (value == 0 and inverse):
+            continue
+        value = 1.0 / value if inverse else value
+        if is_factor(value):
+            return data, value
+    return None
+
+
+def is_factor(value: float) -> bool:
+    """Tell whether kernels can multiply by a number: a normal one of float32, or zero."""
+    return value == 0 or _LEAST <= abs(value) <= _LARGEST

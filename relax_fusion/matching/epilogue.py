@@ -1,0 +1,175 @@
+"""The steps after a projection that its kernel takes along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tvm import relax, tirx
+
+from ..errors import Decline
+from ..workload import ACTIVATIONS, Projection
+from .activations import activation
+from .casts import narrows
+from .constants import binary
+from .linear import Linear
+from .pattern import BlockView, KernelArg, is_call
+from .shapes import dtype_of, same_shape, shape_of
+
+MOST_ACTIVATIONS = 1
+"""Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM
+takes minutes for one of another, and TVM refuses some of the conditions that come out."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A projection with the steps after it that one kernel can take along.
+
+    `args` are the operands of its steps, in order, residuals in their own shape.  `angles` are the
+    cosines and sines of a rotation, `after` bindings that move its result to where the graph wants
+    it.  `declined` has what else could not be taken along, and why.
+    """
+
+    linear: Linear
+    projection: Projection
+    args: tuple[KernelArg, ...]
+    covers: tuple[relax.Var, ...]
+    out: relax.Var
+    out_dtype: str
+    angles: tuple[KernelArg, ...] = ()
+    after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
+    declined: tuple[tuple[str, Decline], ...] = ()
+
+
+def epilogue(
+    view: BlockView,
+    start: Linear,
+    forbidden: set[relax.Var],
+    accepts: Callable[[tuple[str, ...]], bool] = lambda steps: True,
+) -> Chain:
+    """Follow the single-use steps after a projection as far as a kernel can absorb them.
+
+    Parameters
+    ----------
+    view : BlockView
+        The block.
+    start : Linear
+        The projection.
+    forbidden : set of relax.Var
+        Results of the same kernel: a step that needs one of them cannot be part of it.
+    accepts : callable, optional
+        Whether a kernel can take these steps; what it cannot is left behind.
+
+    Returns
+    -------
+    Chain
+        Ends before a step that another kernel has taken: two sums of one addition share it.
+    """
+    chain = Chain(
+        start,
+        Projection(start.n, start.layout),
+        (),
+        start.covers,
+        start.var,
+        dtype_of(start.var),
+    )
+    while True:
+        longer = _extend(view, chain, forbidden | set(chain.covers))
+        if longer is None or not accepts(longer.projection.epilogue):
+            return chain
+        if not few_activations(longer.projection.epilogue):
+            return chain
+        chain = longer
+
+
+def few_activations(steps: Sequence[str | float]) -> bool:
+    """Tell whether one kernel may have the activations among `steps`."""
+    return sum(step in ACTIVATIONS for step in steps) <= MOST_ACTIVATIONS
+
+
+def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:
+    """Absorb the next step: a bias, a residual, an activation or a cast, else None."""
+    users = view.uses(chain.out)
+    if view.escapes(chain.out) or not users or _is_rounded(chain):
+        return None
+    step = _activation_after(view, chain)
+    if step is not None:
+        return step
+    if len(users) != 1 or not view.is_free(users[0]):
+        return None
+    user = users[0]
+    if is_call(view.defs[user], "relax.astype"):
+        dtype = dtype_of(user)
+        if dtype not in ("float16", "bfloat16", "float32"):
+            return None
+        if dtype == "float32" != chain.out_dtype and narrows(view, chain.out):
+            return None  # rounded on purpose
+        return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
+    for data, other in binary(view, user, "relax.add"):
+        if data.same_as(chain.out) and not view.depends_on(other, forbidden):
+            return _add(view, chain, user, other)
+    return None
+
+
+def _is_rounded(chain: Chain) -> bool:
+    """Tell whether a chain's result is rounded to less than a kernel keeps in between."""
+    return chain.out_dtype not in ("float32", dtype_of(chain.linear.x))
+
+
+def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> Chain | None:
+    """Absorb ``out + other`` as a bias (last axis only) or a residual (same shape)."""
+    shape, other_shape = shape_of(chain.out), shape_of(other)
+    if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
+        return None
+    if not dtype_of(other) == dtype_of(chain.out) == dtype_of(chain.linear.x):
+        return None  # all inputs of a kernel are of one dtype
+    ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
+    if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
+        arg, kind = KernelArg(other), "residual"
+    elif other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones:
+        arg, kind = KernelArg(other, (chain.projection.n,)), "bias"
+    else:
+        return None
+    projection = replace(chain.projection, epilogue=(*chain.projection.epilogue, kind))
+    return replace(
+        chain,
+        projection=projection,
+        args=(*chain.args, arg),
+        covers=(*chain.covers, user),
+        out=user,
+    )
+
+
+def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
+    """Absorb an activation all of whose bindings read nothing but the chain's result."""
+    for end in _ends_after(view, chain.out):
+        found = activation(view, end)
+        if found is None or not found.source.same_as(chain.out):
+            continue
+        if not view.is_free(*found.covers):
+            continue
+        inside = set(found.covers)
+        readers = set(view.uses(chain.out))
+        inner_leak = any(
+            view.escapes(v) or set(view.uses(v)) - inside for v in found.covers if v is not end
+        )
+        if readers <= inside and not inner_leak:
+            projection = replace(
+                chain.projection, epilogue=(*chain.projection.epilogue, found.name)
+            )
+            return replace(
+                chain, projection=projection, covers=(*chain.covers, *found.covers), out=end
+            )
+    return None
+
+
+def _ends_after(view: BlockView, var: relax.Var, depth: int = 9) -> list[relax.Var]:
+    """Return the bindings reachable from `var` in few steps, nearest first."""
+    found: list[relax.Var] = []
+    level = [var]
+    for _ in range(depth):
+        level = [u for v in level for u in view.uses(v) if u not in found]
+        found.extend(dict.fromkeys(level))
+        if len(found) > 16:
+            break
+    return found

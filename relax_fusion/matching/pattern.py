@@ -1,0 +1,250 @@
+"""Matching: a view of a dataflow block, the guards that every pattern shares, and a match.
+
+Patterns here are small functions over a def-use view, not TVM's pattern language: one walk finds
+the longest legal chain, where `FuseOpsByPattern` needs a pattern per combination of optional steps
+and cannot say why it refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+from tvm import ir, relax
+
+from ..errors import Decline, Reason
+from ..workload import Workload, in_order
+from .effects import Memory, free_vars
+
+PrimExpr: TypeAlias = ir.Expr
+Shape: TypeAlias = Sequence[PrimExpr | int]
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """One input of a fused kernel.
+
+    Parameters
+    ----------
+    expr : relax.Expr
+        The tensor (or primitive value) in the caller.
+    shape : sequence of PrimExpr, optional
+        The shape in which the kernel takes it; the caller reshapes where its own differs.
+    """
+
+    expr: relax.Expr
+    shape: tuple[PrimExpr | int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class KernelOut:
+    """One output of a fused kernel: the variable that it replaces and the kernel's shape of it."""
+
+    var: relax.Var
+    shape: tuple[PrimExpr | int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """A chain that was proved to compute a workload.
+
+    Parameters
+    ----------
+    pattern, spelling : str
+        Which pattern matched, and in which of its spellings.
+    covers : tuple of relax.Var
+        The bindings that the kernel computes; they disappear.
+    args : tuple of KernelArg
+        Inputs, in the order of the workload's graph.
+    outs : tuple of KernelOut
+        Outputs, in the order of the workload's graph.
+    workload : Workload
+        What the kernel computes.
+    after : tuple of (relax.Var, relax.Expr)
+        Bindings of some of `covers` that follow the kernel: movements of its results.
+    declined : tuple of (str, Decline)
+        Steps next to the chain that its kernel leaves alone: where they are, and why.
+    """
+
+    pattern: str
+    spelling: str
+    covers: tuple[relax.Var, ...]
+    args: tuple[KernelArg, ...]
+    outs: tuple[KernelOut, ...]
+    workload: Workload
+    after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
+    declined: tuple[tuple[str, Decline], ...] = ()
+
+    @staticmethod
+    def of(
+        pattern: str,
+        spelling: str,
+        covers: tuple[relax.Var, ...],
+        named: tuple[Mapping[str, KernelArg], Mapping[str, KernelOut]],
+        workload: Workload,
+        after: tuple[tuple[relax.Var, relax.Expr], ...] = (),
+        declined: tuple[tuple[str, Decline], ...] = (),
+    ) -> Match:
+        """Return a match of inputs and outputs by the names that the workload's graph has."""
+        args, outs = named
+        graph = workload.graph
+        return Match(
+            *(pattern, spelling, covers, in_order(graph.inputs, args)),
+            *(in_order(graph.outputs, outs), workload, after, declined),
+        )
+
+    @property
+    def where(self) -> str:
+        """The names of the variables that the kernel defines, for reports."""
+        return ", ".join(out.var.name for out in self.outs)
+
+
+class Refused(Exception):
+    """Raised by a guard inside a matcher; the pass turns it into a recorded `Decline`."""
+
+    def __init__(self, reason: Reason, detail: str):
+        super().__init__(detail)
+        self.decline = Decline(reason, detail)
+
+
+def guard(condition: bool, reason: Reason, detail: str) -> None:
+    """Refuse the chain at hand unless `condition` holds."""
+    if not condition:
+        raise Refused(reason, detail)
+
+
+class BlockView:
+    """Def-use chains of one dataflow block, and the bindings that kernels have taken already.
+
+    Parameters
+    ----------
+    block : relax.DataflowBlock
+        The block.
+    mod : tvm.IRModule
+        Its module, to look at the PrimFuncs that it calls.
+    bounds : mapping of str to int, optional
+        Largest values of symbolic variables, by name.
+    memory : Memory, optional
+        What its function does to memory; by default what the block does.
+    """
+
+    def __init__(
+        self,
+        block: relax.DataflowBlock,
+        mod: ir.IRModule,
+        bounds: Mapping[str, int] | None = None,
+        memory: Memory | None = None,
+    ):
+        self.mod = mod
+        self.bounds = bounds or {}
+        self.memory = memory or Memory(block, mod)
+        self.bindings = list(block.bindings)
+        self.index = {b.var: i for i, b in enumerate(self.bindings)}
+        self.defs = {b.var: b.value for b in self.bindings}
+        self.reads = {b.var: list(dict.fromkeys(free_vars(b.value))) for b in self.bindings}
+        self.users: dict[relax.Var, list[relax.Var]] = {}
+        for binding in self.bindings:
+            for var in self.reads[binding.var]:
+                self.users.setdefault(var, []).append(binding.var)
+        # A plain block is only looked at: what it could fuse is declined as impure.
+        outputs = self.bindings if isinstance(block, relax.DataflowBlock) else []
+        self.is_output = {b.var for b in outputs if not isinstance(b.var, relax.DataflowVar)}
+        self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
+        self.taken: dict[relax.Var, Match] = {}
+        self.spans: list[tuple[int, int]] = []
+
+    def take(self, match: Match) -> None:
+        """Give the bindings of a match to its kernel."""
+        self.taken.update(dict.fromkeys(match.covers, match))
+        places = [self.index[v] for v in match.covers]
+        self.spans.append((min(places), max(places)))
+
+    def is_free(self, *variables: relax.Expr) -> bool:
+        """Tell whether no kernel has taken any of `variables`."""
+        return self.taken.keys().isdisjoint(variables)
+
+    def definition(self, expr: relax.Expr) -> relax.Expr:
+        """Return the value bound to `expr` in this block, following aliases that keep its type.
+
+        A constant that is overwritten has no value: `expr` is what holds it.
+        """
+        held = seen = expr
+        while isinstance(seen, relax.Var) and seen in self.defs and seen not in self.casts:
+            held, seen = seen, self.defs[seen]
+        changes = isinstance(seen, ir.GenericConst) and not self.memory.is_constant(held)
+        return expr if changes else seen
+
+    def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
+        """Return the call of one of `ops` that defines `expr`, or None."""
+        value = self.definition(expr)
+        return value if is_call(value, *ops) else None
+
+    def uses(self, var: relax.Var) -> list[relax.Var]:
+        """Return the bindings of this block that read `var`."""
+        return self.users.get(var, [])
+
+    def escapes(self, var: relax.Var) -> bool:
+        """Tell whether `var` is read outside this block."""
+        return var in self.is_output
+
+    def only_user(self, var: relax.Var) -> relax.Var | None:
+        """Return the one binding that reads `var`, or None if there is not exactly one."""
+        users = self.uses(var)
+        return users[0] if len(users) == 1 and not self.escapes(var) else None
+
+    def depends_on(self, expr: relax.Expr, targets: set[relax.Var]) -> bool:
+        """Tell whether `expr` is computed, within this block, from any of `targets`.
+
+        A kernel needs all its inputs for each of its outputs, whatever the bindings that it took.
+        """
+        first = self._first_that_can_read(targets)
+        stack = list(free_vars(expr))
+        seen: set[relax.Var] = set()
+        while stack:
+            var = stack.pop()
+            if var in targets:
+                return True
+            if var not in seen and self.index.get(var, -1) >= first:
+                together = self.taken[var].covers if var in self.taken else (var,)
+                seen.update(together)
+                stack.extend(read for v in together for read in self.reads[v])
+        return False
+
+    def _first_that_can_read(self, targets: set[relax.Var]) -> int:
+        """Return an index before which no binding is computed from any of `targets`."""
+        first = min((self.index[t] for t in targets if t in self.index), default=len(self.index))
+        while True:
+            # An early binding of a kernel waits for what the kernel's late bindings read.
+            earlier = [start for start, end in self.spans if start < first <= end]
+            if not earlier:
+                return first
+            first = min(earlier)
+
+
+def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
+    """Tell whether `expr` is a call of one of the operators named `ops`."""
+    return isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) and expr.op.name in ops
+
+
+def belongs_to_a_library(func: relax.Function) -> bool:
+    """Tell whether an earlier pass cut `func` out for an external code generator or one kernel."""
+    attrs = func.attrs or {}
+    return any(name in attrs for name in ("Codegen", "Composite", "Primitive"))
+
+
+def check_inner(view: BlockView, covers: Sequence[relax.Var], outs: set[relax.Var]) -> None:
+    """Refuse a chain of which something inside is needed outside."""
+    inside = set(covers)
+    for var in covers:
+        if var in outs:
+            continue
+        name = var.name
+        guard(not view.escapes(var), Reason.LEAKED, f"{name} is a result of the function")
+        others = [u.name for u in view.uses(var) if u not in inside]
+        guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
+
+
+Matcher = Callable[[BlockView, relax.Var], Match | None]
+"""Looks at the binding of a variable: a match, None (no anchor of this pattern), or Refused."""

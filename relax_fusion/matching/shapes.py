@@ -1,0 +1,170 @@
+"""Shapes, sizes and dtypes of Relax expressions, and the guards about them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tvm import ir, relax, tirx
+from tvm.sym import Analyzer
+from tvm.target import Target
+
+from ..errors import Decline, Reason
+from ..workload import FLOAT_BYTES, Dim, DynamicDim
+from .pattern import PrimExpr, Refused, Shape, guard
+
+_ANALYZER = Analyzer()
+
+
+def shape_of(expr: relax.Expr) -> list[PrimExpr] | None:
+    """Return the dimensions of a tensor, or None if its rank or shape is unknown."""
+    ty = expr.ty
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    return list(ty.shape.values)
+
+
+def dtype_of(expr: relax.Expr) -> str:
+    """Return the element type of a tensor, ``""`` if it is unknown."""
+    ty = expr.ty
+    return str(ty.dtype) if isinstance(ty, relax.TensorType) and ty.dtype is not None else ""
+
+
+def known_shape(expr: relax.Expr, what: str) -> list[PrimExpr]:
+    """Return the shape of `expr`, refusing the chain if it is not known at compile time."""
+    shape = shape_of(expr)
+    if shape is None:
+        raise Refused(Reason.SHAPE, f"{what} has no known shape: {expr.ty}")
+    return shape
+
+
+def static(dim: PrimExpr | int, what: str) -> int:
+    """Return a dimension as an int, refusing the chain if it is dynamic or zero."""
+    value = dim if isinstance(dim, int) else int(dim) if isinstance(dim, tirx.IntImm) else None
+    if value is None:
+        raise Refused(Reason.SHAPE, f"{what} is dynamic ({dim}); it must be static")
+    guard(value > 0, Reason.SHAPE, f"{what} is {value}; it must be at least 1")
+    return value
+
+
+def permutation(call: relax.Call, rank: int) -> list[int]:
+    """Return which axes a `permute_dims` takes one after the other, counted from the first."""
+    return [int(a) % rank for a in call.attrs.axes or range(rank)[::-1]]
+
+
+def same_shape(a: Shape | None, b: Shape | None) -> bool:
+    """Tell whether two shapes are provably equal."""
+    return a is not None and b is not None and len(a) == len(b) and all(map(_same_dim, a, b))
+
+
+def _same_dim(a: PrimExpr | int, b: PrimExpr | int) -> bool:
+    return bool(_ANALYZER.can_prove_equal(a, b))
+
+
+def shape_text(shape: Shape) -> str:
+    """Return a shape as a reader writes it."""
+    sizes = (int(d) if isinstance(d, tirx.IntImm) else d for d in shape)
+    return f"[{', '.join(map(str, sizes))}]"
+
+
+def product(dims: Shape) -> PrimExpr | int:
+    """Return the simplified product of dimensions, an int where all are static."""
+    total: PrimExpr | int = tirx.IntImm("int64", 1)
+    for dim in dims:
+        total = total * dim
+    total = _ANALYZER.simplify(total)
+    return int(total) if isinstance(total, tirx.IntImm) else total
+
+
+def as_dim(value: PrimExpr | int, bounds: Mapping[str, int] | None = None) -> Dim:
+    """Describe a size for a workload: an int, or a `DynamicDim` named as it prints.
+
+    `bounds` maps the names of symbolic variables to their largest values.
+    """
+    if isinstance(value, int):
+        return value
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    return DynamicDim(str(value), _upper(value, bounds or {}))
+
+
+def as_dims(
+    values: Shape, bounds: Mapping[str, int] | None = None, reserved: Sequence[str] = ()
+) -> list[Dim]:
+    """Describe the sizes of one workload, in which a name stands for one size.
+
+    Two variables may print alike, and ``n * m`` and ``m * n`` are one size.
+
+    Parameters
+    ----------
+    values : sequence of PrimExpr or int
+        The sizes.
+    bounds : mapping of str to int, optional
+        Largest values of symbolic variables, by name.
+    reserved : sequence of str
+        Names that mean something else in the workload.
+    """
+    named: list[tuple[PrimExpr | int, DynamicDim]] = []
+    dims: list[Dim] = []
+    for value in values:
+        dim = as_dim(value, bounds)
+        if isinstance(dim, DynamicDim):
+            known = next((d for v, d in named if _same_dim(v, value)), None)
+            dim = known or replace(dim, name=_unused(dim.name, [*reserved, *_names(named)]))
+            named.append((value, dim))
+        dims.append(dim)
+    return dims
+
+
+def _names(named: Sequence[tuple[PrimExpr | int, DynamicDim]]) -> list[str]:
+    return [dim.name for _, dim in named]
+
+
+def _unused(name: str, used: Sequence[str]) -> str:
+    """Return `name`, with a number behind it if it is used already."""
+    candidates = (name if i == 1 else f"{name}_{i}" for i in itertools.count(1))
+    return next(c for c in candidates if c not in used)
+
+
+def _upper(value: PrimExpr, bounds: Mapping[str, int]) -> int | None:
+    """Return the largest value of a size, None if a variable in it has no bound."""
+    analyzer = Analyzer()
+    for var in tirx.analysis.undefined_vars(value):
+        if var.name not in bounds:
+            return None
+        analyzer.bind(var, ir.Range(0, bounds[var.name] + 1))
+    return int(analyzer.const_int_bound(value).max_value)
+
+
+def check_dtype(dtype: str, what: str) -> str:
+    """Return `dtype`, refusing the chain if the kernels do not handle it."""
+    allowed = [d for d in FLOAT_BYTES if d != "float64"]
+    detail = f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}"
+    guard(dtype in allowed, Reason.DTYPE, detail)
+    return dtype
+
+
+def elsewhere(exprs: Sequence[relax.Expr], target: Target) -> Decline | None:
+    """Refuse tensors of a kernel for `target` that are on several virtual devices or on another."""
+    types = [e.ty for e in exprs if isinstance(e.ty, relax.TensorType)]
+    found = [ty.vdevice for ty in types if ty.vdevice]
+    names = sorted({f"{d.target.kind.name}:{d.vdevice_id}:{d.memory_scope}" for d in found})
+    if len(names) > 1:
+        return Decline(Reason.VDEVICE, f"tensors are on {' and '.join(names)}; must be on one")
+    kind = target.kind.name
+    if all(d.target.kind.name == kind and d.memory_scope == "global" for d in found):
+        return None
+    detail = f"tensors are on {names[0]}; kernels are made for global memory of {kind}"
+    return Decline(Reason.VDEVICE, detail)
+
+
+def check_operands(exprs: list[relax.Expr], dtype: str) -> None:
+    """Refuse operands of another dtype than the kernel's."""
+    check_dtype(dtype, "the chain")
+    for expr in exprs:
+        guard(
+            dtype_of(expr) == dtype,
+            Reason.DTYPE,
+            f"an operand is {dtype_of(expr)}, the chain {dtype}",
+        )

@@ -1,0 +1,73 @@
+"""What was decided about one chain, or one kernel: the records that a report is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import Decline
+from ..estimator import RangePrediction
+from ..estimator.tile_plan import PlanTable
+from ..workload import Workload
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One chain that a pass looked at, and what became of it.
+
+    Parameters
+    ----------
+    pattern, spelling : str
+        The pass and the way in which the chain was written (empty if it was refused early).
+    function, where : str
+        The Relax function and the variables that the chain defines.
+    kernel : str
+        Name of the PrimFunc that replaced it, empty if it was declined.
+    workload, plans : optional
+        What it computes and the tiles that were chosen.
+    predictions : tuple of RangePrediction
+        What each range should cost with and without fusing.
+    decline : Decline, optional
+        Why it was left alone.
+    validation : str
+        ``"checked"`` if the kernel was found to compute the same, else why that was not checked;
+        empty where nobody asked.
+    """
+
+    pattern: str
+    spelling: str
+    function: str
+    where: str
+    kernel: str = ""
+    workload: Workload | None = None
+    plans: PlanTable | None = None
+    predictions: tuple[RangePrediction, ...] = ()
+    decline: Decline | None = None
+    validation: str = ""
+
+    @property
+    def fused(self) -> bool:
+        """Whether the chain became one kernel."""
+        return self.decline is None
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """Which rule scheduled one PrimFunc.
+
+    Parameters
+    ----------
+    function : str
+        Its name in the module.
+    rule : str
+        The class of the rule, with ``dlight.`` in front of one of TVM's; ``"Triton"`` where a
+        Triton kernel takes the function's place; empty where its loops stay as they are.
+    plans : PlanTable, optional
+        The tiles, where the rule went by a plan of ours.
+    refusals : tuple of (str, Decline)
+        Rules that were asked before and could not do it, with their reasons.
+    """
+
+    function: str
+    rule: str
+    plans: PlanTable | None = None
+    refusals: tuple[tuple[str, Decline], ...] = ()

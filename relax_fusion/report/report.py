@@ -1,0 +1,233 @@
+"""The decisions of one compilation: as data, as text, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from textwrap import indent
+from typing import Annotated, Any
+
+from pydantic import InstanceOf
+
+from ..errors import PipelineError
+from ..estimator import format_seconds
+from ..validation import check
+from ..workload import Graph
+from .decision import Decision, Scheduling
+
+
+@dataclass
+class Report:
+    """Collects what the fusing passes decided, and which rule scheduled which kernel.
+
+    Parameters
+    ----------
+    decisions : list of Decision
+        In the order in which they were made; pass the report to the pipeline to have it filled.
+    schedules : list of Scheduling
+        One for each PrimFunc, in the order of the module.
+    device : str
+        What was compiled for; the pipeline fills it in.  Where the target names no device, the one
+        whose numbers were taken instead is named here.
+    """
+
+    decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
+    schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
+    device: str = ""
+
+    def __post_init__(self) -> None:
+        check(self, PipelineError, "report")
+
+    @property
+    def fused(self) -> list[Decision]:
+        """The chains that became kernels."""
+        return [d for d in self.decisions if d.fused]
+
+    @property
+    def declined(self) -> list[Decision]:
+        """The chains that were left alone."""
+        return [d for d in self.decisions if not d.fused]
+
+    def to_json(self) -> str:
+        """Return every decision as JSON, workloads and plans included: a list of objects.
+
+        ``pattern``, ``spelling``, ``function``, ``where``, ``kernel``
+            Text, as in `Decision`; ``kernel`` is empty for a chain that was left.
+        ``fused``
+            Whether it became a kernel.
+        ``workload``
+            The fields of the workload, and its ``key``; missing where none was derived.
+        ``graph``
+            What the workload computes: its statements, one a string; missing with it.
+        ``plans``
+            The fields of each `TilePlan`, with ``upper``, the last size that it serves (-1: all
+            that are left); missing where nothing was fused.
+        ``predictions``
+            ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds, and
+            ``bound``, what limits the kernel.
+        ``validation``
+            ``"checked"``, or ``"not checked: "`` and why; missing where nobody asked.
+        ``decline``
+            ``reason`` (a value of `Reason`), ``detail``, and the two times where they were asked
+            for; missing for a chain that was fused.
+        """
+        return json.dumps([_record(d) for d in self.decisions], indent=2)
+
+    def schedules_to_json(self) -> str:
+        """Return which rule scheduled which PrimFunc as JSON: a list of objects.
+
+        ``function``, ``rule``
+            Text, as in `Scheduling`; ``rule`` is empty where no rule had a schedule.
+        ``plans``
+            As in `to_json`; missing where the rule goes by no plan of ours.
+        ``refusals``
+            ``rule``, ``reason`` and ``detail`` of each rule that was asked before and could not.
+        """
+        return json.dumps([_scheduling(s) for s in self.schedules], indent=2)
+
+    def text(self) -> str:
+        """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
+        lines = [
+            _fused_table(self.fused),
+            validation_table(self.fused),
+            _declined_table(self.declined),
+            schedules_table(self.schedules),
+        ]
+        found = [line for line in lines if line] or ["no chain of any pattern was found"]
+        return "\n\n".join([f"for {self.device}", *found] if self.device else found)
+
+
+def graphs_text(decisions: list[Decision]) -> str:
+    """Return what each kernel computes, statement by statement, under its name."""
+    graphs = {d.kernel: d.workload.graph for d in decisions if d.workload is not None}
+    return "\n\n".join(f"{name}\n{_picture(graph)}" for name, graph in graphs.items())
+
+
+def _picture(graph: Graph) -> str:
+    lines = ["reads " + ", ".join(map(str, graph.inputs)), *str(graph).splitlines()]
+    lines.append("returns " + ", ".join(map(str, graph.outputs)))
+    return indent("\n".join(lines), "  ")
+
+
+def _record(decision: Decision) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "pattern": decision.pattern,
+        "spelling": decision.spelling,
+        "function": decision.function,
+        "where": decision.where,
+        "kernel": decision.kernel,
+        "fused": decision.fused,
+    }
+    if decision.workload is not None:
+        record["workload"] = {"key": decision.workload.key, **asdict(decision.workload)}
+        record["graph"] = str(decision.workload.graph).splitlines()
+    if decision.plans is not None:
+        record["plans"] = decision.plans.to_attr()
+    record["predictions"] = [
+        {
+            "upper": p.upper,
+            "size": p.size if isinstance(p.size, int) else p.size._asdict(),
+            "fused_s": p.fused.seconds,
+            "unfused_s": p.unfused.seconds,
+            "bound": p.fused.bound,
+        }
+        for p in decision.predictions
+    ]
+    if decision.validation:
+        record["validation"] = decision.validation
+    if decision.decline is not None:
+        record["decline"] = {
+            "reason": decision.decline.reason.value,
+            "detail": decision.decline.detail,
+            "fused_s": decision.decline.fused_s,
+            "unfused_s": decision.decline.unfused_s,
+        }
+    return record
+
+
+def _scheduling(scheduling: Scheduling) -> dict[str, Any]:
+    record: dict[str, Any] = {"function": scheduling.function, "rule": scheduling.rule}
+    if scheduling.plans is not None:
+        record["plans"] = scheduling.plans.to_attr()
+    record["refusals"] = [
+        {"rule": rule, "reason": decline.reason.value, "detail": decline.detail}
+        for rule, decline in scheduling.refusals
+    ]
+    return record
+
+
+def _fused_table(decisions: list[Decision]) -> str:
+    """One row per kernel and function, with how often it is called."""
+    if not decisions:
+        return ""
+    counts = Counter((d.function, d.kernel) for d in decisions)
+    rows = [("function", "pass", "chain", "calls", "tile", "predicted", "unfused")]
+    seen = set()
+    for d in decisions:
+        if (d.function, d.kernel) in seen:
+            continue
+        seen.add((d.function, d.kernel))
+        tile = d.plans.entries[-1][1] if d.plans is not None else None
+        rows.append(
+            (
+                d.function,
+                d.pattern,
+                d.spelling,
+                str(counts[d.function, d.kernel]),
+                tile.text if tile else "",
+                *_seconds(d),
+            )
+        )
+    return _table(rows)
+
+
+def _seconds(decision: Decision) -> tuple[str, str]:
+    """Return the two times predicted for the last range, if any were."""
+    if not decision.predictions:
+        return "", ""
+    last = decision.predictions[-1]
+    return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
+
+
+def validation_table(decisions: list[Decision]) -> str:
+    """One row for what was found out about kernels, with how many of them it holds for."""
+    counts = Counter(d.validation for d in decisions if d.validation)
+    if not counts:
+        return ""
+    return _table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
+
+
+def _declined_table(decisions: list[Decision]) -> str:
+    """One row per reason, with how often it was met and where first."""
+    if not decisions:
+        return ""
+    counts = Counter((d.function, d.pattern, str(d.decline)) for d in decisions)
+    first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
+    rows = [("function", "pass", "chains", "first", "not fused because")]
+    rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
+    return _table(rows)
+
+
+def schedules_table(schedules: list[Scheduling]) -> str:
+    """One row per rule and tiles, with how many functions it scheduled and the first of them."""
+    if not schedules:
+        return ""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for s in schedules:
+        tiles = "; ".join(plan.text for _, plan in s.plans.entries) if s.plans else ""
+        why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
+        found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
+    rows = [("rule", "functions", "first", "tiles", "could not")]
+    rows += [
+        (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
+    ]
+    return _table(rows)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows]
+    text = ["  ".join(row).rstrip() for row in padded]
+    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])

@@ -1,0 +1,203 @@
+"""Small passes that attach information to a module before and after fusing."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, relax, tirx
+
+from ..errors import PipelineError
+from ..matching.shapes import as_dim, shape_of, shape_text
+from ..validation import MOST_ELEMENTS
+from .modules import with_functions
+
+
+class UnknownVariableWarning(UserWarning):
+    """A bound is for a symbolic variable that no function of the module has."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="RefuseLowered")
+class RefuseLowered:
+    """Refuse a module that a pipeline has lowered to instructions of the VM already."""
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return `mod` itself."""
+        found: list[str] = []
+
+        def visit(expr: relax.Expr) -> None:
+            op = expr.op if isinstance(expr, relax.Call) else None
+            name = op.global_symbol if isinstance(op, relax.ExternFunc) else getattr(op, "name", "")
+            if name.startswith("relax.vm.") or name == "vm.builtin.alloc_shape_heap":
+                found.append(name)
+
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, visit)
+            if found:
+                raise PipelineError(
+                    f"function {gvar.name_hint!r} calls {found[0]}: a pipeline has lowered it "
+                    "already; compile it with relax_pipeline=None, or give the module from before"
+                )
+        return mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachFunctionAttrs")
+@dataclass(frozen=True)
+class AttachFunctionAttrs:
+    """Attach bounds of symbolic variables and CUDA graph hints to the Relax functions.
+
+    rewrite: ``def decode(...)`` ->
+    ``def decode(...): R.func_attr({"tir_var_upper_bound": ..., ...})``
+
+    Parameters
+    ----------
+    bounds : mapping of str to int
+        Largest values of symbolic variables; they go to every function.
+    hints : mapping of str to sequence of str
+        By function name: variables that a captured CUDA graph may depend on.  A name that the
+        module lacks is no error: MLC-LLM gives the same ones for every model.
+    """
+
+    bounds: Mapping[str, int]
+    hints: Mapping[str, Sequence[str]]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with attributes; `mod` itself if there are none to attach."""
+        updated, known = {}, set()
+        for gvar, func in mod.functions_items():
+            if not isinstance(func, relax.Function):
+                continue
+            known |= {var.name for var in relax.analysis.defined_symbolic_vars(func)}
+            if self.bounds:
+                _check_sizes(func, self.bounds)
+                func = func.with_attr("tir_var_upper_bound", dict(self.bounds))
+            if gvar.name_hint in self.hints:
+                variables = list(self.hints[gvar.name_hint])
+                func = func.with_attr("relax.rewrite_cuda_graph.capture_symbolic_vars", variables)
+            updated[gvar] = func
+        for name in self.bounds.keys() - known:
+            warnings.warn(
+                f"variable_bounds names {name!r}, which no function has; they have "
+                f"{', '.join(sorted(known)) or 'none'}",
+                UnknownVariableWarning,
+                stacklevel=2,
+            )
+        return with_functions(mod, updated) if self.bounds or self.hints else mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachNoAlias")
+@dataclass(frozen=True)
+class AttachNoAlias:
+    """Say of PrimFuncs with one buffer at most that their buffers do not overlap.
+
+    TVM's own (shapes, scalars) do not say it.  In an LLVM module with one function that does not,
+    TVM 0.27 lets all buffers of all functions overlap: sums then go to memory at every step, and
+    matmuls take twice as long.
+
+    rewrite: ``def shape_func(h)`` -> ``def shape_func(h): T.func_attr({"tirx.noalias": True})``
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with attributes."""
+        updated = {
+            gvar: func.with_attr("tirx.noalias", True)
+            for gvar, func in mod.functions_items()
+            if isinstance(func, tirx.PrimFunc) and sum(map(tirx.is_buffer_var, func.params)) <= 1
+        }
+        return with_functions(mod, updated)
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachAdditionalPrimFuncs")
+@dataclass(frozen=True)
+class AttachAdditionalPrimFuncs:
+    """Add PrimFuncs to the module under given names, callable from outside.
+
+    rewrite: ``module`` -> ``module; @T.prim_func def name(...)`` for each name
+
+    Parameters
+    ----------
+    functions : mapping of str to PrimFunc
+        By the names that they get; a name that the module has already is refused.
+    """
+
+    functions: Mapping[str, tirx.PrimFunc]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with the functions; refuse a name that is taken."""
+        taken = {g.name_hint for g in mod.get_global_vars()}
+        for name in self.functions:
+            if name in taken:
+                raise PipelineError(f"additional_tirs names {name!r}, which the module has already")
+        new = {
+            ir.GlobalVar(name): func.with_attr("global_symbol", name)
+            for name, func in self.functions.items()
+        }
+        return with_functions(mod, new) if new else mod
+
+
+@tvm.transform.module_pass(opt_level=0, name="AttachMetadata")
+@dataclass(frozen=True)
+class AttachMetadata:
+    """Add a function ``_metadata`` that returns a JSON string, as MLC-LLM's engine expects.
+
+    The planned memory of each function, in bytes, is part of it.
+
+    rewrite: ``module`` -> ``module; def _metadata(): return R.str("{...}")``
+
+    Parameters
+    ----------
+    metadata : mapping
+        What to attach, JSON-serialisable; nothing is added if it is empty.
+    """
+
+    metadata: Mapping[str, Any]
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with the function; `mod` itself if there is no metadata."""
+        if not self.metadata:
+            return mod
+        content = {**self.metadata, "memory_usage": _memory_usage(mod)}
+        builder = relax.BlockBuilder(mod)
+        with builder.function("_metadata", params=[]):
+            builder.emit_func_output(ir.StringImm(json.dumps(content)))
+        return builder.get()
+
+
+def _check_sizes(func: relax.Function, bounds: Mapping[str, int]) -> None:
+    """Refuse bounds with which a tensor would have more bytes than 64 bits can count."""
+    for var in relax.analysis.all_vars(func):
+        shape = shape_of(var)
+        if shape is None:
+            continue
+        sizes = [as_dim(size, bounds) for size in shape]
+        most = math.prod(d if isinstance(d, int) else d.upper or 1 for d in sizes)
+        if most > MOST_ELEMENTS:
+            raise PipelineError(
+                f"variable_bounds give {var.name}, of shape {shape_text(shape)}, {most} elements; "
+                f"at most {MOST_ELEMENTS} are possible"
+            )
+
+
+def _memory_usage(mod: ir.IRModule) -> dict[str, int]:
+    """Sum the bytes of the storage that the planner allocated in each function."""
+    usage = {}
+    for gvar, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            sizes: list[int] = []
+            relax.analysis.post_order_visit(func, lambda node, s=sizes: s.extend(_bytes(node)))
+            usage[gvar.name_hint] = sum(sizes)
+    return usage
+
+
+def _bytes(node: object) -> list[int]:
+    if not isinstance(node, relax.Call) or not isinstance(node.op, ir.Op):
+        return []
+    if node.op.name != "relax.memory.alloc_storage":
+        return []
+    return [int(d) for d in node.args[0].values if isinstance(d, tirx.IntImm)]

@@ -1,0 +1,267 @@
+"""CUDA graphs: launches whose shapes and memory stay the same are recorded once and replayed.
+
+TVM's pass `RewriteCUDAGraph` finds them.  It takes for granted that the parameters behind a
+function's ``num_input`` (a model's weights) are the same tensors in every call, and that whatever
+is called only launches kernels.  `CaptureCUDAGraphs` makes sure of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, tirx
+
+from ..matching.pattern import is_call
+from .modules import KERNELS_ATTR, with_external_module
+
+CONFIG = "relax.backend.use_cuda_graph"
+"""The option of a PassContext that switches TVM's own pass on."""
+
+RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
+ADDRESSES = "relax_fusion_addresses"
+
+
+@tvm.transform.module_pass(opt_level=0, name="CaptureCUDAGraphs")
+@dataclass(frozen=True)
+class CaptureCUDAGraphs:
+    """Lift launches of static shapes into functions that the VM records as CUDA graphs.
+
+    rewrite::
+
+        f(a, w, b); g(b, v, c)                                  # a, b, c planned; w, v weights
+            ->
+        key = R.call_packed("relax_fusion_addresses", w, v)
+        R.call_builtin_with_ctx("vm.builtin.cuda_graph.run_or_capture",
+                                (main_cuda_graph_capture, (a, w, b, v, c), 0, key))
+
+    The VM keeps a graph for every value of the key: weights at another address are recorded anew,
+    where TVM alone would read the old ones.  Other inputs of a function are never part of a graph,
+    nor is a launch that depends on a symbolic dim, unless a hint names it.
+
+    declines when:
+        a call that would be recorded is more than launches of kernels, such as a packed function,
+        whose work on the host would be done once and not again; or memory is planned on more than
+        one device, which TVM's pass does not take.  The module is left as it is.
+
+    Parameters
+    ----------
+    enabled : bool
+        What to do where the PassContext does not say.  Where it has the option
+        ``relax.backend.use_cuda_graph``, TVM's pass does as it is told there, and nothing else.
+    """
+
+    enabled: bool = True
+
+    def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`, or none."""
+        if CONFIG in ctx.config:
+            return relax.transform.RewriteCUDAGraph()(mod)
+        if not self.enabled or _several_devices(mod):
+            return mod
+        with tvm.transform.PassContext(config={**ctx.config, CONFIG: True}):
+            lifted = relax.transform.RewriteCUDAGraph()(mod)
+        regions = list(_regions(lifted))
+        if not regions or not all(_only_launches(lifted, region) for region in regions):
+            return mod
+        return _with_keys(lifted)
+
+
+def _several_devices(mod: ir.IRModule) -> bool:
+    """Tell whether storage is planned on another device than the first."""
+    found: list[int] = []
+
+    def visit(node: relax.Expr) -> None:
+        if is_call(node, "relax.memory.alloc_storage"):
+            found.append(int(node.args[1].value))
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return any(found)
+
+
+def _regions(mod: ir.IRModule) -> Iterator[relax.Function]:
+    """Yield the functions that are recorded."""
+    found: dict[ir.GlobalVar, relax.Function] = {}
+
+    def visit(node: relax.Expr) -> None:
+        if is_run_or_capture(node):
+            gvar = node.args[1].fields[0]
+            found[gvar] = mod[gvar]
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    yield from found.values()
+
+
+def is_run_or_capture(node: relax.Expr) -> bool:
+    """Tell whether `node` records or replays a function."""
+    if not is_call(node, "relax.call_builtin_with_ctx"):
+        return False
+    return str(node.args[0].global_symbol) == RUN_OR_CAPTURE
+
+
+_VIEWS = ("relax.reshape", "relax.memory.alloc_tensor", "relax.memory.view")
+
+
+def _only_launches(mod: ir.IRModule, region: relax.Function) -> bool:
+    """Tell whether a recorded function does nothing but launch kernels and name memory."""
+    for block in region.body.blocks:
+        for binding in block.bindings:
+            call = binding.value
+            if not isinstance(call, relax.Call) or is_call(call, *_VIEWS):
+                continue
+            func = mod[call.op] if isinstance(call.op, ir.GlobalVar) else None
+            if not isinstance(func, tirx.PrimFunc) or _calls_the_host(func):
+                return False
+    return True
+
+
+def _calls_the_host(func: tirx.PrimFunc) -> bool:
+    """Tell whether a PrimFunc calls packed functions, besides those that launch our kernels."""
+    if KERNELS_ATTR in (func.attrs or {}):
+        return False
+    found: list[str] = []
+    tvm_ffi.structural_walk(
+        func.body,
+        (ir.Call, lambda call: found.append(call.op.name) if isinstance(call.op, ir.Op) else None),
+    )
+    return any(name.startswith("tirx.tvm_call_") for name in found)
+
+
+def _with_keys(mod: ir.IRModule) -> ir.IRModule:
+    """Give every replay that reads parameters of the function their addresses as its key."""
+    mutator = _AddKeys(mod)
+    for gvar, func in mod.functions_items():
+        if isinstance(func, relax.Function):
+            mutator.builder_.update_func(gvar, mutator.rewrite(func))
+    if not mutator.keys:
+        return mod
+    return with_external_module(mutator.builder_.get(), addresses_module())
+
+
+@relax.expr_functor.mutator
+class _AddKeys(relax.PyExprMutator):
+    """Adds the keys of one function after the other, and counts them."""
+
+    def __init__(self, mod: ir.IRModule):
+        super().__init__(mod)
+        self.given: set[relax.Expr] = set()
+        self.keys = 0
+
+    def rewrite(self, func: relax.Function) -> relax.Function:
+        """Return `func` with its keys."""
+        self.given = set(func.params)
+        return self.visit_expr(func)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        value = binding.value
+        source = value.tuple_value if isinstance(value, relax.TupleGetItem) else value
+        if is_call(value, "relax.reshape"):
+            source = value.args[0]
+        if source in self.given:
+            self.given.add(binding.var)
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not is_run_or_capture(call):
+            return super().visit_call_(call)
+        gvar, args, index, *dims = call.args[1].fields
+        weights = [t for a in args.fields if a in self.given for t in _tensors(a)]
+        if not weights:
+            return super().visit_call_(call)
+        self.keys += 1
+        key = self.builder_.emit(
+            relax.Call(
+                relax.ExternFunc(ADDRESSES),
+                [self.visit_expr(a) for a in (*weights, *dims)],
+                ty_args=[relax.ShapeType()],
+            )
+        )
+        fields = [gvar, self.visit_expr(args), index, key]
+        return relax.Call(call.op, [call.args[0], relax.Tuple(fields)], call.attrs, call.ty_args)
+
+
+def _tensors(expr: relax.Expr) -> Iterator[relax.Expr]:
+    """Yield the tensors of a value; a region takes weights in a tuple as the tuple."""
+    if isinstance(expr.ty, ir.TupleType):
+        for i in range(len(expr.ty.fields)):
+            yield from _tensors(relax.TupleGetItem(expr, i))
+    elif isinstance(expr.ty, relax.TensorType):
+        yield expr
+
+
+def addresses_module() -> tvm_ffi.Module:
+    """Return the C function `ADDRESSES` as a module that is linked into the library."""
+    make = tvm_ffi.get_global_func("runtime.CSourceModuleCreate")
+    return make(_SOURCE, "c", [ADDRESSES], None)
+
+
+_SOURCE = f"""/* {ADDRESSES}(tensor or shape, ...): addresses of tensors, and dims, in one shape. */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tvm/ffi/c_api.h>
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+static int rf_addresses_fail(const char* message) {{
+  TVMFFIErrorSetRaisedFromCStr("RuntimeError", message);
+  return -1;
+}}
+
+__attribute__((visibility("default"))) int __tvm_ffi_{ADDRESSES}(
+    void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
+  static const char name[] = "ffi.Shape";
+  TVMFFIByteArray bytes;
+  TVMFFIObjectHandle make = NULL;
+  TVMFFIAny* values;
+  size_t most = 0, n = 0, j;
+  int32_t i;
+  int code;
+  for (i = 0; i < num_args; ++i) {{
+    if (args[i].type_index == kTVMFFIShape) {{
+      most += ((TVMFFIShapeCell*)((char*)args[i].v_obj + sizeof(TVMFFIObject)))->size;
+    }} else if (args[i].type_index == kTVMFFITensor) {{
+      ++most;
+    }} else {{
+      return rf_addresses_fail("{ADDRESSES} takes tensors and shapes");
+    }}
+  }}
+  values = (TVMFFIAny*)calloc(most ? most : 1, sizeof(TVMFFIAny));
+  if (values == NULL) return rf_addresses_fail("{ADDRESSES}: out of memory");
+  for (i = 0; i < num_args; ++i) {{
+    if (args[i].type_index == kTVMFFIShape) {{
+      TVMFFIShapeCell* shape = (TVMFFIShapeCell*)((char*)args[i].v_obj + sizeof(TVMFFIObject));
+      for (j = 0; j < shape->size; ++j) {{
+        values[n].type_index = kTVMFFIInt;
+        values[n++].v_int64 = shape->data[j];
+      }}
+    }} else {{
+      DLTensor* tensor = (DLTensor*)((char*)args[i].v_obj + sizeof(TVMFFIObject));
+      values[n].type_index = kTVMFFIInt;
+      values[n++].v_int64 = (int64_t)(uintptr_t)tensor->data + (int64_t)tensor->byte_offset;
+    }}
+  }}
+  bytes.data = name;
+  bytes.size = sizeof(name) - 1;
+  code = TVMFFIFunctionGetGlobal(&bytes, &make);
+  if (code == 0 && make == NULL) code = rf_addresses_fail("TVM has no function ffi.Shape");
+  if (code == 0) {{
+    code = TVMFFIFunctionCall(make, values, (int32_t)n, result);
+    TVMFFIObjectDecRef(make);
+  }}
+  free(values);
+  return code;
+}}
+
+#ifdef __cplusplus
+}}  // extern "C"
+#endif
+"""

@@ -1,0 +1,314 @@
+"""FuseDequantize: matmuls and lookups read their weights packed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax, s_tir, tirx
+
+from ..matching.dequantized import Dequantized, dequantized, tensors_of
+from ..matching.effects import Memory, free_vars
+from ..matching.pattern import BlockView, belongs_to_a_library, is_call
+from ..matching.shapes import shape_of
+from ..matching.stages import Stage, loads_of, read_stages
+from .modules import module_of
+
+WEIGHTS_OF = {
+    "relax.matmul": slice(1, None),
+    "relax.einsum": slice(1, None),
+    "relax.take": slice(1),
+}
+"""The tensors of an operator that may be weights."""
+
+ARITHMETIC = {
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power"),
+        *("minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift"),
+        *("right_shift", "dequantize"),
+    )
+}
+"""Operators whose constant numbers TVM writes into their formulas."""
+
+OUT_ELEMENT_WISE, OPAQUE = 4, 8
+"""What FuseOps may put behind a PrimFunc: element-wise steps, or nothing (TVM's OpPatternKind)."""
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseDequantize")
+@dataclass(frozen=True)
+class FuseDequantize:
+    """Fuse the decoding of a weight with the matmul, or the lookup, that reads it.
+
+    rewrite::
+
+        w = R.call_tir(dequantize, (q, s))          # or operators: shifts, casts, scales ...
+        y = R.matmul(x, R.permute_dims(w))
+            ->
+        y = R.call_tir(dequantize_matmul, (x, q, s))
+
+        e = R.take(w, ids, axis=0)
+            ->
+        e = R.call_tir(dequantize_take, (ids, q, s))
+
+    Each reader decodes by itself, so that the weight is not written to memory.  Numbers are the
+    same: each step is rounded as before.  Element-wise steps behind are left to TVM's FuseOps.
+
+    declines when:
+        the weight is made of an activation, of more bytes than it has, or of tensors that are
+        overwritten in place; it is the left operand; the reader is not in a dataflow block, or is
+        a PrimFunc other than a sum of products or a lookup, such as one with a schedule; tensors
+        live on different virtual devices.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function; weights that are left without a reader are dropped."""
+        fuser = _Fuser(mod)
+        updated: dict[ir.GlobalVar, relax.Function] = {}
+        for gvar, func in mod.functions_items():
+            if isinstance(func, relax.Function) and not belongs_to_a_library(func):
+                new = fuser.function(func)
+                if new is not None:
+                    updated[gvar] = new
+        if not updated:
+            return mod
+        for gvar, func in updated.items():
+            fuser.builder.update_func(gvar, func)
+        return relax.transform.Normalize()(fuser.builder.get())
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A function of a reader and what decodes its weights, and what it is called with."""
+
+    func: relax.Function
+    args: tuple[relax.Expr, ...]
+    sizes: tuple[tirx.Var, ...]
+    """Symbolic sizes that no argument has."""
+    called: Mapping[ir.GlobalVar, tirx.PrimFunc]
+
+
+class _Fuser:
+    """The kernels of a module so far, each with the group that it was made of."""
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
+        self.builder = relax.BlockBuilder(mod)
+        self.kernels: dict[int, list[tuple[relax.Function, ir.GlobalVar | None]]] = {}
+
+    def function(self, func: relax.Function) -> relax.Function | None:
+        """Return a function whose readers decode their weights; None if it has none of them."""
+        blocks, memory = list(func.body.blocks), Memory(func, self.mod)
+        found = [self._block(block, memory) for block in blocks]
+        if not any(found):
+            return None
+        blocks = [new or old for new, old in zip(found, blocks, strict=True)]
+        body = relax.SeqExpr(blocks, func.body.body)
+        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+
+    def _block(self, block: relax.BindingBlock, memory: Memory) -> relax.BindingBlock | None:
+        if not isinstance(block, relax.DataflowBlock):
+            return None
+        view = BlockView(block, self.mod, memory=memory)
+        weights = {b.var: _decoded_weights(view, b) for b in view.bindings}
+        bindings = [self._fused(view, b, weights[b.var]) or b for b in view.bindings]
+        if all(new is old for new, old in zip(bindings, view.bindings, strict=True)):
+            return None
+        steps = {step for found in weights.values() for weight in found for step in weight.steps}
+        return relax.DataflowBlock(_without_unread(bindings, steps))
+
+    def _fused(
+        self, view: BlockView, binding: relax.Binding, found: list[Dequantized]
+    ) -> relax.Binding | None:
+        """Return a call of the kernel that takes the place of a reader, None if it is none."""
+        if not found:
+            return None
+        group = _group(view, binding.var, found)
+        if group is None:
+            return None
+        kernel = self._kernel(group, _name(binding.value))
+        if kernel is None:
+            return None
+        call = relax.op.call_tir(kernel, relax.Tuple([*group.args, *group.sizes]), binding.var.ty)
+        return relax.VarBinding(binding.var, call)
+
+    def _kernel(self, group: _Group, name: str) -> ir.GlobalVar | None:
+        """Return the PrimFunc of a group, the same one for equal groups."""
+        key = tvm_ffi.structural_hash(group.func)
+        known = self.kernels.setdefault(key, [])
+        for func, gvar in known:
+            if tvm_ffi.structural_equal(func, group.func):
+                return gvar
+        body = _lowered(group.called, group.func)
+        gvar = None if body is None else self.builder.add_func(body, name)
+        known.append((group.func, gvar))
+        return gvar
+
+
+def _decoded_weights(view: BlockView, binding: relax.Binding) -> list[Dequantized]:
+    """Return how the weights of a reader are decoded; none if it reads none that are."""
+    if shape_of(binding.var) is None or binding.var in view.casts:
+        return []
+    return [found for w in _weights(view, binding.value) if (found := dequantized(view, w))]
+
+
+def _without_unread(
+    bindings: list[relax.Binding], steps: Collection[relax.Var]
+) -> list[relax.Binding]:
+    """Drop those of `steps` that nothing reads any more."""
+    kept: list[relax.Binding] = []
+    read: set[relax.Var] = set()
+    for binding in reversed(bindings):
+        var = binding.var
+        if var in steps and var not in read and isinstance(var, relax.DataflowVar):
+            continue
+        read.update(free_vars(binding.value))
+        kept.append(binding)
+    return kept[::-1]
+
+
+def _weights(view: BlockView, value: relax.Expr) -> Iterator[relax.Expr]:
+    """Yield what may be weights of a reader; nothing if it is neither a matmul nor a lookup."""
+    if is_call(value, *WEIGHTS_OF):
+        yield from list(tensors_of(value))[WEIGHTS_OF[value.op.name]]
+    elif is_call(value, "relax.call_tir"):
+        func = view.mod[value.args[0]]
+        stages = read_stages(func) if isinstance(func, tirx.PrimFunc) else None
+        tensors = list(tensors_of(value))
+        if stages is None or len(stages) != 1:
+            return
+        loads = loads_of(stages[0].value)
+        looked_up = {load.source for load in loads if any(loads_of(i) for i in load.indices)}
+        first = 1 if stages[0].reduced else 0
+        for tensor, param in list(zip(tensors, func.params, strict=False))[first:]:
+            if stages[0].reduced or param in looked_up:
+                yield tensor
+
+
+def _name(reader: relax.Call) -> str:
+    """Return what the kernel of a reader is called."""
+    is_tir = is_call(reader, "relax.call_tir")
+    own = reader.args[0].name_hint if is_tir else reader.op.name.removeprefix("relax.")
+    return f"dequantize_{own}"
+
+
+def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _Group | None:
+    """Return the function of a reader and what decodes its weights, None if it cannot be one."""
+    steps = list(dict.fromkeys(step for weight in weights for step in weight.steps))
+    inside = [*steps, reader]
+    values = [view.defs[var] for var in (reader, *steps)]
+    args = tuple(dict.fromkeys(t for v in values for t in _read(v) if t not in inside))
+    if any(shape_of(a) is None for a in args) or not _on_one_device([reader, *args]):
+        return None
+    types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
+    known: dict[relax.Expr, relax.Expr] = {
+        arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
+    }
+    called = {v.args[0]: view.mod[v.args[0]] for v in values if is_call(v, "relax.call_tir")}
+    builder = relax.BlockBuilder(module_of(called))
+    params = list(known.values())
+    with builder.function("group", params, {"Primitive": True}):
+        with builder.dataflow():
+            for var in inside:
+                value = _with(view.defs[var], known)
+                emit = builder.emit_output if var is reader else builder.emit
+                known[var] = emit(value)
+        builder.emit_func_output(known[reader])
+    func = builder.get()["group"]
+    sizes = tuple(relax.analysis.free_symbolic_vars(func))
+    if sizes:
+        shape = relax.Var("sizes", relax.ShapeType(sizes))
+        func = relax.Function([*func.params, shape], func.body, func.ret_ty, attrs=func.attrs)
+    return _Group(func, args, sizes, called)
+
+
+def _read(value: relax.Expr) -> list[relax.Expr]:
+    """Return the tensors that a step reads, without the numbers that TVM writes into its formula.
+
+    It does so where they meet a tensor in arithmetic, and fuses no other constants.
+    """
+    if not isinstance(value, relax.Call):
+        return [value]
+    read = list(tensors_of(value))
+    if read and is_call(value, *ARITHMETIC):
+        return read
+    fields = (e for a in value.args for e in (a.fields if isinstance(a, relax.Tuple) else (a,)))
+    return [e for e in fields if isinstance(e.ty, relax.TensorType)]
+
+
+def _on_one_device(exprs: Sequence[relax.Expr]) -> bool:
+    return len({str(expr.ty.vdevice) for expr in exprs if expr.ty.vdevice}) <= 1
+
+
+def _with(value: relax.Expr, known: dict[relax.Expr, relax.Expr]) -> relax.Expr:
+    """Return a bound value with what it reads replaced."""
+    if isinstance(value, relax.Call):
+        args = [_with(arg, known) for arg in value.args]
+        return relax.Call(value.op, args, value.attrs, value.ty_args)
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([_with(field, known) for field in value.fields])
+    return known.get(value, value)
+
+
+def _lowered(
+    called: Mapping[ir.GlobalVar, tirx.PrimFunc], group: relax.Function
+) -> tirx.PrimFunc | None:
+    """Return a group as one PrimFunc, None if TVM makes no plain loops of it."""
+    builder = relax.BlockBuilder(module_of(called))
+    gvar = builder.add_func(group, "group")
+    params = [relax.Var(p.name, p.ty) for p in group.params]
+    with builder.function("main", params):
+        with builder.dataflow():
+            out = builder.emit_output(relax.Call(gvar, params))
+        builder.emit_func_output(out)
+    mod = relax.transform.LegalizeOps()(builder.get())
+    values = [b.value for block in mod["group"].body.blocks for b in block.bindings]
+    if not all(is_call(v, "relax.call_tir") or isinstance(v, relax.Var) for v in values):
+        return None
+    mod = relax.transform.FuseTIR()(mod)
+    func = mod[mod["main"].body.blocks[0].bindings[0].value.args[0]]
+    stages = read_stages(func)
+    try:
+        return None if stages is None else _with_few_stages(func, stages)
+    except s_tir.ScheduleError:  # nothing reads a stage
+        return None
+
+
+def _with_few_stages(func: tirx.PrimFunc, stages: list[Stage]) -> tirx.PrimFunc:
+    """Put formulas in the place of stages, but for the factors of a sum: rules make tiles of them.
+
+    A factor is taken before it is transposed.  A lookup has no stage left, lest a device without a
+    rule that inlines should fill the table first.
+    """
+    sums = [stage for stage in stages if stage.reduced]
+    by_buffer = {stage.buffer: stage for stage in stages}
+    kept = {s for stage in sums for s in _factors(stage, by_buffer)}
+    made = {stage.buffer for stage in stages}
+    widened = (ir.TensorLoad, lambda load: _at_wide_indices(load) if load.source in made else load)
+    sch = s_tir.Schedule(func.with_body(tvm_ffi.structural_map(func.body, widened)))
+    for stage in stages[:-1]:
+        if not stage.reduced and stage.name not in kept:
+            sch.compute_inline(sch.get_sblock(stage.name))
+    return sch.mod["main"].with_attr("op_pattern", OUT_ELEMENT_WISE if sums else OPAQUE)
+
+
+def _at_wide_indices(load: ir.TensorLoad) -> ir.TensorLoad:
+    """Return a load at int64 indices: TVM adds what is looked up to loops, and does not cast it."""
+    indices = [i if str(i.ty.dtype) == "int64" else i.astype("int64") for i in load.indices]
+    return tirx.BufferLoad(load.source, indices)
+
+
+def _factors(stage: Stage, by_buffer: Mapping[tirx.Var, Stage]) -> Iterator[str]:
+    """Yield the names of the stages that compute, rather than move, what a sum multiplies."""
+    for load in loads_of(stage.value):
+        made = by_buffer.get(load.source)
+        if made is None or made is stage:
+            continue
+        inner = made.value
+        is_moved = isinstance(inner, ir.TensorLoad) and set(inner.indices) == set(made.spatial)
+        if is_moved and inner.source in by_buffer:
+            yield from _factors(made, by_buffer)
+        else:
+            yield made.name

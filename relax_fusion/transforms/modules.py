@@ -1,0 +1,54 @@
+"""Modules with other functions: everything else that a module carries stays as it is.
+
+Besides functions, a module has attributes, external modules among them, and global infos, which
+hold its virtual devices.  A module that is built anew from its functions loses them, and then
+whatever names a virtual device fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import tvm_ffi
+from tvm import ir
+
+EXTERNAL_MODULES = "external_mods"
+"""Module attribute: what TVM links into the library."""
+
+KERNELS_ATTR = "relax_fusion.triton_kernels"
+"""PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
+
+
+def with_functions(
+    mod: ir.IRModule,
+    functions: Mapping[ir.GlobalVar, ir.BaseFunc],
+    without: Iterable[ir.GlobalVar] = (),
+) -> ir.IRModule:
+    """Return a copy of `mod` with functions removed, and others replaced or added.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        It is not modified.
+    functions : mapping of GlobalVar to BaseFunc
+        A variable of the module replaces its function, a new one adds a function.
+    without : iterable of GlobalVar
+        Removed first, so that `functions` may use their names.
+    """
+    copy = mod.clone()
+    for gvar in without:
+        del copy[gvar]
+    for gvar, func in functions.items():
+        copy.update_func(gvar, func)
+    return copy
+
+
+def module_of(functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
+    """Return a module of functions alone, to make one of them that goes into another module."""
+    return ir.IRModule(dict(functions))
+
+
+def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModule:
+    """Return a copy of `mod` that links `library` too."""
+    there = (mod.attrs or {}).get(EXTERNAL_MODULES, [])
+    return mod.with_attr(EXTERNAL_MODULES, [*there, library])

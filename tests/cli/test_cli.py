@@ -1,0 +1,491 @@
+"""The command line, through `main` on models of a few thousand weights."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from safetensors import safe_open
+from safetensors.numpy import save_file
+from tvm import relax
+from tvm.support import cc
+from tvm.target import Target
+
+from relax_fusion import models
+from relax_fusion.cli import build, main, parser
+from relax_fusion.cli import compile as compile_module
+from relax_fusion.cli.demo import Comparison
+from relax_fusion.cli.measure import Run
+from relax_fusion.cli.run import _generate
+from relax_fusion.models import zoo
+from relax_fusion.report import Report
+from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
+
+from ..support.quick import loaded, quick_host, quick_passes
+
+POSITIONS = 16
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "tie_word_embeddings": False,
+}
+links = pytest.mark.skipif(not cc.get_cc(), reason="TVM links libraries with a C++ compiler")
+
+
+def checkpoint_tensors() -> dict[str, np.ndarray]:
+    """Random weights by the names that Hugging Face gives them."""
+    rng = np.random.default_rng(7)
+    shapes = {"model.embed_tokens": (96, 64), "lm_head": (96, 64)}
+    tensors = {"model.norm.weight": np.ones(64, "float32")}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.self_attn.q_proj": (64, 64),
+            f"{prefix}.self_attn.k_proj": (32, 64),
+            f"{prefix}.self_attn.v_proj": (32, 64),
+            f"{prefix}.self_attn.o_proj": (64, 64),
+            f"{prefix}.mlp.gate_proj": (128, 64),
+            f"{prefix}.mlp.up_proj": (128, 64),
+            f"{prefix}.mlp.down_proj": (64, 128),
+        }
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            tensors[f"{prefix}.{norm}.weight"] = np.ones(64, "float32")
+    for name, shape in shapes.items():
+        tensors[f"{name}.weight"] = rng.standard_normal(shape, dtype="float32") * 0.1
+    return tensors
+
+
+def write_json(path: Path, data: dict) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+    return path
+
+
+def short(exported: models.ExportedModel, target: Target, **options: Any) -> relax.VMExecutable:
+    """Do what the command does, for prompts that have kernels of two ranges of rows."""
+    return build.build(exported, target, variable_bounds={"seq_len": POSITIONS}, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_to_compile():
+    """Compile for this machine without optimisations, which take long."""
+    made = quick_host()
+    with pytest.MonkeyPatch.context() as patch, quick_passes():
+        patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
+        patch.setattr(compile_module, "build", short)
+        yield
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """A Hugging Face directory with a word tokenizer: ``w5`` is token 5."""
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
+
+    path = tmp_path_factory.mktemp("hf")
+    write_json(path / "config.json", CONFIG)
+    save_file(checkpoint_tensors(), path / "model.safetensors")
+    words = {f"w{i}": i for i in range(96)}
+    tokenizer = Tokenizer(kinds.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def compiled(checkpoint, tmp_path_factory) -> Path:
+    """What ``compile`` makes of the checkpoint."""
+    out = tmp_path_factory.mktemp("out") / "tiny"
+    assert main(["compile", str(checkpoint), "-o", str(out), "-q"]) == 0
+    return out
+
+
+@pytest.fixture
+def damaged(compiled, tmp_path) -> Path:
+    """A copy that a test may damage."""
+    out = tmp_path / "copy"
+    out.mkdir()
+    for file in compiled.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    return out
+
+
+def error(capsys) -> str:
+    """Return the one line of the error."""
+    lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith("relax-fusion: err")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# --- compile and run -------------------------------------------------------------------------
+
+
+@links
+def test_compile_writes_library_weights_tokenizer_and_manifest(compiled):
+    assert sorted(file.name for file in compiled.iterdir()) == [
+        "lib.so",
+        "manifest.json",
+        "params.safetensors",
+        "tokenizer.json",
+    ]
+    manifest = json.loads((compiled / "manifest.json").read_text())
+    assert manifest["config"] == CONFIG
+    assert manifest["functions"] == ["prefill", "decode"]
+    assert manifest["max_seq_len"] == POSITIONS
+    assert set(manifest["files"]) == {"lib.so", "params.safetensors", "tokenizer.json"}
+    assert len({file.stat().st_mode & 0o666 for file in compiled.iterdir()}) == 1
+    assert list(compiled.parent.iterdir()) == [compiled]  # no temporary directory is left
+
+
+@links
+def test_run_generates_the_tokens_of_a_generator(compiled, checkpoint, capsys):
+    exported = models.export(models.load_config(checkpoint), max_seq_len=POSITIONS)
+    executable = tvm.compile(exported.mod, target=quick_host())  # TVM's own pipeline
+    generator = models.Generator(executable, exported, models.load_weights(checkpoint, exported))
+    expected = generator.generate([5, 6, 7], 6)[0].tolist()
+
+    arguments = ["run", str(compiled), "--max-new-tokens", "6", "--json"]
+    assert main([*arguments, "--prompt-ids", "5,6,7"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["tokens"] == expected
+    assert result["prefill_ms"] > 0 and result["decode_ms_per_token"] > 0
+
+    assert main([*arguments, "--prompt", "w5 w6 w7"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["prompt_ids"], result["tokens"]) == ([5, 6, 7], expected)
+    assert result["text"].split() == [f"w{i}" for i in expected]
+
+
+def test_unused_tensors_are_a_warning_of_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compile_module, "require_linker", lambda: None)
+    monkeypatch.setattr(compile_module, "_write_library", lambda *_: 0)
+    write_json(tmp_path / "hf" / "config.json", CONFIG)
+    surplus = {"vision.weight": np.ones(3, "float32")}
+    save_file(checkpoint_tensors() | surplus, tmp_path / "hf" / "model.safetensors")
+    assert main(["compile", str(tmp_path / "hf"), "-o", str(tmp_path / "out"), "-q"]) == 0
+    warned = capsys.readouterr().err.strip()
+    assert warned.startswith("relax-fusion: warning: ") and "vision.weight" in warned
+
+
+@links
+def test_config_alone_runs_with_random_weights_of_a_seed(tmp_path, capsys):
+    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
+    out = tmp_path / "out"
+    assert main(["compile", str(config), "-o", str(out), "--batch", "2", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["weights"], facts["source"]) == ("random", "tiny")
+
+    def run(seed: str) -> list[int]:
+        arguments = ["--prompt-ids", "1 2", "--max-new-tokens", "5", "--seed", seed, "--json"]
+        assert main(["run", str(out), *arguments]) == 0
+        return json.loads(capsys.readouterr().out)["tokens"]
+
+    assert run("1") == run("1") != run("2")
+
+
+@links
+def test_bfloat16_weights_are_stored_and_run(checkpoint, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compile", str(checkpoint), "-o", str(out), "--dtype", "bfloat16", "-q"]) == 0
+    with safe_open(out / "params.safetensors", framework="numpy") as handle:
+        kinds = {handle.get_slice(name).get_dtype() for name in handle.keys()}  # noqa: SIM118
+    assert kinds == {"BF16", "F32"}, "the table of rotations stays in float32"
+    capsys.readouterr()
+    arguments = ["run", str(out), "--prompt-ids", "5", "--max-new-tokens", "4", "--json"]
+    assert main(arguments) == 0
+    assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
+
+
+def test_generation_stops_at_the_end_token():
+    class Counting:
+        batch, last = 1, 0
+
+        def prefill(self, ids):
+            return np.eye(96)[ids[:, -1] + 1]
+
+        def decode(self, ids):
+            return np.eye(96)[ids + 1]
+
+    assert _generate(Counting(), [3, 4], 8, (7, 90)).tokens == [5, 6, 7]
+    assert _generate(Counting(), [3, 4], 3, ()).tokens == [5, 6, 7]
+
+
+@links
+@pytest.mark.parametrize("graphs", [True, False])
+def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
+    quick = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512}
+    quick |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
+    # The model of the quick demo, whose kernels are the same
+    config = write_json(tmp_path / "tiny" / "config.json", zoo.CONFIGS["demo-llama"] | quick)
+    out = tmp_path / "out"
+    dump = tmp_path / "dump"
+    arguments = ["--target", "h200", "--no-weights", "--debug-dump", str(dump)]
+    arguments += ["--max-seq-len", "1024"]
+    arguments += [] if graphs else ["--no-cuda-graph"]
+    assert main(["compile", str(config), "-o", str(out), *arguments]) == 0
+    assert "CUDA" in capsys.readouterr().out
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert (manifest["dtype"], manifest["weights"]) == ("float16", "none")
+    assert "sm_90a" in manifest["target"]
+    assert b"__global__" in (out / "lib.so").read_bytes()
+    assert (dump / "debug-phase0.py").is_file()
+    assert (RUN_OR_CAPTURE in (dump / "debug-final.py").read_text()) == graphs
+
+
+@pytest.mark.parametrize("stop, code", [(KeyboardInterrupt(), 130), (OSError("disk full"), 1)])
+def test_interrupted_compile_leaves_nothing(checkpoint, tmp_path, monkeypatch, stop, code):
+    monkeypatch.setattr(compile_module, "require_linker", lambda: None)
+
+    def fail(*_args, **_options):
+        raise stop
+
+    monkeypatch.setattr(compile_module, "build", fail)
+    assert main(["compile", str(checkpoint), "-o", str(tmp_path / "out")]) == code
+    assert list(tmp_path.iterdir()) == []
+
+
+@links
+def test_an_encoder_has_no_generation(damaged, capsys):
+    edit_manifest(source="bert", functions=["encode"])(damaged)
+    assert main(["run", str(damaged), "--prompt-ids", "1"]) == 2
+    assert "Encoder" in error(capsys)
+
+
+# --- damaged directories ---------------------------------------------------------------------
+
+
+def cut(name: str):
+    def damage(out: Path) -> None:
+        data = (out / name).read_bytes()
+        (out / name).write_bytes(data[: len(data) // 2])
+
+    return damage
+
+
+def flip_library(out: Path) -> None:
+    data = bytearray((out / "lib.so").read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    (out / "lib.so").write_bytes(bytes(data))
+
+
+def edit_manifest(**changes):
+    def damage(out: Path) -> None:
+        manifest = json.loads((out / "manifest.json").read_text())
+        write_json(out / "manifest.json", manifest | changes)
+
+    return damage
+
+
+@links
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (cut("manifest.json"), "manifest.json is damaged"),
+        (cut("lib.so"), "lib.so has"),
+        (cut("params.safetensors"), "params.safetensors has"),
+        (flip_library, "SHA-256 differs"),
+        (lambda out: (out / "lib.so").unlink(), "lib.so is missing"),
+        (lambda out: (out / "manifest.json").unlink(), "has no manifest.json"),
+        (edit_manifest(format=99), "format 99"),
+        (edit_manifest(surprise=1), "there is no field 'surprise'"),
+        (edit_manifest(versions={"tvm": "0.1.0", "relax_fusion": "0"}), "compiled with TVM 0.1.0"),
+        (edit_manifest(parameters=[]), "other parameters"),
+        (edit_manifest(weights="none"), "files has params.safetensors"),
+        (edit_manifest(max_seq_len=17), "has max_seq_len 17, but"),
+        (edit_manifest(source="other"), "has source 'other', but"),
+        (edit_manifest(weights="random"), "files has params.safetensors"),
+    ],
+)
+def test_run_refuses_a_damaged_directory(damaged, capsys, damage, says):
+    damage(damaged)
+    assert main(["run", str(damaged), "--prompt-ids", "1"]) == 1
+    assert says in error(capsys)
+
+
+@links
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["--prompt-ids", "1,x"], 2, "token numbers"),
+        (["--prompt-ids", "96"], 1, "must be in 0..95"),
+        (["--prompt-ids", "99999999999999"], 1, "must be in 0..95"),
+        (["--prompt-ids", "99999999999999999999"], 2, "token numbers"),
+        (["--prompt-ids", "1", "--seed", "9" * 5000], 2, "is not an integer between 0 and"),
+        (["--prompt-ids", "1", "--seed", "-1"], 2, "is not an integer between 0 and"),
+        (["--prompt-ids", "1", "--max-new-tokens", "17"], 1, "do not fit the 16"),
+        (["--prompt-ids", "1", "--max-new-tokens", "0"], 2, "is not an integer between 1 and"),
+        (["--prompt-ids", "1", "--seed", "1"], 2, "--seed"),
+        ([], 2, "--prompt-ids"),
+    ],
+)
+def test_run_refuses_arguments(compiled, capsys, arguments, code, says):
+    assert main(["run", str(compiled), *arguments]) == code
+    assert says in error(capsys)
+
+
+@links
+def test_text_prompt_needs_a_tokenizer(damaged, capsys):
+    (damaged / "tokenizer.json").unlink()
+    assert main(["run", str(damaged), "--prompt", "hello"]) == 2
+    assert "--prompt-ids" in error(capsys)
+
+
+# --- explain and errors ----------------------------------------------------------------------
+
+
+def test_what_others_print_is_no_result(capsys, monkeypatch):
+    def talkative(result):
+        print("ROCm not detected")
+        return result
+
+    monkeypatch.setattr(parser, "make_target", talkative)
+    monkeypatch.setattr(
+        parser, "explain_command", lambda args, console: talkative(console.json({})) or 0
+    )
+    assert main(["explain", "gpt2", "--target", "rocm", "--json"]) == 0
+    assert capsys.readouterr().out == "{}\n"
+
+
+def test_explain_as_text_and_as_json(tmp_path, capsys):
+    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
+    assert main(["explain", str(config), "-q"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
+    assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
+    assert main(["explain", str(config), "--graphs", "-q"]) == 0
+    graphs = capsys.readouterr().out.split("What each kernel computes\n\n")[1]
+    assert "acc0[i, j]     float32 = sum k: x_norm[i, k] * w0[j, k]" in graphs
+
+    assert main(["explain", str(config), "--validate", "-q"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [int(row[0]) > 1 for row in rows if row[1:] == ["checked"]] == [True]
+
+    arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "--validate-strictly"]
+    assert main(["explain", str(config), *arguments]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["dtype"] == "float16"
+    assert document["fused"] + document["declined"] == len(document["decisions"]) > 0
+    assert "FuseGatedFFN" not in {d["pattern"] for d in document["decisions"]}
+    for decision in document["decisions"]:
+        assert decision["fused"] or decision["decline"]["detail"]
+        assert decision.get("validation") == ("checked" if decision["fused"] else None)
+    kernels = {d["kernel"] for d in document["decisions"]} - {""}
+    rules = {s["function"]: s["rule"] for s in document["schedules"]}
+    assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}
+    assert "Triton" in rules.values() and "" not in rules.values()
+
+
+@pytest.mark.parametrize(
+    "arguments, code, says",
+    [
+        (["/nonexistent"], 1, "neither a directory"),
+        (["llama-3.1-8b", "--target", "nonsense"], 2, "h200"),
+        (["llama-3.1-8b", "--disable", "FuseNothing"], 2, "FuseGatedFFN"),
+        (["demo-gpt2", "--backend", "triton"], 1, "triton"),
+        (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
+        (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
+        (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
+        (["--validate", "demo-gpt2", "--dtype", "int8"], 2, "float16"),
+        ([], 2, "SRC"),
+    ],
+)
+def test_explain_refuses_arguments(capsys, arguments, code, says):
+    assert main(["explain", *arguments]) == code
+    assert says in error(capsys)
+
+
+@pytest.mark.parametrize(
+    "config, says",
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        (CONFIG | {"hidden_size": None}, "hidden_size"),
+        ([], "not an object"),
+    ],
+)
+def test_a_config_that_cannot_be_used(tmp_path, capsys, config, says):
+    write_json(tmp_path / "config.json", config)
+    assert main(["explain", str(tmp_path)]) == 1
+    assert says in error(capsys)
+
+
+def test_a_directory_without_weights_is_refused_before_compiling(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(compile_module, "require_linker", lambda: None)
+    write_json(tmp_path / "hf" / "config.json", CONFIG)
+    assert main(["compile", str(tmp_path / "hf"), "-o", str(tmp_path / "out")]) == 1
+    assert "--no-weights" in error(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_unexpected_error_is_one_line_and_its_traceback_an_option(monkeypatch, capsys):
+    def fail(_text):
+        raise ZeroDivisionError("what\na surprise")
+
+    monkeypatch.setattr("relax_fusion.cli.explain.open_source", fail)
+    assert main(["explain", "gpt2"]) == 1
+    assert "ZeroDivisionError: what a surprise" in error(capsys)
+    assert main(["explain", "gpt2", "--traceback"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_missing_compiler_is_named_before_anything_is_compiled(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("relax_fusion.cli.build.cc.get_cc", lambda: None)
+    assert main(["compile", "demo-gpt2", "-o", str(tmp_path / "out")]) == 1
+    assert "g++" in error(capsys)
+
+
+# --- demo and the process ---------------------------------------------------------------------
+
+
+def as_library(made):
+    """Return a function that loads what `made` compiles for this machine."""
+
+    def compiled(exported, target, **options):
+        executable = made(exported, target, **options)
+        return loaded(executable) if target.kind.name == "llvm" else executable
+
+    return compiled
+
+
+def test_quick_demo_agrees(monkeypatch, capsys):
+    monkeypatch.setattr("relax_fusion.cli.demo.host_target", quick_host)
+    for name, made in {"build": short, "build_default": build.build_default}.items():
+        monkeypatch.setattr(f"relax_fusion.cli.demo.{name}", as_library(made))
+    assert main(["demo", "--quick", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [m["model"] for m in document["models"]] == ["demo-llama", "demo-gpt2"]
+    for model in document["models"]:
+        assert model["agrees"] and model["fused"]
+    assert document["cross_compile"]["cuda_kernels"] > 0
+
+
+@pytest.mark.parametrize("worst, agrees", [(1e-6, True), (1e-2, False), (float("nan"), False)])
+def test_demo_calls_a_difference_beyond_rounding_a_disagreement(worst, agrees):
+    run = Run((), (1.0,), (1.0,))
+    assert Comparison("x", Report(), run, run, worst, 1e-4).agrees is agrees
+
+
+def test_the_process_prints_results_to_stdout_only():
+    command = [sys.executable, "-m", "relax_fusion.cli", "explain", "demo-gpt2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["source"] == "demo-gpt2"
+    assert "looking for chains" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["compile", "--help"]])
+def test_help_and_version_exit_with_0(capsys, arguments):
+    assert main(arguments) == 0
+    assert "relax-fusion" in capsys.readouterr().out

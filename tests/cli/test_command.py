@@ -1,0 +1,180 @@
+"""The program as a process: whenever it is asked to end, it does, with one line."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relax_fusion.cli import main
+from relax_fusion.cli.console import Console
+
+ROOT = Path(__file__).parents[2]
+
+WAITING = """
+import pathlib, sys, time, types
+import relax_fusion_command
+cli, stage = types.ModuleType("relax_fusion.cli"), types.ModuleType("relax_fusion.cli.artifact")
+sys.modules |= {{"relax_fusion": types.ModuleType("relax_fusion"), cli.__name__: cli}}
+sys.modules[stage.__name__] = stage
+def swallow():
+    print("ready", flush=True)
+    while True:
+        try:
+            {busy}
+        except BaseException as err:
+            print("caught", repr(err), flush=True)
+cli.main = swallow
+stage.remove_stages = lambda: pathlib.Path("half-written").unlink()
+sys.exit(relax_fusion_command.main())
+"""
+"""The program with commands that wait, and are deaf to exceptions."""
+
+BUSY = ("time.sleep(1)", "sum(range(10**4))", "list(map(str, range(10**6)))")
+
+
+def started(code: str, cwd: Path, ignored: int | None = None) -> subprocess.Popen[str]:
+    def before() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number == ignored else signal.SIG_DFL)
+
+    (cwd / "half-written").write_text("half")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=before,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("busy", BUSY)
+@pytest.mark.parametrize(
+    "number, code, word",
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGHUP, 129, "the terminal was closed"),
+    ],
+)
+def test_it_ends_with_one_line(tmp_path: Path, busy: str, number: int, code: int, word: str):
+    process = started(WAITING.format(busy=busy), tmp_path)
+    process.send_signal(number)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (code, "", f"relax-fusion: error: {word}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_that_is_ignored_stays_so(tmp_path: Path) -> None:
+    process = started(WAITING.format(busy="time.sleep(1)"), tmp_path, ignored=signal.SIGHUP)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 143
+
+
+def test_while_it_imports(tmp_path: Path) -> None:
+    """The package is imported only after the watch has begun."""
+    (tmp_path / "relax_fusion.py").write_text(
+        "import time\nprint('ready', flush=True)\ntime.sleep(60)"
+    )
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "import relax_fusion_command; relax_fusion_command.main()"
+    process = started(code, tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "relax-fusion: error: interrupted\n")
+    assert process.returncode == 130
+
+
+STUBBED = """
+import os, signal, stat, sys, types
+import relax_fusion_command
+cli, stage = types.ModuleType("relax_fusion.cli"), types.ModuleType("relax_fusion.cli.artifact")
+sys.modules |= {"relax_fusion": types.ModuleType("relax_fusion"), cli.__name__: cli}
+sys.modules[stage.__name__] = stage
+stage.remove_stages = lambda: None
+"""
+
+
+def test_what_fails_because_of_the_interrupt_is_not_told(tmp_path: Path) -> None:
+    """The main thread meets files that are gone; neither its words nor its code count."""
+    code = STUBBED + (
+        "import pathlib, threading\n"
+        "half, complained = pathlib.Path('half-written'), threading.Event()\n"
+        "def command():\n"
+        "    print('ready', flush=True)\n"
+        "    while half.exists(): pass\n"
+        "    print('no such file', file=sys.stderr, flush=True)\n"
+        "    complained.set()\n"
+        "    return 1\n"
+        "cli.main, stage.remove_stages = command, lambda: half.unlink() or complained.wait()\n"
+        "sys.exit(relax_fusion_command.main())"
+    )
+    process = started(code, tmp_path)
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30) == ("", "relax-fusion: error: interrupted\n")
+    assert process.returncode == 130
+
+
+def test_an_interrupt_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    code = STUBBED + "cli.main = lambda: 0\ncode = relax_fusion_command.main()\n"
+    code += "os.kill(os.getpid(), signal.SIGINT)\nprint('ready', flush=True)\nsys.exit(code)"
+    process = started(code, tmp_path)
+    assert process.communicate(timeout=30) == ("", "") and process.returncode == 0
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_files_that_are_closed(tmp_path: Path, closed: str) -> None:
+    """No other file gets their numbers, and what is printed to one goes to no other."""
+    code = STUBBED + (
+        "def command():\n"
+        "    print('out'), print('err', file=sys.stderr)\n"
+        "    return 3 + sum(stat.S_ISCHR(os.fstat(n).st_mode) for n in range(3))\n"
+        "cli.main = command\nsys.exit(relax_fusion_command.main())"
+    )
+    shell = f'exec "$0" -c "$1" {closed}'
+    done = subprocess.run(
+        ["sh", "-c", shell, sys.executable, code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        capture_output=True,
+        text=True,
+    )
+    count = closed.count("&-")
+    assert done.returncode == 3 + count
+    assert done.stdout == ("" if ">&-" in closed.split() else "out\n")
+    assert done.stderr == ("" if "2>&-" in closed else "err\n")
+
+
+class Unreadable(io.StringIO):
+    """A stderr whose reader is gone, or whose disk is full."""
+
+    def write(self, _: str) -> int:
+        raise BrokenPipeError
+
+
+def test_progress_that_nobody_reads_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Unreadable())
+    console = Console()
+    console.step("exporting")
+    console.warn("beware")
+    for arguments in (["explain", "/nothing"], ["explain", "/nothing", "--traceback"]):
+        assert main(arguments) == 1
+
+
+def test_results_that_the_encoding_cannot_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    Console().result("mod\xe8le \udcff")
+    assert written.getvalue() == b"mod\\xe8le \\udcff\n"

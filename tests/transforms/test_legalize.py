@@ -1,0 +1,187 @@
+"""Legalisation of attention whose scores underflow, and the transposes of matmuls."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import tvm
+from tvm import relax, tirx
+
+from relax_fusion import PATTERNS
+from relax_fusion.matching.pattern import is_call
+from relax_fusion.transforms.legalize import LEGALIZE_MAP, FuseTransposeMatmul, UnshareTransposes
+
+from ..passes.common import HEADER, Chain, calls, compiled, module, outputs, run_pass
+from ..support.accuracy import assert_accurate, nudged
+from ..support.quick import machine, quickly
+
+
+def attention_module(dtype: str, dim: int) -> tvm.IRModule:
+    """Causal attention with symbolic lengths."""
+    seq_len, context = tirx.Var("seq_len", "int64"), tirx.Var("context", "int64")
+    q, k, v = (
+        relax.Var(name, relax.TensorType((1, length, 2, dim), dtype))
+        for name, length in (("q", seq_len), ("k", context), ("v", context))
+    )
+    bb = relax.BlockBuilder()
+    with bb.function("main", [q, k, v]):
+        with bb.dataflow():
+            scale = tirx.FloatImm(dtype, dim**-0.5)
+            call = relax.op.nn.attention(q, k, v, scale=scale, causal_mask="BottomRight")
+            out = bb.emit_output(call)
+        bb.emit_func_output(out)
+    return relax.transform.LegalizeOps(LEGALIZE_MAP)(bb.get())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("shift", [0.0, 48.0])
+def test_attention_matches_torch(dtype, shift):
+    dim = 16
+    vm = machine(quickly(attention_module(dtype, dim)))
+    rng = np.random.default_rng(0)
+    for seq_len, context in ((1, 1), (5, 5), (1, 9), (3, 9)):
+        q = rng.standard_normal((1, seq_len, 2, dim)).astype(dtype)
+        k = rng.standard_normal((1, context, 2, dim)).astype(dtype)
+        # Opposite shifts of one lane move every score by -576, far below underflow.
+        q[..., 0] += shift
+        k[..., 0] -= shift
+        v = rng.standard_normal((1, context, 2, dim)).astype(dtype)
+        got = vm["main"](*(tvm.runtime.tensor(x) for x in (q, k, v))).numpy()
+        exact = torch_attention(q, k, v)
+        moved = [
+            torch_attention(*(nudged(x, "float32", 3 * i + j) for i, x in enumerate((q, k, v))))
+            for j in range(3)
+        ]
+        assert_accurate(got.astype("float64"), exact, np.stack(moved), dtype, max(dim, context))
+
+
+def torch_attention(*arrays: np.ndarray) -> np.ndarray:
+    q, k, v = (torch.from_numpy(x).double().transpose(1, 2) for x in arrays)
+    visible = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool)
+    visible = visible.tril(k.shape[2] - q.shape[2])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+    return out.transpose(1, 2).numpy()
+
+
+HIDING = {
+    "bias": "R.nn.attention_bias(q, k, v, m)",
+    "bias_and_causal": 'R.nn.attention_bias(q, k, v, m, causal_mask="BottomRight")',
+    "window": 'R.nn.attention(q, k, v, causal_mask="BottomRight", window_size=2)',
+    "window_from_the_left": 'R.nn.attention(q, k, v, causal_mask="TopLeft", window_size=3)',
+}
+
+
+@pytest.fixture(scope="module")
+def hiding() -> relax.VirtualMachine:
+    mod = module(
+        Chain(
+            f"{name}_{keys}", f"q[1,4,2,8] k[1,{keys},2,8] v[1,{keys},2,8] m[1,1,4,{keys}]", *rest
+        )
+        for keys in (3, 6)
+        for name, rest in ((n, (f"y = {call}", "y")) for n, call in HIDING.items())
+    )
+    return machine(quickly(relax.transform.LegalizeOps(LEGALIZE_MAP)(mod)))
+
+
+@pytest.mark.parametrize("keys", [3, 6])
+@pytest.mark.parametrize("name", HIDING)
+def test_attention_reads_no_hidden_key(hiding, name: str, keys: int) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, n, 2, 8)).astype("float32") for n in (4, keys, keys))
+    q[..., 0] += 48  # every score is far below zero, and its exponential underflows
+    k[..., 0] -= 48
+    bias = np.where(rng.random((4, keys)) < 0.4, -np.inf, 0).astype("float32")
+    bias[1], bias[2] = -np.inf, 0
+    i, j = np.arange(4)[:, None], np.arange(keys)[None]
+    seen = {
+        "bias": bias == 0,
+        "bias_and_causal": (bias == 0) & (j <= i + keys - 4),
+        "window": (j <= i + keys - 4) & (j > i + keys - 6),
+        "window_from_the_left": (j <= i) & (j > i - 3),
+    }[name]
+    scores = np.einsum("bihd,bjhd->bhij", q.astype("float64"), k) / np.sqrt(8)
+    scores = np.where(seen, scores, -np.inf)
+    powers = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e9))
+    weights = powers / np.maximum(powers.sum(-1, keepdims=True), 1e-300)
+    want = np.einsum("bhij,bjhd->bihd", weights, v)
+    arrays = (q, k, v, bias[None, None])
+    got = hiding[f"{name}_{keys}"](*map(tvm.runtime.tensor, arrays)).numpy()
+    np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_layer_norm_matches_torch(dtype):
+    chain = Chain(
+        "main",
+        "x[n,48] g[48] b[48]",
+        "y = R.nn.layer_norm(x, g, b, axes=[-1])",
+        "y",
+        {"n": 5},
+        dtype,
+    )
+    mod = relax.transform.LegalizeOps(LEGALIZE_MAP)(module([chain]))
+    vm = machine(quickly(mod))
+    got = vm["main"](*map(tvm.runtime.tensor, chain.arrays())).numpy().astype("float64")
+    exact, moved = (
+        torch.nn.functional.layer_norm(x, [48], g, b).numpy()
+        for x, g, b in (
+            (torch.from_numpy(nudge(a)) for a in chain.arrays())
+            for nudge in (lambda a: a.astype("float64"), lambda a: nudged(a, "float32"))
+        )
+    )
+    assert_accurate(got, exact, moved, dtype, 48)
+
+
+# --- transposes ------------------------------------------------------------------------------
+
+OVERWRITTEN = """
+    @T.prim_func(s_tir=True, private=True)
+    def zero(w: T.Buffer((T.int64(5), T.int64(8)), "float32")):
+        for i, j in T.grid(T.int64(5), T.int64(8)):
+            with T.sblock("zero"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                w[vi, vj] = T.float32(0)
+
+    @R.function
+    def main(x: R.Tensor((3, 8), "float32"), y: R.Tensor((4, 8), "float32"),
+             w: R.Tensor((5, 8), "float32")):
+        cls = Module
+        with R.dataflow():
+            t = R.permute_dims(w)
+            new = R.call_tir_inplace(cls.zero, (w,), out_ty=R.Tensor((5, 8), "float32"),
+                                     inplace_indices=[0])
+            a = R.matmul(x, t)
+            b = R.matmul(y, t)
+            R.output(a, b, new)
+        return (a, b, new)
+"""
+
+
+def test_transposes_are_copied_where_they_stand() -> None:
+    mod = UnshareTransposes()(tvm.script.from_source(HEADER + OVERWRITTEN))
+    names = ["permute_dims", "permute_dims", "call_tir_inplace", "matmul", "matmul"]
+    assert calls(mod["main"]) == names
+    block = mod["main"].body.blocks[0]
+    assert len({b.value.args[1] for b in block.bindings if is_call(b.value, "relax.matmul")}) == 2
+
+
+def test_a_transpose_is_read_before_its_tensor_is_overwritten() -> None:
+    rng = np.random.default_rng(0)
+    x, y, w = (rng.standard_normal(s).astype("float32") for s in ((3, 8), (4, 8), (5, 8)))
+    mod = tvm.script.from_source(HEADER + OVERWRITTEN)
+    fused, _ = run_pass(mod, "FuseMatmulEpilogue")  # its kernels read w, not the transpose
+    assert calls(fused["main"])[-2:] == ["call_tir", "call_tir_inplace"]
+    for off in ((), tuple(PATTERNS)):
+        a, b, new = outputs(compiled(mod, disable=off), "main", [x, y, w])
+        np.testing.assert_allclose(a, x @ w.T, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(b, y @ w.T, rtol=0, atol=1e-5)
+        assert not new.any()
+
+
+def test_transpose_that_is_a_result_and_read_twice() -> None:
+    body = "t = R.permute_dims(w); a = R.matmul(x, t); b = R.matmul(y, t)"
+    mod = module([Chain("main", "x[3,8] y[4,8] w[5,8]", body, "(a, b, t)")])
+    assert calls(UnshareTransposes()(mod)["main"]).count("permute_dims") == 3
+    out = FuseTransposeMatmul()(UnshareTransposes()(mod))
+    assert calls(out["main"]) == ["permute_dims", "call_tir", "call_tir"]

@@ -1,0 +1,210 @@
+"""Layers of every format of quantised weights: no kernel writes a weight, numbers are equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import ir, relax, tirx
+
+from relax_fusion import FuseDequantize, Reason, Report
+from relax_fusion.matching.stages import loads_of, read_stages
+
+from ..support.quantised import FORMATS, Groups, numpy_dtype
+from ..support.quantised_functions import (
+    Layer,
+    add_function,
+    called,
+    compiled,
+    lowered,
+    projected,
+    run_by_pipeline,
+)
+
+op = relax.op
+K, FFN = 128, 256
+"""Features of the layers here; groups of 40 do not divide them."""
+
+
+def add_decoder_layer(bb: relax.BlockBuilder, name: str, format) -> None:
+    """Add norm, gated FFN, residual and lm_head, and an embedding."""
+    layer, rows = Layer(bb, format), tirx.Var("rows", "int64")
+    x = layer.param((1, rows, K), format.dtype)
+    gamma = layer.param((K,), format.dtype)
+    ids = layer.param((rows,), "int32")
+    up, down, head = (layer.packed(*size) for size in ((2 * FFN, K), (K, FFN), (48, K)))
+
+    def emit():
+        h = bb.emit(op.nn.rms_norm(x, gamma, [-1], 1e-5))
+        both = bb.emit(op.split(projected(layer, h, up, 2 * FFN, K), 2, axis=-1))
+        a = bb.emit(op.multiply(op.nn.silu(both[0]), both[1]))
+        y = bb.emit(op.add(projected(layer, a, down, K, FFN), x))
+        logits = projected(layer, y, head, 48, K, "float32")
+        table = format.emit(bb, head, 48, K)
+        table = table if format.layout == "nk" else op.permute_dims(table)
+        return logits, op.take(table, ids, axis=0)
+
+    add_function(bb, name, layer, emit)
+
+
+def written_weights(mod: ir.IRModule) -> list[str]:
+    """Return the functions that write a matrix made, element by element, of fewer bytes."""
+    found = []
+    for gvar, func in mod.functions_items():
+        stages = read_stages(func) if isinstance(func, tirx.PrimFunc) else None
+        if stages is None or any(stage.reduced for stage in stages):
+            continue
+        *inputs, out = (p for p in func.params if tirx.is_buffer_var(p))
+        loads = [load for stage in stages for load in loads_of(stage.value)]
+        is_lookup = any(loads_of(i) for load in loads for i in load.indices)
+        if not is_lookup and sum(map(sample_bytes, inputs)) < sample_bytes(out):
+            found.append(gvar.name_hint)
+    return found
+
+
+def sample_bytes(buffer: tirx.Var) -> int:
+    sizes = [int(d) if isinstance(d, tirx.IntImm) else 64 for d in buffer.ty.shape]
+    return int(np.prod(sizes)) * tvm.DataType(str(buffer.ty.dtype)).bits
+
+
+# --- no weight is written --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def layers() -> ir.IRModule:
+    bb = relax.BlockBuilder()
+    for name, format in FORMATS.items():
+        add_decoder_layer(bb, name, format)
+    return bb.get()
+
+
+def test_written_weights_are_seen(layers: ir.IRModule) -> None:
+    alone = relax.transform.FuseTIR()(relax.transform.LegalizeOps()(layers))
+    assert len(written_weights(alone)) >= len(FORMATS)
+
+
+def test_no_weight_of_any_format_is_written(layers: ir.IRModule) -> None:
+    report = Report()
+    mod = lowered(layers, report=report)
+    assert written_weights(mod) == []
+    for name in FORMATS:
+        kernels = [c.args[0].name_hint for c in called(mod[name])]
+        assert sum("dequantize_matmul" in k for k in kernels) == 3
+        assert sum("dequantize_take" in k for k in kernels) == 1
+        reasons = {d.decline.reason for d in report.declined if d.function == name}
+        assert reasons == {Reason.MATERIALISED}
+    assert report.fused == []
+
+
+# --- numbers ---------------------------------------------------------------------------------
+
+N = 24
+SCHEDULED = ("q4f16_1", "q3f16_0", "q4bf16_1", "q4f16_autoawq")
+"""Formats that our rules' kernels are run with, too."""
+
+
+def add_projection(bb: relax.BlockBuilder, name: str, format, rows: int) -> None:
+    """Add a function of a matmul, with a residual, and a lookup of a decoded weight."""
+    layer = Layer(bb, format)
+    x, ids = layer.param((rows, K), format.dtype), layer.param((3,), "int32")
+    residual = layer.param((rows, N), format.dtype)
+    packed = layer.packed(N, K)
+
+    def emit():
+        w = format.emit(bb, packed, N, K)
+        turned = op.permute_dims(w)
+        by_rows, by_columns = (w, turned) if format.layout == "nk" else (turned, w)
+        y = op.add(bb.emit(op.matmul(x, by_columns)), residual)
+        return y, op.take(bb.emit(by_rows), ids, axis=0)
+
+    add_function(bb, name, layer, emit)
+
+
+@pytest.fixture(scope="module")
+def loops() -> relax.VirtualMachine:
+    bb = relax.BlockBuilder()
+    for name, format in FORMATS.items():
+        add_projection(bb, name, format, K)
+    return compiled(bb.get(), FuseDequantize())
+
+
+@pytest.fixture(scope="module")
+def kernels() -> relax.VirtualMachine:
+    bb = relax.BlockBuilder()
+    for name in SCHEDULED:
+        add_projection(bb, name, FORMATS[name], K)
+        add_projection(bb, f"{name} row", FORMATS[name], 1)
+    return run_by_pipeline(bb.get())
+
+
+def random_array(rng: np.random.Generator, shape, dtype: str) -> np.ndarray:
+    kind = numpy_dtype(dtype)
+    if dtype.startswith(("uint", "int")):
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    if dtype.startswith("float8"):  # TVM casts the smallest of them, and zero, to others
+        return (rng.uniform(1, 4, shape) * rng.choice([-1, 1], shape)).astype(kind)
+    return rng.standard_normal(shape).astype(kind)
+
+
+def check_numbers(
+    machine: relax.VirtualMachine,
+    name: str,
+    x: np.ndarray,
+    on: tvm.runtime.Device | None = None,
+) -> None:
+    """Compare every bit of the weight, which rows with a single one read out."""
+    format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
+    packed = [random_array(rng, *each) for each in format.shapes(N, K)]
+    weight = format.decoded(packed, K)
+    x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")
+    residual = np.zeros((len(x), N), weight.dtype)
+    arrays = [tvm.runtime.tensor(a, on) for a in (x, ids, residual, *packed)]
+    y, rows = (out.numpy() for out in machine[name](*arrays))
+    np.testing.assert_array_equal(y.astype("float64"), (x @ weight.T).astype("float64"))
+    np.testing.assert_array_equal(rows.astype("float64"), weight[ids].astype("float64"))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_weights_are_rounded_as_before(loops: relax.VirtualMachine, name: str) -> None:
+    check_numbers(loops, name, np.eye(K))
+
+
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_weights_are_rounded_as_before_in_kernels(kernels: relax.VirtualMachine, name: str) -> None:
+    check_numbers(kernels, name, np.eye(K))
+    check_numbers(kernels, f"{name} row", np.eye(K)[77:78])
+
+
+# --- which rules take the kernels ----------------------------------------------------------------
+
+
+def rules_of(mod: ir.IRModule, target: str) -> set[str]:
+    report = Report()
+    lowered(mod, target, phases=5, report=report)
+    return {s.rule for s in report.schedules}
+
+
+@pytest.mark.parametrize("target", ["llvm", "h200"])
+@pytest.mark.parametrize("name", ["q4f16_1", "q4f16_0", "q4f16_autoawq", "f16_f32", "codebook"])
+def test_rules_of_one_row(name: str, target: str) -> None:
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, FORMATS[name])
+    x, packed = layer.param((1, K), FORMATS[name].dtype), layer.packed(64, K)
+    add_function(bb, "main", layer, lambda: [projected(layer, x, packed, 64, K)])
+    assert rules_of(bb.get(), target) == {"GenericMatmulRule"}
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_a_width_that_only_the_run_knows(layout: str) -> None:
+    format, n = Groups(layout=layout), tirx.Var("n", "int64")
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, format)
+    x, packed = layer.param((3, K), "float16"), layer.packed(n, K)
+    add_function(bb, "main", layer, lambda: [projected(layer, x, packed, n, K, "float32")])
+    mod, rng = bb.get(), np.random.default_rng(1)
+    assert rules_of(mod, "llvm") == {"RowSumRule"}
+    given = [random_array(rng, *each) for each in format.shapes(N, K)]
+    arrays = [np.eye(K, dtype="float16")[40:43], *given]
+    (got,) = run_by_pipeline(mod)["main"](*map(tvm.runtime.tensor, arrays))
+    np.testing.assert_array_equal(got.numpy(), format.decoded(given, K).T[40:43])

@@ -1,0 +1,61 @@
+"""Workloads as JSON and as keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.errors import LoweringError
+from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
+from relax_fusion.workload.json import from_json, to_json
+
+from ..estimator.cases import WORKLOADS
+
+ROPE = Rope(64, 512, "float32", DynamicDim("seq", 4096))
+ROTATED = NormMatmul(
+    DynamicDim("rows"),
+    256,
+    (Projection(768, "nk", ("bias",), ROPE), Projection(256, "kn")),
+    None,
+    "float16",
+    "float16",
+)
+OTHERS = {
+    "rotated": ROTATED,
+    "static_positions": replace(
+        ROTATED, outputs=(Projection(768, "nk", (), replace(ROPE, positions=7)),)
+    ),
+    "own_row": replace(
+        ROTATED, outputs=(Projection(768, "nk", (), replace(ROPE, positions=None)),)
+    ),
+    "chain": MatmulChain(
+        *(DynamicDim("rows"), 64, 16, 48, ("nk", "kn")),
+        inner=("bias", "silu"),
+        outer=(0.5, "residual"),
+        dtype="float16",
+        out_dtype="float32",
+        batch=DynamicDim("heads", 8),
+    ),
+}
+
+
+@pytest.mark.parametrize("work", [*WORKLOADS.values(), *OTHERS.values()], ids=[*WORKLOADS, *OTHERS])
+def test_json_keeps_every_field(work) -> None:
+    assert from_json(to_json(work)) == work
+    text = to_json(work).replace("{", '{"windw": 4, ', 1)
+    with pytest.raises(LoweringError, match="there is no field 'windw'"):
+        from_json(text)
+
+
+def test_every_field_of_a_rotation_is_in_the_key() -> None:
+    ropes = [
+        None,
+        ROPE,
+        replace(ROPE, head_dim=128),
+        replace(ROPE, features=768),
+        replace(ROPE, dtype="float16"),
+        replace(ROPE, positions=None),
+    ]
+    works = [replace(ROTATED, outputs=(Projection(768, "nk", (), rope),)) for rope in ropes]
+    assert len({work.key for work in works}) == len(ropes)
