@@ -35,7 +35,7 @@ def module_of(work: Work, plans: Mapping[TilePlan, Uppers]) -> tuple[ir.IRModule
     for i, (plan, uppers) in enumerate(plans.items()):
         bounded = sorted(u for u in set(uppers) if u is not None)
         table = PlanTable(tuple((upper, plan) for upper in (*bounded, None)))
-        func = build_prim_func(work, table, gpu=True).without_attr("global_symbol")
+        func = build_prim_func(work, table).without_attr("global_symbol")
         names.append(f"run_{i}")
         _add(builder, builder.add_func(func, f"plan_{i}"), func, names[-1])
     return builder.get(), names

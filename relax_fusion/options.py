@@ -23,7 +23,7 @@ from .passes.driver import Bound, FuseOptions, Plans
 from .report import Report
 from .validation import Natural, check, plain, shown
 
-Backend = Literal["auto", "tir", "triton"]
+Backend = Literal["auto", "mixed", "tir", "triton"]
 BACKENDS = get_args(Backend)
 
 
@@ -79,9 +79,10 @@ class PipelineOptions:
         Linked into the library.
     debug_dump : Path, optional
         Directory for ``debug-phase0.py`` to ``debug-phase4.py`` and ``debug-final.py``.
-    backend : {"auto", "tir", "triton"}
+    backend : {"auto", "mixed", "tir", "triton"}
         Who emits fused kernels: by default Triton on NVIDIA GPUs from sm_80 on, where it has a
-        kernel, and TIR elsewhere.
+        kernel, and TIR elsewhere.  "mixed": both there, for each size who is predicted to be
+        faster.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
     allow_tf32 : bool
@@ -124,9 +125,9 @@ class PipelineOptions:
     def __post_init__(self) -> None:
         """Refuse values that no phase could honour."""
         check(self, PipelineError)
-        if self.backend == "triton" and not has_triton(self.target):
+        if self.backend in ("mixed", "triton") and not has_triton(self.target):
             raise PipelineError(
-                f"backend 'triton' needs a CUDA target, sm_80 or newer: {self.target}"
+                f"backend {self.backend!r} needs a CUDA target, sm_80 or newer: {self.target}"
             )
         if self.allow_tf32:
             require_tf32(self.target)
@@ -160,7 +161,7 @@ class PipelineOptions:
             self.variable_bounds,
             decisions,
             self.always_fuse,
-            "triton" if self.uses_triton else "tir",
+            "tir" if not self.uses_triton else "triton" if self.backend == "auto" else self.backend,
             self.allow_tf32,
             self.validate,
         )

@@ -151,9 +151,7 @@ def phase3_tir(options: PipelineOptions) -> list[Pass]:
     list of Pass
         To be run in this order, with the target in scope.
     """
-    finite = [FiniteConstants()] if is_webgpu(options.target) else []
-    exact = [RoundConstants()] if is_gpu(options.target) else []
-    return [relax.transform.DeadCodeElimination(), *exact, *finite]
+    return [relax.transform.DeadCodeElimination()]
 
 
 def phase4_schedule(options: PipelineOptions) -> list[Pass]:
@@ -170,10 +168,11 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
-    flat = [FoldGridDepth()] if is_webgpu(options.target) else []
+    exact = [RoundConstants()] if is_gpu(options.target) else []
+    web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     lanes = most_lanes(options.target)
     narrow = [NarrowVectors(lanes)] if lanes is not None else []
-    return [schedule_kernels(options), *triton, *flat, *narrow]
+    return [schedule_kernels(options), *triton, *exact, *web, *narrow]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:

@@ -28,7 +28,7 @@ from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.suite import Suite, done
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules.contraction import ContractionRule
+from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.estimator import candidates, predict
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -58,7 +58,7 @@ Item = tuple[str, int]
 
 def compiled(work: NormMatmul | GatedFFN, plan: TilePlan) -> tvm.runtime.Module:
     """Return the kernel of `work` under `plan`."""
-    func = build_prim_func(work, PlanTable.single(plan), gpu=False)
+    func = build_prim_func(work, PlanTable.single(plan))
     schedule = ContractionRule().apply(func, host_target(), False)
     return tvm.compile(schedule.mod, target=host_target()).jit()
 
@@ -137,7 +137,7 @@ class JudgeCpu(Suite):
         """Time the plans of a workload in turn; the least of each counts."""
         (name, rows), work = item, WORKLOADS[item[0]]
         kernels = self.kernels(name)
-        func = build_prim_func(work, PlanTable.single(kernels[0][0]), gpu=False)
+        func = build_prim_func(work, PlanTable.single(kernels[0][0]))
         args = arguments(func, rows, np.random.default_rng(rows))
         kernels[0][1]["main"](*args)  # starts the threads
         pin_threads()

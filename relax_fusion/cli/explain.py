@@ -111,9 +111,8 @@ def _ranges(decision: Decision) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for prediction in decision.predictions:
         assert decision.plans is not None, "a fused chain has plans"
-        entries = decision.plans.entries
         upper = prediction.upper
-        plan = entries[-1][1] if upper is None else decision.plans.plan_for(upper)
+        plan = decision.plans.boxes[-1][1] if upper is None else decision.plans.plan_for(upper)
         rows.append(
             (
                 _size(prediction),

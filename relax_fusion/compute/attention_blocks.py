@@ -25,7 +25,6 @@ not inside of one, where only some threads may be active.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -65,8 +64,6 @@ class TileEmitter:
         Batch, key head and row tile of this block.
     lengths : tuple of tirx.Expr
         Numbers of query and of key positions.
-    suffix : str
-        What every block name ends in.
     """
 
     def __init__(
@@ -77,22 +74,20 @@ class TileEmitter:
         *,
         place: tuple[tirx.Var, tirx.Var, tirx.Var],
         lengths: tuple[tirx.Expr, tirx.Expr],
-        suffix: str,
     ) -> None:
         """Allocate the scratch, in the block that is open."""
         self.work, self.shape, self.operands = work, shape, operands
         self.batch, self.kv_head, self.tile = place
         self.group = int64(work.q_heads // work.kv_heads)
         self.q_len, self.kv_len = lengths
-        self.suffix = suffix
         rows, features = shape.rows, max(work.head_dim, work.v_dim)
         self.q_tile = scratch("q_tile", (rows, work.head_dim), shape.stage_dtype)
         self.kv_tile = None
         if not shape.dot_lanes:  # keys and values are needed in turn, so they share one stage
             self.kv_tile = scratch("kv_tile", (shape.keys * features,), shape.stage_dtype)
-        self.softmax = OnlineSoftmax(shape, suffix)
+        self.softmax = OnlineSoftmax(shape)
         self.rules = Scores(work, operands, self.q_len, self.kv_len, shape.on_gpu)
-        self.dots = ScoreBlocks(shape, work.head_dim, self.rules, suffix)
+        self.dots = ScoreBlocks(shape, work.head_dim, self.rules)
         # Each thread keeps its register tiles of the result from one key block to the next.
         self.columns = work.v_dim // shape.reg_values
         self.owned = rows // shape.reg_rows * self.columns
@@ -110,7 +105,7 @@ class TileEmitter:
         first, blocks = self._key_blocks()
         with T.serial(blocks) as loop:
             IRBuilder.name("kb", loop)
-            with T.sblock("keys" + self.suffix):
+            with T.sblock("keys"):
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
                 self.first_key = (first + key_block) * int64(self.shape.keys)
@@ -121,10 +116,6 @@ class TileEmitter:
                 self._values()
         self.softmax.finish()
         self._store()
-
-    def _named(self, name: str, **axes: int) -> AbstractContextManager[list[tirx.Var]]:
-        """Open the block `name`, with a loop around it for each axis."""
-        return block(name + self.suffix, **axes)
 
     def _query(self, row: tirx.Expr) -> tuple[tirx.Expr, tirx.Expr]:
         """Return the query and the head of a row of the tile."""
@@ -147,7 +138,7 @@ class TileEmitter:
 
     def _load_queries(self) -> None:
         work = self.work
-        with self._named("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
+        with block("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
             query, head = self._query(i)
             at = arrange(work.q_layout, self.batch, query, head, d)
             inside = query < self.q_len
@@ -162,7 +153,7 @@ class TileEmitter:
         """Stage a block of keys or values; what lies past `kv_len` may be garbage and reads 0."""
         if self.kv_tile is None:
             return
-        with self._named(name, j=self.shape.keys, d=features) as (j, d):
+        with block(name, j=self.shape.keys, d=features) as (j, d):
             key = self.first_key + j
             at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, d)
             value = self._staged(key < self.kv_len, source, at)
@@ -198,7 +189,7 @@ class TileEmitter:
         return key * int64(self.work.v_dim) + feature
 
     def _clear(self) -> None:
-        with self._named("acc_init", **self._own_axes(), **self._own_tile()) as at:
+        with block("acc_init", **self._own_axes(), **self._own_tile()) as at:
             T.buffer_store(self.acc, zero(), at)
 
     def _place(self, i: tirx.Expr, j: tirx.Expr) -> Place:
@@ -220,7 +211,7 @@ class TileEmitter:
 
     def _values(self) -> None:
         """Emit ``acc = acc * row_scale + scores @ v``."""
-        with self._named("values", **self._own_axes()) as (slot, thread):
+        with block("values", **self._own_axes()) as (slot, thread):
             _, _, owned = self._own_place(slot, thread)
             if self.slots * self.shape.threads == self.owned:
                 self._values_tile(slot, thread)
@@ -232,18 +223,18 @@ class TileEmitter:
         row, column, _ = self._own_place(slot, thread)
         tile = self._own_tile()
         part = scratch("part", tuple(tile.values()), scope="local")
-        with self._named("values_init", **tile) as (ii, ci):
+        with block("values_init", **tile) as (ii, ci):
             kept = self.acc[slot, thread, ii, ci] * self.softmax.row_scale[row + ii]
             T.buffer_store(part, kept, [ii, ci])
-        with self._named("values_dot", J=self.shape.keys, **tile) as (j, ii, ci):
+        with block("values_dot", J=self.shape.keys, **tile) as (j, ii, ci):
             v = self._value(j, column + ci)
             T.buffer_store(part, part[ii, ci] + self.softmax.scores[row + ii, j] * v, [ii, ci])
-        with self._named("values_store", **tile) as (ii, ci):
+        with block("values_store", **tile) as (ii, ci):
             T.buffer_store(self.acc, part[ii, ci], [slot, thread, ii, ci])
 
     def _store(self) -> None:
         work = self.work
-        with self._named("store", **self._own_axes(), **self._own_tile()) as (s, x, ii, ci):
+        with block("store", **self._own_axes(), **self._own_tile()) as (s, x, ii, ci):
             first, column, owned = self._own_place(s, x)
             query, head = self._query(first + ii)
             value = self.acc[s, x, ii, ci] / self.softmax.row_scale[first + ii]

@@ -15,7 +15,6 @@ not put into vectors, so the others have a loop without it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -38,12 +37,10 @@ class ScoreBlocks:
         Features of a query.
     rules : Scores
         What becomes of a dot product.
-    suffix : str
-        What every block name ends in.
     """
 
-    def __init__(self, shape: TileShape, head_dim: int, rules: Scores, suffix: str) -> None:
-        self.shape, self.head_dim, self.rules, self.suffix = shape, head_dim, rules, suffix
+    def __init__(self, shape: TileShape, head_dim: int, rules: Scores) -> None:
+        self.shape, self.head_dim, self.rules = shape, head_dim, rules
         self.lanes = shape.dot_lanes
         """Partial sums of a score; 0 where a register holds neighbouring keys."""
 
@@ -66,10 +63,6 @@ class ScoreBlocks:
             with T.Else():
                 self._mask("mask_edge", scores, place, whole=False)
 
-    def _named(self, name: str, **axes: int) -> AbstractContextManager[list[tirx.Var]]:
-        """Open the block `name`, with a loop around it for each axis."""
-        return block(name + self.suffix, **axes)
-
     def _products(self, q_tile: tirx.Var, key: KeyOf, scores: tirx.Var, place: PlaceOf) -> None:
         """Emit the register tiles.
 
@@ -80,21 +73,21 @@ class ScoreBlocks:
         outer = {"io": shape.rows // rows, "jo": shape.keys // keys}
         # What is side by side comes last: lanes of one score, or neighbouring keys.
         tile = {"s": rows * keys, "l": lanes} if self.lanes else {"s": rows, "l": keys}
-        with self._named("scores", **outer) as (io, jo):
+        with block("scores", **outer) as (io, jo):
             dot = scratch("dot", tuple(tile.values()), scope="local")
-            with self._named("scores_init", **tile) as at:
+            with block("scores_init", **tile) as at:
                 T.buffer_store(dot, zero(), at)
-            with self._named("scores_dot", D=self.head_dim // lanes, **tile) as (d, s, lane):
+            with block("scores_dot", D=self.head_dim // lanes, **tile) as (d, s, lane):
                 i, j = (s // keys, s % keys) if self.lanes else (s, lane)
                 feature = d * lanes + lane if self.lanes else d
                 q = cast(q_tile[io * rows + i, feature], FLOAT)
                 product = q * key(jo * keys + j, feature)
                 T.buffer_store(dot, dot[s, lane] + product, [s, lane])
             for width in halves(self.lanes):
-                with self._named(f"scores_fold{width}", s=rows * keys, l=width) as (s, lane):
+                with block(f"scores_fold{width}", s=rows * keys, l=width) as (s, lane):
                     T.buffer_store(dot, dot[s, lane] + dot[s, lane + width], [s, lane])
             tile["l"] = 1 if self.lanes else keys
-            with self._named("scores_store", **tile) as (s, lane):
+            with block("scores_store", **tile) as (s, lane):
                 i, j = (s // keys, s % keys) if self.lanes else (s, lane)
                 i, j = io * rows + i, jo * keys + j
                 value = dot[s, lane]
@@ -103,7 +96,7 @@ class ScoreBlocks:
 
     def _mask(self, name: str, scores: tirx.Var, place: PlaceOf, *, whole: bool) -> None:
         shape, width = self.shape, self.shape.reg_keys
-        with self._named(name, i=shape.rows, jo=shape.keys // width, ji=width) as (i, jo, ji):
+        with block(name, i=shape.rows, jo=shape.keys // width, ji=width) as (i, jo, ji):
             j = jo * width + ji
             value = self.rules.masked(scores[i, j], place(i, j), whole=whole)
             T.buffer_store(scores, value, [i, j])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -26,8 +25,6 @@ class OnlineSoftmax:
     ----------
     shape : TileShape
         Sizes of the tile.
-    suffix : str
-        What every block name ends in.
 
     Attributes
     ----------
@@ -38,9 +35,9 @@ class OnlineSoftmax:
         divided by after `finish`.
     """
 
-    def __init__(self, shape: TileShape, suffix: str) -> None:
+    def __init__(self, shape: TileShape) -> None:
         """Allocate the scratch, in the block that is open."""
-        self.shape, self.suffix = shape, suffix
+        self.shape = shape
         self.scores = scratch("scores", (shape.rows, shape.keys))
         self.row_max = scratch("row_max", (shape.rows,))
         self.row_sum = scratch("row_sum", (shape.rows,))
@@ -52,7 +49,7 @@ class OnlineSoftmax:
 
         The `sink` of a row is a score that adds to the sum and to nothing else.
         """
-        with self._named("row_init", i=self.shape.rows) as (i,):
+        with block("row_init", i=self.shape.rows) as (i,):
             top, total = minus_infinity(), zero()
             if sink is not None:
                 top = sink(i)
@@ -67,10 +64,6 @@ class OnlineSoftmax:
         self._sum()
         self._keep()
 
-    def _named(self, name: str, **axes: int) -> AbstractContextManager[list[tirx.Var]]:
-        """Open the block `name`, with a loop around it for each axis."""
-        return block(name + self.suffix, **axes)
-
     def _lanes(self, name: str, start: tirx.Expr, fold: Fold, row: tirx.Expr) -> tirx.Var:
         """Fold a row of scores into partial results, and the upper halves of those into the lower.
 
@@ -78,31 +71,31 @@ class OnlineSoftmax:
         """
         lanes = self.shape.fold_lanes
         part = scratch(f"row_{name}_part", (lanes,), scope="local")
-        with self._named(name + "_init", ji=lanes) as (ji,):
+        with block(name + "_init", ji=lanes) as (ji,):
             T.buffer_store(part, start, [ji])
-        with self._named(name + "_lanes", JO=self.shape.keys // lanes, ji=lanes) as (jo, ji):
+        with block(name + "_lanes", JO=self.shape.keys // lanes, ji=lanes) as (jo, ji):
             T.buffer_store(part, fold(part[ji], self.scores[row, jo * lanes + ji]), [ji])
         for width in halves(lanes):
-            with self._named(f"{name}_fold{width}", ji=width) as (ji,):
+            with block(f"{name}_fold{width}", ji=width) as (ji,):
                 T.buffer_store(part, fold(part[ji], part[ji + width]), [ji])
         return part
 
     def _maximum(self) -> None:
-        with self._named("row_max", i=self.shape.rows) as (i,):
+        with block("row_max", i=self.shape.rows) as (i,):
             part = self._lanes("max", minus_infinity(), tirx.max, i)
             T.buffer_store(self.new_max, tirx.max(self.row_max[i], part[0]), [i])
 
     def _exponentials(self) -> None:
         width = self.shape.reg_keys
         axes = {"i": self.shape.rows, "jo": self.shape.keys // width, "ji": width}
-        with self._named("exp", **axes) as (i, jo, ji):
+        with block("exp", **axes) as (i, jo, ji):
             j = jo * width + ji
             value = exp(self.scores[i, j] - finite(self.new_max[i]), self.shape.on_gpu)
             T.buffer_store(self.scores, value, [i, j])
 
     def _sum(self) -> None:
         """Add this block to the sums, after bringing them to the new maxima."""
-        with self._named("row_sum", i=self.shape.rows) as (i,):
+        with block("row_sum", i=self.shape.rows) as (i,):
             part = self._lanes("sum", zero(), operator.add, i)
             ratio = scratch("ratio", (1,), scope="local")
             # Minus infinity, before the first key, has to come out as a ratio of 0: with 0 in its
@@ -113,7 +106,7 @@ class OnlineSoftmax:
             T.buffer_store(self.row_sum, self.row_sum[i] * ratio[0] + part[0], [i])
 
     def _keep(self) -> None:
-        with self._named("row_keep", i=self.shape.rows) as (i,):
+        with block("row_keep", i=self.shape.rows) as (i,):
             T.buffer_store(self.row_max, self.new_max[i], [i])
 
     def finish(self) -> None:
@@ -122,7 +115,7 @@ class OnlineSoftmax:
         Not done in the store: between the two TVM sees a need for a barrier, and otherwise takes
         the barriers of the key loop for enough, which does not run where no key is visible.
         """
-        with self._named("row_end", i=self.shape.rows) as (i,):
+        with block("row_end", i=self.shape.rows) as (i,):
             empty = self.row_sum[i] == zero()
             divisor = tirx.Select(empty, tirx.const(1, FLOAT), self.row_sum[i])
             T.buffer_store(self.row_scale, divisor, [i])

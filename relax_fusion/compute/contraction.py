@@ -33,11 +33,9 @@ from ctypes import c_float
 
 from tvm import te, tirx
 
-from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Projection, operand_name
-from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
-from .ranges import stitch
 from .rope import in_order, rotated_projection
 from .stages import (
     Edges,
@@ -54,51 +52,25 @@ from .stages import (
     weight_at,
 )
 
-_UNTILED = TilePlan(1, 1, 1)
 
-
-def contraction_prim_func(
-    work: NormMatmul | GatedFFN, table: PlanTable, edges: Edges
-) -> tirx.PrimFunc:
+def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool) -> tirx.PrimFunc:
     """Build the unscheduled PrimFunc of a `NormMatmul` or `GatedFFN`.
 
     Parameters
     ----------
     work : NormMatmul or GatedFFN
         What to compute.
-    table : PlanTable
-        Carried as the attribute `PLAN_ATTR`.
-    edges : {"clamp", "zero"}
-        How the rows and columns beyond the last are filled (see above); tensor cores have "none".
+    plan : TilePlan
+        By which it will be scheduled.
+    gpu : bool
+        Whether that is for a GPU: the edges of tiles are filled differently (see above).
 
     Returns
     -------
     tirx.PrimFunc
-        Its parameters are the operands of ``work.graph``.  Where `table` has several ranges, the
-        body is a choice between one root block for each; where its plans are Triton's, the body
-        only says what is computed.
+        Its parameters are the operands of ``work.graph``.
     """
-    if any(plan.backend == "triton" for _, plan in table.entries):
-        table, edges, whole = PlanTable.single(_UNTILED), "clamp", table
-    else:
-        whole = table
-    variants = [
-        (upper, _variant(work, plan, "none" if plan.family and edges == "zero" else edges))
-        for upper, plan in table.entries
-    ]
-    func = variants[0][1]
-    if len(variants) > 1:
-        rows = func.params[0].ty.shape[0]
-        func = stitch(variants, rows)
-    return (
-        func.with_attr("op_pattern", 8)
-        .with_attr(PLAN_ATTR, whole.to_attr())
-        .with_attr(WORKLOAD_ATTR, to_json(work))
-    )
-
-
-def _variant(work: NormMatmul | GatedFFN, plan: TilePlan, edges: Edges) -> tirx.PrimFunc:
-    """Build the function of one range."""
+    edges: Edges = "clamp" if not gpu else "none" if plan.family else "zero"
     stages = Stages(work.graph)
     x = stages["x"]
     rows = x.shape[0]

@@ -24,11 +24,9 @@ from tvm import te, tirx
 from ..estimator.families.cpu_chain.tiles import is_packed, panel_columns
 from ..estimator.families.panels.tiles import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
-from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
+from ..estimator.tile_plan import TilePlan
 from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
-from ..workload.json import WORKLOAD_ATTR, to_json
 from .activations import ACCUMULATE, activate
-from .ranges import stitch
 from .stages import (
     Padding,
     Size,
@@ -45,35 +43,11 @@ Element = Callable[..., tirx.Expr]
 """A function of the indices of an element: (batch,) row and column."""
 
 
-def matmul_chain_prim_func(work: MatmulChain, table: PlanTable) -> tirx.PrimFunc:
-    """Build the unscheduled PrimFunc of a `MatmulChain`.
+def matmul_chain_prim_func(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
+    """Build the unscheduled PrimFunc of a `MatmulChain`, to be scheduled by `plan`.
 
-    Parameters
-    ----------
-    work : MatmulChain
-        What to compute.
-    table : PlanTable
-        Carried as the attribute `PLAN_ATTR`; where it has several ranges, the body is a choice
-        between one root block for each.
-
-    Returns
-    -------
-    tirx.PrimFunc
-        Its parameters are the operands of ``work.graph``.
+    Its parameters are the operands of ``work.graph``.
     """
-    variants = [(upper, _variant(work, plan)) for upper, plan in table.entries]
-    func = variants[0][1]
-    if len(variants) > 1:
-        func = stitch(variants, func.params[0].ty.shape[-2])
-    return (
-        func.with_attr("op_pattern", 8)
-        .with_attr(PLAN_ATTR, table.to_attr())
-        .with_attr(WORKLOAD_ATTR, to_json(work))
-    )
-
-
-def _variant(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
-    """Build the function of one range."""
     stages = Stages(work.graph)
     if plan.family == mma.FAMILY:
         _whole(stages, work)

@@ -1,4 +1,4 @@
-"""One function out of several schedules of it, chosen by the value of a dynamic dimension."""
+"""One function out of several schedules of it, chosen by the values of dynamic dimensions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tvm import ir, s_tir, tirx
 from ..errors import LoweringError
 
 
-def stitch(funcs: Sequence[tuple[int | None, tirx.PrimFunc]], dim: tirx.Var) -> tirx.PrimFunc:
-    """Return a function that runs the first of `funcs` whose range holds `dim`.
+def stitch(funcs: Sequence[tuple[tirx.Expr | None, tirx.PrimFunc]]) -> tirx.PrimFunc:
+    """Return a function that runs the first of `funcs` whose condition holds.
 
     rewrite::
 
@@ -21,12 +21,10 @@ def stitch(funcs: Sequence[tuple[int | None, tirx.PrimFunc]], dim: tirx.Var) -> 
 
     Parameters
     ----------
-    funcs : sequence of (int or None, tirx.PrimFunc)
-        Upper bounds of `dim`, rising, and the function for each; the last bound is None and its
-        function serves the rest.  All have the same signature; each body is one root block.  They
-        may share variables, as schedules of one function do.
-    dim : tirx.Var
-        An int64 parameter, or a dimension of a parameter, of the first function.
+    funcs : sequence of (Expr or None, tirx.PrimFunc)
+        Conditions, in sizes of the first function, and the function for each; the last is None and
+        its function serves the rest.  All have the same signature; each body is one root block.
+        They may share variables, as schedules of one function do.
 
     Returns
     -------
@@ -36,18 +34,17 @@ def stitch(funcs: Sequence[tuple[int | None, tirx.PrimFunc]], dim: tirx.Var) -> 
     Raises
     ------
     LoweringError
-        If the bounds are not as described, or the signatures differ.
+        If the conditions are not as described, or the signatures differ.
     """
-    uppers = [upper for upper, _ in funcs]
-    if not uppers or uppers[-1] is not None or None in uppers[:-1]:
-        raise LoweringError(f"stitch: the bounds {uppers} must end in None, and only there")
+    conditions = [when for when, _ in funcs]
+    if not conditions or [when is None for when in conditions] != [*[False] * len(funcs[1:]), True]:
+        raise LoweringError(f"stitch: the conditions {conditions} must end in None, and only there")
     first = funcs[0][1]
     bodies = [first.body, *(_body_over(first, func) for _, func in funcs[1:])]
     body = bodies[-1]
-    for upper, earlier in reversed(list(zip(uppers[:-1], bodies[:-1], strict=True))):
+    for when, earlier in reversed(list(zip(conditions[:-1], bodies[:-1], strict=True))):
         # Every thread of a kernel goes the same way; said aloud, TVM puts barriers inside.
-        inside = tirx.op.tvm_thread_invariant(dim <= tirx.IntImm("int64", upper))
-        body = tirx.IfThenElse(inside, earlier, body)
+        body = tirx.IfThenElse(tirx.op.tvm_thread_invariant(when), earlier, body)
     if len(bodies) == 1:
         return first
     root = s_tir.SBlock([], [], [], "root", body)
@@ -104,22 +101,3 @@ def _matching_sizes(ours: tirx.Var, theirs: tirx.Var) -> dict[tirx.Var, tirx.Var
     if any(a != b for a, b in fixed):
         raise LoweringError(f"stitch: the parameters {ours.name} and {theirs.name} differ in shape")
     return {b: a for a, b in pairs if isinstance(a, ir.Var)}
-
-
-def unstitch(func: tirx.PrimFunc, count: int) -> list[tirx.PrimFunc]:
-    """Take the function that `stitch` made of `count` functions apart again.
-
-    rewrite::
-
-        f(a, b):                         ->    f0(a, b): root0
-            if dim <= 16: root0                f1(a, b): root1
-            else: root1
-    """
-    if count == 1:
-        return [func]
-    body = func.body.block.body
-    bodies = []
-    for _ in range(count - 1):
-        bodies.append(body.then_case)
-        body = body.else_case
-    return [func.with_body(b) for b in (*bodies, body)]

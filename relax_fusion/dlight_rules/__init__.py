@@ -1,11 +1,9 @@
 """Schedule rules: ours for what the passes emit, and safe ones for everything else."""
 
 from .apply import ScheduleKernels
-from .attention import AttentionRule
-from .contraction import ContractionRule
+from .fused import AttentionRule, ContractionRule, MatmulChainRule
 from .generic_matmul.rules import CPUSpatialRule, GenericMatmulRule, ScalarMatmulRule
 from .host_code import SingleThreadRule
-from .matmul_chain import MatmulChainRule
 from .norms import NormRule, RowSumRule
 
 ForeignMatmulRule = GenericMatmulRule

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 import tvm
 import tvm_ffi
@@ -13,14 +12,11 @@ from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
 from ..compute import description
-from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
-from ..estimator.registry import Family, family_of
-from ..estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
-from ..hardware.target import device_of, is_gpu
+from ..errors import Decline, Reason, SchedulingError
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable
+from ..hardware.target import is_gpu
 from ..report.decision import Scheduling
 from ..transforms.modules import with_functions
-from ..validation import shown
-from ..workload import Workload
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
@@ -127,14 +123,8 @@ def schedule_by(
     One for a GPU that leaves accesses of its memory to the host counts as none.
     """
     described = description(func)
-    if described is not None:
-        last = described[1].entries[-1][1]
-        if last.backend == "triton":
-            return None, Scheduling(name, TRITON, described[1])
-        family = _family(last, described[0], target)
-        if family is not None and family.emitter:
-            schedule = _emitted(family.emitter, func, described, target)
-            return schedule, Scheduling(name, type(family).__name__, described[1])
+    if described is not None and described[1].backends == {"triton"}:
+        return None, Scheduling(name, TRITON, described[1])
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:
         result = _attempt(rule, func, target)
@@ -149,34 +139,6 @@ def schedule_by(
         if isinstance(result, Decline):
             refusals.append((rule_name(rule), result))
     return None, Scheduling(name, "", None, tuple(refusals))
-
-
-def _family(plan: TilePlan, work: Workload, target: Target) -> Family | None:
-    """Return the family of a plan; None where the rules are to say what is wrong with it."""
-    try:
-        return family_of(plan, work, device_of(target))
-    except (TilePlanError, TargetError):
-        return None
-
-
-def _emitted(
-    emitter: str, func: tirx.PrimFunc, described: tuple[Workload, PlanTable], target: Target
-) -> s_tir.Schedule:
-    """Return the function that a family from outside makes in place of `func`."""
-    module, _, function = emitter.partition(":")
-    try:
-        emit = getattr(import_module(module), function)
-    except (ImportError, AttributeError) as err:
-        raise SchedulingError(f"emitter {emitter}: {err}") from err
-    if not callable(emit):
-        raise SchedulingError(f"emitter {emitter} is {shown(emit)}, must be a function")
-    made = emit(*described, target)
-    if not isinstance(made, tirx.PrimFunc):
-        raise SchedulingError(f"{emitter} made {shown(made)}, must be a PrimFunc")
-    found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
-    if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
-        raise SchedulingError(f"{emitter} made a function of {found}, wanted is {wanted}")
-    return s_tir.Schedule(made)
 
 
 def rule_name(rule: ScheduleRule) -> str:

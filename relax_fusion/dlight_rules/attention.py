@@ -1,22 +1,18 @@
-"""The dlight rule of what `relax_fusion.compute.attention` makes."""
+"""Schedules of attention by scalar instructions, on CPUs and GPUs."""
 
 from __future__ import annotations
 
 from tvm import s_tir, tirx
 from tvm.target import Target
 
-from ..compute import description
-from ..compute.attention import range_suffix
+from ..compute import attention_prim_func
 from ..compute.attention_tile import WARP
 from ..errors import LoweringError
-from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..workload import Attention
 from . import attention_steps as step
-from .safe_rule import SafeRule
 from .steps import block_names
-from .tensor_cores.attention import with_mma_attention
 
 REGISTER_TILES = (
     "acc_init",
@@ -67,8 +63,8 @@ SHARED = ("q_load", "k_load", "exp", "row_init", "row_max", "row_sum")
 """Blocks that write, between them, all scratch that the threads of a block share."""
 
 
-class AttentionRule(SafeRule):
-    """Schedule an attention PrimFunc of this library from the plans that it carries.
+def emit(work: Attention, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernel of a plan for scalar instructions.
 
     rewrite (CPU)::
 
@@ -80,51 +76,29 @@ class AttentionRule(SafeRule):
         for b, h, t in T.grid(...):      ->    for h, (b, t) in blockIdx.y, x:
             tile                                   tile, each block spread over threadIdx.x;
                                                    scratch shared, results in registers
-
-    Plans of family "mma" become kernels for tensor cores (`with_mma_attention`).
-
-    declines when: a plan asks for threads on a CPU, has none on a GPU, or more than the target
-    allows; the function is not what `relax_fusion.compute.attention` makes of its workload.
     """
-
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
-        """Return the scheduled function, or None where it is not this rule's."""
-        described = description(func)
-        if described is None or not isinstance(described[0], Attention):
-            return None
-        sch = s_tir.Schedule(func, enable_check=False)
-        blocks = sch.get_child_blocks(sch.get_sblock("root"))
-        tiles = {sch.get(block).name_hint for block in blocks}
-        names = set(block_names(func))
-        for index, (_, plan) in enumerate(described[1].entries):
-            suffix = range_suffix(index)
-            if "tile" + suffix not in tiles or plan.family == mma.FAMILY:
-                continue
-            missing = [n for n in (*REGISTER_TILES, *VECTORS) if n + suffix not in names]
-            if missing:
-                raise LoweringError(f"attention: block {missing[0] + suffix!r} is missing")
-            if is_gpu(target):
-                _schedule_gpu(sch, plan, suffix, device_of(target).max_threads_per_block)
-            else:
-                _schedule_cpu(sch, plan, suffix)
-        func = with_mma_attention(sch.mod["main"], described[0], described[1])
-        return sch if func.same_as(sch.mod["main"]) else s_tir.Schedule(func)
+    sch = s_tir.Schedule(attention_prim_func(work, plan), enable_check=False)
+    if is_gpu(target):
+        _schedule_gpu(sch, plan, device_of(target).max_threads_per_block)
+    else:
+        _schedule_cpu(sch, plan)
+    return sch.mod["main"]
 
 
-def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str) -> None:
+def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan) -> None:
     """Run the tiles in parallel, and what is inside of them on vectors."""
     if plan.num_warps:
         raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
-    step.parallel_tiles(sch, sch.get_sblock("tile" + suffix))
+    step.parallel_tiles(sch, sch.get_sblock("tile"))
     there = block_names(sch.mod["main"])
-    optional = [name for name in (*SOMETIMES, *FOLDS) if name + suffix in there]
+    optional = [name for name in (*SOMETIMES, *FOLDS) if name in there]
     for name in (*VECTORS, *optional):
-        step.vectorise_inner(sch, sch.get_sblock(name + suffix), plan.lanes)
+        step.vectorise_inner(sch, sch.get_sblock(name), plan.lanes)
     for name in REGISTER_TILES:
-        step.register_tile(sch, sch.get_sblock(name + suffix), plan.lanes)
+        step.register_tile(sch, sch.get_sblock(name), plan.lanes)
 
 
-def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str, limit: int) -> None:
+def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, limit: int) -> None:
     """Make a thread block of each tile, with its scratch in shared memory."""
     threads = plan.num_warps * WARP
     if not 0 < threads <= limit:
@@ -132,14 +106,14 @@ def _schedule_gpu(sch: s_tir.Schedule, plan: TilePlan, suffix: str, limit: int) 
             f"attention: a plan of {plan.num_warps} warps of {WARP} threads was given to a GPU, "
             f"which runs 1 to {limit} threads in a block"
         )
-    step.block_per_tile(sch, sch.get_sblock("tile" + suffix))
+    step.block_per_tile(sch, sch.get_sblock("tile"))
     for name in SHARED:
-        step.set_scope(sch, sch.get_sblock(name + suffix), "shared")
+        step.set_scope(sch, sch.get_sblock(name), "shared")
     for name in SPREAD:
-        step.spread_over_threads(sch, sch.get_sblock(name + suffix), threads)
+        step.spread_over_threads(sch, sch.get_sblock(name), threads)
     for name in OWNED:
-        step.bind_owners(sch, sch.get_sblock(name + suffix))
-    step.set_scope(sch, sch.get_sblock("acc_init" + suffix), "local")
-    step.skew_rows(sch, sch.get_sblock("exp" + suffix))
+        step.bind_owners(sch, sch.get_sblock(name))
+    step.set_scope(sch, sch.get_sblock("acc_init"), "local")
+    step.skew_rows(sch, sch.get_sblock("exp"))
     for name in REGISTER_TILES:
-        step.register_tile(sch, sch.get_sblock(name + suffix), lanes=1)
+        step.register_tile(sch, sch.get_sblock(name), lanes=1)

@@ -8,37 +8,37 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.target import Target
 
+from ..compute import contraction_prim_func
 from ..estimator.families.dot_products import is_dot_product, stages_norm
-from ..estimator.families.few_rows import tiles as few_rows
-from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
-from ..workload import DTYPE_BYTES
+from ..workload import DTYPE_BYTES, GatedFFN, NormMatmul
 from . import contraction_gemv as gemv
 from . import steps
-from .tensor_cores import dependent
-from .tensor_cores.contraction import schedule_mma
 
-Projections = list[tuple[SBlockRV, SBlockRV]]
 Threads = tuple[int, int]
 
 
-def schedule_gpu(
-    sch: s_tir.Schedule, projections: Projections, plan: TilePlan, target: Target
-) -> tirx.PrimFunc:
+def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernels of a plan for scalar instructions."""
+    return schedule_gpu(contraction_prim_func(work, plan, gpu=True), plan, target)
+
+
+def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
     Dot products of a single projection normalise their row in each of its thread blocks.
     Everything else is preceded by a kernel that normalises all rows once: in a tile, TVM orders the
     statistics of a row and their readers only where the two use different threads.
 
-    Parameters
-    ----------
-    projections : list of (SBlockRV, SBlockRV)
-        Accumulation and epilogue of each.
+    With ``block_m`` 1 and weights in ``[n, k]``, dot products (a GEMV): the ``num_warps`` warps of
+    a block are ``block_n / reg_n`` groups, each group shares ``reg_n`` columns, its threads lie
+    along k and load vectors of ``lanes`` weights, and a group takes ``block_k`` elements of k in
+    one unrolled step.  Else thread blocks of ``block_m x block_n`` outputs with both operands
+    staged in shared memory, ``block_k`` at a time.
     """
-    if plan.family in (*mma.FAMILIES, few_rows.FAMILY):
-        return schedule_mma(sch, plan, dependent.is_possible(target))
+    sch = s_tir.Schedule(func)
+    projections = steps.projections(sch)
     names = steps.block_names(sch.mod["main"])
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)

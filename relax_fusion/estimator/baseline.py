@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from ..hardware import DeviceSpec
 from ..workload import Attention, MatmulChain, NormMatmul, Workload
@@ -13,24 +14,50 @@ from .registry import Family, Option, options
 from .shape import Size, attention_size, rows_of, tiled_rows
 from .tile_plan import TilePlan
 
+MOST_KERNELS = 3
+"""Plans for the cells of one range of rows: each is a kernel to compile."""
+
+WORTH_A_KERNEL = 1.05
+"""By what factor the worst cell has to gain by as many plans as may be, for not taking fewer."""
+
 
 def best(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
-) -> tuple[Option, Prediction]:
-    """Return the plan that loses least over `sizes`, and its price at the last of them.
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, cells: Sequence[Sequence[Size]]
+) -> list[Option]:
+    """Return a plan for each cell, of as few plans as do.
 
-    What counts is the mean of its time over the best time at each size: a plan that pads few rows
-    to many is fast at the end of a range only.  Of equals, the first that was generated.
+    One plan is that which loses least over all sizes; of several, the worst cell decides.  What
+    counts is the mean of a plan's time over the best time at each size of a cell: a plan that pads
+    few rows to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
-    worth = _worth_pricing(found, work, dev, sizes)
-    priced = [[o.family.predict(o.plan, work, dev, size) for o in worth] for size in sizes]
-    least = [min(p.seconds for p in column) for column in priced]
-    losses = [
-        sum(column[i].seconds / least_s for column, least_s in zip(priced, least, strict=True))
+    worth = _worth_pricing(found, work, dev, [size for cell in cells for size in cell])
+    losses = [_losses(worth, work, dev, cell) for cell in cells]
+    every = range(len(worth))
+    weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
+    single = weighed.index(min(weighed))
+    bests = dict.fromkeys([single, *(loss.index(min(loss)) for loss in losses)])
+
+    def worst(plans: Sequence[int]) -> float:
+        return max(min(loss[i] for i in plans) for loss in losses)
+
+    few: list[tuple[int, ...]] = [(single,)]
+    for count in range(2, min(MOST_KERNELS, len(bests)) + 1):
+        few.append(min(combinations(bests, count), key=worst))
+    enough = WORTH_A_KERNEL * worst(few[-1])
+    chosen = next(plans for plans in few if worst(plans) <= enough)
+    return [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
+
+
+def _losses(
+    worth: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
+) -> list[float]:
+    """Return the mean of each plan's time over the best time at each size."""
+    priced = [[o.family.predict(o.plan, work, dev, size).seconds for o in worth] for size in sizes]
+    least = [min(column) for column in priced]
+    return [
+        sum(c[i] / s for c, s in zip(priced, least, strict=True)) / len(sizes)
         for i in range(len(worth))
     ]
-    index = losses.index(min(losses))
-    return worth[index], priced[-1][index]
 
 
 def _worth_pricing(
@@ -40,7 +67,8 @@ def _worth_pricing(
 
     Where no family offers one, the lowest tiles must do.
     """
-    rows = tiled_rows(work, sizes[0]), next_power(tiled_rows(work, sizes[-1]))
+    tiled = [tiled_rows(work, size) for size in sizes]
+    rows = min(tiled), next_power(max(tiled))
     by_family: dict[Family, list[TilePlan]] = {}
     for option in found:
         by_family.setdefault(option.family, []).append(option.plan)
@@ -64,7 +92,10 @@ def left_apart(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Pre
 def _alone(part: NormMatmul, dev: DeviceSpec, rows: int, backend: str) -> Prediction:
     """Return what one matmul of a chain costs; TVM schedules it where no tile of ours fits."""
     found = list(options(part, dev, backend))
-    return best(found, part, dev, [rows])[1] if found else predict_unfused(part, dev, rows)
+    if not found:
+        return predict_unfused(part, dev, rows)
+    (option,) = best(found, part, dev, [[rows]])
+    return option.family.predict(option.plan, part, dev, rows)
 
 
 def predict_unfused(

@@ -17,8 +17,8 @@ from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
-from .shape import Size, rows_of
-from .tile_plan import PlanTable, TilePlan
+from .shape import Size, sizes_of
+from .tile_plan import Box, PlanTable, TilePlan
 
 CLOSED_RANGE_LOSS = 0.1
 """Part of its time that a closed range may lose for the others' sake.  The kernels of a chain are
@@ -91,7 +91,7 @@ def choose(
         A user's own.  It is checked, priced and taken, even if fusing is predicted not to pay.
     always : bool
         Choose plans even if fusing is predicted not to pay.
-    backend : {"tir", "triton"}
+    backend : {"tir", "triton", "mixed"}
         Who is to emit the kernel, where it has one for `work`.
 
     Returns
@@ -117,15 +117,13 @@ def choose(
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
     chosen = _chosen(found, work, dev)
-    emitters = [made.option.family.emitter for made in chosen]
-    if len(set(emitters)) > 1:  # one function is made by one emitter, that of the open range
-        chosen = _chosen([o for o in found if o.family.emitter == emitters[-1]], work, dev)
-    predictions = tuple(_predicted(made, work, dev, backend) for made in chosen)
+    predictions = tuple(_predicted(made, work, dev, backend) for made, _ in chosen)
     losing = [p for p in predictions if p.loses]
     if losing and not always:
         return _unprofitable(losing, is_static=len(chosen) == 1)
-    entries = [(made.upper, made.option.plan) for made in chosen]
-    return Choice(PlanTable(_merged(entries)), predictions)
+    return Choice(
+        PlanTable.of(_merged([cell for _, cells in chosen for cell in cells])), predictions
+    )
 
 
 class _Made(NamedTuple):
@@ -137,28 +135,35 @@ class _Made(NamedTuple):
     fused: Prediction
 
 
-def _chosen(found: Sequence[Option], work: Workload, dev: DeviceSpec) -> list[_Made]:
-    """Return the best plan of each range."""
-    breaks = together({option.family.breaks for option in found})
-    return [
-        _Made(upper, inside[-1], *best(launchable(found, work, upper), work, dev, inside))
-        for upper, inside in ranges(work, breaks)
-    ]
+def _chosen(
+    found: Sequence[Option], work: Workload, dev: DeviceSpec
+) -> list[tuple[_Made, list[tuple[Box, TilePlan]]]]:
+    """Return the best plans of each range: what predictions tell of, and its cells."""
+    chosen = []
+    for upper, cells, told in ranges(work, together({o.family.breaks for o in found})):
+        served_by = best(launchable(found, work, upper), work, dev, [sizes for _, sizes in cells])
+        plans = [(box, o.plan) for (box, _), o in zip(cells, served_by, strict=True)]
+        sizes = sizes_of(work, told)
+        option = next(o for (box, _), o in zip(cells, served_by, strict=True) if box.holds(**sizes))
+        fused = option.family.predict(option.plan, work, dev, told)
+        chosen.append((_Made(upper, told, option, fused), plans))
+    return chosen
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
     wrong = [
         f"plan {plan.key}: {sentence}"
-        for plan, upper in {plan: upper for upper, plan in table.entries}.items()
-        for sentence in _wrong(plan, work, dev, served(work, upper))
+        for box, plan in table.boxes
+        for sentence in _wrong(plan, work, dev, served(work, box.rows))
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
-    known = {plan: Option(family_of(plan, work, dev), plan) for _, plan in table.entries}
+    known = {plan: Option(family_of(plan, work, dev), plan) for _, plan in table.boxes}
     predictions = []
-    for upper, (*_, size) in ranges(work, together({o.family.breaks for o in known.values()})):
-        option = known[table.plan_for(rows_of(work, size))]
+    breaks = together({o.family.breaks for o in known.values()})
+    for upper, _, size in ranges(work, breaks):
+        option = known[table.plan_for(**sizes_of(work, size))]
         made = _Made(upper, size, option, option.family.predict(option.plan, work, dev, size))
         predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
     return Choice(table, tuple(predictions))
@@ -197,14 +202,16 @@ def _size_text(size: Size) -> str:
     return f"batch {size.batch}, {size.q_len} queries, {size.kv_len} keys"
 
 
-def _merged(entries: list[tuple[int | None, TilePlan]]) -> tuple[tuple[int | None, TilePlan], ...]:
-    """Join neighbouring ranges that have the same plan."""
-    merged: list[tuple[int | None, TilePlan]] = []
-    for upper, plan in entries:
-        if merged and merged[-1][1] == plan:
-            merged.pop()
-        merged.append((upper, plan))
-    return tuple(merged)
+def _merged(cells: list[tuple[Box, TilePlan]]) -> list[tuple[Box, TilePlan]]:
+    """Leave out boxes of which all sizes have the same plan without them.
+
+    Their bounds lie on one grid: the first box behind that holds the whole of one serves it.
+    """
+    kept: list[tuple[Box, TilePlan]] = []
+    for box, plan in reversed(cells):
+        if next((p for other, p in kept if box.within(other)), None) != plan:
+            kept.insert(0, (box, plan))
+    return kept
 
 
 ON_CHANGE.append(choose.cache_clear)

@@ -55,13 +55,14 @@ class Breaks:
     open_size : int
         Where the open range behind them is priced: a usual prompt, past the point where more rows
         change the choice.
-    batches : tuple of int
-        Batches at which an attention of dynamic batch is priced.
+    batches, keys : tuple of int
+        Last sizes of the ranges of an attention's batch and key positions.
     """
 
     uppers: tuple[int, ...] = (1, 16, 64, 256)
     open_size: int = 1024
-    batches: tuple[int, ...] = (1,)
+    batches: tuple[int, ...] = (1, 8)
+    keys: tuple[int, ...] = (256, 2048)
 
 
 class KernelFamily(ABC, Generic[W]):

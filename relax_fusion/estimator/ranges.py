@@ -1,52 +1,99 @@
-"""Which sizes of a dynamic dimension get a plan of their own, and at which ones that is priced."""
+"""Which sizes get plans of their own, and at which ones these are priced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from ..workload import Attention, Dim, DynamicDim, Workload
+from ..workload import Attention, Dim, DynamicDim, Workload, extent
 from .family import Breaks
 from .shape import AttentionSize, Size
+from .tile_plan import Box
+
+BEYOND = 4
+"""Where batches and keys are priced that are more than any break: that many times the last one."""
+
+
+class Range(NamedTuple):
+    """A range of rows (query positions), and the boxes of other sizes within it.
+
+    Attributes
+    ----------
+    upper : int or None
+        Its last size; None for the open one.
+    cells : list of (Box, list of Size)
+        The first box that holds a size is the one it is in; at which sizes that is priced.
+    told : Size
+        What predictions tell of: the last size, of one sequence and a usual number of keys.
+    """
+
+    upper: int | None
+    cells: list[tuple[Box, list[Size]]]
+    told: Size
 
 
 def together(every: Iterable[Breaks]) -> Breaks:
     """Return the union of where the best plans of several families may change."""
     every = list(every)
-    uppers = sorted({upper for breaks in every for upper in breaks.uppers})
-    batches = max((breaks.batches for breaks in every), key=len)
-    return Breaks(tuple(uppers), max(breaks.open_size for breaks in every), batches)
+
+    def union(name: str) -> tuple[int, ...]:
+        return tuple(sorted({upper for breaks in every for upper in getattr(breaks, name)}))
+
+    most = max(breaks.open_size for breaks in every)
+    return Breaks(union("uppers"), most, union("batches"), union("keys"))
 
 
-def ranges(work: Workload, breaks: Breaks) -> list[tuple[int | None, list[Size]]]:
-    """Return the ranges of the dynamic dimension as (last size or None, sizes to price, rising)."""
+def ranges(work: Workload, breaks: Breaks) -> list[Range]:
+    """Return the ranges of the dynamic dimensions, rising."""
     if not isinstance(work, Attention):
-        return [(upper, list(sizes)) for upper, sizes in _dim_ranges(work.rows, breaks)]
-    # A table has plans by query positions only, and what suits one sequence best may leave a large
-    # batch with half its speed
-    batches = dict.fromkeys(_at_bound(work.batch, b) for b in breaks.batches)
-    found: list[tuple[int | None, list[Size]]] = []
-    for upper, lengths in _dim_ranges(work.q_len, breaks):
-        sizes: list[tuple[int, int]] = []
-        # Several batches fill the device as differently as lengths within a range do
-        for q_len in lengths if len(batches) == 1 else sorted({lengths[0], lengths[-1]}):
-            # Keys are at least as many as queries in every known use: a cache only adds to them.
-            kv_len = max(_at_bound(work.kv_len, breaks.open_size), q_len)
-            if not isinstance(work.kv_len, DynamicDim):
-                kv_len = work.kv_len
-            elif work.kv_len == work.q_len:
-                kv_len = q_len
-            sizes.append((q_len, kv_len))
-        # One sequence comes last: it is what predictions tell of
-        found.append((upper, [AttentionSize(b, *size) for b in batches for size in sizes]))
-    return found
+        return [
+            Range(upper, [(Box(upper), list(sizes))], sizes[-1])
+            for upper, sizes in _dim_ranges(work.rows, breaks.uppers, breaks.open_size)
+        ]
+    batches = _dim_ranges(work.batch, breaks.batches, BEYOND * breaks.batches[-1])
+    return [
+        _range(work, breaks, (upper, lengths), batches)
+        for upper, lengths in _dim_ranges(work.q_len, breaks.uppers, breaks.open_size)
+    ]
 
 
-def _dim_ranges(dim: Dim, breaks: Breaks) -> list[tuple[int | None, list[int]]]:
+def _range(
+    work: Attention,
+    breaks: Breaks,
+    rows: tuple[int | None, list[int]],
+    batches: list[tuple[int | None, list[int]]],
+) -> Range:
+    """Return a range of query positions, with a cell for each range of keys and of the batch."""
+    upper, lengths = rows
+    # Keys are at least as many as queries in every known use: a cache only adds to them
+    least, usual = lengths[-1], max(breaks.open_size, lengths[-1])
+    own = isinstance(work.kv_len, DynamicDim) and work.kv_len != work.q_len
+    uppers = [n for n in breaks.keys if n >= least] if own else []
+    keys = _dim_ranges(work.kv_len, uppers, max(BEYOND * breaks.keys[-1], usual) if own else usual)
+    # Several cells fill the device as differently as lengths within a range do
+    lengths = sorted({lengths[0], least}) if len(keys) * len(batches) > 1 else lengths
+
+    def at(batch: int, q_len: int, kv_len: int) -> Size:
+        kv_len = max(kv_len, q_len) if own else kv_len
+        return AttentionSize(batch, q_len, q_len if work.kv_len == work.q_len else kv_len)
+
+    cells = []
+    for batch_upper, inside in batches:
+        for keys_upper, counts in keys:
+            # Many sequences of few keys, and few of many, are what a plan must be good for
+            corners = dict.fromkeys(((inside[0], counts[-1]), (inside[-1], counts[0])))
+            sizes = [at(batch, n, kv_len) for batch, kv_len in corners for n in lengths]
+            cells.append((Box(upper, keys_upper, batch_upper), sizes))
+    (_, several), *_ = batches
+    return Range(upper, cells, at(several[0], least, extent(work.kv_len, usual)))
+
+
+def _dim_ranges(dim: Dim, uppers: Iterable[int], most: int) -> list[tuple[int | None, list[int]]]:
+    """Return ranges of a dimension as (last size or None, sizes to price, rising)."""
     if isinstance(dim, int):
         return [(None, [dim])]
     bound = dim.upper
-    closed = [u for u in breaks.uppers if bound is None or u < bound]
-    most = breaks.open_size
+    closed = [u for u in uppers if bound is None or u < bound]
     last = most if bound is None else min(bound, most)
     lower, found = 0, []
     for upper in [*closed, None]:
@@ -66,10 +113,3 @@ def _inside(first: int, last: int) -> list[int]:
     lower = max(first - 1, 1)
     middle = max(first, round((lower * last) ** 0.5)) if last > 2 * lower else first
     return sorted({first, middle, last})
-
-
-def _at_bound(dim: Dim, default: int) -> int:
-    """Return a size of `dim` to price at: itself, or `default` clipped by its bound."""
-    if isinstance(dim, int):
-        return dim
-    return default if dim.upper is None else min(dim.upper, default)

@@ -133,16 +133,17 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
     Parameters
     ----------
-    backend : {"tir", "triton"}
-        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR.
+    backend : {"tir", "triton", "mixed"}
+        Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR; "mixed":
+        plans for both.
     """
     return (option.plan for option in options(work, dev, backend))
 
 
 def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
-    for each in dict.fromkeys((backend, "tir")):
-        found = _fitting(work, dev, each)
+    for backends in {"mixed": (("triton", "tir"),)}.get(backend, ((backend,), ("tir",))):
+        found = chain.from_iterable(_fitting(work, dev, each) for each in backends)
         first = next(found, None)
         if first is not None:
             yield from chain([first], found)

@@ -168,6 +168,14 @@ def rows_of(work: Workload, size: Size) -> int:
     return attention_size(work, size).q_len if isinstance(work, Attention) else _int_rows(size)
 
 
+def sizes_of(work: Workload, size: Size) -> dict[str, int]:
+    """Return a size as what plans are chosen by, under the names of a `Box`."""
+    if not isinstance(work, Attention):
+        return {"rows": _int_rows(size)}
+    batch, rows, keys = attention_size(work, size)
+    return {"rows": rows, "keys": keys, "batch": batch}
+
+
 def tiled_rows(work: Workload, size: Size) -> int:
     """Return the rows that tiles cover: in attention, of all query heads that share keys."""
     rows = rows_of(work, size)

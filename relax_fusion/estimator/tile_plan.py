@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import TilePlanError
@@ -106,30 +107,81 @@ class TilePlan:
 
 
 @dataclass(frozen=True)
-class PlanTable:
-    """Plans for ranges of the dynamic dimension, smallest range first.
+class Box:
+    """Sizes up to which a plan serves, the bounds included; None: any size.
 
     Parameters
     ----------
-    entries : tuple of (int or None, TilePlan)
-        ``(upper, plan)``: `plan` serves sizes up to and including `upper`; the last `upper` is
-        None and serves the rest.
+    rows : int, optional
+        Rows of a matmul workload, query positions of an attention.
+    keys, batch : int, optional
+        Key positions and sequences of an attention.
     """
 
-    entries: tuple[tuple[Count | None, TilePlan], ...]
+    rows: Count | None = None
+    keys: Count | None = None
+    batch: Count | None = None
+
+    def __str__(self) -> str:
+        """Return the bounds: ``"rows <= 16, keys <= 1024"``."""
+        bounds = [f"{name} <= {upper}" for name, upper in self.bounds.items()]
+        return ", ".join(bounds) or "any size"
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """The bounds that there are, by what they are of."""
+        return {name: upper for name, upper in vars(self).items() if upper is not None}
+
+    def holds(self, **sizes: int) -> bool:
+        """Tell whether sizes are within the bounds; one that is not given is."""
+        return all(sizes.get(name, 0) <= upper for name, upper in self.bounds.items())
+
+    def within(self, other: Box) -> bool:
+        """Tell whether `other` holds wherever this box does."""
+        own = self.bounds
+        return all(name in own and own[name] <= upper for name, upper in other.bounds.items())
+
+
+OPEN = Box()
+"""Every size."""
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """Plans for boxes of the dynamic dimensions; the first box that holds decides.
+
+    Parameters
+    ----------
+    entries : tuple of (Box, int or None; TilePlan)
+        Up to which sizes, bounds included, and by which plan; a number is of rows.  The last entry
+        serves the rest (None, or a box without bounds).  Plans may be of several families and back
+        ends.
+    """
+
+    entries: tuple[tuple[Box | Count | None, TilePlan], ...]
 
     def __post_init__(self) -> None:
-        """Check that the ranges rise and cover everything, and that one back end serves them."""
+        """Check that the boxes cover everything, and that each serves something."""
         check(self, TilePlanError, "plan table")
-        uppers = [u for u, _ in self.entries]
-        if not uppers or uppers[-1] is not None or None in uppers[:-1]:
-            raise TilePlanError("plan table: the last range, and only it, must be open (None)")
-        backends = sorted({plan.backend for _, plan in self.entries})
-        if len(backends) > 1:
-            raise TilePlanError(f"plan table: one kernel has one back end, not {backends}")
-        bounded = [u for u in uppers if u is not None]
-        if bounded != sorted(set(bounded)):
-            raise TilePlanError(f"plan table: upper bounds {bounded} must rise")
+        boxes = [box for box, _ in self.boxes]
+        if not boxes or boxes[-1] != OPEN:
+            raise TilePlanError("plan table: the last range must be open (None)")
+        for index, box in enumerate(boxes):
+            hidden = next((first for first in boxes[:index] if box.within(first)), None)
+            if hidden is not None:
+                raise TilePlanError(
+                    f"plan table: {box} comes behind {hidden}, which serves it; bounds must rise"
+                )
+
+    @cached_property
+    def boxes(self) -> tuple[tuple[Box, TilePlan], ...]:
+        """The entries with boxes alone."""
+        return tuple((u if isinstance(u, Box) else Box(u), p) for u, p in self.entries)
+
+    @property
+    def backends(self) -> frozenset[str]:
+        """Who emits its kernels."""
+        return frozenset(plan.backend for _, plan in self.entries)
 
     @property
     def key(self) -> str:
@@ -139,13 +191,13 @@ class PlanTable:
         digest = hashlib.sha1(repr(self).encode()).hexdigest()[:8]
         return f"{len(self.entries)}ranges_{digest}"
 
-    def plan_for(self, size: int) -> TilePlan:
-        """Return the plan that serves `size` (rows, or query positions of an attention)."""
-        return next(plan for upper, plan in self.entries if upper is None or size <= upper)
+    def plan_for(self, rows: int, **sizes: int) -> TilePlan:
+        """Return the plan that serves so many rows (query positions), and `keys` and `batch`."""
+        return next(plan for box, plan in self.boxes if box.holds(rows=rows, **sizes))
 
-    def to_attr(self) -> list[dict[str, int | str]]:
-        """Return the table as a list of flat dictionaries; ``upper`` is -1 in the open range."""
-        return [{"upper": -1 if u is None else u, **p.to_attr()} for u, p in self.entries]
+    def to_attr(self) -> list[dict[str, Any]]:
+        """Return the table as a list of dictionaries: a plan, and under ``"upto"`` its bounds."""
+        return [{"upto": box.bounds, **plan.to_attr()} for box, plan in self.boxes]
 
     @staticmethod
     def from_attr(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
@@ -154,16 +206,21 @@ class PlanTable:
         Raises
         ------
         TilePlanError
-            If a plan is none, or the ranges do not rise to an open one.
+            If a plan is none, or the boxes do not end in an open one.
         """
         rows = list(attr) if isinstance(attr, Iterable) else [attr]
         if not all(isinstance(row, Mapping) for row in rows):
             raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
         entries = []
         for row in rows:
-            plan = TilePlan.from_attr({k: v for k, v in row.items() if k != "upper"})
-            entries.append((None if row.get("upper") == -1 else row.get("upper", 0), plan))
-        return PlanTable(tuple(entries))
+            plan = TilePlan.from_attr({k: v for k, v in row.items() if k != "upto"})
+            entries.append((read(Box, row.get("upto"), TilePlanError, "plan table"), plan))
+        return PlanTable.of(entries)
+
+    @staticmethod
+    def of(boxes: Iterable[tuple[Box, TilePlan]]) -> PlanTable:
+        """Return the table of such boxes; one that bounds rows alone is written as their number."""
+        return PlanTable(tuple((b.rows if b == Box(b.rows) else b, p) for b, p in boxes))
 
     @staticmethod
     def single(plan: TilePlan) -> PlanTable:

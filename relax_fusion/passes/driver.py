@@ -20,7 +20,7 @@ from ..equivalence import Checker, Mismatch
 from ..errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
 from ..estimator import Choice, choose
 from ..estimator.tile_plan import PlanTable, TilePlan
-from ..hardware.target import device_of, host_target, is_gpu, require_tf32
+from ..hardware.target import device_of, host_target, require_tf32
 from ..matching.effects import Memory
 from ..matching.pattern import BlockView, Match, Matcher, Refused, belongs_to_a_library
 from ..matching.rebuild import Kernel, order, overwritten, rebuild
@@ -50,8 +50,9 @@ class FuseOptions:
         Largest values of symbolic variables, by name.
     decisions : list of Decision, optional
         Gets a record of every chain that was looked at.
-    backend : {"tir", "triton"}
-        Who emits the kernels.  Those of "triton" are put in place by a later pass,
+    backend : {"tir", "triton", "mixed"}
+        Who emits the kernels; "mixed": for each size who is faster.  Those of Triton are put in
+        place by a later pass,
         `relax_fusion.triton_bridge.EmitTritonKernels`.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
@@ -65,7 +66,7 @@ class FuseOptions:
     bounds: Mapping[str, Bound] = field(default_factory=dict)
     decisions: Annotated[list[Decision], InstanceOf()] | None = None
     always_fuse: bool = False
-    backend: Literal["tir", "triton"] = "tir"
+    backend: Literal["tir", "triton", "mixed"] = "tir"
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
 
@@ -236,7 +237,7 @@ class _Fuser:
         name = f"{_snake(self.pattern)}_{work.key}_{choice.plans.key}"
         gvar = self.kernels.get(name)
         if gvar is None:
-            func = build_prim_func(work, choice.plans, gpu=is_gpu(self.target))
+            func = build_prim_func(work, choice.plans)
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
         self._record(function, match.where, None, match, (gvar.name_hint, choice, validation))

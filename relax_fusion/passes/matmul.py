@@ -55,7 +55,7 @@ class FuseMatmulEpilogue:
         lin = linear(view, var)
         if lin is None:
             return None
-        half = dtype_of(lin.x) in HALF_DTYPES and self.options.backend == "triton"
+        half = dtype_of(lin.x) in HALF_DTYPES and self.options.backend != "tir"
         chain = epilogue(
             view, lin, set(), lambda steps: not half or split_epilogue(steps) is not None
         )

@@ -169,7 +169,7 @@ def _fused_table(decisions: list[Decision]) -> str:
         if (d.function, d.kernel) in seen:
             continue
         seen.add((d.function, d.kernel))
-        tile = d.plans.entries[-1][1] if d.plans is not None else None
+        tile = d.plans.boxes[-1][1] if d.plans is not None else None
         rows.append(
             (
                 d.function,
@@ -216,7 +216,7 @@ def schedules_table(schedules: list[Scheduling]) -> str:
         return ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for s in schedules:
-        tiles = "; ".join(plan.text for _, plan in s.plans.entries) if s.plans else ""
+        tiles = "; ".join(plan.text for _, plan in s.plans.boxes) if s.plans else ""
         why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
         found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
     rows = [("rule", "functions", "first", "tiles", "could not")]

@@ -10,18 +10,18 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from ..compute import description
-from ..estimator.tile_plan import PlanTable
+from ..compute import description, dims_of
+from ..estimator.tile_plan import Box, PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..transforms.modules import with_functions
-from ..workload import Attention, Dim, GatedFFN, MatmulChain, NormMatmul
+from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
 from .arguments import Workspace, is_number
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
 from .fixed import Fixed, fixed_arguments
-from .prim_func import Branch, ExternFunc, Launch
+from .prim_func import Branch, ExternFunc, Launch, Others
 from .specialize import specialize
 from .steps import FixedWeights, Step
 
@@ -30,43 +30,68 @@ from .steps import FixedWeights, Step
 class _Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
-    Those are tensors, and for the keys to read of a preallocated cache a number.
+    Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
+    are not for Triton, `rest` is the function of their kernels.
     """
 
     work: NormMatmul | GatedFFN | Attention
     plans: PlanTable
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
+    dims: dict[str, ir.Expr]
+    rest: tirx.PrimFunc | None
 
     @property
-    def size(self) -> ir.Expr:
-        """What the ranges of the plans are of: rows, or query positions."""
-        axis = self.work.q_layout.index("s") if isinstance(self.work, Attention) else 0
-        return self.inputs[0].ty.shape.values[axis]
+    def others(self) -> Others | None:
+        """The kernels that are not Triton's, and what they are handed."""
+        return Others(self.rest, self.inputs) if self.rest is not None else None
 
     def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[Case]:
         """Return conditions, and the launches where they are the first that hold."""
-        work = self.work
         workspaces: dict[str, Workspace] = {}
         found: list[Case] = []
-        if isinstance(work, Attention):
-            found += empty_cases(work, self.plans, self.inputs, dev)
-            for upper, plan in self.plans.entries:
-                most = _most(work.q_len, upper)
-                inside = attention_cases(work, plan, self.inputs, most, dev, workspaces)
-                found += [(_both(self._within(upper), when), steps) for when, steps in inside]
-            return found
-        known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
-        weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
-        for upper, plan in self.plans.entries:
-            most = _most(work.rows, upper)
-            steps = contraction_steps(work, plan, self.inputs, most, dev, workspaces, weights)
-            found.append((self._within(upper), steps))
+        if isinstance(self.work, Attention):
+            found += empty_cases(self.work, self.plans, self.inputs, dev)
+        others: Any = True  # no box of the plans before that are not for Triton
+        for box, plan in self.plans.boxes:
+            within = self._within(box)
+            if plan.backend == "triton":
+                inside = self._launches(plan, self._most(box), dev, fixed, workspaces)
+                found += [(_both(_both(others, within), when), steps) for when, steps in inside]
+            elif within is not True:
+                others = _both(others, tirx.Not(within))
         return found
 
-    def _within(self, upper: int | None) -> Any:
-        """Return the condition of a range, for those below it ruled out."""
-        return True if upper is None else self.size <= tirx.IntImm("int64", upper)
+    def _launches(
+        self,
+        plan: TilePlan,
+        most: int | None,
+        dev: DeviceSpec,
+        fixed: Fixed | None,
+        workspaces: dict[str, Workspace],
+    ) -> list[Case]:
+        """Return the launches of a plan; `most` rows or query positions are there at most."""
+        if isinstance(self.work, Attention):
+            return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
+        known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
+        weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
+        args = (self.work, plan, self.inputs, most, dev, workspaces, weights)
+        return [(True, contraction_steps(*args))]
+
+    def _within(self, box: Box) -> Any:
+        """Return the condition of a box; a dimension that is known is within it or not."""
+        found: Any = True
+        for name, upper in box.bounds.items():
+            dim = self.work.ranged[name]
+            size = self.dims[dim.name] if isinstance(dim, DynamicDim) else dim
+            found = _both(found, size <= tirx.IntImm("int64", upper))
+        return found
+
+    def _most(self, box: Box) -> int | None:
+        """Return the most rows or query positions of a box; None if nothing bounds them."""
+        dim = self.work.ranged["rows"]
+        bound = dim if isinstance(dim, int) else dim.upper
+        return min((n for n in (bound, box.rows) if n is not None), default=None)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -74,13 +99,6 @@ def _both(first: Any, second: Any) -> Any:
     if first is True or second is True:
         return second if first is True else first
     return tirx.And(first, second)
-
-
-def _most(dim: Dim, upper: int | None) -> int | None:
-    """Return the largest size that the range up to `upper` has; None if nothing bounds it."""
-    if upper is not None:
-        return upper
-    return dim if isinstance(dim, int) else dim.upper
 
 
 @tvm.transform.module_pass(opt_level=0, name="EmitTritonKernels")
@@ -133,7 +151,7 @@ class EmitTritonKernels:
                 Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in steps])
                 for when, steps in found
             ]
-            made[gvar] = ExternFunc.of(fused[gvar].outputs, branches)
+            made[gvar] = ExternFunc.of(fused[gvar].outputs, branches, fused[gvar].others)
         return made
 
 
@@ -147,13 +165,15 @@ def _every(cases: dict[ir.GlobalVar, list[Case]]) -> Iterator[tuple[ir.GlobalVar
 def _fused(func: tirx.PrimFunc) -> _Fused | None:
     """Return what a PrimFunc computes if its plans are for Triton."""
     work, plans = description(func) or (None, None)
-    if work is None or plans is None:
+    if work is None or plans is None or "triton" not in plans.backends:
         return None
-    if isinstance(work, MatmulChain) or any(p.backend != "triton" for _, p in plans.entries):
-        return None
-    count = len(work.graph.outputs)
-    inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in func.params[:-count]]
-    return _Fused(work, plans, inputs, [_tensor(p) for p in func.params[-count:]])
+    assert not isinstance(work, MatmulChain), "Triton has no kernel for chains"
+    graph, params = work.graph, func.params
+    count = len(graph.outputs)
+    inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
+    outputs = [_tensor(p) for p in params[-count:]]
+    rest = func if plans.backends != {"triton"} else None
+    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), rest)
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

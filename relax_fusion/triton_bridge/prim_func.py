@@ -28,9 +28,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..transforms.modules import KERNELS_ATTR
-from .arguments import TensorMap, Workspace, scalar
+from .arguments import TensorMap, Workspace, is_number, scalar
 from .kernel import CompiledKernel
 from .memory import Buffer, Memory
+from .mixed import PLACE, Others, with_others
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,28 @@ class ExternFunc:
     workspaces: tuple[Workspace, ...]
 
     @staticmethod
-    def of(outputs: Sequence[relax.TensorType], branches: Sequence[Branch]) -> ExternFunc:
-        """Write the function that runs the first of `branches` whose condition holds."""
+    def of(
+        outputs: Sequence[relax.TensorType],
+        branches: Sequence[Branch],
+        others: Others | None = None,
+    ) -> ExternFunc:
+        """Write the function that runs the first of `branches` whose condition holds.
+
+        Where none does, `others`; without them the last branch, in any case.
+        """
         memory = Memory(outputs)
+        for value in others.inputs if others is not None else ():
+            memory.add(value)
         for launch in _launches(branches):
             for value in launch.args:
                 memory.add(value)
         scratch = _scratch(branches)
         if scratch is not None:
             memory.add(scratch)
-        numbers = _unknown_variables(memory, branches)
+        numbers = _unknown_variables(memory, branches, others)
+        func = _prim_func(memory, numbers, branches, scratch)
         return ExternFunc(
-            _prim_func(memory, numbers, branches, scratch),
+            func if others is None else with_others(func, (*memory.inputs, *numbers), others),
             tuple(memory.inputs),
             tuple(numbers),
             tuple(outputs),
@@ -170,12 +181,15 @@ def _scratch(branches: Sequence[Branch]) -> Workspace | None:
     return Workspace((tvm.sym.Analyzer().simplify(most),), "uint8")
 
 
-def _unknown_variables(memory: Memory, branches: Sequence[Branch]) -> list[ir.Var]:
+def _unknown_variables(
+    memory: Memory, branches: Sequence[Branch], others: Others | None
+) -> list[ir.Var]:
     """Return the symbolic dims in use that are no dim of a parameter: they are passed by value."""
     shapes = [b.shape for b in (*memory.read(), *memory.written())]
     told = {d for shape in shapes for d in shape if isinstance(d, ir.Var)}
     used = [d for shape in shapes for d in shape]
     used += [branch.when for branch in branches]
+    used += [v for v in (others.inputs if others is not None else ()) if is_number(v)]
     for launch in _launches(branches):
         used += [*launch.grid, *(v for v in launch.args if memory.buffer_of(v) is None)]
         maps = [v for v in launch.args if isinstance(v, TensorMap)]
@@ -228,14 +242,17 @@ def _prim_func(
             T.evaluate(_launch(launch, memory, data, scratch, own))
 
     def dispatch(branch: Branch, *rest: Branch) -> None:
-        if not rest:
+        if not rest and branch.when is True:
             run(branch)
             return
         with T.If(own(branch.when)):
             with T.Then():
                 run(branch)
             with T.Else():
-                dispatch(*rest)
+                if rest:
+                    dispatch(*rest)
+                else:
+                    T.evaluate(PLACE)
 
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         kernels = {x.kernel.symbol: x.kernel for x in _launches(branches)}

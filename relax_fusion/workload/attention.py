@@ -94,6 +94,12 @@ class Attention(Described):
     def _graph(self) -> Graph:
         return _Writer(self).graph()
 
+    @property
+    def ranged(self) -> dict[str, Dim]:
+        """Query positions as rows, key positions and the batch, as they are called in the graph."""
+        writer = _Writer(self)
+        return {"rows": writer.i.size, "keys": writer.t.size, "batch": writer.b.size}
+
 
 class _Writer:
     """The axes of an attention, and what is written down with them.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+from .dims import Dim
 from .graph import Graph
 from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
 
@@ -26,6 +27,11 @@ class Described:
 
     def _graph(self) -> Graph:
         raise NotImplementedError
+
+    @property
+    def ranged(self) -> dict[str, Dim]:
+        """What plans are chosen by, as it is called in the graph: rows, and what else there is."""
+        return {"rows": self.graph["x"].shape[-2]}
 
     def flops(self, **sizes: int) -> float:
         """Return the floating-point operations of the matmuls; masks are not discounted.

@@ -13,9 +13,8 @@ import tvm
 from tvm import te, tirx
 from tvm.runtime import tensor
 
-from relax_fusion.compute import attention_exp, description
-from relax_fusion.compute.attention import attention_prim_func
-from relax_fusion.dlight_rules.attention import AttentionRule
+from relax_fusion.compute import attention_exp, attention_prim_func, build_prim_func, description
+from relax_fusion.dlight_rules import AttentionRule
 from relax_fusion.errors import LoweringError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
@@ -62,22 +61,22 @@ def scheduled(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 @pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 def test_scheduled_numbers(case: Case) -> None:
-    run(scheduled(attention_prim_func(case.work, PLAN)), case)
+    run(scheduled(build_prim_func(case.work, PLAN)), case)
 
 
 @pytest.mark.parametrize("case", SOME, ids=lambda c: c.name)
 def test_unscheduled_numbers(case: Case) -> None:
-    run(attention_prim_func(case.work, PLAN), case)
+    run(build_prim_func(case.work, PLAN), case)
 
 
 @pytest.mark.parametrize("case", SOME, ids=lambda c: c.name)
 def test_register_tiles(case: Case) -> None:
-    run(scheduled(attention_prim_func(case.work, REGISTERS)), case)
+    run(scheduled(build_prim_func(case.work, REGISTERS)), case)
 
 
 @pytest.mark.parametrize("case", DYNAMIC, ids=lambda c: c.name)
 def test_ranges_of_the_query_length(case: Case) -> None:
-    run(scheduled(attention_prim_func(case.work, BY_LENGTH)), case)
+    run(scheduled(build_prim_func(case.work, BY_LENGTH)), case)
 
 
 def test_tensors_beyond_2_31_elements(tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_tensors_beyond_2_31_elements(tmp_path: Path) -> None:
     arrays = {**case.inputs(), "k": stored[:, :keys], "v": stored[:, :keys]}
     cache = tvm.runtime.from_dlpack(np.asarray(stored))
     out = tensor(np.full(case.out_shape(), np.nan, "float32"))
-    kernel = compiled(scheduled(attention_prim_func(case.work, PLAN)))
+    kernel = compiled(scheduled(build_prim_func(case.work, PLAN)))
     kernel(tensor(arrays["q"]), cache, cache, keys, out)
     case.check(arrays, out.numpy())
 
@@ -114,7 +113,7 @@ def test_functions_of_vectors(name: str, on_gpu: bool) -> None:
 
 def test_no_library_is_called_for_single_elements() -> None:
     work = replace(BASE, softcap=5.0)
-    func = scheduled(attention_prim_func(work, PLAN)).with_attr("global_symbol", "main")
+    func = scheduled(build_prim_func(work, PLAN)).with_attr("global_symbol", "main")
     assembly = tvm.compile(func, target=host_target()).mod.inspect_source("asm")
     assert not re.search(r"\b(expf|exp2f|tanhf|powf)\b", assembly)
 
@@ -132,14 +131,13 @@ def test_keys_that_no_query_sees_are_not_visited(window: int, causal: str) -> No
     hidden = {**arrays, "v": arrays["v"].copy(), "k": arrays["k"].copy()}
     hidden["v"][:, far] = hidden["k"][:, far] = np.nan
     got = tensor(np.full(case.out_shape(), np.nan, "float32"))
-    compiled(scheduled(attention_prim_func(work, PLAN)))(*map(tensor, hidden.values()), got)
+    compiled(scheduled(build_prim_func(work, PLAN)))(*map(tensor, hidden.values()), got)
     case.check(arrays, got.numpy())
 
 
 def test_static_length_meets_one_range() -> None:
-    func = attention_prim_func(replace(BASE, q_len=9), BY_LENGTH)
-    text = func.script()
-    assert "tile_r1" in text and "tile_r0" not in text and "tile_r2" not in text
+    text = scheduled(build_prim_func(replace(BASE, q_len=9), BY_LENGTH)).script()
+    assert text.count('T.sblock("tile")') == 1 and "T.vectorized(T.int64(8))" in text
 
 
 def test_signature_and_attributes() -> None:
@@ -147,7 +145,7 @@ def test_signature_and_attributes() -> None:
     dims = (True, False, True, True)
     work = replace(BASE, q_len=length, kv_len=length, kv_prefix=True, bias_dims=dims)
     work = replace(work, mask_dims=dims, alibi="float32", sinks="float16")
-    func = attention_prim_func(work, BY_LENGTH)
+    func = build_prim_func(work, BY_LENGTH)
     names = ["q", "k", "v", "bias", "mask", "slopes", "sinks", "q_len", "out"]
     assert [p.name for p in func.params] == names
     q, k, _, bias, mask, slopes, sinks, n, out = func.params
@@ -164,4 +162,4 @@ def test_signature_and_attributes() -> None:
 
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(LoweringError, match="2 key/value heads do not divide 3 query heads"):
-        attention_prim_func(replace(BASE, q_heads=3), PLAN)
+        attention_prim_func(replace(BASE, q_heads=3), PLAN.boxes[0][1])

@@ -62,8 +62,9 @@ def row_count(func: tirx.PrimFunc) -> tirx.Var:
 
 def test_llvm_runs_every_range() -> None:
     func = mirrored()
+    rows = row_count(func)
     joined = stitch(
-        [(4, on_cpu(func, 2)), (16, on_cpu(func, 4)), (None, on_cpu(func, 8))], row_count(func)
+        [(rows <= 4, on_cpu(func, 2)), (rows <= 16, on_cpu(func, 4)), (None, on_cpu(func, 8))]
     )
     assert all(f"T.vectorized(T.int64({n}))" in joined.script() for n in (2, 4, 8))
     library = tvm.compile(joined, target="llvm")
@@ -76,8 +77,11 @@ def test_llvm_runs_every_range() -> None:
 
 def test_cuda_has_a_kernel_per_range() -> None:
     func = mirrored()
-    variants = [(4, on_gpu(func, 16)), (16, on_gpu(func, 32)), (None, on_gpu(func, 64))]
-    library = tvm.compile(stitch(variants, row_count(func)), target=Target(CUDA, host="llvm"))
+    rows = row_count(func)
+    variants = [(rows <= 4, on_gpu(func, 16)), (rows <= 16, on_gpu(func, 32))]
+    library = tvm.compile(
+        stitch([*variants, (None, on_gpu(func, 64))]), target=Target(CUDA, host="llvm")
+    )
     source = library.mod.imports[0].inspect_source()
     bounds = re.findall(r"__launch_bounds__\((\d+)\) \w+\([^)]*\) \{", source)
     assert sorted(bounds) == ["16", "32", "64"]
@@ -86,7 +90,7 @@ def test_cuda_has_a_kernel_per_range() -> None:
 
 def test_functions_made_apart_are_joined_over_the_first_ones_variables() -> None:
     first, second = mirrored(), mirrored()
-    joined = stitch([(8, on_cpu(first, 4)), (None, on_cpu(second, 8))], row_count(first))
+    joined = stitch([(row_count(first) <= 8, on_cpu(first, 4)), (None, on_cpu(second, 8))])
     assert joined.params[0].same_as(first.params[0])
     library = tvm.compile(joined, target="llvm")
     source = np.arange(20 * WIDTH, dtype="float32").reshape(20, WIDTH)
@@ -97,13 +101,13 @@ def test_functions_made_apart_are_joined_over_the_first_ones_variables() -> None
 
 def test_result_can_be_scheduled_on() -> None:
     func = mirrored()
-    joined = stitch([(4, on_cpu(func, 2)), (None, on_cpu(func, 8))], row_count(func))
+    joined = stitch([(row_count(func) <= 4, on_cpu(func, 2)), (None, on_cpu(func, 8))])
     assert s_tir.Schedule(joined).mod["main"].attrs["tirx.noalias"]
 
 
 def test_one_range_is_the_function_itself() -> None:
     func = mirrored()
-    assert stitch([(None, func)], row_count(func)).same_as(func)
+    assert stitch([(None, func)]).same_as(func)
 
 
 @pytest.mark.parametrize(
@@ -117,11 +121,11 @@ def test_one_range_is_the_function_itself() -> None:
 def test_other_signatures_are_refused(other: tirx.PrimFunc, message: str) -> None:
     func = mirrored()
     with pytest.raises(LoweringError, match=message):
-        stitch([(4, func), (None, other)], row_count(func))
+        stitch([(row_count(func) <= 4, func), (None, other)])
 
 
 @pytest.mark.parametrize("uppers", [[4, 8], [None, None], []], ids=str)
 def test_bounds_must_end_open(uppers: list[int | None]) -> None:
     func = mirrored()
     with pytest.raises(LoweringError, match="must end in None"):
-        stitch([(upper, func) for upper in uppers], row_count(func))
+        stitch([(upper and row_count(func) <= upper, func) for upper in uppers])

@@ -32,7 +32,7 @@ def compiled(
 ) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches the kernels."""
     table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
-    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     target = target or cuda()
     noted = HostCode()
     with tvm.transform.PassContext(instruments=[noted]):

@@ -12,8 +12,8 @@ from tvm.runtime import tensor
 from tvm.s_tir import dlight
 from tvm.target import Target
 
-from relax_fusion.compute.attention import attention_prim_func
-from relax_fusion.dlight_rules.attention import AttentionRule
+from relax_fusion.compute import build_prim_func
+from relax_fusion.dlight_rules import AttentionRule
 from relax_fusion.errors import Decline
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
@@ -57,7 +57,7 @@ def cuda() -> Target:
 
 def cuda_source(work: Attention, table: PlanTable, target: Target | None = None) -> str:
     """Schedule and cross-compile `work`, and return its device code."""
-    func = attention_prim_func(work, table).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     schedule = AttentionRule().apply(func, target or cuda(), False)
     library = tvm.compile(schedule.mod, target=target or cuda())
     return library.mod.imports[0].inspect_source()
@@ -95,7 +95,7 @@ def shared_bytes(kernel: str) -> int:
 def call_module(case: Case, table: PlanTable) -> tvm.IRModule:
     """Return a module whose `main` calls the attention function of `case` by call_tir."""
     builder = relax.BlockBuilder()
-    func = attention_prim_func(case.work, table).with_attr("global_symbol", "attention")
+    func = build_prim_func(case.work, table).with_attr("global_symbol", "attention")
     arrays = case.inputs()
     args = [
         relax.Var(name, relax.TensorType(array.shape, str(array.dtype)))
@@ -136,7 +136,7 @@ def test_cuda_through_relax(name: str) -> None:
 
 
 def test_cpu_schedule() -> None:
-    func = attention_prim_func(BASE, CPU_PLAN)
+    func = build_prim_func(BASE, CPU_PLAN)
     text = AttentionRule().apply(func, host_target(), False).mod.script()
     assert text.count("T.parallel(") == 1
     assert "T.vectorized(T.int64(16))" in text
@@ -204,20 +204,20 @@ def test_divergence_is_noticed() -> None:
 
 
 def test_declines_other_functions() -> None:
-    func = attention_prim_func(BASE, CPU_PLAN)
+    func = build_prim_func(BASE, CPU_PLAN)
     assert AttentionRule().apply(func.without_attr(PLAN_ATTR), host_target(), False) is None
     for attrs in ("something else", "3", "[]", '{"kind": "Attention"}'):
         other = func.with_attr("relax_fusion.workload", attrs)
         assert AttentionRule().attempt(other, host_target()) is None
-    for plans in (3, [1], [{"upper": -1}]):
+    for plans in (3, [1], [{"upto": {}}]):
         assert AttentionRule().attempt(func.with_attr(PLAN_ATTR, plans), host_target()) is None
 
 
 @pytest.mark.parametrize("table", [CPU_PLAN, GPU_PLAN], ids=["cpu", "gpu"])
 def test_declines_another_body_under_its_attributes(table: PlanTable) -> None:
-    described = attention_prim_func(BASE, table).attrs
+    described = build_prim_func(BASE, table).attrs
     x = te.placeholder((4, 4), "float32", "x")
-    other = te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1.0, "tile_r0")])
+    other = te.create_prim_func([x, te.compute((4, 4), lambda i, j: x[i, j] + 1.0, "tile")])
     for name in ("relax_fusion.workload", PLAN_ATTR):
         other = other.with_attr(name, described[name])
     target = host_target() if table is CPU_PLAN else cuda()
@@ -227,7 +227,7 @@ def test_declines_another_body_under_its_attributes(table: PlanTable) -> None:
 
 def test_a_plan_for_the_wrong_machine_is_declined() -> None:
     def reason(table: PlanTable, target: Target) -> str:
-        func = attention_prim_func(BASE, table)
+        func = build_prim_func(BASE, table)
         assert AttentionRule().apply(func, target, False) is None
         return AttentionRule().attempt(func, target).detail
 
@@ -239,9 +239,5 @@ def test_a_plan_for_the_wrong_machine_is_declined() -> None:
 
 def test_decode_runs_heads_in_parallel() -> None:
     work = replace(BASE, batch=1, q_len=1, q_heads=16, kv_heads=8)
-    text = (
-        AttentionRule()
-        .apply(attention_prim_func(work, CPU_PLAN), host_target(), False)
-        .mod.script()
-    )
+    text = AttentionRule().apply(build_prim_func(work, CPU_PLAN), host_target(), False).mod.script()
     assert re.search(r"in T\.parallel\(T\.int64\(8\)\)", text)

@@ -12,7 +12,7 @@ from tvm import te
 from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules.contraction import ContractionRule
+from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
@@ -48,7 +48,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
-    func = build_prim_func(work, table, gpu=False)
+    func = build_prim_func(work, table)
     return loaded(tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST))
 
 
@@ -91,7 +91,7 @@ def test_the_check_notices_an_error() -> None:
 
 
 def cuda_source(work: Work, table: PlanTable) -> str:
-    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
     return library.mod.imports[0].inspect_source()
 
@@ -175,7 +175,7 @@ def test_a_long_row_is_normalised_by_a_kernel_of_its_own() -> None:
 def test_neighbouring_blocks_share_their_columns() -> None:
     work = replace(BASE, rows=128, outputs=(replace(BASE.outputs[0], n=64),))
     plan = TilePlan(16, 32, 16, reg_m=2, reg_n=2, lanes=4, num_warps=4)
-    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+    func = build_prim_func(work, PlanTable.single(plan))
     text = ContractionRule().apply(func, cuda(), False).mod.script()
     assert 'T.thread_binding(T.int64(8), thread="blockIdx.x")' in text
     assert 'T.thread_binding(T.int64(2), thread="blockIdx.y")' in text
@@ -184,7 +184,7 @@ def test_neighbouring_blocks_share_their_columns() -> None:
 def test_other_functions_are_left_alone() -> None:
     x = te.placeholder((8,), "float32", "x")
     foreign = te.create_prim_func([x, te.compute((8,), lambda i: x(i) + x(i), "y")])
-    func = build_prim_func(BASE, PlanTable.single(spread(BASE, False, 7)), gpu=False)
+    func = build_prim_func(BASE, PlanTable.single(spread(BASE, False, 7)))
     for other in (
         foreign,
         func.without_attr(PLAN_ATTR),

@@ -13,7 +13,7 @@ from tvm import relax, te
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules.contraction import ContractionRule
+from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.cpu.vector_exp import with_vector_exp
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
@@ -69,7 +69,7 @@ WIDE = re.compile(r"[yz]mm|\bq\d|\bv\d")
 def assembly(work: Work, name: str) -> str:
     options, lanes, reg = TARGETS[name]
     target = Target({"kind": "llvm", **options})
-    func = build_prim_func(work, PlanTable.single(panels(work, reg, lanes)), gpu=False)
+    func = build_prim_func(work, PlanTable.single(panels(work, reg, lanes)))
     library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
     return library.mod.inspect_source("asm")
 

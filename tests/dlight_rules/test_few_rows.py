@@ -51,7 +51,7 @@ def small_plans(work: Work) -> list[TilePlan]:
 
 def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     """Return the results of a case, by its kernels on numpy."""
-    func = build_prim_func(case.work, PlanTable.single(plan), gpu=True)
+    func = build_prim_func(case.work, PlanTable.single(plan))
     func = ContractionRule().apply(func, cuda(), False).mod["main"]
     inputs = [array.copy().reshape(-1) for array in case.inputs().values()]
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]

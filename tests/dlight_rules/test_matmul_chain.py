@@ -11,7 +11,7 @@ from tvm.runtime import tensor
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules.matmul_chain import MatmulChainRule
+from relax_fusion.dlight_rules import MatmulChainRule
 from relax_fusion.errors import Decline
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target, make_target
@@ -29,7 +29,7 @@ IN_A_ROW = TilePlan(4, 8, 24, reg_m=2, reg_n=8, lanes=8)
 
 
 def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
-    schedule = MatmulChainRule().attempt(build_prim_func(work, table, gpu=False), HOST)
+    schedule = MatmulChainRule().attempt(build_prim_func(work, table), HOST)
     assert isinstance(schedule, tvm.s_tir.Schedule), schedule
     return loaded(tvm.compile(schedule.mod, target=HOST))
 
@@ -95,7 +95,7 @@ def test_both_inner_loops_keep_their_tile_in_registers() -> None:
     target = Target({"kind": "llvm", "mcpu": "znver4"})
     work = replace(BASE, rows=64, k=256, r=32, n=256)
     plan = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="panels")
-    func = build_prim_func(work, PlanTable.single(plan), gpu=False)
+    func = build_prim_func(work, PlanTable.single(plan))
     library = tvm.compile(MatmulChainRule().apply(func, target, False).mod, target=target)
     found = [x for x in loops(library.mod.inspect_source("asm")) if multiply_adds(x) >= 16]
     inner = [x for x in found if multiply_adds(x) % 16 == 0][:2]
@@ -108,5 +108,5 @@ def test_both_inner_loops_keep_their_tile_in_registers() -> None:
 
 
 def test_a_gpu_is_declined() -> None:
-    func = build_prim_func(BASE, PlanTable.single(BLOCKS), gpu=True)
+    func = build_prim_func(BASE, PlanTable.single(BLOCKS))
     assert isinstance(MatmulChainRule().attempt(func, make_target("h200")), Decline)

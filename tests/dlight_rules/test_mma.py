@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import s_tir
 
-from relax_fusion.compute import build_prim_func
+from relax_fusion.compute import build_prim_func, contraction_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
@@ -47,7 +47,7 @@ def small_plans(work: Work, family: str = "mma") -> list[TilePlan]:
 
 def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     """Return the results of a case, by its kernels on numpy."""
-    func = with_mma(build_prim_func(case.work, PlanTable.single(plan), gpu=True), plan)
+    func = with_mma(contraction_prim_func(case.work, plan, gpu=True), plan)
     arrays = [array.copy().reshape(-1) for array in case.inputs().values()]
     shapes = [(shape, numpy_dtype(dtype)) for shape, dtype in case.out_shapes()]
     results = [np.zeros(np.prod(shape), dtype) for shape, dtype in shapes]
@@ -134,9 +134,7 @@ def test_every_tile_has_one_block(tiles: tuple[int, int]) -> None:
 
 def source_and_host(work: Work, plan: TilePlan, target: tvm.target.Target) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches it."""
-    func = build_prim_func(work, PlanTable.single(plan), gpu=True).with_attr(
-        "global_symbol", "main"
-    )
+    func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
     library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
     return library.mod.imports[0].inspect_source(), library.mod.inspect_source("ll")
 
@@ -186,7 +184,7 @@ def test_all_plans_of_a_gated_pair_are_emitted() -> None:
     found = plans(work)
     assert len(found) > 30
     for plan in found[:: len(found) // 6]:
-        func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+        func = build_prim_func(work, PlanTable.single(plan))
         assert isinstance(ContractionRule().apply(func, cuda(), False), s_tir.Schedule)
 
 
@@ -194,7 +192,7 @@ def test_ranges_mix_dot_products_and_tensor_cores() -> None:
     work = replace(HALF, rows=ROWS, k=1024, norm=SUM)
     dots = next(p for p in candidates(work, device_of(cuda())) if p.block_m == 1)
     table = PlanTable(((1, dots), (None, plans(work)[0])))
-    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     library = tvm.compile(ContractionRule().apply(func, cuda(), False).mod, target=cuda())
     found = kernels(library.mod.imports[0].inspect_source())
     assert sum("mma_sync" in kernel for kernel in found) == 1

@@ -10,9 +10,8 @@ import tvm
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.compute.attention import attention_prim_func
-from relax_fusion.dlight_rules.attention import AttentionRule
-from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, with_mma_attention
+from relax_fusion.dlight_rules import AttentionRule
+from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, emit
 from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.mma_attention.tiles import copy_lanes
@@ -49,8 +48,8 @@ def plan_of(work: Attention, **changes: int) -> TilePlan:
 
 def computed(case: Case, plan: TilePlan) -> np.ndarray:
     """Return the result of a case, by its kernel on numpy."""
-    work, table = case.work, PlanTable.single(plan)
-    func = with_mma_attention(attention_prim_func(work, table), work, table)
+    work = case.work
+    func = emit(work, plan, cuda())
     tensors = {name: array.copy().reshape(-1) for name, array in case.inputs().items()}
     shape = case.out_shape()
     tensors["out"] = np.full(np.prod(shape), 77, numpy_dtype(work.out_dtype))
@@ -108,7 +107,7 @@ def test_parts_of_the_keys(name: str) -> None:
 
 def source_and_host(work: Attention, table: PlanTable, target: Target) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches it."""
-    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     library = tvm.compile(AttentionRule().apply(func, target, False).mod, target=target)
     return library.mod.imports[0].inspect_source(), library.mod.inspect_source("ll")
 
@@ -158,5 +157,5 @@ def test_all_plans_are_emitted() -> None:
     found = list(candidates(work, H200))
     assert {plan.family for plan in found} == {mma.FAMILY} and len(found) > 40
     for plan in found[:: len(found) // 4]:
-        func = attention_prim_func(work, PlanTable.single(plan))
+        func = build_prim_func(work, PlanTable.single(plan))
         assert AttentionRule().apply(func, cuda(), False) is not None

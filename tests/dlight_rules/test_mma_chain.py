@@ -9,8 +9,8 @@ import pytest
 import tvm
 
 from relax_fusion.compute import build_prim_func
-from relax_fusion.dlight_rules.matmul_chain import MatmulChainRule
-from relax_fusion.dlight_rules.tensor_cores.chain import with_mma_chain
+from relax_fusion.dlight_rules import MatmulChainRule
+from relax_fusion.dlight_rules.tensor_cores.chain import emit
 from relax_fusion.estimator import candidates, footprint, predict, violations
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import NO_CAPABILITIES
@@ -30,8 +30,7 @@ CASES = tensor_core_chains()
 def computed(case: ChainCase, plan: TilePlan) -> np.ndarray:
     """Return the result of a case, by its kernel on numpy."""
     work = case.work
-    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
-    func = with_mma_chain(func, work, plan)
+    func = emit(work, plan, cuda())
     shape = case.out_shape()
     arrays = [array.copy().reshape(-1) for array in case.inputs().values()]
     result = np.zeros(np.prod(shape), numpy_dtype(work.out_dtype))
@@ -57,7 +56,7 @@ def test_the_check_notices_a_bias_of_another_column() -> None:
 
 def source(work: MatmulChain, table: PlanTable) -> tuple[str, str]:
     """Return the CUDA source, and the code that launches it."""
-    func = build_prim_func(work, table, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     schedule = MatmulChainRule().attempt(func, cuda())
     assert isinstance(schedule, tvm.s_tir.Schedule), schedule
     library = tvm.compile(schedule.mod, target=cuda())
@@ -84,7 +83,7 @@ def test_ranges_of_rows_are_kernels_of_their_own() -> None:
     table = PlanTable(((16, few), (None, MMA)))
     code, _ = source(work, table)
     assert len(kernels(code)) == 2
-    func = build_prim_func(work, table, gpu=True)
+    func = build_prim_func(work, table)
     text = MatmulChainRule().apply(func, cuda(), False).mod.script()
     assert "if T.tvm_thread_invariant(rows > T.int64(0))" in text  # else nothing is launched
 

@@ -34,7 +34,7 @@ CPU = generic_cpu(2, 32)
 WORK = NormMatmul(4, 8, (Projection(16, "kn", ("silu",)),), None, "float32", "float32")
 
 
-def emit(work: NormMatmul, table: PlanTable, target: Any) -> tirx.PrimFunc:
+def emit(work: NormMatmul, plan: TilePlan, target: Any) -> tirx.PrimFunc:
     """Return the matmul as it is written, and 1 added to tell it from others."""
     x, w = te.placeholder((4, 8), name="x"), te.placeholder((8, 16), name="w")
     k = te.reduce_axis((0, 8), "k")
@@ -43,7 +43,7 @@ def emit(work: NormMatmul, table: PlanTable, target: Any) -> tirx.PrimFunc:
     return te.create_prim_func([x, w, out], index_dtype_override="int64")
 
 
-def emit_text(work: NormMatmul, table: PlanTable, target: Any) -> str:
+def emit_text(work: NormMatmul, plan: TilePlan, target: Any) -> str:
     """Return no kernel."""
     return "kernel"
 
@@ -114,7 +114,7 @@ def test_a_family_from_outside_wins_a_workload() -> None:
     (got,) = outputs(machine, "main", [x, w])
     product = x @ w
     assert np.abs(got - product / (1 + np.exp(-product)) - 1).max() < 1e-5
-    assert "Plain" in report.text()
+    assert "plain 1x1x8" in report.text()
 
 
 @pytest.mark.usefixtures("_own_registry")

@@ -117,7 +117,7 @@ def compiled(kernels: Sequence[Kernel], found: Findings) -> list[Any]:
     target = quick_host()
     functions = {}
     for kernel in kernels:
-        func = build_prim_func(kernel.case.work, kernel.plans, gpu=False)
+        func = build_prim_func(kernel.case.work, kernel.plans)
         functions[f"f{kernel.seed}"] = func.with_attr("global_symbol", f"f{kernel.seed}")
     if not functions:
         return []

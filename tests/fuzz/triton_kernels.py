@@ -69,7 +69,7 @@ def interpreted(
 def _parameters(kernel: Kernel) -> list[Any]:
     """Return the inputs of the PrimFunc as the pass that emits kernels sees them."""
     work = kernel.case.work
-    params = build_prim_func(work, kernel.plans, gpu=True).params
+    params = build_prim_func(work, kernel.plans).params
     return [
         p if is_number(p) else relax.Var(p.name, relax.TensorType(list(p.ty.shape), p.ty.dtype))
         for p in params[: len(work.graph.inputs)]

@@ -52,7 +52,7 @@ def plans_for(work: Workload, target: Target) -> PlanTable:
 
 def build_on_gpu(work: Workload, plans: PlanTable, target: Target) -> tvm.runtime.Executable:
     """Schedule and build the PrimFunc of a workload."""
-    func = build_prim_func(work, plans, gpu=True).with_attr("global_symbol", "main")
+    func = build_prim_func(work, plans).with_attr("global_symbol", "main")
     for rule in (ContractionRule(), AttentionRule(), MatmulChainRule()):
         sch = rule.apply(func, target, False)
         if sch is not None:

@@ -22,7 +22,7 @@ def module_of(work: Workload, plans: PlanTable, outputs: int) -> ir.IRModule:
 
     A number among them, such as the keys to read of a cache, is given to main as a shape.
     """
-    func = build_prim_func(work, plans, gpu=True).without_attr("global_symbol")
+    func = build_prim_func(work, plans).without_attr("global_symbol")
     names: dict[ir.Var, ir.Var] = {}
 
     def size(dim: ir.Expr) -> ir.Expr:

@@ -151,7 +151,7 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
     found = list(candidates(work, device_of(host_target())))
     fitting = [p for p in found if (p.family == "panels") == panels] or found
     plan = min(fitting, key=lambda p: (p.block_m * p.block_n * p.block_k, p.key))
-    func = build_prim_func(work, PlanTable.single(plan), gpu=False)
+    func = build_prim_func(work, PlanTable.single(plan))
     func = func.with_attr("global_symbol", name)
     for rule in RULES:
         sch = rule.apply(func, host_target(), False)

@@ -24,7 +24,7 @@ def plan_of(work: Attention, split_k: int = 1, **fields: int) -> TilePlan:
 
 def parameters(work: Attention, plan: TilePlan) -> list[ir.Expr]:
     """Return the inputs of the PrimFunc of `work` as the pass sees them."""
-    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+    func = build_prim_func(work, PlanTable.single(plan))
     return [
         p if is_number(p) else relax.Var(p.name, relax.TensorType(list(p.ty.shape), p.ty.dtype))
         for p in func.params[:-1]

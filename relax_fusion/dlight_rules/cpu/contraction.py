@@ -6,9 +6,12 @@ import math
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
+from tvm.target import Target
 
+from ...compute import contraction_prim_func
 from ...estimator.families.panels.tiles import FAMILY as PANELS
 from ...estimator.tile_plan import TilePlan
+from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from .panels import accumulate_in_registers, add_parts, pack, place_panels
 from .vector_exp import with_vector_exp
@@ -19,14 +22,21 @@ Projections = list[tuple[SBlockRV, SBlockRV]]
 _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 
-def schedule_cpu(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> tirx.PrimFunc:
+def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernel of a plan."""
+    return schedule_cpu(contraction_prim_func(work, plan, gpu=False), plan)
+
+
+def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
-    Parameters
-    ----------
-    projections : list of (SBlockRV, SBlockRV)
-        Accumulation and epilogue of each.
+    A parallel loop normalises the rows; then, for each projection, blocks of ``block_n`` columns
+    run in parallel, in register tiles of ``reg_m x reg_n`` results.  Few rows take the weights as
+    they lie: in ``[n, k]`` by dot products with one partial sum per lane, in ``[k, n]`` in vectors
+    along n.  Many rows (family "panels") take columns that were packed for them.
     """
+    sch = s_tir.Schedule(func)
+    projections = steps.projections(sch)
     names = steps.block_names(sch.mod["main"])
     present = [sch.get_sblock(n) for n in _PROLOGUE if n in names]
     if present:

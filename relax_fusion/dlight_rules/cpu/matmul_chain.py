@@ -6,17 +6,27 @@ import math
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.target import Target
 
+from ...compute import matmul_chain_prim_func
 from ...estimator.families.cpu_chain.tiles import panel_columns, sum_parts
+from ...estimator.families.panels.tiles import FAMILY as PANELS
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .. import steps
+from .contraction import schedule_cpu
 from .panels import accumulate_in_registers, add_parts, pack
 from .vector_exp import with_vector_exp
 from .vector_transpose import transpose_in_registers
 
 
-def schedule_blocks(sch: s_tir.Schedule, work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
+def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernel of a plan: in blocks of rows, or one matmul after the other for few."""
+    func = matmul_chain_prim_func(work, plan)
+    return schedule_blocks(func, work, plan) if plan.family == PANELS else schedule_cpu(func, plan)
+
+
+def schedule_blocks(func: tirx.PrimFunc, work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
     """Pack both weights, then take blocks of rows through both matmuls.
 
     rewrite::
@@ -27,7 +37,8 @@ def schedule_blocks(sch: s_tir.Schedule, work: MatmulChain, plan: TilePlan) -> t
         for i, j, k: acc1                          for panel, tile: acc0; out0
         for i, j: out1                             for panel, tile: acc1; out1
     """
-    names = steps.block_names(sch.mod["main"])
+    sch = s_tir.Schedule(func)
+    names = steps.block_names(func)
     panels = [sch.get_sblock(n) for n in ("w_panels0", "w_panels1") if n in names]
     for packed in panels:
         panel, depth, _ = sch.get_loops(packed)

@@ -15,15 +15,17 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
-from ...compute import build_prim_func
+from ...compute import contraction_prim_func
 from ...compute.ranges import stitch, unless_empty
-from ...errors import Decline, Reason
+from ...errors import Decline
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
 from ...matching.stages import loads_of
 from ...workload import NormMatmul
 from .. import steps
-from ..contraction import ContractionRule
+from ..contraction_gpu import schedule_gpu
+from ..cpu.contraction import schedule_cpu
+from ..tensor_cores.contraction import schedule_mma
 from .layout import unravel
 from .matmul import GenericMatmul
 from .plans import Planned, element_of, planned
@@ -53,7 +55,8 @@ def matmul_kernel(
         if isinstance(variant, Decline):
             return variant
         variants.append((each.upper, variant))
-    whole = stitch(variants, form.size(form.rows))
+    rows = form.size(form.rows)
+    whole = stitch([(upper and rows <= upper, variant) for upper, variant in variants])
     if is_gpu(target):
         whole = unless_empty(whole, form.size((*form.batch, *form.rows)))
     whole = whole.with_attrs(dict(func.attrs or {}))
@@ -73,12 +76,8 @@ def _variant(
     plan = each.plan
     if plan.num_warps and not _on_tensor_cores(plan) and None in (form.x.view, form.w.view):
         plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
-    core = build_prim_func(work, PlanTable.single(plan), gpu=is_gpu(target))
-    adapted = _adapted(core, form, each)
-    scheduled = ContractionRule(rows_may_be_none=False).apply(adapted, target, False)
-    if scheduled is None:
-        return Decline(Reason.SCHEDULE, "the rule of contractions has no schedule for this plan")
-    body = scheduled.mod["main"].body
+    core = contraction_prim_func(work, plan, is_gpu(target))
+    body = _scheduled(_adapted(core, form, each), plan, target).body
     x, w, out = core.params
     rows = x.ty.shape[0]
     known = {rows: form.size(form.rows)} if isinstance(rows, tirx.Var) else {}
@@ -89,6 +88,13 @@ def _variant(
         return body
     root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
     return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
+
+
+def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Schedule an adapted matmul as the family of its plan does."""
+    if not is_gpu(target):
+        return schedule_cpu(func, plan)
+    return (schedule_mma if plan.family else schedule_gpu)(func, plan, target)
 
 
 def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.PrimFunc:

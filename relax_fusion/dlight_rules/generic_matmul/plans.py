@@ -63,16 +63,20 @@ def planned(
     choice = choose(work, dev, always=True)
     if isinstance(choice, Decline):
         return choice
-    if not computed or not any(plan.family for _, plan in choice.plans.entries):
-        return form, work, [Planned(*entry) for entry in choice.plans.entries]
+    if not computed or not any(plan.family for _, plan in choice.plans.boxes):
+        return form, work, _by_rows(choice.plans)
     scalar = choose(work, replace(dev, capabilities=NO_CAPABILITIES), always=True)
     if isinstance(scalar, Decline):  # of integers
-        in_front = [Planned(*entry, True) for entry in choice.plans.entries]
+        in_front = _by_rows(choice.plans, in_front=True)
         detail = f"{work.dtype} that is computed first is not for a batch"
         return Decline(Reason.NO_PLAN, detail) if form.batch else (form, work, in_front)
     if form.batch:
-        return form, work, [Planned(*entry) for entry in scalar.plans.entries]
+        return form, work, _by_rows(scalar.plans)
     return form, work, _merged(_in_front_or_scalar(form, work, (choice, scalar), dev))
+
+
+def _by_rows(table: PlanTable, in_front: bool = False) -> list[Planned]:
+    return [Planned(box.rows, plan, in_front) for box, plan in table.boxes]
 
 
 def _merged(plans: list[Planned]) -> list[Planned]:
@@ -138,7 +142,7 @@ def _writing_s(form: GenericMatmul, work: NormMatmul, rows: int, dev: DeviceSpec
 
 
 def _plan_of(table: PlanTable, upper: int | None, rows: int) -> TilePlan:
-    return table.entries[-1][1] if upper is None else table.plan_for(rows)
+    return table.boxes[-1][1] if upper is None else table.plan_for(rows)
 
 
 def decodable(form: GenericMatmul) -> GenericMatmul | None:

@@ -1,17 +1,17 @@
-"""Attention on tensor cores: the tiles of a function become `AttentionKernel`s."""
+"""Attention on tensor cores: an `AttentionKernel` for every tile of rows."""
 
 from __future__ import annotations
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+from tvm.target import Target
 
-from ...compute.attention import Sizes, operands_of, range_suffix
+from ...compute.attention import Sizes, operands_of
 from ...compute.attention_scores import Scores
 from ...compute.attention_tile import Operands
-from ...estimator.families.tensor_cores.tiles import FAMILY
-from ...estimator.tile_plan import PlanTable, TilePlan
+from ...compute.reference import declare
+from ...estimator.tile_plan import TilePlan
 from ...workload import Attention
 from .attention_kernel import AttentionKernel
 from .attention_results import Partials, combine_kernel
@@ -24,61 +24,20 @@ KERNEL = "mma_attention"
 """Name of the block of a kernel."""
 
 
-def with_mma_attention(func: tirx.PrimFunc, work: Attention, table: PlanTable) -> tirx.PrimFunc:
-    """Return `func` with the tiles of every plan for tensor cores as a kernel.
-
-    rewrite: ``for b, h, t: tile(b, h, t)`` ->
-    ``for bht: bind block: for x: bind thread: copies, ldmatrix, mma, softmax, mma, stores``
+def emit(work: Attention, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernel of a plan for tensor cores.
 
     Where keys are cut into parts, a kernel follows that puts these together.
     """
-    sizes, operands = operands_of(func, work)
-    kernels: dict[str, tirx.Stmt] = {}
-    workspace: list[tirx.Var] = []
-    for index, (_, plan) in enumerate(table.entries):
-        if plan.family != FAMILY:
-            continue
-        suffix, partials = range_suffix(index), None
-        if plan.split_k > 1:
-            partials = Partials.of(work, sizes, plan.split_k, suffix)
-            workspace += [partials.sums, partials.statistics]
-        kernels["tile" + suffix] = _launches(work, plan, sizes, operands, partials)
-    if not kernels:
-        return func
-
-    def replace(loop: tirx.For) -> tirx.Stmt:
-        return kernels.get(_tile_of(loop), loop)
-
-    root = func.body.block
-    body = tvm_ffi.structural_map(root.body, (tirx.For, replace))
-    buffers = [*root.alloc_buffers, *workspace]
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
-    return func.with_body(s_tir.SBlockRealize([], True, root))
-
-
-def _tile_of(loop: tirx.For) -> str:
-    """Return the name of the block that these three loops go around; "" if there is none."""
-    body: tirx.Stmt = loop
-    for _ in range(3):
-        if not isinstance(body, tirx.For):
-            return ""
-        body = body.body
-    return body.block.name_hint if isinstance(body, s_tir.SBlockRealize) else ""
-
-
-def _launches(
-    work: Attention, plan: TilePlan, sizes: Sizes, operands: Operands, partials: Partials | None
-) -> tirx.Stmt:
-    """Return what is launched for a plan."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        sizes, operands = operands_of(declare(work.graph), work)
+    partials = Partials.of(work, sizes, plan.split_k) if plan.split_k > 1 else None
     body = _kernel(work, plan, sizes, operands, partials)
     if partials is not None:
         body = tirx.SeqStmt([body, combine_kernel(work, sizes, operands, partials)])
-    size = sizes.batch * sizes.q_len
-    if isinstance(size, tirx.IntImm):
-        return body
-    # TVM launches one thread block where a grid has none; it would read what is not there
-    some = tirx.op.tvm_thread_invariant(size > int64(0))
-    return tirx.IfThenElse(some, body, None)
+    made = [partials.sums, partials.statistics] if partials else []
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=made)
+    return builder.get().with_body(s_tir.SBlockRealize([], True, root))
 
 
 def _kernel(

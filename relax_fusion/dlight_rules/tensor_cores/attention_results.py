@@ -47,13 +47,12 @@ class Partials:
     statistics: tirx.Var
 
     @staticmethod
-    def of(work: Attention, sizes: Sizes, parts: int, suffix: str) -> Partials:
+    def of(work: Attention, sizes: Sizes, parts: int) -> Partials:
         """Return a workspace for every row of `work`."""
         rows = rows_of_all(work, sizes)
 
         def buffer(name: str, last: int) -> tirx.Var:
-            shape = [rows, int64(parts), int64(last)]
-            return tirx.decl_buffer(shape, "float32", name + suffix)
+            return tirx.decl_buffer([rows, int64(parts), int64(last)], "float32", name)
 
         return Partials(buffer("partial", work.v_dim), buffer("statistics", 2))
 

@@ -8,7 +8,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+from tvm.target import Target
 
+from ...compute import matmul_chain_prim_func
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
@@ -18,12 +20,13 @@ from .layout import LANES
 from .tile import int32, int64
 
 
-def with_mma_chain(func: tirx.PrimFunc, work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
-    """Return `func` as one kernel for tensor cores.
+def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernel of a plan for tensor cores.
 
     rewrite: ``for b, i, j, k: acc0``; ``out0``; ``for b, i, j, k: acc1``; ``out1`` ->
     ``for tile: bind block: for t: bind thread: copies, ldmatrix, mma, steps, mma, steps, stores``
     """
+    func = matmul_chain_prim_func(work, plan)
     blocks: dict[str, s_tir.SBlock] = {}
     tvm_ffi.structural_walk(
         func.body, (s_tir.SBlock, lambda block: blocks.update({block.name_hint: block}))

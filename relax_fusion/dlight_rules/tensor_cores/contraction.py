@@ -8,11 +8,14 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+from tvm.target import Target
 
+from ...compute import contraction_prim_func
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
+from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from . import dependent
 from .epilogue import MmaEpilogue
@@ -26,15 +29,20 @@ from .tile import MmaTile, Product, int32, int64, whole
 from .wgmma_kernel import WgmmaKernel
 
 
-def schedule_mma(sch: s_tir.Schedule, plan: TilePlan, early: bool = False) -> tirx.PrimFunc:
+def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the kernels of a plan for tensor cores."""
+    return schedule_mma(contraction_prim_func(work, plan, gpu=True), plan, target)
+
+
+def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Schedule a contraction: a kernel for its norm, and one for every product.
 
-    `early`: products may begin while the norm is computed.
+    Products begin while the norm is computed, where the target has dependent launches.
     """
-    func = sch.mod["main"]
+    sch = s_tir.Schedule(func)
     if "x_norm" in steps.block_names(func) and not _normalises(plan):
         normalise_rows(sch, plan.num_warps * LANES)
-    return with_mma(sch.mod["main"], plan, early)
+    return with_mma(sch.mod["main"], plan, dependent.is_possible(target))
 
 
 def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.PrimFunc:

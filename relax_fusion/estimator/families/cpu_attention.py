@@ -28,6 +28,7 @@ class CpuAttention(KernelFamily[Attention]):
 
     kind = "cpu"
     takes = (Attention,)
+    emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.0
 
     def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:

@@ -28,6 +28,7 @@ class CpuTiles(KernelFamily[MatmulWork]):
 
     kind = "cpu"
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
     error = 1.0
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:

@@ -33,6 +33,7 @@ class DotProducts(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections of a row at a time, k contiguous in the weights."""
 
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = 1.2
     breaks = Breaks((1, 16))
 

@@ -31,6 +31,7 @@ class FmaTiles(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections, by FMAs on tiles in shared memory."""
 
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
     error = 1.2
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:

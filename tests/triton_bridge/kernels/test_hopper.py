@@ -84,7 +84,7 @@ def compiled(
 ) -> CompiledKernel:
     """Compile the first kernel that a plan launches."""
     assert list(violations(plan, work, H200)) == []
-    func = build_prim_func(work, PlanTable.single(plan), gpu=True)
+    func = build_prim_func(work, PlanTable.single(plan))
     types = [relax.TensorType(list(p.ty.shape), str(p.ty.dtype)) for p in func.params]
     inputs = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:-1])]
     if fixed is None:

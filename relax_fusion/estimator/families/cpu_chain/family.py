@@ -21,6 +21,7 @@ class CpuChain(KernelFamily[MatmulChain]):
     names = ("", cpu_chain.PANELS)
     kind = "cpu"
     takes = (MatmulChain,)
+    emitter = "relax_fusion.dlight_rules.cpu.matmul_chain:emit"
     error = 1.0
 
     def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:

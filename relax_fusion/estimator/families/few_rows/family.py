@@ -22,6 +22,7 @@ class FewRows(KernelFamily[MatmulWork]):
 
     names = (few_rows.FAMILY,)
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = 1.0  # priced by its own timings
     instead_of = (FmaTiles,)
     breaks = Breaks((1, 8, 16))

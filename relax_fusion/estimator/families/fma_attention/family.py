@@ -31,6 +31,7 @@ class FmaAttention(KernelFamily[Attention]):
     """A block has a tile of query rows in shared memory; FMAs multiply."""
 
     takes = (Attention,)
+    emitter = "relax_fusion.dlight_rules.attention:emit"
     error = 1.2
 
     def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:

@@ -23,6 +23,7 @@ class MmaAttention(KernelFamily[Attention]):
 
     names = (mma.FAMILY,)
     takes = (Attention,)
+    emitter = "relax_fusion.dlight_rules.tensor_cores.attention:emit"
     error = 1.2
     instead_of = (FmaAttention,)
     breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096, (32, 8, 1))

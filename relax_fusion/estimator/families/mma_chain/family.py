@@ -24,6 +24,7 @@ class MmaChain(KernelFamily[MatmulChain]):
     # One with biases, an activation and a residual was predicted to win by 1.5 on an H200 and
     # reached 0.82 of the speed of the two matmuls; those that are predicted to win by more (G1 to
     # G3 of MCFuser) reached 1.6.
+    emitter = "relax_fusion.dlight_rules.tensor_cores.chain:emit"
     error = 1.85
     breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096)
 

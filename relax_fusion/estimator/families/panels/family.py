@@ -22,6 +22,7 @@ class Panels(KernelFamily[MatmulWork]):
     names = (panels.FAMILY,)
     kind = "cpu"
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
     error = 1.0
     cuts_rows = True
 

@@ -23,6 +23,7 @@ class TensorCores(KernelFamily[MatmulWork]):
 
     names = mma.FAMILIES
     takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = 1.2
     instead_of = (FmaTiles,)
     # More regimes than FMAs have, and tiles of 128 rows: the ranges that end at 512 and 1024,

@@ -21,7 +21,7 @@ class TritonAttention(KernelFamily[Attention]):
     backend = "triton"
     takes = (Attention,)
     error = 0.9
-    breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096, (32, 8, 1))
+    breaks = Breaks((1, 16, 64, 256, 512, 1024), 4096)
 
     def refuses(self, work: Attention, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, features and devices that the kernels are not for."""

@@ -1,0 +1,227 @@
+"""Block graphs as PrimFuncs: what a fused function is until its kernels are made.
+
+Each statement is one block over its axes, with no tiles; the body runs anywhere, slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tvm import ir, te, tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from ..estimator.tile_plan import PLAN_ATTR, PlanTable
+from ..workload import ACTIVATIONS, INTEGER_DTYPES, Dim, DynamicDim, Graph, Operand, Workload
+from ..workload.graph import Block
+from ..workload.json import WORKLOAD_ATTR, to_json
+from ..workload.values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
+from .activations import ACCUMULATE, activate
+from .stages import as_stored
+
+
+def build_prim_func(work: Workload, table: PlanTable) -> tirx.PrimFunc:
+    """Return a function that computes `work`, with what to make of it as attributes.
+
+    Parameters
+    ----------
+    work : Workload
+        What to compute; the attribute `WORKLOAD_ATTR`.
+    table : PlanTable
+        The plans of its kernels; the attribute `PLAN_ATTR`.
+
+    Returns
+    -------
+    tirx.PrimFunc
+        Its parameters are the operands of ``work.graph``, its blocks the statements.
+    """
+    attrs = {PLAN_ATTR: table.to_attr(), WORKLOAD_ATTR: to_json(work)}
+    return reference_prim_func(work.graph).with_attrs({"op_pattern": 8, **attrs})
+
+
+def declare(graph: Graph) -> list[tirx.Var]:
+    """Declare the operands of a graph as parameters of the function that is being built."""
+    sizes = {name: tirx.Var(name, "int64") for name in graph.dims}
+    told = {slot.name: slot.dim for slot in graph.slots if slot.role == "scalar"}
+
+    def declared(operand: Operand) -> tirx.Var:
+        if operand.shape is not None:
+            shape = [_int64(d) if isinstance(d, int) else sizes[d.name] for d in operand.shape]
+            return T.arg(operand.name, T.buffer(shape, operand.dtype))
+        dim = told[operand.name]
+        number = sizes[dim.name] if isinstance(dim, DynamicDim) else tirx.Var(operand.name, "int64")
+        T.arg(number.name, number)
+        return number
+
+    return [declared(o) for o in (*graph.inputs, *graph.outputs)]
+
+
+def dims_of(graph: Graph, params: Sequence[tirx.Var]) -> dict[str, tirx.Expr]:
+    """Return the values of a graph's dynamic dimensions, as the parameters of a function have them.
+
+    Parameters
+    ----------
+    params : sequence of tirx.Var
+        Operands, in the graph's order.
+    """
+    found: dict[str, tirx.Expr] = {}
+    told = {slot.name: slot.dim for slot in graph.slots if slot.role == "scalar"}
+    for operand, param in zip((*graph.inputs, *graph.outputs), params, strict=True):
+        values = [param] if operand.shape is None else param.ty.shape
+        for dim, value in zip(operand.shape or [told[operand.name]], values, strict=True):
+            if isinstance(dim, DynamicDim):
+                found.setdefault(dim.name, value)
+    return found
+
+
+def reference_prim_func(graph: Graph) -> tirx.PrimFunc:
+    """Return the function that executes the statements of `graph` one after the other."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_attr({"tirx.noalias": True})
+        params = declare(graph)
+        operands = (*graph.inputs, *graph.outputs)
+        buffers = {o.name: p for o, p in zip(operands, params, strict=True)}
+        writer = _Writer(graph, buffers, dims_of(graph, params))
+        for block in graph.blocks:
+            writer.write(block)
+    return builder.get()
+
+
+def _int64(value: int) -> tirx.Expr:
+    return tirx.IntImm("int64", value)
+
+
+def _ratio(x: tirx.Expr, y: tirx.Expr) -> tirx.Expr:
+    none = y == tirx.const(0.0, ACCUMULATE)
+    return tirx.Select(none, y, x / tirx.Select(none, tirx.const(1.0, ACCUMULATE), y))
+
+
+def _finite(x: tirx.Expr) -> tirx.Expr:
+    lowest = tirx.const(float("-inf"), ACCUMULATE)
+    return tirx.Select(x == lowest, tirx.const(0.0, ACCUMULATE), x)
+
+
+FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "divide": lambda x, y: x / y,
+    "ratio": _ratio,
+    "minimum": tirx.min,
+    "finite": _finite,
+    "exp": te.exp,
+    "tanh": te.tanh,
+    "rsqrt": te.rsqrt,
+    **{name: lambda x, name=name: activate(name, x) for name in ACTIVATIONS},
+}
+"""What each of the operators of a graph computes, in float32."""
+
+
+class _Writer:
+    """The buffers so far; `write` adds a statement to the function that is being built."""
+
+    def __init__(self, graph: Graph, buffers: dict[str, tirx.Var], dims: Mapping[str, tirx.Expr]):
+        self.graph, self.buffers, self.dims = graph, buffers, dims
+        self.axes: dict[str, tirx.Var] = {}
+        self.dtype = ACCUMULATE
+
+    def write(self, block: Block) -> None:
+        """Add the loops of a statement, and its block."""
+        tensor = self.graph[block.out]
+        if block.out not in self.buffers:
+            shape = [self._size(d) for d in tensor.shape]
+            self.buffers[block.out] = T.sblock_alloc_buffer(shape, tensor.dtype)
+        out = self.buffers[block.out]
+        IRBuilder.name(block.out, out)
+        axes: tuple[Axis, ...] = (*block.axes, *block.reduced)
+        self.dtype = "int32" if block.combine and tensor.dtype in INTEGER_DTYPES else ACCUMULATE
+        with T.grid(*(self._size(a.size) for a in axes)) as loops:
+            loops = [loops] if isinstance(loops, ir.Var) else list(loops)
+            IRBuilder.name_many([a.name for a in axes], loops)
+            with T.sblock(block.out):
+                kinds = "S" * len(block.axes) + "R" * len(block.reduced)
+                places = T.axis.remap(kinds, loops)
+                places = [places] if isinstance(places, ir.Var) else list(places)
+                IRBuilder.name_many([f"v_{a.name}" for a in axes], places)
+                self.axes = {a.name: v for a, v in zip(axes, places, strict=True)}
+                self._store(block, out, [self._index(c) for c in block.at])
+
+    def _store(self, block: Block, out: tirx.Var, at: list[tirx.Expr]) -> None:
+        dtype = str(out.ty.dtype)
+        if not block.combine:
+            value = self._value(block.value)
+            rounds = self.graph[block.out].rounds and self.dtype == ACCUMULATE
+            value = as_stored(value, dtype) if rounds else value
+            T.buffer_store(out, value.astype(dtype), at)
+            return
+        none = 0.0 if block.combine == "sum" else float("-inf")
+        nothing = tirx.const(none if self.dtype == ACCUMULATE else 0, self.dtype)
+        start = nothing if block.start is None else self._value(block.start)
+        with T.init():
+            T.buffer_store(out, start.astype(dtype), at)
+        value, seen = self._value(block.value), self._seen(block)
+        if seen is not None:
+            value = tirx.if_then_else(seen, value, nothing)
+        total = out[tuple(at)].astype(self.dtype)
+        total = total + value if block.combine == "sum" else tirx.max(total, value)
+        T.buffer_store(out, total.astype(dtype), at)
+
+    def _seen(self, block: Block) -> tirx.Expr | None:
+        """Return the condition under which an element is combined; None if all are."""
+        found: list[tirx.Expr] = []
+        if block.band is not None:
+            distance = self.axes[block.band.column] - self.axes[block.band.row]
+            if block.band.least is not None:
+                found.append(distance >= self._limit(block.band.least))
+            if block.band.most is not None:
+                found.append(distance <= self._limit(block.band.most))
+        if block.where is not None:
+            found.append(self._value(block.where) != tirx.const(0, self.dtype))
+        return tirx.all(*found) if found else None
+
+    def _limit(self, value: Expr) -> tirx.Expr:
+        """Return a sum of sizes and whole numbers."""
+        if isinstance(value, Op):
+            return FUNCTIONS[value.name](*map(self._limit, value.args))
+        assert isinstance(value, Size | Const)
+        return self._size(value.dim) if isinstance(value, Size) else _int64(int(value.value))
+
+    def _value(self, value: Expr) -> tirx.Expr:
+        """Return a value in the dtype of the statement."""
+        if isinstance(value, Read):
+            return self._read(value)
+        if isinstance(value, AxisValue):
+            return self.axes[value.axis].astype(self.dtype)
+        if isinstance(value, Size):
+            return self._size(value.dim).astype(self.dtype)
+        if isinstance(value, Const):
+            return tirx.const(value.value, self.dtype)
+        assert isinstance(value, Op)
+        return FUNCTIONS[value.name](*map(self._value, value.args))
+
+    def _read(self, read: Read) -> tirx.Expr:
+        """Return an element, unpacked where its tensor is packed."""
+        at = [self._index(c) for c in read.at]
+        form = self.graph[read.tensor].format
+        if form is None:
+            return self.buffers[read.tensor][tuple(at)].astype(self.dtype)
+        words, scales = (self.buffers[o.name] for o in self.graph[read.tensor].operands())
+        *lead, last = at
+        word = words[(*lead, last // _int64(form.fields))]
+        shift = (last % _int64(form.fields) * _int64(form.bits)).astype(form.word)
+        field = word >> shift & tirx.const(2**form.bits - 1, form.word)
+        scale = scales[(*lead, last // _int64(form.group))].astype(self.dtype)
+        return (field.astype(self.dtype) - tirx.const(form.zero, self.dtype)) * scale
+
+    def _index(self, at: At) -> tirx.Expr:
+        """Return a coordinate."""
+        terms = [self.axes[a] if s == 1 else self.axes[a] * _int64(s) for a, s in at.terms]
+        terms += [_int64(at.start)] if at.start or not terms else []
+        found = terms[0]
+        for term in terms[1:]:
+            found = found + term
+        found = found // _int64(at.div) if at.div != 1 else found
+        return found if at.mod is None else found % self._size(at.mod)
+
+    def _size(self, dim: Dim) -> tirx.Expr:
+        return _int64(dim) if isinstance(dim, int) else self.dims[dim.name]

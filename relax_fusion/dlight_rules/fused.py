@@ -1,0 +1,153 @@
+"""Fused functions: their reference body becomes the kernels of their plans, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from importlib import import_module
+from operator import mul
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.target import Target
+
+from ..compute import description, dims_of
+from ..compute.ranges import stitch, unless_empty
+from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
+from ..estimator.registry import Family, family_of
+from ..estimator.tile_plan import PlanTable, TilePlan
+from ..hardware.target import device_of, is_gpu
+from ..validation import shown
+from ..workload import Attention, DynamicDim, GatedFFN, Graph, MatmulChain, NormMatmul, Workload
+from .safe_rule import SafeRule
+from .tensor_cores.dependent import launched_early
+
+Emitter = Callable[[Workload, TilePlan, Target], tirx.PrimFunc]
+
+
+class FusedRule(SafeRule):
+    """Make the kernels of a fused function from the plans that it carries; leave every other one.
+
+    rewrite::
+
+        f(x, w, out): the statements of the workload's graph
+        ->
+        f(x, w, out): if rows <= 16: kernels of the first plan
+                      else: kernels of the second
+
+    declines when: an emitter cannot make the kernels of a plan.
+    """
+
+    takes: tuple[type, ...] = ()
+
+    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | Decline | None:
+        """Return the scheduled function, or None where it is not this rule's."""
+        described = description(func)
+        if described is None or not isinstance(described[0], self.takes):
+            return None
+        work, table = described
+        if not _fits(func, work.graph):
+            return Decline(Reason.SCHEDULE, "its parameters are not those of its workload")
+        if table.backends == {"triton"}:
+            return None
+        try:
+            made = _dispatched(func, work, table, target)
+        except (TilePlanError, TargetError) as err:
+            return Decline(Reason.SCHEDULE, str(err))
+        return s_tir.Schedule(made.with_attrs(dict(func.attrs)), enable_check=False)
+
+
+class ContractionRule(FusedRule):
+    """`FusedRule` of norms, matmuls and gated pairs."""
+
+    takes = (NormMatmul, GatedFFN)
+
+
+class AttentionRule(FusedRule):
+    """`FusedRule` of attention."""
+
+    takes = (Attention,)
+
+
+class MatmulChainRule(FusedRule):
+    """`FusedRule` of chains of two matmuls."""
+
+    takes = (MatmulChain,)
+
+
+def _fits(func: tirx.PrimFunc, graph: Graph) -> bool:
+    """Tell whether the parameters of a function are the operands of a graph."""
+    operands = (*graph.inputs, *graph.outputs)
+    return len(operands) == len(func.params) and all(
+        tirx.is_buffer_var(param) == (operand.shape is not None)
+        and str(param.ty.dtype) == operand.dtype
+        for operand, param in zip(operands, func.params, strict=True)
+    )
+
+
+def _dispatched(
+    func: tirx.PrimFunc, work: Workload, table: PlanTable, target: Target
+) -> tirx.PrimFunc:
+    """Return one function that runs, by its dynamic dimensions, the kernels of one of the plans."""
+    served = list(_served(work, table))
+    kernels = [_kernels(func, work, plan, target) for _, plan in served]
+    dims = dims_of(work.graph, kernels[0].params)
+    when = [_holds(bounds, dims) if bounds else None for bounds, _ in served]
+    whole = launched_early(stitch(list(zip(when, kernels, strict=True))))
+    return unless_empty(whole, _elements(work.graph, dims)) if is_gpu(target) else whole
+
+
+def _served(work: Workload, table: PlanTable) -> Iterator[tuple[dict[str, int], TilePlan]]:
+    """Yield plans and the bounds of dynamic dimensions, by their names, up to what serves all."""
+    for box, plan in table.boxes:
+        bounds: dict[str, int] = {}
+        for name, upper in box.bounds.items():
+            dim = work.ranged[name]
+            if isinstance(dim, DynamicDim):
+                bounds[dim.name] = min(upper, bounds.get(dim.name, upper))
+            elif dim > upper:
+                break
+        else:
+            yield bounds, plan
+            if not bounds:
+                return
+
+
+def _holds(bounds: dict[str, int], dims: dict[str, tirx.Expr]) -> tirx.Expr:
+    return tirx.all(*(dims[name] <= tirx.IntImm("int64", n) for name, n in bounds.items()))
+
+
+def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:
+    """Return the product of the dynamic dimensions of the results."""
+    sizes = dict.fromkeys(d for o in graph.outputs for d in o.shape or ())
+    dynamic = [dims[d.name] for d in sizes if isinstance(d, DynamicDim)]
+    return reduce(mul, dynamic) if dynamic else tirx.IntImm("int64", 1)
+
+
+def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target) -> tirx.PrimFunc:
+    """Return the function that the emitter of a plan's family makes in place of `func`.
+
+    A plan for Triton leaves its sizes to `EmitTritonKernels`, which puts launches in front.
+    """
+    if plan.backend == "triton":
+        root = s_tir.SBlock([], [], [], "root", tirx.Evaluate(0))
+        return func.with_body(s_tir.SBlockRealize([], True, root))
+    family = family_of(plan, work, device_of(target))
+    made = _emitter(family)(work, plan, target)
+    if not isinstance(made, tirx.PrimFunc):
+        raise SchedulingError(f"{family.emitter} made {shown(made)}, must be a PrimFunc")
+    found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
+    if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
+        raise SchedulingError(f"{family.emitter} made a function of {found}, wanted is {wanted}")
+    return made
+
+
+def _emitter(family: Family) -> Emitter:
+    module, _, function = family.emitter.partition(":")
+    try:
+        emit = getattr(import_module(module), function)
+    except (ImportError, AttributeError) as err:
+        raise SchedulingError(f"emitter {family.emitter}: {err}") from err
+    if not callable(emit):
+        raise SchedulingError(f"emitter {family.emitter} is {shown(emit)}, must be a function")
+    return emit
