@@ -13,6 +13,7 @@ from tvm.target import Target
 
 from ..compute import description
 from ..errors import Decline, Reason, SchedulingError
+from ..estimator.ranges import served
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..hardware.target import is_gpu
 from ..report.decision import Scheduling
@@ -123,7 +124,7 @@ def schedule_by(
     One for a GPU that leaves accesses of its memory to the host counts as none.
     """
     described = description(func)
-    if described is not None and described[1].backends == {"triton"}:
+    if described is not None and all(p.backend == "triton" for _, p in served(*described)):
         return None, Scheduling(name, TRITON, described[1])
     refusals: list[tuple[str, Decline]] = []
     for rule in rules:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from importlib import import_module
 from operator import mul
@@ -14,6 +14,7 @@ from tvm.target import Target
 from ..compute import description, dims_of
 from ..compute.ranges import stitch, unless_empty
 from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
+from ..estimator.ranges import served
 from ..estimator.registry import Family, family_of
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
@@ -48,13 +49,14 @@ class FusedRule(SafeRule):
         work, table = described
         if not _fits(func, work.graph):
             return Decline(Reason.SCHEDULE, "its parameters are not those of its workload")
-        if table.backends == {"triton"}:
+        if not _for_tir(work, table):
             return None
         try:
             made = _dispatched(func, work, table, target)
         except (TilePlanError, TargetError) as err:
             return Decline(Reason.SCHEDULE, str(err))
-        return s_tir.Schedule(made.with_attrs(dict(func.attrs)), enable_check=False)
+        made = made.without_attr("global_symbol").with_attrs(dict(func.attrs))
+        return s_tir.Schedule(made, enable_check=False)
 
 
 class ContractionRule(FusedRule):
@@ -88,29 +90,20 @@ def _fits(func: tirx.PrimFunc, graph: Graph) -> bool:
 def _dispatched(
     func: tirx.PrimFunc, work: Workload, table: PlanTable, target: Target
 ) -> tirx.PrimFunc:
-    """Return one function that runs, by its dynamic dimensions, the kernels of one of the plans."""
-    served = list(_served(work, table))
-    kernels = [_kernels(func, work, plan, target) for _, plan in served]
+    """Return one function that runs, by its dynamic dimensions, the kernels of one of the plans.
+
+    Sizes of Triton's plans do not come here: `EmitTritonKernels` puts their launches in front.
+    """
+    mine = _for_tir(work, table)
+    kernels = [_kernels(func, work, plan, target) for _, plan in mine]
     dims = dims_of(work.graph, kernels[0].params)
-    when = [_holds(bounds, dims) if bounds else None for bounds, _ in served]
+    when = [*(_holds(bounds, dims) for bounds, _ in mine[:-1]), None]
     whole = launched_early(stitch(list(zip(when, kernels, strict=True))))
     return unless_empty(whole, _elements(work.graph, dims)) if is_gpu(target) else whole
 
 
-def _served(work: Workload, table: PlanTable) -> Iterator[tuple[dict[str, int], TilePlan]]:
-    """Yield plans and the bounds of dynamic dimensions, by their names, up to what serves all."""
-    for box, plan in table.boxes:
-        bounds: dict[str, int] = {}
-        for name, upper in box.bounds.items():
-            dim = work.ranged[name]
-            if isinstance(dim, DynamicDim):
-                bounds[dim.name] = min(upper, bounds.get(dim.name, upper))
-            elif dim > upper:
-                break
-        else:
-            yield bounds, plan
-            if not bounds:
-                return
+def _for_tir(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TilePlan]]:
+    return [(bounds, plan) for bounds, plan in served(work, table) if plan.backend == "tir"]
 
 
 def _holds(bounds: dict[str, int], dims: dict[str, tirx.Expr]) -> tirx.Expr:
@@ -125,13 +118,7 @@ def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:
 
 
 def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target) -> tirx.PrimFunc:
-    """Return the function that the emitter of a plan's family makes in place of `func`.
-
-    A plan for Triton leaves its sizes to `EmitTritonKernels`, which puts launches in front.
-    """
-    if plan.backend == "triton":
-        root = s_tir.SBlock([], [], [], "root", tirx.Evaluate(0))
-        return func.with_body(s_tir.SBlockRealize([], True, root))
+    """Return the function that the emitter of a plan's family makes in place of `func`."""
     family = family_of(plan, work, device_of(target))
     made = _emitter(family)(work, plan, target)
     if not isinstance(made, tirx.PrimFunc):

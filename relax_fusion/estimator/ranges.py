@@ -8,10 +8,30 @@ from typing import NamedTuple
 from ..workload import Attention, Dim, DynamicDim, Workload, extent
 from .family import Breaks
 from .shape import AttentionSize, Size
-from .tile_plan import Box
+from .tile_plan import Box, PlanTable, TilePlan
 
 BEYOND = 4
 """Where batches and keys are priced that are more than any break: that many times the last one."""
+
+
+def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TilePlan]]:
+    """Return the plans that `work` can come to, each with the bounds of its dynamic dimensions.
+
+    The bounds have the names of the graph.  The first that hold decide; the last are none.
+    """
+    found: list[tuple[dict[str, int], TilePlan]] = []
+    for box, plan in table.boxes:
+        bounds: dict[str, int] = {}
+        sizes = {name: work.ranged[name] for name in box.bounds}
+        if any(isinstance(dim, int) and dim > box.bounds[name] for name, dim in sizes.items()):
+            continue
+        for name, dim in sizes.items():
+            if isinstance(dim, DynamicDim):
+                bounds[dim.name] = min(box.bounds[name], bounds.get(dim.name, box.bounds[name]))
+        found.append((bounds, plan))
+        if not bounds:
+            break
+    return found
 
 
 class Range(NamedTuple):
@@ -70,8 +90,6 @@ def _range(
     own = isinstance(work.kv_len, DynamicDim) and work.kv_len != work.q_len
     uppers = [n for n in breaks.keys if n >= least] if own else []
     keys = _dim_ranges(work.kv_len, uppers, max(BEYOND * breaks.keys[-1], usual) if own else usual)
-    # Several cells fill the device as differently as lengths within a range do
-    lengths = sorted({lengths[0], least}) if len(keys) * len(batches) > 1 else lengths
 
     def at(batch: int, q_len: int, kv_len: int) -> Size:
         kv_len = max(kv_len, q_len) if own else kv_len
@@ -81,8 +99,10 @@ def _range(
     for batch_upper, inside in batches:
         for keys_upper, counts in keys:
             # Many sequences of few keys, and few of many, are what a plan must be good for
-            corners = dict.fromkeys(((inside[0], counts[-1]), (inside[-1], counts[0])))
-            sizes = [at(batch, n, kv_len) for batch, kv_len in corners for n in lengths]
+            corners = [(inside[0], least, counts[-1]), (inside[-1], lengths[0], counts[0])]
+            if len(keys) * len(batches) == 1:
+                corners = [(inside[0], n, counts[-1]) for n in lengths]
+            sizes = list(dict.fromkeys(at(*corner) for corner in corners))
             cells.append((Box(upper, keys_upper, batch_upper), sizes))
     (_, several), *_ = batches
     return Range(upper, cells, at(several[0], least, extent(work.kv_len, usual)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -122,6 +122,10 @@ class Box:
     keys: Count | None = None
     batch: Count | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse bounds that are no sizes."""
+        check(self, TilePlanError, "box")
+
     def __str__(self) -> str:
         """Return the bounds: ``"rows <= 16, keys <= 1024"``."""
         bounds = [f"{name} <= {upper}" for name, upper in self.bounds.items()]
@@ -196,8 +200,14 @@ class PlanTable:
         return next(plan for box, plan in self.boxes if box.holds(rows=rows, **sizes))
 
     def to_attr(self) -> list[dict[str, Any]]:
-        """Return the table as a list of dictionaries: a plan, and under ``"upto"`` its bounds."""
-        return [{"upto": box.bounds, **plan.to_attr()} for box, plan in self.boxes]
+        """Return the table as a list of flat dictionaries: plans, each with the bounds of its box.
+
+        ``upper`` is of rows, -1 for none; ``keys`` and ``batch`` are there where they are bounded.
+        """
+        return [
+            {"upper": box.rows or -1, **replace(box, rows=None).bounds, **plan.to_attr()}
+            for box, plan in self.boxes
+        ]
 
     @staticmethod
     def from_attr(attr: Iterable[Mapping[str, Any]]) -> PlanTable:
@@ -213,8 +223,11 @@ class PlanTable:
             raise TilePlanError(f"plan table is {shown(attr)}; must be a list of mappings")
         entries = []
         for row in rows:
-            plan = TilePlan.from_attr({k: v for k, v in row.items() if k != "upto"})
-            entries.append((read(Box, row.get("upto"), TilePlanError, "plan table"), plan))
+            bounds = {name: row[name] for name in ("keys", "batch") if name in row}
+            bounds |= {"rows": row.get("upper", 0)} if row.get("upper") != -1 else {}
+            box = read(Box, bounds, TilePlanError, "plan table")
+            own = {k: v for k, v in row.items() if k not in ("upper", *bounds)}
+            entries.append((box, TilePlan.from_attr(own)))
         return PlanTable.of(entries)
 
     @staticmethod

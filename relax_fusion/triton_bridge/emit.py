@@ -11,11 +11,12 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description, dims_of
-from ..estimator.tile_plan import Box, PlanTable, TilePlan
+from ..estimator.ranges import served
+from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..transforms.modules import with_functions
-from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
+from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul
 from .arguments import Workspace, is_number
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
@@ -53,10 +54,10 @@ class _Fused:
         if isinstance(self.work, Attention):
             found += empty_cases(self.work, self.plans, self.inputs, dev)
         others: Any = True  # no box of the plans before that are not for Triton
-        for box, plan in self.plans.boxes:
-            within = self._within(box)
+        for bounds, plan in served(self.work, self.plans):
+            within = self._within(bounds)
             if plan.backend == "triton":
-                inside = self._launches(plan, self._most(box), dev, fixed, workspaces)
+                inside = self._launches(plan, self._most(bounds), dev, fixed, workspaces)
                 found += [(_both(_both(others, within), when), steps) for when, steps in inside]
             elif within is not True:
                 others = _both(others, tirx.Not(within))
@@ -78,20 +79,19 @@ class _Fused:
         args = (self.work, plan, self.inputs, most, dev, workspaces, weights)
         return [(True, contraction_steps(*args))]
 
-    def _within(self, box: Box) -> Any:
-        """Return the condition of a box; a dimension that is known is within it or not."""
+    def _within(self, bounds: dict[str, int]) -> Any:
+        """Return the condition that dimensions are within bounds."""
         found: Any = True
-        for name, upper in box.bounds.items():
-            dim = self.work.ranged[name]
-            size = self.dims[dim.name] if isinstance(dim, DynamicDim) else dim
-            found = _both(found, size <= tirx.IntImm("int64", upper))
+        for name, upper in bounds.items():
+            found = _both(found, self.dims[name] <= tirx.IntImm("int64", upper))
         return found
 
-    def _most(self, box: Box) -> int | None:
-        """Return the most rows or query positions of a box; None if nothing bounds them."""
+    def _most(self, bounds: dict[str, int]) -> int | None:
+        """Return the most rows or query positions within bounds; None if nothing bounds them."""
         dim = self.work.ranged["rows"]
-        bound = dim if isinstance(dim, int) else dim.upper
-        return min((n for n in (bound, box.rows) if n is not None), default=None)
+        if isinstance(dim, int):
+            return dim
+        return min((n for n in (dim.upper, bounds.get(dim.name)) if n is not None), default=None)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -165,14 +165,17 @@ def _every(cases: dict[ir.GlobalVar, list[Case]]) -> Iterator[tuple[ir.GlobalVar
 def _fused(func: tirx.PrimFunc) -> _Fused | None:
     """Return what a PrimFunc computes if its plans are for Triton."""
     work, plans = description(func) or (None, None)
-    if work is None or plans is None or "triton" not in plans.backends:
+    if work is None or plans is None:
+        return None
+    backends = {plan.backend for _, plan in served(work, plans)}
+    if "triton" not in backends:
         return None
     assert not isinstance(work, MatmulChain), "Triton has no kernel for chains"
     graph, params = work.graph, func.params
     count = len(graph.outputs)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
-    rest = func if plans.backends != {"triton"} else None
+    rest = func if "tir" in backends else None
     return _Fused(work, plans, inputs, outputs, dims_of(graph, params), rest)
 
 

@@ -245,7 +245,8 @@ def _prim_func(
         if not rest and branch.when is True:
             run(branch)
             return
-        with T.If(own(branch.when)):
+        # Kernels that are not Triton's may be inside, and have barriers
+        with T.If(tirx.op.tvm_thread_invariant(own(branch.when))):
             with T.Then():
                 run(branch)
             with T.Else():

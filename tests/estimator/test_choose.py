@@ -134,9 +134,9 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dt
     module = sys.modules[choose.__module__]
     sizes = set()
 
-    def recorded(found, work, dev, inside):
-        sizes.update(inside)
-        return best(found, work, dev, inside)
+    def recorded(found, work, dev, cells):
+        sizes.update(*cells)
+        return best(found, work, dev, cells)
 
     monkeypatch.setattr(module, "best", recorded)
     choose.__wrapped__(norm_matmul(dtype=dtype), GPU, always=True, backend=backend)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S_PER_ROW, NORM_S
 from relax_fusion.estimator.families.triton_matmul.plans import (
@@ -20,7 +19,7 @@ from relax_fusion.estimator.families.triton_matmul.plans import (
     unsupported,
 )
 from relax_fusion.estimator.shape import matmul_shape
-from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
@@ -413,9 +412,3 @@ def test_splitting_k_pays_where_tiles_are_few() -> None:
         whole, split = (replace(STREAM, block_m=16, split_k=s) for s in (1, 4))
         prices = [predict(work, p, GPU, 16).seconds for p in (whole, split)]
         assert (prices[1] < prices[0]) == pays
-
-
-def test_a_table_has_one_back_end() -> None:
-    tir = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
-    with pytest.raises(TilePlanError, match=r"one back end, not \['tir', 'triton'\]"):
-        PlanTable(((16, GEMV), (None, tir)))

@@ -1,0 +1,99 @@
+"""Reference bodies: what a fused function computes until its kernels are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from tvm.runtime import empty, tensor
+
+from relax_fusion.compute import build_prim_func, description, reference_prim_func
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import DynamicDim, Graph, Packed, Workload
+from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.reference import evaluate
+from relax_fusion.workload.values import Axis
+
+from ..numerics import works
+from ..support.quick import loaded, quickly
+from ..support.workloads import inputs, results
+
+STEP = {"float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2, "int32": 0.0}
+"""What an element may differ by, of the largest: intermediates are stored in their dtypes."""
+
+
+def found() -> dict[str, Workload]:
+    """Return every workload of the numerics page."""
+    named: dict[str, Any] = {}
+    for name, value in vars(works).items():
+        several = value if isinstance(value, dict) and name.isupper() else {"": value}
+        named |= {f"{name}{key}": work for key, work in several.items()}
+    return {name: work for name, work in named.items() if isinstance(work, Workload)}
+
+
+WORKS = found()
+
+
+def computed(graph: Graph, given: dict[str, Any], made: list[Any]) -> list[np.ndarray]:
+    """Return the results of the reference body on this machine."""
+    func = loaded(quickly(reference_prim_func(graph).with_attr("global_symbol", "main")))["main"]
+    outs = [empty(shape, dtype) for shape, dtype in made]
+    args = [given[o.name] if o.shape is None else _device(given[o.name]) for o in graph.inputs]
+    func(*args, *outs)
+    return [out.numpy().astype("float64") for out in outs]
+
+
+def _device(array: np.ndarray) -> Any:
+    if array.dtype != ml_dtypes.bfloat16:
+        return tensor(array)
+    return empty(array.shape, "bfloat16").copyfrom(array)
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_numbers_are_those_of_the_graph(name: str) -> None:
+    graph = WORKS[name].graph
+    known = {"rows": 5, "batch": 2, "q_len": 3, "kv_len": 9, "kv_capacity": 11}
+    sizes = {dim: known[dim] for dim in graph.dims}
+    given: dict[str, Any] = inputs(WORKS[name], sizes)
+    told = {s.name: s.dim for s in graph.slots if s.role == "scalar" and s.dim is not None}
+    for slot, dim in told.items():
+        given[slot] = sizes[dim.name] if isinstance(dim, DynamicDim) else dim
+    want = evaluate(graph, given)
+    got = computed(graph, given, results(WORKS[name], sizes))
+    half = "x" in given and given["x"].dtype.itemsize == 2
+    for operand, array in zip(graph.outputs, got, strict=True):
+        exact = want[operand.name]
+        step = max(STEP[operand.dtype], STEP["float16"] if half and operand.dtype[0] == "f" else 0)
+        assert np.abs(array - exact).max() <= step * max(1, np.abs(exact).max()), operand.name
+
+
+def test_packed_weights_are_decoded() -> None:
+    g = GraphBuilder()
+    i, j, k = Axis("i", 3), Axis("j", 4), Axis("k", 40)
+    x = g.input("x", (3, 40), "float32")
+    w = g.input("w", (4, 40), "float16", Packed(4, 32, 7))
+    g.output(g.sum("out", (i, j), (k,), x[i, k] * w[j, k], "float32"))
+    graph = g.graph()
+    rng = np.random.default_rng(1)
+    given = {
+        "x": rng.standard_normal((3, 40)).astype("float32"),
+        "w": rng.integers(0, 2**32, (4, 5), dtype="uint32"),
+        "w_scale": rng.standard_normal((4, 2)).astype("float16"),
+    }
+    (got,) = computed(graph, given, [((3, 4), "float32")])
+    np.testing.assert_allclose(got, evaluate(graph, given)["out"], rtol=1e-5, atol=1e-4)
+
+
+def test_a_dump_shows_the_statements() -> None:
+    table = PlanTable(((16, TilePlan(1, 64, 64, lanes=8)), (None, TilePlan(8, 64, 64, lanes=8))))
+    func = build_prim_func(works.PLAIN, table)
+    assert description(func) == (works.PLAIN, table)
+    body = [line.strip() for line in func.script().splitlines() if "] = " in line]
+    assert body == [
+        "acc0[v_i, v_j0] = T.float32(0.0)",
+        'acc0[v_i, v_j0] = acc0[v_i, v_j0] + T.Cast("float32", x[v_i, v_k])'
+        ' * T.Cast("float32", w0[v_j0, v_k])',
+        'out0[v_i, v_j0] = T.Cast("float16", acc0[v_i, v_j0])',
+    ]
