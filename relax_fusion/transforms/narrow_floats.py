@@ -1,8 +1,9 @@
 """Casts to and from bfloat16 and 8-bit floats, where TVM computes in float32 instead.
 
-TVM 0.27 has no such numbers on a CPU.  It drops a cast to one whose result is read and not stored,
-reads 8-bit zero as 2^-7 (the other subnormal numbers are wrong too), writes what is too large for
-8 bits as something small, and refuses to vectorise a store of 8 bits.
+TVM 0.27 has no such numbers on a CPU, and none of 8 bits on most GPUs.  It drops a cast to one
+whose result is read and not stored, reads 8-bit zero as 2^-7 (the other subnormal numbers are wrong
+too), writes what is too large for 8 bits as something small, and refuses to vectorise a store of 8
+bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from ..compute.stages import as_stored
-from ..hardware.target import is_cpu
+from ..hardware.nvidia import has_float8
+from ..hardware.target import compute_capability, is_cpu, is_cuda
 from .modules import with_functions
 
 
@@ -53,9 +55,10 @@ class _Float8:
         normal = (size + _bits(2 ** (shift - 1) - 1) + odd) >> _bits(shift)
         normal = tirx.min(normal - _bits((127 - self.bias) << self.mantissa), _bits(self.overflow))
         # The last bit of such a float32 is worth as much as that of a subnormal number.
-        unit = tirx.const(2.0 ** (24 - self.bias - self.mantissa), "float32")
+        exponent = 24 - self.bias - self.mantissa
+        unit = tirx.const(2.0**exponent, "float32")
         tiny = tirx.reinterpret("uint32", tirx.reinterpret("float32", size) + unit)
-        tiny = tiny - tirx.reinterpret("uint32", unit)
+        tiny = tiny - _bits((127 + exponent) << 23)
         code = tirx.Select(size < _bits((128 - self.bias) << 23), tiny, normal)
         code = tirx.Select(size > _bits(0x7F800000), _bits(self.nan), code)
         signed = (code | ((bits >> _bits(24)) & _bits(0x80))).astype("uint8")
@@ -78,7 +81,7 @@ _COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)
 @tvm.transform.module_pass(opt_level=0, name="RoundNarrowFloats")
 @dataclass(frozen=True)
 class RoundNarrowFloats:
-    """Round to bfloat16 and to 8 bits where PrimFuncs for a CPU say so, and read 8 bits exactly.
+    """Round to bfloat16 on CPUs, and to 8 bits wherever TVM would, and read 8 bits exactly.
 
     rewrite::
 
@@ -91,7 +94,7 @@ class RoundNarrowFloats:
     Parameters
     ----------
     target : Target, optional
-        Of functions that name none; without it, every function is taken for one for a CPU.
+        Of functions that name none; without it, all are taken for functions for a CPU.
     """
 
     target: Target | None = None
@@ -100,16 +103,13 @@ class RoundNarrowFloats:
         """Rewrite the PrimFuncs of `mod`; one without such numbers stays the same object."""
         updated = {}
         for gvar, func in mod.functions_items():
-            if isinstance(func, tirx.PrimFunc) and self._is_for_cpu(func):
-                body = tvm_ffi.structural_map(func.body, _Rounding(func).rewrites)
+            target = self.target and (func.attrs or {}).get("target", self.target)
+            if isinstance(func, tirx.PrimFunc) and not (target and _has_float8(target)):
+                rounding = _Rounding(func, bfloat16=target is None or is_cpu(target))
+                body = tvm_ffi.structural_map(func.body, rounding.rewrites)
                 if not body.same_as(func.body):
                     updated[gvar] = func.with_body(body)
         return with_functions(mod, updated)
-
-    def _is_for_cpu(self, func: tirx.PrimFunc) -> bool:
-        if self.target is None:
-            return True
-        return is_cpu((func.attrs or {}).get("target", self.target))
 
 
 class _Rounding:
@@ -119,8 +119,8 @@ class _Rounding:
     an 8-bit value is a load from a parameter, or reinterprets a byte.
     """
 
-    def __init__(self, func: tirx.PrimFunc) -> None:
-        self.params = set(func.params)
+    def __init__(self, func: tirx.PrimFunc, *, bfloat16: bool) -> None:
+        self.params, self.bfloat16 = set(func.params), bfloat16
         self.bytes: dict[tirx.Var, tirx.Var] = {}
         tvm_ffi.structural_walk(func.body, (s_tir.SBlock, self._find_buffers))
         self.rewrites = (
@@ -189,7 +189,7 @@ class _Rounding:
     def _rounded(self, value: tirx.Expr) -> tirx.Expr:
         """Return an 8-bit number as float32, and one that was cast to bfloat16 rounded."""
         dtype = _dtype(value)
-        if dtype == "bfloat16" and isinstance(value, tirx.Cast):
+        if self.bfloat16 and dtype == "bfloat16" and isinstance(value, tirx.Cast):
             return as_stored(value.value.astype("float32"), dtype).astype(dtype)
         if dtype not in _FLOAT8:
             return value
@@ -198,6 +198,10 @@ class _Rounding:
         if _is_bits(value):
             return _FLOAT8[dtype].decoded(value.args[0])
         return _FLOAT8[dtype].decoded(tirx.reinterpret("uint8", value))
+
+
+def _has_float8(target: Target) -> bool:
+    return is_cuda(target) and has_float8(compute_capability(target))
 
 
 def _bits(number: int) -> tirx.Expr:

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
 
 from relax_fusion import make_target
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
@@ -115,6 +116,23 @@ def test_constants(machine: relax.VirtualMachine) -> None:
     assert run(machine, "constant", np.zeros(1, "float32")) == [2**-9]
 
 
-def test_functions_for_a_gpu_stay_as_they_are() -> None:
+def test_gpus_that_have_8_bit_floats_cast_them_themselves() -> None:
     mod = relax.transform.LegalizeOps()(module(CHAINS))
     tvm.ir.assert_structural_equal(RoundNarrowFloats(make_target("h200"))(mod), mod)
+
+
+def test_no_8_bit_float_is_cast_on_other_gpus() -> None:
+    mod = relax.transform.LegalizeOps()(module(CHAINS))
+    out = RoundNarrowFloats(make_target("a100"))(mod)
+    for gvar, func in mod.functions_items():
+        if isinstance(func, tirx.PrimFunc):
+            assert "float8" not in str(casts(out[gvar]))
+            assert ("bfloat16" in str(casts(func))) == ("bfloat16" in str(casts(out[gvar])))
+
+
+def casts(func: tirx.PrimFunc) -> list[str]:
+    found: list[str] = []
+    tvm_ffi.structural_walk(
+        func.body, (tirx.Cast, lambda c: found.append(f"{c.value.ty.dtype} to {c.ty.dtype}"))
+    )
+    return found
