@@ -31,9 +31,9 @@ class _Float8:
     """What numbers that are too large become: infinity, or NaN where there is none."""
     nan: int
 
-    def decoded(self, byte: tirx.Expr) -> tirx.Expr:
-        """Return the number of a uint8 as float32."""
-        bits = tirx.Var("code", "uint32")
+    def decoded(self, byte: tirx.Expr, *, named: bool) -> tirx.Expr:
+        """Return the number of a uint8 as float32; `named` if its bits may be bound to a name."""
+        bits = tirx.Var("code", "uint32") if named else byte.astype("uint32")
         size = bits & _bits(0x7F)
         tiny = size.astype("float32") * tirx.const(
             2.0 ** (1 - self.bias - self.mantissa), "float32"
@@ -45,11 +45,12 @@ class _Float8:
             value = tirx.Select(size == _bits(self.overflow), _bits(0x7F800000), value)
         value = tirx.Select(size > _bits(self._last), _bits(0x7FC00000), value)
         signed = tirx.reinterpret("float32", value | ((bits & _bits(0x80)) << _bits(24)))
-        return tirx.Let(bits, byte.astype("uint32"), signed)
+        return tirx.Let(bits, byte.astype("uint32"), signed) if named else signed
 
-    def encoded(self, value: tirx.Expr) -> tirx.Expr:
+    def encoded(self, value: tirx.Expr, *, named: bool) -> tirx.Expr:
         """Return the uint8 of a float32, rounded to the nearest, ties to even."""
-        bits, shift = tirx.Var("bits", "uint32"), 23 - self.mantissa
+        given, shift = tirx.reinterpret("uint32", value), 23 - self.mantissa
+        bits = tirx.Var("bits", "uint32") if named else given
         size = bits & _bits(0x7FFFFFFF)
         odd = (size >> _bits(shift)) & _bits(1)
         normal = (size + _bits(2 ** (shift - 1) - 1) + odd) >> _bits(shift)
@@ -62,7 +63,7 @@ class _Float8:
         code = tirx.Select(size < _bits((128 - self.bias) << 23), tiny, normal)
         code = tirx.Select(size > _bits(0x7F800000), _bits(self.nan), code)
         signed = (code | ((bits >> _bits(24)) & _bits(0x80))).astype("uint8")
-        return tirx.Let(bits, tirx.reinterpret("uint32", value), signed)
+        return tirx.Let(bits, given, signed) if named else signed
 
     @property
     def _last(self) -> int:
@@ -122,6 +123,9 @@ class _Rounding:
     def __init__(self, func: tirx.PrimFunc, *, bfloat16: bool) -> None:
         self.params, self.bfloat16 = set(func.params), bfloat16
         self.bytes: dict[tirx.Var, tirx.Var] = {}
+        self.named = True
+        kinds = (tirx.Cast, ir.TensorLoad, tirx.FloatImm)
+        tvm_ffi.structural_walk(func.body, (kinds, self._find_bfloat16))
         tvm_ffi.structural_walk(func.body, (s_tir.SBlock, self._find_buffers))
         self.rewrites = (
             (ir.Var, lambda var: self.bytes.get(var, var)),
@@ -132,6 +136,10 @@ class _Rounding:
             (ir.Call, self._call),
             (tirx.BufferStore, self._store),
         )
+
+    def _find_bfloat16(self, value: tirx.Expr) -> None:
+        """Bind nothing to names: TVM 0.27 legalises no bfloat16 in what is bound."""
+        self.named = self.named and _dtype(value) != "bfloat16"
 
     def _find_buffers(self, block: s_tir.SBlock) -> None:
         for old in block.alloc_buffers:
@@ -148,20 +156,20 @@ class _Rounding:
     def _cast(self, cast: tirx.Cast) -> tirx.Expr:
         value, dtype = self._rounded(cast.value), _dtype(cast)
         if dtype in _FLOAT8:
-            return _encoded(value.astype("float32"), dtype)
+            return self._encoded(value.astype("float32"), dtype)
         return cast if value.same_as(cast.value) else value.astype(dtype)
 
     def _binary(self, node: tirx.Expr) -> tirx.Expr:
         a, b = self._rounded(node.a), self._rounded(node.b)
         if a.same_as(node.a) and b.same_as(node.b):
             return node
-        return _as(_dtype(node), type(node)(a, b))
+        return self._as(_dtype(node), type(node)(a, b))
 
     def _select(self, node: tirx.Select) -> tirx.Expr:
         chosen = self._rounded(node.true_value), self._rounded(node.false_value)
         if chosen[0].same_as(node.true_value) and chosen[1].same_as(node.false_value):
             return node
-        return _as(_dtype(node), tirx.Select(node.condition, *chosen))
+        return self._as(_dtype(node), tirx.Select(node.condition, *chosen))
 
     def _call(self, call: ir.Call) -> tirx.Expr:
         """Rewrite a function of numbers; what takes their bits or their address stays."""
@@ -172,19 +180,25 @@ class _Rounding:
             return call
         dtype = _dtype(call)
         wide = "float32" if dtype in _FLOAT8 else dtype
-        return _as(dtype, tirx.call_intrin(wide, call.op, *args))
+        return self._as(dtype, tirx.call_intrin(wide, call.op, *args))
 
     def _store(self, store: tirx.BufferStore) -> tirx.Stmt:
         dtype, value = _dtype(store.value), store.value
         handed = store.buffer in self.params
         if dtype in _FLOAT8:
-            value = value if _is_bits(value) else _encoded(self._rounded(value), dtype)
+            value = value if _is_bits(value) else self._encoded(self._rounded(value), dtype)
             value = value if handed else value.args[0]
         elif not handed:
             value = self._rounded(value)
         if value.same_as(store.value):
             return store
         return tirx.BufferStore(store.buffer, value, store.indices, store.span)
+
+    def _encoded(self, value: tirx.Expr, dtype: str) -> tirx.Expr:
+        return tirx.reinterpret(dtype, _FLOAT8[dtype].encoded(value, named=self.named))
+
+    def _as(self, dtype: str, value: tirx.Expr) -> tirx.Expr:
+        return self._encoded(value, dtype) if dtype in _FLOAT8 else value
 
     def _rounded(self, value: tirx.Expr) -> tirx.Expr:
         """Return an 8-bit number as float32, and one that was cast to bfloat16 rounded."""
@@ -196,8 +210,8 @@ class _Rounding:
         if isinstance(value, tirx.FloatImm):
             return tirx.const(value.value, "float32")
         if _is_bits(value):
-            return _FLOAT8[dtype].decoded(value.args[0])
-        return _FLOAT8[dtype].decoded(tirx.reinterpret("uint8", value))
+            return _FLOAT8[dtype].decoded(value.args[0], named=self.named)
+        return _FLOAT8[dtype].decoded(tirx.reinterpret("uint8", value), named=self.named)
 
 
 def _has_float8(target: Target) -> bool:
@@ -214,11 +228,3 @@ def _dtype(value: tirx.Expr) -> str:
 
 def _is_bits(value: tirx.Expr) -> bool:
     return isinstance(value, ir.Call) and value.op.same_as(ir.Op.get("tirx.reinterpret"))
-
-
-def _encoded(value: tirx.Expr, dtype: str) -> tirx.Expr:
-    return tirx.reinterpret(dtype, _FLOAT8[dtype].encoded(value))
-
-
-def _as(dtype: str, value: tirx.Expr) -> tirx.Expr:
-    return _encoded(value, dtype) if dtype in _FLOAT8 else value

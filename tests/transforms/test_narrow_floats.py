@@ -61,6 +61,13 @@ CHAINS = [
         "y",
     ),
     Chain(
+        "both",
+        "x[256]:float8_e4m3fn",
+        "a = R.tanh(R.astype(x, 'bfloat16')); b = R.astype(a, 'float8_e5m2')\n"
+        "y = R.astype(b, 'bfloat16')",
+        "y",
+    ),
+    Chain(
         "constant",
         "x[1]",
         "c = R.astype(R.const(0.001953125, 'float8_e4m3fn'), 'float32')\ny = R.add(x, c)",
@@ -110,6 +117,13 @@ def test_stores_of_8_bits_in_vectors(machine: relax.VirtualMachine) -> None:
     expected = (-g).astype(ml_dtypes.float8_e4m3fn).astype("float32")
     got = run(machine, "vectors", x, g).astype("float32")
     np.testing.assert_array_equal(got, np.broadcast_to(expected, (4, 64)))
+
+
+def test_8_bits_among_bfloat16(machine: relax.VirtualMachine) -> None:
+    codes = np.arange(256, dtype="uint8").view(ml_dtypes.float8_e4m3fn)
+    expected = np.tanh(codes.astype("float32")).astype(ml_dtypes.float8_e5m2)
+    got = run(machine, "both", codes).astype("float32")
+    np.testing.assert_array_equal(got, expected.astype("float32"))
 
 
 def test_constants(machine: relax.VirtualMachine) -> None:
