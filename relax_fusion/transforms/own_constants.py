@@ -12,7 +12,6 @@ from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
 from .modules import with_functions
-from .narrow_floats import RoundNarrowFloats
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")
@@ -103,10 +102,9 @@ class FoldConstants:
         for gvar, func in mod.functions_items():
             if isinstance(func, relax.Function):
                 functions[gvar] = _Hide(Memory(func, mod), hidden).visit_expr(func)
-        on_cpu = [RoundNarrowFloats(), relax.transform.FoldConstant()]
-        folded = tvm.transform.Sequential(on_cpu)(with_functions(mod, functions))
+        folded = relax.transform.FoldConstant()(with_functions(mod, functions))
         shown = {gvar: _Show(hidden).visit_expr(folded[gvar]) for gvar in functions}
-        return with_functions(mod, shown)
+        return with_functions(folded, shown)
 
 
 @relax.expr_functor.mutator
