@@ -54,6 +54,7 @@ from .transforms.item_groups import InlineItemGroups
 from .transforms.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVectors, RoundConstants
 from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .transforms.memory_planning import PlanMemory
+from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -172,7 +173,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     lanes = most_lanes(options.target)
     narrow = [NarrowVectors(lanes)] if lanes is not None else []
-    return [schedule_kernels(options), *triton, *exact, *web, *narrow]
+    rounded = RoundNarrowFloats(options.target)
+    return [schedule_kernels(options), *triton, *exact, *web, *narrow, rounded]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:

@@ -81,6 +81,11 @@ def capability_of(arch: str) -> int:
     return number
 
 
+def has_float8(capability: int) -> bool:
+    """Tell whether TVM 0.27 leaves casts of 8-bit floats to CUDA's compiler."""
+    return capability >= 89
+
+
 def native_arch(capability: int) -> str:
     """Return the architecture that ptxas may use all instructions of a compute capability for."""
     return f"sm_{capability}{'a' if capability >= 90 else ''}"

@@ -478,7 +478,7 @@ def test_demo_calls_a_difference_beyond_rounding_a_disagreement(worst, agrees):
 
 
 def test_the_process_prints_results_to_stdout_only():
-    command = [sys.executable, "-m", "relax_fusion.cli", "explain", "demo-gpt2", "--json"]
+    command = [sys.executable, "-m", "relax_fusion_command", "explain", "demo-gpt2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["source"] == "demo-gpt2"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import signal
@@ -94,6 +95,11 @@ def test_while_it_imports(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30) == ("", "relax-fusion: error: interrupted\n")
     assert process.returncode == 130
+
+
+def test_no_other_module_is_a_program() -> None:
+    """``python -m`` would import TVM with the package, before the watch begins."""
+    assert importlib.util.find_spec("relax_fusion.cli.__main__") is None
 
 
 STUBBED = """
