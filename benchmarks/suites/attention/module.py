@@ -33,8 +33,8 @@ class Job:
         A device that `make_target` knows.
     plan : TilePlan, optional
         In place of the estimator's choice.
-    way : {"ours", "tir"}
-        Who emits the kernel: Triton where it has one, or TIR.
+    way : {"ours", "tir", "mixed"}
+        Who emits the kernel: Triton where it has one, TIR, or for each size who is faster.
     """
 
     case: Case
@@ -48,7 +48,7 @@ class Job:
     @property
     def backend(self) -> str:
         """The option of the pipeline."""
-        return "tir" if self.way == "tir" else "auto"
+        return "auto" if self.way == "ours" else self.way
 
     @property
     def name(self) -> str:

@@ -35,6 +35,7 @@ from benchmarks.targets import PEAK_TFLOPS
 LABELS = {
     "ours": "ours",
     "tir": "ours by TIR",
+    "mixed": "ours by both",
     "flash": "flash",
     "cudnn": "cuDNN",
     "flex": "FlexAttention",

@@ -7,9 +7,9 @@
     python -m benchmarks run attention --merge A.json B.json                # without a GPU
     python -m benchmarks plot DATE-bench_attention.json                     # without a GPU
 
-Contenders: ours through TVM's VM, and by TIR without Triton if asked for (--contenders ours tir
-flash); the flash and cuDNN back ends of PyTorch's SDPA, which share heads of keys and values as
-they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with --compile, SDPA
+Contenders: ours through TVM's VM, by TIR without Triton, and by both, if asked for (--contenders
+ours tir mixed flash); the flash and cuDNN back ends of PyTorch's SDPA, which share heads of keys
+and values as they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with --compile, SDPA
 under torch.compile.  All compute on the same tensors, are captured into CUDA graphs and timed in
 turn, L2 flushed before each sample.  Results for sampled queries are compared with float64: ours
 may err twice as much as SDPA (where SDPA takes no such mask, FlexAttention, or else separate
@@ -48,7 +48,7 @@ class Attention(Suite):
     device, has_picture = "gpu", True
     plain: ClassVar = {"dtype": "float16", "layout": "bsnh", "sizes": "static"}
     contenders, ours, dtypes = CONTENDERS, OURS, DTYPES
-    usual = tuple(name for name in CONTENDERS if name not in ("tir", "compile"))
+    usual = tuple(name for name in CONTENDERS if name not in ("tir", "mixed", "compile"))
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:

@@ -36,7 +36,7 @@ ROPE = ("cos", "sin")
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 DTYPES = ("float16", "bfloat16")
-OURS = ("ours", "unfused", "tir")
+OURS = ("ours", "unfused", "tir", "mixed")
 """What our own code computes: a wrong result of these fails the run."""
 
 CONTENDERS = (*OURS, "eager", "compile", "cublas", "tvm")

@@ -16,6 +16,7 @@ from relax_fusion.models.rope import Angles
 WAYS = {
     "ours": (),
     "tir": (),
+    "mixed": (),
     "unfused": ("FuseRMSNormMatmul", "FuseGatedFFN"),
 }
 """The passes that each contender of ours does without."""
@@ -140,6 +141,6 @@ def build(job: Job) -> Compiled:
     mod, function, names = exported(job)
     if job.way == "tvm":
         return Compiled(compiled_by_tvm(mod, job.target), function, names)
-    backend = "tir" if job.way == "tir" else "auto"
+    backend = job.way if job.way in ("tir", "mixed") else "auto"
     built = compiled(mod, job.target, disable=WAYS[job.way], backend=backend)
     return Compiled(built, function, names)

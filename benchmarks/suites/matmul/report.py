@@ -28,12 +28,13 @@ LABELS = {
     "ours": "ours",
     "unfused": "ours unfused",
     "tir": "ours by TIR",
+    "mixed": "ours by both",
     "eager": "eager",
     "compile": "torch.compile",
     "cublas": "cuBLAS, bare",
     "tvm": "TVM as it comes",
 }
-RATIOS = ("compile", "cublas", "tvm", "unfused", "tir")
+RATIOS = ("compile", "cublas", "tvm", "unfused", "tir", "mixed")
 COLOURS = {"qkv": "C0", "qkv_rope": "C5", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 

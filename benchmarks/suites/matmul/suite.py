@@ -6,7 +6,7 @@
     python -m benchmarks plot DATE-bench_matmul.json                  # the picture, without a GPU
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
-without Triton, by TIR (if asked for: --contenders ours tir cublas); PyTorch eager; torch.compile
+without Triton, by TIR, and by both (if asked for: --contenders ours tir mixed cublas); PyTorch eager; torch.compile
 max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute on the same tensors,
 are captured into CUDA graphs and timed in turn, L2 flushed before each sample.  Every result is
 compared with float64; the exit status is 1 if one of ours is wrong or fails.  JSON and Markdown are
@@ -40,7 +40,7 @@ class Matmul(Suite):
     plain: ClassVar = {"dtype": "float16", "rows": "symbolic"}
     key = ("size", "case", "rows")
     cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
-    usual = tuple(name for name in CONTENDERS if name != "tir")
+    usual = tuple(name for name in CONTENDERS if name not in ("tir", "mixed"))
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
