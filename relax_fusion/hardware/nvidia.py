@@ -8,7 +8,8 @@ Sources, by the short names used in the tables:
 - *H100 wp*, *A100 wp*, *GA102 wp*, *AD102 wp*: NVIDIA's architecture whitepapers.  Tensor-core
   rates are dense (half of what is printed for sparse matrices), with float32 accumulation.
 - *H200 ds*: the H200 Tensor Core GPU datasheet.
-- *measured*: on one H200.
+- *measured*: on one H200, or one H100 where it is said; ``docs/experiments/2026-11-22-h100.md`` has
+  both beside each other.
 - *derived*, *assumed*: said in the comment how, or why.
 """
 
@@ -124,9 +125,9 @@ _H100 = replace(
     _H200,
     name="h100",
     label="H100 SXM",
-    launch_s=3.4e-6,  # assumed: as the H200's
-    dram_bytes_per_s=3.35e12,  # H100 wp, SXM5 80 GB
-    l2_bytes=50 << 20,  # H100 wp
+    launch_s=3.6e-6,  # measured on an H100
+    dram_bytes_per_s=3.35e12,  # H100 wp, SXM5 80 GB; a copy reaches 0.90, as on the H200
+    l2_bytes=50 << 20,  # H100 wp; measured on an H100
 )
 
 _H100_PCIE = replace(
