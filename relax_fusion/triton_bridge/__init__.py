@@ -17,10 +17,10 @@ from .versions import check_triton
 check_triton()  # in front of the imports of what an older Triton does not have
 
 # ruff: noqa: E402
-from .arguments import OUT, InOut, Out, TensorMap, Workspace
+from ..launch.arguments import OUT, InOut, Out, TensorMap, Workspace
+from ..launch.embed import EmbedTritonKernels
 from .cache import KernelCache
 from .call import Variant, call_tir_extern
-from .embed import EmbedTritonKernels
 from .emit import EmitTritonKernels
 
 __all__ = [

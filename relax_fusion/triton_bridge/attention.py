@@ -24,8 +24,8 @@ from ..estimator.families.triton_attention.tiles import (
 )
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
+from ..launch.arguments import OUT, Workspace
 from ..workload import Attention
-from .arguments import OUT, Workspace
 from .attention_call import AttentionCall, Case, at_least, at_most, int32
 from .attention_hopper import flash_cases, groups_step, halves_step
 from .kernels.attention_combine import attention_combine

@@ -12,8 +12,8 @@ from tvm import tirx
 from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
+from ..launch.arguments import OUT, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
-from .arguments import OUT, Workspace, row_major_strides
 from .kernel import KernelOptions
 from .steps import FEW_ROWS, Step, given_or
 

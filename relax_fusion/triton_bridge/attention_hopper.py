@@ -16,8 +16,8 @@ from ..estimator.families.triton_attention.tiles import (
     query_stages,
 )
 from ..hardware.instructions import WARP_GROUP_MMA
+from ..launch.arguments import OUT, TensorMap
 from ..workload import DTYPE_BYTES
-from .arguments import OUT, TensorMap
 from .attention_call import AttentionCall, Case, at_most, int32, int64
 from .kernels.attention_flash import attention_flash
 from .kernels.attention_groups import attention_groups

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..hardware.target import user_cache_directory
-from .kernel import CompiledKernel
+from ..launch.kernel import CompiledKernel
 
 _MAGIC = b"relax_fusion kernel 1"
 _PART = ".kernel.part"

@@ -13,11 +13,11 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..hardware.target import compute_capability, make_target
+from ..launch.arguments import InOut, Out, TensorMap, is_number
+from ..launch.prim_func import Branch, ExternFunc, Launch
 from ..validation import shown
-from .arguments import InOut, Out, TensorMap, is_number
 from .compile import compile_kernels
 from .kernel import KernelOptions
-from .prim_func import Branch, ExternFunc, Launch
 from .specialize import all_constexprs, bind, specialize
 
 Grid = Sequence[Any] | Callable[[Mapping[str, Any]], Sequence[Any]]

@@ -20,8 +20,9 @@ from triton.errors import TritonError
 
 from ..errors import KernelError
 from ..hardware.nvidia import ARCHITECTURES
+from ..launch.kernel import CompiledKernel, TensorMapLayout, check_entry
 from .cache import KernelCache
-from .kernel import CompiledKernel, KernelSource, TensorMapLayout, check_entry
+from .kernel import KernelSource
 
 SCRATCH_ALIGN = 256
 """Alignment of what TVM allocates on a CUDA device (that of `cudaMalloc`)."""
@@ -136,7 +137,7 @@ def _compiled(key: str, source: KernelSource, built: Any) -> CompiledKernel:
         params=tuple(source.types[name] for name in runtime),
         aligned=tuple(name in source.aligned for name in runtime),
         tensor_maps=tuple(_tensor_map(m) for m in meta.tensordesc_meta or ()),
-        options=source.options,
+        options=source.options.launch,
         num_warps=meta.num_warps,
         shared_bytes=meta.shared,
         scratch_bytes=meta.global_scratch_size,

@@ -16,8 +16,8 @@ from ..errors import LoweringError
 from ..estimator.families.triton_matmul.plans import norm_inside
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
+from ..launch.arguments import Workspace
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
-from .arguments import Workspace
 from .hopper import persistent_steps, stream_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer

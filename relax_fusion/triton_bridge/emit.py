@@ -15,14 +15,14 @@ from ..estimator.ranges import served
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
+from ..launch.arguments import Workspace, is_number
+from ..launch.prim_func import Branch, ExternFunc, Launch, Others
 from ..transforms.modules import with_functions
 from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul
-from .arguments import Workspace, is_number
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
 from .fixed import Fixed, fixed_arguments
-from .prim_func import Branch, ExternFunc, Launch, Others
 from .specialize import specialize
 from .steps import FixedWeights, Step
 

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import tirx
 
 from ..estimator.families.triton_matmul.plans import accumulator_columns
-from .arguments import TensorMap
+from ..launch.arguments import TensorMap
 from .kernels.matmul_persistent import matmul_persistent
 from .kernels.matmul_stream import matmul_stream
 from .operands import Product

@@ -1,10 +1,9 @@
-"""A Triton kernel before compilation, as :class:`KernelSource`, and after, as `CompiledKernel`."""
+"""A Triton kernel before compilation: everything that decides its code."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,23 +17,17 @@ from triton.runtime.cache import get_cache_key
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
-from ..hardware.nvidia import native_arch
-from ..validation import check
-from .abi import c_type, size_of, tensor_map_rank
-
-ALIGNMENT = 16
-"""Bytes, or elements of an integer, that a specialised argument is a multiple of: with them known,
-a warp loads 16 bytes per lane (PTX ``ld.global.v4``)."""
+from ..launch.kernel import ALIGNMENT, LaunchOptions, power_of_two
 
 CONSTEXPR = "constexpr"
 """The type that Triton gives to a parameter whose value is fixed at compile time."""
 
-_FORMAT = 1  # part of every key: raise it when `CompiledKernel` changes
+_FORMAT = 2  # part of every key: raise it when `CompiledKernel` changes
 
 
 @dataclass(frozen=True)
-class KernelOptions:
-    """How a kernel is compiled and launched.
+class KernelOptions(LaunchOptions):
+    """How a kernel is compiled, and launched as `LaunchOptions` says.
 
     Parameters
     ----------
@@ -42,42 +35,28 @@ class KernelOptions:
         Warps of one program, a power of two from 1 to 32.
     num_stages : int
         Depth of the software pipelines of its loops.
-    num_ctas : int
-        Thread blocks in a cluster that together run one program, a power of two from 1 to 16.
-        More than one needs sm_90.
     maxnreg : int, optional
         Most registers a thread may use.
-    cooperative : bool
-        All programs of a launch are resident at once, so that they may wait for each other.
-    dependent_launch : bool
-        The kernel may begin while the one before it in the stream ends (programmatic dependent
-        launch).  Each of its programs must call ``tl.extra.cuda.gdc_wait``: before it touches what
-        an earlier kernel wrote or still reads, before it lets its own successor begin, and in any
-        case before it ends, as that successor takes it for a sign that all before it have ended.
-        Needs sm_90.
     """
 
     num_warps: int = 4
     num_stages: int = 3
-    num_ctas: int = 1
     maxnreg: int | None = None
-    cooperative: bool = False
-    dependent_launch: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that no device takes."""
-        for name, most in (("num_warps", 32), ("num_ctas", 16)):
-            value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most or value & (value - 1):
-                raise KernelError(f"{name} is {value!r}; it must be a power of two, 1 to {most}")
+        power_of_two("num_warps", self.num_warps, 32)
+        super().__post_init__()
         for name, least, most in (("num_stages", 0, 64), ("maxnreg", 1, 255)):
             value = getattr(self, name)
             optional = name == "maxnreg" and value is None
             if not optional and (type(value) is not int or not least <= value <= most):
                 raise KernelError(f"{name} is {value!r}; it must be from {least} to {most}")
-        for name in ("cooperative", "dependent_launch"):
-            if type(getattr(self, name)) is not bool:
-                raise KernelError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+
+    @property
+    def launch(self) -> LaunchOptions:
+        """What a launch needs of them."""
+        return LaunchOptions(self.num_ctas, self.cooperative, self.dependent_launch)
 
     def for_triton(self) -> dict[str, Any]:
         """Return them under the names of Triton's CUDA back end."""
@@ -194,155 +173,3 @@ def _spelled(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [type(value).__qualname__, [_spelled(v) for v in value]]
     return [type(value).__qualname__, str(getattr(value, "cache_key", value))]
-
-
-@dataclass(frozen=True)
-class TensorMapLayout:
-    """How the host encodes one tensor-map argument (CUDA driver API, `cuTensorMapEncodeTiled`).
-
-    Parameters
-    ----------
-    block : tuple of int
-        Elements that one copy moves, outermost dimension first.
-    element_bytes, element_type, swizzle : int
-        Bytes of an element, and the driver's enumerators ``CUtensorMapDataType`` and
-        ``CUtensorMapSwizzle``.
-    """
-
-    block: tuple[int, ...]
-    element_bytes: int
-    element_type: int
-    swizzle: int
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """One kernel for one architecture, and what it takes to launch it.
-
-    Parameters
-    ----------
-    symbol : str
-        Its name everywhere: the function's name and the key.
-    entry : str
-        Its name in the image.
-    capability : int
-        What the image was compiled for; it loads on devices of the same major version.
-    constants : tuple of (str, str)
-        Parameters whose value is part of the code, and that value, for people to read.
-    params : tuple of str
-        Triton types of the arguments of a launch, in order, constants left out.
-    aligned : tuple of bool
-        Which of them must be multiples of `ALIGNMENT`.
-    tensor_maps : tuple of TensorMapLayout
-        One for each ``tensordesc`` among `params`.
-    options : KernelOptions
-        As in the source.
-    num_warps : int
-        Warps of a thread block: those of the options, and those that warp specialisation added.
-    shared_bytes : int
-        Dynamic shared memory of one thread block.
-    scratch_bytes, scratch_align : int
-        Global memory that each thread block needs while it runs, and its alignment.
-    image, ptx : bytes
-        The cubin, and the text it was assembled from.
-    """
-
-    symbol: str
-    entry: str
-    capability: int
-    constants: tuple[tuple[str, str], ...]
-    params: tuple[str, ...]
-    aligned: tuple[bool, ...]
-    tensor_maps: tuple[TensorMapLayout, ...]
-    options: KernelOptions
-    num_warps: int
-    shared_bytes: int
-    scratch_bytes: int
-    scratch_align: int
-    image: bytes = field(repr=False)
-    ptx: bytes = field(repr=False)
-
-    @property
-    def arch(self) -> str:
-        """The architecture as ptxas calls it."""
-        return native_arch(self.capability)
-
-    @property
-    def launcher(self) -> str:
-        """The name of the function that launches it, in the library that it is embedded in."""
-        return f"launch_{self.symbol}"
-
-    @property
-    def threads(self) -> int:
-        """Threads of one thread block."""
-        return 32 * self.num_warps
-
-    def to_json(self) -> str:
-        """Return everything but the image and the PTX, as JSON."""
-        fields = asdict(self)
-        del fields["image"], fields["ptx"]
-        return json.dumps(fields, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str, image: bytes, ptx: bytes = b"") -> CompiledKernel:
-        """Rebuild a kernel from `to_json` and its image.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If `text` is no such JSON.
-        """
-        fields = json.loads(text)
-        fields["options"] = KernelOptions(**fields["options"])
-        fields["tensor_maps"] = tuple(
-            TensorMapLayout(**{**m, "block": tuple(m["block"])}) for m in fields["tensor_maps"]
-        )
-        fields["constants"] = tuple((name, value) for name, value in fields["constants"])
-        fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
-        made = cls(**fields, image=image, ptx=ptx)
-        check(made, ValueError, "kernel")
-        return made
-
-    def machine_params(self) -> list[str]:
-        """Return the C type of every parameter of the machine code, in order.
-
-        A tensor map is followed by the sizes (int32) and strides (int64, in elements) of its
-        tensor; behind the arguments stand the two pointers that Triton adds: global scratch memory
-        and the buffer of its profiler.
-        """
-        out: list[str] = []
-        for kind in self.params:
-            if kind.startswith("tensordesc"):
-                rank = tensor_map_rank(kind)
-                out += ["tensor_map", *["int32_t"] * rank, *["int64_t"] * rank]
-            else:
-                out.append(c_type(kind))
-        return [*out, "void*", "void*"]
-
-
-def check_entry(kernel: CompiledKernel) -> None:
-    """Check that the machine code takes what a launch will pass, by the PTX of its entry.
-
-    Raises
-    ------
-    KernelError
-        If the numbers or sizes of the parameters differ: this Triton has another calling
-        convention.
-    """
-    text = kernel.ptx.decode(errors="replace")
-    entry = re.search(rf"\.entry\s+{re.escape(kernel.entry)}\s*\(([^)]*)\)", text)
-    param = r"\.param\s+(?:\.align\s+\d+\s+)?\.([bfsu])(\d+)([^,]*)"
-    declared = re.findall(param, entry[1]) if entry else []
-    sizes = []
-    for _, bits, rest in declared:
-        length = re.search(r"\[(\d+)\]", rest)
-        sizes.append(int(bits) // 8 * (int(length[1]) if length else 1))
-    expected = [size_of(c) for c in kernel.machine_params()]
-    # Parameters narrower than a register are widened in PTX
-    if len(sizes) != len(expected) or any(
-        s != e and e >= 4 for s, e in zip(sizes, expected, strict=True)
-    ):
-        raise KernelError(
-            f"{kernel.entry}: Triton compiled it with parameters of {sizes} bytes where a launch "
-            f"passes {expected}; this version of Triton has another calling convention"
-        )

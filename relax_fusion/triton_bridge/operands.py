@@ -10,8 +10,8 @@ from tvm import ir, tirx
 
 from ..errors import LoweringError
 from ..estimator.families.triton_matmul.plans import split_epilogue
+from ..launch.arguments import Out
 from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
-from .arguments import Out
 
 
 @dataclass(frozen=True)

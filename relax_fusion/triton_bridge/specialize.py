@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
-from .arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
+from ..launch.arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
 from .kernel import CONSTEXPR, KernelOptions, KernelSource
 
 _TRITON_DTYPES = {

@@ -11,8 +11,8 @@ from tvm import ir, tirx
 
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
+from ..launch.arguments import Out, Workspace
 from ..workload import GatedFFN, NormMatmul
-from .arguments import Out, Workspace
 from .kernel import KernelOptions
 from .kernels.split_reduce import split_reduce
 from .operands import Product

@@ -11,7 +11,7 @@ from tvm import relax
 from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.triton_bridge.arguments import is_number, is_tensor
+from relax_fusion.launch.arguments import is_number, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.steps import Step

@@ -12,8 +12,8 @@ from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator.tile_plan import PlanTable
+from relax_fusion.launch.arguments import is_number
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
-from relax_fusion.triton_bridge.arguments import is_number
 from relax_fusion.workload import Workload
 
 

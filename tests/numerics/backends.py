@@ -28,7 +28,7 @@ from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.triton_bridge.arguments import Out, Workspace, is_tensor
+from relax_fusion.launch.arguments import Out, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.steps import Step

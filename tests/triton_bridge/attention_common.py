@@ -8,7 +8,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.triton_bridge.arguments import is_number
+from relax_fusion.launch.arguments import is_number
 from relax_fusion.workload import Attention
 
 H200 = device("h200")

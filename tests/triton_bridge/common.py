@@ -13,10 +13,11 @@ from tvm import ir, relax
 from tvm.target import Target
 
 from relax_fusion import make_target
+from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge import call_tir_extern
 from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions, KernelSource
+from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 
 H200 = make_target("h200")
 

@@ -16,8 +16,8 @@ from typing import Any
 import triton
 import tvm_ffi.libinfo
 
-from relax_fusion.triton_bridge.kernel import CompiledKernel
-from relax_fusion.triton_bridge.launcher import launcher_source
+from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.launcher import launcher_source
 
 HERE = Path(__file__).parent
 CUDA_HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"

@@ -17,13 +17,13 @@ from relax_fusion.estimator.families.triton_attention.tiles import key_parts, sm
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import compute_capability, device_of, make_target
+from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim

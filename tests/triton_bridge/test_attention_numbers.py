@@ -14,7 +14,7 @@ from tvm import ir, tirx
 
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.triton_bridge.arguments import Out, TensorMap, Workspace, is_tensor
+from relax_fusion.launch.arguments import Out, TensorMap, Workspace, is_tensor
 from relax_fusion.triton_bridge.attention import Case as AttentionCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.steps import Step

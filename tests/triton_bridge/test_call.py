@@ -15,6 +15,8 @@ from tvm.target import Target
 
 from relax_fusion import TargetError, make_target
 from relax_fusion.errors import KernelError
+from relax_fusion.launch.arguments import INT32_MAX, scalar
+from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge import (
     OUT,
     InOut,
@@ -24,8 +26,6 @@ from relax_fusion.triton_bridge import (
     Workspace,
     call_tir_extern,
 )
-from relax_fusion.triton_bridge.arguments import INT32_MAX, scalar
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge.specialize import bind, triton_dtype
 
 from .common import H200, add, copy_by_descriptor, copy_tile, double_first, module, params
@@ -263,7 +263,7 @@ def test_variants() -> None:
     assert all(f"T.int64(1)) // T.int64({n})" in text for n in (64, 128))
     made = kernels(mod)
     assert {dict(k.constants)["BLOCK"] for k in made.values()} == {"16", "64", "128"}
-    assert sorted(k.options.num_warps for k in made.values()) == [1, 4, 4]
+    assert sorted(k.num_warps for k in made.values()) == [1, 4, 4]
     calls = [str(s.value.args[0].value) for s in (first.then_case, second.then_case)]
     by_block = {dict(k.constants)["BLOCK"]: k.launcher for k in made.values()}
     assert calls == [by_block["16"], by_block["64"]]
@@ -451,7 +451,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"constexprs": {}}, "add needs a value for its constexpr 'BLOCK'"),
     ({"constexprs": None}, "add needs a value for its constexpr 'BLOCK'"),
     ({"constexprs": {**BLOCK, "LOCK": 1}}, "add has no parameter 'LOCK'; it has x, y, out, n, BLO"),
-    ({"num_warp": 4}, "no option 'num_warp'; there are target, num_warps, num_stages, num_ctas"),
+    ({"num_warp": 4}, "no option 'num_warp'; there are target, num_ctas, cooperative"),
     ({"num_warps": 3}, "num_warps is 3; it must be a power of two"),
     ({"args": [X[0], OUT, Out(1), N]}, r"Out\(1\) is used; out_ty has 1 types"),
     ({"args": [X[0], OUT, Out(-1), N]}, r"Out\(-1\) is used; out_ty has 1 types"),

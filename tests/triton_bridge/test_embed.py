@@ -10,9 +10,9 @@ from tvm import ir, relax, tirx
 from tvm.script import tirx as T
 
 import relax_fusion  # noqa: F401  (registers the pipeline)
+from relax_fusion.launch.prim_func import KERNELS_ATTR
 from relax_fusion.transforms.modules import with_functions
 from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
 from .common import H200, add, module, params
 

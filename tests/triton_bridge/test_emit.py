@@ -14,9 +14,9 @@ from relax_fusion import PATTERNS, FuseOptions, Report
 from relax_fusion.errors import PipelineError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
+from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge import EmitTritonKernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 from tests.gpu.triton_common import module_of
 

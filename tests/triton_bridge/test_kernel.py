@@ -13,15 +13,10 @@ import pytest
 import triton.language as tl
 
 from relax_fusion.errors import KernelError
+from relax_fusion.launch.abi import c_type, tensor_map_rank
+from relax_fusion.launch.kernel import CompiledKernel, LaunchOptions, check_entry
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import (
-    CompiledKernel,
-    KernelOptions,
-    KernelSource,
-    c_type,
-    check_entry,
-    tensor_map_rank,
-)
+from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 
 from .common import add, add_source, copy_tile_source, source
 
@@ -188,7 +183,7 @@ def test_the_code_of_a_function_that_is_a_constant_is_in_the_key(tmp_path: Path,
 
 def test_json_goes_there_and_back(kernel: CompiledKernel, tile_kernel: CompiledKernel) -> None:
     assert tile_kernel.tensor_maps
-    odd = replace(kernel, options=KernelOptions(8, 0, 2, 64, True, True), constants=(("a", '"\n'),))
+    odd = replace(kernel, options=LaunchOptions(2, True, True), constants=(("a", '"\n'),))
     for k in (kernel, tile_kernel, odd):
         assert CompiledKernel.from_json(k.to_json(), k.image, k.ptx) == k
         assert CompiledKernel.from_json(k.to_json(), b"i") == replace(k, image=b"i", ptx=b"")

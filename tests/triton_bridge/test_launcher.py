@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.kernel import TensorMapLayout as MapLayout
+from relax_fusion.launch.launcher import launcher_source
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions
-from relax_fusion.triton_bridge.kernel import TensorMapLayout as MapLayout
-from relax_fusion.triton_bridge.launcher import launcher_source
+from relax_fusion.triton_bridge.kernel import KernelOptions
 
 from .common import add_source, copy_tile_source, numbers, source
 from .fake_driver import (

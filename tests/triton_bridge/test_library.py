@@ -18,6 +18,7 @@ import triton.language as tl
 import tvm
 from tvm import ir, relax, tirx
 
+from relax_fusion.launch.prim_func import KERNELS_ATTR
 from relax_fusion.triton_bridge import (
     OUT,
     EmbedTritonKernels,
@@ -27,7 +28,6 @@ from relax_fusion.triton_bridge import (
     Workspace,
     call_tir_extern,
 )
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR
 
 from ..support.quick import machine
 from .common import H200, add, copy_by_descriptor, copy_tile, double_first, params

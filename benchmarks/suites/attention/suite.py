@@ -9,12 +9,12 @@
 
 Contenders: ours through TVM's VM, by TIR without Triton, and by both, if asked for (--contenders
 ours tir mixed flash); the flash and cuDNN back ends of PyTorch's SDPA, which share heads of keys
-and values as they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with --compile, SDPA
-under torch.compile.  All compute on the same tensors, are captured into CUDA graphs and timed in
-turn, L2 flushed before each sample.  Results for sampled queries are compared with float64: ours
-may err twice as much as SDPA (where SDPA takes no such mask, FlexAttention, or else separate
-operators).  The exit status is 1 if one of ours is wrong or fails.  JSON and Markdown are written
-after every case.
+and values as they are; FlexAttention tuned by torch.compile, its block mask made beforehand; with
+--compile, SDPA under torch.compile.  All compute on the same tensors, are captured into CUDA graphs
+and timed in turn, L2 flushed before each sample. Results for sampled queries are compared with
+float64: ours may err twice as much as SDPA (where SDPA takes no such mask, FlexAttention, or else
+separate operators). The exit status is 1 if one of ours is wrong or fails. JSON and Markdown are
+written after every case.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
     python -m benchmarks plot DATE-bench_matmul.json                  # the picture, without a GPU
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
-without Triton, by TIR, and by both (if asked for: --contenders ours tir mixed cublas); PyTorch eager; torch.compile
-max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute on the same tensors,
-are captured into CUDA graphs and timed in turn, L2 flushed before each sample.  Every result is
-compared with float64; the exit status is 1 if one of ours is wrong or fails.  JSON and Markdown are
-written after every case.
+without Triton, by TIR, and by both (if asked for: --contenders ours tir mixed cublas); PyTorch
+eager; torch.compile max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute
+on the same tensors, are captured into CUDA graphs and timed in turn, L2 flushed before each sample.
+Every result is compared with float64; the exit status is 1 if one of ours is wrong or fails. JSON
+and Markdown are written after every case.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from triton.experimental.gluon import language as gl
 
-from relax_fusion.triton_bridge.kernel import CompiledKernel
+from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.kernels.attention_flash import attention_flash
 
 from ..common import compiled as compile_one

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions, KernelSource
+from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
 from relax_fusion.triton_bridge.kernels.attention_groups import attention_groups
 

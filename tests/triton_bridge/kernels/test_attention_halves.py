@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from triton.experimental.gluon.language import NVMMASharedLayout
 
+from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions, KernelSource
+from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.kernels.attention_halves import attention_halves
 
 from .test_attention_groups import EVERYTHING, PLAIN

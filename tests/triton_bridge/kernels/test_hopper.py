@@ -18,9 +18,9 @@ from relax_fusion.estimator.families.triton_matmul.plans import smem_bytes, viol
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
+from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.kernel import CompiledKernel
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import FixedWeights
 from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, Rope

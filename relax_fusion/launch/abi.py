@@ -30,6 +30,11 @@ def c_type(kind: str) -> str:
     return _C_TYPES[kind]
 
 
+def is_tensor_map(kind: str) -> bool:
+    """Tell whether an argument is a tensor map."""
+    return kind.startswith("tensordesc")
+
+
 def tensor_map_rank(kind: str) -> int:
     """Return the rank of a type like ``tensordesc<fp16[64, 64]>``; a layout may follow the tile."""
     return kind[: kind.index("]")].count(",") + 1

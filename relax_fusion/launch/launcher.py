@@ -17,7 +17,7 @@ from importlib.resources import files
 
 import tvm_ffi
 
-from .abi import c_type, tensor_map_rank
+from .abi import c_type, is_tensor_map, tensor_map_rank
 from .kernel import CompiledKernel, TensorMapLayout
 
 _BYTES_PER_LINE = 64
@@ -115,11 +115,13 @@ def _body(kernel: CompiledKernel) -> str:
     unpack, params, used = _unpack(kernel)
     grid = used + bool(kernel.scratch_bytes)
     scratch = f"args[{used}].v_ptr" if kernel.scratch_bytes else "NULL"
+    extras = ("&scratch", "&profile") if kernel.convention == "triton" else ()
+    passed = ", ".join([*params, *extras]) or "NULL"
     lines = [
         "int32_t device;",
         "int state;",
         "int64_t grid[3];",
-        "void *scratch, *profile = NULL;",
+        *(["void *scratch, *profile = NULL;"] if extras else []),
         "(void)self;",
         "(void)result;",
         f"if (num_args != {grid + 3})",
@@ -127,10 +129,10 @@ def _body(kernel: CompiledKernel) -> str:
         *(f"grid[{i}] = args[{grid + i}].v_int64;" for i in range(3)),
         "if ((state = rf_check_grid(kernel, grid)) != 0) return state < 0 ? -1 : 0;",
         "if (rf_current_device(kernel->symbol, &device)) return -1;",
-        f"scratch = {scratch};",
+        *([f"scratch = {scratch};"] if extras else []),
         "{",
         *(f"  {line}" for line in unpack),
-        f"  void* params[] = {{{', '.join([*params, '&scratch', '&profile'])}}};",
+        f"  void* params[] = {{{passed}}};",
         "  return rf_launch(kernel, device, grid, params);",
         "}",
     ]
@@ -144,12 +146,14 @@ def _unpack(kernel: CompiledKernel) -> tuple[list[str], list[str], int]:
     maps = iter(kernel.tensor_maps)
     position = 0
     for number, (kind, aligned) in enumerate(zip(kernel.params, kernel.aligned, strict=True)):
-        if kind.startswith("tensordesc"):
+        if is_tensor_map(kind):
             rank = tensor_map_rank(kind)
             lines += _tensor_map(number, position, rank, next(maps))
             params.append(f"&m{number}")
-            params += [f"&n{number}_{d}" for d in range(rank)]
-            params += [f"&s{number}[{d}]" for d in range(rank)]
+            if kernel.convention == "triton":
+                lines += [f"int32_t n{number}_{d} = (int32_t)z{number}[{d}];" for d in range(rank)]
+                params += [f"&n{number}_{d}" for d in range(rank)]
+                params += [f"&s{number}[{d}]" for d in range(rank)]
             position += 1 + 2 * rank
             continue
         lines += _scalar(number, position, kind, aligned)
@@ -194,7 +198,6 @@ def _tensor_map(number: int, position: int, rank: int, layout: TensorMapLayout) 
         f"rf_tensor_map m{number};",
         f"int64_t z{number}[] = {{{sizes}}};",
         f"int64_t s{number}[] = {{{strides}}};",
-        *(f"int32_t n{number}_{d} = (int32_t)z{number}[{d}];" for d in range(rank)),
         f"if (rf_encode(kernel, {number}, &l{number}, args[{position}].v_ptr, z{number}, "
         f"s{number}, &m{number})) return -1;",
     ]

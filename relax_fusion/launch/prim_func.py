@@ -230,6 +230,7 @@ def _prim_func(
 ) -> tirx.PrimFunc:
     """Write the PrimFunc."""
     own = _Own()
+    mixed = branches[-1].when is not True  # kernels inside of conditions may have barriers
     data: dict[str, Any] = {}
 
     def declare(buffers: Sequence[Buffer]) -> None:
@@ -245,8 +246,8 @@ def _prim_func(
         if not rest and branch.when is True:
             run(branch)
             return
-        # Kernels that are not Triton's may be inside, and have barriers
-        with T.If(tirx.op.tvm_thread_invariant(own(branch.when))):
+        when = own(branch.when)
+        with T.If(tirx.op.tvm_thread_invariant(when) if mixed else when):
             with T.Then():
                 run(branch)
             with T.Else():

@@ -1,0 +1,215 @@
+"""Compiled kernels: an image for one architecture, and what it takes to launch it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from ..errors import KernelError
+from ..hardware.nvidia import native_arch
+from ..validation import check
+from .abi import c_type, is_tensor_map, size_of, tensor_map_rank
+
+ALIGNMENT = 16
+"""Bytes, or elements of an integer, that a specialised argument is a multiple of: with them known,
+a warp loads 16 bytes per lane (PTX ``ld.global.v4``)."""
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a kernel is launched.
+
+    Parameters
+    ----------
+    num_ctas : int
+        Thread blocks in a cluster, a power of two from 1 to 16.  More than one needs sm_90; a grid
+        counts clusters.
+    cooperative : bool
+        All programs of a launch are resident at once, so that they may wait for each other.
+    dependent_launch : bool
+        The kernel may begin while the one before it in the stream ends (programmatic dependent
+        launch).  Each of its programs must execute ``griddepcontrol.wait`` (in Triton,
+        ``tl.extra.cuda.gdc_wait``): before it touches what an earlier kernel wrote or still reads,
+        before it lets its own successor begin, and in any case before it ends, as that successor
+        takes it for a sign that all before it have ended.  Needs sm_90.
+
+    Raises
+    ------
+    KernelError
+        If a value is none that a device takes.
+    """
+
+    num_ctas: int = 1
+    cooperative: bool = False
+    dependent_launch: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that no device takes."""
+        power_of_two("num_ctas", self.num_ctas, 16)
+        for name in ("cooperative", "dependent_launch"):
+            if type(getattr(self, name)) is not bool:
+                raise KernelError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+
+
+def power_of_two(name: str, value: object, most: int) -> None:
+    """Refuse a number that is no power of two up to `most`."""
+    if type(value) is not int or not 1 <= value <= most or value & (value - 1):
+        raise KernelError(f"{name} is {value!r}; it must be a power of two, 1 to {most}")
+
+
+@dataclass(frozen=True)
+class TensorMapLayout:
+    """How the host encodes one tensor-map argument (CUDA driver API, `cuTensorMapEncodeTiled`).
+
+    Parameters
+    ----------
+    block : tuple of int
+        Elements that one copy moves, outermost dimension first.
+    element_bytes, element_type, swizzle : int
+        Bytes of an element, and the driver's enumerators ``CUtensorMapDataType`` and
+        ``CUtensorMapSwizzle``.
+    """
+
+    block: tuple[int, ...]
+    element_bytes: int
+    element_type: int
+    swizzle: int
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One kernel for one architecture, and what it takes to launch it.
+
+    Parameters
+    ----------
+    symbol : str
+        Its name everywhere: the function's name and the key.
+    entry : str
+        Its name in the image.
+    capability : int
+        What the image was compiled for; it loads on devices of the same major version.
+    constants : tuple of (str, str)
+        Parameters whose value is part of the code, and that value, for people to read.
+    params : tuple of str
+        Types of the arguments of a launch, in order, as Triton spells them (``"*fp16"``, ``"i32"``,
+        ``"fp32"``, ``"tensordesc<fp16[64, 64]>"``).
+    aligned : tuple of bool
+        Which of them must be multiples of `ALIGNMENT`.
+    tensor_maps : tuple of TensorMapLayout
+        One for each ``tensordesc`` among `params`.
+    options : LaunchOptions
+        How it is launched.
+    num_warps : int
+        Warps of a thread block, any number that the device takes.
+    shared_bytes : int
+        Dynamic shared memory of one thread block.
+    scratch_bytes, scratch_align : int
+        Global memory that each thread block needs while it runs, and its alignment.
+    image, ptx : bytes
+        The cubin, and the text it was assembled from.
+    convention : {"cuda", "triton"}
+        What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes
+        and strides of tensor maps and two pointers at the end.
+    """
+
+    symbol: str
+    entry: str
+    capability: int
+    constants: tuple[tuple[str, str], ...]
+    params: tuple[str, ...]
+    aligned: tuple[bool, ...]
+    tensor_maps: tuple[TensorMapLayout, ...]
+    options: LaunchOptions
+    num_warps: int
+    shared_bytes: int
+    scratch_bytes: int
+    scratch_align: int
+    image: bytes = field(repr=False)
+    ptx: bytes = field(repr=False)
+    convention: Literal["cuda", "triton"] = "triton"
+
+    @property
+    def arch(self) -> str:
+        """The architecture as ptxas calls it."""
+        return native_arch(self.capability)
+
+    @property
+    def launcher(self) -> str:
+        """The name of the function that launches it, in the library that it is embedded in."""
+        return f"launch_{self.symbol}"
+
+    @property
+    def threads(self) -> int:
+        """Threads of one thread block."""
+        return 32 * self.num_warps
+
+    def to_json(self) -> str:
+        """Return everything but the image and the PTX, as JSON."""
+        fields = asdict(self)
+        del fields["image"], fields["ptx"]
+        return json.dumps(fields, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, image: bytes, ptx: bytes = b"") -> CompiledKernel:
+        """Rebuild a kernel from `to_json` and its image.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If `text` is no such JSON.
+        """
+        fields = json.loads(text)
+        fields["options"] = LaunchOptions(**fields["options"])
+        fields["tensor_maps"] = tuple(
+            TensorMapLayout(**{**m, "block": tuple(m["block"])}) for m in fields["tensor_maps"]
+        )
+        fields["constants"] = tuple((name, value) for name, value in fields["constants"])
+        fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
+        made = cls(**fields, image=image, ptx=ptx)
+        check(made, ValueError, "kernel")
+        return made
+
+    def machine_params(self) -> list[str]:
+        """Return the C type of every parameter of the machine code, in order.
+
+        In Triton's convention a tensor map is followed by the sizes (int32) and strides (int64, in
+        elements) of its tensor, and behind the arguments stand two pointers: global scratch memory
+        and the buffer of its profiler.
+        """
+        out: list[str] = []
+        for kind in self.params:
+            out.append("tensor_map" if is_tensor_map(kind) else c_type(kind))
+            if is_tensor_map(kind) and self.convention == "triton":
+                rank = tensor_map_rank(kind)
+                out += [*["int32_t"] * rank, *["int64_t"] * rank]
+        return [*out, "void*", "void*"] if self.convention == "triton" else out
+
+
+def check_entry(kernel: CompiledKernel) -> None:
+    """Check that the machine code takes what a launch will pass, by the PTX of its entry.
+
+    Raises
+    ------
+    KernelError
+        If the numbers or sizes of the parameters differ: a version of Triton has another calling
+        convention, or a kernel is described wrongly.
+    """
+    text = kernel.ptx.decode(errors="replace")
+    entry = re.search(rf"\.entry\s+{re.escape(kernel.entry)}\s*\(([^)]*)\)", text)
+    param = r"\.param\s+(?:\.align\s+\d+\s+)?\.([bfsu])(\d+)([^,]*)"
+    declared = re.findall(param, entry[1]) if entry else []
+    sizes = []
+    for _, bits, rest in declared:
+        length = re.search(r"\[(\d+)\]", rest)
+        sizes.append(int(bits) // 8 * (int(length[1]) if length else 1))
+    expected = [size_of(c) for c in kernel.machine_params()]
+    # Parameters narrower than a register are widened in PTX
+    if len(sizes) != len(expected) or any(
+        s != e and e >= 4 for s, e in zip(sizes, expected, strict=True)
+    ):
+        raise KernelError(
+            f"{kernel.entry}: it takes parameters of {sizes} bytes where a launch passes "
+            f"{expected}, by the calling convention {kernel.convention!r}"
+        )
