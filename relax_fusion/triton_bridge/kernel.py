@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
 from ..validation import check
-from .abi import c_type, size_of, tensor_map_rank
+from .abi import c_type, constant, nested, size_of, tensor_map_rank
 
 ALIGNMENT = 16
 """Bytes, or elements of an integer, that a specialised argument is a multiple of: with them known,
@@ -127,7 +127,7 @@ class KernelSource:
         The kernel.
     types : mapping of str to str
         Triton's type of every parameter: ``"*fp16"``, ``"i32"``, ``"fp32"``, ``"constexpr"``,
-        ``"tensordesc<fp16[64, 64]>"``.
+        ``"tensordesc<fp16[64, 64]>"``; fields of a named tuple by names like ``"x.stride"``.
     constexprs : mapping of str to object
         The value of every ``"constexpr"`` parameter.
     aligned : frozenset of str
@@ -157,12 +157,12 @@ class KernelSource:
 
     def ast(self) -> ASTSource:
         """Return what `triton.compile` takes."""
-        position = {name: (i,) for i, name in enumerate(self.types)}
+        signature, position = nested(self.types)
         source = _GluonSource if self.function.is_gluon() else _TritonSource
         return source(
             self.function,
-            signature=dict(self.types),
-            constexprs={position[name]: value for name, value in self.constexprs.items()},
+            signature=signature,
+            constexprs={position[name]: constant(value) for name, value in self.constexprs.items()},
             attrs={
                 position[name]: [["tt.divisibility", ALIGNMENT]]
                 for name in self.types

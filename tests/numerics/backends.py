@@ -46,7 +46,7 @@ from ..gpu.common import build_on_gpu, gpu_target, needs_gpu
 from ..gpu.triton_common import build_triton, run_triton
 from ..support.quick import loaded, quick_host
 from ..triton_bridge.attention_common import parameters
-from ..triton_bridge.kernels.interpreted import Interpreter, Launch
+from ..triton_bridge.kernels.interpreted import Interpreter, Launch, not_dependent
 from ..triton_bridge.test_attention_numbers import Values, chosen
 
 Arrays = dict[str, Any]
@@ -227,17 +227,21 @@ def _launch(
 ) -> Launch:
     """Return a launch for the interpreter, with its workspaces among `tensors`."""
     inputs, outputs = names
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
+
+    def known(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(known, value))
         if isinstance(value, Workspace):
-            args[name] = room = f"room{id(value)}"
+            room = f"room{id(value)}"
             tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
             dtypes[room] = value.dtype
-        elif isinstance(value, Out):
-            args[name] = outputs[value.index]
-        else:
-            args[name] = inputs[value.name] if is_tensor(value) else values(value)
-    constants = {**step.constexprs, "PDL": False} if "PDL" in step.constexprs else step.constexprs
+            return room
+        if isinstance(value, Out):
+            return outputs[value.index]
+        return inputs[value.name] if is_tensor(value) else values(value)
+
+    args = {name: known(value) for name, value in step.args.items()}
+    constants = not_dependent(step.constexprs)
     return Launch(step.function.__name__, tuple(map(values, step.grid)), args, constants)
 
 

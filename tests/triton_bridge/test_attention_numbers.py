@@ -23,7 +23,7 @@ from tests.gpu.attention_cases import Case, cases
 
 from .attention_common import H200, parameters, plan_of
 from .kernels import gluon_on_cpu
-from .kernels.interpreted import Interpreter, Launch
+from .kernels.interpreted import Interpreter, Launch, not_dependent
 
 
 def in_float16(case: Case) -> Case:
@@ -83,19 +83,22 @@ def launch(
 
     Outputs are called out0, out1 and so on.
     """
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
+
+    def known(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(known, value))
         if isinstance(value, Workspace):
             room = f"room{id(value)}"
             tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
-            args[name], dtypes[room] = room, value.dtype
-        elif isinstance(value, Out):
-            args[name] = f"out{value.index}"
-        else:
-            args[name] = value.name if is_tensor(value) else values(value)
+            dtypes[room] = value.dtype
+            return room
+        if isinstance(value, Out):
+            return f"out{value.index}"
+        return value.name if is_tensor(value) else values(value)
+
+    args = {name: known(value) for name, value in step.args.items()}
     grid = tuple(values(n) for n in step.grid)
-    constants = {**step.constexprs, "PDL": False}
-    return Launch(step.function.__name__, grid, args, constants)
+    return Launch(step.function.__name__, grid, args, not_dependent(step.constexprs))
 
 
 CASES = {c.name: in_float16(c) for c in cases()}
@@ -132,19 +135,21 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
     (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
     tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
     out = np.full(case.out_shape(), np.nan)
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
+
+    def known(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(known, value))
         if isinstance(value, TensorMap):
-            args[name] = gluon_on_cpu.Map(
-                mapped(value, values, tensors[value.of.name]), value.block
-            )
-        elif isinstance(value, Out):
-            args[name] = gluon_on_cpu.Pointer(out.reshape(-1))
-        elif is_tensor(value):
-            args[name] = gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
-        else:
-            args[name] = gluon_on_cpu.values(values(value))
-    args |= {**step.constexprs, "PDL": False}
+            shown = mapped(value, values, tensors[value.of.name])
+            return gluon_on_cpu.Map(shown, value.block)
+        if isinstance(value, Out):
+            return gluon_on_cpu.Pointer(out.reshape(-1))
+        if is_tensor(value):
+            return gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
+        return gluon_on_cpu.values(values(getattr(value, "value", value)))
+
+    args = {name: known(value) for name, value in step.args.items()}
+    args |= not_dependent(step.constexprs)
     gluon_on_cpu.launch(step.function, tuple(values(n) for n in step.grid), args)
     return out
 

@@ -1,4 +1,4 @@
-"""From products of queries and keys to weights, where matrix instructions of Hopper leave them."""
+"""Scores of `attention_flash`: where their bias and mask come from."""
 
 from __future__ import annotations
 
@@ -6,36 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .attention_scores import LOG2_E, biased, is_visible, position_of, scaled_scores, with_slopes
+from .attention_core import load_modifier, position_of, scores_of
 from .ring import wait_full
-
-
-@gluon.jit
-def load_per_score(
-    pointer,
-    row_stride,
-    rows,
-    block,
-    KV_LEN,
-    KEYS: gl.constexpr,
-    ENDS: gl.constexpr,
-    C: gl.constexpr,
-):
-    """Return what a bias or mask holds for rows and a block of keys, as it is in memory.
-
-    Without `KEYS`, it holds one value for all keys.  With `ENDS`, there may be keys beyond the last
-    one, and zeros are returned for them.
-    """
-    pointers = (pointer + rows.to(gl.int64) * row_stride)[:, None]
-    if KEYS:
-        columns = gl.arange(0, C.block_n, gl.SliceLayout(0, rows.type.layout.parent))
-        pointers = pointers + block * C.block_n + columns[None, :]
-        if ENDS:
-            return gl.load(pointers, (block * C.block_n + columns < KV_LEN)[None, :], other=0)
-        else:
-            return gl.load(pointers)
-    else:
-        return gl.load(pointers)
 
 
 @gluon.jit
@@ -51,55 +23,36 @@ def take_bias(ring, turn, s):
 
 
 @gluon.jit
-def scores_of(s, operands, rows, block, turn, lengths, ENDS: gl.constexpr, C: gl.constexpr):
+def load_block(tensor, rows, block, inside, KEYS: gl.constexpr, S: gl.constexpr, C: gl.constexpr):
+    """Return what a bias or mask ``(pointer, stride)`` holds for rows and a block of keys."""
+    pointers = tensor[0] + rows.to(gl.int64) * tensor[1]
+    if KEYS:
+        pointers = pointers + block * C.block_n
+    columns = gl.arange(0, C.block_n, gl.SliceLayout(0, S))[None, :]
+    return load_modifier(pointers, columns, True, inside, KEYS)
+
+
+@gluon.jit
+def scores_of_block(
+    products, modifiers, rows, block, turn, lengths, ENDS: gl.constexpr, C: gl.constexpr
+):
     """Return the scores of products; with `ENDS`, keys may be invisible by their position.
 
-    The bias is in memory, or in turn `turn` of a ring.
+    `modifiers` are a bias, a mask and a slope.  With `C.bias_tiles`, the bias is a ring, whose turn
+    `turn` has it.
     """
-    bias_ptr, bias_stride, mask_ptr, mask_stride, slope = operands
+    S: gl.constexpr = products.type.layout
+    bias, mask, slope = modifiers
     Q_LEN, KV_LEN = lengths
     held = gl.minimum(rows, Q_LEN - 1)  # Rows beyond the last have no bias in memory
-    columns = gl.arange(0, C.block_n, gl.SliceLayout(0, s.type.layout))
-    keys = (block * C.block_n + columns)[None, :]
-    positions = position_of(rows, Q_LEN, KV_LEN, C.causal)[:, None]
-    if C.softcap > 0.0:
-        s = scaled_scores(s, C.scale, C.softcap)
-    elif C.scored != 1.0:
-        s = s * C.scored
+    keys = (block * C.block_n + gl.arange(0, C.block_n, gl.SliceLayout(0, S)))[None, :]
+    positions = position_of(rows, Q_LEN, KV_LEN, C)
+    inside = keys < KV_LEN if ENDS else True
+    biases, seen = 0.0, 0
     if C.bias_tiles:
-        s = biased(s, take_bias(bias_ptr, turn, s), C.bias, LOG2_E / C.unit)
+        biases = take_bias(bias, turn, products)
     elif C.bias != "none":
-        bias = load_per_score(bias_ptr, bias_stride, held, block, KV_LEN, C.bias_keys, ENDS, C)
-        s = biased(s, bias, C.bias, LOG2_E / C.unit)
-    if C.alibi:
-        s = with_slopes(s, slope, positions, keys)
+        biases = load_block(bias, held, block, inside, C.bias_keys, S, C)
     if C.has_mask:
-        mask = load_per_score(mask_ptr, mask_stride, held, block, KV_LEN, C.mask_keys, ENDS, C)
-        s = gl.where(mask, s, float("-inf"))
-    if ENDS:
-        visible = is_visible(positions, keys, KV_LEN, C.causal, C.window)
-        s = gl.where(visible, s, float("-inf"))
-    return s
-
-
-@gluon.jit
-def shift_of(highest, UNIT: gl.constexpr):
-    """Return what is taken off the scores of rows to the base of 2: 0 where all are -inf there.
-
-    A score of the least float32 is one of those.
-    """
-    shift = highest * UNIT
-    return gl.where(shift == float("-inf"), 0.0, shift)
-
-
-@gluon.jit
-def weigh(s, highest, total, UNIT: gl.constexpr):
-    """Return weights of scores, what rescales those before, the highest score, and the sum.
-
-    A row that has seen no key has -inf for its highest score, and weights of zero.
-    """
-    new = gl.maximum(highest, gl.max(s, axis=1))
-    shift = shift_of(new, UNIT)
-    weights = gl.exp2(s * UNIT - shift[:, None])
-    rescale = gl.exp2(highest * UNIT - shift)
-    return weights, rescale, new, total * rescale + gl.sum(weights, axis=1)
+        seen = load_block(mask, held, block, inside, C.mask_keys, S, C)
+    return scores_of(products, biases, seen, slope, positions, keys, KV_LEN, ENDS, C)
