@@ -21,9 +21,9 @@ from ..workload import DTYPE_BYTES
 from .arguments import TensorMap
 from .attention_call import AttentionCall, Case, at_most, int32, int64
 from .kernels.attention_flash import attention_flash
+from .kernels.attention_flash_scores import late_scale
 from .kernels.attention_groups import attention_groups
 from .kernels.attention_halves import attention_halves
-from .kernels.attention_walk import late_scale
 from .steps import Step, ceil_div
 
 WARP_GROUP_ROWS = WARP_GROUP_MMA["float16"].m

@@ -75,6 +75,7 @@ class Constants(NamedTuple):
     groups: int = 0
     even_rows: bool = False
     even_keys: bool = False
+    """Whether there is a key for each place of a block."""
 
 
 @triton.jit
@@ -136,7 +137,7 @@ def scores_of(
         scores = scores + slopes * (keys - positions).to(tl.float32)
     if C.has_mask:
         scores = tl.where(mask != 0, scores, float("-inf"))
-    if HIDDEN:
+    if HIDDEN and (not C.even_keys or C.causal != "none" or C.window > 0):
         scores = tl.where(is_visible(positions, keys, KV_LEN, C), scores, float("-inf"))
     return scores
 
@@ -292,6 +293,27 @@ def position_of(query, Q_LEN, KV_LEN, C: tl.constexpr):
         return query + (KV_LEN - Q_LEN)
     else:
         return query
+
+
+@triton.jit
+def unpacked(row, kv_head, Q_LEN, GROUP: tl.constexpr):
+    """Return ``(query, head, is_row)`` of packed rows of the heads that share keys and values.
+
+    Row r is query ``r // GROUP`` of the group's head ``r % GROUP``; a head that has its keys for
+    itself is one for all rows.
+    """
+    if GROUP == 1:
+        return row, kv_head, row < Q_LEN
+    else:
+        return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
+
+
+@triton.jit
+def span_of(start, ROWS: tl.constexpr, Q_LEN, KV_LEN, GROUP: tl.constexpr, C: tl.constexpr):
+    """Return the first and the last position of a tile of packed rows."""
+    final_row = tl.minimum(start + ROWS, Q_LEN * GROUP) - 1
+    first = position_of(start // GROUP, Q_LEN, KV_LEN, C)
+    return first, position_of(final_row // GROUP, Q_LEN, KV_LEN, C)
 
 
 @triton.jit

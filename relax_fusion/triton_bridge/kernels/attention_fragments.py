@@ -12,8 +12,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attention_core import address, head_of
-from .attention_merge import packed_rows
+from .attention_core import address, head_of, unpacked
 
 
 @gluon.constexpr_function
@@ -104,10 +103,31 @@ def load_where(ptrs, inside, feature, WIDTH: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def load_query_tile(
-    q, batch, tile, kv_head, Q_LEN, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr
-):
-    """Return one tile of `load_queries`."""
+def load_tiles(load: gl.constexpr, tensor, head, part, WIDTH: gl.constexpr, L, C: gl.constexpr):
+    """Return the tiles of a tensor of `WIDTH` features, as a product of layout `L` takes them.
+
+    Parameters
+    ----------
+    load : function
+        One of the next three.
+    head : tuple
+        Batch entry and head of keys and values.
+    part : tuple
+        Of queries: tile of packed rows and number of queries; with `C.even_rows`, all are there.
+        Of keys and values: the first and the end of those to load, zeros for others; with
+        `C.even_keys`, all are loaded.
+    """
+    out = ()
+    for i in gl.static_range(tile_count(WIDTH)):
+        out += (load(tensor, head, part, L, C, i),)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def load_query_tile(q, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, row, feature]`` of queries, which all groups have."""
+    batch, kv_head = head
+    tile, Q_LEN = part
     D: gl.constexpr = tile_width(C.head_dim, INDEX)
     A: gl.constexpr = gl.DotOperandLayout(0, L, run_of(D))
     rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, A))
@@ -121,28 +141,16 @@ def load_query_tile(
         base = address(q, batch, tile * C.block_m, kv_head)
         ptrs = base + ((row * q.s)[None, :, None] + d)
     else:
-        query, head, inside = packed_rows(tile, kv_head, Q_LEN, rows, C.group, C.block_m)
-        ptrs = address(q, batch, query, head)[None, :, None] + d
+        row = tile * C.block_m + gl.arange(0, C.block_m, rows)
+        query, q_head, inside = unpacked(row, kv_head, Q_LEN, C.group)
+        ptrs = address(q, batch, query, q_head)[None, :, None] + d
     return load_where(ptrs, inside[None, :, None], d, C.head_dim, C.even_rows)
 
 
 @gluon.jit
-def load_queries(q, batch, tile, kv_head, Q_LEN, L: gl.constexpr, C: gl.constexpr):
-    """Return the tiles ``[group, row, feature]`` of a tile of rows, which all groups have.
-
-    `L` is the layout of the product; with `C.even_rows`, there are all rows.
-    """
-    out = ()
-    for i in gl.static_range(tile_count(C.head_dim)):
-        out += (load_query_tile(q, batch, tile, kv_head, Q_LEN, L, C, i),)  # type: ignore[assignment]
-    return out
-
-
-@gluon.jit
-def load_key_tile(
-    k, batch, kv_head, begin, end, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr
-):
-    """Return one tile of `load_keys`."""
+def load_key_tile(k, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, feature, key]`` of keys."""
+    begin, end = part
     D: gl.constexpr = tile_width(C.head_dim, INDEX)
     B: gl.constexpr = gl.DotOperandLayout(1, L, run_of(D))
     g = gl.arange(0, L.warps_per_cta[0], gl.SliceLayout(1, gl.SliceLayout(2, B)))
@@ -151,27 +159,17 @@ def load_key_tile(
     d += tile_start(C.head_dim, INDEX)
     key = g[:, None, None] * C.block_n + n[None, None, :]
     inside = (key >= begin) & (key < end)
-    ptrs = head_of(k, batch, kv_head) + (key * k.s + d)
+    ptrs = head_of(k, head[0], head[1]) + (key * k.s + d)
     return load_where(ptrs, inside, d, C.head_dim, C.even_keys)
 
 
 @gluon.jit
-def load_keys(k, batch, kv_head, begin, end, L: gl.constexpr, C: gl.constexpr):
-    """Return the tiles ``[group, feature, key]`` of all keys, zeros outside ``[begin, end)``.
+def load_value_tile(v, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, key, feature]`` of values.
 
-    `L` is the layout of the product; with `C.even_keys`, there are all keys.
+    Feature ``a * run + b`` of it is at ``b * 8 + a``; `in_order` undoes that.
     """
-    out = ()
-    for i in gl.static_range(tile_count(C.head_dim)):
-        out += (load_key_tile(k, batch, kv_head, begin, end, L, C, i),)  # type: ignore[assignment]
-    return out
-
-
-@gluon.jit
-def load_value_tile(
-    v, batch, kv_head, begin, end, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr
-):
-    """Return one tile of `load_values`."""
+    begin, end = part
     G: gl.constexpr = L.warps_per_cta[0]
     N: gl.constexpr = C.block_n
     D: gl.constexpr = tile_width(C.v_dim, INDEX)
@@ -183,22 +181,10 @@ def load_value_tile(
     d += tile_start(C.v_dim, INDEX)
     key = g[:, None, None] * N + n[None, :, None]
     inside = (key >= begin) & (key < end)
-    ptrs = head_of(v, batch, kv_head) + (key * v.s + d)
+    ptrs = head_of(v, head[0], head[1]) + (key * v.s + d)
     out = load_where(ptrs, inside, d, C.v_dim, C.even_keys)
     out = out.reshape([G, N, D // (8 * RUN), 8, RUN]).permute((0, 1, 2, 4, 3)).reshape([G, N, D])
     return gl.convert_layout(out, gl.DotOperandLayout(1, L, 2))
-
-
-@gluon.jit
-def load_values(v, batch, kv_head, begin, end, L: gl.constexpr, C: gl.constexpr):
-    """Return the tiles ``[group, key, feature]`` of all values, as `load_keys`.
-
-    Feature ``a * run + b`` of a tile is at ``b * 8 + a``; `in_order` undoes that.
-    """
-    out = ()
-    for i in gl.static_range(tile_count(C.v_dim)):
-        out += (load_value_tile(v, batch, kv_head, begin, end, L, C, i),)  # type: ignore[assignment]
-    return out
 
 
 @gluon.jit

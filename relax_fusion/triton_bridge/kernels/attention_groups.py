@@ -19,17 +19,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attention_core import position_of, rows_of, scores_of_rows, shift_of, visible_range
+from .attention_core import rows_of, scores_of_rows, shift_of, span_of, unpacked, visible_range
 from .attention_fragments import (
     exchange_layout,
     in_order,
-    load_keys,
-    load_queries,
-    load_values,
+    load_key_tile,
+    load_query_tile,
+    load_tiles,
+    load_value_tile,
     tile_count,
     tile_start,
 )
-from .attention_merge import packed_rows, store_merged
+from .attention_merge import store_merged
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Waits for all warps; it was renamed in Triton 3.7."""
@@ -102,13 +103,13 @@ def attention_groups(
         gdc_launch_dependents()
     L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [C.groups, 1, 1], [1, 16, 8])
     batch, kv_head, tile = gl.program_id(0), gl.program_id(1), gl.program_id(2)
-    first = position_of(tile * C.block_m // C.group, Q_LEN, KV_LEN, C)
-    last = position_of(((tile + 1) * C.block_m - 1) // C.group, Q_LEN, KV_LEN, C)
+    first, last = span_of(tile * C.block_m, C.block_m, Q_LEN, KV_LEN, C.group, C)
     begin, end = visible_range(first, last, KV_LEN, C)
 
-    k_tiles = load_keys(k, batch, kv_head, begin, end, L, C)
-    q_tiles = load_queries(q, batch, tile, kv_head, Q_LEN, L, C)
-    v_tiles = load_values(v, batch, kv_head, begin, end, L, C)
+    head = (batch, kv_head)
+    k_tiles = load_tiles(load_key_tile, k, head, (begin, end), C.head_dim, L, C)
+    q_tiles = load_tiles(load_query_tile, q, head, (tile, Q_LEN), C.head_dim, L, C)
+    v_tiles = load_tiles(load_value_tile, v, head, (begin, end), C.v_dim, L, C)
     # Else ptxas moves loads behind products, which wait for memory; it leaves loads in front of a
     # barrier, and products behind a branch
     barrier()
@@ -117,12 +118,12 @@ def attention_groups(
         for i in gl.static_range(tile_count(C.head_dim)):
             products = mma_v2(q_tiles[i], k_tiles[i], products)
     R: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, L))
-    query, head, is_row = packed_rows(tile, kv_head, Q_LEN, R, C.group, C.block_m)
-    rows = rows_of(query, head, is_row, batch, (bias, mask, slopes_ptr), (Q_LEN, KV_LEN), C)
+    row = tile * C.block_m + gl.arange(0, C.block_m, R)
+    query, row_head, is_row = unpacked(row, kv_head, Q_LEN, C.group)
+    rows = rows_of(query, row_head, is_row, batch, (bias, mask, slopes_ptr), (Q_LEN, KV_LEN), C)
     g = gl.arange(0, C.groups, gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
     n = gl.arange(0, C.block_n, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
-    HIDDEN: gl.constexpr = not C.even_keys or C.causal != "none" or C.window > 0
-    scores = scores_of_rows(products, rows, g * C.block_n + n, KV_LEN, HIDDEN, C)
+    scores = scores_of_rows(products, rows, g * C.block_n + n, KV_LEN, True, C)
     found, results = shared_results(scores, v_tiles, L, C.v_dim)
     place = (batch, kv_head, tile)
     for i in gl.static_range(tile_count(C.v_dim)):

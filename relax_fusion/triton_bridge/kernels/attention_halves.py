@@ -89,7 +89,6 @@ def share_keys(
     V_PAD: gl.constexpr = v_tiles[0].shape[3]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
-    HIDDEN: gl.constexpr = not C.even_keys or C.causal != "none" or C.window > 0
     query = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, S))
     rows = rows_of(query, head, query < Q_LEN, batch, modifiers, lengths, C)
     columns = gl.arange(0, C.block_n, gl.SliceLayout(0, S))[None, :]
@@ -108,7 +107,7 @@ def share_keys(
             k = half_of(k_tiles[1], C.block_n, INDEX).permute((1, 0))
             ahead = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
         keys = (2 * step + INDEX) * C.block_n + columns
-        scores = scores_of_rows(products, rows, keys, KV_LEN, HIDDEN, C)
+        scores = scores_of_rows(products, rows, keys, KV_LEN, True, C)
         weights, rescale, highest, total = weigh(scores, highest, total)
         p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, RESULT, 2))
         if step == 0:

@@ -5,20 +5,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attention_core import address, load_sinks, merge
-
-
-@gluon.jit
-def packed_rows(tile, kv_head, Q_LEN, layout: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr):
-    """Return ``(query, head, is_row)`` of a tile's rows in a layout of one dimension.
-
-    The head is one for all where it has its keys for itself.
-    """
-    row = tile * M + gl.arange(0, M, layout)
-    if GROUP == 1:
-        return row, kv_head, row < Q_LEN
-    else:
-        return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
+from .attention_core import address, load_sinks, merge, unpacked
 
 
 @gluon.constexpr_function
@@ -54,14 +41,15 @@ def store_merged(
     rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, MERGED))
     sinks = 0.0
     if C.sinks:
-        _, head, _ = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, M)
+        _, head, _ = unpacked(tile * M + gl.arange(0, M, rows), kv_head, Q_LEN, GROUP)
         sinks = load_sinks(sinks_ptr, head)
     highest = highest_of.load(gl.SliceLayout(2, MERGED))
     shares, inverse = merge(highest, sums_of.load(gl.SliceLayout(2, MERGED)), sinks, C.sinks)
     result = gl.sum(exchange.load(MERGED) * shares[:, :, None], 0)
     result = result * gl.convert_layout(inverse, gl.SliceLayout(1, result.type.layout))[:, None]
     rows_out: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, MERGED))
-    query, head, is_row = packed_rows(tile, kv_head, Q_LEN, rows_out, GROUP, M)
+    row = tile * M + gl.arange(0, M, rows_out)
+    query, head, is_row = unpacked(row, kv_head, Q_LEN, GROUP)
     d = START + gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(0, MERGED)))[None, :]
     mask = is_row[:, None]
     if START + D > C.v_dim:

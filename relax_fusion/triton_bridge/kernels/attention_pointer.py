@@ -22,10 +22,11 @@ from .attention_core import (
     head_of,
     inverse_of,
     load_sinks,
-    position_of,
     rows_of,
     scores_of_rows,
     shift_of,
+    span_of,
+    unpacked,
     visible_range,
     weigh,
 )
@@ -48,13 +49,10 @@ def load_rows(rows, columns, in_rows, WIDTH: tl.constexpr):
     `rows` are pointers; `in_rows` has one dimension too, or is None where all are there.
     """
     ptrs = rows[:, None] + columns[None, :]
-    in_columns = (columns < WIDTH)[None, :]
-    if in_rows is None and columns.shape[0] == WIDTH:
-        return tl.load(ptrs)
-    elif in_rows is None:
-        return tl.load(ptrs, mask=in_columns, other=0.0)
-    else:
-        return tl.load(ptrs, mask=in_rows[:, None] & in_columns, other=0.0)
+    inside = (columns < WIDTH)[None, :]
+    if in_rows is not None:
+        inside = inside & in_rows[:, None]
+    return tl.load(ptrs, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -63,14 +61,6 @@ def load_keys(ptr, start, columns, stride, KV_LEN, MASKED: tl.constexpr, WIDTH, 
     keys = tl.arange(0, C.block_n)
     rows = ptr + int64(start) * stride + keys * stride
     return load_rows(rows, columns, (start + keys < KV_LEN) if MASKED else None, WIDTH)
-
-
-@triton.jit
-def span_of(tile, packed, Q_LEN, KV_LEN, C: tl.constexpr):
-    """Return the first and the last position of a tile of the `packed` rows."""
-    final_row = tl.minimum((tile + 1) * C.block_m, packed) - 1
-    first = position_of(tile * C.block_m // C.group, Q_LEN, KV_LEN, C)
-    return first, position_of(final_row // C.group, Q_LEN, KV_LEN, C)
 
 
 @triton.jit
@@ -167,9 +157,8 @@ def attention_pointer(
     batch, kv_head = pair // (C.heads // C.group), pair % (C.heads // C.group)
     packed = Q_LEN * C.group
     row = tile * C.block_m + tl.arange(0, C.block_m)
-    in_rows = row < packed
-    query, head = row // C.group, kv_head * C.group + row % C.group
-    first, last = span_of(tile, packed, Q_LEN, KV_LEN, C)
+    query, head, in_rows = unpacked(row, kv_head, Q_LEN, C.group)
+    first, last = span_of(tile * C.block_m, C.block_m, Q_LEN, KV_LEN, C.group, C)
     begin, end = visible_range(first, last, KV_LEN, C)
     low, high = begin // C.block_n, tl.cdiv(end, C.block_n)
 
@@ -181,7 +170,7 @@ def attention_pointer(
     highest = tl.full([C.block_m], float("-inf"), tl.float32)
     if SINKS:
         sinks = load_sinks(sinks_ptr, head)
-        highest = sinks
+        highest = tl.maximum(highest, sinks)
     total = tl.zeros([C.block_m] if PEEL else [C.block_m, C.block_n], tl.float32)
     state = (tl.zeros([C.block_m, v_columns.shape[0]], tl.float32), total, highest)
     gap_at, gap = high, 0

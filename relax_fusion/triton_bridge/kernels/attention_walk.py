@@ -5,23 +5,11 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attention_core import LOG2_E, Constants, common_range, position_of, visible_range
+from .attention_core import common_range, span_of, visible_range
 from .tiles import swizzled_tile
 
 ROWS = gl.constexpr(128)
 """Queries of a tile: 64 for each of two warp groups."""
-
-
-def late_scale(c: Constants) -> Constants:
-    """Return constants under which a factor on all scores waits for the exponential.
-
-    Its argument is a product anyway.
-    """
-    if c.softcap > 0 or c.alibi:
-        return c
-    if c.bias != "none":
-        return c._replace(scored=c.scale, unit=LOG2_E.value)
-    return c._replace(scored=1.0, unit=c.scored) if c.scale > 0 else c
 
 
 @gluon.jit
@@ -60,8 +48,7 @@ def key_blocks(m_start, Q_LEN, KV_LEN, C: gl.constexpr):
     which no row sees a key); of those before ``counts[1]`` and from ``counts[2]`` on, a row may see
     a part.
     """
-    first = position_of(m_start, Q_LEN, KV_LEN, C)
-    last = position_of(gl.minimum(m_start + ROWS, Q_LEN) - 1, Q_LEN, KV_LEN, C)
+    first, last = span_of(m_start, ROWS, Q_LEN, KV_LEN, 1, C)
     begin_key, end_key = visible_range(first, last, KV_LEN, C)
     low_key, high_key = common_range(first, last, KV_LEN, C)
     begin = begin_key // C.block_n

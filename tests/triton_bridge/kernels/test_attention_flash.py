@@ -15,7 +15,7 @@ import pytest
 from relax_fusion.triton_bridge.kernel import CompiledKernel
 from relax_fusion.triton_bridge.kernels.attention_core import Constants
 from relax_fusion.triton_bridge.kernels.attention_flash import attention_flash
-from relax_fusion.triton_bridge.kernels.attention_walk import late_scale
+from relax_fusion.triton_bridge.kernels.attention_flash_scores import late_scale
 
 from .attention_code import compiled as compile_one
 from .gluon_on_cpu import Map, Pointer, launch, values

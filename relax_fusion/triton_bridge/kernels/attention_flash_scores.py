@@ -6,8 +6,20 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .attention_core import load_modifier, position_of, scores_of
+from .attention_core import LOG2_E, Constants, load_modifier, position_of, scores_of
 from .ring import wait_full
+
+
+def late_scale(c: Constants) -> Constants:
+    """Return constants under which a factor on all scores waits for the exponential.
+
+    Its argument is a product anyway.
+    """
+    if c.softcap > 0 or c.alibi:
+        return c
+    if c.bias != "none":
+        return c._replace(scored=c.scale, unit=LOG2_E.value)
+    return c._replace(scored=1.0, unit=c.scored) if c.scale > 0 else c
 
 
 @gluon.jit
