@@ -82,20 +82,15 @@ class AttentionCall:
         layouts = {"q": self.work.q_layout, "out": self.work.out_layout}
         return layouts.get(name, self.work.kv_layout)
 
-    def strides(self, name: str) -> dict[str, Any]:
-        """Return the strides of batch, sequence and heads of q, k, v or out, by letter."""
+    def heads(self, name: str, pointer: Any = None) -> HeadTensor:
+        """Return q, k, v or out as an argument of a kernel."""
         if name == "out":
             lengths = {"b": self.batch, "s": self.q_len, "n": self.work.q_heads}
             shape = [{**lengths, "h": self.work.v_dim}[x] for x in self.layout(name)]
         else:
             shape = sizes(self.operands[name])
         found = dict(zip(self.layout(name), row_major_strides(shape), strict=True))
-        return {letter: found[letter] for letter in "bsn"}
-
-    def heads(self, name: str, pointer: Any) -> HeadTensor:
-        """Return q, k, v or out as an argument of a kernel."""
-        strides = self.strides(name)
-        return HeadTensor(pointer, *(strides[letter] for letter in "bsn"))
+        return HeadTensor(pointer, *(found[letter] for letter in "bsn"))
 
     def pointer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel that gets q, k and v as pointers."""

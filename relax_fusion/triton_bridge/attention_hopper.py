@@ -115,9 +115,9 @@ def _mapped_arguments(a: AttentionCall, keys: int) -> dict[str, Any]:
 
 def _map(a: AttentionCall, name: str, rows: int) -> TensorMap:
     """Return q, k or v as ``[batch, heads, rows, features]``; of a cache, the keys in use."""
-    strides = a.strides(name)
+    heads = a.heads(name)
     length = a.q_len if name == "q" else a.kv_len
     width = a.dim(name, "h")
     shape: list[Any] = [a.batch, a.dim(name, "n"), length, width]
     block = (1, 1, rows, padded(width))
-    return TensorMap(a.operands[name], block, shape, [*(strides[x] for x in "bns"), 1])
+    return TensorMap(a.operands[name], block, shape, [heads.b, heads.n, heads.s, 1])

@@ -38,14 +38,14 @@ from .attention_core import address, head_of, load_sinks, shift_of, weigh
 from .attention_flash_scores import scores_of_block
 from .attention_walk import key_blocks, query_tile, tiles_of_program
 from .epilogue import row_layout
-from .ring import copy_tile, make_barriers, wait_empty, wait_full
+from .ring import copy_tile, make_ring, wait_empty, wait_full
 
 
 @gluon.jit
-def request_tiles(maps, ring, bias_ring, sizes, C: gl.constexpr):
+def request_tiles(maps, rings, bias_ring, sizes, C: gl.constexpr):
     """Fill the rings for every tile of this program, in the order in which they are drained."""
     q, k, v, bias = maps
-    q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
+    q_ring, k_ring, v_ring = rings
     BATCH, Q_LEN, KV_LEN = sizes
     if C.pdl:
         gdc_wait()
@@ -57,25 +57,18 @@ def request_tiles(maps, ring, bias_ring, sizes, C: gl.constexpr):
         kv_head = head // C.group
         for i in range(counts[3]):
             row = (end - 1 - i) * C.block_n
-            request(k, k_tiles, k_full, k_empty, turn + i, [batch, kv_head, row, 0], C.stages)
+            request(k, k_ring, turn + i, [batch, kv_head, row, 0])
             if i == 0:
-                turn_q = count * 2
-                where = [batch, head, m_start, 0]
-                request(q, q_tiles, q_full, q_empty, turn_q, where, 2 * C.q_stages)
-                where = [batch, head, m_start + 64, 0]
-                request(q, q_tiles, q_full, q_empty, turn_q + 1, where, 2 * C.q_stages)
+                for w in gl.static_range(2):
+                    request(q, q_ring, count * 2 + w, [batch, head, m_start + 64 * w, 0])
             else:
-                where = [batch, kv_head, row + C.block_n, 0]
-                request(v, v_tiles, v_full, v_empty, turn + i - 1, where, C.stages)
+                request(v, v_ring, turn + i - 1, [batch, kv_head, row + C.block_n, 0])
             if C.bias_tiles:
-                b_tiles, b_full, b_empty = bias_ring
                 for w in gl.static_range(2):
                     where = bias_place(bias, batch, head, m_start + 64 * w, row)
-                    turn_b = (turn + i) * 2 + w
-                    request(bias.ptr, b_tiles, b_full, b_empty, turn_b, where, 2)
+                    request(bias.ptr, bias_ring, (turn + i) * 2 + w, where)
         turn += counts[3]
-        where = [batch, kv_head, (end - counts[3]) * C.block_n, 0]
-        request(v, v_tiles, v_full, v_empty, turn - 1, where, C.stages)
+        request(v, v_ring, turn - 1, [batch, kv_head, (end - counts[3]) * C.block_n, 0])
 
 
 @gluon.jit
@@ -85,24 +78,25 @@ def bias_place(bias, batch, head, row, key):
 
 
 @gluon.jit
-def request(desc, tiles, full, empty, turn, where, STAGES: gl.constexpr):
+def request(desc, ring, turn, where):
     """Ask for the tile of a turn, once its slot is free."""
-    slot = wait_empty(empty, turn, STAGES)
-    mbarrier.expect(full.index(slot), desc.block_shape[2] * desc.block_shape[3] * 2)
-    copy_tile(desc, where, full.index(slot), tiles.index(slot))
+    slot = wait_empty(ring.empty, turn, ring.tiles.shape[0])
+    full = ring.full.index(slot)
+    mbarrier.expect(full, desc.block_shape[2] * desc.block_shape[3] * 2)
+    copy_tile(desc, where, full, ring.tiles.index(slot))
 
 
 @gluon.jit
-def ask_products(q_tile, k_tiles, turn, C: gl.constexpr):
+def ask_products(q_tile, k_ring, turn, C: gl.constexpr):
     """Ask for the products of queries and the keys of a turn."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
-    k_tile = k_tiles.index(turn % C.stages).reshape([C.block_n, q_tile.shape[1]])
+    k_tile = k_ring.tiles.index(turn % C.stages).reshape([C.block_n, q_tile.shape[1]])
     zero = gl.full([64, C.block_n], 0.0, gl.float32, S)
     return warpgroup_mma(q_tile, k_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def ask_values(v_tiles, v_full, turn, weights, rescale, acc, C: gl.constexpr):
+def ask_values(v_ring, turn, weights, rescale, acc, C: gl.constexpr):
     """Rescale the sums, and ask for the weighted values of a turn on top; return the weights too.
 
     Both happens here, behind `ask_products`, because the matrix units are busy meanwhile.
@@ -110,9 +104,9 @@ def ask_values(v_tiles, v_full, turn, weights, rescale, acc, C: gl.constexpr):
     ACC: gl.constexpr = acc.type.layout
     P: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=ACC, k_width=2)
     acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, ACC))[:, None]
-    p = gl.convert_layout(weights.to(v_tiles.dtype), P)
-    slot = wait_full(v_full, turn, C.stages)
-    v_tile = v_tiles.index(slot).reshape([C.block_n, acc.shape[1]])
+    p = gl.convert_layout(weights.to(v_ring.tiles.dtype), P)
+    slot = wait_full(v_ring.full, turn, C.stages)
+    v_tile = v_ring.tiles.index(slot).reshape([C.block_n, acc.shape[1]])
     return warpgroup_mma(p, v_tile, acc, is_async=True), p
 
 
@@ -127,53 +121,54 @@ def wait_next(k_full, turn, wanted, C: gl.constexpr):
 
 
 @gluon.jit
-def attend(ring, modifiers, sinks, lengths, blocks, rows, first, q_turn, C: gl.constexpr):
+def attend(rings, modifiers, sinks, lengths, blocks, rows, first, q_turn, C: gl.constexpr):
     """Return the result ``[64, features]`` of rows, from keys and values of turn `first` on."""
-    q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty = ring
+    q_ring, k_ring, v_ring = rings
+    V_PAD: gl.constexpr = v_ring.tiles.shape[4]
     end, counts = blocks
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, v_tiles.shape[4], 16])
-    q_slot = wait_full(q_full, q_turn, 2 * C.q_stages)
-    q_tile = q_tiles.index(q_slot).reshape([64, q_tiles.shape[4]])
-    k_slot = wait_full(k_full, first, C.stages)
-    s = ask_products(q_tile, k_tiles, first, C)
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
+    q_slot = wait_full(q_ring.full, q_turn, 2 * C.q_stages)
+    q_tile = q_ring.tiles.index(q_slot).reshape([64, q_ring.tiles.shape[4]])
+    k_slot = wait_full(k_ring.full, first, C.stages)
+    s = ask_products(q_tile, k_ring, first, C)
     s = warpgroup_mma_wait(0, deps=[s])
-    mbarrier.arrive(k_empty.index(k_slot), count=1)
+    mbarrier.arrive(k_ring.empty.index(k_slot), count=1)
     warp_group = q_turn % 2
     s = scores_of_block(s, modifiers, rows, end - 1, first * 2 + warp_group, lengths, True, C)
     highest = gl.full([64], float("-inf"), gl.float32, rows.type.layout)
     total = gl.full([64], 0.0, gl.float32, rows.type.layout)
-    acc = gl.full([64, v_tiles.shape[4]], 0.0, gl.float32, ACC)
+    acc = gl.full([64, V_PAD], 0.0, gl.float32, ACC)
     weights, rescale, highest, total = weigh(s, highest, total, C.unit)
-    wait_next(k_full, first + 1, counts[3] > 1, C)
+    wait_next(k_ring.full, first + 1, counts[3] > 1, C)
     for part in gl.static_range(3):
         if part == 1 or (part == 0 and C.causal != "none") or (part == 2 and C.window > 0):
             for i in range(counts[part], counts[part + 1]):
                 turn = first + i
-                s = ask_products(q_tile, k_tiles, turn, C)
-                acc, p = ask_values(v_tiles, v_full, turn - 1, weights, rescale, acc, C)
+                s = ask_products(q_tile, k_ring, turn, C)
+                acc, p = ask_values(v_ring, turn - 1, weights, rescale, acc, C)
                 s = warpgroup_mma_wait(1, deps=[s])
-                mbarrier.arrive(k_empty.index(turn % C.stages), count=1)
+                mbarrier.arrive(k_ring.empty.index(turn % C.stages), count=1)
                 bias_turn = turn * 2 + warp_group
                 ENDS: gl.constexpr = part != 1
                 s = scores_of_block(s, modifiers, rows, end - 1 - i, bias_turn, lengths, ENDS, C)
                 weights, rescale, highest, total = weigh(s, highest, total, C.unit)
-                wait_next(k_full, turn + 1, i + 1 < counts[3], C)
+                wait_next(k_ring.full, turn + 1, i + 1 < counts[3], C)
                 acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-                mbarrier.arrive(v_empty.index((turn - 1) % C.stages), count=1)
-    mbarrier.arrive(q_empty.index(q_slot), count=1)
+                mbarrier.arrive(v_ring.empty.index((turn - 1) % C.stages), count=1)
+    mbarrier.arrive(q_ring.empty.index(q_slot), count=1)
     turn = first + counts[3] - 1
-    acc, p = ask_values(v_tiles, v_full, turn, weights, rescale, acc, C)
+    acc, p = ask_values(v_ring, turn, weights, rescale, acc, C)
     nothing = gl.convert_layout(total == 0.0, gl.SliceLayout(1, ACC))[:, None]
     if C.sinks:
         total += gl.exp2(sinks - shift_of(highest, C.unit))
     inverse = gl.convert_layout(1.0 / total, gl.SliceLayout(1, ACC))[:, None]
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-    mbarrier.arrive(v_empty.index(turn % C.stages), count=1)
+    mbarrier.arrive(v_ring.empty.index(turn % C.stages), count=1)
     return gl.where(nothing, 0.0, acc * inverse)
 
 
 @gluon.jit
-def consume(ring, bias_ring, tensors, sizes, C: gl.constexpr, INDEX: gl.constexpr):
+def consume(rings, bias_ring, tensors, sizes, C: gl.constexpr, INDEX: gl.constexpr):
     """Compute and store 64 rows of every tile of this program: those of warp group `INDEX`."""
     bias, mask, slopes_ptr, sinks_ptr, out = tensors
     BATCH, Q_LEN, KV_LEN = sizes
@@ -196,7 +191,7 @@ def consume(ring, bias_ring, tensors, sizes, C: gl.constexpr, INDEX: gl.constexp
         modifiers = (bias_rows, (head_of(mask, batch, head), mask.s), slope)
         rows = m_start + gl.arange(0, 64, gl.SliceLayout(1, S))
         lengths = (Q_LEN, KV_LEN)
-        acc = attend(ring, modifiers, sinks, lengths, blocks, rows, turn, count * 2 + INDEX, C)
+        acc = attend(rings, modifiers, sinks, lengths, blocks, rows, turn, count * 2 + INDEX, C)
         store_rows(out, batch, head, acc, m_start, Q_LEN, C)
         turn += blocks[1][3]
 
@@ -229,45 +224,35 @@ def attention_flash(
 ):
     """Compute this program's tiles of 128 queries.  Grid: ``(min(tiles, SMs),)``, or any smaller.
 
-    There are ``BATCH * HEADS * ceil(Q_LEN / 128)`` tiles.
+    There are ``BATCH * heads * ceil(Q_LEN / 128)`` tiles.
 
     Parameters
     ----------
     q, k, v : tensor maps of ``[batch, heads, rows, features]``
-        Blocks ``[1, 1, 64, d]``, ``[1, 1, BLOCK_N, d]`` and ``[1, 1, BLOCK_N, dv]``; d and dv are
+        Blocks ``[1, 1, 64, d]``, ``[1, 1, block_n, d]`` and ``[1, 1, block_n, dv]``; d and dv are
         powers of two, not less than the features of a key and of a value.
     bias, mask, out : HeadTensor
         With `C.bias_tiles`, the pointer of the bias is a tensor map with blocks
-        ``[1, 1, 64, BLOCK_N]``, of two bytes an element.
-    slopes_ptr, sinks_ptr : ``[HEADS]``
+        ``[1, 1, 64, block_n]``, of two bytes an element.
+    slopes_ptr, sinks_ptr : ``[heads]``
     BATCH, Q_LEN, KV_LEN : int32
     C : Constants
         `stages`, `q_stages`: slots of the rings of keys and of values; tiles of queries that may be
         there at once.  `section`: heads whose tiles are walked from the longest to the shortest
         before those of more heads.
     """
-    D: gl.constexpr = q.block_shape[3]
-    DV: gl.constexpr = v.block_shape[3]
-    q_tiles = gl.allocate_shared_memory(q.dtype, [2 * C.q_stages, 1, 1, 64, D], q.layout)
-    k_tiles = gl.allocate_shared_memory(k.dtype, [C.stages, 1, 1, C.block_n, D], k.layout)
-    v_tiles = gl.allocate_shared_memory(v.dtype, [C.stages, 1, 1, C.block_n, DV], v.layout)
-    q_full, q_empty = make_barriers(2 * C.q_stages, 1)
-    k_full, k_empty = make_barriers(C.stages, 2)
-    v_full, v_empty = make_barriers(C.stages, 2)
-    ring = (q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    q_ring, k_ring = make_ring(q, 2 * C.q_stages, 1), make_ring(k, C.stages, 2)
+    rings = (q_ring, k_ring, make_ring(v, C.stages, 2))
     bias_ring = ()
     if C.bias_tiles:
-        shape: gl.constexpr = [2, 1, 1, 64, C.block_n]
-        b_tiles = gl.allocate_shared_memory(bias.ptr.dtype, shape, bias.ptr.layout)
-        b_full, b_empty = make_barriers(2, 1)
-        bias_ring = (b_tiles, b_full, b_empty)  # type: ignore[assignment]
+        bias_ring = make_ring(bias.ptr, 2, 1)  # type: ignore[assignment]
     tensors = (bias, mask, slopes_ptr, sinks_ptr, out)
     sizes = (BATCH, Q_LEN, KV_LEN)
     gl.warp_specialize(
         [
-            (consume, (ring, bias_ring, tensors, sizes, C, 0)),
-            (consume, (ring, bias_ring, tensors, sizes, C, 1)),
-            (request_tiles, ((q, k, v, bias), ring, bias_ring, sizes, C)),
+            (consume, (rings, bias_ring, tensors, sizes, C, 0)),
+            (consume, (rings, bias_ring, tensors, sizes, C, 1)),
+            (request_tiles, ((q, k, v, bias), rings, bias_ring, sizes, C)),
         ],
         [4, 1],
         [240, 24],

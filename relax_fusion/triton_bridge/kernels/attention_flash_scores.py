@@ -25,12 +25,11 @@ def late_scale(c: Constants) -> Constants:
 @gluon.jit
 def take_bias(ring, turn, s):
     """Return the tile of a turn, laid out as the scores `s` are, and give its slot back."""
-    S: gl.constexpr = s.type.layout
-    tiles, full, empty = ring
-    slot = wait_full(full, turn, 2)
-    tile = tiles.index(slot).reshape([tiles.shape[3], tiles.shape[4]]).load(S)
+    tiles = ring.tiles
+    slot = wait_full(ring.full, turn, 2)
+    tile = tiles.index(slot).reshape([tiles.shape[3], tiles.shape[4]]).load(s.type.layout)
     fence_async_shared()  # the next copy must not overtake these reads
-    mbarrier.arrive(empty.index(slot), count=1)
+    mbarrier.arrive(ring.empty.index(slot), count=1)
     return tile
 
 

@@ -82,7 +82,7 @@ def attention_groups(
 ):
     """Compute `C.block_m` packed rows of one batch entry and kv head.
 
-    Grid: ``(batch, kv_heads, ceil(Q_LEN * GROUP / BLOCK_M))``; `C.groups` warps.
+    Grid: ``(batch, kv_heads, ceil(Q_LEN * group / block_m))``; `C.groups` warps.
 
     Parameters
     ----------

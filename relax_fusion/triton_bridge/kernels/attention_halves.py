@@ -142,7 +142,7 @@ def attention_halves(
     Parameters
     ----------
     q, k, v : tensor maps ``[batch, heads, rows, features]``
-        Blocks ``[1, 1, 64, d]``, ``[1, 1, 2 BLOCK_N, d]`` and ``[1, 1, 2 BLOCK_N, dv]``.
+        Blocks ``[1, 1, 64, d]``, ``[1, 1, 2 block_n, d]`` and ``[1, 1, 2 block_n, dv]``.
     bias, mask, slopes_ptr, sinks_ptr, out
         As in `attention_pointer`.
     Q_LEN, KV_LEN : int32

@@ -130,16 +130,16 @@ def attention_pointer(
 ):
     """Compute one tile of packed rows.
 
-    Grid: ``(batch * HEADS / GROUP, ceil(Q_LEN * GROUP / BLOCK_M), splits)``.
+    Grid: ``(batch * heads / group, ceil(Q_LEN * group / block_m), splits)``.
 
     Parameters
     ----------
     q, k, v, out : HeadTensor
     bias, mask : HeadTensor
         Mask: a byte an element, other than 0 where a query sees a key.
-    slopes_ptr, sinks_ptr : [HEADS]
-    parts_ptr : float32 [splits, batch, HEADS / GROUP, Q_LEN, GROUP, V_DIM]
-    lse_ptr : float32 [splits, batch, HEADS / GROUP, Q_LEN, GROUP]
+    slopes_ptr, sinks_ptr : [heads]
+    parts_ptr : float32 [splits, batch, heads / group, Q_LEN, group, v_dim]
+    lse_ptr : float32 [splits, batch, heads / group, Q_LEN, group]
         With `C.split`: the result over a part of the keys, and the base-2 logarithm of the sum of
         its weights, for `attention_combine`, which then also adds the sinks.
     Q_LEN, KV_LEN : int32
