@@ -18,10 +18,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class HeadTensor(NamedTuple):
-    """A tensor ``[batch, sequence, heads, features]``, or ``[batch, queries, heads, keys]``.
+    """A tensor ``[batch, sequence, heads, features]``, or a bias or mask with keys for features.
 
-    A kernel has it for one parameter.  Strides are in elements, 0 where there is one value for all;
-    that of the last dimension is 1.
+    It is one parameter of a kernel: a pointer, and the strides of batch, sequence and heads in
+    elements, 0 where one value is for all.  That of the features is 1.
     """
 
     ptr: Any
@@ -31,10 +31,10 @@ class HeadTensor(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What of an attention is known when its kernel is compiled: the constexpr `C` of each.
+    """What is known of an attention when its kernel is compiled.
 
-    Kernels that share a constant mean the same by it; their docstrings tell which others they need.
-    A kernel finds a constexpr in each field.
+    It is the parameter `C` of every kernel, in which each field is a constexpr.  Those without a
+    default concern them all; what the others mean to a kernel, its docstring tells.
     """
 
     heads: int
@@ -68,7 +68,9 @@ class Constants(NamedTuple):
     stages: int = 0
     """Slots of a ring, or blocks of keys under way in a pipeline."""
     split: bool = False
+    """Whether programs share the keys."""
     parts: int = 0
+    """What `attention_combine` merges, at most."""
     q_stages: int = 0
     section: int = 0
     bias_tiles: bool = False
@@ -76,6 +78,92 @@ class Constants(NamedTuple):
     even_rows: bool = False
     even_keys: bool = False
     """Whether there is a key for each place of a block."""
+
+
+@triton.jit
+def head_of(tensor, batch, head):
+    """Return the pointer of a batch entry's head in `HeadTensor`."""
+    return tensor.ptr + batch.to(tl.int64) * tensor.b + head.to(tl.int64) * tensor.n
+
+
+@triton.jit
+def address(tensor, batch, query, head):
+    """Return pointers to the first feature (or key) of queries and heads in `HeadTensor`."""
+    return head_of(tensor, batch, head) + query.to(tl.int64) * tensor.s
+
+
+@triton.jit
+def unpacked(row, kv_head, Q_LEN, GROUP: tl.constexpr):
+    """Return ``(query, head, is_row)`` of packed rows of the heads that share keys and values.
+
+    Row r is query ``r // GROUP`` of the group's head ``r % GROUP``; a head that has its keys for
+    itself is one for all rows.
+    """
+    if GROUP == 1:
+        return row, kv_head, row < Q_LEN
+    else:
+        return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
+
+
+@triton.jit
+def by_row(x, keys):
+    """Return one value a row, or one for all, in a shape that broadcasts with `keys`."""
+    if len(x.shape) == 0:
+        return x
+    elif len(keys.shape) == 2:
+        return x[:, None]
+    else:
+        return x[None, :, None]
+
+
+@triton.jit
+def position_of(query, Q_LEN, KV_LEN, C: tl.constexpr):
+    """Return the key at which a query stands."""
+    if C.causal == "bottom_right":
+        return query + (KV_LEN - Q_LEN)
+    else:
+        return query
+
+
+@triton.jit
+def span_of(start, ROWS: tl.constexpr, Q_LEN, KV_LEN, GROUP: tl.constexpr, C: tl.constexpr):
+    """Return the first and the last position of a tile of packed rows."""
+    final_row = tl.minimum(start + ROWS, Q_LEN * GROUP) - 1
+    first = position_of(start // GROUP, Q_LEN, KV_LEN, C)
+    return first, position_of(final_row // GROUP, Q_LEN, KV_LEN, C)
+
+
+@triton.jit
+def visible_range(first, last, KV_LEN, C: tl.constexpr):
+    """Return ``(begin, end)``: no position from `first` to `last` sees a key outside."""
+    begin, end = 0, KV_LEN
+    if C.window > 0:
+        begin = tl.maximum(first - (C.window - 1), 0)
+    if C.causal != "none":
+        end = tl.minimum(last + 1, KV_LEN)
+    return begin, tl.maximum(end, begin)
+
+
+@triton.jit
+def common_range(first, last, KV_LEN, C: tl.constexpr):
+    """Return ``(begin, end)``: every position from `first` to `last` sees all keys inside."""
+    begin, end = 0, KV_LEN
+    if C.window > 0:
+        begin = tl.maximum(last - (C.window - 1), 0)
+    if C.causal != "none":
+        end = tl.maximum(tl.minimum(first + 1, KV_LEN), 0)
+    return begin, end
+
+
+@triton.jit
+def is_visible(positions, keys, KV_LEN, C: tl.constexpr):
+    """Return which keys there are and which of them the position sees, masks aside."""
+    visible = keys < KV_LEN
+    if C.causal != "none":
+        visible = visible & (keys <= positions)
+    if C.window > 0:
+        visible = visible & (keys > positions - C.window)
+    return visible
 
 
 @triton.jit
@@ -102,17 +190,6 @@ def biased(scores, bias, BIAS: tl.constexpr, UNIT: tl.constexpr):
     else:
         tl.static_assert(BIAS == "min", "no such bias")
         return tl.minimum(scores, bias, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def is_visible(positions, keys, KV_LEN, C: tl.constexpr):
-    """Return which keys there are and which of them the position sees, masks aside."""
-    visible = keys < KV_LEN
-    if C.causal != "none":
-        visible = visible & (keys <= positions)
-    if C.window > 0:
-        visible = visible & (keys > positions - C.window)
-    return visible
 
 
 @triton.jit
@@ -143,17 +220,6 @@ def scores_of(
 
 
 @triton.jit
-def by_row(x, keys):
-    """Return one value a row, or one for all, in a shape that broadcasts with `keys`."""
-    if len(x.shape) == 0:
-        return x
-    elif len(keys.shape) == 2:
-        return x[:, None]
-    else:
-        return x[None, :, None]
-
-
-@triton.jit
 def load_modifier(rows, keys, in_rows, inside, KEYS: tl.constexpr):
     """Return what a bias or mask holds for rows and keys, zeros where not `inside`.
 
@@ -167,7 +233,7 @@ def load_modifier(rows, keys, in_rows, inside, KEYS: tl.constexpr):
 
 
 class Rows(NamedTuple):
-    """What the scores of a tile's rows depend on beside their products: one value a row."""
+    """What the scores of some queries depend on beside their products: one value a query."""
 
     positions: Any
     inside: Any
@@ -176,18 +242,6 @@ class Rows(NamedTuple):
     """Pointers to what a row adds to the score of its first key, as `mask` hides it."""
     mask: Any
     slopes: Any
-
-
-@triton.jit
-def head_of(tensor, batch, head):
-    """Return the pointer of a batch entry's head in `HeadTensor`."""
-    return tensor.ptr + batch.to(tl.int64) * tensor.b + head.to(tl.int64) * tensor.n
-
-
-@triton.jit
-def address(tensor, batch, query, head):
-    """Return pointers to the first feature (or key) of queries and heads in `HeadTensor`."""
-    return head_of(tensor, batch, head) + query.to(tl.int64) * tensor.s
 
 
 @triton.jit
@@ -284,55 +338,3 @@ def merge(highest, total, sinks, SINKS: tl.constexpr):
     if SINKS:
         sums += tl.exp2(sinks - shift)
     return shares, inverse_of(sums)
-
-
-@triton.jit
-def position_of(query, Q_LEN, KV_LEN, C: tl.constexpr):
-    """Return the key at which a query stands."""
-    if C.causal == "bottom_right":
-        return query + (KV_LEN - Q_LEN)
-    else:
-        return query
-
-
-@triton.jit
-def unpacked(row, kv_head, Q_LEN, GROUP: tl.constexpr):
-    """Return ``(query, head, is_row)`` of packed rows of the heads that share keys and values.
-
-    Row r is query ``r // GROUP`` of the group's head ``r % GROUP``; a head that has its keys for
-    itself is one for all rows.
-    """
-    if GROUP == 1:
-        return row, kv_head, row < Q_LEN
-    else:
-        return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
-
-
-@triton.jit
-def span_of(start, ROWS: tl.constexpr, Q_LEN, KV_LEN, GROUP: tl.constexpr, C: tl.constexpr):
-    """Return the first and the last position of a tile of packed rows."""
-    final_row = tl.minimum(start + ROWS, Q_LEN * GROUP) - 1
-    first = position_of(start // GROUP, Q_LEN, KV_LEN, C)
-    return first, position_of(final_row // GROUP, Q_LEN, KV_LEN, C)
-
-
-@triton.jit
-def visible_range(first, last, KV_LEN, C: tl.constexpr):
-    """Return ``(begin, end)``: no position from `first` to `last` sees a key outside."""
-    begin, end = 0, KV_LEN
-    if C.window > 0:
-        begin = tl.maximum(first - (C.window - 1), 0)
-    if C.causal != "none":
-        end = tl.minimum(last + 1, KV_LEN)
-    return begin, tl.maximum(end, begin)
-
-
-@triton.jit
-def common_range(first, last, KV_LEN, C: tl.constexpr):
-    """Return ``(begin, end)``: every position from `first` to `last` sees all keys inside."""
-    begin, end = 0, KV_LEN
-    if C.window > 0:
-        begin = tl.maximum(last - (C.window - 1), 0)
-    if C.causal != "none":
-        end = tl.maximum(tl.minimum(first + 1, KV_LEN), 0)
-    return begin, end

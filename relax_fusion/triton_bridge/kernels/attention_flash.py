@@ -1,6 +1,6 @@
 """Attention of many queries on Hopper: one warp that copies, two warp groups that compute.
 
-``softmax(scores(q @ k^T)) @ v`` per head; what is done to the scores is in `attention_scores`.
+``softmax(scores(q @ k^T)) @ v`` per head; what is done to the scores is in `attention_core`.
 
 Regime: operations, ``2 q_len kv_len (head_dim + v_dim)`` a head, and an exponential a score; those
 of a 128 x 128 tile take as long as both its matmuls at 64 features, half as long at 128.
