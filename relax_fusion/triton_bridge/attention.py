@@ -100,8 +100,7 @@ def empty_cases(
         return []
     plan = plans.entries[-1][1]
     a = AttentionCall(work, plan, named_operands(work, inputs), None, dev, {})
-    args = {**a.pointer_arguments(), "parts_ptr": OUT, "lse_ptr": OUT}
-    return [(a.kv_len <= 0, [_combine(a, args, a.constants(), splits=0, most=2)])]
+    return [(a.kv_len <= 0, [_combine(a, (OUT, OUT), splits=0, most=2)])]
 
 
 def _pointer(a: AttentionCall) -> list[Case]:
@@ -110,16 +109,16 @@ def _pointer(a: AttentionCall) -> list[Case]:
     pairs = a.batch * (a.work.q_heads // group)
     tiles = ceil_div(a.q_len * group, a.plan.block_m)
     splits = _splits(a, pairs * tiles) if a.plan.split_k > 1 else 1
-    args = {**a.pointer_arguments(), "parts_ptr": OUT, "lse_ptr": OUT}
-    constants = {**a.constants(), "SPLIT": False, "NUM_STAGES": a.plan.num_stages}
-    whole = a.step(attention_pointer, (pairs, tiles, 1), args, constants)
+    args, c = a.pointer_arguments(), a.constants(stages=a.plan.num_stages)
+    unused = {"parts_ptr": OUT, "lse_ptr": OUT}
+    whole = a.step(attention_pointer, (pairs, tiles, 1), {**args, **unused}, c)
     if splits == 1:
         return [(True, [whole])]
-    args["parts_ptr"], args["lse_ptr"] = _rooms(a, splits)
-    constants["SPLIT"] = True
-    part = a.step(attention_pointer, (pairs, tiles, splits), args, constants)
+    rooms = _rooms(a, splits)
+    args |= dict(zip(unused, rooms, strict=True))
+    part = a.step(attention_pointer, (pairs, tiles, splits), args, c._replace(split=True))
     most = splits if isinstance(splits, int) else a.plan.split_k
-    several = [part, _combine(a, args, constants, splits, most)]
+    several = [part, _combine(a, rooms, splits, most)]
     if isinstance(splits, int) or _always_cut(a):
         return [(True, several)]
     return [(splits <= 1, [whole]), (True, several)]
@@ -133,13 +132,14 @@ def _always_cut(a: AttentionCall) -> bool:
     return key_parts(a.plan, a.work, a.dev, many) > 1
 
 
-def _combine(
-    a: AttentionCall, args: dict[str, Any], constants: dict[str, Any], splits: Any, most: int
-) -> Step:
+def _combine(a: AttentionCall, rooms: tuple[Any, Any], splits: Any, most: int) -> Step:
     """Return the launch that merges parts, `most` of them at most."""
     parts = 1 << (most - 1).bit_length()
-    args = {**args, "SPLITS": int32(splits)}
-    constants = {**constants, "BLOCK_S": parts}
+    others = a.other_arguments()
+    args = {name: others[name] for name in ("sinks_ptr", "out", "Q_LEN")}
+    args |= {"parts_ptr": rooms[0], "lse_ptr": rooms[1], "SPLITS": int32(splits)}
+    # Nothing of the plan, so that the plans of other ranges have the same kernel
+    constants = a.constants(block_m=0, block_n=0, parts=parts)
     grid = (a.batch * a.work.q_heads * a.q_len,)
     warps = 8 if parts > MANY_PARTS else 4
     return a.step(attention_combine, grid, args, constants, num_warps=warps)

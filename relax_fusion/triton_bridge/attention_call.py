@@ -9,12 +9,12 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 from tvm import tirx
 
-from ..errors import LoweringError
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import OUT, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
+from .kernels.attention_core import LOG2_E, Constants, HeadTensor
 from .steps import FEW_ROWS, Step, given_or
 
 Case = tuple[Any, list[Step]]
@@ -82,101 +82,80 @@ class AttentionCall:
         layouts = {"q": self.work.q_layout, "out": self.work.out_layout}
         return layouts.get(name, self.work.kv_layout)
 
-    def strides(self, name: str) -> dict[str, Any]:
-        """Return the strides of batch, sequence and heads of q, k, v or out, by letter."""
+    def heads(self, name: str, pointer: Any = None) -> HeadTensor:
+        """Return q, k, v or out as an argument of a kernel."""
         if name == "out":
             lengths = {"b": self.batch, "s": self.q_len, "n": self.work.q_heads}
             shape = [{**lengths, "h": self.work.v_dim}[x] for x in self.layout(name)]
         else:
             shape = sizes(self.operands[name])
         found = dict(zip(self.layout(name), row_major_strides(shape), strict=True))
-        return {letter: found[letter] for letter in "bsn"}
-
-    def stride_arguments(self, *names: str) -> dict[str, Any]:
-        """Return the strides of tensors as arguments of a kernel."""
-        return {f"{n}_stride_{x}": stride for n in names for x, stride in self.strides(n).items()}
+        return HeadTensor(pointer, *(found[letter] for letter in "bsn"))
 
     def pointer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel that gets q, k and v as pointers."""
+        pointers = {name: self.heads(name, self.operands[name]) for name in ("q", "k", "v")}
+        return {**pointers, **self.other_arguments()}
+
+    def other_arguments(self) -> dict[str, Any]:
+        """Return the arguments that every family has; any pointer for what is not there."""
+        work, unused = self.work, self.operands["q"]
+        names = ("bias", "mask", "slopes", "sinks")
+        pointers = {name: given_or(self.operands.get(name), unused) for name in names}
         return {
-            **{f"{name}_ptr": self.operands[name] for name in ("q", "k", "v")},
-            **self.score_arguments(),
-            "out_ptr": OUT,
-            **self.lengths(),
-            **self.stride_arguments("q", "k", "v", "out"),
+            "bias": HeadTensor(pointers["bias"], *self._score_strides("bias", work.bias_dims)),
+            "mask": HeadTensor(pointers["mask"], *self._score_strides("mask", work.mask_dims)),
+            "slopes_ptr": pointers["slopes"],
+            "sinks_ptr": pointers["sinks"],
+            "out": self.heads("out", OUT),
+            "Q_LEN": int32(self.q_len),
+            "KV_LEN": int32(self.kv_len),
         }
 
-    def score_arguments(self) -> dict[str, Any]:
-        """Return pointers and strides of what is done to scores; any pointer for what is not."""
-        unused = self.operands["q"]
-        names = ("bias", "mask", "slopes", "sinks")
-        found = {f"{n}_ptr": given_or(self.operands.get(n), unused) for n in names}
-        for name, dims in (("bias", self.work.bias_dims), ("mask", self.work.mask_dims)):
-            strides = self._score_strides(name, dims)
-            found |= {f"{name}_stride_{x}": s for x, s in zip("bnq", strides, strict=True)}
-        return found
-
     def _score_strides(self, name: str, dims: MaskDims | None) -> list[Any]:
-        """Return the strides of a bias or mask ``[b, n, q, k]``: 0 where it broadcasts."""
+        """Return the strides b, s and n of a bias or mask ``[b, n, s, k]``, 0 to broadcast it."""
         if dims is None:
             return [0, 0, 0]
         strides = row_major_strides(sizes(self.operands[name]))
-        return [s if full else 0 for s, full in zip(strides[:3], dims[:3], strict=True)]
+        return [strides[i] if dims[i] else 0 for i in (0, 2, 1)]
 
-    def lengths(self) -> dict[str, Any]:
-        """Return the lengths as arguments of a kernel."""
-        return {"Q_LEN": int32(self.q_len), "KV_LEN": int32(self.kv_len)}
-
-    def constants(self) -> dict[str, Any]:
-        """Return the constexprs that every family has."""
+    def constants(self, **others: Any) -> Constants:
+        """Return the constants that every family has, and others or other values."""
         work = self.work
-        return {
-            "HEADS": work.q_heads,
-            "GROUP": work.q_heads // work.kv_heads,
-            "HEAD_DIM": work.head_dim,
-            "V_DIM": work.v_dim,
-            "SCALE": float(work.scale),
-            "CAUSAL": work.causal,
-            "WINDOW": work.window or 0,
-            "SOFTCAP": float(work.softcap or 0.0),
-            "BIAS": work.bias_op if work.bias_dims else "none",
-            "BIAS_KEYS": work.bias_dims is not None and work.bias_dims[3],
-            "HAS_MASK": work.mask_dims is not None,
-            "MASK_KEYS": work.mask_dims is not None and work.mask_dims[3],
-            "ALIBI": work.alibi is not None,
-            "SINKS": work.sinks is not None,
-            "BLOCK_M": self.plan.block_m,
-            "BLOCK_N": self.plan.block_n,
-            "PDL": self.dependent,
+        given: dict[str, Any] = {
+            "heads": work.q_heads,
+            "group": work.q_heads // work.kv_heads,
+            "head_dim": work.head_dim,
+            "v_dim": work.v_dim,
+            "scale": float(work.scale),
+            "causal": work.causal,
+            "window": work.window or 0,
+            "softcap": float(work.softcap or 0.0),
+            "bias": work.bias_op if work.bias_dims else "none",
+            "bias_keys": work.bias_dims is not None and work.bias_dims[3],
+            "has_mask": work.mask_dims is not None,
+            "mask_keys": work.mask_dims is not None and work.mask_dims[3],
+            "alibi": work.alibi is not None,
+            "sinks": work.sinks is not None,
+            "block_m": self.plan.block_m,
+            "block_n": self.plan.block_n,
+            "pdl": self.dependent,
+            "scored": float(work.scale) * LOG2_E.value,
         }
+        return Constants(**{**given, **others})
 
     def step(
         self,
         function: JITFunction,
         grid: Sequence[Any],
         args: Mapping[str, Any],
-        constants: Mapping[str, Any],
+        constants: Constants,
         **options: Any,
     ) -> Step:
-        """Return a launch that is given what its kernel has parameters for.
-
-        Some kernels have strides for constants that others get at run time.
-        """
+        """Return a launch."""
         given = {"num_warps": self.plan.num_warps, "num_stages": self.plan.num_stages}
         made = KernelOptions(**{**given, "dependent_launch": self.dependent, **options})
-        fixed = {p.name: p.is_constexpr for p in function.params}
-        everything = {**args, **constants}
-        needed = [p.name for p in function.params if not p.has_default]
-        missing = [name for name in needed if name not in everything]
-        if missing:
-            raise LoweringError(f"{function.__name__}: no value for {', '.join(missing)}")
-        return Step(
-            function,
-            grid,
-            {n: v for n, v in everything.items() if fixed.get(n) is False},
-            {n: v for n, v in everything.items() if fixed.get(n)},
-            made,
-        )
+        return Step(function, grid, args, {"C": constants}, made)
 
 
 def sizes(tensor: Any) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from triton.language import constexpr
 from tvm import tirx
 
 from ..estimator.families.triton_attention.tiles import (
@@ -16,10 +17,11 @@ from ..estimator.families.triton_attention.tiles import (
     query_stages,
 )
 from ..hardware.instructions import WARP_GROUP_MMA
-from ..launch.arguments import OUT, TensorMap
+from ..launch.arguments import TensorMap
 from ..workload import DTYPE_BYTES
 from .attention_call import AttentionCall, Case, at_most, int32, int64
 from .kernels.attention_flash import attention_flash
+from .kernels.attention_flash_scores import late_scale
 from .kernels.attention_groups import attention_groups
 from .kernels.attention_halves import attention_halves
 from .steps import Step, ceil_div
@@ -50,23 +52,24 @@ def _flash_step(a: AttentionCall, tiles: bool) -> Step:
     plan, work = a.plan, a.work
     args = {**_mapped_arguments(a, plan.block_n), "BATCH": int32(a.batch)}
     if tiles:
-        args["bias_ptr"] = TensorMap(a.operands["bias"], (1, 1, WARP_GROUP_ROWS, plan.block_n))
-    constants = {
-        **a.constants(),
-        "BIAS_TILES": tiles,
-        "STAGES": plan.num_stages,
-        "Q_STAGES": query_stages(plan, work),
-        "SECTION": SECTION,
-    }
+        bias = TensorMap(a.operands["bias"], (1, 1, WARP_GROUP_ROWS, plan.block_n))
+        args["bias"] = args["bias"]._replace(ptr=bias)
     programs = a.batch * work.q_heads * ceil_div(a.q_len, plan.block_m)
     grid = at_most(programs, a.dev.sm_count)  # programs that go on to another tile without a pause
+    section = SECTION
     if work.causal != "none" and not work.window:
         if _in_l2(a):
-            constants["SECTION"] = EVERY_SECTION
+            section = EVERY_SECTION
         else:  # tiles of different lengths, each to whichever multiprocessor is free
             grid = programs
+    constants = a.constants(
+        bias_tiles=tiles,
+        stages=plan.num_stages,
+        q_stages=query_stages(plan, work),
+        section=section,
+    )
     # The other warps of the plan are those of the specialised warp groups
-    return a.step(attention_flash, (grid,), args, constants, num_warps=4)
+    return a.step(attention_flash, (grid,), args, late_scale(constants), num_warps=4)
 
 
 def _in_l2(a: AttentionCall) -> bool:
@@ -82,20 +85,22 @@ def groups_step(a: AttentionCall) -> Step:
     """Return the launch for short sequences."""
     plan, heads = a.plan, heads_of_tile(a.plan, a.work)
     rows, keys = a.q_len * heads, plan.split_k * plan.block_n
-    constants = {
-        **a.constants(),
-        "GROUPS": plan.split_k,
-        "EVEN_ROWS": isinstance(rows, int) and rows % plan.block_m == 0,
-        "EVEN_KEYS": isinstance(a.kv_len, int) and a.kv_len == keys,
-    }
+    args = a.pointer_arguments()
+    for name in ("q", "k", "v"):
+        args[name] = args[name]._replace(s=constexpr(args[name].s))
+    constants = a.constants(
+        groups=plan.split_k,
+        even_rows=isinstance(rows, int) and rows % plan.block_m == 0,
+        even_keys=isinstance(a.kv_len, int) and a.kv_len == keys,
+    )
     grid = (a.batch, a.work.q_heads // heads, ceil_div(rows, plan.block_m))
-    return a.step(attention_groups, grid, a.pointer_arguments(), constants)
+    return a.step(attention_groups, grid, args, constants)
 
 
 def halves_step(a: AttentionCall) -> Step:
     """Return the launch for short sequences of which two warp groups share the keys."""
     plan, work = a.plan, a.work
-    constants = {**a.constants(), "EVEN_KEYS": work.kv_len == HALVES_BLOCKS * plan.block_n}
+    constants = a.constants(even_keys=work.kv_len == HALVES_BLOCKS * plan.block_n)
     grid = (a.batch, work.q_heads, ceil_div(a.q_len, plan.block_m))
     # Each copy is for both warp groups; the second is specialised
     args = _mapped_arguments(a, plan.split_k * plan.block_n)
@@ -104,22 +109,15 @@ def halves_step(a: AttentionCall) -> Step:
 
 def _mapped_arguments(a: AttentionCall, keys: int) -> dict[str, Any]:
     """Return the arguments of a kernel that gets q, k and v as tensor maps."""
-    return {
-        "q": _map(a, "q", WARP_GROUP_ROWS),
-        "k": _map(a, "k", keys),
-        "v": _map(a, "v", keys),
-        **a.score_arguments(),
-        "out_ptr": OUT,
-        **a.lengths(),
-        **a.stride_arguments("out"),
-    }
+    maps = {"q": _map(a, "q", WARP_GROUP_ROWS), "k": _map(a, "k", keys), "v": _map(a, "v", keys)}
+    return {**maps, **a.other_arguments()}
 
 
 def _map(a: AttentionCall, name: str, rows: int) -> TensorMap:
     """Return q, k or v as ``[batch, heads, rows, features]``; of a cache, the keys in use."""
-    strides = a.strides(name)
+    heads = a.heads(name)
     length = a.q_len if name == "q" else a.kv_len
     width = a.dim(name, "h")
     shape: list[Any] = [a.batch, a.dim(name, "n"), length, width]
     block = (1, 1, rows, padded(width))
-    return TensorMap(a.operands[name], block, shape, [*(strides[x] for x in "bns"), 1])
+    return TensorMap(a.operands[name], block, shape, [heads.b, heads.n, heads.s, 1])

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
 from ..launch.kernel import ALIGNMENT, LaunchOptions, power_of_two
+from .named_tuples import constant, nested
 
 CONSTEXPR = "constexpr"
 """The type that Triton gives to a parameter whose value is fixed at compile time."""
@@ -106,7 +107,7 @@ class KernelSource:
         The kernel.
     types : mapping of str to str
         Triton's type of every parameter: ``"*fp16"``, ``"i32"``, ``"fp32"``, ``"constexpr"``,
-        ``"tensordesc<fp16[64, 64]>"``.
+        ``"tensordesc<fp16[64, 64]>"``; fields of a named tuple by names like ``"x.stride"``.
     constexprs : mapping of str to object
         The value of every ``"constexpr"`` parameter.
     aligned : frozenset of str
@@ -136,12 +137,12 @@ class KernelSource:
 
     def ast(self) -> ASTSource:
         """Return what `triton.compile` takes."""
-        position = {name: (i,) for i, name in enumerate(self.types)}
+        signature, position = nested(self.types)
         source = _GluonSource if self.function.is_gluon() else _TritonSource
         return source(
             self.function,
-            signature=dict(self.types),
-            constexprs={position[name]: value for name, value in self.constexprs.items()},
+            signature=signature,
+            constexprs={position[name]: constant(value) for name, value in self.constexprs.items()},
             attrs={
                 position[name]: [["tt.divisibility", ALIGNMENT]]
                 for name in self.types

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import triton.language as tl
 import tvm_ffi
 from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
@@ -12,6 +13,7 @@ from triton.runtime.jit import JITFunction
 from ..errors import KernelError
 from ..launch.arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
 from .kernel import CONSTEXPR, KernelOptions, KernelSource
+from .named_tuples import fields
 
 _TRITON_DTYPES = {
     **{f"float{bits}": f"fp{bits}" for bits in (16, 32, 64)},
@@ -102,7 +104,7 @@ def specialize(
     function : triton.JITFunction
         The kernel.
     args : mapping of str to object
-        What `bind` returned.
+        What `bind` returned.  A named tuple is as many arguments; a `constexpr` in one is fixed.
     constexprs : mapping of str to object
         Values of constexpr parameters, without those that keep their defaults.
     options : KernelOptions
@@ -118,6 +120,7 @@ def specialize(
         If an argument has a type that a kernel, or this one, does not take.
     """
     types: dict[str, str] = {}
+    passed: dict[str, Any] = {}
     aligned = set()
     constants = all_constexprs(function, constexprs)
     for p in function.params:
@@ -125,20 +128,23 @@ def specialize(
             types[p.name] = CONSTEXPR
             constants.setdefault(p.name, p.default)
             continue
-        what = f"{function.__name__}: argument {p.name!r}"
-        value = args[p.name]
-        if isinstance(value, TensorMap):
-            dtype = _dtype(value, outputs, what)
-            types[p.name] = _map_type(value, dtype, outputs, what, function.is_gluon())
-            continue
-        kind, multiple = _type_of(p, value, outputs, what)
-        types[p.name] = kind
-        if kind == CONSTEXPR:
-            constants[p.name] = None if args[p.name] is None else 1
-        elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
-            aligned.add(p.name)
+        for name, value in fields(p.name, args[p.name]).items():
+            passed[name] = value
+            what = f"{function.__name__}: argument {name!r}"
+            if isinstance(value, tl.constexpr):
+                types[name], constants[name] = CONSTEXPR, value.value
+                continue
+            if isinstance(value, TensorMap):
+                dtype = _dtype(value, outputs, what)
+                types[name] = _map_type(value, dtype, outputs, what, function.is_gluon())
+                continue
+            types[name], multiple = _type_of(p, value, outputs, what)
+            if types[name] == CONSTEXPR:
+                constants[name] = None if value is None else 1
+            elif multiple and not (p.do_not_specialize or p.do_not_specialize_on_alignment):
+                aligned.add(name)
     source = KernelSource(function, types, constants, frozenset(aligned), capability, options)
-    return source, [args[name] for name, kind in types.items() if kind != CONSTEXPR]
+    return source, [passed[name] for name, kind in types.items() if kind != CONSTEXPR]
 
 
 def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str, bool]:

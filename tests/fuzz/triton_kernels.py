@@ -18,8 +18,9 @@ from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention
 
 from ..support.workloads import results
+from ..triton_bridge.common import launch_of
 from ..triton_bridge.kernels.interpreted import Interpreter
-from ..triton_bridge.test_attention_numbers import Values, chosen, launch
+from ..triton_bridge.test_attention_numbers import Values, chosen
 from . import kernels
 from .kernels import Findings, Kernel
 
@@ -59,7 +60,9 @@ def interpreted(
     outputs = results(case.work, kernels.sizes_of(case))
     for number, (shape, dtype) in enumerate(outputs):
         tensors[f"out{number}"], dtypes[f"out{number}"] = np.full(shape, np.nan), dtype
-    launches = [launch(s, values, tensors, dtypes) for s in _steps(kernel, plan, params, values)]
+    names = ({n: n for n in tensors}, [f"out{n}" for n in range(len(outputs))])
+    steps = _steps(kernel, plan, params, values)
+    launches = [launch_of(s, values, tensors, dtypes, *names) for s in steps]
     floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
     made = interpreter(floats, dtypes, launches)
     outs = [made[f"out{n}"].astype(dtype) for n, (_, dtype) in enumerate(outputs)]

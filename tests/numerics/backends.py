@@ -28,10 +28,9 @@ from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.launch.arguments import Out, Workspace, is_tensor
+from relax_fusion.launch.arguments import is_tensor
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
-from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import (
     INTEGER_DTYPES,
     Attention,
@@ -46,7 +45,8 @@ from ..gpu.common import build_on_gpu, gpu_target, needs_gpu
 from ..gpu.triton_common import build_triton, run_triton
 from ..support.quick import loaded, quick_host
 from ..triton_bridge.attention_common import parameters
-from ..triton_bridge.kernels.interpreted import Interpreter, Launch
+from ..triton_bridge.common import launch_of
+from ..triton_bridge.kernels.interpreted import Interpreter
 from ..triton_bridge.test_attention_numbers import Values, chosen
 
 Arrays = dict[str, Any]
@@ -207,7 +207,7 @@ class Interpreted:
         else:
             steps = contraction_steps(work, plan, params, None, H200, {})
         outputs = [o.name for o in work.graph.outputs]
-        launches = [_launch(s, values, tensors, dtypes, (names, outputs)) for s in steps]
+        launches = [launch_of(s, values, tensors, dtypes, names, outputs) for s in steps]
         floats = {n: a if a.dtype == bool else a.astype("float64") for n, a in tensors.items()}
         made = _interpreter()(floats, dtypes, launches)
         return {name: made[name] for name in outputs}
@@ -216,29 +216,6 @@ class Interpreted:
         if isinstance(work, Attention):
             return 16, 16, padded(work.head_dim)
         return (1, 16, 64) if self.family == "gemv" else (16, 16, 32)
-
-
-def _launch(
-    step: Step,
-    values: Values,
-    tensors: dict[str, np.ndarray],
-    dtypes: dict[str, str],
-    names: tuple[dict[str, str], list[str]],
-) -> Launch:
-    """Return a launch for the interpreter, with its workspaces among `tensors`."""
-    inputs, outputs = names
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
-        if isinstance(value, Workspace):
-            args[name] = room = f"room{id(value)}"
-            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
-            dtypes[room] = value.dtype
-        elif isinstance(value, Out):
-            args[name] = outputs[value.index]
-        else:
-            args[name] = inputs[value.name] if is_tensor(value) else values(value)
-    constants = {**step.constexprs, "PDL": False} if "PDL" in step.constexprs else step.constexprs
-    return Launch(step.function.__name__, tuple(map(values, step.grid)), args, constants)
 
 
 @dataclass(frozen=True)

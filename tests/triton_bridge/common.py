@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import triton
 import triton.language as tl
 from tvm import ir, relax
 from tvm.target import Target
 
 from relax_fusion import make_target
+from relax_fusion.launch.arguments import Out, Workspace, is_tensor
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge import call_tir_extern
 from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
+from relax_fusion.triton_bridge.steps import Step
+
+from .kernels.interpreted import Launch, not_dependent
 
 H200 = make_target("h200")
 
@@ -121,6 +126,36 @@ def copy_tile_source(**kwargs: Any) -> KernelSource:
     """Return `copy_tile` of 32 by 64 halves."""
     types = {"tile": "tensordesc<fp16[32, 64]>", "out": "*fp16"}
     return source(copy_tile, types, {"ROWS": 32, "COLUMNS": 64}, **kwargs)
+
+
+def launch_of(
+    step: Step,
+    values: Callable[[Any], Any],
+    tensors: dict[str, np.ndarray],
+    dtypes: dict[str, str],
+    inputs: Mapping[str, str],
+    outputs: Sequence[str],
+) -> Launch:
+    """Return a launch for the interpreter, with its workspaces among `tensors`.
+
+    `inputs` and `outputs` are the names of the tensors of the function, `values` gives numbers.
+    """
+
+    def known(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(known, value))
+        if isinstance(value, Workspace):
+            room = f"room{id(value)}"
+            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
+            dtypes[room] = value.dtype
+            return room
+        if isinstance(value, Out):
+            return outputs[value.index]
+        return inputs[value.name] if is_tensor(value) else values(value)
+
+    args = {name: known(value) for name, value in step.args.items()}
+    grid = tuple(map(values, step.grid))
+    return Launch(step.function.__name__, grid, args, not_dependent(step.constexprs))
 
 
 def params(*types: relax.TensorType) -> list[relax.Var]:

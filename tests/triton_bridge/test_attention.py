@@ -147,23 +147,23 @@ def test_flash_has_one_program_a_multiprocessor() -> None:
 def test_flash_programs_of_many_keys_and_a_causal_mask_are_given_out_by_the_device() -> None:
     for kv_len in (DynamicDim("kv_len"), DynamicDim("kv_len", 1 << 20), 32768):
         (step,) = steps_of(replace(LLAMA, batch=1, q_len=1024, kv_len=kv_len), FLASH)
-        assert step.grid == (8 * 32,) and step.constexprs["SECTION"] < 32
+        assert step.grid == (8 * 32,) and step.constexprs["C"].section < 32
     (step,) = steps_of(
         replace(LLAMA, batch=1, q_len=1024, kv_len=DynamicDim("kv_len", 8192)), FLASH
     )
-    assert step.grid == (H200.sm_count,) and step.constexprs["SECTION"] > 32
+    assert step.grid == (H200.sm_count,) and step.constexprs["C"].section > 32
 
 
 def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
     work = replace(SHORT, **IN_TILES, head_dim=128, v_dim=128)
     (step,) = steps_of(work, FLASH)
-    bias = step.args["bias_ptr"]
-    assert step.constexprs["BIAS_TILES"] and bias.block == (1, 1, 64, 128)
+    bias = step.args["bias"].ptr
+    assert step.constexprs["C"].bias_tiles and bias.block == (1, 1, 64, 128)
     dynamic = replace(work, kv_len=DynamicDim("kv_len"))
     params = parameters(dynamic, FLASH)
     (even, (tiles,)), (_, (loads,)) = attention_cases(dynamic, FLASH, params, None, H200, {})
     assert str(even) == "kv_len % T.int64(8) == T.int64(0)"
-    assert [s.constexprs["BIAS_TILES"] for s in (tiles, loads)] == [True, False]
+    assert [s.constexprs["C"].bias_tiles for s in (tiles, loads)] == [True, False]
     for change in (
         {"kv_len": 500},
         {"bias_dtype": "float32"},
@@ -171,7 +171,7 @@ def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
         {"head_dim": 256, "v_dim": 256},
     ):
         (step,) = steps_of(replace(work, **change), FLASH)
-        assert not step.constexprs["BIAS_TILES"]
+        assert not step.constexprs["C"].bias_tiles
 
 
 def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
@@ -188,20 +188,20 @@ def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
 def test_groups_know_whether_tiles_are_whole() -> None:
     (step,) = steps_of(SHORT, GROUPS)
     assert step.grid == (1, 8, 512 * 4 // 16)
-    assert step.constexprs["GROUPS"] == 8
-    assert step.constexprs["EVEN_ROWS"] and step.constexprs["EVEN_KEYS"]
-    assert step.constexprs["k_stride_s"] == 8 * 64
+    assert step.constexprs["C"].groups == 8
+    assert step.constexprs["C"].even_rows and step.constexprs["C"].even_keys
+    assert step.args["k"].s.value == 8 * 64
     (step,) = steps_of(replace(SHORT, q_len=509, kv_len=500), GROUPS)
-    assert not step.constexprs["EVEN_ROWS"] and not step.constexprs["EVEN_KEYS"]
+    assert not step.constexprs["C"].even_rows and not step.constexprs["C"].even_keys
 
 
 def test_halves_copy_for_both_warp_groups() -> None:
     (step,) = steps_of(SHORT, HALVES)
     assert step.grid == (1, 32, 8) and step.options.num_warps == 4
     assert step.args["q"].block == (1, 1, 64, 64) and step.args["k"].block == (1, 1, 256, 64)
-    assert step.constexprs["EVEN_KEYS"]
+    assert step.constexprs["C"].even_keys
     (step,) = steps_of(replace(SHORT, kv_len=500), HALVES)
-    assert not step.constexprs["EVEN_KEYS"]
+    assert not step.constexprs["C"].even_keys
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -
     assert found
     for step in found:
         assert step.options.dependent_launch == expected
-        assert step.constexprs["PDL"] == expected
+        assert step.constexprs["C"].pdl == expected
 
 
 def launched(mod: ir.IRModule) -> tuple[list[str], str]:

@@ -14,7 +14,7 @@ from tvm import ir, tirx
 
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.launch.arguments import Out, TensorMap, Workspace, is_tensor
+from relax_fusion.launch.arguments import Out, TensorMap, is_tensor
 from relax_fusion.triton_bridge.attention import Case as AttentionCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.steps import Step
@@ -22,8 +22,9 @@ from relax_fusion.workload import Attention, DynamicDim
 from tests.gpu.attention_cases import Case, cases
 
 from .attention_common import H200, parameters, plan_of
+from .common import launch_of
 from .kernels import gluon_on_cpu
-from .kernels.interpreted import Interpreter, Launch
+from .kernels.interpreted import Interpreter, not_dependent
 
 
 def in_float16(case: Case) -> Case:
@@ -66,7 +67,8 @@ def interpreted(
     dtypes = {n: str(a.dtype) for n, a in tensors.items()}
     tensors["out0"] = np.full(case.out_shape(), np.nan)
     dtypes["out0"] = case.work.out_dtype
-    launches = [launch(step, values, tensors, dtypes) for step in steps]
+    names = {name: name for name in tensors}
+    launches = [launch_of(s, values, tensors, dtypes, names, ["out0"]) for s in steps]
     floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
     return interpreter(floats, dtypes, launches)["out0"]
 
@@ -74,28 +76,6 @@ def interpreted(
 def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
     """Return the launches of the first condition that holds."""
     return next(steps for when, steps in found if when is True or values(when))
-
-
-def launch(
-    step: Step, values: Values, tensors: dict[str, np.ndarray], dtypes: dict[str, str]
-) -> Launch:
-    """Return a launch for the interpreter, with its workspaces among `tensors`.
-
-    Outputs are called out0, out1 and so on.
-    """
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
-        if isinstance(value, Workspace):
-            room = f"room{id(value)}"
-            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
-            args[name], dtypes[room] = room, value.dtype
-        elif isinstance(value, Out):
-            args[name] = f"out{value.index}"
-        else:
-            args[name] = value.name if is_tensor(value) else values(value)
-    grid = tuple(values(n) for n in step.grid)
-    constants = {**step.constexprs, "PDL": False}
-    return Launch(step.function.__name__, grid, args, constants)
 
 
 CASES = {c.name: in_float16(c) for c in cases()}
@@ -132,19 +112,21 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
     (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
     tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
     out = np.full(case.out_shape(), np.nan)
-    args: dict[str, Any] = {}
-    for name, value in step.args.items():
+
+    def known(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return type(value)(*map(known, value))
         if isinstance(value, TensorMap):
-            args[name] = gluon_on_cpu.Map(
-                mapped(value, values, tensors[value.of.name]), value.block
-            )
-        elif isinstance(value, Out):
-            args[name] = gluon_on_cpu.Pointer(out.reshape(-1))
-        elif is_tensor(value):
-            args[name] = gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
-        else:
-            args[name] = gluon_on_cpu.values(values(value))
-    args |= {**step.constexprs, "PDL": False}
+            shown = mapped(value, values, tensors[value.of.name])
+            return gluon_on_cpu.Map(shown, value.block)
+        if isinstance(value, Out):
+            return gluon_on_cpu.Pointer(out.reshape(-1))
+        if is_tensor(value):
+            return gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
+        return gluon_on_cpu.values(values(getattr(value, "value", value)))
+
+    args = {name: known(value) for name, value in step.args.items()}
+    args |= not_dependent(step.constexprs)
     gluon_on_cpu.launch(step.function, tuple(values(n) for n in step.grid), args)
     return out
 

@@ -7,16 +7,20 @@ import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import triton
 import triton.language as tl
+from tvm import relax
 
 from relax_fusion.errors import KernelError
 from relax_fusion.launch.abi import c_type, tensor_map_rank
+from relax_fusion.launch.arguments import Out
 from relax_fusion.launch.kernel import CompiledKernel, LaunchOptions, check_entry
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
+from relax_fusion.triton_bridge.specialize import specialize
 
 from .common import add, add_source, copy_tile_source, source
 
@@ -197,8 +201,8 @@ def test_bad_json_is_refused(text: str) -> None:
 
 
 def test_from_json_refuses_options_that_nobody_takes(kernel: CompiledKernel) -> None:
-    text = kernel.to_json().replace('"num_warps": 4', '"num_warps": 5')
-    with pytest.raises(KernelError, match="num_warps is 5"):
+    text = kernel.to_json().replace('"num_ctas": 1', '"num_ctas": 3')
+    with pytest.raises(KernelError, match="num_ctas is 3"):
         CompiledKernel.from_json(text, b"")
 
 
@@ -238,7 +242,7 @@ def test_the_entry_is_checked(kernel: CompiledKernel, tile_kernel: CompiledKerne
     check_entry(tile_kernel)
     fp = ("*fp32", "*fp32", "*fp32")
     for params in [fp, (*fp, "i32", "i32"), (*fp, "i64"), ("*fp32", "i32", "*fp32", "*fp32"), ()]:
-        with pytest.raises(KernelError, match=r"add: .*another calling convention"):
+        with pytest.raises(KernelError, match=r"add: .*by the calling convention"):
             check_entry(replace(kernel, params=params))
     with pytest.raises(KernelError, match=r"of \[128, 4, 4, 8, 8, 8, 8, 8\] bytes"):
         check_entry(replace(tile_kernel, params=tile_kernel.params[:1]))
@@ -259,3 +263,43 @@ def test_what_a_kernel_says_of_itself(kernel: CompiledKernel) -> None:
     assert kernel.constants == (("BLOCK", "128"),)
     assert kernel.aligned == (True, True, True, False)
     assert "image" not in repr(kernel) and len(repr(kernel)) < 1000
+
+
+class Rows(NamedTuple):
+    """A matrix of which a kernel knows the width."""
+
+    ptr: Any
+    stride: Any
+    width: Any
+
+
+class Sizes(NamedTuple):
+    """Constants of a kernel."""
+
+    block: int
+    shift: float
+
+
+@triton.jit
+def shifted(x, out, n, C: tl.constexpr):
+    i = tl.arange(0, C.block)
+    row = tl.load(x.ptr + tl.program_id(0) * x.stride + i, i < x.width)
+    tl.store(out + i, row + C.shift, i < n)
+
+
+def test_a_named_tuple_is_as_many_arguments_or_constants() -> None:
+    x = relax.Var("x", relax.TensorType([4, 64], "float32"))
+    args = {"x": Rows(x, 48, tl.constexpr(40)), "out": Out(0), "n": 33}
+
+    def of(c: Sizes) -> KernelSource:
+        made, passed = specialize(shifted, args, {"C": c}, KernelOptions(), [x.ty], 90)
+        assert len(passed) == 4 and passed[0] is x and passed[1] == 48
+        return made
+
+    first = of(Sizes(64, 0.5))
+    assert first.constexprs == {"C": Sizes(64, 0.5), "x.width": 40}
+    assert first.aligned == {"x.ptr", "x.stride", "out"}
+    assert first.key() == of(Sizes(64, 0.5)).key() != of(Sizes(64, 1.5)).key()
+    kernel = compile_kernels([first])[0]  # which checks the parameters of the machine code
+    assert kernel.params == ("*fp32", "i32", "*fp32", "i32")
+    assert kernel.aligned == (True, True, True, False)

@@ -14,7 +14,7 @@ file                   rows                         what runs before or after it
 ``matmul_persistent``  above 128, on sm_90          ``row_norm`` before it
 =====================  ===========================  ================================================
 
-Which serves which attention (scores are the same in all: ``attention_scores``):
+Which serves which attention (what they share is in ``attention_core``):
 
 =====================  ===========================  ================================================
 file                   queries and keys             what runs after it

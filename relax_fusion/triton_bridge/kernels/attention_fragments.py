@@ -12,6 +12,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .attention_core import address, head_of, unpacked
+
 
 @gluon.constexpr_function
 def tile_widths(width):
@@ -74,14 +76,6 @@ def value_layout(groups, keys, features):
 
 
 @gluon.constexpr_function
-def merged_layout(groups, warps, rows, features):
-    """Return the layout ``[group, row, feature]`` in which a lane adds up what all groups found."""
-    run = min(8, max(1, rows * features // (32 * warps)))
-    across = min(32, features // run)
-    return gl.BlockedLayout([groups, 1, run], [1, 32 // across, across], [1, warps, 1], [2, 1, 0])
-
-
-@gluon.constexpr_function
 def exchange_layout(groups, rows, features):
     """Return the layout of float32 results in shared memory, free of bank conflicts both ways.
 
@@ -97,19 +91,6 @@ def exchange_layout(groups, rows, features):
 
 
 @gluon.jit
-def packed_rows(tile, kv_head, Q_LEN, layout: gl.constexpr, GROUP: gl.constexpr, M: gl.constexpr):
-    """Return ``(query, head, is_row)`` of a tile's rows in a layout of one dimension."""
-    row = tile * M + gl.arange(0, M, layout)
-    return row // GROUP, kv_head * GROUP + row % GROUP, row < Q_LEN * GROUP
-
-
-@gluon.jit
-def row_offsets(query, head, stride_s, stride_n):
-    """Return the int64 offsets of rows from the first of their batch entry."""
-    return query.to(gl.int64) * stride_s + head.to(gl.int64) * stride_n
-
-
-@gluon.jit
 def load_where(ptrs, inside, feature, WIDTH: gl.constexpr, EVEN: gl.constexpr):
     """Load elements, zeros from feature `WIDTH` on and, unless `EVEN`, where not `inside`."""
     if EVEN and WIDTH % 16 == 0:
@@ -122,116 +103,88 @@ def load_where(ptrs, inside, feature, WIDTH: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
-def load_query_tile(
-    ptr, stride_s: gl.constexpr, stride_n, tile, kv_head, Q_LEN, L: gl.constexpr,
-    GROUP: gl.constexpr, M: gl.constexpr, WIDTH: gl.constexpr, EVEN: gl.constexpr,
-    INDEX: gl.constexpr,
-):  # fmt: skip
-    """Return one tile of `load_queries`."""
-    D: gl.constexpr = tile_width(WIDTH, INDEX)
+def load_tiles(load: gl.constexpr, tensor, head, part, WIDTH: gl.constexpr, L, C: gl.constexpr):
+    """Return the tiles of a tensor of `WIDTH` features, as a product of layout `L` takes them.
+
+    Parameters
+    ----------
+    load : function
+        One of the next three.
+    head : tuple
+        Batch entry and head of keys and values.
+    part : tuple
+        Of queries: tile of packed rows and number of queries; with `C.even_rows`, all are there.
+        Of keys and values: the first and the end of those to load, zeros for others; with
+        `C.even_keys`, all are loaded.
+    """
+    out = ()
+    for i in gl.static_range(tile_count(WIDTH)):
+        out += (load(tensor, head, part, L, C, i),)  # type: ignore[assignment]
+    return out
+
+
+@gluon.jit
+def load_query_tile(q, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, row, feature]`` of queries, which all groups have."""
+    batch, kv_head = head
+    tile, Q_LEN = part
+    D: gl.constexpr = tile_width(C.head_dim, INDEX)
     A: gl.constexpr = gl.DotOperandLayout(0, L, run_of(D))
     rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, A))
     g = gl.arange(0, L.warps_per_cta[0], gl.SliceLayout(1, gl.SliceLayout(2, A)))
     d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, A)))[None, None, :]
-    d = tile_start(WIDTH, INDEX) + d + g[:, None, None] * 0
-    if GROUP == 1:
+    d = tile_start(C.head_dim, INDEX) + d + g[:, None, None] * 0
+    if C.group == 1:
         # One base, and offsets that are constants
-        row = gl.arange(0, M, rows)
-        inside = tile * M + row < Q_LEN
-        base = ptr + (tile * M).to(gl.int64) * stride_s + kv_head.to(gl.int64) * stride_n
-        ptrs = base + ((row * stride_s)[None, :, None] + d)
+        row = gl.arange(0, C.block_m, rows)
+        inside = tile * C.block_m + row < Q_LEN
+        base = address(q, batch, tile * C.block_m, kv_head)
+        ptrs = base + ((row * q.s)[None, :, None] + d)
     else:
-        query, head, inside = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, M)
-        ptrs = ptr + (row_offsets(query, head, stride_s, stride_n)[None, :, None] + d)
-    return load_where(ptrs, inside[None, :, None], d, WIDTH, EVEN)
+        row = tile * C.block_m + gl.arange(0, C.block_m, rows)
+        query, q_head, inside = unpacked(row, kv_head, Q_LEN, C.group)
+        ptrs = address(q, batch, query, q_head)[None, :, None] + d
+    return load_where(ptrs, inside[None, :, None], d, C.head_dim, C.even_rows)
 
 
 @gluon.jit
-def load_queries(
-    ptr, stride_s: gl.constexpr, stride_n, tile, kv_head, Q_LEN, L: gl.constexpr,
-    GROUP: gl.constexpr, M: gl.constexpr, WIDTH: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
-    """Return the tiles ``[group, row, feature]`` of a tile of rows, which all groups have.
-
-    `L` is the layout of the product; with `EVEN`, there are all rows.
-    """
-    out = ()
-    for i in gl.static_range(tile_count(WIDTH)):
-        q = load_query_tile(
-            ptr, stride_s, stride_n, tile, kv_head, Q_LEN, L, GROUP, M, WIDTH, EVEN, i
-        )
-        out += (q,)  # type: ignore[assignment]
-    return out
-
-
-@gluon.jit
-def load_key_tile(
-    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
-    EVEN: gl.constexpr, INDEX: gl.constexpr,
-):  # fmt: skip
-    """Return one tile of `load_keys`."""
-    D: gl.constexpr = tile_width(WIDTH, INDEX)
+def load_key_tile(k, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, feature, key]`` of keys."""
+    begin, end = part
+    D: gl.constexpr = tile_width(C.head_dim, INDEX)
     B: gl.constexpr = gl.DotOperandLayout(1, L, run_of(D))
     g = gl.arange(0, L.warps_per_cta[0], gl.SliceLayout(1, gl.SliceLayout(2, B)))
-    n = gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(1, B)))
+    n = gl.arange(0, C.block_n, gl.SliceLayout(0, gl.SliceLayout(1, B)))
     d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(2, B)))[None, :, None]
-    d += tile_start(WIDTH, INDEX)
-    key = g[:, None, None] * N + n[None, None, :]
+    d += tile_start(C.head_dim, INDEX)
+    key = g[:, None, None] * C.block_n + n[None, None, :]
     inside = (key >= begin) & (key < end)
-    return load_where(ptr + (key * stride + d), inside, d, WIDTH, EVEN)
+    ptrs = head_of(k, head[0], head[1]) + (key * k.s + d)
+    return load_where(ptrs, inside, d, C.head_dim, C.even_keys)
 
 
 @gluon.jit
-def load_keys(
-    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
-    EVEN: gl.constexpr,
-):  # fmt: skip
-    """Return the tiles ``[group, feature, key]`` of all keys, zeros outside ``[begin, end)``.
+def load_value_tile(v, head, part, L: gl.constexpr, C: gl.constexpr, INDEX: gl.constexpr):
+    """Return a tile ``[group, key, feature]`` of values.
 
-    `L` is the layout of the product; with `EVEN`, there are all keys.
+    Feature ``a * run + b`` of it is at ``b * 8 + a``; `in_order` undoes that.
     """
-    out = ()
-    for i in gl.static_range(tile_count(WIDTH)):
-        k = load_key_tile(ptr, stride, begin, end, L, N, WIDTH, EVEN, i)
-        out += (k,)  # type: ignore[assignment]
-    return out
-
-
-@gluon.jit
-def load_value_tile(
-    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
-    EVEN: gl.constexpr, INDEX: gl.constexpr,
-):  # fmt: skip
-    """Return one tile of `load_values`."""
+    begin, end = part
     G: gl.constexpr = L.warps_per_cta[0]
-    D: gl.constexpr = tile_width(WIDTH, INDEX)
+    N: gl.constexpr = C.block_n
+    D: gl.constexpr = tile_width(C.v_dim, INDEX)
     RUN: gl.constexpr = run_of(D)
     V: gl.constexpr = value_layout(G, N, D)
     g = gl.arange(0, G, gl.SliceLayout(1, gl.SliceLayout(2, V)))
     n = gl.arange(0, N, gl.SliceLayout(0, gl.SliceLayout(2, V)))
     d = gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(1, V)))[None, None, :]
-    d += tile_start(WIDTH, INDEX)
+    d += tile_start(C.v_dim, INDEX)
     key = g[:, None, None] * N + n[None, :, None]
     inside = (key >= begin) & (key < end)
-    v = load_where(ptr + (key * stride + d), inside, d, WIDTH, EVEN)
-    v = v.reshape([G, N, D // (8 * RUN), 8, RUN]).permute((0, 1, 2, 4, 3)).reshape([G, N, D])
-    return gl.convert_layout(v, gl.DotOperandLayout(1, L, 2))
-
-
-@gluon.jit
-def load_values(
-    ptr, stride: gl.constexpr, begin, end, L: gl.constexpr, N: gl.constexpr, WIDTH: gl.constexpr,
-    EVEN: gl.constexpr,
-):  # fmt: skip
-    """Return the tiles ``[group, key, feature]`` of all values, as `load_keys`.
-
-    Feature ``a * run + b`` of a tile is at ``b * 8 + a``; `in_order` undoes that.
-    """
-    out = ()
-    for i in gl.static_range(tile_count(WIDTH)):
-        v = load_value_tile(ptr, stride, begin, end, L, N, WIDTH, EVEN, i)
-        out += (v,)  # type: ignore[assignment]
-    return out
+    ptrs = head_of(v, head[0], head[1]) + (key * v.s + d)
+    out = load_where(ptrs, inside, d, C.v_dim, C.even_keys)
+    out = out.reshape([G, N, D // (8 * RUN), 8, RUN]).permute((0, 1, 2, 4, 3)).reshape([G, N, D])
+    return gl.convert_layout(out, gl.DotOperandLayout(1, L, 2))
 
 
 @gluon.jit

@@ -19,65 +19,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .attention_core import rows_of, scores_of_rows, shift_of, span_of, unpacked, visible_range
 from .attention_fragments import (
     exchange_layout,
     in_order,
-    load_keys,
-    load_queries,
-    load_values,
-    merged_layout,
-    packed_rows,
-    row_offsets,
+    load_key_tile,
+    load_query_tile,
+    load_tiles,
+    load_value_tile,
     tile_count,
     tile_start,
 )
-from .attention_scores import (
-    LOG2_E,
-    biased,
-    is_visible,
-    position_of,
-    scaled_scores,
-    visible_range,
-    with_slopes,
-)
+from .attention_merge import store_merged
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 """Waits for all warps; it was renamed in Triton 3.7."""
-
-
-@gluon.jit
-def load_modifier(tensor, query, head, inside, keys, FULL_KEYS: gl.constexpr):
-    """Load what a bias or mask ``(pointer, head's stride, query's stride)`` holds for scores."""
-    pointer, stride_n, stride_q = tensor
-    offsets = row_offsets(query, head, stride_q, stride_n)
-    return gl.load(pointer + (offsets + (keys if FULL_KEYS else keys * 0)), mask=inside, other=0)
-
-
-@gluon.jit
-def modified_scores(
-    dots, query, head, is_row, keys, Q_LEN, KV_LEN, bias, mask, slopes_ptr,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr, BIAS_KEYS: gl.constexpr, HAS_MASK: gl.constexpr, MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr, EVEN_KEYS: gl.constexpr,
-):  # fmt: skip
-    """Return the base-2 scores of products, minus infinity where hidden.
-
-    `query`, `head`, `is_row` and `keys` broadcast to the shape of the products.
-    """
-    positions = position_of(query, Q_LEN, KV_LEN, CAUSAL)
-    inside = is_row & (keys < KV_LEN)
-    scores = scaled_scores(dots, SCALE, SOFTCAP)
-    if BIAS != "none":
-        scores = biased(scores, load_modifier(bias, query, head, inside, keys, BIAS_KEYS), BIAS)
-    if ALIBI:
-        scores = with_slopes(scores, gl.load(slopes_ptr + head), positions, keys)
-    if not EVEN_KEYS or CAUSAL != "none" or WINDOW > 0:
-        visible = is_visible(positions, keys, KV_LEN, CAUSAL, WINDOW)
-        scores = gl.where(visible, scores, float("-inf"))
-    if HAS_MASK:
-        visible = load_modifier(mask, query, head, inside, keys, MASK_KEYS) != 0
-        scores = gl.where(visible, scores, float("-inf"))
-    return scores
 
 
 @gluon.jit
@@ -97,9 +53,7 @@ def shared_results(scores, v, L: gl.constexpr, WIDTH: gl.constexpr):
     G: gl.constexpr = scores.shape[0]
     M: gl.constexpr = scores.shape[1]
     most = gl.max(scores, 2)
-    # Of a row that sees none of the keys: exp2(-inf - 0)
-    base = gl.where(most == float("-inf"), 0.0, most)
-    weights = gl.exp2(scores - base[:, :, None])
+    weights = gl.exp2(scores - shift_of(most)[:, :, None])
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     most_of = gl.allocate_shared_memory(gl.float32, [G, M], flat)
     sums_of = gl.allocate_shared_memory(gl.float32, [G, M], flat)
@@ -109,155 +63,71 @@ def shared_results(scores, v, L: gl.constexpr, WIDTH: gl.constexpr):
     results = ()
     for i in gl.static_range(tile_count(WIDTH)):
         results += (shared_result(weights, v[i], L),)  # type: ignore[assignment]
-    return most_of, sums_of, results
-
-
-@gluon.jit
-def store_merged(
-    exchange, most_of, sums_of, out_ptr, sinks_ptr, stride_s, stride_n, tile, kv_head, Q_LEN,
-    GROUP: gl.constexpr, START: gl.constexpr, WIDTH: gl.constexpr, SINKS: gl.constexpr,
-):  # fmt: skip
-    """Add up the results ``[group, row, feature]`` of all groups, each by its share, and store."""
-    G: gl.constexpr = exchange.shape[0]
-    M: gl.constexpr = exchange.shape[1]
-    D: gl.constexpr = exchange.shape[2]
-    MERGED: gl.constexpr = merged_layout(G, gl.num_warps(), M, D)
-    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, MERGED))
-    most = most_of.load(gl.SliceLayout(2, MERGED))
-    sums = sums_of.load(gl.SliceLayout(2, MERGED))
-    highest = gl.max(most, 0)
-    if SINKS:
-        _, head, _ = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, M)
-        sinks = gl.load(sinks_ptr + head).to(gl.float32) * LOG2_E
-        highest = gl.maximum(highest, sinks)
-    base = gl.where(highest == float("-inf"), 0.0, highest)
-    shares = gl.exp2(most - base[None, :])
-    total = gl.sum(shares * sums, 0)
-    if SINKS:
-        total += gl.exp2(sinks - base)
-    # A row that sees nothing is zeros
-    shares = shares / gl.where(total == 0.0, 1.0, total)[None, :]
-    result = gl.sum(exchange.load(MERGED) * shares[:, :, None], 0)
-    rows_out: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(0, MERGED))
-    query, head, is_row = packed_rows(tile, kv_head, Q_LEN, rows_out, GROUP, M)
-    d = START + gl.arange(0, D, gl.SliceLayout(0, gl.SliceLayout(0, MERGED)))[None, :]
-    mask = is_row[:, None]
-    if START + D > WIDTH:
-        mask = mask & (d < WIDTH)
-    offsets = row_offsets(query, head, stride_s, stride_n)[:, None] + d
-    gl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
+    return (most_of, sums_of), results
 
 
 @gluon.jit
 def attention_groups(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    bias_ptr,
-    mask_ptr,
+    q,
+    k,
+    v,
+    bias,
+    mask,
     slopes_ptr,
     sinks_ptr,
-    out_ptr,
+    out,
     Q_LEN,
     KV_LEN,
-    q_stride_b,
-    q_stride_s: gl.constexpr,
-    q_stride_n,
-    k_stride_b,
-    k_stride_s: gl.constexpr,
-    k_stride_n,
-    v_stride_b,
-    v_stride_s: gl.constexpr,
-    v_stride_n,
-    out_stride_b,
-    out_stride_s,
-    out_stride_n,
-    bias_stride_b,
-    bias_stride_n,
-    bias_stride_q,
-    mask_stride_b,
-    mask_stride_n,
-    mask_stride_q,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    V_DIM: gl.constexpr,
-    SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr,
-    BIAS_KEYS: gl.constexpr,
-    HAS_MASK: gl.constexpr,
-    MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SINKS: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    GROUPS: gl.constexpr,
-    EVEN_ROWS: gl.constexpr,
-    EVEN_KEYS: gl.constexpr,
-    PDL: gl.constexpr,
+    C: gl.constexpr,
 ):
-    """Compute `BLOCK_M` packed rows of one batch entry and kv head.
+    """Compute `C.block_m` packed rows of one batch entry and kv head.
 
-    Grid: ``(batch, kv_heads, ceil(Q_LEN * GROUP / BLOCK_M))``; `GROUPS` warps.
+    Grid: ``(batch, kv_heads, ceil(Q_LEN * group / block_m))``; `C.groups` warps.
 
     Parameters
     ----------
-    q_ptr, k_ptr, v_ptr, out_ptr
-        Aligned to 16 bytes, and so are the strides of batch, sequence and head (b, s, n), which
-        are in elements; that of the features is 1.
-    bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, CAUSAL, WINDOW, SOFTCAP, BIAS
+    q, k, v, out : HeadTensor
+        Pointers are aligned to 16 bytes, and so are the strides, of which ``s`` is a constant in q,
+        k and v.
+    bias, mask, slopes_ptr, sinks_ptr
         As in `attention_pointer`.
     Q_LEN, KV_LEN : int32
-        ``KV_LEN <= GROUPS * BLOCK_N``.
-    HEAD_DIM, V_DIM : int
-        Multiples of 8.
-    BLOCK_M, BLOCK_N : 16 or more
-    EVEN_ROWS, EVEN_KEYS : bool
-        Whether `BLOCK_M` divides the rows, and whether there are ``GROUPS * BLOCK_N`` keys.
+        ``KV_LEN <= C.groups * C.block_n``.
+    C : Constants
+        `head_dim` and `v_dim` are multiples of 8, `block_m` and `block_n` 16 or more;
+        `even_rows`, `even_keys`: whether `block_m` divides the rows, and whether there are
+        ``groups * block_n`` keys.
     """
-    if PDL:
+    if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
-    L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [GROUPS, 1, 1], [1, 16, 8])
-    batch = gl.program_id(0).to(gl.int64)
-    kv_head, tile = gl.program_id(1), gl.program_id(2)
-    first = position_of(tile * BLOCK_M // GROUP, Q_LEN, KV_LEN, CAUSAL)
-    last = position_of(((tile + 1) * BLOCK_M - 1) // GROUP, Q_LEN, KV_LEN, CAUSAL)
-    begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    q_ptr += batch * q_stride_b
-    k_ptr += batch * k_stride_b + kv_head.to(gl.int64) * k_stride_n
-    v_ptr += batch * v_stride_b + kv_head.to(gl.int64) * v_stride_n
-    out_ptr += batch * out_stride_b
-    bias = (bias_ptr + batch * bias_stride_b, bias_stride_n, bias_stride_q)
-    mask = (mask_ptr + batch * mask_stride_b, mask_stride_n, mask_stride_q)
+    L: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [C.groups, 1, 1], [1, 16, 8])
+    batch, kv_head, tile = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    first, last = span_of(tile * C.block_m, C.block_m, Q_LEN, KV_LEN, C.group, C)
+    begin, end = visible_range(first, last, KV_LEN, C)
 
-    k = load_keys(k_ptr, k_stride_s, begin, end, L, BLOCK_N, HEAD_DIM, EVEN_KEYS)
-    q = load_queries(
-        q_ptr, q_stride_s, q_stride_n, tile, kv_head, Q_LEN,
-        L, GROUP, BLOCK_M, HEAD_DIM, EVEN_ROWS,
-    )  # fmt: skip
-    v = load_values(v_ptr, v_stride_s, begin, end, L, BLOCK_N, V_DIM, EVEN_KEYS)
+    head = (batch, kv_head)
+    k_tiles = load_tiles(load_key_tile, k, head, (begin, end), C.head_dim, L, C)
+    q_tiles = load_tiles(load_query_tile, q, head, (tile, Q_LEN), C.head_dim, L, C)
+    v_tiles = load_tiles(load_value_tile, v, head, (begin, end), C.v_dim, L, C)
     # Else ptxas moves loads behind products, which wait for memory; it leaves loads in front of a
     # barrier, and products behind a branch
     barrier()
-    dots = gl.zeros([GROUPS, BLOCK_M, BLOCK_N], gl.float32, L)
+    products = gl.zeros([C.groups, C.block_m, C.block_n], gl.float32, L)
     if end > 0:
-        for i in gl.static_range(tile_count(HEAD_DIM)):
-            dots = mma_v2(q[i], k[i], dots)
-    rows: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, L))
-    query, head, is_row = packed_rows(tile, kv_head, Q_LEN, rows, GROUP, BLOCK_M)
-    g = gl.arange(0, GROUPS, gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
-    n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
-    scores = modified_scores(
-        dots, query[None, :, None], head[None, :, None], is_row[None, :, None], g * BLOCK_N + n,
-        Q_LEN, KV_LEN, bias, mask, slopes_ptr,
-        SCALE, CAUSAL, WINDOW, SOFTCAP, BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, EVEN_KEYS,
-    )  # fmt: skip
-    most, sums, results = shared_results(scores, v, L, V_DIM)
-    for i in gl.static_range(tile_count(V_DIM)):
+        for i in gl.static_range(tile_count(C.head_dim)):
+            products = mma_v2(q_tiles[i], k_tiles[i], products)
+    R: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, L))
+    row = tile * C.block_m + gl.arange(0, C.block_m, R)
+    query, row_head, is_row = unpacked(row, kv_head, Q_LEN, C.group)
+    rows = rows_of(query, row_head, is_row, batch, (bias, mask, slopes_ptr), (Q_LEN, KV_LEN), C)
+    g = gl.arange(0, C.groups, gl.SliceLayout(1, gl.SliceLayout(2, L)))[:, None, None]
+    n = gl.arange(0, C.block_n, gl.SliceLayout(0, gl.SliceLayout(1, L)))[None, None, :]
+    scores = scores_of_rows(products, rows, g * C.block_n + n, KV_LEN, True, C)
+    found, results = shared_results(scores, v_tiles, L, C.v_dim)
+    place = (batch, kv_head, tile)
+    for i in gl.static_range(tile_count(C.v_dim)):
         store_merged(
-            results[i], most, sums, out_ptr, sinks_ptr, out_stride_s, out_stride_n,
-            tile, kv_head, Q_LEN, GROUP, tile_start(V_DIM, i), V_DIM, SINKS,
-        )  # fmt: skip
+            *(found, results[i], out, sinks_ptr, place),
+            *(Q_LEN, C.group, tile_start(C.v_dim, i), C),
+        )

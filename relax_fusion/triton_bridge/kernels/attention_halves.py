@@ -25,8 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attention_groups import modified_scores
-from .attention_scores import LOG2_E
+from .attention_core import rows_of, scores_of_rows, weigh
+from .attention_merge import store_merged
 from .ring import copy_tile
 
 
@@ -79,94 +79,48 @@ def half_of(tile, BLOCK_N: gl.constexpr, INDEX: gl.constexpr):
 
 @gluon.jit
 def share_keys(
-    tiles, barriers, found, rows, lengths, modifiers,
-    SCALE: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr, BIAS_KEYS: gl.constexpr, HAS_MASK: gl.constexpr, MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr, BLOCK_N: gl.constexpr, EVEN_KEYS: gl.constexpr, INDEX: gl.constexpr,
-):  # fmt: skip
+    tiles, barriers, found, place, modifiers, lengths, C: gl.constexpr, INDEX: gl.constexpr
+):
     """Attend to a warp group's keys, and leave highest scores, sums and results in `found`."""
     q_tile, k_tiles, v_tiles = tiles
     k_full, v_full = barriers
-    row_start, head = rows
+    batch, head, tile = place
     Q_LEN, KV_LEN = lengths
-    bias, mask, slopes_ptr = modifiers
     V_PAD: gl.constexpr = v_tiles[0].shape[3]
-    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
     RESULT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V_PAD, 16])
-    query = (row_start + gl.arange(0, 64, gl.SliceLayout(1, S)))[:, None]
-    columns = gl.arange(0, BLOCK_N, gl.SliceLayout(0, S))[None, :]
+    query = tile * 64 + gl.arange(0, 64, gl.SliceLayout(1, S))
+    rows = rows_of(query, head, query < Q_LEN, batch, modifiers, lengths, C)
+    columns = gl.arange(0, C.block_n, gl.SliceLayout(0, S))[None, :]
     q = q_tile.reshape([64, q_tile.shape[3]])
-    zero = gl.zeros([64, BLOCK_N], gl.float32, S)
+    zero = gl.zeros([64, C.block_n], gl.float32, S)
     mbarrier.wait(k_full[0], 0)
-    k = half_of(k_tiles[0], BLOCK_N, INDEX).permute((1, 0))
-    dots = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-    dots = warpgroup_mma_wait(0, deps=[dots])
-    most = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
+    k = half_of(k_tiles[0], C.block_n, INDEX).permute((1, 0))
+    products = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    products = warpgroup_mma_wait(0, deps=[products])
+    highest = gl.full([64], float("-inf"), gl.float32, gl.SliceLayout(1, S))
     total = gl.zeros([64], gl.float32, gl.SliceLayout(1, S))
     acc = gl.zeros([64, V_PAD], gl.float32, RESULT)
     for step in gl.static_range(2):
         if step == 0:
             mbarrier.wait(k_full[1], 0)
-            k = half_of(k_tiles[1], BLOCK_N, INDEX).permute((1, 0))
+            k = half_of(k_tiles[1], C.block_n, INDEX).permute((1, 0))
             ahead = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-        scores = modified_scores(
-            dots, query, head, query < Q_LEN, (2 * step + INDEX) * BLOCK_N + columns, Q_LEN, KV_LEN,
-            bias, mask, slopes_ptr, SCALE, CAUSAL, WINDOW, SOFTCAP,
-            BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, EVEN_KEYS,
-        )  # fmt: skip
-        highest = gl.maximum(most, gl.max(scores, 1))
-        # Of a row that has seen no key: exp2(-inf - 0)
-        base = gl.where(highest == float("-inf"), 0.0, highest)
-        weights = gl.exp2(scores - base[:, None])
-        shrink = gl.exp2(most - base)
-        most = highest
+        keys = (2 * step + INDEX) * C.block_n + columns
+        scores = scores_of_rows(products, rows, keys, KV_LEN, True, C)
+        weights, rescale, highest, total = weigh(scores, highest, total)
         p = gl.convert_layout(weights.to(q.dtype), gl.DotOperandLayout(0, RESULT, 2))
-        total = total * shrink + gl.sum(weights, 1)
         if step == 0:
-            dots = warpgroup_mma_wait(0, deps=[ahead])
+            products = warpgroup_mma_wait(0, deps=[ahead])
         else:
-            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, RESULT))[:, None]
+            acc = acc * gl.convert_layout(rescale, gl.SliceLayout(1, RESULT))[:, None]
         mbarrier.wait(v_full[step], 0)
-        acc = warpgroup_mma(p, half_of(v_tiles[step], BLOCK_N, INDEX), acc, is_async=True)
+        acc = warpgroup_mma(p, half_of(v_tiles[step], C.block_n, INDEX), acc, is_async=True)
         if step == 1:
-            found[0].index(INDEX).store(most)
-            found[1].index(INDEX).store(total)
+            found[0].slice(INDEX, 1, dim=0).store(highest.reshape([1, 64]))
+            found[1].slice(INDEX, 1, dim=0).store(total.reshape([1, 64]))
         acc = warpgroup_mma_wait(0, deps=[acc])
-    found[2].index(INDEX).store(acc)
-
-
-@gluon.jit
-def store_merged(
-    found, out_ptr, sinks_ptr, stride_s, row_start, head, Q_LEN,
-    V_DIM: gl.constexpr, SINKS: gl.constexpr,
-):  # fmt: skip
-    """Add up the results of both warp groups, each by its share, and store them."""
-    most_of, sums_of, exchange = found
-    V_PAD: gl.constexpr = exchange.shape[2]
-    ACROSS: gl.constexpr = V_PAD // 8
-    OUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
-    R: gl.constexpr = gl.SliceLayout(1, OUT)
-    most, other_most = most_of.index(0).load(R), most_of.index(1).load(R)
-    highest = gl.maximum(most, other_most)
-    if SINKS:
-        sink = gl.load(sinks_ptr + head).to(gl.float32) * LOG2_E
-        highest = gl.maximum(highest, sink)
-    base = gl.where(highest == float("-inf"), 0.0, highest)
-    share, other_share = gl.exp2(most - base), gl.exp2(other_most - base)
-    total = share * sums_of.index(0).load(R) + other_share * sums_of.index(1).load(R)
-    if SINKS:
-        total += gl.exp2(sink - base)
-    acc = exchange.index(0).load(OUT) * share[:, None]
-    acc += exchange.index(1).load(OUT) * other_share[:, None]
-    # A row that sees nothing is zeros
-    acc = acc / gl.where(total == 0.0, 1.0, total)[:, None]
-    row = (row_start + gl.arange(0, 64, R))[:, None]
-    features = gl.arange(0, V_PAD, gl.SliceLayout(0, OUT))[None, :]
-    mask = row < Q_LEN
-    if V_DIM < V_PAD:
-        mask = mask & (features < V_DIM)
-    offsets = row.to(gl.int64) * stride_s + features
-    gl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
+    found[2].slice(INDEX, 1, dim=0).store(acc.reshape([1, 64, V_PAD]))
 
 
 @gluon.jit
@@ -174,87 +128,48 @@ def attention_halves(
     q,
     k,
     v,
-    bias_ptr,
-    mask_ptr,
+    bias,
+    mask,
     slopes_ptr,
     sinks_ptr,
-    out_ptr,
+    out,
     Q_LEN,
     KV_LEN,
-    out_stride_b,
-    out_stride_s,
-    out_stride_n,
-    bias_stride_b,
-    bias_stride_n,
-    bias_stride_q,
-    mask_stride_b,
-    mask_stride_n,
-    mask_stride_q,
-    GROUP: gl.constexpr,
-    V_DIM: gl.constexpr,
-    SCALE: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr,
-    BIAS: gl.constexpr,
-    BIAS_KEYS: gl.constexpr,
-    HAS_MASK: gl.constexpr,
-    MASK_KEYS: gl.constexpr,
-    ALIBI: gl.constexpr,
-    SINKS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    EVEN_KEYS: gl.constexpr,
-    PDL: gl.constexpr,
+    C: gl.constexpr,
 ):
     """Compute 64 rows of one head.  Grid: ``(batch, heads, ceil(Q_LEN / 64))``; 4 warps and 4 more.
 
     Parameters
     ----------
     q, k, v : tensor maps ``[batch, heads, rows, features]``
-        Blocks ``[1, 1, 64, d]``, ``[1, 1, 2 BLOCK_N, d]`` and ``[1, 1, 2 BLOCK_N, dv]``.
-    bias_ptr, mask_ptr, slopes_ptr, sinks_ptr, out_ptr, CAUSAL, WINDOW, SOFTCAP, BIAS
+        Blocks ``[1, 1, 64, d]``, ``[1, 1, 2 block_n, d]`` and ``[1, 1, 2 block_n, dv]``.
+    bias, mask, slopes_ptr, sinks_ptr, out
         As in `attention_pointer`.
     Q_LEN, KV_LEN : int32
-        ``KV_LEN <= 4 BLOCK_N``.
-    BLOCK_N : 64 or 128
-    EVEN_KEYS : bool
-        Whether there are ``4 BLOCK_N`` keys.
+        ``KV_LEN <= 4 * C.block_n``.
+    C : Constants
+        `block_n` is 64 or 128; `even_keys`: whether there are ``4 * block_n`` keys.
     """
-    if PDL:
+    if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
     V_PAD: gl.constexpr = v.block_shape[3]
-    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    swizzled: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 4, [2, 1, 0])
     found = (
         gl.allocate_shared_memory(gl.float32, [2, 64], flat),
         gl.allocate_shared_memory(gl.float32, [2, 64], flat),
-        gl.allocate_shared_memory(
-            gl.float32, [2, 64, V_PAD], gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
-        ),
+        gl.allocate_shared_memory(gl.float32, [2, 64, V_PAD], swizzled),
     )
-    batch, head = gl.program_id(0), gl.program_id(1)
-    row_start = gl.program_id(2) * 64
-    tiles, barriers = request_tiles(q, k, v, batch, head, head // GROUP, row_start, BLOCK_N)
-    batch64 = batch.to(gl.int64)
-    modifiers = (
-        (bias_ptr + batch64 * bias_stride_b, bias_stride_n, bias_stride_q),
-        (mask_ptr + batch64 * mask_stride_b, mask_stride_n, mask_stride_q),
-        slopes_ptr,
-    )
-    rows, lengths = (row_start, head), (Q_LEN, KV_LEN)
+    batch, head, tile = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    tiles, barriers = request_tiles(q, k, v, batch, head, head // C.group, tile * 64, C.block_n)
+    place, modifiers, lengths = (batch, head, tile), (bias, mask, slopes_ptr), (Q_LEN, KV_LEN)
     gl.warp_specialize(
         [
-            (share_keys, (
-                tiles, barriers, found, rows, lengths, modifiers, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, BLOCK_N, EVEN_KEYS, 0,
-            )),
-            (share_keys, (
-                tiles, barriers, found, rows, lengths, modifiers, SCALE, CAUSAL, WINDOW, SOFTCAP,
-                BIAS, BIAS_KEYS, HAS_MASK, MASK_KEYS, ALIBI, BLOCK_N, EVEN_KEYS, 1,
-            )),
+            (share_keys, (tiles, barriers, found, place, modifiers, lengths, C, 0)),
+            (share_keys, (tiles, barriers, found, place, modifiers, lengths, C, 1)),
         ],
         [4],
         [240],
-    )  # fmt: skip
-    out_ptr += batch64 * out_stride_b + head.to(gl.int64) * out_stride_n
-    store_merged(found, out_ptr, sinks_ptr, out_stride_s, row_start, head, Q_LEN, V_DIM, SINKS)
+    )
+    store_merged(found[:2], found[2], out, sinks_ptr, place, Q_LEN, 1, 0, C)

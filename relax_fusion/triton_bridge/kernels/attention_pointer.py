@@ -16,15 +16,19 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .attention_scores import (
-    LOG2_E,
-    biased,
+from .attention_core import (
+    address,
     common_range,
-    is_visible,
-    position_of,
-    scaled_scores,
+    head_of,
+    inverse_of,
+    load_sinks,
+    rows_of,
+    scores_of_rows,
+    shift_of,
+    span_of,
+    unpacked,
     visible_range,
-    with_slopes,
+    weigh,
 )
 
 FEW_SCORES = tl.constexpr(2048)
@@ -39,276 +43,157 @@ def int64(x):
 
 
 @triton.jit
-def load_rows(ptr, rows, columns, stride, in_rows, WIDTH: tl.constexpr):
-    """Return ``[rows, columns]`` of a matrix, zeros beyond `WIDTH` and where not `in_rows`."""
-    ptrs = ptr + rows[:, None] * stride + columns[None, :]
-    mask = in_rows[:, None]
-    if columns.shape[0] != WIDTH:
-        mask = mask & (columns < WIDTH)[None, :]
-    return tl.load(ptrs, mask=mask, other=0.0)
+def load_rows(rows, columns, in_rows, WIDTH: tl.constexpr):
+    """Return ``[rows, columns]`` of a matrix, zeros beyond `WIDTH` and where not `in_rows`.
+
+    `rows` are pointers; `in_rows` has one dimension too, or is None where all are there.
+    """
+    ptrs = rows[:, None] + columns[None, :]
+    inside = (columns < WIDTH)[None, :]
+    if in_rows is not None:
+        inside = inside & in_rows[:, None]
+    return tl.load(ptrs, mask=inside, other=0.0)
 
 
 @triton.jit
-def load_keys(ptr, start, columns, stride, KV_LEN, MASKED: tl.constexpr, WIDTH, BLOCK_N):
+def load_keys(ptr, start, columns, stride, KV_LEN, MASKED: tl.constexpr, WIDTH, C: tl.constexpr):
     """Return a block of keys or values; it is all within `KV_LEN` unless `MASKED`."""
-    keys = tl.arange(0, BLOCK_N)
-    ptr += int64(start) * stride
-    if MASKED:
-        return load_rows(ptr, keys, columns, stride, start + keys < KV_LEN, WIDTH)
-    elif columns.shape[0] == WIDTH:
-        return tl.load(ptr + keys[:, None] * stride + columns[None, :])
-    else:
-        ptrs = ptr + keys[:, None] * stride + columns[None, :]
-        return tl.load(ptrs, mask=(columns < WIDTH)[None, :], other=0.0)
+    keys = tl.arange(0, C.block_n)
+    rows = ptr + int64(start) * stride + keys * stride
+    return load_rows(rows, columns, (start + keys < KV_LEN) if MASKED else None, WIDTH)
 
 
 @triton.jit
-def span_of(
-    tile, packed, Q_LEN, KV_LEN, CAUSAL: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr
-):
-    """Return the first and the last position of a tile of the `packed` rows."""
-    final_row = tl.minimum((tile + 1) * BLOCK_M, packed) - 1
-    first = position_of(tile * BLOCK_M // GROUP, Q_LEN, KV_LEN, CAUSAL)
-    return first, position_of(final_row // GROUP, Q_LEN, KV_LEN, CAUSAL)
-
-
-@triton.jit
-def common_blocks(
-    first,
-    last,
-    low,
-    high,
-    KV_LEN,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+def common_blocks(first, last, low, high, KV_LEN, C: tl.constexpr):
     """Return the first of the blocks from `low` to `high` that all rows see whole, and how many."""
-    begin, end = common_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    at = tl.minimum(tl.maximum(tl.cdiv(begin, BLOCK_N), low), high)
-    return at, tl.maximum(tl.minimum(end // BLOCK_N, high) - at, 0)
+    begin, end = common_range(first, last, KV_LEN, C)
+    at = tl.minimum(tl.maximum(tl.cdiv(begin, C.block_n), low), high)
+    return at, tl.maximum(tl.minimum(end // C.block_n, high) - at, 0)
 
 
 @triton.jit
 def attend(
-    q,
-    k,
-    v,
-    rows,
-    state,
-    blocks,
-    KV_LEN,
-    BIAS: tl.constexpr,
-    BIAS_KEYS: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    MASK_KEYS: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SCALE: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    MASKED: tl.constexpr,
-    PEEL: tl.constexpr,
-    SPLIT: tl.constexpr,
-):
-    """Go over blocks of keys, and return the softmax's state ``(acc, sums, most)`` after them.
+    q_rows, k_ptr, v_ptr, strides, rows, state, blocks, KV_LEN,
+    MASKED: tl.constexpr, PEEL: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """Go over blocks of keys, and return the softmax's state ``(acc, total, highest)`` after them.
 
     `blocks` is ``(begin, end, gap_at, gap)``: with the `gap` blocks from `gap_at` on left out, they
-    are counted from `begin` to `end`, and with `SPLIT` this program's are every so many of them.
+    are counted from `begin` to `end`, and with `C.split` this program's are every so many of them.
     Unless `MASKED`, every row sees all of their keys.
     """
-    q_ptr, q_rows, q_columns = q
-    k_ptr, k_stride = k
-    v_ptr, v_stride, v_columns = v
-    positions, in_rows, bias_rows, mask_rows, slopes = rows
-    acc, sums, most = state
+    k_stride, v_stride = strides
+    acc, total, highest = state
     begin, end, gap_at, gap = blocks
+    q_columns = tl.arange(0, triton.next_power_of_2(C.head_dim))
+    v_columns = tl.arange(0, triton.next_power_of_2(C.v_dim))
     step = 1
-    if SPLIT:
+    if C.split:
         # In turn: what is read at one time is close together, and nothing is divided
         begin += tl.program_id(2)
         step = tl.num_programs(2)
     if PEEL:
-        q_tile = load_rows(q_ptr, q_rows, q_columns, 1, in_rows, HEAD_DIM)
-    for block in tl.range(begin, end, step, num_stages=NUM_STAGES):
+        q_tile = load_rows(q_rows, q_columns, rows.inside, C.head_dim)
+    for block in tl.range(begin, end, step, num_stages=C.stages):
         if not PEEL:
             # Always the same few rows.  Read here, they are a part of the pipeline, and keys are
             # under way before they have come; the term that is zero keeps them from being hoisted.
-            q_start = q_ptr + tl.minimum(block, 0) * 16
-            q_tile = load_rows(q_start, q_rows, q_columns, 1, in_rows, HEAD_DIM)
-        start = block * BLOCK_N
+            zero = tl.minimum(block, 0) * 16
+            q_tile = load_rows(q_rows + zero, q_columns, rows.inside, C.head_dim)
+        start = block * C.block_n
         if MASKED and PEEL:
-            start = tl.where(block < gap_at, block, block + gap) * BLOCK_N
-        k_tile = load_keys(k_ptr, start, q_columns, k_stride, KV_LEN, MASKED, HEAD_DIM, BLOCK_N)
-        keys = start + tl.arange(0, BLOCK_N)
-        scores = scaled_scores(tl.dot(q_tile, k_tile.T), SCALE, SOFTCAP)
-        inside = in_rows[:, None] & (keys < KV_LEN)[None, :]
-        if BIAS != "none":
-            if BIAS_KEYS:
-                bias = tl.load(bias_rows[:, None] + keys[None, :], mask=inside, other=0.0)
-            else:
-                bias = tl.load(bias_rows, mask=in_rows, other=0.0)[:, None]
-            scores = biased(scores, bias, BIAS)
-        if ALIBI:
-            scores = with_slopes(scores, slopes[:, None], positions[:, None], keys[None, :])
-        if MASKED:
-            visible = is_visible(positions[:, None], keys[None, :], KV_LEN, CAUSAL, WINDOW)
-            scores = tl.where(visible, scores, float("-inf"))
-        if HAS_MASK:
-            if MASK_KEYS:
-                seen = tl.load(mask_rows[:, None] + keys[None, :], mask=inside, other=0)
-            else:
-                seen = tl.load(mask_rows, mask=in_rows, other=0)[:, None]
-            scores = tl.where(seen != 0, scores, float("-inf"))
-        new_most = tl.maximum(most, tl.max(scores, axis=1))
-        # A row that has seen no key yet: its weights are exp2(-inf - 0)
-        base = tl.where(new_most == float("-inf"), 0.0, new_most)
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(most - base)
-        if sums.shape[1] == 1:
-            sums = sums * shrink[:, None] + tl.sum(weights, axis=1)[:, None]
-        else:
-            sums = sums * shrink[:, None] + weights
-        most = new_most
-        v_tile = load_keys(v_ptr, start, v_columns, v_stride, KV_LEN, MASKED, V_DIM, BLOCK_N)
-        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * shrink[:, None])
-    return acc, sums, most
+            start = tl.where(block < gap_at, block, block + gap) * C.block_n
+        k_tile = load_keys(k_ptr, start, q_columns, k_stride, KV_LEN, MASKED, C.head_dim, C)
+        keys = (start + tl.arange(0, C.block_n))[None, :]
+        scores = scores_of_rows(tl.dot(q_tile, k_tile.T), rows, keys, KV_LEN, MASKED, C)
+        weights, rescale, highest, total = weigh(scores, highest, total)
+        v_tile = load_keys(v_ptr, start, v_columns, v_stride, KV_LEN, MASKED, C.v_dim, C)
+        acc = tl.dot(weights.to(v_tile.dtype), v_tile, acc * rescale[:, None])
+    return acc, total, highest
 
 
 @triton.jit
 def attention_pointer(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    bias_ptr,
-    mask_ptr,
+    q,
+    k,
+    v,
+    bias,
+    mask,
     slopes_ptr,
     sinks_ptr,
-    out_ptr,
+    out,
     parts_ptr,
     lse_ptr,
     Q_LEN,
     KV_LEN,
-    q_stride_b,
-    q_stride_s,
-    q_stride_n,
-    k_stride_b,
-    k_stride_s,
-    k_stride_n,
-    v_stride_b,
-    v_stride_s,
-    v_stride_n,
-    out_stride_b,
-    out_stride_s,
-    out_stride_n,
-    bias_stride_b,
-    bias_stride_n,
-    bias_stride_q,
-    mask_stride_b,
-    mask_stride_n,
-    mask_stride_q,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    V_DIM: tl.constexpr,
-    SCALE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    BIAS: tl.constexpr,
-    BIAS_KEYS: tl.constexpr,
-    HAS_MASK: tl.constexpr,
-    MASK_KEYS: tl.constexpr,
-    ALIBI: tl.constexpr,
-    SINKS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    C: tl.constexpr,
 ):
-    """Compute `BLOCK_M` packed rows of one batch entry and kv head, or a part of their sums.
+    """Compute one tile of packed rows.
 
-    Grid: ``(batch * HEADS / GROUP, ceil(Q_LEN * GROUP / BLOCK_M), splits)``; `splits` is 1 unless
-    `SPLIT`.
+    Grid: ``(batch * heads / group, ceil(Q_LEN * group / block_m), splits)``.
 
     Parameters
     ----------
-    q_ptr, k_ptr, v_ptr, out_ptr
-        Strides of batch, sequence and head (b, s, n) in elements; that of the features is 1.
-    bias_ptr, mask_ptr
-        Strides 0 where they broadcast; that of the keys is 1, or `BIAS_KEYS` (`MASK_KEYS`) false.
+    q, k, v, out : HeadTensor
+    bias, mask : HeadTensor
         Mask: a byte an element, other than 0 where a query sees a key.
-    slopes_ptr, sinks_ptr : [HEADS]
-    parts_ptr : float32 [splits, batch, HEADS / GROUP, Q_LEN, GROUP, V_DIM]
-    lse_ptr : float32 [splits, batch, HEADS / GROUP, Q_LEN, GROUP]
-        With `SPLIT`: the result over a part of the keys, and the base-2 logarithm of the sum of its
-        weights, for `attention_combine`, which then also adds the sinks.
+    slopes_ptr, sinks_ptr : [heads]
+    parts_ptr : float32 [splits, batch, heads / group, Q_LEN, group, v_dim]
+    lse_ptr : float32 [splits, batch, heads / group, Q_LEN, group]
+        With `C.split`: the result over a part of the keys, and the base-2 logarithm of the sum of
+        its weights, for `attention_combine`, which then also adds the sinks.
     Q_LEN, KV_LEN : int32
-    CAUSAL : {"none", "top_left", "bottom_right"};  WINDOW : int, 0 for none
-    SOFTCAP : float, 0.0 for none;  BIAS : {"none", "add", "min"}
+    C : Constants
+        `stages` blocks of keys are under way at once.
     """
-    if PDL:
+    if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
-    PEEL: tl.constexpr = BLOCK_M * BLOCK_N > FEW_SCORES
+    PEEL: tl.constexpr = C.block_m * C.block_n > FEW_SCORES
+    SINKS: tl.constexpr = C.sinks and not C.split
     pair, tile = tl.program_id(0), tl.program_id(1)
-    if PEEL and CAUSAL != "none":
+    if PEEL and C.causal != "none":
         tile = tl.num_programs(1) - 1 - tile  # the longest first
-    batch, kv_head = int64(pair // (HEADS // GROUP)), pair % (HEADS // GROUP)
-    packed = Q_LEN * GROUP
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    in_rows = row < packed
-    head = kv_head * GROUP + row % GROUP
-    positions = position_of(row // GROUP, Q_LEN, KV_LEN, CAUSAL)
-    first, last = span_of(tile, packed, Q_LEN, KV_LEN, CAUSAL, GROUP, BLOCK_M)
-    begin, end = visible_range(first, last, KV_LEN, CAUSAL, WINDOW)
-    low, high = begin // BLOCK_N, tl.cdiv(end, BLOCK_N)
+    batch, kv_head = pair // (C.heads // C.group), pair % (C.heads // C.group)
+    packed = Q_LEN * C.group
+    row = tile * C.block_m + tl.arange(0, C.block_m)
+    query, head, in_rows = unpacked(row, kv_head, Q_LEN, C.group)
+    first, last = span_of(tile * C.block_m, C.block_m, Q_LEN, KV_LEN, C.group, C)
+    begin, end = visible_range(first, last, KV_LEN, C)
+    low, high = begin // C.block_n, tl.cdiv(end, C.block_n)
 
-    query64, head64 = (row // GROUP).to(tl.int64), head.to(tl.int64)
-    q_columns = tl.arange(0, triton.next_power_of_2(HEAD_DIM))
-    v_columns = tl.arange(0, triton.next_power_of_2(V_DIM))
-    q = (q_ptr + batch * q_stride_b, query64 * q_stride_s + head64 * q_stride_n, q_columns)
-    k = (k_ptr + batch * k_stride_b + int64(kv_head) * k_stride_n, k_stride_s)
-    v = (v_ptr + batch * v_stride_b + int64(kv_head) * v_stride_n, v_stride_s, v_columns)
-    bias_rows = bias_ptr + batch * bias_stride_b + head64 * bias_stride_n + query64 * bias_stride_q
-    mask_rows = mask_ptr + batch * mask_stride_b + head64 * mask_stride_n + query64 * mask_stride_q
-    slopes = tl.load(slopes_ptr + head) if ALIBI else positions
-    most = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    if SINKS and not SPLIT:
-        sinks = tl.load(sinks_ptr + head).to(tl.float32) * LOG2_E
-        most = sinks
-    sums = tl.zeros([BLOCK_M, 1 if PEEL else BLOCK_N], tl.float32)
-    state = (tl.zeros([BLOCK_M, v_columns.shape[0]], tl.float32), sums, most)
-    rows = (positions, in_rows, bias_rows, mask_rows, slopes)
+    v_columns = tl.arange(0, triton.next_power_of_2(C.v_dim))
+    q_rows = address(q, batch, query, head)
+    k_ptr, v_ptr = head_of(k, batch, kv_head), head_of(v, batch, kv_head)
+    modifiers, lengths = (bias, mask, slopes_ptr), (Q_LEN, KV_LEN)
+    rows = rows_of(query, head, in_rows, batch, modifiers, lengths, C)
+    highest = tl.full([C.block_m], float("-inf"), tl.float32)
+    if SINKS:
+        sinks = load_sinks(sinks_ptr, head)
+        highest = tl.maximum(highest, sinks)
+    total = tl.zeros([C.block_m] if PEEL else [C.block_m, C.block_n], tl.float32)
+    state = (tl.zeros([C.block_m, v_columns.shape[0]], tl.float32), total, highest)
     gap_at, gap = high, 0
     if PEEL:
-        gap_at, gap = common_blocks(first, last, low, high, KV_LEN, CAUSAL, WINDOW, BLOCK_N)
+        gap_at, gap = common_blocks(first, last, low, high, KV_LEN, C)
+        blocks = (gap_at, gap_at + gap, high, 0)
         state = attend(
-            q, k, v, rows, state, (gap_at, gap_at + gap, high, 0), KV_LEN, BIAS, BIAS_KEYS,
-            HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-            NUM_STAGES, False, PEEL, SPLIT,
-        )  # fmt: skip
-    acc, sums, most = attend(
-        q, k, v, rows, state, (low, high - gap, gap_at, gap), KV_LEN, BIAS, BIAS_KEYS,
-        HAS_MASK, MASK_KEYS, ALIBI, SCALE, SOFTCAP, CAUSAL, WINDOW, HEAD_DIM, V_DIM, BLOCK_N,
-        NUM_STAGES, True, PEEL, SPLIT,
-    )  # fmt: skip
-    total = tl.sum(sums, axis=1)
-    if SINKS and not SPLIT:
-        total += tl.where(sinks == float("-inf"), 0.0, tl.exp2(sinks - most))
-    # A row that sees nothing is zeros
-    result = acc * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-    inside = in_rows[:, None] & (v_columns < V_DIM)[None, :]
-    if SPLIT:
+            q_rows, k_ptr, v_ptr, (k.s, v.s), rows, state, blocks, KV_LEN, False, PEEL, C
+        )
+    blocks = (low, high - gap, gap_at, gap)
+    state = attend(q_rows, k_ptr, v_ptr, (k.s, v.s), rows, state, blocks, KV_LEN, True, PEEL, C)
+    acc, total, highest = state
+    if not PEEL:
+        total = tl.sum(total, axis=1)
+    if SINKS:
+        total += tl.exp2(sinks - shift_of(highest))
+    result = acc * inverse_of(total)[:, None]
+    inside = in_rows[:, None] & (v_columns < C.v_dim)[None, :]
+    if C.split:
         part_row = (tl.program_id(2) * int64(tl.num_programs(0)) + pair) * packed + row
-        tl.store(lse_ptr + part_row, most + tl.log2(total), mask=in_rows)
-        tl.store(parts_ptr + part_row[:, None] * V_DIM + v_columns[None, :], result, mask=inside)
+        tl.store(lse_ptr + part_row, highest + tl.log2(total), mask=in_rows)
+        tl.store(parts_ptr + part_row[:, None] * C.v_dim + v_columns[None, :], result, mask=inside)
     else:
-        out_rows = batch * out_stride_b + query64 * out_stride_s + head64 * out_stride_n
-        result = result.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + out_rows[:, None] + v_columns[None, :], result, mask=inside)
+        out_rows = address(out, batch, query, head)[:, None]
+        result = result.to(out.ptr.dtype.element_ty)
+        tl.store(out_rows + v_columns[None, :], result, mask=inside)

@@ -2,60 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .attention_scores import LOG2_E, common_range, position_of, visible_range
+from .attention_core import common_range, span_of, visible_range
 from .tiles import swizzled_tile
 
 ROWS = gl.constexpr(128)
 """Queries of a tile: 64 for each of two warp groups."""
-
-
-class Constants(NamedTuple):
-    """The constexprs of `attention_flash`; it documents them."""
-
-    heads: gl.constexpr
-    group: gl.constexpr
-    v_dim: gl.constexpr
-    scale: gl.constexpr
-    causal: gl.constexpr
-    window: gl.constexpr
-    softcap: gl.constexpr
-    bias: gl.constexpr
-    bias_keys: gl.constexpr
-    bias_tiles: gl.constexpr
-    has_mask: gl.constexpr
-    mask_keys: gl.constexpr
-    alibi: gl.constexpr
-    sinks: gl.constexpr
-    block_n: gl.constexpr
-    stages: gl.constexpr
-    q_stages: gl.constexpr
-    section: gl.constexpr
-    pdl: gl.constexpr
-    scored: gl.constexpr = 1.0
-    """What products are multiplied by before anything else is done to them."""
-    unit: gl.constexpr = 1.0
-    """What makes base-2 scores of the scores that the softmax is given."""
-
-
-@gluon.constexpr_function
-def constants(*values):
-    """Return them under their names, and what follows from them.
-
-    A factor on all scores waits for the exponential, whose argument is a product anyway.
-    """
-    c = Constants(*values)
-    scored, unit = c.scale * LOG2_E, 1.0
-    if not (c.softcap > 0.0 or c.alibi):
-        if c.bias != "none":
-            scored, unit = c.scale, LOG2_E
-        elif c.scale > 0.0:
-            scored, unit = 1.0, c.scale * LOG2_E
-    return Constants(*(gl.constexpr(value) for value in (*values, scored, unit)))
 
 
 @gluon.jit
@@ -94,10 +48,9 @@ def key_blocks(m_start, Q_LEN, KV_LEN, C: gl.constexpr):
     which no row sees a key); of those before ``counts[1]`` and from ``counts[2]`` on, a row may see
     a part.
     """
-    first = position_of(m_start, Q_LEN, KV_LEN, C.causal)
-    last = position_of(gl.minimum(m_start + ROWS, Q_LEN) - 1, Q_LEN, KV_LEN, C.causal)
-    begin_key, end_key = visible_range(first, last, KV_LEN, C.causal, C.window)
-    low_key, high_key = common_range(first, last, KV_LEN, C.causal, C.window)
+    first, last = span_of(m_start, ROWS, Q_LEN, KV_LEN, 1, C)
+    begin_key, end_key = visible_range(first, last, KV_LEN, C)
+    low_key, high_key = common_range(first, last, KV_LEN, C)
     begin = begin_key // C.block_n
     end = gl.maximum((end_key + C.block_n - 1) // C.block_n, begin + 1)
     high = gl.minimum(gl.maximum(high_key // C.block_n, begin), end - 1)

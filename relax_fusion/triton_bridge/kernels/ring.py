@@ -12,6 +12,8 @@ only the parity of its turn (PTX ISA, "mbarrier").
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
@@ -20,6 +22,23 @@ from .tiles import first_of_pair
 
 copy_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 """Asks for a tile; it was renamed in Triton 3.9."""
+
+
+class Ring(NamedTuple):
+    """Slots ``[slot, ...]`` in shared memory, and their barriers."""
+
+    tiles: Any
+    full: Any
+    empty: Any
+
+
+@gluon.jit
+def make_ring(desc, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """Return a ring of tiles ``[1, 1, rows, columns]`` that `CONSUMERS` warp groups read."""
+    shape: gl.constexpr = [STAGES, 1, 1, desc.block_shape[2], desc.block_shape[3]]
+    tiles = gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+    full, empty = make_barriers(STAGES, CONSUMERS)
+    return Ring(tiles, full, empty)
 
 
 @gluon.jit

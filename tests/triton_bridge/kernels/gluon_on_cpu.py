@@ -69,6 +69,10 @@ class Pointer:
     def dtype(self) -> Any:
         return SimpleNamespace(element_ty=self.array.dtype)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.offsets)
+
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.array, self.offsets + np.asarray(more, np.int64))
 
@@ -271,6 +275,7 @@ GLUON = SimpleNamespace(
     max=lambda x, axis: values(np.fmax.reduce(x, axis)),
     sum=lambda x, axis: values(np.sum(x, axis, dtype=np.float32)),
     exp2=lambda x: values(np.exp2(x)),
+    expand_dims=lambda x, axis: np.expand_dims(x, axis),
     load=load,
     store=store,
     allocate_shared_memory=allocate,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -24,6 +25,13 @@ class Launch:
     grid: tuple[int, ...]
     arguments: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
+
+
+def not_dependent(constexprs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constants of a launch that waits for no other."""
+    if "C" in constexprs:
+        return {"C": constexprs["C"]._replace(pdl=False)}
+    return {name: False if name == "PDL" else value for name, value in constexprs.items()}
 
 
 def run(
@@ -44,6 +52,8 @@ def run(
     }
 
     def value(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return type(argument)(*map(value, argument))
         return held[argument] if isinstance(argument, str) else argument
 
     for launch in launches:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from triton.experimental.gluon import language as gl
 
 from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.triton_bridge.kernels.attention_core import Constants
 from relax_fusion.triton_bridge.kernels.attention_flash import attention_flash
+from relax_fusion.triton_bridge.kernels.attention_flash_scores import late_scale
 
-from ..common import compiled as compile_one
+from .attention_code import compiled as compile_one
 from .gluon_on_cpu import Map, Pointer, launch, values
 from .test_attention_pointer import Heads
 from .test_code import CUOBJDUMP
@@ -48,40 +49,23 @@ class Flash(Heads):
             x = self.by_head(t[name])[:, :, : self.kv_len if name != "q" else None]
             width = 1 << (x.shape[3] - 1).bit_length()
             arguments[name] = Map(x.astype(np.float16), (1, 1, rows, width))
-        for name in ("bias", "mask"):
-            sizes = zip("bnq", t[name].shape, t[name].strides, strict=False)
-            arguments |= {f"{name}_stride_{d}": s // 8 if n > 1 else 0 for d, n, s in sizes}
-        arguments |= self.strides("out", t["out"])
         types = {"bias": np.float32, "mask": bool, "slopes": np.float32, "sinks": np.float16}
-        for name, dtype in types.items():
-            arguments[f"{name}_ptr"] = Pointer(t[name].astype(dtype).ravel())
+        pointers = {n: Pointer(t[n].astype(dtype).ravel()) for n, dtype in types.items()}
         if self.bias_tiles:
-            arguments["bias_ptr"] = Map(t["bias"].astype(np.float16), (1, 1, 64, self.block_n))
+            pointers["bias"] = Map(t["bias"].astype(np.float16), (1, 1, 64, self.block_n))
         sizes = {"BATCH": self.batch, "Q_LEN": self.q_len, "KV_LEN": self.kv_len}
         return {
             **arguments,
+            **{n: self.tensor(n, t, pointers[n]) for n in ("bias", "mask")},
+            **{f"{n}_ptr": pointers[n] for n in ("slopes", "sinks")},
             **{n: values(size) for n, size in sizes.items()},
-            "out_ptr": Pointer(t["out"].ravel()),
-            "HEADS": self.heads,
-            "GROUP": self.group,
-            "V_DIM": self.v_dim,
-            "SCALE": self.scale,
-            "CAUSAL": self.causal,
-            "WINDOW": self.window,
-            "SOFTCAP": self.softcap,
-            "BIAS": self.bias,
-            "BIAS_KEYS": self.bias_dims[3],
-            "BIAS_TILES": self.bias_tiles,
-            "HAS_MASK": self.mask_dims is not None,
-            "MASK_KEYS": self.mask_dims is not None and self.mask_dims[3],
-            "ALIBI": self.alibi,
-            "SINKS": self.sinks,
-            "BLOCK_N": self.block_n,
-            "STAGES": self.stages,
-            "Q_STAGES": self.q_stages,
-            "SECTION": self.section,
-            "PDL": False,
+            "out": self.tensor("out", t, Pointer(t["out"].ravel())),
+            "C": self.constants(),
         }
+
+    def constants(self, **others: Any) -> Constants:
+        """Return the constants of a launch, with the number of stages and the late scale."""
+        return late_scale(super().constants(stages=self.stages, **others))
 
 
 def check(case: Flash, t: dict[str, np.ndarray] | None = None) -> None:
@@ -155,22 +139,12 @@ def test_an_infinite_bias_hides_a_key_and_nan_stays() -> None:
 
 def compiled(**changed: Any) -> CompiledKernel:
     """Compile for an H200, with the tiles that plans ask for."""
-    heads = Flash(**changed)
-    constants = {n: v for n, v in heads.arguments(heads.tensors()).items() if n.isupper()}
-    constants = {n: v for n, v in constants.items() if n not in ("BATCH", "Q_LEN", "KV_LEN")}
-    types = {"bias_ptr": "*fp16", "mask_ptr": "*i1", "out_ptr": "*fp16"}
-    for name in attention_flash.arg_names:
-        if name in ("q", "k", "v"):
-            rows, width = (64 if name == "q" else heads.block_n), heads.head_dim
-            layout = gl.NVMMASharedLayout.get_default_for([1, 1, rows, width], gl.float16)
-            types[name] = f"tensordesc<fp16[1, 1, {rows}, {width}],{layout!r}>"
-        elif name == "bias_ptr" and heads.bias_tiles:
-            layout = gl.NVMMASharedLayout.get_default_for([1, 1, 64, heads.block_n], gl.float16)
-            types[name] = f"tensordesc<fp16[1, 1, 64, {heads.block_n}],{layout!r}>"
-        elif name not in constants:
-            types.setdefault(name, "*fp32" if name.endswith("_ptr") else "i32")
-    aligned = {n for n in types if n.endswith("_ptr") or "stride" in n}
-    return compile_one(attention_flash, types, {**constants, "PDL": True}, aligned)
+    case = Flash(**changed)
+    blocks = {"q": 64, "k": case.block_n, "v": case.block_n}
+    maps = {n: (1, 1, rows, case.head_dim) for n, rows in blocks.items()}
+    if case.bias_tiles:
+        maps["bias.ptr"] = (1, 1, 64, case.block_n)
+    return compile_one(attention_flash, case.constants(), maps=maps)
 
 
 TILES = {

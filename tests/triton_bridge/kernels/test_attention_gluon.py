@@ -13,53 +13,46 @@ from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
 from relax_fusion.triton_bridge.kernels.attention_groups import attention_groups
 from relax_fusion.triton_bridge.kernels.attention_halves import attention_halves
 
-from .gluon_on_cpu import Map, Pointer, launch
+from .gluon_on_cpu import Map, Pointer, launch, values
 from .test_attention_pointer import ALL, Heads, label
 
-POINTERS = ("q", "k", "v", "bias", "mask", "slopes", "sinks", "out")
+KINDS = {"slopes": np.float32, "bias": np.float32, "mask": np.bool_}
 
 
-def memory(t: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tensors as the kernels take them."""
-    kinds = {"slopes": np.float32, "bias": np.float32, "mask": np.bool_}
-    return {name: t[name].astype(kinds.get(name, np.float16)) for name in POINTERS}
-
-
-def arguments(case: Heads, t: dict[str, np.ndarray], m: dict[str, np.ndarray]) -> dict[str, Any]:
+def arguments(case: Heads, t: dict[str, np.ndarray]) -> dict[str, Any]:
     """Return what both kernels take."""
-    first = case.launches(t)[0]
-    given = {n: a for n, a in first.arguments.items() if "_ptr" not in n}
-    given |= {f"{n}_ptr": Pointer(m[n].reshape(-1)) for n in POINTERS}
-    return {**given, **first.constants, "PDL": False}
+    pointers = {n: Pointer(x.astype(KINDS.get(n, np.float16)).reshape(-1)) for n, x in t.items()}
+    tensors = {n: case.tensor(n, t, pointers[n]) for n in ("q", "k", "v", "bias", "mask", "out")}
+    lengths = {"Q_LEN": values(case.q_len), "KV_LEN": values(case.kv_len)}
+    vectors = {f"{n}_ptr": pointers[n] for n in ("slopes", "sinks")}
+    return {**tensors, **vectors, **lengths}
 
 
-def only(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in kernel.arg_names}
+def result(case: Heads, t: dict[str, np.ndarray], given: dict[str, Any]) -> np.ndarray:
+    return case.by_head(given["out"].ptr.array.reshape(t["out"].shape)).astype(np.float64)
 
 
 def in_groups(case: Heads, t: dict[str, np.ndarray], rows: int, keys: int, groups: int) -> Any:
-    m = memory(t)
     packed = case.q_len * case.group
-    given = arguments(case, t, m)
-    given |= {"BLOCK_M": rows, "BLOCK_N": keys, "GROUPS": groups}
-    given |= {"EVEN_ROWS": packed % rows == 0, "EVEN_KEYS": case.kv_len == keys * groups}
+    even = {"even_rows": packed % rows == 0, "even_keys": case.kv_len == keys * groups}
+    constants = case.constants(block_m=rows, block_n=keys, groups=groups, **even)
+    given = {**arguments(case, t), "C": constants}
     grid = (case.batch, case.heads // case.group, math.ceil(packed / rows))
-    launch(attention_groups, grid, only(attention_groups, given))
-    return case.by_head(m["out"]).astype(np.float64)
+    launch(attention_groups, grid, given)
+    return result(case, t, given)
 
 
 def in_halves(case: Heads, t: dict[str, np.ndarray], keys: int) -> Any:
-    m = memory(t)
-    given = arguments(case, t, m)
-    given |= {"BLOCK_N": keys, "EVEN_KEYS": case.kv_len == 4 * keys}
+    given = arguments(case, t)
+    given["C"] = case.constants(block_n=keys, even_keys=case.kv_len == 4 * keys)
     for name, rows in (("q", 64), ("k", 2 * keys), ("v", 2 * keys)):
-        tensor = case.by_head(m[name])
+        tensor = case.by_head(t[name].astype(np.float16))
         tensor = tensor if name == "q" else tensor[:, :, : case.kv_len]
         block = (1, 1, rows, max(16, 1 << (tensor.shape[3] - 1).bit_length()))
         given[name] = Map(tensor, block)
     grid = (case.batch, case.heads, math.ceil(case.q_len / 64))
-    launch(attention_halves, grid, only(attention_halves, given))
-    return case.by_head(m["out"]).astype(np.float64)
+    launch(attention_halves, grid, given)
+    return result(case, t, given)
 
 
 def check(case: Heads, t: dict[str, np.ndarray], got: np.ndarray) -> None:

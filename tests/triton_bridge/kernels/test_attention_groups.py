@@ -6,67 +6,53 @@ It is in Gluon, which Triton's interpreter does not run; its numbers are checked
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.kernels.attention_fragments import tile_widths
 from relax_fusion.triton_bridge.kernels.attention_groups import attention_groups
 
+from .attention_code import compiled as compile_one
+from .test_attention_pointer import Heads
 from .test_code import SIGNS, stack_bytes
 
-PLAIN = {"GROUP": 1, "HEAD_DIM": 64, "V_DIM": 64, "SCALE": 0.125, "SOFTCAP": 0.0, "SINKS": False}
-PLAIN |= {"CAUSAL": "none", "WINDOW": 0, "BIAS": "none", "BIAS_KEYS": True, "ALIBI": False}
-PLAIN |= {"HAS_MASK": False, "MASK_KEYS": True, "EVEN_ROWS": True, "EVEN_KEYS": True, "PDL": True}
-EVERYTHING = {"GROUP": 4, "CAUSAL": "bottom_right", "WINDOW": 90, "SOFTCAP": 30.0, "BIAS": "add"}
-EVERYTHING |= {"HAS_MASK": True, "ALIBI": True, "SINKS": True}
-UNEVEN = {"EVEN_ROWS": False, "EVEN_KEYS": False}
+PLAIN = Heads(heads=8, group=1, head_dim=64, v_dim=64)
+EVERYTHING = {"group": 4, "causal": "bottom_right", "window": 90, "softcap": 30.0, "bias": "add"}
+EVERYTHING |= {"mask_dims": (True,) * 4, "alibi": True, "sinks": True}
 
-CASES = {
-    "256-keys": (16, 64, 4, {}),
-    "512-keys": (16, 64, 8, {}),
-    "32-rows": (32, 64, 4, UNEVEN),
-    "32-rows-512-keys": (32, 64, 8, {}),
-    "80-features": (16, 64, 4, {"HEAD_DIM": 80, "V_DIM": 80}),
-    "128-features": (16, 32, 8, {"HEAD_DIM": 128, "V_DIM": 128}),
-    "16-warps": (16, 16, 16, UNEVEN),
-    "everything": (16, 64, 4, {**UNEVEN, **EVERYTHING}),
+CASES = {  # rows, keys, groups, changes, and whether tiles are whole
+    "256-keys": (16, 64, 4, {}, True),
+    "512-keys": (16, 64, 8, {}, True),
+    "32-rows": (32, 64, 4, {}, False),
+    "32-rows-512-keys": (32, 64, 8, {}, True),
+    "80-features": (16, 64, 4, {"head_dim": 80, "v_dim": 80}, True),
+    "128-features": (16, 32, 8, {"head_dim": 128, "v_dim": 128}, True),
+    "16-warps": (16, 16, 16, {}, False),
+    "everything": (16, 64, 4, EVERYTHING, False),
 }
 
 
-def compiled(rows: int, keys: int, groups: int, changes: dict[str, Any]) -> CompiledKernel:
+def compiled(
+    rows: int, keys: int, groups: int, changes: dict[str, Any], even: bool
+) -> CompiledKernel:
     """Compile for tensors ``[batch, sequence, heads, features]`` of 8 heads."""
-    constants = {**PLAIN, **changes, "BLOCK_M": rows, "BLOCK_N": keys, "GROUPS": groups}
-    for name, width in (("q", "HEAD_DIM"), ("k", "HEAD_DIM"), ("v", "V_DIM")):
-        constants[f"{name}_stride_s"] = 8 * constants[width]
-    pointers = {"mask_ptr": "*i1", "slopes_ptr": "*fp32"}
-    types = {}
-    for name in attention_groups.arg_names:
-        kind = pointers.get(name, "*fp16") if name.endswith("_ptr") else "i32"
-        types[name] = "constexpr" if name in constants else kind
-    aligned = {name for name in types if name.endswith("_ptr") or "stride" in name}
-    source = KernelSource(
-        attention_groups,
-        types,
-        constants,
-        frozenset(aligned - constants.keys()),
-        90,
-        KernelOptions(num_warps=groups, dependent_launch=True),
-    )
-    return compile_kernels([source])[0]
+    case = replace(PLAIN, block_m=rows, block_n=keys, **changes)
+    constants = case.constants(groups=groups, even_rows=even, even_keys=even)
+    widths = {"q": case.head_dim, "k": case.head_dim, "v": case.v_dim}
+    fixed = {f"{name}.s": 8 * width for name, width in widths.items()}
+    return compile_one(attention_groups, constants, groups, fixed=fixed)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_operands_are_loaded_16_bytes_at_a_time_into_registers(name: str, tmp_path: Path) -> None:
-    rows, keys, groups, changes = CASES[name]
-    kernel = compiled(rows, keys, groups, changes)
+    rows, keys, _, changes, _ = CASES[name]
+    kernel = compiled(*CASES[name])
     text = kernel.ptx.decode()
-    width = {**PLAIN, **changes}["HEAD_DIM"]
-    low = tile_widths(width)[0]
+    low = tile_widths(replace(PLAIN, **changes).head_dim)[0]
     loads = (2 * keys + rows) * low // (32 * 8)  # keys, values and queries of a warp
     assert len(re.findall(SIGNS["wide loads"], text)) >= loads
     assert re.search(SIGNS["mma"], text)

@@ -3,53 +3,38 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from triton.experimental.gluon.language import NVMMASharedLayout
 
 from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
 from relax_fusion.triton_bridge.kernels.attention_halves import attention_halves
 
+from .attention_code import compiled as compile_one
 from .test_attention_groups import EVERYTHING, PLAIN
 from .test_code import SIGNS, stack_bytes
 
-NOT_HERE = {"HEAD_DIM", "EVEN_ROWS"}
-CASES = {
-    "256-keys": (64, 64, {}),
-    "512-keys": (128, 64, {}),
-    "uneven": (128, 64, {"EVEN_KEYS": False}),
-    "80-features": (64, 128, {"V_DIM": 80}),
-    "everything": (64, 64, {**EVERYTHING, "EVEN_KEYS": False}),
+CASES = {  # keys of a quarter, padded features, changes, and whether there are all keys
+    "256-keys": (64, 64, {}, True),
+    "512-keys": (128, 64, {}, True),
+    "uneven": (128, 64, {}, False),
+    "80-features": (64, 128, {"v_dim": 80}, True),
+    "everything": (64, 64, EVERYTHING, False),
 }
 
 
-def compiled(keys: int, width: int, changes: dict[str, Any]) -> CompiledKernel:
-    constants = {n: v for n, v in PLAIN.items() if n not in NOT_HERE} | changes
-    constants["BLOCK_N"] = keys
-    layout = NVMMASharedLayout(128, 16, 4)
-    pointers = {"mask_ptr": "*i1", "slopes_ptr": "*fp32"}
-    maps = {"q": 64, "k": 2 * keys, "v": 2 * keys}
-    types = {}
-    for name in attention_halves.arg_names:
-        types[name] = pointers.get(name, "*fp16") if name.endswith("_ptr") else "i32"
-        if name in maps:
-            types[name] = f"tensordesc<fp16[1, 1, {maps[name]}, {width}],{layout!r}>"
-        if name in constants:
-            types[name] = "constexpr"
-    aligned = {name for name in types if name.endswith("_ptr") or "stride" in name}
-    options = KernelOptions(num_warps=4, dependent_launch=True)
-    source = KernelSource(attention_halves, types, constants, frozenset(aligned), 90, options)
-    return compile_kernels([source])[0]
+def compiled(keys: int, width: int, changes: dict[str, Any], even: bool) -> CompiledKernel:
+    constants = replace(PLAIN, block_n=keys, **changes).constants(even_keys=even)
+    maps = {n: (1, 1, rows, width) for n, rows in (("q", 64), ("k", 2 * keys), ("v", 2 * keys))}
+    return compile_one(attention_halves, constants, maps=maps)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(name: str, tmp_path: Path) -> None:
-    keys, width, changes = CASES[name]
-    kernel = compiled(keys, width, changes)
+    keys, width, _, _ = CASES[name]
+    kernel = compiled(*CASES[name])
     text = kernel.ptx.decode()
     assert len(re.findall(SIGNS["tensor copies"], text)) == 5
     assert re.search(SIGNS["wgmma"], text)

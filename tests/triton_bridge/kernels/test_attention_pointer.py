@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_fusion.triton_bridge.kernels.attention_core import LOG2_E, Constants, HeadTensor
 from relax_fusion.triton_bridge.kernels.attention_pointer import attention_pointer
 
+from .attention_code import compiled
 from .interpreted import Interpreter, Launch
-from .test_code import NARROW, SIGNS, compiled, stack_bytes
+from .test_code import NARROW, SIGNS, stack_bytes
 
 SPARE = 3  # keys of a buffer behind the last in use
 
@@ -120,55 +122,42 @@ class Heads:
             weights = weights / np.where(total == 0, 1, total)
             return weights[..., : self.kv_len] @ v
 
-    def strides(self, name: str, x: np.ndarray) -> dict[str, int]:
-        b, first, second, _ = (s // x.itemsize for s in x.strides)
-        s, n = (first, second) if self.layout == "bsnh" else (second, first)
-        return {f"{name}_stride_b": b, f"{name}_stride_s": s, f"{name}_stride_n": n}
+    def tensor(self, name: str, t: dict[str, np.ndarray], pointer: Any = None) -> HeadTensor:
+        """Return a tensor of `t` as the kernels take it, by its name or with another pointer."""
+        x = t[name]
+        sizes = zip(x.shape, x.strides, strict=True)
+        b, first, second, _ = (s // x.itemsize if n > 1 else 0 for n, s in sizes)
+        in_order = name not in ("bias", "mask") and self.layout == "bsnh"
+        s, n = (first, second) if in_order else (second, first)
+        return HeadTensor(name if pointer is None else pointer, b, s, n)
+
+    def constants(self, **others: Any) -> Constants:
+        """Return the constants of the kernels."""
+        mask = self.mask_dims
+        given = {name: getattr(self, name) for name in Constants._fields if hasattr(self, name)}
+        given |= {"bias_keys": self.bias_dims[3], "has_mask": mask is not None}
+        given |= {"mask_keys": mask is not None and mask[3], "pdl": False, "stages": 2}
+        given["scored"] = self.scale * LOG2_E.value
+        return Constants(**{**given, **others})
 
     def launches(self, t: dict[str, np.ndarray]) -> list[Launch]:
         """Return what computes it."""
         tiles = math.ceil(self.q_len * self.group / self.block_m)
         pairs = self.batch * self.heads // self.group
+        c = self.constants(split=self.splits > 1)
         arguments: dict[str, Any] = {"Q_LEN": self.q_len, "KV_LEN": self.kv_len}
-        for name in ("q", "k", "v", "bias", "mask", "slopes", "sinks", "out", "parts", "lse"):
+        for name in ("q", "k", "v", "bias", "mask", "out"):
+            arguments[name] = self.tensor(name, t)
+        for name in ("slopes", "sinks", "parts", "lse"):
             arguments[f"{name}_ptr"] = name
-        for name in ("q", "k", "v", "out"):
-            arguments |= self.strides(name, t[name])
-        for name in ("bias", "mask"):
-            sizes = zip("bnq", t[name].shape, t[name].strides, strict=False)
-            arguments |= {f"{name}_stride_{d}": s // 8 if n > 1 else 0 for d, n, s in sizes}
-        shared = {
-            "HEADS": self.heads,
-            "GROUP": self.group,
-            "V_DIM": self.v_dim,
-            "SINKS": self.sinks,
-            "PDL": False,
-        }
-        constants = {
-            "HEAD_DIM": self.head_dim,
-            "SCALE": self.scale,
-            "CAUSAL": self.causal,
-            "WINDOW": self.window,
-            "SOFTCAP": self.softcap,
-            "BIAS": self.bias,
-            "BIAS_KEYS": self.bias_dims[3],
-            "HAS_MASK": self.mask_dims is not None,
-            "MASK_KEYS": self.mask_dims is not None and self.mask_dims[3],
-            "ALIBI": self.alibi,
-            "SPLIT": self.splits > 1,
-            "BLOCK_M": self.block_m,
-            "BLOCK_N": self.block_n,
-            "NUM_STAGES": 2,
-        }
         grid: tuple[int, ...] = (pairs, tiles, self.splits)
-        first = Launch("attention_pointer", grid, arguments, {**shared, **constants})
+        first = Launch("attention_pointer", grid, arguments, {"C": c})
         if self.splits == 1:
             return [first]
-        names = ("parts_ptr", "lse_ptr", "sinks_ptr", "out_ptr", "Q_LEN")
-        finish = {n: a for n, a in arguments.items() if n in names or n.startswith("out_stride")}
-        finish["SPLITS"] = self.splits
+        names = ("parts_ptr", "lse_ptr", "sinks_ptr", "out", "Q_LEN")
+        finish = {**{n: arguments[n] for n in names}, "SPLITS": self.splits}
         grid = (self.batch * self.heads * self.q_len,)
-        return [first, Launch("attention_combine", grid, finish, {**shared, "BLOCK_S": 8})]
+        return [first, Launch("attention_combine", grid, finish, {"C": c._replace(parts=8)})]
 
 
 def computed(interpreter: Interpreter, case: Heads, t: dict[str, np.ndarray]) -> np.ndarray:
@@ -288,19 +277,15 @@ COMPILED = {  # case, keys of a block, stages, warps, architecture, and what mul
 @pytest.mark.parametrize("name", COMPILED)
 def test_copies_are_wide_and_nothing_is_spilled(name: str, tmp_path: Path) -> None:
     case, block_n, stages, warps, arch, multiplied = COMPILED[name]
-    (launch, *_) = replace(case, block_n=block_n).launches(case.tensors())
-    sizes = {n: 16 * round(v / 16) for n, v in launch.arguments.items() if "stride" in n}
-    constants = {**launch.constants, **sizes, "Q_LEN": 1, "KV_LEN": 4096, "NUM_STAGES": stages}
-    result = compiled(attention_pointer, constants, warps, arch, "fp16")
-    text = result.asm["ptx"]
+    constants = case.constants(block_n=block_n, stages=stages, split=case.splits > 1)
+    kernel = compiled(attention_pointer, constants, warps, arch)
+    text = kernel.ptx.decode()
     assert re.search(SIGNS["copies"], text) and not re.search(NARROW["copies"], text)
     assert re.search(SIGNS[multiplied], text)
     # One value may wait there until the loop is over: ptxas leaves registers to further blocks
-    assert stack_bytes(result.asm["cubin"], tmp_path) <= 8
+    assert stack_bytes(kernel.image, tmp_path) <= 8
 
 
 def test_a_bound_lets_nan_through() -> None:  # numpy's minimum does anyway: see the code
-    (launch,) = replace(CODE, bias="min").launches(CODE.tensors())
-    sizes = {n: v for n, v in launch.arguments.items() if not n.endswith("_ptr")}
-    text = compiled(attention_pointer, {**launch.constants, **sizes}, 4, 90, "fp16").asm["ptx"]
-    assert "min.NaN.f32" in text
+    kernel = compiled(attention_pointer, replace(CODE, bias="min").constants())
+    assert b"min.NaN.f32" in kernel.ptx
