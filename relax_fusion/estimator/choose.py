@@ -12,7 +12,7 @@ from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload
-from .baseline import best, left_apart
+from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
@@ -37,6 +37,9 @@ class RangePrediction:
         The size that was priced.
     fused, unfused : Prediction
         At that size.
+    least : Prediction
+        By the best plan for that size alone, which is what is compared: plans of what is left apart
+        serve ranges too, and `unfused` is by the best for the size.
     error : float
         Factor by which the two must differ to count (`KernelFamily.error`).
     """
@@ -45,6 +48,7 @@ class RangePrediction:
     size: Size
     fused: Prediction
     unfused: Prediction
+    least: Prediction
     error: float = 1.0
 
     @property
@@ -55,7 +59,7 @@ class RangePrediction:
         may lose a little for the sake of the open one.
         """
         allowed = 1 / self.error if self.upper is None else 1 + CLOSED_RANGE_LOSS
-        return self.fused.seconds > self.unfused.seconds * allowed
+        return self.least.seconds > self.unfused.seconds * allowed
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,13 @@ def choose(
 
 
 class _Made(NamedTuple):
-    """What serves a range: its last size, the size that was priced, the plan, and its price."""
+    """What serves a range: its last size, the size that was priced, the plan, and prices."""
 
     upper: int | None
     size: Size
     option: Option
     fused: Prediction
+    least: Prediction
 
 
 def _chosen(found: Sequence[Option], work: Workload, dev: DeviceSpec) -> list[_Made]:
@@ -159,7 +164,8 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     predictions = []
     for upper, (*_, size) in ranges(work, together({o.family.breaks for o in known.values()})):
         option = known[table.plan_for(rows_of(work, size))]
-        made = _Made(upper, size, option, option.family.predict(option.plan, work, dev, size))
+        fused = option.family.predict(option.plan, work, dev, size)
+        made = _Made(upper, size, option, fused, fused)
         predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
     return Choice(table, tuple(predictions))
 
@@ -172,17 +178,16 @@ def _wrong(plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None) ->
 
 
 def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:
-    """Compare a plan with separate kernels, under the assumptions of its family."""
-    family, plan = made.option.family, made.option.plan
-    alone = left_apart(work, dev, made.size, backend)
-    alone = replace(alone, seconds=alone.seconds + family.fill_s(plan))
-    return RangePrediction(made.upper, made.size, made.fused, alone, family.error)
+    """Compare a plan with what is run if the chain is left apart."""
+    alone = predict_unfused(work, dev, made.size, backend=backend, alone=made.least)
+    error = made.option.family.error
+    return RangePrediction(made.upper, made.size, made.fused, alone, made.least, error)
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     """Return a decline with the times of the range in which fusing loses most."""
-    worst = max(losing, key=lambda p: p.fused.seconds / p.unfused.seconds)
-    fused, unfused = worst.fused.seconds, worst.unfused.seconds
+    worst = max(losing, key=lambda p: p.least.seconds / p.unfused.seconds)
+    fused, unfused = worst.least.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
     detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")

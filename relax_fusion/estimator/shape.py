@@ -21,6 +21,9 @@ Size = int | AttentionSize
 """Rows of a `NormMatmul` or `GatedFFN`, or the sizes of an `Attention`."""
 
 
+PRICED_BATCH = 8
+"""Matrices of a batch whose size is only known at run time."""
+
 _MANY = 2**20
 """Rows beyond which no operand is read in part."""
 
@@ -166,6 +169,13 @@ def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
 def rows_of(work: Workload, size: Size) -> int:
     """Return the rows that tiles of `block_m` cover: query rows for an `Attention`."""
     return attention_size(work, size).q_len if isinstance(work, Attention) else _int_rows(size)
+
+
+def sizes_of(work: Workload, size: Size) -> dict[str, int]:
+    """Return `size` by the names that a workload's graph has for its dimensions."""
+    if isinstance(work, Attention):
+        return attention_size(work, size)._asdict()
+    return {"rows": _int_rows(size), "batch": PRICED_BATCH}
 
 
 def tiled_rows(work: Workload, size: Size) -> int:

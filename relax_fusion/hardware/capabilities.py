@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from .instructions import WARP_GROUP_MMA, MatrixInstruction
 
@@ -31,7 +32,7 @@ class Capabilities:
     tma: bool = False
     matrix_instructions: tuple[MatrixInstruction, ...] = ()
 
-    @property
+    @cached_property
     def warp_group_mma(self) -> bool:
         """Whether groups of warps multiply matrices out of shared memory."""
         return any(i in self.matrix_instructions for i in WARP_GROUP_MMA.values())

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from .graph import Graph
 from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
+
+
+@dataclass(frozen=True)
+class Atom:
+    """One of the kernels that compute a chain which is left apart.
+
+    Parameters
+    ----------
+    moved : int
+        Bytes that it reads and writes, each once, beside the operands of `matmul`.
+    matmul : NormMatmul, optional
+        What it multiplies; None for a norm, a softmax, or element-wise steps.
+    rows, matrices : int
+        Rows of each matrix, and matrices of a batch.
+    maker : {"pass", "rule", "tvm"}
+        Who schedules a matmul: a later pass that fuses, the rule for generic matmuls, or, where a
+        size that a tile needs is only known at run time, TVM's own rule.
+    normalised, scores : int
+        Elements that a norm reads, and those that a softmax does.
+    """
+
+    moved: int = 0
+    matmul: Any = None
+    rows: int = 0
+    matrices: int = 1
+    maker: Literal["pass", "rule", "tvm"] = "pass"
+    normalised: int = 0
+    scores: int = 0
 
 
 class Described:
@@ -25,6 +54,16 @@ class Described:
         return self._graph()
 
     def _graph(self) -> Graph:
+        raise NotImplementedError
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return the kernels that compute the chain if the pass that found it leaves it alone.
+
+        Parameters
+        ----------
+        **sizes : int
+            As in `flops`; none may be missing.
+        """
         raise NotImplementedError
 
     def flops(self, **sizes: int) -> float:

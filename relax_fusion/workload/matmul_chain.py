@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from .base import Described
+from .base import Atom, Described
 from .builder import GraphBuilder
-from .dims import Dim, renamed
+from .dims import Dim, extent, renamed
 from .graph import Graph
-from .norm_matmul import WeightLayout, epilogue
+from .norm_matmul import NormMatmul, Projection, WeightLayout, epilogue
 from .values import Axis
 
 
@@ -45,6 +46,29 @@ class MatmulChain(Described):
     dtype: str
     out_dtype: str
     batch: Dim | None = None
+
+    @cached_property
+    def matmuls(self) -> tuple[NormMatmul, NormMatmul]:
+        """The matmuls of one matrix of the batch.
+
+        A number that multiplies costs nothing beside a matmul, and is left out.
+        """
+
+        def matmul(which: int, k: int, n: int) -> NormMatmul:
+            steps, dtype = ((self.inner, self.dtype), (self.outer, self.out_dtype))[which]
+            named = tuple(s for s in steps if isinstance(s, str))
+            projection = Projection(n, self.layouts[which], named)
+            return NormMatmul(self.rows, k, (projection,), None, self.dtype, dtype)
+
+        return matmul(0, self.k, self.r), matmul(1, self.r, self.n)
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return both matmuls; no pass fuses one of a batch."""
+        rows = extent(self.rows, sizes["rows"])
+        if self.batch is None:
+            return [Atom(0, part, rows) for part in self.matmuls]
+        count = extent(self.batch, sizes["batch"])
+        return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

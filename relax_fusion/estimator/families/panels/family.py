@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Footprint, KernelFamily
 from ...limits import core_limits
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
@@ -22,7 +22,7 @@ class Panels(KernelFamily[MatmulWork]):
     names = (panels.FAMILY,)
     kind = "cpu"
     takes = (NormMatmul, GatedFFN)
-    error = 1.0
+    error = OWN_BASELINE_ERROR
     cuts_rows = True
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
