@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
 from .base import Atom, Described
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
+from .dtypes import DTYPE_BYTES
 from .graph import Graph
 from .norm_matmul import NormMatmul, Projection, WeightLayout, epilogue
 from .values import Axis
@@ -49,26 +51,44 @@ class MatmulChain(Described):
 
     @cached_property
     def matmuls(self) -> tuple[NormMatmul, NormMatmul]:
-        """The matmuls of one matrix of the batch.
+        """The matmuls of one matrix of the batch, with all steps but the numbers."""
+        a, b = (tuple(s for s in steps if isinstance(s, str)) for steps in (self.inner, self.outer))
+        return self._with_steps(a, b)
 
-        A number that multiplies costs nothing beside a matmul, and is left out.
-        """
+    def _with_steps(
+        self, inner: tuple[str, ...], outer: tuple[str, ...]
+    ) -> tuple[NormMatmul, NormMatmul]:
+        a, b = (
+            Projection(self.r, self.layouts[0], inner),
+            Projection(self.n, self.layouts[1], outer),
+        )
+        first = NormMatmul(self.rows, self.k, (a,), None, self.dtype, self.dtype)
+        return first, NormMatmul(self.rows, self.r, (b,), None, self.dtype, self.out_dtype)
 
-        def matmul(which: int, k: int, n: int) -> NormMatmul:
-            steps, dtype = ((self.inner, self.dtype), (self.outer, self.out_dtype))[which]
-            named = tuple(s for s in steps if isinstance(s, str))
-            projection = Projection(n, self.layouts[which], named)
-            return NormMatmul(self.rows, k, (projection,), None, self.dtype, dtype)
-
-        return matmul(0, self.k, self.r), matmul(1, self.r, self.n)
+    @cached_property
+    def _parts(self) -> tuple[NormMatmul, NormMatmul]:
+        """The matmuls as passes fuse them: with the steps in front of the first number."""
+        a, b = (takewhile(lambda s: isinstance(s, str), s) for s in (self.inner, self.outer))
+        return self._with_steps(tuple(map(str, a)), tuple(map(str, b)))
 
     def apart(self, **sizes: int) -> list[Atom]:
-        """Return both matmuls; no pass fuses one of a batch."""
+        """Return both matmuls, and the steps that passes leave, which follow as kernels.
+
+        No pass fuses a matmul of a batch; the rule for generic matmuls takes all steps along.
+        """
         rows = extent(self.rows, sizes["rows"])
-        if self.batch is None:
-            return [Atom(0, part, rows) for part in self.matmuls]
-        count = extent(self.batch, sizes["batch"])
-        return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
+        if self.batch is not None:
+            count = extent(self.batch, sizes["batch"])
+            return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
+        atoms = []
+        for part, steps in zip(self._parts, (self.inner, self.outer), strict=True):
+            (projection,) = part.outputs
+            atoms.append(Atom(0, part, rows))
+            rest = steps[len(projection.epilogue) :]
+            if rest:
+                each = rows * projection.n * DTYPE_BYTES[part.out_dtype]
+                atoms.append(Atom((2 + rest.count("residual")) * each))
+        return atoms
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

@@ -98,14 +98,21 @@ CHAINS = {
 }
 
 
+FUSED = ("G1", "G2", "G3", "batch8", "lora16 r4096")
+
+
 @pytest.mark.parametrize("name", MEASURED["chains"])
 def test_a_chain_of_matmuls_is_fused_where_that_won_by_much(name: str) -> None:
-    """Adapters that won are predicted to win by less than is asked for, and are left apart."""
+    """Some that won by less are left apart: that much is asked for."""
     took = MEASURED["chains"][name]
     choice = choose(CHAINS[name], GPU, backend="triton")
-    if took["apart_us"] < 1.4 * took["fused_us"]:
-        assert isinstance(choice, Decline)
-    elif "lora" not in name:
-        assert isinstance(choice, Choice)
-        (prediction,) = choice.predictions
-        assert 1 / 1.15 < 1e6 * prediction.unfused.seconds / took["apart_us"] < 1.15
+    assert isinstance(choice, Choice) == (name in FUSED)
+    if name in FUSED:
+        assert took["apart_us"] > 1.5 * took["fused_us"]
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "bottleneck", "batch8"])
+def test_two_small_matmuls_are_priced_near_what_was_measured(name: str) -> None:
+    work = CHAINS[name]
+    apart = predict_unfused(work, GPU, work.rows, backend="triton").seconds
+    assert 1 / 1.15 < 1e6 * apart / MEASURED["chains"][name]["apart_us"] < 1.15
