@@ -43,7 +43,7 @@ class Prediction:
 
 def largest(terms: dict[Bound, float]) -> Bound:
     """Return the name of the largest of `terms`; the first where they tie."""
-    return max(terms, key=lambda name: terms[name])
+    return max(terms, key=terms.__getitem__)
 
 
 def repeated(each: Prediction, count: int, dev: DeviceSpec) -> Prediction:

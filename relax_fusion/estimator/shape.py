@@ -190,7 +190,8 @@ def _int_rows(size: Size) -> int:
     return size
 
 
-def dtypes_of(work: Workload) -> set[str]:
+@lru_cache(maxsize=256)
+def dtypes_of(work: Workload) -> frozenset[str]:
     """Return the element types of the tensors that a kernel reads and writes."""
     operands = (*work.graph.inputs, *work.graph.outputs)
-    return {o.dtype for o in operands if o.shape is not None}
+    return frozenset(o.dtype for o in operands if o.shape is not None)

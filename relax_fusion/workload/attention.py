@@ -93,6 +93,8 @@ class Attention(Described):
     alibi: str | None = None
     sinks: str | None = None
 
+    __hash__ = Described.__hash__
+
     def apart(self, **sizes: int) -> list[Atom]:
         """Return scores, softmax and values, and the repeated keys and values in front.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from .graph import Graph
 from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
@@ -42,6 +42,20 @@ class Atom:
 
 class Described:
     """A dataclass that names a chain, and the block graph that says what it computes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __hash__(self) -> int:
+        """Hash the fields once: the estimator looks workloads up for every plan."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self.__getstate__().values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept beside the fields: hashes of text differ between processes."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def key(self) -> str:

@@ -49,6 +49,8 @@ class GatedFFN(Described):
     bias: bool = False
     allow_tf32: bool = False
 
+    __hash__ = Described.__hash__
+
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the matmuls, with the norm if there is one, and the product of their results."""
         rows = extent(self.rows, sizes["rows"])

@@ -49,6 +49,8 @@ class MatmulChain(Described):
     out_dtype: str
     batch: Dim | None = None
 
+    __hash__ = Described.__hash__
+
     @cached_property
     def matmuls(self) -> tuple[NormMatmul, NormMatmul]:
         """The matmuls of one matrix of the batch, with all steps but the numbers."""

@@ -140,6 +140,8 @@ class NormMatmul(Described):
         """Output features of all projections together."""
         return sum(p.n for p in self.outputs)
 
+    __hash__ = Described.__hash__
+
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the norm, and the matmuls with what follows them; of one alone, a rotation.
 
