@@ -74,14 +74,14 @@ def predict_unfused(
     atoms = work.apart(**sizes_of(work, size))
     if alone is not None and [atom.matmul for atom in atoms] == [work]:
         return alone
-    parts = [_alone(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
+    parts = [_kernel(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
     (first, _), *others = parts
     seconds = first.seconds + sum(p.seconds - dev.launch_s + start_s for p, start_s in others)
     return replace(in_a_row([p for p, _ in parts]), seconds=seconds)
 
 
 @lru_cache(maxsize=4096)  # chains of a model have the same parts
-def _alone(atom: Atom, dev: DeviceSpec, backend: str) -> tuple[Prediction, float]:
+def _kernel(atom: Atom, dev: DeviceSpec, backend: str) -> tuple[Prediction, float]:
     """Return what one of the kernels costs, and the part of it that is launching after another.
 
     A matmul has the best plan of ours, or else TVM's schedule.  The matrices of a batch fill a GPU
@@ -107,4 +107,4 @@ def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: str) -> list[Option]:
     return list(options(matmul, dev, backend))
 
 
-ON_CHANGE.extend((_alone.cache_clear, _plans.cache_clear))
+ON_CHANGE.extend((_kernel.cache_clear, _plans.cache_clear))

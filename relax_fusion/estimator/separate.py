@@ -10,8 +10,9 @@ from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 
 FOLLOWING_LAUNCH = 0.2
 """Part of a launch that a kernel adds behind another one, where their launches overlap: so do
-Triton's, and kernels that do no more than read and write.  Fitted to 43 differences between a
-fused norm and matmul and the two apart on an H200: 0.4 to 2 us, where memory is not what counts."""
+Triton's, and kernels that do no more than read and write.  Fitted on an H200 to what a norm costs
+more apart from Triton's matmul than with it (0.5 to 1.4 us up to 256 rows), and what the product
+behind a gate and an up does; assumed elsewhere."""
 
 SIMT_EFFICIENCY = 0.42
 """Reached part of the FMA peak of TVM's own matmul schedule.  Measured on an H200: 27.6 and 28.8

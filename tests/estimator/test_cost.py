@@ -18,8 +18,10 @@ from relax_fusion.estimator import (
 )
 from relax_fusion.estimator.causal import visible_blocks
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.separate import price
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
+from relax_fusion.workload import Atom
 
 from .cases import (
     AVX2,
@@ -64,6 +66,22 @@ def test_tensor_core_attention_is_priced_near_triton_s(work, head_dim, measured_
     size = AttentionSize(work.batch, work.q_len, work.kv_len)
     ratio = predict(work, plan, GPU, size).seconds / (measured_ms * 1e-3)
     assert 1 / 1.5 < ratio < 1.5
+
+
+MEASURED_TVM_MS = [
+    # A norm and a matmul by TVM's own schedule, on one H200
+    (6144, 16, 0.196),
+    (6144, 256, 0.500),
+    (6144, 1024, 1.87),
+    (6144, 4096, 7.19),
+]
+
+
+@pytest.mark.parametrize(("n", "rows", "measured_ms"), MEASURED_TVM_MS)
+def test_matmuls_that_are_left_to_tvm_are_priced_near_what_was_measured(n, rows, measured_ms):
+    alone = norm_matmul(n=n, norm=None)
+    found = price(Atom(0, alone, rows, maker="tvm"), GPU).seconds
+    assert 1 / 1.3 < found / (measured_ms * 1e-3) < 1.3
 
 
 @steady
