@@ -1,17 +1,18 @@
-"""The best plan of some, and what a chain costs as separate kernels."""
+"""The best plan of some, and what a chain costs that is left apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain, combinations
 
 from ..hardware import DeviceSpec
-from ..workload import Attention, MatmulChain, NormMatmul, Workload
+from ..workload import Atom, NormMatmul, Workload
 from . import separate
-from .families.cpu_chain import cost as chain_cost
-from .prediction import Prediction, next_power
-from .registry import Family, Option, options
-from .shape import Size, attention_size, rows_of, tiled_rows
+from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, next_power, repeated
+from .registry import ON_CHANGE, Family, Option, options
+from .shape import Size, sizes_of, tiled_rows
 from .tile_plan import TilePlan
 
 MOST_KERNELS = 3
@@ -22,17 +23,30 @@ WORTH_A_KERNEL = 1.05
 
 
 def best(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, cells: Sequence[Sequence[Size]]
-) -> list[Option]:
-    """Return a plan for each cell, of as few plans as do.
+    found: Sequence[Option],
+    work: Workload,
+    dev: DeviceSpec,
+    cells: Sequence[Sequence[Size]],
+    told: Size,
+) -> tuple[list[Option], Prediction]:
+    """Return a plan for each cell, of as few plans as do, and the least price at the size `told`.
 
     One plan is that which loses least over all sizes; of several, the worst cell decides.  What
     counts is the mean of a plan's time over the best time at each size of a cell: a plan that pads
     few rows to many is fast at the end of a range only.  Of equals, the first that was generated.
     """
-    worth = _worth_pricing(found, work, dev, [size for cell in cells for size in cell])
-    losses = [_losses(worth, work, dev, cell) for cell in cells]
+    every_size = list(chain.from_iterable(cells))
+    worth = _worth_pricing(found, work, dev, every_size)
+    prices = {
+        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
+        for size in dict.fromkeys([*every_size, told])
+    }
+    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
     every = range(len(worth))
+    losses = [
+        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in every]
+        for cell in cells
+    ]
     weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
     single = weighed.index(min(weighed))
     bests = dict.fromkeys([single, *(loss.index(min(loss)) for loss in losses)])
@@ -45,19 +59,8 @@ def best(
         few.append(min(combinations(bests, count), key=worst))
     enough = WORTH_A_KERNEL * worst(few[-1])
     chosen = next(plans for plans in few if worst(plans) <= enough)
-    return [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
-
-
-def _losses(
-    worth: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
-) -> list[float]:
-    """Return the mean of each plan's time over the best time at each size."""
-    priced = [[o.family.predict(o.plan, work, dev, size).seconds for o in worth] for size in sizes]
-    least = [min(column) for column in priced]
-    return [
-        sum(c[i] / s for c, s in zip(priced, least, strict=True)) / len(sizes)
-        for i in range(len(worth))
-    ]
+    served_by = [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
+    return served_by, min(prices[told], key=lambda p: p.seconds)
 
 
 def _worth_pricing(
@@ -77,48 +80,63 @@ def _worth_pricing(
     return worth or [option for option in found if option.plan.block_m <= lowest]
 
 
-def left_apart(work: Workload, dev: DeviceSpec, size: Size, backend: str) -> Prediction:
-    """Return what the chain costs if it is left to TVM, and to passes that fuse a part of it.
-
-    A chain of matmuls is left to the passes that fuse each of them, by `backend`.
-    """
-    if not isinstance(work, MatmulChain):
-        return predict_unfused(work, dev, size)
-    apart = chain_cost.priced(work, dev, rows_of(work, size))
-    parts = [_alone(part, dev, rows, backend) for part, rows in apart]
-    return chain_cost.together(parts, work, dev)
-
-
-def _alone(part: NormMatmul, dev: DeviceSpec, rows: int, backend: str) -> Prediction:
-    """Return what one matmul of a chain costs; TVM schedules it where no tile of ours fits."""
-    found = list(options(part, dev, backend))
-    if not found:
-        return predict_unfused(part, dev, rows)
-    (option,) = best(found, part, dev, [[rows]])
-    return option.family.predict(option.plan, part, dev, rows)
-
-
 def predict_unfused(
-    work: Workload, dev: DeviceSpec, size: Size, *, backend: str = "tir"
+    work: Workload,
+    dev: DeviceSpec,
+    size: Size,
+    *,
+    backend: str = "tir",
+    alone: Prediction | None = None,
 ) -> Prediction:
-    """Return what the chain costs at `size` as separate kernels, each with its bytes and launch.
+    """Return what the chain costs at `size` if the pass that found it leaves it alone.
+
+    That is the best that we would run for its parts (`Described.apart`), one after the other.
 
     Parameters
     ----------
     size : int or AttentionSize
         As for `predict`.
     backend : {"tir", "triton"}
-        What the separate matmuls run on: plain FMAs, as TVM's own schedules do, or tensor cores,
-        as a vendor library does.  Compare like with like.
+        Who is to emit the matmuls that later passes fuse.
+    alone : Prediction, optional
+        What `work` costs by its best plan, if that is known: a matmul by itself has no parts.
     """
-    if isinstance(work, MatmulChain):
-        parts = [
-            predict_unfused(part, dev, rows, backend=backend)
-            for part, rows in chain_cost.priced(work, dev, rows_of(work, size))
-        ]
-        return chain_cost.together(parts, work, dev)
-    if isinstance(work, Attention):
-        kernels = separate.attention_kernels(work, attention_size(work, size))
-    else:
-        kernels = separate.matmul_kernels(work, rows_of(work, size))
-    return separate.price(kernels, work.dtype, dev, backend)
+    atoms = work.apart(**sizes_of(work, size))
+    if alone is not None and [atom.matmul for atom in atoms] == [work]:
+        return alone
+    parts = [_kernel(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
+    (first, _), *others = parts
+    seconds = first.seconds + sum(p.seconds - dev.launch_s + start_s for p, start_s in others)
+    return replace(in_a_row([p for p, _ in parts]), seconds=seconds)
+
+
+@lru_cache(maxsize=4096)  # chains of a model have the same parts
+def _kernel(atom: Atom, dev: DeviceSpec, backend: str) -> tuple[Prediction, float]:
+    """Return what one of the kernels costs, and the part of it that is launching after another.
+
+    A matmul has the best plan of ours, or else TVM's schedule.  The matrices of a batch fill a GPU
+    together, and follow each other on a CPU.
+    """
+    found = _plans(atom.matmul, dev, backend) if atom.matmul and atom.maker != "tvm" else []
+    if not found:
+        return separate.price(atom, dev), separate.start_s(dev)
+    on_gpu, matmul = dev.kind == "gpu", atom.matmul
+    rows = atom.rows * (atom.matrices if on_gpu else 1)
+    (option,), _ = best(found, matmul, dev, [[rows]], rows)
+    priced = option.family.predict(option.plan, matmul, dev, rows)
+    start_s = separate.start_s(dev) if option.plan.backend == "triton" else dev.launch_s
+    if atom.matrices == 1:
+        return priced, start_s
+    if not on_gpu:
+        return repeated(priced, atom.matrices, dev), start_s
+    moved = separate.moved_bytes(atom)  # each matrix has a weight of its own
+    rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    return replace(priced, seconds=priced.seconds + max(0.0, rest_s), dram_bytes=moved), start_s
+
+
+@lru_cache(maxsize=256)
+def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: str) -> list[Option]:
+    return list(options(matmul, dev, backend))
+
+
+ON_CHANGE.extend((_kernel.cache_clear, _plans.cache_clear))

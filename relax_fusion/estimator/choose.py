@@ -12,12 +12,12 @@ from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload
-from .baseline import best, left_apart
+from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
 from .ranges import ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
-from .shape import Size, sizes_of
+from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
 
 CLOSED_RANGE_LOSS = 0.1
@@ -37,6 +37,9 @@ class RangePrediction:
         The size that was priced.
     fused, unfused : Prediction
         At that size.
+    least : Prediction
+        By the best plan for that size alone, which is what is compared: plans of what is left apart
+        serve ranges too, and `unfused` is by the best for the size.
     error : float
         Factor by which the two must differ to count (`KernelFamily.error`).
     """
@@ -45,6 +48,7 @@ class RangePrediction:
     size: Size
     fused: Prediction
     unfused: Prediction
+    least: Prediction
     error: float = 1.0
 
     @property
@@ -55,7 +59,7 @@ class RangePrediction:
         may lose a little for the sake of the open one.
         """
         allowed = 1 / self.error if self.upper is None else 1 + CLOSED_RANGE_LOSS
-        return self.fused.seconds > self.unfused.seconds * allowed
+        return self.least.seconds > self.unfused.seconds * allowed
 
 
 @dataclass(frozen=True)
@@ -127,12 +131,13 @@ def choose(
 
 
 class _Made(NamedTuple):
-    """What serves a range: its last size, the size that was priced, the plan, and its price."""
+    """What serves a range: its last size, the size that was priced, the plan, and prices."""
 
     upper: int | None
     size: Size
     option: Option
     fused: Prediction
+    least: Prediction
 
 
 def _chosen(
@@ -141,12 +146,13 @@ def _chosen(
     """Return the best plans of each range: what predictions tell of, and its cells."""
     chosen = []
     for upper, cells, told in ranges(work, together({o.family.breaks for o in found})):
-        served_by = best(launchable(found, work, upper), work, dev, [sizes for _, sizes in cells])
+        usable, inside = launchable(found, work, upper), [sizes for _, sizes in cells]
+        served_by, least = best(usable, work, dev, inside, told)
         plans = [(box, o.plan) for (box, _), o in zip(cells, served_by, strict=True)]
-        sizes = sizes_of(work, told)
+        sizes = box_sizes(work, told)
         option = next(o for (box, _), o in zip(cells, served_by, strict=True) if box.holds(**sizes))
         fused = option.family.predict(option.plan, work, dev, told)
-        chosen.append((_Made(upper, told, option, fused), plans))
+        chosen.append((_Made(upper, told, option, fused, least), plans))
     return chosen
 
 
@@ -163,8 +169,9 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     predictions = []
     breaks = together({o.family.breaks for o in known.values()})
     for upper, _, size in ranges(work, breaks):
-        option = known[table.plan_for(**sizes_of(work, size))]
-        made = _Made(upper, size, option, option.family.predict(option.plan, work, dev, size))
+        option = known[table.plan_for(**box_sizes(work, size))]
+        fused = option.family.predict(option.plan, work, dev, size)
+        made = _Made(upper, size, option, fused, fused)
         predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
     return Choice(table, tuple(predictions))
 
@@ -177,17 +184,16 @@ def _wrong(plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None) ->
 
 
 def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:
-    """Compare a plan with separate kernels, under the assumptions of its family."""
-    family, plan = made.option.family, made.option.plan
-    alone = left_apart(work, dev, made.size, backend)
-    alone = replace(alone, seconds=alone.seconds + family.fill_s(plan))
-    return RangePrediction(made.upper, made.size, made.fused, alone, family.error)
+    """Compare a plan with what is run if the chain is left apart."""
+    alone = predict_unfused(work, dev, made.size, backend=backend, alone=made.least)
+    error = made.option.family.error
+    return RangePrediction(made.upper, made.size, made.fused, alone, made.least, error)
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     """Return a decline with the times of the range in which fusing loses most."""
-    worst = max(losing, key=lambda p: p.fused.seconds / p.unfused.seconds)
-    fused, unfused = worst.fused.seconds, worst.unfused.seconds
+    worst = max(losing, key=lambda p: p.least.seconds / p.unfused.seconds)
+    fused, unfused = worst.least.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
     detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")

@@ -65,6 +65,12 @@ class Breaks:
     keys: tuple[int, ...] = (256, 2048)
 
 
+OWN_BASELINE_ERROR = 0.97
+"""`KernelFamily.error` where the parts are priced by the same models as the whole: what is wrong
+with them is wrong with both, so no gain is asked for.  A loss counts from 3 % on, about what
+predictions of such near alternatives are apart."""
+
+
 class KernelFamily(ABC, Generic[W]):
     """A kind of kernel: which workloads it takes, its plans, their limits and their price.
 
@@ -143,10 +149,6 @@ class KernelFamily(ABC, Generic[W]):
             The fewest, and the power of two that the most fit.
         """
         return (plan for plan in plans if plan.block_m <= rows[1])
-
-    def fill_s(self, plan: TilePlan) -> float:
-        """Return the seconds in which a kernel fills the device that separate ones need as well."""
-        return 0.0
 
     def blocks(self, plan: TilePlan, work: W, most: int | None) -> Iterator[tuple[str, int]]:
         """Yield what lies along the second and third dimension of a grid, and how many blocks.

@@ -68,14 +68,20 @@ class Kernel:
     dram_efficiency: float = DRAM_EFFICIENCY
 
 
-def resident_blocks(foot: Footprint, dev: DeviceSpec) -> int:
-    """Return how many blocks a multiprocessor holds at once (at least 1)."""
+def resident_blocks(foot: Footprint, dev: DeviceSpec, reserved_bytes: int = 0) -> int:
+    """Return how many blocks a multiprocessor holds at once (at least 1).
+
+    Parameters
+    ----------
+    reserved_bytes : int
+        Shared memory of each block beside what it asks for.
+    """
     registers = foot.registers_per_thread * foot.threads
     return max(
         1,
         min(
             dev.max_blocks_per_sm,
-            dev.smem_per_sm_bytes // max(foot.smem_bytes, 1),
+            dev.smem_per_sm_bytes // max(foot.smem_bytes + reserved_bytes, 1),
             dev.max_threads_per_sm // foot.threads,
             dev.registers_per_sm // registers,
         ),

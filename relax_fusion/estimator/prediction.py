@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from ..hardware import DeviceSpec
 
 Bound = Literal["dram", "l2", "compute", "latency", "launch"]
 
@@ -41,7 +43,26 @@ class Prediction:
 
 def largest(terms: dict[Bound, float]) -> Bound:
     """Return the name of the largest of `terms`; the first where they tie."""
-    return max(terms, key=lambda name: terms[name])
+    return max(terms, key=terms.__getitem__)
+
+
+def repeated(each: Prediction, count: int, dev: DeviceSpec) -> Prediction:
+    """Return what one launch costs that does so many times the same."""
+    seconds = dev.launch_s + count * (each.seconds - dev.launch_s)
+    return Prediction(
+        *(seconds, count * each.dram_bytes, count * each.flops, count * each.waves, each.bound)
+    )
+
+
+def in_a_row(parts: Sequence[Prediction]) -> Prediction:
+    """Return what kernels cost of which none overlaps another."""
+    return Prediction(
+        sum(p.seconds for p in parts),
+        sum(p.dram_bytes for p in parts),
+        sum(p.flops for p in parts),
+        sum(p.waves for p in parts),
+        max(parts, key=lambda p: p.seconds).bound,
+    )
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -21,6 +21,9 @@ Size = int | AttentionSize
 """Rows of a `NormMatmul` or `GatedFFN`, or the sizes of an `Attention`."""
 
 
+PRICED_BATCH = 8
+"""Matrices of a batch whose size is only known at run time."""
+
 _MANY = 2**20
 """Rows beyond which no operand is read in part."""
 
@@ -169,6 +172,13 @@ def rows_of(work: Workload, size: Size) -> int:
 
 
 def sizes_of(work: Workload, size: Size) -> dict[str, int]:
+    """Return `size` by the names that a workload's graph has for its dimensions."""
+    if isinstance(work, Attention):
+        return attention_size(work, size)._asdict()
+    return {"rows": _int_rows(size), "batch": PRICED_BATCH}
+
+
+def box_sizes(work: Workload, size: Size) -> dict[str, int]:
     """Return a size as what plans are chosen by, under the names of a `Box`."""
     if not isinstance(work, Attention):
         return {"rows": _int_rows(size)}
@@ -188,7 +198,8 @@ def _int_rows(size: Size) -> int:
     return size
 
 
-def dtypes_of(work: Workload) -> set[str]:
+@lru_cache(maxsize=256)
+def dtypes_of(work: Workload) -> frozenset[str]:
     """Return the element types of the tensors that a kernel reads and writes."""
     operands = (*work.graph.inputs, *work.graph.outputs)
-    return {o.dtype for o in operands if o.shape is not None}
+    return frozenset(o.dtype for o in operands if o.shape is not None)

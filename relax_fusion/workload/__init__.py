@@ -10,6 +10,7 @@ order of its operands, its numbers (:mod:`.reference`) and its roofline follow f
 """
 
 from .attention import Attention, BiasOp, Causal, HeadLayout, MaskDims
+from .base import Atom
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
 from .formats import Operand, Packed
@@ -36,6 +37,7 @@ __all__ = [
     "EPILOGUE_STEPS",
     "FLOAT_BYTES",
     "INTEGER_DTYPES",
+    "Atom",
     "Attention",
     "BiasOp",
     "Causal",

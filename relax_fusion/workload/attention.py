@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .base import Described
+from .base import Atom, Described
 from .builder import GraphBuilder, Handle, Place
-from .dims import Dim, DynamicDim, renamed
+from .dims import Dim, DynamicDim, extent, renamed
+from .dtypes import DTYPE_BYTES
 from .graph import Band, Graph
+from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply
 
 Causal = Literal["none", "top_left", "bottom_right"]
@@ -90,6 +92,35 @@ class Attention(Described):
     softcap: float | None = None
     alibi: str | None = None
     sinks: str | None = None
+
+    __hash__ = Described.__hash__
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return scores, softmax and values, and the repeated keys and values in front.
+
+        Scores are written and read again twice, unmasked.  A transposition that a layout asks for
+        is left out: it may be fused into a neighbour.
+        """
+        batch, rows = extent(self.batch, sizes["batch"]), extent(self.q_len, sizes["q_len"])
+        keys, b = extent(self.kv_len, sizes["kv_len"]), DTYPE_BYTES[self.dtype]
+        moved, group = self.bytes(**sizes), self.q_heads // self.kv_heads
+        count, scores = batch * self.q_heads, batch * self.q_heads * rows * keys
+        each = [batch * self.kv_heads * keys * n * b for n in (self.head_dim, self.v_dim)]
+        repeated = [Atom((1 + group) * own) for own in each if group > 1]
+        maker: Literal["rule", "tvm"] = "rule" if isinstance(self.kv_len, int) else "tvm"
+
+        def product(k: int, n: int, layout: WeightLayout, beside: int = 0) -> Atom:
+            q_rows = DynamicDim("rows")
+            work = NormMatmul(q_rows, k, (Projection(n, layout),), None, self.dtype, self.dtype)
+            return Atom(beside, work, rows, count, maker)
+
+        masks = moved.get("bias", 0) + moved.get("mask", 0)
+        return [
+            *repeated,
+            product(self.head_dim, keys, "nk", masks),
+            Atom(2 * scores * b, scores=scores),
+            product(keys, self.v_dim, "kn"),
+        ]
 
     def _graph(self) -> Graph:
         return _Writer(self).graph()

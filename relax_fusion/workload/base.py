@@ -4,16 +4,59 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import Field, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from .dims import Dim
 from .graph import Graph
 from .roofline import Sizes, distinct_bytes, flops_by_product, matmul_flops
 
 
+@dataclass(frozen=True)
+class Atom:
+    """One of the kernels that compute a chain which is left apart.
+
+    Parameters
+    ----------
+    moved : int
+        Bytes that it reads and writes, each once, beside the operands of `matmul`.
+    matmul : NormMatmul, optional
+        What it multiplies; None for a norm, a softmax, or element-wise steps.
+    rows, matrices : int
+        Rows of each matrix, and matrices of a batch.
+    maker : {"pass", "rule", "tvm"}
+        Who schedules a matmul: a later pass that fuses, the rule for generic matmuls, or, where a
+        size that a tile needs is only known at run time, TVM's own rule.
+    normalised, scores : int
+        Elements that a norm reads, and those that a softmax does.
+    """
+
+    moved: int = 0
+    matmul: Any = None
+    rows: int = 0
+    matrices: int = 1
+    maker: Literal["pass", "rule", "tvm"] = "pass"
+    normalised: int = 0
+    scores: int = 0
+
+
 class Described:
     """A dataclass that names a chain, and the block graph that says what it computes."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __hash__(self) -> int:
+        """Hash the fields once: the estimator looks workloads up for every plan."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self.__getstate__().values()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is kept beside the fields: hashes of text differ between processes."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     @property
     def key(self) -> str:
@@ -32,6 +75,16 @@ class Described:
     def ranged(self) -> dict[str, Dim]:
         """What plans are chosen by, as it is called in the graph: rows, and what else there is."""
         return {"rows": self.graph["x"].shape[-2]}
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return the kernels that compute the chain if the pass that found it leaves it alone.
+
+        Parameters
+        ----------
+        **sizes : int
+            As in `flops`; none may be missing.
+        """
+        raise NotImplementedError
 
     def flops(self, **sizes: int) -> float:
         """Return the floating-point operations of the matmuls; masks are not discounted.

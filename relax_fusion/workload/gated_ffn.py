@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-from .base import Described
+from .base import Atom, Described
 from .builder import GraphBuilder
-from .dims import Dim, renamed
-from .dtypes import accumulator
+from .dims import Dim, extent, renamed
+from .dtypes import DTYPE_BYTES, accumulator
 from .graph import Graph
-from .norm_matmul import Norm, WeightLayout, normalised
+from .norm_matmul import Norm, NormMatmul, Projection, WeightLayout, normalised
 from .values import Axis, Expr, apply
 
 
@@ -47,6 +48,26 @@ class GatedFFN(Described):
     out_dtype: str
     bias: bool = False
     allow_tf32: bool = False
+
+    __hash__ = Described.__hash__
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return the matmuls, with the norm if there is one, and the product of their results."""
+        rows = extent(self.rows, sizes["rows"])
+        product = Atom(3 * rows * self.n * DTYPE_BYTES[self.out_dtype])
+        return [*(Atom(0, part, rows) for part in self._parts), product]
+
+    @cached_property
+    def _parts(self) -> list[NormMatmul]:
+        """What is left without the product; of two weights, the gate's takes the activation."""
+        bias = ("bias",) * self.bias
+        gate = Projection(self.n, self.layout, (*bias, self.activation))
+        outputs: tuple[Projection, ...] = (gate, Projection(self.n, self.layout, bias))
+        if self.merged:
+            outputs = (Projection(2 * self.n, self.layout, bias),)
+        dtypes = self.dtype, self.out_dtype, self.allow_tf32
+        grouped = [outputs] if self.norm else [(p,) for p in outputs]
+        return [NormMatmul(self.rows, self.k, each, self.norm, *dtypes) for each in grouped]
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
 
-from .base import Described
+from .base import Atom, Described
 from .builder import GraphBuilder
-from .dims import Dim, renamed
+from .dims import Dim, extent, renamed
+from .dtypes import DTYPE_BYTES
 from .graph import Graph
-from .norm_matmul import WeightLayout, epilogue
+from .norm_matmul import NormMatmul, Projection, WeightLayout, epilogue
 from .values import Axis
 
 
@@ -45,6 +48,49 @@ class MatmulChain(Described):
     dtype: str
     out_dtype: str
     batch: Dim | None = None
+
+    __hash__ = Described.__hash__
+
+    @cached_property
+    def matmuls(self) -> tuple[NormMatmul, NormMatmul]:
+        """The matmuls of one matrix of the batch, with all steps but the numbers."""
+        a, b = (tuple(s for s in steps if isinstance(s, str)) for steps in (self.inner, self.outer))
+        return self._with_steps(a, b)
+
+    def _with_steps(
+        self, inner: tuple[str, ...], outer: tuple[str, ...]
+    ) -> tuple[NormMatmul, NormMatmul]:
+        a, b = (
+            Projection(self.r, self.layouts[0], inner),
+            Projection(self.n, self.layouts[1], outer),
+        )
+        first = NormMatmul(self.rows, self.k, (a,), None, self.dtype, self.dtype)
+        return first, NormMatmul(self.rows, self.r, (b,), None, self.dtype, self.out_dtype)
+
+    @cached_property
+    def _parts(self) -> tuple[NormMatmul, NormMatmul]:
+        """The matmuls as passes fuse them: with the steps in front of the first number."""
+        a, b = (takewhile(lambda s: isinstance(s, str), s) for s in (self.inner, self.outer))
+        return self._with_steps(tuple(map(str, a)), tuple(map(str, b)))
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return both matmuls, and the steps that passes leave, which follow as kernels.
+
+        No pass fuses a matmul of a batch; the rule for generic matmuls takes all steps along.
+        """
+        rows = extent(self.rows, sizes["rows"])
+        if self.batch is not None:
+            count = extent(self.batch, sizes["batch"])
+            return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
+        atoms = []
+        for part, steps in zip(self._parts, (self.inner, self.outer), strict=True):
+            (projection,) = part.outputs
+            atoms.append(Atom(0, part, rows))
+            rest = steps[len(projection.epilogue) :]
+            if rest:
+                each = rows * projection.n * DTYPE_BYTES[part.out_dtype]
+                atoms.append(Atom((2 + rest.count("residual")) * each))
+        return atoms
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
-from .base import Described
+from .base import Atom, Described
 from .builder import GraphBuilder, Handle
-from .dims import Dim, renamed
-from .dtypes import accumulator
+from .dims import Dim, extent, renamed
+from .dtypes import DTYPE_BYTES, accumulator
 from .graph import Graph
 from .operators import ACTIVATIONS
 from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
@@ -138,6 +139,33 @@ class NormMatmul(Described):
     def n(self) -> int:
         """Output features of all projections together."""
         return sum(p.n for p in self.outputs)
+
+    __hash__ = Described.__hash__
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return the norm, and the matmuls with what follows them; of one alone, a rotation.
+
+        A matmul alone is the rule's for generic matmuls then, which makes of it what a pass would.
+        """
+        rows = extent(self.rows, sizes["rows"])
+        each, norm, rope = rows * self.k * DTYPE_BYTES[self.dtype], self.norm, self.outputs[0].rope
+        if self._is_alone:
+            turned = 2 * rows * rope.features * DTYPE_BYTES[self.out_dtype] if rope else 0
+            rotation = [Atom(turned)] if rope else []
+            return [Atom(0, part, rows) for part in self._parts] + rotation
+        added = [Atom(3 * each)] if norm and norm.residual else []
+        normalised = [Atom(2 * each, normalised=rows * self.k)] if norm else []
+        return [*added, *normalised, *(Atom(0, part, rows) for part in self._parts)]
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether no pass is left that fuses a part of it."""
+        return self.norm is None and len(self.outputs) == 1
+
+    @cached_property
+    def _parts(self) -> list[NormMatmul]:
+        outputs = [replace(p, rope=None) if self._is_alone else p for p in self.outputs]
+        return [replace(self, norm=None, outputs=(p,)) for p in outputs]
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

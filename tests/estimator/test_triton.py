@@ -340,7 +340,9 @@ def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> 
     assert turned
     for p in turned:
         assert predict(ROTATED, p, GPU, 64) == predict(plain, p, GPU, 64)
-    assert predict_unfused(ROTATED, GPU, 64).seconds > predict_unfused(plain, GPU, 64).seconds
+    alone = [replace(work, norm=None) for work in (ROTATED, plain)]
+    turned_s, plain_s = (predict_unfused(work, GPU, 64).seconds for work in alone)
+    assert turned_s > plain_s
 
 
 def test_only_a_bias_comes_before_a_rotation() -> None:
@@ -375,7 +377,7 @@ def test_few_rows_stream_weights_and_many_fill_tensor_cores(work) -> None:
     families = {rows: found.plans.plan_for(rows).family for rows in (1, 16, 1024)}
     assert families.pop(16) in ("pointer", "stream")
     assert families == {1: "gemv", 1024: "persistent"}
-    assert all(p.fused.seconds < p.unfused.seconds for p in found.predictions[1:])
+    assert all(p.least.seconds < p.unfused.seconds for p in found.predictions[1:])
 
 
 def test_weights_that_take_several_waves_are_read_in_wide_lines() -> None:

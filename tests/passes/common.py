@@ -124,8 +124,8 @@ def run_pass(mod: ir.IRModule, name: str, **options: object) -> tuple[ir.IRModul
 
 
 def fused(chain: Chain, name: str) -> tuple[relax.Function, Decision]:
-    """Apply one pass to one chain that it must fuse into one kernel."""
-    mod, decisions = run_pass(module([chain]), name)
+    """Apply one pass to one chain that it must fuse into one kernel, whether that pays or not."""
+    mod, decisions = run_pass(module([chain]), name, always_fuse=True)
     assert [str(d.decline) for d in decisions if not d.fused] == []
     assert len(decisions) == 1
     return mod[chain.name], decisions[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import pickle
+from dataclasses import fields, replace
 
 import pytest
 
@@ -59,3 +60,13 @@ def test_every_field_of_a_rotation_is_in_the_key() -> None:
     ]
     works = [replace(ROTATED, outputs=(Projection(768, "nk", (), rope),)) for rope in ropes]
     assert len({work.key for work in works}) == len(ropes)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pickle_has_the_fields_alone(name: str) -> None:
+    """A hash that was kept would be another one in another process."""
+    work = WORKLOADS[name]
+    assert hash(work) == hash(replace(work)) and work.graph
+    loaded = pickle.loads(pickle.dumps(work))
+    assert set(vars(loaded)) == {field.name for field in fields(work)}
+    assert loaded == work and hash(loaded) == hash(work)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
 from ..cpu_cost import matmul_on_cpu
-from ..family import Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, power_dividing
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
@@ -29,7 +29,7 @@ class CpuTiles(KernelFamily[MatmulWork]):
     kind = "cpu"
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
-    error = 1.0
+    error = OWN_BASELINE_ERROR
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse integers, which would be added up as float32."""

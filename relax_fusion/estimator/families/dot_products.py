@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import Breaks, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
 from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
@@ -34,7 +34,7 @@ class DotProducts(KernelFamily[MatmulWork]):
 
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
-    error = 1.2
+    error = OWN_BASELINE_ERROR
     breaks = Breaks((1, 16))
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
-from ..family import Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
 from ..limits import VECTOR_LOAD_BYTES, one_stage
 from ..prediction import Prediction, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
@@ -32,7 +32,7 @@ class FmaTiles(KernelFamily[MatmulWork]):
 
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.contraction_gpu:emit"
-    error = 1.2
+    error = OWN_BASELINE_ERROR
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:
         """Tell tiles from dot products, which have the same name."""

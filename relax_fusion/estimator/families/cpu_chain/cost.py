@@ -1,15 +1,11 @@
-"""Price of a chain of two matmuls: as one kernel on a CPU, and as the matmuls it consists of.
-
-The separate ones are priced under the best plans of our own, not under those of TVM: left alone,
-they are fused with their epilogues.
-"""
+"""Price of a chain of two matmuls as one kernel on a CPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ....hardware import DeviceSpec
-from ....workload import MatmulChain, NormMatmul, Projection, extent
+from ....workload import MatmulChain, extent
 from ...cpu_cost import (
     CROWDING,
     FMA_LATENCY_CYCLES,
@@ -22,61 +18,17 @@ from ...cpu_cost import (
     finish,
     matmul_on_cpu,
 )
-from ...prediction import Prediction, ceil_div
-from ...shape import matmul_shape
+from ...prediction import Prediction, ceil_div, in_a_row, repeated
+from ...shape import PRICED_BATCH, matmul_shape
 from ...tile_plan import TilePlan
 from ..panels.cost import COPY_CYCLES_PER_VECTOR, STORE_CYCLES_PER_VECTOR, pack_cycles
 from ..panels.tiles import FAMILY as PANELS
 from .tiles import is_packed, panel_columns, sum_parts
 
-PRICED_BATCH = 8
-"""Matrices of a batch whose size is known at run time."""
-
-
-def apart(work: MatmulChain) -> tuple[NormMatmul, NormMatmul]:
-    """Return the matmuls of one matrix of the batch as two workloads.
-
-    A number that multiplies costs nothing beside a matmul, and is left out.
-    """
-
-    def matmul(which: int, k: int, n: int) -> NormMatmul:
-        steps, dtype = ((work.inner, work.dtype), (work.outer, work.out_dtype))[which]
-        named = tuple(s for s in steps if isinstance(s, str))
-        projection = Projection(n, work.layouts[which], named)
-        return NormMatmul(work.rows, k, (projection,), None, work.dtype, dtype)
-
-    return matmul(0, work.k, work.r), matmul(1, work.r, work.n)
-
 
 def matrices(work: MatmulChain) -> int:
     """Return how many matrices a batch is priced at."""
     return 1 if work.batch is None else extent(work.batch, PRICED_BATCH)
-
-
-def priced(work: MatmulChain, dev: DeviceSpec, rows: int) -> list[tuple[NormMatmul, int]]:
-    """Return the matmuls and at how many rows they are priced.
-
-    The matrices of a batch fill a GPU together, and follow each other on a CPU.
-    """
-    rows = rows if dev.kind == "cpu" else matrices(work) * rows
-    return [(part, rows) for part in apart(work)]
-
-
-def together(parts: list[Prediction], work: MatmulChain, dev: DeviceSpec) -> Prediction:
-    """Add up the predictions of both matmuls, made as `priced` says, for all of the batch.
-
-    A batch is one launch of each.
-    """
-    count = matrices(work) if dev.kind == "cpu" else 1
-    seconds = sum(dev.launch_s + count * (p.seconds - dev.launch_s) for p in parts)
-    longest = max(parts, key=lambda p: p.seconds)
-    return Prediction(
-        seconds,
-        count * sum(p.dram_bytes for p in parts),
-        count * sum(p.flops for p in parts),
-        count * sum(p.waves for p in parts),
-        longest.bound,
-    )
 
 
 def predict(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
@@ -85,9 +37,9 @@ def predict(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int) -> Pr
         return _in_blocks(work, plan, dev, rows)
     parts = [
         matmul_on_cpu(matmul_shape(part), replace(plan, block_k=part.k), dev, rows)
-        for part in apart(work)
+        for part in work.matmuls
     ]
-    return together(parts, work, dev)
+    return in_a_row([repeated(p, matrices(work), dev) for p in parts])
 
 
 def _in_blocks(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
@@ -126,7 +78,7 @@ def _tile(depth: int, width: int, plan: TilePlan, dev: DeviceSpec) -> float:
 
 def _pack(work: MatmulChain, plan: TilePlan, which: int, dev: DeviceSpec) -> float:
     """Return the cycles in which the busiest core packs its part of a weight."""
-    part, width = apart(work)[which], panel_columns(plan, work, which)
+    part, width = work.matmuls[which], panel_columns(plan, work, which)
     panel = replace(plan, block_n=width, reg_n=width)
     parts = sum_parts(plan, part.k)
     tasks = matrices(work) * ceil_div(part.n, width) * parts

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction
 from ...shape import Size, matmul_shape, rows_of
 from ...tile_plan import TilePlan
@@ -23,7 +23,7 @@ class FewRows(KernelFamily[MatmulWork]):
     names = (few_rows.FAMILY,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
-    error = 1.0  # priced by its own timings
+    error = OWN_BASELINE_ERROR
     instead_of = (FmaTiles,)
     breaks = Breaks((1, 8, 16))
 

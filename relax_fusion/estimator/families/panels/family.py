@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Footprint, KernelFamily
 from ...limits import core_limits
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
@@ -23,7 +23,7 @@ class Panels(KernelFamily[MatmulWork]):
     kind = "cpu"
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
-    error = 1.0
+    error = OWN_BASELINE_ERROR
     cuts_rows = True
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:

@@ -10,7 +10,6 @@ plans of ``wgmma`` on one H200, float16, 64 to 1024 rows, which they meet to 7 %
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
@@ -144,8 +143,7 @@ def _waves(
 ) -> Iterator[tuple[int, int]]:
     """Yield how many waves there are, and the blocks of the busiest multiprocessor in each."""
     usable = dev.sm_count - (UNPAIRED if plan.split_k > 2 else 0)
-    room = replace(foot, smem_bytes=foot.smem_bytes + mma.SYSTEM_SMEM_BYTES)
-    resident = resident_blocks(room, dev)
+    resident = resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES)
     full, rest = divmod(blocks, usable * resident)
     if full:
         yield full, resident

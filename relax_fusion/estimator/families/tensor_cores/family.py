@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
 from ...tile_plan import TilePlan
@@ -24,7 +24,7 @@ class TensorCores(KernelFamily[MatmulWork]):
     names = mma.FAMILIES
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
-    error = 1.2
+    error = OWN_BASELINE_ERROR
     instead_of = (FmaTiles,)
     # More regimes than FMAs have, and tiles of 128 rows: the ranges that end at 512 and 1024,
     # which are usual, have one number of them.

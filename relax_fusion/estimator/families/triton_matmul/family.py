@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
 from ...prediction import Prediction
 from ...shape import Size, matmul_shape, rows_of
 from ...tile_plan import TilePlan
@@ -21,9 +21,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     names = triton_matmul.FAMILIES
     backend = "triton"
     takes = (NormMatmul, GatedFFN)
-    # Triton's kernels and TVM's are far apart, or predicted to be level (one row): then Triton's
-    # were 1.1 to 1.2 times as fast on an H200.
-    error = 0.9
+    error = OWN_BASELINE_ERROR
     breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
@@ -33,6 +31,13 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
         return triton_matmul.candidates(work)
+
+    def worth(
+        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
+    ) -> Iterable[TilePlan]:
+        """Offer the lowest tiles of tensor cores to any number of rows but one."""
+        most = rows[1] if rows[1] == 1 else max(rows[1], triton_matmul.LEAST_ROWS)
+        return (plan for plan in plans if plan.block_m <= most)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and epilogues ask for, and what a block has not."""
@@ -48,10 +53,6 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches of `plan` cost."""
         return triton_cost.predict(work, plan, dev, rows_of(work, size))
-
-    def fill_s(self, plan: TilePlan) -> float:
-        """Return the time in which a kernel fills and drains the device, which is priced here."""
-        return triton_cost.FILL_S[plan.family]
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None

@@ -35,7 +35,10 @@ GEMV_TILES = ((8192, 8), (2048, 8), (1024, 4), (512, 4), (256, 4))
 """Elements of k and warps of one row's tiles; with fewer elements, a lane loads less than 16 bytes
 at a time."""
 
-STREAM_ROWS = (16, 32, 64, 128)
+LEAST_ROWS = 16
+"""Rows of the lowest tiles of tensor cores."""
+
+STREAM_ROWS = (LEAST_ROWS, 32, 64, 128)
 STREAM_TILES = (
     *((64, 128, stages, 1) for stages in (4, 5, 3, 2)),
     *((64, 64, stages, 1) for stages in (10, 6, 4)),
@@ -136,7 +139,7 @@ def candidates(work: NormMatmul | GatedFFN) -> Iterator[TilePlan]:
         yield triton_plan("stream", (block_m, block_n, block_k), 4, stages, split)
     for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
         yield triton_plan("persistent", (128, block_n, 64), 8, stages)
-    for block_m, stages in product((16, 32, 64, 128), (6, 8, 4)):
+    for block_m, stages in product(STREAM_ROWS, (6, 8, 4)):
         for block_k, split in ((64, 1), (128, 1), (64, 4)):
             yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
 

@@ -1,0 +1,118 @@
+"""What is left apart, against what was measured beside the fused kernels on one H200."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.suites.matmul.cases import Chain
+from relax_fusion.errors import Decline
+from relax_fusion.estimator import Choice, choose, predict, predict_unfused, violations
+from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.workload import MatmulChain, NormMatmul, Projection
+
+from .cases import GPU, RMS, ROWS
+
+FILE = Path(__file__).parents[1] / "data" / "2026-11-21-fused_and_apart.json"
+MEASURED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+BAR = 0.97
+"""What is fused may reach, at the least, of the speed of what is left apart."""
+
+
+def plan_of(words: str) -> TilePlan:
+    family, tile, _, warps, _, stages, _, split = words.split()
+    m, n, k = map(int, tile.split("x"))
+    return TilePlan(
+        *(m, n, k),
+        split_k=int(split),
+        num_stages=int(stages),
+        num_warps=int(warps),
+        backend="triton",
+        family=family,
+    )
+
+
+def seconds(pair: dict[str, Any]) -> tuple[float, float]:
+    """Return what is predicted for a pair: fused by the plan that was timed, and apart."""
+    first, *rest = Chain(pair["case"], pair["size"]).works(ROWS, pair["dtype"])
+    plan, rows = plan_of(pair["plan"]), pair["rows"]
+    assert violations(plan, first, GPU) == ()
+    fused = predict(first, plan, GPU, rows).seconds
+    apart, *others = (
+        predict_unfused(work, GPU, rows, backend="triton").seconds for work in (first, *rest)
+    )
+    return fused + sum(others), apart + sum(others)
+
+
+PAIRS = [(pair, *seconds(pair)) for pair in MEASURED["pairs"]]
+
+
+def test_who_was_measured_to_win_is_not_predicted_to_lose() -> None:
+    assert len(PAIRS) > 100
+    for pair, fused, apart in PAIRS:
+        measured, predicted = pair["apart_us"] / pair["fused_us"], apart / fused
+        assert not (measured < BAR and predicted > 1 / BAR), pair
+        assert not (measured > 1 / BAR and predicted < BAR), pair
+
+
+def test_what_is_left_apart_is_priced_near_what_was_measured() -> None:
+    # At many rows an H200 is at the limit of its power, which no price knows
+    ratios = [1e6 * apart / pair["apart_us"] for pair, _, apart in PAIRS]
+    assert min(ratios) > 0.8 and max(ratios) < 1.1
+    assert 0.95 < statistics.geometric_mean(ratios) < 1.05
+
+
+@pytest.mark.parametrize("rows", [64, 256, 512])
+def test_projections_of_different_widths_are_left_apart(rows: int) -> None:
+    """One plan for all three leaves most of the device idle in the narrow ones."""
+    projections = tuple(Projection(n, "nk") for n in (8192, 1024, 1024))
+    work = NormMatmul(rows, 8192, projections, RMS, "float16", "float16")
+    assert isinstance(choose(work, GPU, backend="triton"), Decline)
+    even = replace(work, outputs=(Projection(10240, "nk"),))
+    assert isinstance(choose(even, GPU, backend="triton"), Choice)
+
+
+def plain(rows: int, k: int, r: int, n: int, batch: int = 1) -> MatmulChain:
+    half = "float16", "float16"
+    return MatmulChain(rows, k, r, n, ("kn", "kn"), (), (), *half, batch)
+
+
+def adapter(r: int, rows: int) -> MatmulChain:
+    half = "float16", "float16"
+    return MatmulChain(rows, 4096, r, 4096, ("nk", "nk"), (), (2.0, "residual"), *half)
+
+
+STEPS = ("bias", "gelu"), ("bias", "residual")
+CHAINS = {
+    **{f"G{i}": plain(512, 64, 256, n) for i, n in ((1, 64), (2, 128), (3, 256))},
+    **{f"G{i}": plain(512, k, 512, 256) for i, k in ((4, 256), (5, 512))},
+    **{f"G{i}": plain(rows, 128, 512, 128) for i, rows in ((7, 512), (9, 2048))},
+    **{f"lora{r} r{n}": adapter(r, n) for r in (16, 64) for n in (16, 512, 4096)},
+    "bottleneck": MatmulChain(1024, 768, 64, 768, ("nk", "nk"), *STEPS, "bfloat16", "bfloat16"),
+    "batch8": plain(512, 64, 64, 64, 8),
+}
+
+
+FUSED = ("G1", "G2", "G3", "batch8", "lora16 r4096")
+
+
+@pytest.mark.parametrize("name", MEASURED["chains"])
+def test_a_chain_of_matmuls_is_fused_where_that_won_by_much(name: str) -> None:
+    """Some that won by less are left apart: that much is asked for."""
+    took = MEASURED["chains"][name]
+    choice = choose(CHAINS[name], GPU, backend="triton")
+    assert isinstance(choice, Choice) == (name in FUSED)
+    if name in FUSED:
+        assert took["apart_us"] > 1.5 * took["fused_us"]
+
+
+@pytest.mark.parametrize("name", ["G1", "G2", "G3", "bottleneck", "batch8"])
+def test_two_small_matmuls_are_priced_near_what_was_measured(name: str) -> None:
+    work = CHAINS[name]
+    apart = predict_unfused(work, GPU, work.rows, backend="triton").seconds
+    assert 1 / 1.15 < 1e6 * apart / MEASURED["chains"][name]["apart_us"] < 1.15

@@ -1,0 +1,93 @@
+"""What a chain consists of if its pass leaves it alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.workload import (
+    Atom,
+    Attention,
+    DynamicDim,
+    GatedFFN,
+    MatmulChain,
+    Norm,
+    NormMatmul,
+    Projection,
+    Rope,
+    Workload,
+)
+
+ROWS = DynamicDim("rows")
+SIZES = {"rows": 10, "batch": 3, "q_len": 5, "kv_len": 7}
+HALF = "float16", "float16"
+RMS = Norm("rms", 1e-5)
+Q, K = Projection(32, "nk", ("bias",), Rope(8, 32, "float32")), Projection(16, "nk")
+NORMED = NormMatmul(ROWS, 64, (Q, K), RMS, *HALF)
+GATED = GatedFFN(ROWS, 64, 48, "nk", True, True, "silu", RMS, *HALF)
+CHAIN = MatmulChain(ROWS, 64, 16, 32, ("nk", "nk"), ("bias", "gelu"), (2.0, "residual"), *HALF)
+ATTENTION = Attention(3, 5, 7, 4, 2, 8, 8, 1.0, "none", None, *HALF)
+X, OUT = 10 * 64 * 2, 10 * 48 * 2
+
+
+def alone(*projections: Projection, norm: Norm | None = None) -> NormMatmul:
+    return NormMatmul(ROWS, 64, projections, norm, *HALF)
+
+
+GATE, UP = Projection(48, "nk", ("silu",)), Projection(48, "nk")
+EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
+    "norm": (
+        NORMED,
+        [Atom(2 * X, normalised=640), Atom(0, alone(Q), 10), Atom(0, alone(K), 10)],
+    ),
+    "sum in front": (
+        alone(K, norm=replace(RMS, residual=True)),
+        [Atom(3 * X), Atom(2 * X, normalised=640), Atom(0, alone(K), 10)],
+    ),
+    "alone": (alone(K), [Atom(0, alone(K), 10)]),
+    "rotated": (alone(Q), [Atom(0, alone(replace(Q, rope=None)), 10), Atom(2 * 10 * 32 * 2)]),
+    "gated": (
+        GATED,
+        [Atom(0, alone(Projection(96, "nk"), norm=RMS), 10), Atom(3 * OUT)],
+    ),
+    "two weights": (
+        replace(GATED, merged=False, norm=None),
+        [Atom(0, alone(GATE), 10), Atom(0, alone(UP), 10), Atom(3 * OUT)],
+    ),
+    "chain": (
+        CHAIN,
+        [
+            Atom(0, alone(Projection(16, "nk", ("bias", "gelu"))), 10),
+            Atom(0, NormMatmul(ROWS, 16, (Projection(32, "nk"),), None, *HALF), 10),
+            Atom(3 * 10 * 32 * 2),  # no pass takes the number, nor the residual behind it
+        ],
+    ),
+    "batch": (
+        replace(CHAIN, batch=3, inner=(), outer=()),
+        [
+            Atom(0, alone(Projection(16, "nk")), 10, 3, "rule"),
+            Atom(0, NormMatmul(ROWS, 16, (Projection(32, "nk"),), None, *HALF), 10, 3, "rule"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_kernels_of_a_chain_that_is_left_apart(name: str) -> None:
+    work, atoms = EXPECTED[name]
+    assert work.apart(**SIZES) == atoms
+
+
+def test_attention_is_two_products_and_a_softmax() -> None:
+    keys, values, scores, softmax, result = ATTENTION.apart(**SIZES)
+    assert keys == values == Atom(3 * 3 * 2 * 7 * 8 * 2)  # read once, written for both heads
+    assert softmax == Atom(2 * 3 * 4 * 5 * 7 * 2, scores=3 * 4 * 5 * 7)
+    for atom, k, n in ((scores, 8, 7), (result, 7, 8)):
+        assert (atom.rows, atom.matrices, atom.maker) == (5, 12, "rule")
+        assert (atom.matmul.k, atom.matmul.n) == (k, n)
+
+
+def test_products_whose_sizes_are_known_late_are_left_to_tvm() -> None:
+    atoms = replace(ATTENTION, kv_len=DynamicDim("keys")).apart(**SIZES)
+    assert {atom.maker for atom in atoms if atom.matmul} == {"tvm"}
