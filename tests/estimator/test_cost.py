@@ -21,7 +21,17 @@ from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 
-from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, attention, gated_ffn, norm_matmul, size_of
+from ..support.estimator_cases import (
+    AVX2,
+    AVX512,
+    DEVICES,
+    GPU,
+    WORKLOADS,
+    attention,
+    gated_ffn,
+    norm_matmul,
+    size_of,
+)
 
 PLANS = {
     (work, dev): list(candidates(WORKLOADS[work], DEVICES[dev]))

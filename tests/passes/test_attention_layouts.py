@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion import DynamicDim
 
-from .attention_chains import BASE, QKV, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compiled, module
+from ..support.attention_chains import BASE, QKV, attention, check, const, positions
+from ..support.chains import Chain, Rewrite, assert_numbers, compiled, module
 
 ROWS = replace(BASE, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh")
 GROUPED = replace(BASE, kv_heads=2)

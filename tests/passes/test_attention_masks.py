@@ -12,11 +12,11 @@ from relax_fusion import DynamicDim
 from relax_fusion.matching.pattern import BlockView
 from relax_fusion.passes import FuseAttentionChain
 
-from ..matching.typed import Typed
-from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compiled, module
-from .masks import assert_same_mask
-from .reference import size
+from ..support.attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
+from ..support.chain_reference import size
+from ..support.chains import Chain, Rewrite, assert_numbers, compiled, module
+from ..support.masks import assert_same_mask
+from ..support.typed import Typed
 
 INF, LOW = const(float("-inf")), const(-3.4e38)
 SIX = replace(BASE, q_len=6, kv_len=6)

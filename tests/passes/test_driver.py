@@ -28,7 +28,8 @@ from relax_fusion.passes import (
 )
 
 from ..support.accuracy import rms
-from .common import (
+from ..support.chain_reference import evaluate
+from ..support.chains import (
     HEADER,
     Chain,
     assert_declined,
@@ -40,7 +41,6 @@ from .common import (
     outputs,
     run_pass,
 )
-from .reference import evaluate
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 NORM = Chain("main", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y")

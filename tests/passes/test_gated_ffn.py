@@ -10,7 +10,7 @@ import tvm
 
 from relax_fusion import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Reason
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,

@@ -10,7 +10,7 @@ from tvm import relax
 
 from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,

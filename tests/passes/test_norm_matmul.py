@@ -20,7 +20,7 @@ from relax_fusion import (
     make_target,
 )
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,

@@ -9,7 +9,7 @@ import pytest
 from relax_fusion import Reason
 from relax_fusion.workload import Dim, DynamicDim, Norm, NormMatmul, Projection, Rope
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_numbers,

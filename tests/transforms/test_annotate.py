@@ -17,7 +17,7 @@ from relax_fusion.transforms.annotate import (
     UnknownVariableWarning,
 )
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 MOD = module([Chain(n, "x[n,4]", "y = R.nn.relu(x)", "y") for n in ("prefill", "decode")])
 

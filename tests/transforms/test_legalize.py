@@ -12,8 +12,8 @@ from relax_fusion import PATTERNS
 from relax_fusion.matching.pattern import is_call
 from relax_fusion.transforms.legalize import LEGALIZE_MAP, FuseTransposeMatmul, UnshareTransposes
 
-from ..passes.common import HEADER, Chain, calls, compiled, module, outputs, run_pass
 from ..support.accuracy import assert_accurate, nudged
+from ..support.chains import HEADER, Chain, calls, compiled, module, outputs, run_pass
 from ..support.quick import machine, quickly
 
 

@@ -18,7 +18,8 @@ from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel
 from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
-from tests.gpu.triton_common import module_of
+
+from ..support.triton_modules import module_of
 
 H200 = make_target("h200")
 ROWS = DynamicDim("rows")

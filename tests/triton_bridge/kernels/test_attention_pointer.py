@@ -13,7 +13,7 @@ import pytest
 
 from relax_fusion.triton_bridge.kernels.attention_pointer import attention_pointer
 
-from .interpreted import Interpreter, Launch
+from ...support.interpreted import Interpreter, Launch
 from .test_code import NARROW, SIGNS, compiled, stack_bytes
 
 SPARE = 3  # keys of a buffer behind the last in use

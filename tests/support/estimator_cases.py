@@ -65,6 +65,22 @@ def attention(
 
 LENGTHS = DynamicDim("q_len"), DynamicDim("kv_len")
 
+CACHE = Attention(
+    batch=DynamicDim("batch"),
+    q_len=DynamicDim("q_len"),
+    kv_len=DynamicDim("kv_len"),
+    q_heads=32,
+    kv_heads=8,
+    head_dim=128,
+    v_dim=128,
+    scale=128**-0.5,
+    causal="bottom_right",
+    bias_dims=None,
+    dtype="float16",
+    out_dtype="float16",
+    kv_prefix=True,
+)
+
 WORKLOADS = {
     "llama_qkv": norm_matmul(),
     "llama_ffn": gated_ffn(),

@@ -14,7 +14,7 @@ from tvm import relax
 
 from relax_fusion.equivalence import interpreter
 
-from ..support.accuracy import nudged
+from .accuracy import nudged
 
 
 def evaluate(

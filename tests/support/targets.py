@@ -20,7 +20,7 @@ from tvm.tirx.build import split_host_device_mods
 from relax_fusion import Report
 from relax_fusion.workload import DTYPE_BYTES
 
-from ..passes.common import Chain, module
+from .chains import Chain, module
 
 _ALL_VULKAN = ("float16", "int8", "int16", "int64", "8bit_buffer", "16bit_buffer")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..passes.common import Chain
+from .chains import Chain
 
 Size = int | str
 

@@ -14,8 +14,8 @@ from tvm import relax
 from relax_fusion import host_target
 from relax_fusion.models import ExportedModel
 
-from ..support.accuracy import assert_accurate, nudged
-from ..support.quick import loaded, quick_host, quickly
+from .accuracy import assert_accurate, nudged
+from .quick import loaded, quick_host, quickly
 
 PROMPT_LENGTHS = (1, 7, 33, 130)
 SHORT_LENGTHS = (1, 6)

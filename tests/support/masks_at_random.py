@@ -13,7 +13,7 @@ from tvm.relax import op
 from relax_fusion.matching.element_values import WHOLE_NUMBERS
 from relax_fusion.matching.shapes import same_shape, shape_of
 
-from ..passes.common import numpy_dtype
+from .chains import numpy_dtype
 
 SIZES = ((1, 1), (1, 7), (5, 1), (6, 6), (5, 7), (11, 3), (131, 140), (2, 300), (3, 2060))
 LARGE = ((2, 33000), (2, 66000))

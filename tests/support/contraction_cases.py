@@ -24,7 +24,7 @@ from relax_fusion.workload import (
 )
 from relax_fusion.workload.reference import evaluate
 
-from ..support.workloads import Arrays, inputs, results, rounding
+from .workloads import Arrays, inputs, results, rounding
 
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 ROWS = DynamicDim("rows")

@@ -11,8 +11,8 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import Rounding, evaluate, kept
 
-from ..support.accuracy import nudged, rms
-from ..support.workloads import Arrays, inputs, results
+from .accuracy import nudged, rms
+from .workloads import Arrays, inputs, results
 
 
 @dataclass(frozen=True)

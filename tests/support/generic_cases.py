@@ -13,7 +13,7 @@ import tvm_ffi
 from tvm import ir, relax, sym, te, tirx
 from tvm.target import Target
 
-from ..support.quick import loaded, quick
+from .quick import loaded, quick
 
 Shape = tuple[int | str, ...]
 SIZES = {"b": 3, "s": 5, "t": 7}

@@ -15,8 +15,8 @@ from relax_fusion.workload import Attention, Causal, DynamicDim
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype, rounded
 
-from ..support.accuracy import nudged
-from ..support.workloads import Arrays, Edit, inputs, results
+from .accuracy import nudged
+from .workloads import Arrays, Edit, inputs, results
 
 
 @dataclass(frozen=True)

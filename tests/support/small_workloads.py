@@ -20,7 +20,7 @@ from relax_fusion.workload import (
     Rope,
 )
 
-from ..gpu.common import gpu
+from .gpu import gpu
 
 K, N, R = (64, 64, 8) if gpu() else (40, 16, 8)  # warp groups take no smaller ones
 ROWS = DynamicDim("rows")

@@ -10,8 +10,8 @@ from tvm import ir, relax, tirx
 
 from relax_fusion.matching.element_values import Choice, Element
 
-from ..passes.common import numpy_dtype
-from ..passes.reference import size
+from .chain_reference import size
+from .chains import numpy_dtype
 
 _BINARY: dict[str, Callable[..., Any]] = {
     "add": np.add,

@@ -8,7 +8,7 @@ from tvm import relax
 from relax_fusion import Attention
 from relax_fusion.report.decision import Decision
 
-from .common import Rewrite, calls, kernel_args, module, run_pass
+from .chains import Rewrite, calls, kernel_args, module, run_pass
 
 PASS = "FuseAttentionChain"
 QKV = "q[2,4,5,8] k[2,4,7,8] v[2,4,7,8]"

@@ -9,7 +9,7 @@ from tvm import relax
 
 from relax_fusion.matching.pattern import Match
 
-from ..matching.typed import Typed
+from .typed import Typed
 
 HIDDEN = -5e3
 """Numbers below are masks in these tests: what else is added is much closer to zero."""

@@ -18,9 +18,9 @@ from relax_fusion import PATTERNS, Decision, FuseOptions, Reason, host_target
 from relax_fusion.workload import Workload
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..support.accuracy import assert_accurate
-from ..support.quick import machine, quickly
-from .reference import evaluate
+from .accuracy import assert_accurate
+from .chain_reference import evaluate
+from .quick import machine, quickly
 
 VALIDATE = "strict"
 """Every match in these tests is checked against what it replaces."""
