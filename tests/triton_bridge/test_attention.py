@@ -217,24 +217,17 @@ def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -
         assert step.constexprs["PDL"] == expected
 
 
-def launched(mod: ir.IRModule) -> tuple[list[str], str]:
-    """Return the kernels that a module launches, in order, and the text of the function."""
+def launched(mod: ir.IRModule) -> list[str]:
+    """Return the kernels that a module launches, in order."""
     text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
     calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
-    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls], text
+    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
 
 
 @pytest.mark.usefixtures("not_compiled")
-def test_ranges_become_branches() -> None:
+def test_pointers_and_strides_are_aligned() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
-    names, text = launched(mod)
-    assert names == [
-        *("attention_combine", "attention_pointer", "attention_pointer", "attention_combine"),
-        "attention_flash",
-    ]
-    assert "(kv_len <= T.int64(0)):" in text and "q_len <= T.int64(16) and " in text
-    assert isinstance(mod["main"].ret_ty, relax.TensorType)
     found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
     pointer = found["attention_pointer"]
     assert all(
@@ -254,7 +247,7 @@ def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
-    assert launched(mod)[0] == ["attention_pointer", "attention_pointer", "attention_combine"]
+    assert launched(mod) == ["attention_pointer", "attention_pointer", "attention_combine"]
     assert {k.capability for k in kernels(mod)} == {80}
 
 
