@@ -17,7 +17,6 @@ from ..support.chains import (
     assert_numbers,
     assert_untouched,
     calls,
-    compiled,
     fused,
     module,
     run_pass,
@@ -570,12 +569,6 @@ def test_gate_and_up_of_two_inputs() -> None:
 
 CHAINS = [r.chain for r in REWRITES]
 CHAINS += [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not in ("odd", "uneven")]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -336,12 +336,6 @@ CHAINS += [
 ]
 
 
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
-
-
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)

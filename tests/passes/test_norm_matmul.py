@@ -577,12 +577,6 @@ CHAINS = [r.chain for r in REWRITES] + [
 ]
 
 
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
-
-
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)

@@ -568,12 +568,6 @@ def test_is_no_rotation(name: str) -> None:
 CHAINS = [r.chain for r in [*REWRITES, *NORMED]] + [c for c, *_ in DECLINES]
 
 
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
-
-
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)

@@ -9,7 +9,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from relax_fusion import make_target
@@ -17,6 +17,7 @@ from relax_fusion.triton_bridge import call_tir_extern
 from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import CompiledKernel, KernelOptions, KernelSource
+from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 
 H200 = make_target("h200")
 
@@ -138,3 +139,20 @@ def module(
             result = builder.emit_output(made[0] if len(made) == 1 else relax.Tuple(made))
         builder.emit_func_output(result)
     return builder.get()
+
+
+def launched(mod: ir.IRModule) -> list[str]:
+    """Return the functions of the kernels, in the order in which they are called."""
+    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
+    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
+    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
+
+
+def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
+    """Return the kernels of a module by function."""
+    found: dict[str, list[CompiledKernel]] = {}
+    for _, func in mod.functions_items():
+        for attr in (func.attrs or {}).get(KERNELS_ATTR, {}).values():
+            kernel = kernel_of_attr(attr)
+            found.setdefault(kernel.symbol.rsplit("_", 1)[0], []).append(kernel)
+    return found

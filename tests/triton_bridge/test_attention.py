@@ -22,14 +22,13 @@ from relax_fusion.pipeline import PHASES
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..support.launches import H200, launch_cases, parameters, plan_of
 from ..support.triton_modules import module_of
+from .common import kernels, launched
 
 
 def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -> list[Step]:
@@ -217,19 +216,11 @@ def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -
         assert step.constexprs["PDL"] == expected
 
 
-def launched(mod: ir.IRModule) -> list[str]:
-    """Return the kernels that a module launches, in order."""
-    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
-    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
-    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
-
-
 @pytest.mark.usefixtures("not_compiled")
 def test_pointers_and_strides_are_aligned() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
-    found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
-    pointer = found["attention_pointer"]
+    *_, pointer = kernels(mod)["attention_pointer"]
     assert all(
         aligned
         for kind, aligned in zip(pointer.params, pointer.aligned, strict=True)
@@ -237,18 +228,12 @@ def test_pointers_and_strides_are_aligned() -> None:
     )
 
 
-def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
-    """Return the kernels of a module."""
-    attrs = [(f.attrs or {}).get(KERNELS_ATTR, {}) for _, f in mod.functions_items()]
-    return [kernel_of_attr(attr) for found in attrs for attr in found.values()]
-
-
 @pytest.mark.usefixtures("not_compiled")
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
     assert launched(mod) == ["attention_pointer", "attention_pointer", "attention_combine"]
-    assert {k.capability for k in kernels(mod)} == {80}
+    assert {k.capability for several in kernels(mod).values() for k in several} == {80}
 
 
 LARGEST = [

@@ -15,11 +15,10 @@ from relax_fusion.errors import PipelineError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.triton_bridge import EmitTritonKernels
-from relax_fusion.triton_bridge.kernel import CompiledKernel
-from relax_fusion.triton_bridge.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 
 from ..support.triton_modules import module_of
+from .common import kernels, launched
 
 H200 = make_target("h200")
 ROWS = DynamicDim("rows")
@@ -44,13 +43,6 @@ PERSISTENT = TilePlan(
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
     return EmitTritonKernels(H200)(module_of(work, plans, outputs))
-
-
-def launched(mod: ir.IRModule) -> list[str]:
-    """Return the functions of the kernels, in the order in which they are called."""
-    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
-    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
-    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
 
 
 @pytest.mark.parametrize(
@@ -100,16 +92,6 @@ def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | Non
 @pytest.mark.parametrize("positions", [7, DynamicDim("s")])
 def test_kernels_that_rotate_compile(chosen: TilePlan, positions: Dim) -> None:
     assert emitted(rotated(positions), PlanTable.single(chosen))
-
-
-def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
-    """Return the kernels of a module by function."""
-    found: dict[str, list[CompiledKernel]] = {}
-    for _, func in mod.functions_items():
-        for attr in (func.attrs or {}).get(KERNELS_ATTR, {}).values():
-            kernel = kernel_of_attr(attr)
-            found.setdefault(kernel.symbol.rsplit("_", 1)[0], []).append(kernel)
-    return found
 
 
 def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:
