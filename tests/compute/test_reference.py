@@ -86,14 +86,7 @@ def test_packed_weights_are_decoded() -> None:
     np.testing.assert_allclose(got, evaluate(graph, given)["out"], rtol=1e-5, atol=1e-4)
 
 
-def test_a_dump_shows_the_statements() -> None:
+def test_workload_and_plans_are_read_back() -> None:
     table = PlanTable(((16, TilePlan(1, 64, 64, lanes=8)), (None, TilePlan(8, 64, 64, lanes=8))))
     func = build_prim_func(small_workloads.PLAIN, table)
     assert description(func) == (small_workloads.PLAIN, table)
-    body = [line.strip() for line in func.script().splitlines() if "] = " in line]
-    assert body == [
-        "acc0[v_i, v_j0] = T.float32(0.0)",
-        'acc0[v_i, v_j0] = acc0[v_i, v_j0] + T.Cast("float32", x[v_i, v_k])'
-        ' * T.Cast("float32", w0[v_j0, v_k])',
-        'out0[v_i, v_j0] = T.Cast("float16", acc0[v_i, v_j0])',
-    ]
