@@ -10,9 +10,9 @@ from tvm import tirx
 from tvm.target import Target
 
 from relax_fusion.hardware.target import is_cpu, is_cuda
-from tests.dlight_rules import generic_cases as cases
 from tests.fuzz import rules
 from tests.fuzz.processes import in_processes
+from tests.support import generic_cases as cases
 
 MOST_BYTES = 64 * 2**20
 """Buffers of a function that is run."""

@@ -49,7 +49,7 @@ from relax_fusion.options import make_options
 from relax_fusion.validation import shown
 from relax_fusion.workload.json import from_json, to_json
 
-from .estimator.cases import norm_matmul
+from .support.estimator_cases import norm_matmul
 
 
 class Stranger:

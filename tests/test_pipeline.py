@@ -26,11 +26,12 @@ from relax_fusion import (
     make_target,
 )
 from relax_fusion.matching.pattern import is_call
-from relax_fusion.models import LlamaConfig, export
+from relax_fusion.models import export
 from relax_fusion.pipeline import PHASES
 
-from .passes.common import Chain, assert_numbers, module
+from .support.chains import Chain, assert_numbers, module
 from .support.quick import machine, quickly
+from .support.tiny_llama import TINY, TWO_LAYERS
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 BLOCK = Chain(
@@ -276,18 +277,6 @@ def test_matmuls_that_crash_tvms_own_rule(off: tuple[str, ...]) -> None:
     assert "wgmma" in built.mod.imports[0].imports[0].inspect_source()
 
 
-TINY = LlamaConfig(
-    vocab_size=64,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    max_position=64,
-)
-
-
 def test_cross_compiles_a_llama_for_h200(tmp_path: Path) -> None:
     target = make_target("h200")
     mod = export(TINY, dtype="float16", max_seq_len=32).mod
@@ -312,7 +301,7 @@ no projection kernel does yet, so its update is a sixth."""
 
 
 def test_kernels_of_a_decoder_layer() -> None:
-    mods = [export(config, max_seq_len=32).mod for config in (TINY, two_layers())]
+    mods = [export(config, max_seq_len=32).mod for config in (TINY, TWO_LAYERS)]
     for mod in mods:
         del mod["prefill"]
     one, two = (kernels(mod, "decode") for mod in mods)
@@ -322,10 +311,6 @@ def test_kernels_of_a_decoder_layer() -> None:
     start = next(i for i, name in enumerate(one) if name.startswith("fuse_rms_norm_matmul"))
     for name, prefix in zip(one[start:], LAYER.values(), strict=False):
         assert name.startswith(prefix), f"{name} where a layer has {prefix}"
-
-
-def two_layers() -> LlamaConfig:
-    return replace(TINY, num_layers=2)
 
 
 def kernels(mod: tvm.IRModule, function: str) -> list[str]:

@@ -93,7 +93,7 @@ def _rewrite(func: relax.Function) -> relax.Function:
     ]
     if all(new.same_as(old) for new, old in zip(blocks, func.body.blocks, strict=True)):
         return func
-    body = relax.SeqExpr(blocks, func.body.body)
+    body = relax.BlockBuilder().normalize(relax.SeqExpr(blocks, func.body.body))
     return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 

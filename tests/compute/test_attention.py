@@ -21,7 +21,7 @@ from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import BASE, Case, cases
+from ..support.attention_cases import BASE, Case, cases
 from ..support.quick import loaded, quickly
 
 PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))

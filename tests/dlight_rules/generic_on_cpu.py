@@ -13,9 +13,9 @@ from tvm import s_tir, tirx
 
 from relax_fusion.workload.reference import numpy_dtype
 
+from ..support.generic_cases import SIZES, array, shape_of
+from ..support.generic_cases import numpy_dtype as dtype_of
 from .few_rows_on_cpu import WarpsBlock
-from .generic_cases import SIZES, array, shape_of
-from .generic_cases import numpy_dtype as dtype_of
 from .warps_on_cpu import ELEMENT, Block, _tag
 
 

@@ -20,7 +20,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.report.decision import Scheduling
 from relax_fusion.workload import NormMatmul, Projection
 
-from .generic_cases import Input, fused
+from ..support.generic_cases import Input, fused
 
 
 class Failing(SafeRule):

@@ -19,7 +19,7 @@ from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import Attention, DynamicDim
 
-from ..gpu.attention_cases import BASE, Case, cases
+from ..support.attention_cases import BASE, Case, cases
 from ..support.quick import machine, quick, quickly
 
 CPU_PLAN = PlanTable.single(TilePlan(block_m=16, block_n=64, block_k=32, lanes=16))

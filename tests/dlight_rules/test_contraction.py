@@ -19,7 +19,7 @@ from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
-from ..gpu.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
+from ..support.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
 from ..support.quick import loaded, quick_host
 from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
 

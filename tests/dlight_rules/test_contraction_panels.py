@@ -19,8 +19,8 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
-from ..gpu.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
+from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case, cases, dynamic_works
 from .test_contraction import Work, built, check
 
 BY_NAME = {case.name: case for case in cases()}

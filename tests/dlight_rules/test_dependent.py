@@ -13,7 +13,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, NormMatmul
 
-from ..gpu.contraction_cases import HALF, HALF_GATED, RMS, ROWS, plain
+from ..support.contraction_cases import HALF, HALF_GATED, RMS, ROWS, plain
 from .compiled import compiled
 from .test_attention import kernels
 

@@ -12,9 +12,9 @@ from relax_fusion.dlight_rules.empty_loops import without_empty_loops
 from relax_fusion.dlight_rules.host_code import host_accesses
 from relax_fusion.dlight_rules.steps import blocks_of
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
+from ..support.generic_cases import prim_funcs
 from ..support.quick import quick_host, quickly
-from .generic_cases import prim_funcs
 
 EMPTY = module(
     [

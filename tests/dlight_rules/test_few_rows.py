@@ -22,7 +22,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
+from ..support.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
 from .compiled import compiled
 from .few_rows_on_cpu import WarpsBlock, run_warps
 from .test_attention import cuda, divergent_barriers, kernels

@@ -18,7 +18,7 @@ from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.workload import NormMatmul
 
-from .generic_cases import Quantised, check
+from ..support.generic_cases import Quantised, check
 from .generic_on_cpu import run_generic
 
 H200 = make_target("h200")

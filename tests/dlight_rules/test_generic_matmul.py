@@ -19,7 +19,7 @@ from relax_fusion.errors import Decline, Reason
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
 from relax_fusion.hardware.target import device_of
 
-from .generic_cases import Input, Quantised, check, compiled, fused, run
+from ..support.generic_cases import Input, Quantised, check, compiled, fused, run
 from .test_attention import kernels
 
 op = relax.op

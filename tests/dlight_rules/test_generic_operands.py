@@ -15,7 +15,7 @@ from relax_fusion.errors import Decline, Reason
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
 from relax_fusion.hardware.target import make_target
 
-from .generic_cases import Input, compiled, fused
+from ..support.generic_cases import Input, compiled, fused
 
 Case = tuple[list[Input], Callable[..., relax.Expr]]
 

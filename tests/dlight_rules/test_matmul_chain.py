@@ -18,7 +18,7 @@ from relax_fusion.hardware.target import host_target, make_target
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import unrounded
 
-from ..gpu.chain_cases import ChainCase
+from ..support.chain_cases import ChainCase
 from ..support.quick import loaded
 from .test_contraction_panels import loops, multiply_adds
 

@@ -22,7 +22,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.contraction_cases import HALF, HALF_GATED, ROWS, Case, plain, tensor_core_cases
+from ..support.contraction_cases import HALF, HALF_GATED, ROWS, Case, plain, tensor_core_cases
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import run_kernel
 

@@ -21,7 +21,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import Attention, DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.attention_cases import Case, in_half
+from ..support.attention_cases import Case, in_half
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import Block, run_kernel
 

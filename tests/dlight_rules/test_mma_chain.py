@@ -18,7 +18,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..gpu.chain_cases import HALF, MMA, ChainCase, tensor_core_chains
+from ..support.chain_cases import HALF, MMA, ChainCase, tensor_core_chains
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import run_kernel
 

@@ -9,8 +9,8 @@ import pytest
 from relax_fusion.dlight_rules.tensor_cores import layout
 from relax_fusion.hardware.target import make_target
 
-from ..gpu.contraction_cases import Case, plain
-from ..gpu.operand_cases import (
+from ..support.contraction_cases import Case, plain
+from ..support.operand_cases import (
     INTEGERS,
     TF32,
     IntegerCase,

@@ -12,7 +12,7 @@ from tvm import relax, s_tir, te
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import NormRule
 
-from .generic_cases import Input, check, compiled, fused, run
+from ..support.generic_cases import Input, check, compiled, fused, run
 
 op = relax.op
 

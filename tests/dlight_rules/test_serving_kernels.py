@@ -21,8 +21,8 @@ from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import NormRule
 
 from ..fuzz.rules import RULES
+from ..support.generic_cases import check, compiled, prim_funcs
 from ..support.quick import loaded
-from .generic_cases import check, compiled, prim_funcs
 
 HALF, GPU = "float16", make_target("h200")
 

@@ -8,7 +8,7 @@ from relax_fusion import PATTERNS, FuseOptions, host_target
 from relax_fusion.matching.effects import Memory
 from relax_fusion.matching.pattern import BlockView, Match, Refused
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 
 def matched(name: str, inputs: str, body: str, result: str = "y") -> tuple[BlockView, Match]:

@@ -18,8 +18,8 @@ from relax_fusion.matching import activations, elements
 from relax_fusion.matching.pattern import BlockView, Match
 from relax_fusion.matching.shapes import dtype_of
 
-from ..passes.attention_chains import QKV, attention, positions
-from ..passes.common import Chain, module, run_pass
+from ..support.attention_chains import QKV, attention, positions
+from ..support.chains import Chain, module, run_pass
 from .matches import first_match, matched
 
 Case = tuple[BlockView, Match]

@@ -12,7 +12,7 @@ from relax_fusion.equivalence.operators import Misfit, Uninterpreted
 from relax_fusion.equivalence.prim_funcs import computed
 from relax_fusion.equivalence.sizes import WHOLE, Shrink, Sizes
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 
 def run(inputs: str, body: str, *given: np.ndarray, result: str = "y") -> np.ndarray:

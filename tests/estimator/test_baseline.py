@@ -16,7 +16,7 @@ from relax_fusion.estimator import Choice, choose, predict, predict_unfused, vio
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain, NormMatmul, Projection
 
-from .cases import GPU, RMS, ROWS
+from ..support.estimator_cases import GPU, RMS, ROWS
 
 FILE = Path(__file__).parents[1] / "data" / "2026-11-21-fused_and_apart.json"
 MEASURED: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))

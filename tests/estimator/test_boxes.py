@@ -13,25 +13,12 @@ from relax_fusion.estimator.registry import options
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.tile_plan import OPEN, Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.workload import Attention, DynamicDim, NormMatmul, Projection
+from relax_fusion.workload import DynamicDim, NormMatmul, Projection
+
+from ..support.estimator_cases import CACHE
 
 H200 = device("h200")
 A, B, C = (TilePlan(n, 16, 16) for n in (1, 2, 4))
-CACHE = Attention(
-    batch=DynamicDim("batch"),
-    q_len=DynamicDim("q_len"),
-    kv_len=DynamicDim("kv_len"),
-    q_heads=32,
-    kv_heads=8,
-    head_dim=128,
-    v_dim=128,
-    scale=128**-0.5,
-    causal="bottom_right",
-    bias_dims=None,
-    dtype="float16",
-    out_dtype="float16",
-    kv_prefix=True,
-)
 
 
 def test_the_first_box_that_holds_decides() -> None:

@@ -10,7 +10,7 @@ from relax_fusion.estimator import candidates, footprint, violations
 from relax_fusion.estimator.prediction import next_power, power_dividing
 from relax_fusion.estimator.tile_plan import TilePlan
 
-from .cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
+from ..support.estimator_cases import AVX2, AVX512, DEVICES, GPU, WORKLOADS, gated_ffn, norm_matmul
 
 
 @pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)

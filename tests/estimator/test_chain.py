@@ -11,7 +11,7 @@ from relax_fusion.estimator import candidates, choose, footprint, predict, viola
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain
 
-from .cases import AVX2, AVX512, GPU, ROWS, SSE
+from ..support.estimator_cases import AVX2, AVX512, GPU, ROWS, SSE
 
 LORA = MatmulChain(512, 4096, 16, 4096, ("nk", "nk"), (), (2.0,), "float32", "float32")
 WORKS = {

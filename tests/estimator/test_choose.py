@@ -27,7 +27,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection
 
-from .cases import (
+from ..support.estimator_cases import (
     AVX2,
     AVX512,
     DEVICES,

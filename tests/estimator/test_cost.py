@@ -23,7 +23,7 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Atom
 
-from .cases import (
+from ..support.estimator_cases import (
     AVX2,
     AVX512,
     DEVICES,

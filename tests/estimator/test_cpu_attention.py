@@ -10,7 +10,7 @@ from relax_fusion.estimator import AttentionSize, Choice, choose, predict
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import Attention
 
-from .cases import AVX512, attention
+from ..support.estimator_cases import AVX512, attention
 
 ONE_CORE = replace(
     AVX512,

@@ -10,7 +10,7 @@ from relax_fusion.estimator import Footprint, footprint, violations
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import generic_cpu
 
-from .cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
+from ..support.estimator_cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
 
 CPU_PLAN = TilePlan(8, 64, 4096, reg_m=4, reg_n=2, lanes=8)
 GPU_PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)

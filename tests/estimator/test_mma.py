@@ -12,7 +12,7 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import NormMatmul, Projection, Rope
 
-from .cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul
+from ..support.estimator_cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul
 
 PLAN = TilePlan(
     *(128, 256, 64), reg_m=64, reg_n=64, lanes=8, num_stages=3, num_warps=8, family="mma"

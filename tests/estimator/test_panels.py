@@ -11,7 +11,7 @@ from relax_fusion.estimator.families.panels.tiles import FAMILY
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import generic_cpu
 
-from .cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
+from ..support.estimator_cases import AVX2, AVX512, GPU, attention, gated_ffn, norm_matmul
 
 FLOAT = norm_matmul(dtype="float32")
 

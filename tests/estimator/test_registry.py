@@ -28,7 +28,7 @@ from relax_fusion.estimator import Choice, Footprint, Prediction, choose, regist
 from relax_fusion.hardware import DeviceSpec, generic_cpu
 from relax_fusion.workload import Projection
 
-from ..passes.common import Chain, compiled, module, outputs
+from ..support.chains import Chain, compiled, module, outputs
 
 CPU = generic_cpu(2, 32)
 WORK = NormMatmul(4, 8, (Projection(16, "kn", ("silu",)),), None, "float32", "float32")

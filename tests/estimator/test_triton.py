@@ -23,7 +23,7 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
-from .cases import AVX2, GPU, RMS, gated_ffn, norm_matmul
+from ..support.estimator_cases import AVX2, GPU, RMS, gated_ffn, norm_matmul
 
 WORKS = {"qkv": norm_matmul(), "gate_up": gated_ffn()}
 

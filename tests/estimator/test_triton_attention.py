@@ -17,7 +17,7 @@ from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import Attention, DynamicDim
 
-from .cases import attention
+from ..support.estimator_cases import attention
 
 H200, A100, RTX3080 = device("h200"), device("a100"), device("rtx3080")
 BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")

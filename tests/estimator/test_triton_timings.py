@@ -16,7 +16,7 @@ from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
-from .cases import GPU, ROWS, gated_ffn, norm_matmul
+from ..support.estimator_cases import GPU, ROWS, gated_ffn, norm_matmul
 
 RESULTS = Path(__file__).parents[1] / "data"
 FITTED, ONE_ROW, HELD_OUT, WIDE = (

@@ -10,7 +10,7 @@ from tvm.relax import op
 
 from relax_fusion.matching.shapes import dtype_of
 
-from ..matching import masks_at_random
+from ..support import masks_at_random
 from .feed_forward import bias, project
 from .rotations import angles, turned
 from .writer import LENGTHS, Dim, Writer

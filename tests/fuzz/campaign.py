@@ -38,7 +38,7 @@ def workloads(seeds: Seeds, workers: int, backend: str) -> Iterator[tuple[Seeds,
 
 
 def _interpreted(seeds: Seeds) -> kernels.Findings:
-    from ..triton_bridge.kernels.interpreted import Interpreter
+    from ..support.interpreted import Interpreter
 
     interpreter = Interpreter()
     try:

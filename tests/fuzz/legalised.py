@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.ir import Op
 
-from ..dlight_rules.generic_cases import SIZES, Input, Shape
+from ..support.generic_cases import SIZES, Input, Shape
 
 op: Any = relax.op
 

@@ -29,7 +29,7 @@ from relax_fusion.dlight_rules.safe_rule import SafeRule
 from relax_fusion.errors import Decline
 from relax_fusion.hardware.target import is_cpu
 
-from ..dlight_rules import generic_cases as cases
+from ..support import generic_cases as cases
 from ..support.quick import loaded
 from .legalised import Call
 from .processes import in_processes

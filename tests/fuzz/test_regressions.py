@@ -12,9 +12,9 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.axes import quotient
 from relax_fusion.workload import MatmulChain, Norm, NormMatmul, Projection
 
-from ..gpu.chain_cases import ChainCase
-from ..gpu.contraction_cases import Case
-from ..passes.common import Chain, assert_declined, assert_numbers, compiled, fused, module
+from ..support.chain_cases import ChainCase
+from ..support.chains import Chain, assert_declined, assert_numbers, compiled, fused, module
+from ..support.contraction_cases import Case
 from . import kernels
 
 ATTENTION = "FuseAttentionChain"

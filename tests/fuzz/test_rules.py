@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
-from tvm import s_tir, tirx
-from tvm.target import Target
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules.safe_rule import SafeRule
 
+from ..support.broken_rules import Crashing, Raising, Wrong
 from . import rules
 from .legalised import NOT_LEGALISED_ALONE, UNTRIED, calls, covered, registered
 
@@ -44,27 +41,6 @@ def test_rules_on_legalised_operators(name: str) -> None:
 def test_every_operator_is_tried_or_named() -> None:
     missing = set(registered()) - covered() - set(UNTRIED)
     assert not {name for name in missing if not name.startswith(NOT_LEGALISED_ALONE)}
-
-
-class Wrong(SafeRule):
-    """Leaves out the last row."""
-
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
-        loop = func.body.block.body
-        short = tirx.For(loop.loop_var, loop.min, loop.extent - 1, loop.kind, loop.body)
-        root = func.body.block
-        block = s_tir.SBlock([], [], [], "root", short, alloc_buffers=root.alloc_buffers)
-        return s_tir.Schedule(func.with_body(s_tir.SBlockRealize([], True, block)))
-
-
-class Raising(SafeRule):
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
-        raise KeyError("a mistake")
-
-
-class Crashing(SafeRule):
-    def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule:
-        os._exit(3)
 
 
 @pytest.mark.parametrize(

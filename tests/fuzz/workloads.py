@@ -18,7 +18,7 @@ from relax_fusion.workload import (
     Rope,
 )
 
-from ..gpu import attention_cases, chain_cases, contraction_cases
+from ..support import attention_cases, chain_cases, contraction_cases
 
 Case = attention_cases.Case | chain_cases.ChainCase | contraction_cases.Case
 

@@ -11,8 +11,8 @@ from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
-from .attention_cases import Case, cases, in_half
-from .common import gpu_target, needs_gpu, plans_for, run_on_gpu
+from ..support.attention_cases import Case, cases, in_half
+from ..support.gpu import gpu_target, needs_gpu, plans_for, run_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -10,8 +10,8 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.hardware.target import device_of
 
-from .chain_cases import ChainCase, tensor_core_chains
-from .common import gpu_target, needs_gpu, run_on_gpu
+from ..support.chain_cases import ChainCase, tensor_core_chains
+from ..support.gpu import gpu_target, needs_gpu, run_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -12,8 +12,7 @@ from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Norm
 
-from .common import gpu_target, needs_gpu, plans_for, run_on_gpu
-from .contraction_cases import (
+from ..support.contraction_cases import (
     DYNAMIC_ROWS,
     HALF,
     LAYER,
@@ -25,6 +24,7 @@ from .contraction_cases import (
     few_rows_cases,
     tensor_core_cases,
 )
+from ..support.gpu import gpu_target, needs_gpu, plans_for, run_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

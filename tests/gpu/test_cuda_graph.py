@@ -14,7 +14,7 @@ from relax_fusion import models
 from relax_fusion.models import ExportedModel
 from relax_fusion.transforms.cuda_graph import ADDRESSES, CONFIG, RUN_OR_CAPTURE
 
-from .common import gpu_target, needs_gpu
+from ..support.gpu import gpu_target, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -11,10 +11,11 @@ from tvm import tirx
 
 from relax_fusion.dlight_rules import GenericMatmulRule
 
-from ..dlight_rules import generic_cases, test_generic_matmul
-from ..dlight_rules.generic_cases import Quantised, check, compiled, fused
+from ..dlight_rules import test_generic_matmul
 from ..fuzz import rules
-from .common import gpu_target, needs_gpu
+from ..support import generic_cases
+from ..support.generic_cases import Quantised, check, compiled, fused
+from ..support.gpu import gpu_target, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

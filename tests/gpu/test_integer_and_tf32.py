@@ -14,9 +14,9 @@ from relax_fusion.estimator import candidates
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
-from .common import gpu_target, needs_gpu, run_on_gpu
-from .contraction_cases import RMS, Case
-from .operand_cases import (
+from ..support.contraction_cases import RMS, Case
+from ..support.gpu import gpu_target, needs_gpu, run_on_gpu
+from ..support.operand_cases import (
     INTEGERS,
     TF32,
     TF32_ROUNDING,

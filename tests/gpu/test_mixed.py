@@ -13,10 +13,10 @@ from relax_fusion.hardware.target import device_of
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from relax_fusion.workload import Attention, DynamicDim, NormMatmul, Projection, Workload
 
-from .attention_cases import Case as AttentionCase
-from .common import gpu_target, needs_gpu
-from .contraction_cases import RMS, Case
-from .triton_common import module_of, run_triton
+from ..support.attention_cases import Case as AttentionCase
+from ..support.contraction_cases import RMS, Case
+from ..support.gpu import gpu_target, needs_gpu
+from ..support.triton_modules import module_of, run_triton
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -9,7 +9,7 @@ from tvm import relax
 
 from relax_fusion import Report, host_target, models
 
-from .common import gpu_target, needs_gpu
+from ..support.gpu import gpu_target, needs_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -7,9 +7,9 @@ import pytest
 import tvm
 from tvm import relax
 
+from ..support.gpu import gpu_target, needs_gpu
 from ..support.quantised import FORMATS
-from ..transforms.test_quantised_formats import K, add_projection, check_numbers
-from .common import gpu_target, needs_gpu
+from ..support.quantised_functions import K, add_projection, check_numbers
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -16,8 +16,8 @@ from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
-from .common import build_on_gpu, gpu_target, needs_gpu, run_on_gpu
-from .contraction_cases import HALF, ROWS, Arrays, Case, plain, tensor_core_cases
+from ..support.contraction_cases import HALF, ROWS, Arrays, Case, plain, tensor_core_cases
+from ..support.gpu import build_on_gpu, gpu_target, needs_gpu, run_on_gpu
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

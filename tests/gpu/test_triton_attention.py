@@ -14,10 +14,10 @@ from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import Attention, DynamicDim
 
-from .attention_cases import Case
-from .common import gpu_target, needs_gpu
+from ..support.attention_cases import Case
+from ..support.gpu import gpu_target, needs_gpu
+from ..support.triton_modules import build_triton, run_triton
 from .triton_attention_cases import LARGER, larger_cases, small_cases
-from .triton_common import build_triton, run_triton
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

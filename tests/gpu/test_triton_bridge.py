@@ -18,7 +18,7 @@ from tvm.target import Target
 from relax_fusion.hardware.target import make_target
 from relax_fusion.triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 
-from .common import gpu_target, needs_gpu
+from ..support.gpu import gpu_target, needs_gpu
 from .triton_cases import CASES, Case, build, double_wide, vector_add
 
 pytestmark = [pytest.mark.gpu, needs_gpu]

@@ -13,9 +13,9 @@ from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Rope
 
-from .common import gpu_target, needs_gpu
-from .contraction_cases import RMS, Case, cases, plain, turned
-from .triton_common import build_triton, run_triton
+from ..support.contraction_cases import RMS, Case, cases, plain, turned
+from ..support.gpu import gpu_target, needs_gpu
+from ..support.triton_modules import build_triton, run_triton
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from relax_fusion.workload import Attention
 
-from .attention_cases import Case, cases
+from ..support.attention_cases import Case, cases
 
 LARGER = Attention(
     batch=2,

@@ -16,8 +16,8 @@ from relax_fusion.hardware.instructions import MMA
 from relax_fusion.hardware.target import device_of, has_triton
 from relax_fusion.workload import NormMatmul, Projection
 
-from ..targets.common import compile_chain
-from ..targets.patterns import linears
+from ..support.patterns import linears
+from ..support.targets import compile_chain
 
 T4 = DeviceSpec(
     name="t4",

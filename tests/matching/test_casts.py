@@ -6,8 +6,8 @@ import pytest
 
 from relax_fusion import Reason
 
-from ..passes.attention_chains import attention
-from ..passes.common import Chain, assert_declined, module, run_pass
+from ..support.attention_chains import attention
+from ..support.chains import Chain, assert_declined, module, run_pass
 
 WIDE = 'm = R.matmul(x, W, out_dtype="float32"); a = R.astype(m, "float16")\n'
 HEADS = "q[1,2,6,8] k[1,2,6,8] v[1,2,6,8]"

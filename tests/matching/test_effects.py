@@ -12,7 +12,7 @@ from relax_fusion.matching.pattern import BlockView
 from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 
-from ..passes.common import assert_declined, calls, run_pass
+from ..support.chains import assert_declined, calls, run_pass
 
 MATRIX = 'R.Tensor((4, 4), "float32")'
 TYPED = f"ty_args={MATRIX}"

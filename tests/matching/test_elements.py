@@ -17,11 +17,11 @@ from relax_fusion.matching.element_values import Element, is_boolean
 from relax_fusion.matching.elements import Elements
 from relax_fusion.matching.pattern import BlockView
 
-from ..passes.attention_chains import positions
-from ..passes.common import Chain, module
-from ..passes.masks import in_sight
-from .masks_at_random import LARGE, SIZES, Draft, symbolic
-from .typed import Typed, element_value
+from ..support.attention_chains import positions
+from ..support.chains import Chain, module
+from ..support.masks import in_sight
+from ..support.masks_at_random import LARGE, SIZES, Draft, symbolic
+from ..support.typed import Typed, element_value
 
 ROW, COLUMN = tirx.Var("row", "int64"), tirx.Var("column", "int64")
 BOUNDS = ({}, {}, {"s": 5, "n": 130}, {"s": 3000, "n": 3000})

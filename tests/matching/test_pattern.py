@@ -9,7 +9,7 @@ from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
 from relax_fusion.matching.pattern import BlockView, Match, Refused, free_vars, guard
 from relax_fusion.matching.shapes import as_dim, as_dims, check_dtype, product, same_shape, static
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 BODY = "a = R.nn.relu(x); b = a; c = R.add(b, x); d = R.nn.silu(c); e = R.multiply(d, d)"
 

@@ -10,19 +10,19 @@ from safetensors.numpy import load_file, save_file
 
 from relax_fusion.models import Encoder, InputError, export, load_config, load_weights
 
+from ..support import models
 from ..support.accuracy import assert_accurate
-from . import common
 
 
-def make_encoder(path, dtype="float32", length=common.MAX_SEQ_LEN):
+def make_encoder(path, dtype="float32", length=models.MAX_SEQ_LEN):
     exported = export(load_config(path), dtype=dtype, max_seq_len=length, batch=2)
-    return Encoder(common.compile_for_test(exported), exported, load_weights(path, exported))
+    return Encoder(models.compile_for_test(exported), exported, load_weights(path, exported))
 
 
 def inputs(length):
     """Two sequences with two segments, the second one padded."""
     rng = np.random.default_rng(length)
-    ids = rng.integers(0, common.VOCAB, (2, length))
+    ids = rng.integers(0, models.VOCAB, (2, length))
     types = (np.arange(length) >= length // 2).astype(np.int64) * np.ones((2, 1), np.int64)
     mask = np.ones_like(ids)
     mask[1, (length + 1) // 2 :] = 0
@@ -42,24 +42,24 @@ def torch_output(model, ids, types, mask):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """A model with a head, compiled once for all tests that only run it."""
-    model = common.bert()
-    path = common.save(model, tmp_path_factory.mktemp("bert"))
+    model = models.bert()
+    path = models.save(model, tmp_path_factory.mktemp("bert"))
     return model, make_encoder(path)
 
 
 @pytest.fixture(scope="module")
 def headless(tmp_path_factory):
-    model = common.bert(transformers.BertModel)
-    path = common.save(model, tmp_path_factory.mktemp("headless"))
-    return model, make_encoder(path, length=common.SHORT_SEQ_LEN)
+    model = models.bert(transformers.BertModel)
+    path = models.save(model, tmp_path_factory.mktemp("headless"))
+    return model, make_encoder(path, length=models.SHORT_SEQ_LEN)
 
 
 def check(encoder: Encoder, model: transformers.PreTrainedModel, dtype: str) -> None:
     """Compare every length that fits with float64."""
-    exact_model, moved_model = common.to_float64(model), common.nudge(model, dtype)
-    terms = common.longest_sum(model.config) if dtype == "float32" else 0
-    short = encoder.exported.max_seq_len < common.MAX_SEQ_LEN
-    for length in common.SHORT_LENGTHS if short else common.PROMPT_LENGTHS:
+    exact_model, moved_model = models.to_float64(model), models.nudge(model, dtype)
+    terms = models.longest_sum(model.config) if dtype == "float32" else 0
+    short = encoder.exported.max_seq_len < models.MAX_SEQ_LEN
+    for length in models.SHORT_LENGTHS if short else models.PROMPT_LENGTHS:
         batch = inputs(length)
         exact, moved = (torch_output(m, *batch) for m in (exact_model, moved_model))
         assert_accurate(encoder.encode(*batch), exact, moved, dtype, terms)
@@ -72,15 +72,15 @@ def test_float32_output_matches_transformers(name, request):
 
 
 def test_half_is_accurate(tmp_path):
-    model = common.bert().to(torch.bfloat16)
-    path = common.save(model, tmp_path)
-    check(make_encoder(path, "bfloat16", common.SHORT_SEQ_LEN), model, "bfloat16")
+    model = models.bert().to(torch.bfloat16)
+    path = models.save(model, tmp_path)
+    check(make_encoder(path, "bfloat16", models.SHORT_SEQ_LEN), model, "bfloat16")
 
 
 def test_old_norm_names_load_and_the_pooler_is_ignored(tmp_path, recwarn):
     """bert-base-uncased was converted from TensorFlow: gamma and beta, and two unused heads."""
-    model = common.bert(transformers.BertForPreTraining)
-    file = common.save(model, tmp_path) / "model.safetensors"
+    model = models.bert(transformers.BertForPreTraining)
+    file = models.save(model, tmp_path) / "model.safetensors"
     exported = export(load_config(tmp_path))
     expected = load_weights(tmp_path, exported)
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

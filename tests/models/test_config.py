@@ -23,7 +23,7 @@ from relax_fusion.models import (
 from relax_fusion.models.rope import inverse_frequencies, rope_table
 from relax_fusion.models.zoo import CONFIGS
 
-from . import common
+from ..support import models
 
 LLAMA = {
     "model_type": "llama",
@@ -33,12 +33,12 @@ LLAMA = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
-SCALING = {key: value for key, value in common.LLAMA3_ROPE.items() if key != "rope_theta"}
+SCALING = {key: value for key, value in models.LLAMA3_ROPE.items() if key != "rope_theta"}
 
 
 def test_old_and_new_rope_spellings_agree():
     old = config_from_dict(LLAMA | {"rope_theta": 500000.0, "rope_scaling": SCALING})
-    new = config_from_dict(LLAMA | {"rope_parameters": common.LLAMA3_ROPE})
+    new = config_from_dict(LLAMA | {"rope_parameters": models.LLAMA3_ROPE})
     assert old == new
     assert new.rope_theta == 500000.0 and new.rope_scaling.kind == "llama3"
     linear = config_from_dict(LLAMA | {"rope_scaling": {"type": "linear", "factor": 2}})
@@ -65,7 +65,7 @@ def test_bundled_sizes():
 
 
 def test_architectures_decide_before_model_type(tmp_path):
-    transformers.BertModel(common.bert().config).config.save_pretrained(tmp_path)
+    transformers.BertModel(models.bert().config).config.save_pretrained(tmp_path)
     assert load_config(tmp_path).masked_lm
     data = json.loads((tmp_path / "config.json").read_text())
     assert not config_from_dict(data | {"architectures": ["BertModel"]}).masked_lm
@@ -153,7 +153,7 @@ def test_frequencies_match_the_definition(scaling):
     rope = {"rope_theta": 500000.0, "rope_type": "default"} | (scaling or {})
     reference = transformers.LlamaConfig(head_dim=64, rope_parameters=rope)
     freq = inverse_frequencies(config.rope_theta, 64, config.rope_scaling)
-    expected = common.Float64Rope(reference).freq.numpy()
+    expected = models.Float64Rope(reference).freq.numpy()
     # Both are float64 and differ by the order of a few operations.
     np.testing.assert_allclose(freq, expected, rtol=16 * np.finfo(np.float64).eps)
     cos, sin = rope_table(freq, 5), rope_table(freq, 5, np.sin)

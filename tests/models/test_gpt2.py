@@ -7,12 +7,12 @@ from safetensors.numpy import load_file, save_file
 
 from relax_fusion.models import Generator, export, load_config, load_weights
 
-from . import common
+from ..support import models
 
 
-def make_generator(path, dtype="float32", length=common.MAX_SEQ_LEN):
+def make_generator(path, dtype="float32", length=models.MAX_SEQ_LEN):
     exported = export(load_config(path), dtype=dtype, max_seq_len=length)
-    compiled = common.compile_for_test(exported)
+    compiled = models.compile_for_test(exported)
     return Generator(compiled, exported, load_weights(path, exported))
 
 
@@ -21,23 +21,23 @@ ODD = {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}
 
 @pytest.mark.parametrize(
     ("changes", "length"),
-    [({}, common.MAX_SEQ_LEN), (ODD, common.SHORT_SEQ_LEN)],
+    [({}, models.MAX_SEQ_LEN), (ODD, models.SHORT_SEQ_LEN)],
     ids=["plain", "odd"],
 )
 def test_float32_logits_match_transformers(changes, length, tmp_path):
-    model = common.gpt2(**changes)
-    path = common.save(model, tmp_path)
-    common.check_decoder(make_generator(path, length=length), model)
+    model = models.gpt2(**changes)
+    path = models.save(model, tmp_path)
+    models.check_decoder(make_generator(path, length=length), model)
 
 
 def test_half_is_accurate(tmp_path):
-    length = common.SHORT_SEQ_LEN
-    common.check_half_decoder(make_generator, common.gpt2(), tmp_path, "float16", length)
+    length = models.SHORT_SEQ_LEN
+    models.check_half_decoder(make_generator, models.gpt2(), tmp_path, "float16", length)
 
 
 def test_names_without_prefix_and_mask_buffers_load(tmp_path, recwarn):
     """The published GPT-2 checkpoints were saved from the bare model by an old version."""
-    file = common.save(common.gpt2(), tmp_path) / "model.safetensors"
+    file = models.save(models.gpt2(), tmp_path) / "model.safetensors"
     exported = export(load_config(tmp_path))
     expected = load_weights(tmp_path, exported)
     tensors = {name.removeprefix("transformer."): value for name, value in load_file(file).items()}

@@ -18,8 +18,8 @@ from relax_fusion.models import (
     random_weights,
 )
 
+from ..support import models
 from ..support.accuracy import assert_accurate
-from . import common
 
 VARIANTS = {
     "gqa-llama3-rope": {},
@@ -37,7 +37,7 @@ VARIANTS = {
 
 
 def make_generator(
-    path, dtype="float32", length=common.MAX_SEQ_LEN, compiler=common.compile_for_test
+    path, dtype="float32", length=models.MAX_SEQ_LEN, compiler=models.compile_for_test
 ):
     exported = export(load_config(path), dtype=dtype, max_seq_len=length)
     return Generator(compiler(exported), exported, load_weights(path, exported))
@@ -46,48 +46,48 @@ def make_generator(
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The first variant, compiled once for all tests that only run it."""
-    model, compiled = common.llama(), []
+    model, compiled = models.llama(), []
 
     def compiler(exported):
-        compiled.append(common.compile_as_users_do(exported.mod))
+        compiled.append(models.compile_as_users_do(exported.mod))
         return compiled[0]
 
-    path = common.save(model, tmp_path_factory.mktemp("llama"))
+    path = models.save(model, tmp_path_factory.mktemp("llama"))
     return model, make_generator(path, compiler=compiler), compiled[0]
 
 
 def test_float32_logits_match_transformers(plain):
-    common.check_decoder(plain[1], plain[0])
+    models.check_decoder(plain[1], plain[0])
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS)[1:])
 def test_variants_match_transformers(variant, tmp_path):
-    model = common.llama(**VARIANTS[variant])
-    path = common.save(model, tmp_path)
-    common.check_decoder(make_generator(path, length=common.SHORT_SEQ_LEN), model)
+    model = models.llama(**VARIANTS[variant])
+    path = models.save(model, tmp_path)
+    models.check_decoder(make_generator(path, length=models.SHORT_SEQ_LEN), model)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "length"), [("float16", common.SHORT_SEQ_LEN), ("bfloat16", common.MAX_SEQ_LEN)]
+    ("dtype", "length"), [("float16", models.SHORT_SEQ_LEN), ("bfloat16", models.MAX_SEQ_LEN)]
 )
 def test_half_is_accurate(dtype, length, tmp_path):
-    common.check_half_decoder(make_generator, common.llama(), tmp_path, dtype, length)
+    models.check_half_decoder(make_generator, models.llama(), tmp_path, dtype, length)
 
 
 def test_prefill_in_pieces_equals_one_prefill(plain):
     model, generator, _ = plain
-    tokens = common.prompt(33)[:33]
+    tokens = models.prompt(33)[:33]
     generator.reset()
     generator.prefill(tokens[:20])
     got = generator.prefill(tokens[20:])
-    both = common.to_float64(model), common.nudge(model, "float32")
-    exact, moved = (common.torch_logits(m, tokens, 33) for m in both)
-    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))
+    both = models.to_float64(model), models.nudge(model, "float32")
+    exact, moved = (models.torch_logits(m, tokens, 33) for m in both)
+    assert_accurate(got, exact, moved, "float32", models.longest_sum(model.config))
 
 
 def test_generate_is_greedy_and_starts_afresh(plain):
     model, generator, _ = plain
-    ids = common.prompt(7)[:7]
+    ids = models.prompt(7)[:7]
     new = generator.generate(ids, 6)
     assert new.shape == (1, 6) and new.dtype == np.int32
     assert np.array_equal(new, generator.generate(ids, 6))
@@ -96,35 +96,35 @@ def test_generate_is_greedy_and_starts_afresh(plain):
 
 
 def test_symbolic_batch_gives_each_row_its_own_answer(tmp_path):
-    model = common.llama()
-    config = load_config(common.save(model, tmp_path))
-    exported = export(config, max_seq_len=common.SHORT_SEQ_LEN, batch="batch_size")
-    compiled = common.compile_for_test(exported, batch_size=4)
+    model = models.llama()
+    config = load_config(models.save(model, tmp_path))
+    exported = export(config, max_seq_len=models.SHORT_SEQ_LEN, batch="batch_size")
+    compiled = models.compile_for_test(exported, batch_size=4)
     generator = Generator(compiled, exported, load_weights(tmp_path, exported), batch=3)
-    ids = np.random.default_rng(1).integers(0, common.VOCAB, (3, 9))
+    ids = np.random.default_rng(1).integers(0, models.VOCAB, (3, 9))
     got = [generator.prefill(ids[:, :8]), generator.decode(ids[:, 8])]
-    both = common.to_float64(model), common.nudge(model, "float32")
-    terms = common.longest_sum(model.config)
+    both = models.to_float64(model), models.nudge(model, "float32")
+    terms = models.longest_sum(model.config)
     for row in range(3):
-        exact, moved = (common.torch_logits(m, ids[row], 8) for m in both)
+        exact, moved = (models.torch_logits(m, ids[row], 8) for m in both)
         assert_accurate(np.stack([g[row] for g in got]), exact, moved, "float32", terms)
 
 
 def test_context_overflow_names_the_limit(plain):
     generator = plain[1]
     generator.reset()
-    generator.prefill(common.prompt(150))
+    generator.prefill(models.prompt(150))
     with pytest.raises(ContextOverflowError, match="max_seq_len=160"):
         generator.decode(1)
     assert generator.length == 160
     with pytest.raises(ContextOverflowError, match="165 tokens"):
-        generator.generate(common.prompt(1), 155)
+        generator.generate(models.prompt(1), 155)
 
 
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([common.VOCAB], "must be in 0..159"),
+        ([models.VOCAB], "must be in 0..159"),
         ([-1], "must be in 0..159"),
         ([], "not empty"),
         ([0.5], "must be integers"),

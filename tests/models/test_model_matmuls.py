@@ -22,7 +22,7 @@ from relax_fusion.estimator.tile_plan import PLAN_ATTR, TilePlan
 from relax_fusion.models import export, zoo_config
 from relax_fusion.pipeline import PHASES
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 H200 = make_target("h200")
 RULES = (

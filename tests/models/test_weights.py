@@ -23,7 +23,7 @@ from relax_fusion.models import (
     random_weights,
 )
 
-from . import common
+from ..support import models
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -31,8 +31,8 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 @pytest.fixture
 def saved(tmp_path):
     """A LLaMA directory, its model, and its export."""
-    model = common.llama()
-    common.save(model, tmp_path)
+    model = models.llama()
+    models.save(model, tmp_path)
     return tmp_path, model, export(load_config(tmp_path), max_seq_len=32)
 
 
@@ -55,7 +55,7 @@ def test_projections_are_merged_in_order(saved):
 
 def test_shards_give_the_same_arrays_as_one_file(saved, tmp_path_factory):
     path, model, exported = saved
-    parts = common.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
+    parts = models.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
     assert len(list(parts.glob("*.safetensors"))) > 2
     for a, b in zip(load_weights(parts, exported), load_weights(path, exported), strict=True):
         assert np.array_equal(a, b)
@@ -69,7 +69,7 @@ def test_one_file_can_be_named(saved):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_bfloat16_is_converted(saved, dtype):
     path, model, _ = saved
-    common.save(model.bfloat16(), path)
+    models.save(model.bfloat16(), path)
     exported = export(load_config(path), dtype=dtype, max_seq_len=32)
     got = by_name(exported, load_weights(path, exported))[DOWN]
     expected = model.state_dict()[DOWN].to(getattr(torch, dtype)).float().numpy()
@@ -130,7 +130,7 @@ def test_missing_file_missing_shard_and_bad_index(saved, tmp_path_factory):
     (path / "model.safetensors").unlink()
     with pytest.raises(CheckpointFileError, match=r"model\.safetensors does not exist"):
         load_weights(path, exported)
-    parts = common.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
+    parts = models.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
     shard = sorted(parts.glob("*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(CheckpointFileError, match=f"{shard.name} does not exist"):
@@ -146,7 +146,7 @@ def test_missing_file_missing_shard_and_bad_index(saved, tmp_path_factory):
 
 def test_index_that_names_the_wrong_shard(saved, tmp_path_factory):
     _, model, exported = saved
-    parts = common.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
+    parts = models.save(model, tmp_path_factory.mktemp("shards"), max_shard_size="100KB")
     index = parts / "model.safetensors.index.json"
     data = json.loads(index.read_text())
     shards = sorted(set(data["weight_map"].values()))

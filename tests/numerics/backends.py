@@ -28,37 +28,25 @@ from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
-from relax_fusion.launch.arguments import is_tensor
-from relax_fusion.triton_bridge.attention import attention_cases
-from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.workload import (
     INTEGER_DTYPES,
     Attention,
-    DynamicDim,
     MatmulChain,
-    Operand,
     Workload,
 )
 from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 
-from ..gpu.common import build_on_gpu, gpu_target, needs_gpu
-from ..gpu.triton_common import build_triton, run_triton
+from ..support import launches
+from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
+from ..support.interpreted import Interpreter
 from ..support.quick import loaded, quick_host
-from ..triton_bridge.attention_common import parameters
-from ..triton_bridge.common import launch_of
-from ..triton_bridge.kernels.interpreted import Interpreter
-from ..triton_bridge.test_attention_numbers import Values, chosen
+from ..support.triton_modules import build_triton, run_triton
+from ..support.workloads import shape_of
 
 Arrays = dict[str, Any]
 
 H200 = device("h200")
 RULES = (ContractionRule(), AttentionRule(), MatmulChainRule())
-
-
-def shape_of(operand: Operand, sizes: dict[str, int]) -> tuple[int, ...]:
-    """Return the sizes of an operand."""
-    assert operand.shape is not None
-    return tuple(sizes[d.name] if isinstance(d, DynamicDim) else d for d in operand.shape)
 
 
 def draw(work: Workload, seed: int = 1, **sizes: int) -> Arrays:
@@ -195,22 +183,7 @@ class Interpreted:
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
         plan = TilePlan(*self._tile(work), split_k=self.split, num_stages=2, num_warps=4)
         plan = replace(plan, backend="triton", family=self.family)
-        params = parameters(work, plan)[: len(inputs)]
-        values = Values(params, list(inputs.values()))
-        names = {p.name: n for p, n in zip(params, inputs, strict=True) if is_tensor(p)}
-        tensors = {n: np.asarray(inputs[n]) for n in names.values()}
-        dtypes = {n: str(a.dtype) for n, a in tensors.items()}
-        for operand, result in zip(work.graph.outputs, _empty_results(work, inputs), strict=True):
-            tensors[operand.name], dtypes[operand.name] = result, operand.dtype
-        if isinstance(work, Attention):
-            steps = chosen(attention_cases(work, plan, params, None, H200, {}), values)
-        else:
-            steps = contraction_steps(work, plan, params, None, H200, {})
-        outputs = [o.name for o in work.graph.outputs]
-        launches = [launch_of(s, values, tensors, dtypes, names, outputs) for s in steps]
-        floats = {n: a if a.dtype == bool else a.astype("float64") for n, a in tensors.items()}
-        made = _interpreter()(floats, dtypes, launches)
-        return {name: made[name] for name in outputs}
+        return launches.interpreted(_interpreter(), work, plan, inputs)
 
     def _tile(self, work: Workload) -> tuple[int, int, int]:
         if isinstance(work, Attention):

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .backends import Run, draw, on_every_backend
-from .works import (
+from ..support.small_workloads import (
     ATTENTION,
     BIASED,
     BOUNDED,
@@ -20,6 +19,7 @@ from .works import (
     SLOPES,
     WINDOW,
 )
+from .backends import Run, draw, on_every_backend
 
 SIZES = {"batch": 1, "q_len": 5, "kv_len": 40}
 FEW = {**SIZES, "kv_len": 2}

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .backends import Arrays, Run, draw, on_every_backend, zeros
-from .works import (
+from ..support.small_workloads import (
     ACTIVE,
     ATTENTION,
     BIASED,
@@ -31,6 +30,7 @@ from .works import (
     STEPS,
     N,
 )
+from .backends import Arrays, Run, draw, on_every_backend, zeros
 
 SIZES = {"rows": 4, "batch": 1, "q_len": 5, "kv_len": 40}
 

@@ -10,7 +10,7 @@ from tvm import relax
 
 from relax_fusion import Reason
 
-from ..passes.common import Chain, assert_declined, compiled, module, outputs
+from ..support.chains import Chain, assert_declined, compiled, module, outputs
 
 NARROWED = 'h = R.astype(a, "float16"); f = R.astype(h, "float32")\n'
 CASTS = [

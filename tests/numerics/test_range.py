@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .backends import Run, draw, on_every_backend, zeros
-from .works import (
+from ..support.small_workloads import (
     ACTIVE,
     ATTENTION,
     BIASED,
@@ -27,6 +26,7 @@ from .works import (
     K,
     N,
 )
+from .backends import Run, draw, on_every_backend, zeros
 
 SIZES = {"batch": 1, "q_len": 5, "kv_len": 40}
 

@@ -10,8 +10,7 @@ import pytest
 
 from relax_fusion.workload.reference import rounded
 
-from .backends import Run, draw, on_every_backend, zeros
-from .works import (
+from ..support.small_workloads import (
     ATTENTION,
     BRAIN,
     CHAIN,
@@ -26,6 +25,7 @@ from .works import (
     STEPS,
     N,
 )
+from .backends import Run, draw, on_every_backend, zeros
 
 
 @on_every_backend(half=PLAIN, brain=replace(PLAIN, **BRAIN))

@@ -10,8 +10,7 @@ import numpy as np
 from relax_fusion.workload import NormMatmul
 
 from ..support.accuracy import assert_accurate, nudged
-from .backends import Run, draw, on_every_backend, zeros
-from .works import (
+from ..support.small_workloads import (
     ACTIVE,
     ATTENTION,
     BYTES,
@@ -26,6 +25,7 @@ from .works import (
     K,
     dtypes,
 )
+from .backends import Run, draw, on_every_backend, zeros
 
 
 @on_every_backend(**{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()})

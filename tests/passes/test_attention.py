@@ -11,7 +11,8 @@ from tvm import relax, tirx
 
 from relax_fusion import Attention, DynamicDim, Reason
 
-from .common import (
+from ..support.chain_reference import evaluate
+from ..support.chains import (
     HEADER,
     Chain,
     Rewrite,
@@ -24,7 +25,6 @@ from .common import (
     outputs,
     run_pass,
 )
-from .reference import evaluate
 
 PASS = "FuseAttentionChain"
 BASE = Attention(
@@ -548,12 +548,6 @@ CHAINS += [
         "o",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion import Reason
 
-from .attention_chains import PASS, QKV, attention, const, positions
-from .common import Chain, assert_declined, assert_untouched, module
+from ..support.attention_chains import PASS, QKV, attention, const, positions
+from ..support.chains import Chain, assert_declined, assert_untouched, module
 from .test_attention_masks import INF, LOW, PRODUCT, SINK
 
 OPERANDS = "q[2,5,4,8] k[2,7,4,8] v[2,7,4,8]"

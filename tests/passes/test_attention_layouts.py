@@ -8,8 +8,8 @@ import pytest
 
 from relax_fusion import DynamicDim
 
-from .attention_chains import BASE, QKV, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compiled, module
+from ..support.attention_chains import BASE, QKV, attention, check, const, positions
+from ..support.chains import Chain, Rewrite, assert_numbers
 
 ROWS = replace(BASE, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh")
 GROUPED = replace(BASE, kv_heads=2)
@@ -323,12 +323,6 @@ def test_rewrites(case: Rewrite) -> None:
 
 
 CHAINS = [r.chain for r in (*GROUPS, *LAYOUTS[::2], *SCALES[:6:2])]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from .attention_chains import PASS, attention, const
-from .common import Chain, module, run_pass
+from ..support.attention_chains import PASS, attention, const
+from ..support.chains import Chain, module, run_pass
 
 CAUSAL, WHOLE = "top_left", "none"
 

@@ -12,11 +12,11 @@ from relax_fusion import DynamicDim
 from relax_fusion.matching.pattern import BlockView
 from relax_fusion.passes import FuseAttentionChain
 
-from ..matching.typed import Typed
-from .attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
-from .common import Chain, Rewrite, assert_numbers, compiled, module
-from .masks import assert_same_mask
-from .reference import size
+from ..support.attention_chains import BASE, QKV, SQUARE, attention, check, const, positions
+from ..support.chain_reference import size
+from ..support.chains import Chain, Rewrite, assert_numbers, module
+from ..support.masks import assert_same_mask
+from ..support.typed import Typed
 
 INF, LOW = const(float("-inf")), const(-3.4e38)
 SIX = replace(BASE, q_len=6, kv_len=6)
@@ -482,12 +482,6 @@ def test_mask_is_that_of_the_graph(masked, chain: Chain) -> None:
 
 
 CHAINS = [r.chain for r in (*CAUSAL[3:6], *WINDOWS[1:3], *DATA[1:9:2], *SCORES)]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

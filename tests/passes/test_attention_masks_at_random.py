@@ -13,10 +13,10 @@ from tvm.relax import op
 from relax_fusion.matching.pattern import BlockView, Refused
 from relax_fusion.passes import FuseAttentionChain
 
-from ..matching.masks_at_random import Draft, symbolic
-from ..matching.typed import Typed
-from .common import numpy_dtype
-from .masks import assert_same_mask
+from ..support.chains import numpy_dtype
+from ..support.masks import assert_same_mask
+from ..support.masks_at_random import Draft, symbolic
+from ..support.typed import Typed
 
 HEADS, DIM = 2, 4
 NUMBERS = (0, 0, 1, 1, -1, 2, 3, 5, 127, 255, 256, 257, 0.5, 2.5, -0.0, -1e4, -1e9, -65504, -3.4e38)

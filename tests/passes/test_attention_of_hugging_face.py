@@ -19,10 +19,10 @@ from tvm.relax.frontend.torch import from_exported_program
 
 from relax_fusion import Attention, DynamicDim, Report
 
-from ..models import common
+from ..support import models
 from ..support.accuracy import assert_accurate
+from ..support.attention_chains import fused
 from ..support.quick import machine, quick_host, quickly
-from .attention_chains import fused
 
 BATCH, LENGTH = 2, 6
 NOT_LEFT = {"nn.softmax", "nn.attention", "repeat", "tile", "cumsum", "less_equal", "index_tensor"}
@@ -223,7 +223,7 @@ COMPILED = ("llama_sdpa_padded", "bloom")
 def test_models(name: str) -> None:
     make, args, works = CASES[name]
     module = make().eval()
-    common.randomize(module.model)
+    models.randomize(module.model)
     mod = imported(module, args)
     assert_recognised(mod, works)
     if name in COMPILED:
@@ -239,9 +239,9 @@ def assert_same_numbers(mod: tvm.IRModule, module: Hidden, args: Sequence[torch.
     inputs = (tvm.runtime.tensor(a.numpy()) for a in args)
     got = machine(built)["main"](*inputs)[0].numpy()
     with torch.no_grad():
-        both = common.to_float64(module.model), common.nudge(module.model, "float32")
+        both = models.to_float64(module.model), models.nudge(module.model, "float32")
         exact, moved = (Hidden(made)(*args).numpy() for made in both)
-    assert_accurate(got, exact, moved, "float32", common.longest_sum(module.model.config))
+    assert_accurate(got, exact, moved, "float32", models.longest_sum(module.model.config))
 
 
 class GPTOSSLayer(torch.nn.Module):

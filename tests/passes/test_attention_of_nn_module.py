@@ -17,8 +17,8 @@ from relax_fusion import Attention, DynamicDim, host_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
 
-from .attention_chains import PASS, fused
-from .common import calls, run_pass
+from ..support.attention_chains import PASS, fused
+from ..support.chains import calls, run_pass
 
 BATCH, HEADS, DIM, LENGTH = 2, 4, 16, 6
 BASE = Attention(

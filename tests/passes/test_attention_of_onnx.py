@@ -13,8 +13,8 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from relax_fusion import Attention
 
-from .attention_chains import fused
-from .common import calls
+from ..support.attention_chains import fused
+from ..support.chains import calls
 
 BATCH, HEADS, DIM, LENGTH = 2, 4, 8, 6
 FLOAT, BOOL, INT = TensorProto.FLOAT, TensorProto.BOOL, TensorProto.INT64

@@ -28,7 +28,8 @@ from relax_fusion.passes import (
 )
 
 from ..support.accuracy import rms
-from .common import (
+from ..support.chain_reference import evaluate
+from ..support.chains import (
     HEADER,
     Chain,
     assert_declined,
@@ -40,26 +41,18 @@ from .common import (
     outputs,
     run_pass,
 )
-from .reference import evaluate
 
 H = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
 NORM = Chain("main", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y")
 
 
-def test_before_and_after() -> None:
+def test_attributes_and_name_of_a_kernel() -> None:
     plan = TilePlan(block_m=8, block_n=16, block_k=32)
     out, (decision,) = run_pass(
         module([NORM]), "FuseRMSNormMatmul", plans={"FuseRMSNormMatmul": plan}
     )
 
-    kernel = out.get_global_var(decision.kernel)
-    binding = out["main"].body.blocks[0].bindings[0]
-    expected = relax.op.call_tir(
-        kernel, relax.Tuple(list(out["main"].params)), relax.TensorType((6, 48), "float32")
-    )
-    tvm.ir.assert_structural_equal(binding.value, relax.BlockBuilder().normalize(expected))
-    assert len(out["main"].body.blocks[0].bindings) == 1
-    attrs = out[kernel].attrs
+    attrs = out[decision.kernel].attrs
     assert int(attrs["op_pattern"]) == 8 and len(attrs[PLAN_ATTR]) == 1
     assert decision.kernel.startswith("fuse_rms_norm_matmul_") and plan.key in decision.kernel
 

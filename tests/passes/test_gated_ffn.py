@@ -10,14 +10,13 @@ import tvm
 
 from relax_fusion import DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Reason
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,
     assert_numbers,
     assert_untouched,
     calls,
-    compiled,
     fused,
     module,
     run_pass,
@@ -570,12 +569,6 @@ def test_gate_and_up_of_two_inputs() -> None:
 
 CHAINS = [r.chain for r in REWRITES]
 CHAINS += [Chain(*case[:4]) for case in (*DECLINES, *UNTOUCHED) if case[0] not in ("odd", "uneven")]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 from relax_fusion import Report
-from tests.models import common
 
+from ..support import models
 from ..support.accuracy import assert_accurate
 from ..support.quick import machine, quick_host, quickly
 
@@ -48,7 +48,7 @@ def operators(mod: tvm.IRModule) -> list[str]:
     ("activation", "symbolic"), zip(ACTIVATIONS, itertools.cycle([True, False]))
 )
 def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
-    model = common.llama(hidden_act=activation, mlp_bias=symbolic)
+    model = models.llama(hidden_act=activation, mlp_bias=symbolic)
     block = Block(model)
     x = torch.randn(BATCH, LENGTH, model.config.hidden_size, generator=torch.manual_seed(1))
     mod = exported(block, x, symbolic=symbolic)
@@ -65,6 +65,6 @@ def test_two_kernels_and_numbers(activation: str, symbolic: bool) -> None:
     assert gated.norm is not None and gated.bias == symbolic
     got = machine(built)["main"](tvm.runtime.tensor(x.numpy()))[0].numpy()
     with torch.no_grad():
-        both = (Block(common.to_float64(model)), Block(common.nudge(model, "float32")))
+        both = (Block(models.to_float64(model)), Block(models.nudge(model, "float32")))
         exact, moved = (made(x.double()).numpy() for made in both)
-    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))
+    assert_accurate(got, exact, moved, "float32", models.longest_sum(model.config))

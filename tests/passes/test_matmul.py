@@ -10,7 +10,7 @@ from tvm import relax
 
 from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,
@@ -334,12 +334,6 @@ CHAINS = [r.chain for r in REWRITES] + [Chain(*case, "y") for case in UNTOUCHED]
 CHAINS += [
     Chain(*case[:3], "y", {"n": 5, "k": 32}) for case in DECLINES if case[0].startswith("dyn")
 ]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

@@ -8,7 +8,7 @@ import tvm
 from relax_fusion import DynamicDim, MatmulChain, Reason, Report
 from relax_fusion.hardware.target import make_target
 
-from .common import Chain, assert_numbers, calls, compiled, kernel_args, module, run_pass
+from ..support.chains import Chain, assert_numbers, calls, compiled, kernel_args, module, run_pass
 
 PASS = "FuseMatmulChain"
 TWO = "h = R.matmul(x, A); y = R.matmul(h, B)"

@@ -20,7 +20,7 @@ from relax_fusion import (
     make_target,
 )
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_declined,
@@ -575,12 +575,6 @@ CHAINS = [r.chain for r in REWRITES] + [
     for name, inputs, body, result, reason, _ in DECLINES
     if name not in NO_NUMBERS
 ]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

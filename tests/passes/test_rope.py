@@ -9,7 +9,7 @@ import pytest
 from relax_fusion import Reason
 from relax_fusion.workload import Dim, DynamicDim, Norm, NormMatmul, Projection, Rope
 
-from .common import (
+from ..support.chains import (
     Chain,
     Rewrite,
     assert_numbers,
@@ -566,12 +566,6 @@ def test_is_no_rotation(name: str) -> None:
 # --- numbers ---------------------------------------------------------------------------------
 
 CHAINS = [r.chain for r in [*REWRITES, *NORMED]] + [c for c, *_ in DECLINES]
-
-
-@pytest.fixture(scope="module")
-def machine():
-    mod = module(CHAINS)
-    return compiled(mod, CHAINS), mod
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)

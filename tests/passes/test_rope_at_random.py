@@ -16,8 +16,8 @@ import pytest
 from relax_fusion import Decision
 from relax_fusion.workload import NormMatmul, reference
 
-from .common import Chain, module, run_pass
-from .reference import evaluate
+from ..support.chain_reference import evaluate
+from ..support.chains import Chain, module, run_pass
 from .test_rope import MATMUL, turn
 
 WIDTH = 8

@@ -9,8 +9,8 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 from relax_fusion import Report
-from tests.models import common
 
+from ..support import models
 from ..support.accuracy import assert_accurate
 from ..support.quick import machine, quick_host, quickly
 
@@ -36,7 +36,7 @@ class Layers(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def model() -> torch.nn.Module:
-    return common.llama(attention_bias=True)
+    return models.llama(attention_bias=True)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -57,6 +57,6 @@ def test_heads_are_rotated_by_the_projections(model: torch.nn.Module, batch: int
     inputs = (tvm.runtime.tensor(t.numpy()) for t in (x, positions))
     got = machine(built)["main"](*inputs)[0].numpy()
     with torch.no_grad():
-        both = (Layers(common.to_float64(model)), Layers(common.nudge(model, "float32")))
+        both = (Layers(models.to_float64(model)), Layers(models.nudge(model, "float32")))
         exact, moved = (made(x.double(), positions).numpy() for made in both)
-    assert_accurate(got, exact, moved, "float32", common.longest_sum(model.config))
+    assert_accurate(got, exact, moved, "float32", models.longest_sum(model.config))

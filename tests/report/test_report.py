@@ -6,7 +6,7 @@ import json
 
 from relax_fusion import Decision, Report
 
-from ..passes.common import Chain, module, run_pass
+from ..support.chains import Chain, module, run_pass
 
 H = "h = R.nn.rms_norm(x, g, axes=[{}], epsilon=1e-5); y = R.matmul(h, W)"
 

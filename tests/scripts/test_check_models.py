@@ -16,8 +16,8 @@ from relax_fusion import FuseDequantize
 from relax_fusion.dlight_rules import CPUSpatialRule
 from relax_fusion.dlight_rules.safe_rule import SafeRule
 
-from ..dlight_rules import generic_cases as cases
-from ..fuzz.test_rules import Raising, Wrong
+from ..support import generic_cases as cases
+from ..support.broken_rules import Raising, Wrong
 
 MODELS = {"exponential": "preset"}
 JOB = (script.mlc.Variant("exponential", "preset", "q0f32"), "llvm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tvm
 from tvm import ir, relax
 
@@ -11,9 +12,12 @@ from relax_fusion import make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
+from .quantised import FORMATS, numpy_dtype
 from .quick import quickly
 
 op = relax.op
+K, N = 128, 24
+"""Features that are summed, which groups of 40 do not divide, and columns."""
 
 
 def tensor(name: str, shape, dtype: str) -> relax.Var:
@@ -75,3 +79,48 @@ def run_by_pipeline(mod: ir.IRModule) -> relax.VirtualMachine:
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
     built = quickly(mod, pipeline)
     return relax.VirtualMachine(built, tvm.cpu())
+
+
+def add_projection(bb: relax.BlockBuilder, name: str, format, rows: int) -> None:
+    """Add a function of a matmul, with a residual, and a lookup of a decoded weight."""
+    layer = Layer(bb, format)
+    x, ids = layer.param((rows, K), format.dtype), layer.param((3,), "int32")
+    residual = layer.param((rows, N), format.dtype)
+    packed = layer.packed(N, K)
+
+    def emit():
+        w = format.emit(bb, packed, N, K)
+        turned = op.permute_dims(w)
+        by_rows, by_columns = (w, turned) if format.layout == "nk" else (turned, w)
+        y = op.add(bb.emit(op.matmul(x, by_columns)), residual)
+        return y, op.take(bb.emit(by_rows), ids, axis=0)
+
+    add_function(bb, name, layer, emit)
+
+
+def random_array(rng: np.random.Generator, shape, dtype: str) -> np.ndarray:
+    kind = numpy_dtype(dtype)
+    if dtype.startswith(("uint", "int")):
+        info = np.iinfo(kind)
+        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
+    if dtype.startswith("float8"):  # zero and subnormal numbers among them
+        return (rng.standard_normal(shape) * rng.choice([0, 2**-7, 1], shape)).astype(kind)
+    return rng.standard_normal(shape).astype(kind)
+
+
+def check_numbers(
+    machine: relax.VirtualMachine,
+    name: str,
+    x: np.ndarray,
+    on: tvm.runtime.Device | None = None,
+) -> None:
+    """Compare every bit of the weight, which rows with a single one read out."""
+    format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
+    packed = [random_array(rng, *each) for each in format.shapes(N, K)]
+    weight = format.decoded(packed, K)
+    x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")
+    residual = np.zeros((len(x), N), weight.dtype)
+    arrays = [tvm.runtime.tensor(a, on) for a in (x, ids, residual, *packed)]
+    y, rows = (out.numpy() for out in machine[name](*arrays))
+    np.testing.assert_array_equal(y.astype("float64"), (x @ weight.T).astype("float64"))
+    np.testing.assert_array_equal(rows.astype("float64"), weight[ids].astype("float64"))

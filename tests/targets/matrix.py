@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from relax_fusion.hardware.target import device_of, is_webgpu
 
-from ..passes.common import Chain
-from .common import TARGETS, Compiled, compile_chain, generator
-from .patterns import odd_sizes, patterns, wide_rows
+from ..support.chains import Chain
+from ..support.patterns import odd_sizes, patterns, wide_rows
+from ..support.targets import TARGETS, Compiled, compile_chain, generator
 
 WIDEST_BYTES = 32
 """What one thread loads or stores at once at most: TVM's own rule for Adreno takes eight floats."""

@@ -16,10 +16,10 @@ from relax_fusion.estimator import candidates, violations
 from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import NormMatmul, Projection
 
-from ..passes.common import Chain
-from .common import TARGETS, Compiled, compile_chain, generator
+from ..support.chains import Chain
+from ..support.patterns import attentions, linears, odd_sizes, wide_rows
+from ..support.targets import TARGETS, Compiled, compile_chain, generator
 from .matrix import check, forms
-from .patterns import attentions, linears, odd_sizes, wide_rows
 
 SAMPLE = [
     pytest.param(target, chain, id=f"{target}-{chain.name}-{form}-{chain.dtype}")

@@ -6,27 +6,18 @@ import json
 
 import pytest
 import tvm
-from tvm import te, tirx
 
 from relax_fusion import PipelineError
 from relax_fusion.transforms.annotate import (
     AttachAdditionalPrimFuncs,
     AttachFunctionAttrs,
     AttachMetadata,
-    AttachNoAlias,
     UnknownVariableWarning,
 )
 
-from ..passes.common import Chain, module
+from ..support.chains import Chain, module
 
 MOD = module([Chain(n, "x[n,4]", "y = R.nn.relu(x)", "y") for n in ("prefill", "decode")])
-
-
-def test_bounds_go_to_every_function_and_hints_to_the_named() -> None:
-    out = AttachFunctionAttrs({"n": 8}, {"decode": ["n"]})(MOD)
-    assert all(dict(out[f].attrs["tir_var_upper_bound"]) == {"n": 8} for f in ("prefill", "decode"))
-    key = "relax.rewrite_cuda_graph.capture_symbolic_vars"
-    assert key in out["decode"].attrs and key not in out["prefill"].attrs
 
 
 def test_bounds_of_unknown_variables_warn_and_those_beyond_64_bits_are_refused() -> None:
@@ -45,12 +36,6 @@ def test_nothing_to_attach_changes_nothing() -> None:
         assert made(MOD).same_as(MOD)
 
 
-def test_a_hint_for_a_function_that_is_not_there_is_passed_over() -> None:
-    hints = {"decode": ["n"], "batch_verify": ["n"]}
-    out = AttachFunctionAttrs({}, hints)(MOD)
-    assert "relax.rewrite_cuda_graph.capture_symbolic_vars" in out["decode"].attrs
-
-
 def test_a_taken_name_is_refused() -> None:
     with pytest.raises(PipelineError, match="'decode'"):
         AttachAdditionalPrimFuncs({"decode": None}).transform_module(MOD, None)
@@ -62,14 +47,3 @@ def test_metadata_is_json() -> None:
     tvm.relax.analysis.well_formed(out)
     text = json.loads(body.value) if hasattr(body, "value") else None
     assert text is None or text["a"] == [1, "ü"]
-
-
-def test_a_function_of_one_buffer_has_no_aliases() -> None:
-    one, two = te.placeholder((4,), "float32", "one"), te.placeholder((4,), "float32", "two")
-    single = tirx.PrimFunc([], tirx.Evaluate(0))
-    double = te.create_prim_func([one, te.compute((4,), lambda i: one(i), "copy")])
-    sums = te.create_prim_func([one, two, te.compute((4,), lambda i: one(i) + two(i), "sum")])
-    functions = {"single": single, "double": double.without_attr("tirx.noalias"), "sums": sums}
-    out = AttachNoAlias()(tvm.IRModule(functions))
-    marked = {g.name_hint for g, f in out.functions_items() if "tirx.noalias" in f.attrs}
-    assert marked == {"single", "sums"}

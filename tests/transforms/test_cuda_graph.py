@@ -30,10 +30,10 @@ from relax_fusion.transforms.cuda_graph import (
     is_run_or_capture,
 )
 
-from ..passes.common import HEADER
 from ..support import quick
+from ..support.chains import HEADER
 from ..support.quick import quick_host
-from ..test_pipeline import TINY, two_layers
+from ..support.tiny_llama import TINY, TWO_LAYERS
 
 CACHED_ALLOC = "vm.builtin.cuda_graph.get_cached_alloc"
 
@@ -123,7 +123,7 @@ def kinds(names: list[str]) -> list[str]:
 
 
 def test_a_decoders_projections_between_two_attentions_are_one_graph() -> None:
-    mod = lowered(export(two_layers(), dtype="float16", max_seq_len=32).mod)
+    mod = lowered(export(TWO_LAYERS, dtype="float16", max_seq_len=32).mod)
     found = [kinds(names) for names in regions(mod, "decode")]
     assert found == [[QKV], [OUT, FFN, OUT, QKV], [OUT, FFN, OUT]]
     assert keys(mod, "decode") == 3

@@ -10,7 +10,6 @@ from tvm import relax, tirx
 from relax_fusion import PATTERNS, FuseOptions, Reason, Report, make_target
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
-from relax_fusion.transforms.device_targets import BindDeviceTargets
 
 from ..support.quick import quickly
 
@@ -100,36 +99,6 @@ def test_functions_are_compiled_for_the_device_of_their_tensors(hinted: bool) ->
     (host_code,) = library.imports
     (kernels,) = host_code.imports
     assert not [n for n in host if f"{n}_kernel" in kernels.inspect_source()]
-
-
-def test_a_function_of_two_devices_becomes_two() -> None:
-    text = f"""
-@I.ir_module
-class Module:
-    I.module_global_infos({{"vdevice": [{BOTH}]}})
-    @T.prim_func(private=True, s_tir=True)
-    def copy(x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32")):
-        for i in range(4):
-            with T.sblock("copy"):
-                vi = T.axis.spatial(4, i)
-                y[vi] = x[vi]
-    @R.function
-    def main(x: R.Tensor((4,), "float32", "cuda:0"), p: R.Tensor((4,), "float32", "llvm:0")):
-        cls = Module
-        with R.dataflow():
-            y = R.call_tir(cls.copy, (x,), out_ty=R.Tensor((4,), "float32", "cuda:0"))
-            q = R.call_tir(cls.copy, (p,), out_ty=R.Tensor((4,), "float32", "llvm:0"))
-            r = R.call_tir(cls.copy, (q,), out_ty=R.Tensor((4,), "float32", "llvm:0"))
-            R.output(y, q, r)
-        return y, q, r
-"""
-    mod = tirx.transform.BindTarget(H200)(tvm.script.from_source(text))
-    mod = BindDeviceTargets(H200)(mod)
-    relax.analysis.well_formed(mod)
-    assert places(mod) == {"copy": "cuda", "copy_llvm": "llvm"}
-    bindings = mod["main"].body.blocks[0].bindings
-    called = [b.value.args[0].name_hint for b in bindings if isinstance(b.value, relax.Call)]
-    assert called == ["copy", "copy_llvm", "copy_llvm"]
 
 
 @pytest.mark.parametrize("target", ["llvm", "h200"])

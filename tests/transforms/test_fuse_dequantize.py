@@ -9,7 +9,7 @@ from tvm import ir, relax
 
 from relax_fusion import FuseDequantize, Reason
 
-from ..passes.common import Chain, calls, module, run_pass
+from ..support.chains import Chain, calls, module, run_pass
 from ..support.quantised_functions import (
     Layer,
     add_function,

@@ -7,9 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_fusion.matching.pattern import is_call
 from relax_fusion.pipeline import relax_fusion_pipeline
-from relax_fusion.transforms.fuse_ops import FuseOps
 
 from ..support.quick import machine, quick_host, quickly
 
@@ -68,22 +66,3 @@ def test_sizes_and_numbers_of_the_run(name: str, vm: relax.VirtualMachine) -> No
     if name == "matmul":
         expected = expected / (1 + np.exp(-expected))
     np.testing.assert_allclose(made, expected, 1e-5)
-
-
-def test_numbers_are_fused_with_tensors_of_their_sizes() -> None:
-    text = f"""
-@I.ir_module
-class Module:
-    @R.function
-    def main(x: R.Tensor(("n", 4), "float32"), sizes: R.Shape(["m"])):
-        n, m = T.int64(), T.int64()
-        with R.dataflow():
-            y = R.add(x, R.expand_dims({counted("m", "m + n")}, 1))
-            R.output(y)
-        return y
-"""
-    mod = relax.transform.LegalizeOps()(tvm.script.from_source(text))
-    mod = FuseOps()(relax.transform.AnnotateTIROpPattern()(mod))
-    (block,) = mod["main"].body.blocks
-    (binding,) = block.bindings
-    assert not is_call(binding.value, "relax.call_tir")

@@ -11,7 +11,7 @@ from relax_fusion.matching.pattern import is_call
 from relax_fusion.pipeline import phase1_fuse, phase2_lower
 from relax_fusion.transforms.item_groups import InlineItemGroups
 
-from ..passes.common import HEADER
+from ..support.chains import HEADER
 from ..support.quick import quick_host
 
 MATRIX = 'R.Tensor((8, 8), "float32")'

@@ -7,11 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from relax_fusion import make_target
-from relax_fusion.transforms.memory_planning import PlanMemory
-
-from ..support.quick import quick_host, quickly
-from .test_device_targets import BODY, BOTH, module
+from ..support.quick import quickly
 
 BRANCHES = """
 @I.ir_module
@@ -80,25 +76,3 @@ def test_branches_in_any_order(vm: relax.VirtualMachine, expected) -> None:
     for c in (False, True, False, False, True):
         got = vm[expected.__name__](tvm.runtime.tensor(np.array(c)), *given).numpy()
         np.testing.assert_allclose(got, expected(c, x, w), rtol=1e-4, atol=1e-5)
-
-
-def planned(mod: tvm.IRModule, target: tvm.target.Target) -> dict[str, int]:
-    """Return how many tensors of each function have memory planned for them."""
-    with target:
-        lower = [
-            relax.transform.LegalizeOps(),
-            relax.transform.ToNonDataflow(),
-            relax.transform.RemovePurityChecking(),
-            relax.transform.CallTIRRewrite(),
-            PlanMemory(),
-        ]
-        mod = tvm.transform.Sequential(lower)(mod)
-    relax.analysis.well_formed(mod)
-    funcs = [(g, f) for g, f in mod.functions_items() if isinstance(f, relax.Function)]
-    return {g.name_hint: f.script().count("R.memory.alloc_tensor") for g, f in funcs}
-
-
-def test_only_what_the_planner_takes_is_planned() -> None:
-    count = planned(tvm.script.from_source(BRANCHES), quick_host())
-    assert count == {"norm": 0, "nested": 0, "straight": 4}
-    assert planned(module(BOTH, BODY), make_target("h200")) == {"main": 0}

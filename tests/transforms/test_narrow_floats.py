@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from relax_fusion import make_target
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 
-from ..passes.common import Chain, compiled, module, outputs
+from ..support.chains import Chain, compiled, module, outputs
 
 FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 NARROW = (*FLOAT8, "bfloat16")

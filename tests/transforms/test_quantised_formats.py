@@ -11,20 +11,24 @@ from relax_fusion import FuseDequantize, Reason, Report
 from relax_fusion.matching.stages import loads_of, read_stages
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 
-from ..support.quantised import FORMATS, Groups, numpy_dtype
+from ..support.quantised import FORMATS, Groups
 from ..support.quantised_functions import (
+    K,
     Layer,
+    N,
     add_function,
+    add_projection,
     called,
+    check_numbers,
     compiled,
     lowered,
     projected,
+    random_array,
     run_by_pipeline,
 )
 
 op = relax.op
-K, FFN = 128, 256
-"""Features of the layers here; groups of 40 do not divide them."""
+FFN = 256
 
 
 def add_decoder_layer(bb: relax.BlockBuilder, name: str, format) -> None:
@@ -99,26 +103,8 @@ def test_no_weight_of_any_format_is_written(layers: ir.IRModule) -> None:
 
 # --- numbers ---------------------------------------------------------------------------------
 
-N = 24
 SCHEDULED = ("q4f16_1", "q3f16_0", "q4bf16_1", "q4f16_autoawq")
 """Formats that our rules' kernels are run with, too."""
-
-
-def add_projection(bb: relax.BlockBuilder, name: str, format, rows: int) -> None:
-    """Add a function of a matmul, with a residual, and a lookup of a decoded weight."""
-    layer = Layer(bb, format)
-    x, ids = layer.param((rows, K), format.dtype), layer.param((3,), "int32")
-    residual = layer.param((rows, N), format.dtype)
-    packed = layer.packed(N, K)
-
-    def emit():
-        w = format.emit(bb, packed, N, K)
-        turned = op.permute_dims(w)
-        by_rows, by_columns = (w, turned) if format.layout == "nk" else (turned, w)
-        y = op.add(bb.emit(op.matmul(x, by_columns)), residual)
-        return y, op.take(bb.emit(by_rows), ids, axis=0)
-
-    add_function(bb, name, layer, emit)
 
 
 @pytest.fixture(scope="module")
@@ -136,34 +122,6 @@ def kernels() -> relax.VirtualMachine:
         add_projection(bb, name, FORMATS[name], K)
         add_projection(bb, f"{name} row", FORMATS[name], 1)
     return run_by_pipeline(bb.get())
-
-
-def random_array(rng: np.random.Generator, shape, dtype: str) -> np.ndarray:
-    kind = numpy_dtype(dtype)
-    if dtype.startswith(("uint", "int")):
-        info = np.iinfo(kind)
-        return rng.integers(info.min, info.max, shape, kind, endpoint=True)
-    if dtype.startswith("float8"):  # zero and subnormal numbers among them
-        return (rng.standard_normal(shape) * rng.choice([0, 2**-7, 1], shape)).astype(kind)
-    return rng.standard_normal(shape).astype(kind)
-
-
-def check_numbers(
-    machine: relax.VirtualMachine,
-    name: str,
-    x: np.ndarray,
-    on: tvm.runtime.Device | None = None,
-) -> None:
-    """Compare every bit of the weight, which rows with a single one read out."""
-    format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
-    packed = [random_array(rng, *each) for each in format.shapes(N, K)]
-    weight = format.decoded(packed, K)
-    x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")
-    residual = np.zeros((len(x), N), weight.dtype)
-    arrays = [tvm.runtime.tensor(a, on) for a in (x, ids, residual, *packed)]
-    y, rows = (out.numpy() for out in machine[name](*arrays))
-    np.testing.assert_array_equal(y.astype("float64"), (x @ weight.T).astype("float64"))
-    np.testing.assert_array_equal(rows.astype("float64"), weight[ids].astype("float64"))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -11,7 +11,7 @@ from tvm import relax
 
 import relax_fusion
 
-from ..passes.common import Chain, assert_numbers, compiled, module, outputs
+from ..support.chains import Chain, assert_numbers, compiled, module, outputs
 
 START = "f = R.reshape(x, (6, 4)); m = R.matmul(f, W); "
 INPUTS = "x[2,3,4] W[4,8]"

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import triton
 import triton.language as tl
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from relax_fusion import make_target
-from relax_fusion.launch.arguments import Out, Workspace, is_tensor
 from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge import call_tir_extern
 from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
-from relax_fusion.triton_bridge.steps import Step
-
-from .kernels.interpreted import Launch, not_dependent
 
 H200 = make_target("h200")
 
@@ -128,36 +124,6 @@ def copy_tile_source(**kwargs: Any) -> KernelSource:
     return source(copy_tile, types, {"ROWS": 32, "COLUMNS": 64}, **kwargs)
 
 
-def launch_of(
-    step: Step,
-    values: Callable[[Any], Any],
-    tensors: dict[str, np.ndarray],
-    dtypes: dict[str, str],
-    inputs: Mapping[str, str],
-    outputs: Sequence[str],
-) -> Launch:
-    """Return a launch for the interpreter, with its workspaces among `tensors`.
-
-    `inputs` and `outputs` are the names of the tensors of the function, `values` gives numbers.
-    """
-
-    def known(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return type(value)(*map(known, value))
-        if isinstance(value, Workspace):
-            room = f"room{id(value)}"
-            tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))
-            dtypes[room] = value.dtype
-            return room
-        if isinstance(value, Out):
-            return outputs[value.index]
-        return inputs[value.name] if is_tensor(value) else values(value)
-
-    args = {name: known(value) for name, value in step.args.items()}
-    grid = tuple(map(values, step.grid))
-    return Launch(step.function.__name__, grid, args, not_dependent(step.constexprs))
-
-
 def params(*types: relax.TensorType) -> list[relax.Var]:
     """Return parameters of a Relax function: p0, p1, ..."""
     return [relax.Var(f"p{i}", ty) for i, ty in enumerate(types)]
@@ -174,3 +140,20 @@ def module(
             result = builder.emit_output(made[0] if len(made) == 1 else relax.Tuple(made))
         builder.emit_func_output(result)
     return builder.get()
+
+
+def launched(mod: ir.IRModule) -> list[str]:
+    """Return the functions of the kernels, in the order in which they are called."""
+    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
+    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
+    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
+
+
+def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
+    """Return the kernels of a module by function."""
+    found: dict[str, list[CompiledKernel]] = {}
+    for _, func in mod.functions_items():
+        for attr in (func.attrs or {}).get(KERNELS_ATTR, {}).values():
+            kernel = kernel_of_attr(attr)
+            found.setdefault(kernel.symbol.rsplit("_", 1)[0], []).append(kernel)
+    return found

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ..support.interpreted import Interpreter
 from . import common
-from .kernels.interpreted import Interpreter
 
 
 @pytest.fixture

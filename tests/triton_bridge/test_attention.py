@@ -17,8 +17,6 @@ from relax_fusion.estimator.families.triton_attention.tiles import key_parts, sm
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import compute_capability, device_of, make_target
-from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 from relax_fusion.triton_bridge import EmitTritonKernels
@@ -27,14 +25,15 @@ from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim
-from tests.gpu.triton_common import module_of
 
-from .attention_common import H200, parameters, plan_of
+from ..support.launches import H200, launch_cases, parameters, plan_of
+from ..support.triton_modules import module_of
+from .common import kernels, launched
 
 
 def steps_of(work: Attention, plan: TilePlan, most_queries: int | None = None) -> list[Step]:
     """Return the launches of `work` on the last condition, of which nothing is compiled."""
-    return attention_cases(work, plan, parameters(work, plan), most_queries, H200, {})[-1][1]
+    return launch_cases(work, plan, parameters(work), most_queries)[-1][1]
 
 
 LLAMA = Attention(
@@ -96,19 +95,17 @@ def test_room_for_parts_does_not_grow_with_queries_beyond_the_range() -> None:
 
 
 def test_one_part_of_the_keys_needs_no_merging() -> None:
-    (one, whole), (rest, several) = attention_cases(
-        *(LLAMA, DECODE, parameters(LLAMA, DECODE), 1, H200, {})
-    )
+    (one, whole), (rest, several) = launch_cases(LLAMA, DECODE, parameters(LLAMA), 1)
     assert rest is True and [len(whole), len(several)] == [1, 2]
     for batch, keys, expected in ((1, 64, True), (1, 65, False), (16, 999, True), (8, 999, False)):
         sizes = {"batch": batch, "q_len": 1, "kv_len": keys, "kv_capacity": 1000}
         assert sized(sizes, one) == (expected,)
     few = replace(LLAMA, batch=4)
     for most, expected in ((1, 1), (4, 1), (16, 2), (None, 2)):
-        found = attention_cases(few, DECODE, parameters(few, DECODE), most, H200, {})
+        found = launch_cases(few, DECODE, parameters(few), most)
         assert len(found) == expected
     static = replace(LLAMA, batch=64, q_len=1, kv_len=4096)
-    ((_, steps),) = attention_cases(static, DECODE, parameters(static, DECODE), 1, H200, {})
+    ((_, steps),) = launch_cases(static, DECODE, parameters(static), 1)
     assert len(steps) == 1
 
 
@@ -125,14 +122,14 @@ def test_a_map_of_a_cache_shows_the_keys_in_use() -> None:
 
 
 def test_a_plan_with_tensor_maps_has_a_case_without_keys() -> None:
-    params = parameters(LLAMA, FLASH)
+    params = parameters(LLAMA)
     table = PlanTable(((16, DECODE), (None, FLASH)))
     ((condition, (step,)),) = empty_cases(LLAMA, table, params, H200)
     assert step.function.__name__ == "attention_combine" and step.args["SPLITS"] == 0
     assert str(condition) == "kv_len <= T.int64(0)"
     assert empty_cases(LLAMA, PlanTable.single(DECODE), params, H200) == []
     known = replace(LLAMA, kv_len=7)
-    assert empty_cases(known, table, parameters(known, FLASH), H200) == []
+    assert empty_cases(known, table, parameters(known), H200) == []
 
 
 def test_flash_has_one_program_a_multiprocessor() -> None:
@@ -160,8 +157,8 @@ def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
     bias = step.args["bias"].ptr
     assert step.constexprs["C"].bias_tiles and bias.block == (1, 1, 64, 128)
     dynamic = replace(work, kv_len=DynamicDim("kv_len"))
-    params = parameters(dynamic, FLASH)
-    (even, (tiles,)), (_, (loads,)) = attention_cases(dynamic, FLASH, params, None, H200, {})
+    params = parameters(dynamic)
+    (even, (tiles,)), (_, (loads,)) = launch_cases(dynamic, FLASH, params)
     assert str(even) == "kv_len % T.int64(8) == T.int64(0)"
     assert [s.constexprs["C"].bias_tiles for s in (tiles, loads)] == [True, False]
     for change in (
@@ -176,13 +173,13 @@ def test_flash_copies_tiles_of_a_bias_whose_rows_have_whole_vectors() -> None:
 
 def test_more_keys_than_the_bound_are_taken_by_another_kernel() -> None:
     work = replace(SHORT, kv_len=DynamicDim("kv_len", 512))
-    params = parameters(work, GROUPS)
-    found = attention_cases(work, GROUPS, params, None, H200, {})
+    params = parameters(work)
+    found = launch_cases(work, GROUPS, params)
     assert [steps[0].function.__name__ for _, steps in found] == [
         *("attention_groups", "attention_pointer")
     ]
     assert [str(when) for when, _ in found] == ["kv_len <= T.int64(512)", "True"]
-    assert len(attention_cases(SHORT, GROUPS, parameters(SHORT, GROUPS), None, H200, {})) == 1
+    assert len(launch_cases(SHORT, GROUPS, parameters(SHORT))) == 1
 
 
 def test_groups_know_whether_tiles_are_whole() -> None:
@@ -209,7 +206,7 @@ def test_halves_copy_for_both_warp_groups() -> None:
     [("sm_90a", 16, True), ("sm_90a", 4096, False), ("sm_80", 16, False), ("sm_100a", 16, True)],
 )
 def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -> None:
-    params = parameters(LLAMA, DECODE)
+    params = parameters(LLAMA)
     dev = device_of(make_target({"kind": "cuda", "arch": arch, "model": "h200"}))
     cases = attention_cases(LLAMA, DECODE, params, most, dev, {})
     found = [step for _, steps in cases for step in steps]
@@ -219,26 +216,11 @@ def test_launches_of_few_queries_overlap(arch: str, most: int, expected: bool) -
         assert step.constexprs["C"].pdl == expected
 
 
-def launched(mod: ir.IRModule) -> tuple[list[str], str]:
-    """Return the kernels that a module launches, in order, and the text of the function."""
-    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
-    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
-    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls], text
-
-
 @pytest.mark.usefixtures("not_compiled")
-def test_ranges_become_branches() -> None:
+def test_pointers_and_strides_are_aligned() -> None:
     table = PlanTable(((16, DECODE), (None, FLASH)))
     mod = EmitTritonKernels(make_target("h200"))(module_of(LLAMA, table, 1))
-    names, text = launched(mod)
-    assert names == [
-        *("attention_combine", "attention_pointer", "attention_pointer", "attention_combine"),
-        "attention_flash",
-    ]
-    assert "if kv_len <= T.int64(0):" in text and "q_len <= T.int64(16) and " in text
-    assert isinstance(mod["main"].ret_ty, relax.TensorType)
-    found = {k.symbol.rsplit("_", 1)[0]: k for k in kernels(mod)}
-    pointer = found["attention_pointer"]
+    *_, pointer = kernels(mod)["attention_pointer"]
     assert all(
         aligned
         for kind, aligned in zip(pointer.params, pointer.aligned, strict=True)
@@ -246,18 +228,12 @@ def test_ranges_become_branches() -> None:
     )
 
 
-def kernels(mod: ir.IRModule) -> list[CompiledKernel]:
-    """Return the kernels of a module."""
-    attrs = [(f.attrs or {}).get(KERNELS_ATTR, {}) for _, f in mod.functions_items()]
-    return [kernel_of_attr(attr) for found in attrs for attr in found.values()]
-
-
 @pytest.mark.usefixtures("not_compiled")
 def test_before_sm_90_there_are_pointers() -> None:
     work = replace(LLAMA, batch=1, kv_len=100, kv_prefix=False, dtype="bfloat16")
     mod = EmitTritonKernels(make_target("a100"))(module_of(work, PlanTable.single(DECODE), 1))
-    assert launched(mod)[0] == ["attention_pointer", "attention_pointer", "attention_combine"]
-    assert {k.capability for k in kernels(mod)} == {80}
+    assert launched(mod) == ["attention_pointer", "attention_pointer", "attention_combine"]
+    assert {k.capability for several in kernels(mod).values() for k in several} == {80}
 
 
 LARGEST = [
@@ -283,7 +259,7 @@ def test_shared_memory_is_what_the_estimator_says() -> None:
         work = replace(SHORT, **{"causal": "none", "kv_len": kv_len, **changes})
         plans = [p for p in candidates(work, dev, "triton") if p.family == family]
         largest = max(plans, key=lambda p: smem_bytes(p, work, dev))
-        params = parameters(work, largest)
+        params = parameters(work)
         ((_, (step, *_)),) = attention_cases(work, largest, params, None, dev, {})
         out = relax.TensorType([1, 512, 32, work.v_dim], "float16")
         capability = compute_capability(target)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
-import tvm_ffi
-from tvm import ir, tirx
 
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.launch.arguments import Out, TensorMap, is_tensor
-from relax_fusion.triton_bridge.attention import Case as AttentionCase
-from relax_fusion.triton_bridge.attention import attention_cases
-from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, DynamicDim
-from tests.gpu.attention_cases import Case, cases
 
-from .attention_common import H200, parameters, plan_of
-from .common import launch_of
+from ..support.attention_cases import Case, cases
+from ..support.interpreted import Interpreter, not_dependent
+from ..support.launches import Values, interpreted, launch_cases, parameters, plan_of
 from .kernels import gluon_on_cpu
-from .kernels.interpreted import Interpreter, not_dependent
 
 
 def in_float16(case: Case) -> Case:
@@ -32,50 +24,9 @@ def in_float16(case: Case) -> Case:
     return replace(case, work=replace(case.work, dtype="float16", out_dtype="float16"))
 
 
-class Values:
-    """The symbolic sizes of parameters, known from arrays and numbers."""
-
-    def __init__(self, params: Sequence[ir.Expr], given: Sequence[np.ndarray | int]):
-        self.dims: dict[ir.Var, int] = {}
-        for param, value in zip(params, given, strict=True):
-            if isinstance(value, int):
-                self.dims[param] = value
-                continue
-            sizes = zip(param.ty.shape.values, value.shape, strict=True)
-            self.dims |= {d: n for d, n in sizes if isinstance(d, ir.Var)}
-
-    def __call__(self, value: Any) -> Any:
-        """Return a number as Python's."""
-        if not isinstance(value, ir.Expr):
-            return value
-        known = tvm_ffi.structural_map(
-            value, (ir.Var, lambda v: tirx.IntImm(str(v.ty.dtype), self.dims[v]))
-        )
-        return int(tvm.sym.Analyzer().simplify(known).value)
-
-
-def interpreted(
-    interpreter: Interpreter, case: Case, plan: TilePlan, most_queries: int | None = None
-) -> np.ndarray:
-    """Return the result of the launches of `case` under `plan`."""
-    arrays = case.inputs()
-    given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
-    params = parameters(case.work, plan)
-    values = Values(params, given)
-    steps = chosen(attention_cases(case.work, plan, params, most_queries, H200, {}), values)
-    tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
-    dtypes = {n: str(a.dtype) for n, a in tensors.items()}
-    tensors["out0"] = np.full(case.out_shape(), np.nan)
-    dtypes["out0"] = case.work.out_dtype
-    names = {name: name for name in tensors}
-    launches = [launch_of(s, values, tensors, dtypes, names, ["out0"]) for s in steps]
-    floats = {n: a if a.dtype == bool else a.astype(np.float64) for n, a in tensors.items()}
-    return interpreter(floats, dtypes, launches)["out0"]
-
-
-def chosen(found: list[AttentionCase], values: Values) -> list[Step]:
-    """Return the launches of the first condition that holds."""
-    return next(steps for when, steps in found if when is True or values(when))
+def arguments(case: Case) -> dict[str, Any]:
+    """Return the operands of a case, numbers among them."""
+    return case.inputs() | ({"kv_len": case.lengths[2]} if case.work.kv_prefix else {})
 
 
 CASES = {c.name: in_float16(c) for c in cases()}
@@ -99,18 +50,15 @@ CASES = {c.name: in_float16(c) for c in cases()}
 )
 def test_launches_match_the_reference(interpreter: Interpreter, name: str, split_k: int) -> None:
     case = CASES[name]
-    got = interpreted(interpreter, case, plan_of(case.work, split_k))
-    case.check(case.inputs(), got, stored=True)
+    got = interpreted(interpreter, case.work, plan_of(case.work, split_k), arguments(case))
+    case.check(case.inputs(), got["out"], stored=True)
 
 
 def emulated(case: Case, plan: TilePlan) -> np.ndarray:
     """Return the result of the one launch of `case` under a plan for Gluon's kernels."""
-    arrays = case.inputs()
-    given = [*arrays.values(), *([case.lengths[2]] if case.work.kv_prefix else [])]
-    params = parameters(case.work, plan)
-    values = Values(params, given)
-    (step,) = chosen(attention_cases(case.work, plan, params, None, H200, {}), values)
-    tensors = {p.name: a for p, a in zip(params, given, strict=True) if is_tensor(p)}
+    tensors, params = arguments(case), parameters(case.work)
+    values = Values(params, list(tensors.values()))
+    (step,) = values.chosen(launch_cases(case.work, plan, params))
     out = np.full(case.out_shape(), np.nan)
 
     def known(value: Any) -> Any:

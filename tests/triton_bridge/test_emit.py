@@ -10,15 +10,15 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
-from relax_fusion import PATTERNS, FuseOptions, Report
+from relax_fusion import Report
 from relax_fusion.errors import PipelineError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
-from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
-from tests.gpu.triton_common import module_of
+
+from ..support.triton_modules import module_of
+from .common import kernels, launched
 
 H200 = make_target("h200")
 ROWS = DynamicDim("rows")
@@ -43,13 +43,6 @@ PERSISTENT = TilePlan(
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
     return EmitTritonKernels(H200)(module_of(work, plans, outputs))
-
-
-def launched(mod: ir.IRModule) -> list[str]:
-    """Return the functions of the kernels, in the order in which they are called."""
-    text = next(f for _, f in mod.functions_items() if isinstance(f, tirx.PrimFunc)).script()
-    calls = [line.split('"')[1] for line in text.splitlines() if "call_cpacked(" in line]
-    return [name.removeprefix("launch_").rsplit("_", 1)[0] for name in calls]
 
 
 @pytest.mark.parametrize(
@@ -99,51 +92,6 @@ def test_heads_are_rotated_by_each_family(chosen: TilePlan, positions: Dim | Non
 @pytest.mark.parametrize("positions", [7, DynamicDim("s")])
 def test_kernels_that_rotate_compile(chosen: TilePlan, positions: Dim) -> None:
     assert emitted(rotated(positions), PlanTable.single(chosen))
-
-
-@pytest.mark.usefixtures("not_compiled")
-def test_ranges_become_branches_that_share_a_workspace() -> None:
-    table = PlanTable(((1, GEMV), (64, replace(POINTER, block_m=64)), (None, PERSISTENT)))
-    mod = emitted(WORK, table)
-    assert launched(mod) == ["gemv", "row_norm", "matmul_pointer", "row_norm", "matmul_persistent"]
-    text = mod.script()
-    assert "<= T.int64(1)" in text and "<= T.int64(64)" in text
-    assert text.count("workspace0: T.Buffer") == 1 and "workspace1" not in text
-
-
-@pytest.mark.usefixtures("not_compiled")
-def test_results_and_workspaces_stay_on_their_device() -> None:
-    device = 'I.vdevice({"kind": "cuda", "arch": "sm_90a"}, '
-    text = f"""
-@I.ir_module
-class Module:
-    I.module_global_infos({{"vdevice": [{device} 0), {device} 1)]}})
-    @R.function
-    def main(x: R.Tensor((8, 256), "float16", "cuda:1"),
-             w: R.Tensor((384, 256), "float16", "cuda:1")):
-        with R.dataflow():
-            y = R.nn.relu(R.matmul(x, R.permute_dims(w)))
-            R.output(y)
-        return y
-"""
-    options = FuseOptions(H200, backend="triton", plans={"FuseMatmulEpilogue": SPLIT})
-    fused = PATTERNS["FuseMatmulEpilogue"](options)(tvm.script.from_source(text))
-    mod = EmitTritonKernels(H200)(fused)
-    assert len(mod.global_infos["vdevice"]) == 2
-    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
-    (call,) = [v for v in values if isinstance(v, relax.Call)]
-    types = call.ty_args[0].fields
-    assert len(types) == 2 and all(ty.vdevice.vdevice_id == 1 for ty in types)
-
-
-def kernels(mod: ir.IRModule) -> dict[str, list[CompiledKernel]]:
-    """Return the kernels of a module by function."""
-    found: dict[str, list[CompiledKernel]] = {}
-    for _, func in mod.functions_items():
-        for attr in (func.attrs or {}).get(KERNELS_ATTR, {}).values():
-            kernel = kernel_of_attr(attr)
-            found.setdefault(kernel.symbol.rsplit("_", 1)[0], []).append(kernel)
-    return found
 
 
 def overlapping(mod: ir.IRModule) -> dict[str, set[bool]]:

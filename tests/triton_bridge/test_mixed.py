@@ -16,9 +16,9 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection, Workload
 
-from ..estimator.test_boxes import CACHE
-from ..gpu.contraction_cases import RMS
-from ..gpu.triton_common import module_of
+from ..support.contraction_cases import RMS
+from ..support.estimator_cases import CACHE
+from ..support.triton_modules import module_of
 
 H200 = make_target("h200")
 STEPS = Projection(256, "nk", ("bias", "residual"))

@@ -23,7 +23,12 @@ PLACES = [PACKAGE, ROOT / "scripts", ROOT / "benchmarks", ROOT / "tests"]
 HERE = (PACKAGE / "workload", ROOT / "tests" / "workload")
 # The parameters of single Triton kernels, and what fused functions are compared with: the graphs
 # that they replace
-OTHERS = ("triton_bridge/kernels/", "equivalence/", "tests/passes/", "attention/peers.py")
+OTHERS = (
+    "triton_bridge/kernels/",
+    "equivalence/",
+    "tests/support/reference.py",
+    "attention/peers.py",
+)
 FILES = [
     path
     for place in PLACES

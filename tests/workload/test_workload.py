@@ -11,7 +11,7 @@ from relax_fusion.errors import LoweringError
 from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
 from relax_fusion.workload.json import from_json, to_json
 
-from ..estimator.cases import WORKLOADS
+from ..support.estimator_cases import WORKLOADS
 
 ROPE = Rope(64, 512, "float32", DynamicDim("seq", 4096))
 ROTATED = NormMatmul(

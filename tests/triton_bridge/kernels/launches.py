@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...support.interpreted import Launch
 from .cases import EPS, Case
-from .interpreted import Launch
 
 OUTPUTS = ("bias", "up_bias", "residual", "out")
 WEIGHTS = ("w", "up", *OUTPUTS)

@@ -14,8 +14,8 @@ import pytest
 from relax_fusion.triton_bridge.kernels.attention_core import LOG2_E, Constants, HeadTensor
 from relax_fusion.triton_bridge.kernels.attention_pointer import attention_pointer
 
+from ...support.interpreted import Interpreter, Launch
 from .attention_code import compiled
-from .interpreted import Interpreter, Launch
 from .test_code import NARROW, SIGNS, stack_bytes
 
 SPARE = 3  # keys of a buffer behind the last in use

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ...support.interpreted import Interpreter, Launch
 from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
-from .interpreted import Interpreter, Launch
 from .launches import gemv, matmul_pointer
 
 

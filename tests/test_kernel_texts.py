@@ -1,0 +1,176 @@
+"""One kernel of each family as text, so that a change of a kernel is seen in a diff.
+
+``RELAX_FUSION_REWRITE=1 python -m pytest tests/test_kernel_texts.py`` writes the texts anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tvm.target import Target
+
+from relax_fusion import make_target
+from relax_fusion.compute import build_prim_func
+from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.estimator.registry import FAMILIES, family_of
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.hardware.target import device_of
+from relax_fusion.launch.arguments import Out, TensorMap, Workspace
+from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
+
+from .support.estimator_cases import attention
+from .support.launches import launch_cases, parameters
+
+TEXTS = Path(__file__).parent / "data" / "kernels"
+CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
+RMS = Norm("rms", 1e-5)
+ROWS = DynamicDim("rows")
+CACHED = {"causal": "bottom_right", "kv_prefix": True}
+
+
+def matmul(
+    rows: int | DynamicDim, k: int, n: int, norm: Norm | None = RMS, dtype: str = "float16"
+) -> NormMatmul:
+    return NormMatmul(rows, k, (Projection(n, "nk", ("bias",)),), norm, dtype, dtype)
+
+
+def chain(rows: int, sizes: tuple[int, int, int], dtype: str) -> MatmulChain:
+    return MatmulChain(rows, *sizes, ("nk", "nk"), (), ("residual",), dtype, dtype)
+
+
+SMALL = attention(1, 16, 16, (1, 1), (16, 16))
+DYNAMIC = attention(1, *map(DynamicDim, ("q_len", "kv_len")), (8, 2), (64, 64), **CACHED)
+TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
+    "DotProducts": (
+        *("a100", matmul(1, 256, 16, dtype="float32")),
+        TilePlan(1, 2, 128, lanes=4, num_warps=2),
+    ),
+    "FewRows": (
+        *("a100", matmul(2, 1024, 16)),
+        TilePlan(8, 16, 256, 8, 16, 8, num_stages=2, num_warps=4, family="few_rows"),
+    ),
+    "TensorCores": (
+        *("a100", matmul(64, 64, 64, None)),
+        TilePlan(64, 64, 32, 32, 32, 8, num_stages=2, num_warps=4, family="mma"),
+    ),
+    "FmaTiles": ("a100", matmul(4, 64, 32), TilePlan(2, 32, 32, lanes=8, num_warps=2)),
+    "MmaAttention": (
+        *("a100", SMALL),
+        TilePlan(32, 32, 16, 16, 32, 8, num_stages=2, num_warps=2, family="mma"),
+    ),
+    "FmaAttention": ("a100", SMALL, TilePlan(2, 16, 16, num_warps=1)),
+    "MmaChain": (
+        *("a100", chain(16, (32, 16, 32), "float16")),
+        TilePlan(16, 16, 32, 16, 16, 8, num_stages=2, num_warps=1, family="mma"),
+    ),
+    "CpuTiles": (CPU, matmul(1, 256, 32), TilePlan(1, 1, 256, lanes=16)),
+    "Panels": (CPU, matmul(1, 64, 32, None), TilePlan(7, 32, 64, 7, 32, 16, family="panels")),
+    "CpuAttention": (
+        *(CPU, attention(1, 4, 8, (1, 1), (8, 8), dtype="float32")),
+        TilePlan(1, 16, 8, reg_n=8, lanes=8),
+    ),
+    "CpuChain": (CPU, chain(4, (16, 8, 16), "float32"), TilePlan(1, 8, 8, reg_n=8, lanes=8)),
+}
+"""By family: a small workload, and a plan of small tiles."""
+
+
+def plan(family: str, *block: int, **fields: int) -> TilePlan:
+    return TilePlan(*block, backend="triton", family=family, **{"num_warps": 4, **fields})
+
+
+TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
+    "TritonMatmul": (
+        matmul(ROWS, 256, 64),
+        [
+            plan("gemv", 1, 2, 256),
+            plan("pointer", 16, 64, 64, num_stages=3, split_k=2),
+            plan("stream", 64, 64, 64, num_stages=3),
+            plan("persistent", 128, 128, 64, num_stages=4, num_warps=8),
+        ],
+    ),
+    "TritonAttention": (
+        DYNAMIC,
+        [
+            plan("pointer", 16, 64, 64, split_k=4, num_stages=2),
+            plan("flash", 128, 128, 64, num_stages=2, num_warps=12),
+            plan("groups", 16, 64, 64, split_k=8, num_warps=8),
+            plan("halves", 64, 128, 64, split_k=2, num_stages=2, num_warps=8),
+        ],
+    ),
+}
+"""By family: a workload, and a plan for each of its kernels."""
+
+
+def scheduled(target: str | Target, work: Workload, plan: TilePlan) -> str:
+    """Return the PrimFunc that a rule of ours makes."""
+    func = build_prim_func(work, PlanTable.single(plan))
+    target = make_target(target) if isinstance(target, str) else target
+    rules = (ContractionRule(), AttentionRule(), MatmulChainRule())
+    (made,) = [s.mod["main"] for r in rules if (s := r.apply(func, target, False)) is not None]
+    for attr in {*dict(func.attrs)} & {*dict(made.attrs)}:
+        made = made.without_attr(attr)
+    return made.script(show_meta=False)
+
+
+def launched(work: Workload, plan: TilePlan) -> Iterator[str]:
+    """Yield the launches of a plan: kernel, grid, arguments, constants, options."""
+    params = parameters(work)
+    workspaces: list[Workspace] = []
+
+    def shown(value: Any) -> str:
+        if isinstance(value, Workspace):
+            if not any(value is w for w in workspaces):
+                workspaces.append(value)
+            number = next(i for i, w in enumerate(workspaces) if w is value)
+            return f"workspace{number}, {value.dtype} [{', '.join(map(shown, value.shape))}]"
+        if isinstance(value, Out):
+            return f"out{value.index}"
+        if isinstance(value, tuple):
+            return f"({', '.join(map(shown, value))})"
+        if isinstance(value, TensorMap):
+            return f"tiles {list(value.block)} of {shown(value.of)}"
+        return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(value))
+
+    yield f"# {plan.text}"
+    for when, steps in launch_cases(work, plan, params):
+        yield "otherwise:" if when is True else f"if {shown(when)}:"
+        for step in steps:
+            yield f"    {step.function.__name__} on [{', '.join(map(shown, step.grid))}]"
+            for named in (step.args, step.constexprs, asdict(step.options)):
+                text = "; ".join(f"{n} = {shown(v)}" for n, v in named.items())
+                yield textwrap.indent(textwrap.fill(text, 90), " " * 8)
+
+
+def text_of(family: str) -> str:
+    if family in TIR:
+        return scheduled(*TIR[family])
+    work, plans = TRITON[family]
+    return "\n".join(line for plan in plans for line in launched(work, plan))
+
+
+@pytest.mark.parametrize("family", [*TIR, *TRITON])
+def test_kernel(family: str) -> None:
+    path, text = TEXTS / f"{family}.txt", text_of(family).rstrip() + "\n"
+    if os.environ.get("RELAX_FUSION_REWRITE"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_every_family_has_a_text() -> None:
+    names = [type(f).__name__ for f in FAMILIES]
+    assert sorted(names) == sorted([*TIR, *TRITON]) == sorted(p.stem for p in TEXTS.iterdir())
+    for name, (target, work, plan) in TIR.items():
+        dev = device_of(make_target(target) if isinstance(target, str) else target)
+        assert type(family_of(plan, work, dev)).__name__ == name
+        assert not any(family_of(plan, work, dev).violations(plan, work, dev)), name
+    for work, plans in TRITON.values():
+        dev = device_of(make_target("h200"))
+        families = {family_of(p, work, dev) for p in plans}
+        assert [p.family for p in plans] == [*families.pop().names]

@@ -1,0 +1,124 @@
+"""What each pass makes of a small module: `tests/data/passes` has it before and after.
+
+``RELAX_FUSION_REWRITE=1 python -m pytest tests/test_rewrites.py`` writes anew what comes after.
+Names and attributes of fused functions, which tell plans and workloads, are left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm import ir, relax, tirx
+from tvm.target import Target
+
+import relax_fusion
+from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import schedule_kernels
+from relax_fusion.transforms.annotate import (
+    AttachFunctionAttrs,
+    AttachNoAlias,
+)
+from relax_fusion.transforms.cuda_graph import CaptureCUDAGraphs
+from relax_fusion.transforms.device_targets import BindDeviceTargets
+from relax_fusion.transforms.fuse_ops import FuseOps
+from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
+from relax_fusion.transforms.item_groups import InlineItemGroups
+from relax_fusion.transforms.kernel_limits import (
+    FiniteConstants,
+    FoldGridDepth,
+    NarrowVectors,
+    RoundConstants,
+)
+from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from relax_fusion.transforms.memory_planning import PlanMemory
+from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
+from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
+from relax_fusion.triton_bridge import EmitTritonKernels
+
+from .triton_bridge.common import not_compiled
+
+PACKAGE = Path(relax_fusion.__file__).parent
+MODULES = Path(__file__).parent / "data" / "passes"
+CPU = Target({"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2})
+H200 = make_target("h200")
+FUSE = FuseOptions(CPU, always_fuse=True, validate="strict")
+PASSES: dict[str, tvm.transform.Pass] = {
+    **{name: make(FUSE) for name, make in PATTERNS.items()},
+    "AttachFunctionAttrs": AttachFunctionAttrs({"n": 8}, {"decode": ["n"], "batch_verify": ["n"]}),
+    "AttachNoAlias": AttachNoAlias(),
+    "BindDeviceTargets": BindDeviceTargets(H200),
+    "CaptureCUDAGraphs": CaptureCUDAGraphs(True),
+    "CopyConstants": CopyConstants(),
+    "EmitTritonKernels": EmitTritonKernels(H200),
+    "FiniteConstants": FiniteConstants(),
+    "FoldConstants": FoldConstants(),
+    "FoldGridDepth": FoldGridDepth(),
+    "FoldReshapes": FoldReshapes(),
+    "FuseDequantize": FuseDequantize(),
+    "FuseOps": FuseOps(),
+    "FuseTransposeMatmul": FuseTransposeMatmul(),
+    "InlineItemGroups": InlineItemGroups(),
+    "NameInPlaceResults": NameInPlaceResults(),
+    "NarrowVectors": NarrowVectors(4),
+    "PlanMemory": PlanMemory(),
+    "ReturnReshapedViews": ReturnReshapedViews(),
+    "RewriteReshapes": RewriteReshapes(),
+    "RoundConstants": RoundConstants(),
+    "RoundNarrowFloats": RoundNarrowFloats(CPU),
+    "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
+    "SeparateWrites": SeparateWrites(),
+    "UnshareTransposes": UnshareTransposes(),
+}
+OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
+OTHERS += ("EmbedTritonKernels",)
+"""The pipeline; and passes that only refuse, or attach what TVMScript does not show."""
+
+MARK = "# expected\n"
+
+
+def without_noise(text: str) -> str:
+    """Return a module's text without what the parser finds out, or does not take."""
+    noise = re.compile(r" *(T\.(reads|writes)\(.+\)|# (with|from|Metadata).*)")
+    lines = [line for line in text.splitlines() if not noise.fullmatch(line)]
+    return re.sub(r"(alloc_tensor\(.*), ty_args=.*", r"\1)", "\n".join(lines)).strip()
+
+
+def shown(mod: ir.IRModule) -> str:
+    """Return a module's text, with short names of fused functions and kernels."""
+    text = without_noise(mod.script(show_meta=False, name="Expected"))
+    text = re.sub(r" *T\.func_attr\(.*relax_fusion\..*\n", "", text)
+    return re.sub(r"(?<=[a-z])_[0-9a-f]{8}_\w+|(?<=[a-z])_[0-9a-f]{10,}", "", text)
+
+
+@pytest.mark.parametrize("path", sorted(MODULES.iterdir()), ids=lambda path: path.stem)
+def test_rewrite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("relax_fusion.triton_bridge.emit.compile_kernels", not_compiled)
+    name = path.name.partition(".")[0]
+    before, mark, expected = path.read_text().partition(MARK)
+    mod = tvm.script.from_source(before)
+    with H200 if name == "CaptureCUDAGraphs" else CPU:
+        after = PASSES[name](mod)
+    relax.analysis.well_formed(after)  # raises
+    found = shown(after)
+    if os.environ.get("RELAX_FUSION_REWRITE"):
+        expected = found + "\n"
+        path.write_text(before + mark + expected)
+    tvm.ir.assert_structural_equal(*map(tvm.script.from_source, (found, expected)))
+    for gvar, func in mod.functions_items():
+        new = after.functions.get(gvar)
+        if isinstance(func, tirx.PrimFunc) and tvm_ffi.structural_equal(new, func):
+            assert new.same_as(func), f"{gvar.name_hint} is made anew"
+
+
+def test_every_pass_has_a_rewrite() -> None:
+    found = re.compile(r'module_pass\(opt_level=0, name="(\w+)"')
+    names = {n for p in PACKAGE.rglob("*.py") for n in found.findall(p.read_text())}
+    assert names | {*PATTERNS} == {*PASSES, *OTHERS}
+    assert {path.name.partition(".")[0] for path in MODULES.iterdir()} == {*PASSES}
