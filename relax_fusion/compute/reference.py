@@ -6,6 +6,7 @@ Each statement is one block over its axes, with no tiles; the body runs anywhere
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tvm import ir, te, tirx
 from tvm.script.ir_builder import IRBuilder
@@ -33,10 +34,12 @@ def build_prim_func(work: Workload, table: PlanTable) -> tirx.PrimFunc:
     Returns
     -------
     tirx.PrimFunc
-        Its parameters are the operands of ``work.graph``, its blocks the statements.
+        Called ``main``.  Its parameters are the operands of ``work.graph``, its blocks the
+        statements.
     """
-    attrs = {PLAN_ATTR: table.to_attr(), WORKLOAD_ATTR: to_json(work)}
-    return reference_prim_func(work.graph).with_attrs({"op_pattern": 8, **attrs})
+    attrs: dict[str, Any] = {PLAN_ATTR: table.to_attr(), WORKLOAD_ATTR: to_json(work)}
+    attrs |= {"global_symbol": "main", "op_pattern": 8}
+    return reference_prim_func(work.graph).with_attrs(attrs)
 
 
 def declare(graph: Graph) -> list[tirx.Var]:
