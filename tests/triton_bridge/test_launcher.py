@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.errors import KernelError
+from relax_fusion.launch.kernel import CompiledKernel, check_entry
 from relax_fusion.launch.kernel import TensorMapLayout as MapLayout
 from relax_fusion.launch.launcher import launcher_source
 from relax_fusion.triton_bridge.compile import compile_kernels
@@ -576,3 +577,26 @@ def test_the_image_is_stored_byte_for_byte(add_kernel: CompiledKernel) -> None:
     digits = re.findall(r"\\(\d{3})", literal)
     assert bytes(int(d, 8) for d in digits) == image
     assert re.fullmatch(r"[\\0-7\"\s]*", literal.split("=", 1)[1])
+
+
+def test_a_kernel_that_triton_did_not_compile(
+    add_kernel: CompiledKernel, tile_kernel: CompiledKernel, tmp_path: Path, do: Do
+) -> None:
+    """Three warps; nothing but its arguments, and of a tensor map nothing but the map."""
+    kernel = replace(add_kernel, convention="cuda", num_warps=3)
+    assert kernel.machine_params() == ["void*"] * 3 + ["int32_t"]
+    answer = do(build_launcher(kernel, tmp_path / "add"), ADD, sizes=(8, 8, 8, 4))
+    assert answer.errors == []
+    (launch,) = answer.launches
+    assert launch["block"] == [96, 1, 1] and len(launch["params"]) == 4
+    mapped = replace(tile_kernel, convention="cuda")
+    assert mapped.machine_params() == ["tensor_map", "void*"]
+    call = [X, 100, 72, 72, 1, OUT, 1, 1, 1]
+    answer = do(build_launcher(mapped, tmp_path / "map"), call, sizes=(128, 8))
+    assert answer.errors == [] and len(answer.of("cuTensorMapEncodeTiled")) == 1
+    assert len(answer.launches[0]["params"]) == 2
+
+
+def test_the_entry_of_another_convention_is_refused(add_kernel: CompiledKernel) -> None:
+    with pytest.raises(KernelError, match="calling convention 'cuda'"):
+        check_entry(replace(add_kernel, convention="cuda"))
