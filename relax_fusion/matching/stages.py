@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,3 @@ def _is_zero(value: tirx.Expr) -> bool:
 
 def _is_one(value: tirx.Expr) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == 1
-
-
-def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
-    """Return the loads in `value`, those inside of indices first."""
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
-    return found

@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
+from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from .modules import KERNELS_ATTR, with_external_module
 
@@ -125,12 +126,8 @@ def _calls_the_host(func: tirx.PrimFunc) -> bool:
     """Tell whether a PrimFunc calls packed functions, besides those that launch our kernels."""
     if KERNELS_ATTR in (func.attrs or {}):
         return False
-    found: list[str] = []
-    tvm_ffi.structural_walk(
-        func.body,
-        (ir.Call, lambda call: found.append(call.op.name) if isinstance(call.op, ir.Op) else None),
-    )
-    return any(name.startswith("tirx.tvm_call_") for name in found)
+    operators = [call.op for call in found_in(func.body, ir.Call)]
+    return any(isinstance(op, ir.Op) and op.name.startswith("tirx.tvm_call_") for op in operators)
 
 
 def _with_keys(mod: ir.IRModule) -> ir.IRModule:

@@ -11,9 +11,10 @@ from tvm import ir, relax, s_tir, tirx
 
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
+from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of
-from ..matching.stages import Stage, loads_of, read_stages
+from ..matching.stages import Stage, read_stages
 from .modules import module_of
 
 WEIGHTS_OF = {

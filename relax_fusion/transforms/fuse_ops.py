@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
+from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from .in_place import OPAQUE
 from .modules import with_functions
@@ -61,10 +61,7 @@ def _opaque(mod: ir.IRModule, calls: Iterable[relax.Call]) -> ir.IRModule:
 
 
 def _has_computed_sizes(call: relax.Call) -> bool:
-    calls: list[ir.Call] = []
-    for ty in (call.args[1].ty, call.ty):
-        tvm_ffi.structural_walk(ty, (ir.Call, calls.append))
-    return bool(calls)
+    return any(found_in(ty, ir.Call) for ty in (call.args[1].ty, call.ty))
 
 
 def _has_numbers(call: relax.Call) -> bool:

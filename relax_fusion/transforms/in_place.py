@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
+from ..matching.expressions import substitute
 from ..matching.pattern import is_call
 from .modules import with_functions
 
@@ -200,7 +201,7 @@ def _blocks(
 
     def renamed(binding: relax.Binding) -> relax.Binding:
         var = names.get(binding.var, binding.var)
-        value = tvm_ffi.structural_map(binding.value, (ir.Var, lambda v: names.get(v, v)))
+        value = substitute(binding.value, names)
         if isinstance(binding, relax.MatchCast):
             return relax.MatchCast(var, value, binding.ty)
         return relax.VarBinding(var, value)

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import Memory
+from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from .modules import with_functions
 
@@ -98,7 +98,7 @@ def _rewrite(func: relax.Function) -> relax.Function:
 
 
 def _rewrite_block(block: relax.DataflowBlock) -> relax.DataflowBlock:
-    uses = _count_uses(block)
+    uses = Counter(var for b in block.bindings for var in found_in(b.value, ir.Var))
     items = Counter(_item(b) for b in block.bindings if isinstance(b.value, relax.TupleGetItem))
     fresh: set[relax.Var] = set()
     for binding in block.bindings:
@@ -134,14 +134,3 @@ def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
 
 def _is_call_tir(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and value.op.same_as(CALL_TIR)
-
-
-def _count_uses(block: relax.DataflowBlock) -> Counter[relax.Var]:
-    uses: Counter[relax.Var] = Counter()
-
-    def count(var: relax.Var) -> None:
-        uses[var] += 1
-
-    for binding in block.bindings:
-        tvm_ffi.structural_walk(binding.value, (ir.Var, count))
-    return uses

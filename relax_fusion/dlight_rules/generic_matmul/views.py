@@ -10,9 +10,9 @@ from tvm.target import Target
 
 from ...errors import Decline, Reason
 from ...hardware.target import is_cpu
+from ...matching.expressions import substitute
 from .layout import View, unravel
 from .matmul import GenericMatmul
-from .stages import substitute
 
 GRID_Z = 65535
 """Largest extent of ``blockIdx.z`` (CUDA, ROCm and Vulkan allow no more)."""
@@ -104,5 +104,4 @@ def _declared(body: tirx.Stmt, views: Views, sizes: Sizes) -> tirx.Stmt:
         )
         mapping[var] = new
         declared.append(tirx.DeclBuffer(new, data=view.source.data))
-    body = tvm_ffi.structural_map(body, (ir.Var, lambda var: mapping.get(var, var)))
-    return tirx.SeqStmt([*declared, body])
+    return tirx.SeqStmt([*declared, substitute(body, mapping)])

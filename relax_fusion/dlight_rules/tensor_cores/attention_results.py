@@ -19,6 +19,7 @@ from tvm.script.ir_builder import tirx as T
 from ...compute.attention import Sizes
 from ...compute.attention_exp import LOG2_E
 from ...compute.attention_tile import Operands, arrange, finite, minus_infinity, zero
+from ...matching.expressions import ramp
 from ...workload import Attention
 from .fragments import local
 from .layout import LANES, MMA_N
@@ -74,7 +75,7 @@ def store_results(kernel: AttentionKernel) -> None:
                     result = total * kernel.softmax.ratio[index]
                     T.buffer_store(pair, result.astype(work.out_dtype), [e])
                 at = rows.column(column, 0)
-                place = arrange(work.out_layout, rows.batch, query, head, _pair(int64(at)))
+                place = arrange(work.out_layout, rows.batch, query, head, ramp(int64(at), 2))
                 _store_inside(kernel, column, kernel.operands.out, pair, place)
 
 
@@ -89,7 +90,7 @@ def store_partials(kernel: AttentionKernel, partials: Partials, part: tirx.Expr)
             for column, sums in enumerate(kernel.products.result_pairs(index)):
                 for e, total in enumerate(sums):
                     T.buffer_store(pair, total, [e])
-                at = _pair(int64(rows.column(column, 0)))
+                at = ramp(int64(rows.column(column, 0)), 2)
                 _store_inside(kernel, column, partials.sums, pair, [line, part, at])
             with T.If(rows.lane % int32(4) == int32(0)), T.Then():
                 top = softmax.top[index] * softmax.factor
@@ -101,15 +102,11 @@ def _store_inside(
     kernel: AttentionKernel, column: int, to: tirx.Var, pair: tirx.Var, place: list[tirx.Expr]
 ) -> None:
     """Store two columns, if there are such: in memory an operand may be wider."""
-    store = tirx.BufferStore(to, pair[_pair(int32(0))], place)
+    store = tirx.BufferStore(to, pair[ramp(int32(0), 2)], place)
     if (column + 1) * MMA_N > kernel.work.v_dim:
         inside = kernel.rows.column(column, 0) < int32(kernel.work.v_dim)
         store = tirx.IfThenElse(inside, store, None)
     T.add_to_parent(store)
-
-
-def _pair(first: tirx.Expr) -> tirx.Expr:
-    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), 2)
 
 
 def combine_kernel(

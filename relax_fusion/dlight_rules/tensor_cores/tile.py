@@ -11,6 +11,7 @@ from tvm import ir, s_tir, sym, tirx
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from ...estimator.tile_plan import TilePlan
+from ...matching.expressions import substitute
 from ...workload import WeightLayout
 from .decode import Neighbours
 from .instructions import INSTRUCTIONS, Instructions
@@ -220,7 +221,7 @@ def int64(value: tirx.Expr | int) -> tirx.Expr:
 def placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
     """Return an expression of a block at one place of its axes."""
     at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
-    return tvm_ffi.structural_map(value, (ir.Var, lambda var: at.get(var, var)))
+    return substitute(value, at)
 
 
 def whole(buffer: tirx.Var) -> ir.TensorRegion:
