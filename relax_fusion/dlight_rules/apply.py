@@ -17,7 +17,7 @@ from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..hardware.target import is_gpu
 from ..matching.expressions import found_in
 from ..report.decision import Scheduling
-from ..transforms.modules import with_functions
+from ..transforms.modules import functions_of, with_functions
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
@@ -90,7 +90,7 @@ def is_scheduled(func: tirx.PrimFunc) -> bool:
 
 def _called_by_prim_funcs(mod: ir.IRModule) -> set[ir.GlobalVar]:
     """Return the functions that are parts of others' code."""
-    bodies = [f.body for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
+    bodies = [func.body for func in functions_of(mod, tirx.PrimFunc).values()]
     called = (call.op for body in bodies for call in found_in(body, ir.Call))
     return {op for op in called if isinstance(op, ir.GlobalVar)}
 

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ..matching.expressions import found_in, substitute, thread_tag
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
@@ -113,11 +113,10 @@ class NarrowVectors:
 
 def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
     updated = {}
-    for gvar, func in mod.functions_items():
-        if isinstance(func, tirx.PrimFunc):
-            body = tvm_ffi.structural_map(func.body, rewrite, order="post")
-            if not body.same_as(func.body):
-                updated[gvar] = func.with_body(body)
+    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+        body = tvm_ffi.structural_map(func.body, rewrite, order="post")
+        if not body.same_as(func.body):
+            updated[gvar] = func.with_body(body)
     return with_functions(mod, updated)
 
 

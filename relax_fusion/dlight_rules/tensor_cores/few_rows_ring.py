@@ -11,19 +11,16 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
-from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware.instructions import PIECE_BYTES
+from .fragments import ptx, scratch
 from .layout import LANES, PIECE
-from .mma_kernel import scratch
 from .row_norm import RowNorm
 from .tile import Product, int32, int64
-
-ptx = script.ptx
 
 PIECES = 8
 """Pieces of a line, which neighbouring threads copy."""
