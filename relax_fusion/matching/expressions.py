@@ -46,6 +46,19 @@ def substitute(root: Any, values: Mapping[Any, Any]) -> Any:
     return tvm_ffi.structural_map(root, (ir.Var, lambda var: values.get(var, var)))
 
 
+def is_number(value: tirx.Expr, wanted: int) -> bool:
+    """Tell whether an expression is the whole number `wanted`."""
+    return isinstance(value, tirx.IntImm) and int(value) == wanted
+
+
+def serial(loop: tirx.For) -> tirx.For:
+    """Return a loop without the parallelism of a CPU, if it has any."""
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    kind = tirx.ForKind.SERIAL
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, step=loop.step)
+
+
 def thread_tag(loop: tirx.For) -> str:
     """Return the name of the thread axis that a loop is bound to; "" if it is bound to none."""
     return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""

@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from ...errors import Decline, Reason
 from ...hardware.target import is_cpu
-from ...matching.expressions import substitute
+from ...matching.expressions import serial, substitute
 from .layout import View, unravel
 from .matmul import GenericMatmul
 
@@ -48,7 +48,7 @@ def through_views(
     axis = tirx.IterVar(ir.Range.from_min_extent(ZERO, count), matrix, tirx.IterVar.DataPar)
     where = {**sizes, **unravel(form.extents, form.batch, matrix)}
     if is_cpu(target):
-        body = _declared(tvm_ffi.structural_map(body, (tirx.For, _serial)), views, where)
+        body = _declared(tvm_ffi.structural_map(body, (tirx.For, serial)), views, where)
         index = tirx.Var("matrix", "int64")
         one = s_tir.SBlockRealize([index], True, s_tir.SBlock([axis], [], [], "matrix", body))
         return tirx.For(index, ZERO, count, tirx.ForKind.PARALLEL, one)
@@ -73,13 +73,6 @@ def _grid(matrix: s_tir.SBlock, count: tirx.Expr) -> tirx.Stmt:
     grid = tirx.For(index, ZERO, here, bind, one, thread)
     parts = (count + (GRID_Z - 1)) // GRID_Z
     return tirx.For(part, ZERO, parts, tirx.ForKind.SERIAL, grid)
-
-
-def _serial(loop: tirx.For) -> tirx.For:
-    """Take parallelism out of a loop that runs on one core of many."""
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return loop
-    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
 
 def _declared(body: tirx.Stmt, views: Views, sizes: Sizes) -> tirx.Stmt:

@@ -19,7 +19,7 @@ from .attention_products import AttentionProducts
 from .attention_results import Partials, store_partials, store_results
 from .attention_rows import AttentionRows
 from .attention_softmax import RegisterSoftmax
-from .fragments import local, ptx, scratch
+from .fragments import clear, local, ptx, scratch
 from .layout import LANES
 from .tile import int32, int64
 
@@ -115,7 +115,7 @@ class AttentionKernel:
         self.queries.copy(self.base[0], self._threads, self.plan.lanes, query)
         rows.begin()
         self.softmax.start()
-        self.products.clear()
+        clear(self.products.sums)
 
     def _take_part(self) -> None:
         """Keep those of the blocks of keys that are this part's."""

@@ -21,7 +21,7 @@ from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .chain_side import Side
 from .epilogue import MmaEpilogue
-from .fragments import SharedTile, local, multiply, pack_left, ptx, scratch
+from .fragments import SharedTile, clear, local, multiply, pack_left, ptx, scratch
 from .layout import LANES, MMA_M, MMA_N, column_of
 from .sums import own_sums
 from .tile import MmaTile, int32, int64
@@ -105,8 +105,7 @@ class ChainKernel:
 
     def _inner(self, chunk: int) -> None:
         """Multiply x with some columns of A, and round the sums."""
-        with T.unroll(self.middle.ty.shape[0]) as i:
-            T.buffer_store(self.middle, tirx.const(0.0, "float32"), [i])
+        clear(self.middle)
         with T.serial(int32(self.depth_steps)) as step:
             base = self._next(step + int32(chunk * self.depth_steps))
             weight = base + tirx.const(self._bytes(self.x.elements), "uint32")
@@ -178,11 +177,9 @@ class ChainKernel:
 
     def _load_right(self, side: int, base: tirx.Expr, pair: int, index: int) -> None:
         """Load sixteen columns of a weight, of one slice along its depth."""
-        tile = self.weights[side]
-        if self.work.layouts[side] == "nk":
-            tile.load_right(self.right, 0, base, (self.lane, pair * SLICE, index))
-        else:
-            tile.load_right_transposed(self.right, 0, base, (self.lane, index * SLICE, pair))
+        layout = self.work.layouts[side]
+        place = (pair * SLICE, index) if layout == "nk" else (index * SLICE, pair)
+        self.weights[side].load_right(self.right, 0, base, (self.lane, *place), layout)
 
     # --- the ring of stages ------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_
 from ...estimator.tile_plan import TilePlan
 from .few_rows_ring import Place, Ring
 from .few_rows_sums import WarpSums
-from .fragments import ptx, scratch
+from .fragments import clear, ptx, scratch
 from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
 from .normed_rows import HALVES, REGISTERS, NormedRows
@@ -73,8 +73,7 @@ class FewRowsKernel:
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
-        with T.unroll(self.sums.ty.shape[0]) as e:
-            T.buffer_store(self.sums, tirx.const(0.0, "float32"), [e])
+        clear(self.sums)
         ahead = self.plan.num_stages - 1
         self._request_first(ahead)
         rows = NormedRows(self) if self.norm else None
