@@ -16,7 +16,7 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...compute.ranges import stitch, unless_empty
+from ...compute.ranges import root_of, stitch, unless_empty
 from ...errors import Decline
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
@@ -85,8 +85,7 @@ def _variant(
     body = through_views(body, form, (present, known), target)
     if isinstance(body, Decline):
         return body
-    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
+    return tirx.PrimFunc(func.params, root_of(body), func.ret_type).with_attr("s_tir", True)
 
 
 def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:

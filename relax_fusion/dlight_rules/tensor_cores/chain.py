@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...compute import matmul_chain_prim_func
+from ...compute.ranges import root_of
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
@@ -45,6 +46,4 @@ def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
         inner, outer = (Side(blocks[f"acc{i}"], blocks[f"out{i}"], matrix) for i in range(2))
         at = (line % tiles, index % parts)
         ChainKernel(work, plan, (inner, outer), thread, at).emit()
-    body = builder.get().body.block.body
-    root = s_tir.SBlock([], [], [], "root", body)
-    return func.with_body(s_tir.SBlockRealize([], True, root))
+    return func.with_body(root_of(builder.get().body.block.body))

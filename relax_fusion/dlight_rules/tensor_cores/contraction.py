@@ -10,6 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
+from ...compute.ranges import root_of
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
@@ -79,8 +80,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
-    whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)
-    return func.with_body(s_tir.SBlockRealize([], True, whole))
+    return func.with_body(root_of(body, kept))
 
 
 def _normalises(plan: TilePlan) -> bool:
