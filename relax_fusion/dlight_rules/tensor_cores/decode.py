@@ -151,14 +151,14 @@ class Neighbours:
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the elements that share a register: neighbours, unless others cost less."""
-        distance = next((d for d in PAIR_DISTANCES if self._are_one(0, d)), 1)
+        distance = next((d for d in PAIR_DISTANCES if self._is_behind_first(d)), 1)
         starts = (n for n in range(self.width) if n // distance % 2 == 0)
         return [(n, n + distance) for n in starts]
 
-    def _are_one(self, first: int, second: int) -> bool:
-        """Tell whether the integers of two elements are at hand together."""
+    def _is_behind_first(self, second: int) -> bool:
+        """Tell whether the integers of an element and of the first are at hand together."""
         found = []
-        for value in (self.values[first], self.values[second]):
+        for value in (self.values[0], self.values[second]):
             casts = found_in(value, tirx.Cast)
             found.append([b for c in casts if (b := bits_of(c, HALF_TYPES[self.dtype]))])
         low, high = found
