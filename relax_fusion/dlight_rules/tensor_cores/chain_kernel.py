@@ -56,7 +56,8 @@ class ChainKernel:
         at: tuple[tirx.Expr, tirx.Expr],
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
-        self.work, self.plan, self.thread = work, plan, thread
+        self.work, self.plan = work, plan
+        self.threads = thread, plan.num_warps * LANES
         self.inner, self.product = sides
         layout = work.layouts[1]
         self.tile = MmaTile(replace(plan, block_n=plan.reg_n), 1, layout, work.dtype)
@@ -227,9 +228,9 @@ class ChainKernel:
             inside = [_below(j, side.columns, self.chunk), _below(k, side.depth, self.x.width)]
             return side.weight_at(j, k), inside
 
-        self.x.copy(base, self._threads, self.plan.lanes, x)
+        self.x.copy(base, self.threads, self.plan.lanes, x)
         at = base + tirx.const(self._bytes(self.x.elements), "uint32")
-        self.weights[0].copy(at, self._threads, self.plan.lanes, weight)
+        self.weights[0].copy(at, self.threads, self.plan.lanes, weight)
 
     def _copy_outer(self, step: tirx.Expr, base: tirx.Expr) -> None:
         """Begin to copy some columns of B, all of its depth."""
@@ -243,11 +244,7 @@ class ChainKernel:
             exact = None if by_column else _below(k, side.depth, SLICE)
             return side.weight_at(j, k), [_below(j, side.columns, plan.block_n), exact]
 
-        self.weights[1].copy(base, self._threads, plan.lanes, weight)
-
-    @property
-    def _threads(self) -> tuple[tirx.Expr, int]:
-        return self.thread, self.plan.num_warps * LANES
+        self.weights[1].copy(base, self.threads, plan.lanes, weight)
 
 
 def _below(index: tirx.Expr, size: int, multiple: int) -> tirx.Expr | None:

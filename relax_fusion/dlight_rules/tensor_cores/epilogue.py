@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Protocol
 
 import tvm_ffi
 from tvm import ir, sym, tirx
@@ -18,47 +17,8 @@ from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...matching.expressions import chooses, different, loads_of, ramp, substitute
 from ...workload import DTYPE_BYTES
 from .fragments import local
-from .instructions import Instructions
-from .sums import Run
-from .tile import MmaTile, Place, Total, int32, int64
-
-
-class Results(Protocol):
-    """What a kernel computes, element by element."""
-
-    @property
-    def rows(self) -> tirx.Expr:
-        """Rows of the result."""
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result."""
-
-    def results(
-        self, row: tirx.Expr, column: tirx.Expr, total: Total
-    ) -> list[tuple[Place, tirx.Expr]]:
-        """Return what is stored for one column of one row, and where."""
-
-
-class Sums(Protocol):
-    """A kernel whose warps hold sums in the layout of ``mma.m16n8``."""
-
-    tile: MmaTile
-    types: Instructions
-    lane: tirx.Expr
-    warp_row: tirx.Expr
-    warp_column: tirx.Expr
-    first_row: tirx.Expr
-    first_column: tirx.Expr
-    tiles_m: int
-    tiles_n: int
-
-    @property
-    def product(self) -> Results:
-        """What is computed."""
-
-    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
-        """Return a sum of this lane."""
+from .sums import Run, Sums
+from .tile import Place, int32, int64
 
 
 class MmaEpilogue:
