@@ -49,6 +49,65 @@ def imported(path: Path) -> list[tuple[int, str]]:
     return found
 
 
+def imported_at_once(path: Path) -> set[Path]:
+    """Return the files of the package that the import of a file imports, one step far.
+
+    What stands in a function, or is for type checkers alone, is not among them.
+    """
+    files, found = set(ROOT.rglob("*.py")), set()
+    statements: list[ast.stmt] = [*ast.parse(path.read_text(encoding="utf-8")).body]
+    while statements:
+        node = statements.pop()
+        is_apart = isinstance(node, ast.FunctionDef) or (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
+        if not is_apart:
+            statements += [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for name in (alias.name for alias in node.names):
+                places = {(base / name).with_suffix(".py"), base / name / "__init__.py"} & files
+                found |= places or {base.with_suffix(".py"), base / "__init__.py"} & files
+    return found
+
+
+def circles(files: list[Path]) -> list[list[Path]]:
+    """Return groups of files that import one another in a circle."""
+    imports = {path: imported_at_once(path) & set(files) for path in files}
+    reached: dict[Path, set[Path]] = {}
+    for path in files:
+        reached[path], left = set(), [path]
+        while left:
+            new = imports[left.pop()] - reached[path]
+            reached[path] |= new
+            left += new
+    groups = {frozenset(p for p in reached[q] if q in reached[p]) for q in files}
+    return sorted(sorted(group) for group in groups if group)
+
+
+@pytest.mark.parametrize("folder", sorted({unit(p) for p in FILES if p.parent != ROOT}))
+def test_no_circles_inside_a_folder(folder: str) -> None:
+    assert circles([p for p in FILES if unit(p) == folder]) == []
+
+
+def test_circles_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {
+        "__init__": "",
+        "one": "from . import two\n",
+        "two": "if True:\n    from .three import f\n",
+        "three": "from .one import g\ndef f():\n    from .four import h\n",
+        "four": "from .five import g\nfrom ..x import three\n",
+        "five": "if TYPE_CHECKING:\n    from .four import g\n",
+    }
+    files = {name: tmp_path / "x" / f"{name}.py" for name in texts}
+    (tmp_path / "x").mkdir()
+    for name, text in texts.items():
+        files[name].write_text(text)
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    circle = sorted(files[name] for name in ("one", "two", "three"))
+    assert circles(list(files.values())) == [circle]
+
+
 def test_every_file_has_a_floor() -> None:
     units = {unit(p) for p in FILES} - {"__init__", "__main__"}
     assert units <= set(FLOOR_OF)

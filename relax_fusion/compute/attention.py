@@ -25,12 +25,11 @@ from .reference import declare
 
 @dataclass(frozen=True)
 class Sizes:
-    """Batch, query and key lengths, and the position dimension of the key and value buffers."""
+    """Batch, query and key lengths."""
 
     batch: tirx.Expr
     q_len: tirx.Expr
     kv_len: tirx.Expr
-    kv_capacity: tirx.Expr
 
 
 def attention_prim_func(work: Attention, plan: TilePlan) -> tirx.PrimFunc:
@@ -71,9 +70,8 @@ def operands_of(params: Sequence[tirx.Var], work: Attention) -> tuple[Sizes, Ope
     operands = (*work.graph.inputs, *work.graph.outputs)
     named = {o.name: param for o, param in zip(operands, params, strict=True)}
     batch, q_len = (named["q"].ty.shape[work.q_layout.index(axis)] for axis in "bs")
-    capacity = named["k"].ty.shape[work.kv_layout.index("s")]
-    kv_len = named.pop("kv_len", capacity)
-    return Sizes(batch, q_len, kv_len, capacity), Operands(**named)
+    kv_len = named.pop("kv_len", named["k"].ty.shape[work.kv_layout.index("s")])
+    return Sizes(batch, q_len, kv_len), Operands(**named)
 
 
 def _tiles(work: Attention, plan: TilePlan, sizes: Sizes, operands: Operands) -> None:

@@ -40,7 +40,6 @@ from .attention_tile import (
     TileShape,
     arrange,
     block,
-    cast,
     int64,
     scratch,
     zero,
@@ -125,7 +124,7 @@ class TileEmitter:
     def _sink(self, row: tirx.Expr) -> tirx.Expr:
         """Return the score that the softmax of a row has besides those of its keys."""
         assert self.operands.sinks is not None
-        return cast(self.operands.sinks[self._query(row)[1]], FLOAT)
+        return self.operands.sinks[self._query(row)[1]].astype(FLOAT)
 
     def _key_blocks(self) -> tuple[tirx.Expr, tirx.Expr]:
         """Return the first key block that a row of this tile sees, and how many there are on."""
@@ -147,7 +146,7 @@ class TileEmitter:
     def _staged(self, inside: tirx.Expr, source: tirx.Var, at: list[tirx.Expr]) -> tirx.Expr:
         """Return an element as it is staged, 0 where it lies outside of its source."""
         dtype = self.shape.stage_dtype
-        return tirx.if_then_else(inside, cast(source[tuple(at)], dtype), tirx.const(0, dtype))
+        return tirx.if_then_else(inside, source[tuple(at)].astype(dtype), tirx.const(0, dtype))
 
     def _load_kv(self, name: str, source: tirx.Var, features: int, position: Position) -> None:
         """Stage a block of keys or values; what lies past `kv_len` may be garbage and reads 0."""
@@ -175,10 +174,10 @@ class TileEmitter:
         The score of a key past the end is hidden, whatever it is.
         """
         if self.kv_tile is not None:
-            return cast(self.kv_tile[position(key, feature)], FLOAT)
+            return self.kv_tile[position(key, feature)].astype(FLOAT)
         key = tirx.min(self.first_key + key, self.kv_len - int64(1))
         at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, feature)
-        return cast(source[tuple(at)], FLOAT)
+        return source[tuple(at)].astype(FLOAT)
 
     def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return where a key lies in the stage: transposed, so that neighbours are keys."""
@@ -240,4 +239,4 @@ class TileEmitter:
             value = self.acc[s, x, ii, ci] / self.softmax.row_scale[first + ii]
             at = arrange(work.out_layout, self.batch, query, head, column + ci)
             with T.If(tirx.And(owned, query < self.q_len)), T.Then():
-                T.buffer_store(self.operands.out, cast(value, work.out_dtype), at)
+                T.buffer_store(self.operands.out, value.astype(work.out_dtype), at)

@@ -20,7 +20,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from .attention_scores import Place, Scores
-from .attention_tile import FLOAT, TileShape, block, cast, halves, int64, scratch, zero
+from .attention_tile import FLOAT, TileShape, block, halves, int64, scratch, zero
 
 KeyOf = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 PlaceOf = Callable[[tirx.Expr, tirx.Expr], Place]
@@ -80,7 +80,7 @@ class ScoreBlocks:
             with block("scores_dot", D=self.head_dim // lanes, **tile) as (d, s, lane):
                 i, j = (s // keys, s % keys) if self.lanes else (s, lane)
                 feature = d * lanes + lane if self.lanes else d
-                q = cast(q_tile[io * rows + i, feature], FLOAT)
+                q = q_tile[io * rows + i, feature].astype(FLOAT)
                 product = q * key(jo * keys + j, feature)
                 T.buffer_store(dot, dot[s, lane] + product, [s, lane])
             for width in halves(self.lanes):

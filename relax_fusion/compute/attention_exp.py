@@ -101,13 +101,11 @@ def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx
 
     def finish(n: tirx.Var) -> tirx.Expr:
         r = let("whole", n.astype(FLOAT), rest)
-        return let("p", power(n), lambda p: let("r", r, lambda r: use(p, _series(r))))
+        return let(
+            "p", power(n), lambda p: let("r", r, lambda r: use(p, _polynomial(SERIES, r) * r))
+        )
 
     return let("n", n, finish)
-
-
-def _series(r: tirx.Var) -> tirx.Expr:
-    return _polynomial(SERIES, r) * r
 
 
 def _polynomial(coefficients: Sequence[float], x: tirx.Expr) -> tirx.Expr:

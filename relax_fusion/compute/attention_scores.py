@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..workload import Attention, MaskDims
 from .attention_exp import tanh
-from .attention_tile import FLOAT, Operands, cast, int64, let, minus_infinity
+from .attention_tile import FLOAT, Operands, int64, let, minus_infinity
 
 Step = Callable[[tirx.Expr], tirx.Expr]
 
@@ -73,8 +73,8 @@ class Scores:
             else:
                 found.append(lambda score: self._least(score, bias))
         if operands.slopes is not None:
-            distance = cast(cast(place.key - self.position(place.query), "int32"), FLOAT)
-            slope = cast(operands.slopes[place.head], FLOAT)
+            distance = (place.key - self.position(place.query)).astype("int32").astype(FLOAT)
+            slope = operands.slopes[place.head].astype(FLOAT)
             found.append(lambda score: score + slope * distance)
         return found
 
@@ -122,7 +122,7 @@ class Scores:
         places = (place.batch, place.head, query, place.key)
         at = tuple(p if has else int64(0) for p, has in zip(places, dims, strict=True))
         value = source[at]
-        value = value if str(source.ty.dtype) == "bool" else cast(value, FLOAT)
+        value = value if str(source.ty.dtype) == "bool" else value.astype(FLOAT)
         if whole or not dims[3]:
             return value
         outside = tirx.const(0, str(value.ty.dtype))

@@ -165,11 +165,6 @@ def halves(count: int) -> list[int]:
     return [1 << level for level in reversed(range(count.bit_length() - 1))] if count else []
 
 
-def cast(value: tirx.Expr, dtype: str) -> tirx.Expr:
-    """Return `value` as `dtype`."""
-    return value.astype(dtype)
-
-
 def let(name: str, value: tirx.Expr, body: Callable[[tirx.Var], tirx.Expr]) -> tirx.Expr:
     """Return `body` of `value`, which is computed once and not for every use."""
     var = tirx.Var(name, str(value.ty.dtype))

@@ -65,14 +65,9 @@ def _in_a_row(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
         layout, w = work.layouts[which], stages[f"w{which}"]
         padding = Padding(plan.block_m, plan.block_n if layout == "nk" else 1)
         acc = accumulate(data, _reader(layout, w), (1, n), f"acc{which}", padding)
-        value = _stepped(stages, work, which, steps, _first(acc), n)
+        value = _stepped(stages, which, steps, _at(acc, tirx.IntImm("int64", 0)), n)
         data = te.compute(int64((rows, n)), _rounded(value, dtype), f"out{which}")
     stages.give("out1", data)
-
-
-def _first(acc: te.Tensor) -> Element:
-    """Return a reader of the only part of an accumulator."""
-    return lambda i, j: acc(tirx.IntImm("int64", 0), i, j)
 
 
 def _rounded(value: Element, dtype: str) -> Element:
@@ -88,7 +83,7 @@ def _whole(stages: Stages, work: MatmulChain) -> None:
     x = stages["x"]
     lead, shape = _outside(x)
     acc = _product(stages, work, 0, shape, x)
-    value = _stepped(stages, work, 0, work.inner, acc, work.r)
+    value = _stepped(stages, 0, work.inner, acc, work.r)
     middle = te.compute(int64((*shape, work.r)), lambda *at: value(*at).astype(work.dtype), "out0")
     _result(stages, work, (lead, shape[1]), _product(stages, work, 1, shape, middle))
 
@@ -104,7 +99,7 @@ def _result(
 ) -> None:
     """Add the steps after the second matmul, and the output."""
     lead, rows = size
-    value = _stepped(stages, work, 1, work.outer, sums, work.n)
+    value = _stepped(stages, 1, work.outer, sums, work.n)
     first = () if lead else (tirx.IntImm("int64", 0),)
     out = te.compute(
         int64((*lead, rows, work.n)),
@@ -142,7 +137,7 @@ def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
         data = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
     inner = _over_panels(stages, (work, plan, 0), (batch, padded), data)
     width = panel_columns(plan, work, 0)
-    value = _stepped(stages, work, 0, work.inner, inner, work.r, width)
+    value = _stepped(stages, 0, work.inner, inner, work.r, width)
     middle = te.compute(
         int64((batch, padded, round_up(work.r, width))),
         lambda *at: as_stored(value(*at), work.dtype),
@@ -191,7 +186,6 @@ def _over_panels(
 
 def _stepped(
     stages: Stages,
-    work: MatmulChain,
     which: int,
     steps: tuple[str | float, ...],
     value: Element,

@@ -47,8 +47,13 @@ def stitch(funcs: Sequence[tuple[tirx.Expr | None, tirx.PrimFunc]]) -> tirx.Prim
         body = tirx.IfThenElse(tirx.op.tvm_thread_invariant(when), earlier, body)
     if len(bodies) == 1:
         return first
-    root = s_tir.SBlock([], [], [], "root", body)
-    return first.with_body(s_tir.SBlockRealize([], True, root))
+    return first.with_body(root_of(body))
+
+
+def root_of(body: tirx.Stmt, buffers: Sequence[tirx.Var] = ()) -> tirx.Stmt:
+    """Return the root block of a function, with its statements and what they share."""
+    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=buffers)
+    return s_tir.SBlockRealize([], True, root)
 
 
 def unless_empty(func: tirx.PrimFunc, dim: tirx.Expr) -> tirx.PrimFunc:
@@ -61,8 +66,7 @@ def unless_empty(func: tirx.PrimFunc, dim: tirx.Expr) -> tirx.PrimFunc:
     if isinstance(dim, tirx.IntImm):
         return func
     some = tirx.op.tvm_thread_invariant(dim > tirx.IntImm("int64", 0))
-    root = s_tir.SBlock([], [], [], "root", tirx.IfThenElse(some, func.body, None))
-    return func.with_body(s_tir.SBlockRealize([], True, root))
+    return func.with_body(root_of(tirx.IfThenElse(some, func.body, None)))
 
 
 def _body_over(first: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.Stmt:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
@@ -16,8 +15,9 @@ from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..hardware.target import is_gpu
+from ..matching.expressions import found_in
 from ..report.decision import Scheduling
-from ..transforms.modules import with_functions
+from ..transforms.modules import functions_of, with_functions
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
@@ -90,16 +90,9 @@ def is_scheduled(func: tirx.PrimFunc) -> bool:
 
 def _called_by_prim_funcs(mod: ir.IRModule) -> set[ir.GlobalVar]:
     """Return the functions that are parts of others' code."""
-    found: set[ir.GlobalVar] = set()
-
-    def call(node: ir.Call) -> None:
-        if isinstance(node.op, ir.GlobalVar):
-            found.add(node.op)
-
-    for func in mod.functions.values():
-        if isinstance(func, tirx.PrimFunc):
-            tvm_ffi.structural_walk(func.body, (ir.Call, call))
-    return found
+    bodies = [func.body for func in functions_of(mod, tirx.PrimFunc).values()]
+    called = (call.op for body in bodies for call in found_in(body, ir.Call))
+    return {op for op in called if isinstance(op, ir.GlobalVar)}
 
 
 def _check(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -12,7 +14,7 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..workload import Attention
 from . import attention_steps as step
-from .steps import block_names
+from .steps import block_names, vectorise_inner
 
 REGISTER_TILES = (
     "acc_init",
@@ -89,11 +91,12 @@ def _schedule_cpu(sch: s_tir.Schedule, plan: TilePlan) -> None:
     """Run the tiles in parallel, and what is inside of them on vectors."""
     if plan.num_warps:
         raise LoweringError(f"attention: a plan of {plan.num_warps} warps was given to a CPU")
-    step.parallel_tiles(sch, sch.get_sblock("tile"))
+    sch.parallel(step.fuse_all(sch, sch.get_sblock("tile")))
     there = block_names(sch.mod["main"])
     optional = [name for name in (*SOMETIMES, *FOLDS) if name in there]
     for name in (*VECTORS, *optional):
-        step.vectorise_inner(sch, sch.get_sblock(name), plan.lanes)
+        loop = sch.get_loops(sch.get_sblock(name))[-1]
+        vectorise_inner(sch, loop, gcd(int(sch.get(loop).extent), plan.lanes))
     for name in REGISTER_TILES:
         step.register_tile(sch, sch.get_sblock(name), plan.lanes)
 

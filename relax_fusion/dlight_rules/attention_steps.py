@@ -13,11 +13,6 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 
-def loop_extent(sch: s_tir.Schedule, loop: LoopRV) -> int:
-    """Return the constant extent of `loop`."""
-    return int(sch.get(loop).extent)
-
-
 def fuse_all(sch: s_tir.Schedule, block: SBlockRV) -> LoopRV:
     """Make one loop of all loops around `block` in its scope.
 
@@ -28,33 +23,6 @@ def fuse_all(sch: s_tir.Schedule, block: SBlockRV) -> LoopRV:
     """
     loops = sch.get_loops(block)
     return sch.fuse(*loops) if len(loops) > 1 else loops[0]
-
-
-def parallel_tiles(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Hand the tiles of all heads and batches to the thread pool.
-
-    rewrite::
-
-        for b, h, t in T.grid(...):      ->    for bht in T.parallel(...):
-            tile                                   tile
-    """
-    sch.parallel(fuse_all(sch, block))
-
-
-def vectorise_inner(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
-    """Turn the innermost loop into vector operations of at most `lanes` elements.
-
-    rewrite::
-
-        for j in range(64):              ->    for j0 in range(4):
-            block                                  for j1 in T.vectorized(16):
-                                                       block
-    """
-    loop = sch.get_loops(block)[-1]
-    width = gcd(loop_extent(sch, loop), lanes)
-    if width > 1:
-        _, inner = sch.split(loop, [None, width])
-        sch.vectorize(inner)
 
 
 def register_tile(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
@@ -69,7 +37,7 @@ def register_tile(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> None:
                                                                block
     """
     rows, columns = sch.get_loops(block)[-2:]
-    width = gcd(loop_extent(sch, columns), lanes)
+    width = gcd(int(sch.get(columns).extent), lanes)
     outer, inner = sch.split(columns, [None, width])
     sch.unroll(rows)
     sch.unroll(outer)

@@ -14,7 +14,6 @@ from ..estimator.limits import VECTOR_LOAD_BYTES
 from ..estimator.tile_plan import TilePlan
 from ..workload import DTYPE_BYTES
 from . import steps
-from .steps import loops_below
 
 
 def threads_of(plan: TilePlan, warp: int) -> tuple[int, int]:
@@ -104,7 +103,7 @@ def _load_vectors(sch: s_tir.Schedule, copy: SBlockRV, loop: LoopRV) -> None:
         for a, l in (1, 16): S    ->    unrolled a, l in 2: vector l in 8: S
     """
     sch.compute_at(copy, loop, preserve_unit_loops=True)
-    loops = loops_below(sch, copy, loop)
+    loops = steps.loops_below(sch, copy, loop)
     element = DTYPE_BYTES[str(sch.get(copy).writes[0].source.ty.dtype)]
     lanes = steps.extent(sch, loops[-1]) or 1
     outer, inner = sch.split(loops[-1], [None, min(lanes, VECTOR_LOAD_BYTES // element)])

@@ -92,11 +92,7 @@ def _dots(
 ) -> None:
     """Schedule one projection as dot products, with the norm of a row in shared memory."""
     row, partial = gemv.dot_products(sch, *blocks, plan, warp)
-    for block in fused[:1]:
-        sch.compute_at(block, row, preserve_unit_loops=True)
-        sch.set_scope(block, 0, "shared")
-        gemv.spread_over_block(sch, block, plan, warp)
-    for block in reversed(fused[1:]):
+    for block in [*fused[:1], *reversed(fused[1:])]:  # the rows, then the last of the statistics
         sch.compute_at(block, row, preserve_unit_loops=True)
         sch.set_scope(block, 0, "shared")
         gemv.spread_over_block(sch, block, plan, warp)
@@ -156,7 +152,7 @@ def _stage(sch: s_tir.Schedule, acc: SBlockRV, k_outer: LoopRV, plan: TilePlan) 
     x_fits = plan.block_m * plan.block_k % (threads[0] * threads[1]) == 0
     for block, fits in zip(copies, (x_fits, True), strict=True):
         _pad_rows(sch, block)
-        loops = gemv.loops_below(sch, block, k_outer)
+        loops = steps.loops_below(sch, block, k_outer)
         if fits:
             steps.bind_flat(sch, loops, threads)
         else:  # TVM sizes the tile by its indices, which must not mix rows and k under a condition

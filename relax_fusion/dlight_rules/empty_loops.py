@@ -8,6 +8,7 @@ from collections import Counter
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
+from ..matching.expressions import variables_of
 from . import steps
 from .safe_rule import SCHEDULE_ERRORS
 
@@ -100,7 +101,7 @@ def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     buffers = list(root.alloc_buffers)
     while True:
-        named = [_variables(part) for part in parts]
+        named = [variables_of(part) for part in parts]
         times = Counter(buffer for names in named for buffer in buffers if buffer in names)
         unread = {buffer for buffer in buffers if times[buffer] == 1}
         kept = [p for p, names in zip(parts, named, strict=True) if not _fills(p, names & unread)]
@@ -116,12 +117,6 @@ def _without_unread(body: tirx.Stmt) -> tirx.Stmt:
         annotations=root.annotations,
     )
     return s_tir.SBlockRealize([], body.predicate, block)
-
-
-def _variables(stmt: tirx.Stmt) -> set[ir.Var]:
-    found: set[ir.Var] = set()
-    tvm_ffi.structural_walk(stmt, (ir.Var, found.add))
-    return found
 
 
 def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:

@@ -10,6 +10,7 @@ from tvm.target import Target
 
 from ..errors import Decline, Reason
 from ..hardware.target import is_gpu
+from ..matching.expressions import serial
 from .empty_loops import with_starts
 from .safe_rule import SafeRule, has_blocks
 
@@ -153,13 +154,6 @@ def _needs_the_host(stmt: tirx.Stmt) -> str:
 
 def _kernel(stmt: tirx.Stmt) -> tirx.Stmt:
     """Return a kernel of one thread."""
-
-    def serial(loop: tirx.For) -> tirx.For:
-        if loop.kind != tirx.ForKind.PARALLEL:
-            return loop
-        kind = tirx.ForKind.SERIAL
-        return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, step=loop.step)
-
     body = tvm_ffi.structural_map(stmt, (tirx.For, serial), order="post")
     for tag in ("threadIdx.x", "blockIdx.x"):
         axis = tirx.IterVar(None, tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)

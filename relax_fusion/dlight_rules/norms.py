@@ -13,10 +13,10 @@ from ..estimator.limits import VECTOR_LOAD_BYTES
 from ..estimator.prediction import ceil_div, next_power
 from ..hardware import DeviceSpec
 from ..hardware.target import device_of, is_cpu, is_gpu
+from ..matching.expressions import variables_of
 from ..workload import FLOAT_BYTES
 from . import steps
 from .generic_matmul.matmul import generic_matmul
-from .generic_matmul.stages import variables_of
 from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
 from .safe_rule import SafeRule
 

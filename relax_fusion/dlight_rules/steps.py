@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from ..matching.expressions import found_in
 
 
 def block_names(func: tirx.PrimFunc) -> list[str]:
@@ -21,9 +22,7 @@ def block_names(func: tirx.PrimFunc) -> list[str]:
 
 def blocks_of(func: tirx.PrimFunc) -> list[s_tir.SBlock]:
     """Return the blocks of a PrimFunc in program order, the root left out."""
-    blocks: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(func.body, (s_tir.SBlock, blocks.append))
-    return [block for block in blocks if block.name_hint != "root"]
+    return [block for block in found_in(func.body, s_tir.SBlock) if block.name_hint != "root"]
 
 
 def extent(sch: s_tir.Schedule, loop: LoopRV) -> int | None:

@@ -16,7 +16,7 @@ from ..matching.pattern import is_call
 from ..workload import Attention
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
-from ..workload.values import numbers, operators
+from ..workload.values import Const, Op, parts
 from .inputs import make, operand_of
 from .interpreter import Interpreter, Value
 from .operators import Array, Misfit
@@ -89,10 +89,10 @@ class Comparison:
         self.region, self.match = region, region.match
         self._attends = isinstance(region.match.workload, Attention)
         self.interpreter = Interpreter(mod=mod, constant=self._constant)
-        values = [block.value for block in self.match.workload.graph.blocks]
-        named = {name for value in values for name in operators(value)}
+        values = [p for block in self.match.workload.graph.blocks for p in parts(block.value)]
+        named = {part.name for part in values if isinstance(part, Op)}
         self.activations = named & {"gelu", "gelu_tanh"}
-        self.numbers = {n for value in values for n in numbers(value)}
+        self.numbers = {part.value for part in values if isinstance(part, Const)}
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}
 

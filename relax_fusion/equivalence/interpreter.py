@@ -168,7 +168,9 @@ class Interpreter:
             self._attributes[call] = _read(call.attrs)
         attrs = self._attributes[call]
         for size in SIZES_IN.get(name, ()):
-            attrs = {**attrs, size: _mapped(attrs[size], sizes)}
+            given = attrs[size]
+            found = sizes.shape(given) if isinstance(given, tuple) else sizes.of(given)
+            attrs = {**attrs, size: found}
         shape: tuple[int, ...] = ()
         dtype = ""
         if isinstance(call.ty, relax.TensorType):
@@ -208,12 +210,6 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__len__"):
         return tuple(map(_plain, value))
     return str(value)
-
-
-def _mapped(value: Any, sizes: Sizes) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(sizes.of, value))
-    return sizes.of(value)
 
 
 def evaluate(

@@ -63,10 +63,6 @@ def _divide(c: Called, a: Array, b: Array) -> Array:
     return np.where((a < 0) != (b < 0), -quotient, quotient)
 
 
-def _power(c: Called, a: Array, b: Array) -> Array:
-    return np.power(np.asarray(a, "float64"), b)
-
-
 def _slice(c: Called, x: Array, axes: Any, begin: Any, end: Any, *strides: Any) -> Array:
     index: list[Any] = [slice(None)] * x.ndim
     steps = strides[0] if strides else (1,) * len(axes)
@@ -165,18 +161,6 @@ def _matmul(c: Called, a: Array, b: Array) -> Array:
     return np.matmul(a, b)
 
 
-def _shaped(c: Called, x: Array, *_: Any) -> Array:
-    return np.reshape(x, c.shape)
-
-
-def _expand_dims(c: Called, x: Array) -> Array:
-    return np.expand_dims(x, c.axes() or ())
-
-
-def _arange(c: Called, first: Any, end: Any, step: Any) -> Array:
-    return np.arange(first, end, step)
-
-
 def _full(value: float | None = None) -> Callable[..., Array]:
     def full(c: Called, *args: Any) -> Array:
         given = args[1] if value is None else value
@@ -192,14 +176,6 @@ def _topk(c: Called, x: Array) -> Any:
     values = np.take_along_axis(x, order, axis=axis)
     kind = c.attrs["ret_type"]
     return (values, order) if kind == "both" else values if kind == "values" else order
-
-
-def _permute(c: Called, x: Array) -> Array:
-    return np.transpose(x, c.attrs["axes"])
-
-
-def _where(c: Called, condition: Array, then: Array, other: Array) -> Array:
-    return np.where(np.asarray(condition) != 0, then, other)
 
 
 def _concat(c: Called, parts: Sequence[Array]) -> Array:
@@ -222,11 +198,13 @@ _ELEMENT_BY_ELEMENT: dict[str, Callable[..., Any]] = {
     **{name: getattr(np, name) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     **{name: getattr(np, name) for name in ("bitwise_not", "right_shift", "floor", "ceil", "log")},
     **{name: getattr(np, name) for name in ("cos", "sin", "sign", "isnan", "isinf", "isfinite")},
+    "arange": np.arange,
     "clip": np.clip,
     "round": np.rint,
     "floor_divide": np.floor_divide,
     "floor_mod": np.mod,
     "mod": np.fmod,
+    "power": lambda a, b: np.power(np.asarray(a, "float64"), b),
     "rsqrt": FUNCTIONS["rsqrt"],
     "erf": erf,
     "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
@@ -238,11 +216,15 @@ _ELEMENT_BY_ELEMENT: dict[str, Callable[..., Any]] = {
     "tril": np.tril,
     "index_tensor": lambda x, places: x[tuple(places)],
     "astype": lambda x: x,
+    "where": lambda condition, *sides: np.where(np.asarray(condition) != 0, *sides),
 }
 
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     **{name: _plain(function) for name, function in _ELEMENT_BY_ELEMENT.items()},
-    **dict.fromkeys(("reshape", "flatten", "squeeze", "memory.ensure_zero_offset"), _shaped),
+    **dict.fromkeys(
+        ("reshape", "flatten", "squeeze", "memory.ensure_zero_offset"),
+        lambda c, x, *_: np.reshape(x, c.shape),
+    ),
     **{name: _reduced(getattr(np, name)) for name in ("max", "min", "sum", "mean")},
     **dict.fromkeys(("nn.attention", "nn.attention_bias"), _attention),
     **dict.fromkeys(("full", "full_like"), _full()),
@@ -250,19 +232,17 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys(("zeros", "zeros_like"), _full(0)),
     **dict.fromkeys(("hint_on_device", "to_vdevice", "stop_lift_params"), _plain(lambda x, *_: x)),
     "nn.attention_var_len": _packed_attention,
-    "arange": _arange,
     "broadcast_to": lambda c, x, *_: np.broadcast_to(x, c.shape),
     "concat": _concat,
     "cumsum": _cumsum,
     "divide": _divide,
-    "expand_dims": _expand_dims,
+    "expand_dims": lambda c, x: np.expand_dims(x, c.axes() or ()),
     "flip": lambda c, x: np.flip(x, c.attrs["axis"]),
     "matmul": _matmul,
     "nn.layer_norm": _layer_norm,
     "nn.rms_norm": _rms_norm,
     "nn.softmax": _softmax,
-    "permute_dims": _permute,
-    "power": _power,
+    "permute_dims": lambda c, x: np.transpose(x, c.attrs["axes"]),
     "repeat": lambda c, x: np.repeat(x, c.attrs["repeats"], c.attrs["axis"]),
     "split": _split,
     "stack": lambda c, parts: np.stack(parts, c.attrs["axis"] or 0),
@@ -270,7 +250,6 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "take": _take,
     "tile": lambda c, x: np.tile(x, c.attrs["repeats"]),
     "topk": _topk,
-    "where": _where,
 }
 """What each operator, without ``relax.``, makes of a `Called` and its operands."""
 

@@ -140,14 +140,10 @@ def region_of(view: BlockView, match: Match) -> Region:
         operands -= inner
     order = sorted(bound, key=view.index.__getitem__)
     bindings = tuple((v, view.defs[v]) for v in order)
-    kept = tuple(dict.fromkeys([*_in_order(view, match), *sorted(leaves, key=str)]))
+    given = [v for a in match.args for v in free_vars_of(a.expr)]
+    kept = dict.fromkeys([*given, *sorted(leaves, key=str)])
     leaves_in_order = tuple(v for v in kept if v in leaves)
     return Region(match, bindings, leaves_in_order, results, (*match.after, *behind))
-
-
-def _in_order(view: BlockView, match: Match) -> list[relax.Var]:
-    """Return the variables of the operands, in order."""
-    return [v for a in match.args for v in free_vars_of(a.expr)]
 
 
 def _results(view: BlockView, match: Match) -> tuple[tuple[relax.Var, ...], list[Bound]]:

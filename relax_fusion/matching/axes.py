@@ -152,10 +152,6 @@ def _permute_back(at: Placed, call: relax.Call, shape: list[PrimExpr]) -> Placed
     return replace(at, expr=call.args[0], axes=axes)
 
 
-def _broadcast_back(at: Placed, call: relax.Call, _shape: list[PrimExpr]) -> Placed | None:
-    return broadcast(at, call.args[0])
-
-
 def _repeat_back(at: Placed, call: relax.Call, shape: list[PrimExpr]) -> Placed | None:
     if call.attrs.axis is None:
         return None
@@ -185,7 +181,7 @@ _BACKWARD = {
     "relax.expand_dims": _reshape_back,
     "relax.squeeze": _reshape_back,
     "relax.permute_dims": _permute_back,
-    "relax.broadcast_to": _broadcast_back,
+    "relax.broadcast_to": lambda at, call, _: broadcast(at, call.args[0]),
     "relax.repeat": _repeat_back,
     "relax.tile": _tile_back,
 }

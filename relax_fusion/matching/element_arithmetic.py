@@ -93,11 +93,9 @@ class Arithmetic:
     def binary(self, name: str, first: Element, second: Element) -> Element:
         """Apply an operator, to each side of a choice."""
         if isinstance(first, Choice):
-            sides = (self.binary(name, side, second) for side in (first.then, first.other))
-            return self.choice(first.condition, *sides)
+            return self._each(first, lambda side: self.binary(name, side, second))
         if isinstance(second, Choice):
-            sides = (self.binary(name, first, side) for side in (second.then, second.other))
-            return self.choice(second.condition, *sides)
+            return self._each(second, lambda side: self.binary(name, first, side))
         if name in LOGIC:
             if not is_boolean(first) or not is_boolean(second):
                 raise Unknown
@@ -123,8 +121,7 @@ class Arithmetic:
         if _parts(value) > _MOST_PARTS:
             raise Unknown
         if isinstance(value, Choice):
-            sides = (self.held(side, dtype) for side in (value.then, value.other))
-            return self.choice(value.condition, *sides)
+            return self._each(value, lambda side: self.held(side, dtype))
         if is_boolean(value) != (dtype == "bool"):
             raise Unknown
         same = float_of(value)
@@ -159,11 +156,14 @@ class Arithmetic:
             return self.simple(tirx.Or(tirx.And(condition, then), tirx.And(negated, other)))
         return Choice(condition, then, other)
 
+    def _each(self, value: Choice, function: Callable[[Element], Element]) -> Element:
+        """Return a choice between what a function makes of both sides."""
+        return self.choice(value.condition, function(value.then), function(value.other))
+
     def condition(self, value: Element) -> PrimExpr:
         """Return a value as a condition: a number is true if it is not zero."""
         if isinstance(value, Choice):
-            sides = (self.condition(side) for side in (value.then, value.other))
-            result = self.choice(value.condition, *sides)
+            result = self._each(value, self.condition)
             assert is_boolean(result)
             return result
         if isinstance(value, float):
@@ -178,8 +178,7 @@ class Arithmetic:
         if target == "bool":
             return self.condition(value)
         if isinstance(value, Choice):
-            sides = (self.cast(side, source, target) for side in (value.then, value.other))
-            return self.choice(value.condition, *sides)
+            return self._each(value, lambda side: self.cast(side, source, target))
         if is_boolean(value):
             return self.choice(value, integer(1), integer(0))
         same = float_of(value)

@@ -83,10 +83,6 @@ def _view(elements: Elements, call: relax.Call, index: Index) -> Element:
     return elements.read(call.args[0], tuple(integer(0) if o else next(rest) for o in one))
 
 
-def _broadcast_to(elements: Elements, call: relax.Call, index: Index) -> Element:
-    return elements.broadcast(call.args[0], index)
-
-
 def _permute_dims(elements: Elements, call: relax.Call, index: Index) -> Element:
     axes = permutation(call, len(index))
     return elements.read(call.args[0], tuple(index[axes.index(a)] for a in range(len(index))))
@@ -210,7 +206,7 @@ READERS: dict[str, Callable[[Elements, relax.Call, Index], Element]] = {
     "abs": _abs,
     "arange": _arange,
     "astype": _astype,
-    "broadcast_to": _broadcast_to,
+    "broadcast_to": lambda elements, call, index: elements.broadcast(call.args[0], index),
     "concat": _concat,
     "cumsum": _cumsum,
     "expand_dims": _view,

@@ -21,6 +21,10 @@ MOST_ACTIVATIONS = 1
 takes minutes for one of another, and TVM refuses some of the conditions that come out."""
 
 
+MOST_BINDINGS = 9
+"""Of an activation that is written out, along the longest way through it."""
+
+
 @dataclass(frozen=True)
 class Chain:
     """A projection with the steps after it that one kernel can take along.
@@ -163,11 +167,11 @@ def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
     return None
 
 
-def _ends_after(view: BlockView, var: relax.Var, depth: int = 9) -> list[relax.Var]:
+def _ends_after(view: BlockView, var: relax.Var) -> list[relax.Var]:
     """Return the bindings reachable from `var` in few steps, nearest first."""
     found: list[relax.Var] = []
     level = [var]
-    for _ in range(depth):
+    for _ in range(MOST_BINDINGS):
         level = [u for v in level for u in view.uses(v) if u not in found]
         found.extend(dict.fromkeys(level))
         if len(found) > 16:

@@ -44,17 +44,24 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     shape = shape_of(weight)
     if shape is None or len(shape) != 2 or len(shape_of(x) or ()) < 2:
         return None
-    layout: WeightLayout = "kn"
-    n_dim, k_dim = shape[1], shape[0]
-    transposed = view.call(weight, "relax.permute_dims")
-    covers: tuple[relax.Var, ...] = (var,)
-    if transposed is not None and permutation(transposed, 2) == [1, 0]:
-        if view.only_user(weight) is not None:
-            covers = (weight, var)
-        weight, layout = transposed.args[0], "nk"
-    refuse_dequantized(view, weight)
-    n, k = static(n_dim, "the weight's output features"), static(k_dim, "its input features")
-    return Linear(var, x, weight, layout, n, k, covers)
+    source, layout, covers = untransposed(view, weight)
+    refuse_dequantized(view, source)
+    n, k = static(shape[1], "the weight's output features"), static(shape[0], "its input features")
+    return Linear(var, x, source, layout, n, k, (*covers, var))
+
+
+def untransposed(
+    view: BlockView, weight: relax.Expr
+) -> tuple[relax.Expr, WeightLayout, tuple[relax.Var, ...]]:
+    """Return a weight as it is stored, its layout, and the transposition if nothing else reads it.
+
+    A transposition swaps the last two axes.
+    """
+    call = view.call(weight, "relax.permute_dims")
+    *lead, k, n = range(len(shape_of(weight) or ()))
+    if call is None or permutation(call, n + 1) != [*lead, n, k]:
+        return weight, "kn", ()
+    return call.args[0], "nk", () if view.only_user(weight) is None else (weight,)
 
 
 def _nt_matmul(view: BlockView, var: relax.Var, call: relax.Call) -> Linear | None:

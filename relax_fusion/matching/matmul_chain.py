@@ -11,11 +11,11 @@ from ..errors import Reason
 from .constants import scaled
 from .dequantized import refuse_dequantized
 from .epilogue import epilogue, few_activations
-from .linear import Linear, linear
+from .linear import Linear, linear, untransposed
 from .movements import keeps_features, ungrouped
 from .norms import normalisation
 from .pattern import BlockView, KernelArg, Refused, Shape, guard, is_call
-from .shapes import permutation, same_shape, shape_of, static
+from .shapes import same_shape, shape_of, static
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,8 @@ def _batched(view: BlockView, var: relax.Expr) -> tuple[Linear, Shape] | None:
         return None
     refuse_dequantized(view, weight)
     k, n = (static(d, "a size of the second operand") for d in shape[-2:])
-    covers: tuple[relax.Var, ...] = (var,)
-    transposed = view.call(weight, "relax.permute_dims")
-    last = len(shape) - 1
-    swapped = [*range(last - 1), last, last - 1]
-    if transposed is None or permutation(transposed, len(shape)) != swapped:
-        return Linear(var, x, weight, "kn", n, k, covers), shape[:-2]
-    if view.only_user(weight) is not None:
-        covers = (weight, var)
-    return Linear(var, x, transposed.args[0], "nk", n, k, covers), shape[:-2]
+    source, layout, covers = untransposed(view, weight)
+    return Linear(var, x, source, layout, n, k, (*covers, var)), shape[:-2]
 
 
 def _is_normed(view: BlockView, x: relax.Expr) -> bool:

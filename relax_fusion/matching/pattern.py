@@ -228,6 +228,13 @@ def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
     return isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) and expr.op.name in ops
 
 
+def calls_in(expr: relax.Expr, *ops: str) -> list[relax.Call]:
+    """Return the calls of the operators named `ops` in an expression or a function."""
+    found: list[relax.Expr] = []
+    relax.analysis.post_order_visit(expr, found.append)
+    return [node for node in found if is_call(node, *ops)]
+
+
 def belongs_to_a_library(func: relax.Function) -> bool:
     """Tell whether an earlier pass cut `func` out for an external code generator or one kernel."""
     attrs = func.attrs or {}

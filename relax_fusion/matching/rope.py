@@ -161,16 +161,18 @@ def _check_readers(
         detail = f"{var.name} is read before its rotation by {', '.join(outside)}"
         guard(not outside, Reason.MULTI_USE, detail)
     for part in turned:
-        name = part.moved.var.name
         own = set(part.rotation.covers)
-        others = [u.name for u in view.uses(part.moved.var) if u not in own]
-        guard(not others, Reason.MULTI_USE, f"{name} is also read by {', '.join(others)}")
+        _refuse_readers(view, part.moved.var, own, part.moved.var.name)
         for var in part.rotation.covers[:-1]:
-            others = [u.name for u in view.uses(var) if u not in own]
-            detail = f"{var.name}, a part of the rotation, is also read by {', '.join(others)}"
-            guard(not others, Reason.MULTI_USE, detail)
-            detail = f"{var.name}, a part of the rotation, is a result of the function"
-            guard(not view.escapes(var), Reason.LEAKED, detail)
+            what = f"{var.name}, a part of the rotation,"
+            _refuse_readers(view, var, own, what)
+            guard(not view.escapes(var), Reason.LEAKED, f"{what} is a result of the function")
+
+
+def _refuse_readers(view: BlockView, var: relax.Var, own: set[relax.Var], what: str) -> None:
+    """Refuse a variable that others read than `own`."""
+    others = [u.name for u in view.uses(var) if u not in own]
+    guard(not others, Reason.MULTI_USE, f"{what} is also read by {', '.join(others)}")
 
 
 def _angles(

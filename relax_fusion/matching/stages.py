@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
+
+from .expressions import is_number
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ def _read_nest(stmt: tirx.Stmt) -> Stage | None:
     """Return the stage of one loop nest."""
     loops: dict[tirx.Var, tirx.Expr] = {}
     while isinstance(stmt, tirx.For):
-        if stmt.kind != tirx.ForKind.SERIAL or not _is_zero(stmt.min) or stmt.annotations:
+        if stmt.kind != tirx.ForKind.SERIAL or not is_number(stmt.min, 0) or stmt.annotations:
             return None
         loops[stmt.loop_var] = stmt.extent
         stmt = stmt.body
-    if not isinstance(stmt, s_tir.SBlockRealize) or not _is_one(stmt.predicate):
+    if not isinstance(stmt, s_tir.SBlockRealize) or not is_number(stmt.predicate, 1):
         return None
     block = stmt.block
     store = block.body
@@ -97,10 +99,10 @@ def _covers_its_loop(
     axis: tirx.IterVar, value: tirx.Expr, loops: Mapping[tirx.Var, tirx.Expr]
 ) -> bool:
     """Tell whether a block variable is simply its loop, over its whole domain."""
-    if not _is_zero(axis.dom.min):
+    if not is_number(axis.dom.min, 0):
         return False
     if isinstance(value, tirx.IntImm):
-        return int(value) == 0 and _is_one(axis.dom.extent)
+        return int(value) == 0 and is_number(axis.dom.extent, 1)
     return value in loops and tvm_ffi.structural_equal(loops[value], axis.dom.extent)
 
 
@@ -112,18 +114,3 @@ def _whole(
     return len(shape) == len(spatial) and all(
         tvm_ffi.structural_equal(extents[v], d) for v, d in zip(spatial, shape, strict=True)
     )
-
-
-def _is_zero(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 0
-
-
-def _is_one(value: tirx.Expr) -> bool:
-    return isinstance(value, tirx.IntImm) and int(value) == 1
-
-
-def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
-    """Return the loads in `value`, those inside of indices first."""
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
-    return found

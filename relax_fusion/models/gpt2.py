@@ -93,13 +93,6 @@ class GPT2LMHeadModel(nn.Module):
 
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        return self._run(input_ids, total_len, caches)
-
-    def decode(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
-        """Run one token per sequence; its logits, and the caches."""
-        return self._run(input_ids, total_len, caches)
-
-    def _run(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         seq_len = input_ids.shape[1]
         positions = slice_rows(self.transformer.wpe.weight, 0, total_len - seq_len, total_len)
         x = self.transformer.wte(input_ids) + positions
@@ -110,6 +103,9 @@ class GPT2LMHeadModel(nn.Module):
         x = self.transformer.ln_f(last_position(x))
         head = self.transformer.wte.weight if self.tied else self.lm_head.weight
         return project_to_vocabulary(x, head), updated
+
+    decode = prefill
+    """Prefill of one token per sequence."""
 
 
 def recipes(config: GPT2Config, max_seq_len: int) -> dict[str, Recipe]:

@@ -5,6 +5,9 @@ Everything here emits plain Relax operators, because those are what the fusing p
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from tvm import relax, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
@@ -14,15 +17,19 @@ DTYPES = ("float32", "float16", "bfloat16")
 """Element types that a model can be exported with."""
 
 
+_GELU_TANH = partial(op.gelu, approximate="tanh")
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": op.silu,
+    "relu": op.relu,
+    "gelu": op.gelu,
+    "gelu_new": _GELU_TANH,
+    "gelu_pytorch_tanh": _GELU_TANH,
+}
+
+
 def activation(name: str, x: Tensor) -> Tensor:
     """Apply the activation that a Hugging Face config calls ``name``."""
-    if name == "silu":
-        return op.silu(x)
-    if name == "relu":
-        return op.relu(x)
-    if name == "gelu":
-        return op.gelu(x)
-    return op.gelu(x, approximate="tanh")  # gelu_new and gelu_pytorch_tanh are the same function
+    return _ACTIVATIONS[name](x)
 
 
 class Embedding(nn.Embedding):

@@ -103,13 +103,6 @@ class LlamaForCausalLM(nn.Module):
 
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
-        return self._run(input_ids, total_len, caches)
-
-    def decode(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
-        """Run one token per sequence; its logits, and the caches."""
-        return self._run(input_ids, total_len, caches)
-
-    def _run(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         x = self.model.embed_tokens(input_ids)
         tables = self.model.rope_cos, self.model.rope_sin
         angles = Angles.of(*tables, input_ids.shape[1], total_len)
@@ -121,6 +114,9 @@ class LlamaForCausalLM(nn.Module):
         x = self.model.norm(last_position(x))
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
         return project_to_vocabulary(x, head), updated
+
+    decode = prefill
+    """Prefill of one token per sequence."""
 
 
 def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:

@@ -13,9 +13,10 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..errors import PipelineError
+from ..matching.pattern import calls_in
 from ..matching.shapes import as_dim, shape_of, shape_text
 from ..validation import MOST_ELEMENTS
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 
 class UnknownVariableWarning(UserWarning):
@@ -36,9 +37,8 @@ class RefuseLowered:
             if name.startswith("relax.vm.") or name == "vm.builtin.alloc_shape_heap":
                 found.append(name)
 
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                relax.analysis.post_order_visit(func, visit)
+        for gvar, func in functions_of(mod, relax.Function).items():
+            relax.analysis.post_order_visit(func, visit)
             if found:
                 raise PipelineError(
                     f"function {gvar.name_hint!r} calls {found[0]}: a pipeline has lowered it "
@@ -70,9 +70,7 @@ class AttachFunctionAttrs:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with attributes; `mod` itself if there are none to attach."""
         updated, known = {}, set()
-        for gvar, func in mod.functions_items():
-            if not isinstance(func, relax.Function):
-                continue
+        for gvar, func in functions_of(mod, relax.Function).items():
             known |= {var.name for var in relax.analysis.defined_symbolic_vars(func)}
             if self.bounds:
                 _check_sizes(func, self.bounds)
@@ -107,8 +105,8 @@ class AttachNoAlias:
         """Return the module with attributes."""
         updated = {
             gvar: func.with_attr("tirx.noalias", True)
-            for gvar, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc) and sum(map(tirx.is_buffer_var, func.params)) <= 1
+            for gvar, func in functions_of(mod, tirx.PrimFunc).items()
+            if sum(map(tirx.is_buffer_var, func.params)) <= 1
         }
         return with_functions(mod, updated)
 
@@ -187,17 +185,8 @@ def _check_sizes(func: relax.Function, bounds: Mapping[str, int]) -> None:
 def _memory_usage(mod: ir.IRModule) -> dict[str, int]:
     """Sum the bytes of the storage that the planner allocated in each function."""
     usage = {}
-    for gvar, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            sizes: list[int] = []
-            relax.analysis.post_order_visit(func, lambda node, s=sizes: s.extend(_bytes(node)))
-            usage[gvar.name_hint] = sum(sizes)
+    for gvar, func in functions_of(mod, relax.Function).items():
+        storage = calls_in(func, "relax.memory.alloc_storage")
+        sizes = [d for call in storage for d in call.args[0].values]
+        usage[gvar.name_hint] = sum(int(d) for d in sizes if isinstance(d, tirx.IntImm))
     return usage
-
-
-def _bytes(node: object) -> list[int]:
-    if not isinstance(node, relax.Call) or not isinstance(node.op, ir.Op):
-        return []
-    if node.op.name != "relax.memory.alloc_storage":
-        return []
-    return [int(d) for d in node.args[0].values if isinstance(d, tirx.IntImm)]

@@ -14,8 +14,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from ..matching.pattern import is_call
-from .modules import KERNELS_ATTR, with_external_module
+from ..matching.expressions import found_in
+from ..matching.pattern import calls_in, is_call
+from .modules import KERNELS_ATTR, functions_of, with_external_module
 
 CONFIG = "relax.backend.use_cuda_graph"
 """The option of a PassContext that switches TVM's own pass on."""
@@ -59,43 +60,22 @@ class CaptureCUDAGraphs:
         """Rewrite every function of `mod`, or none."""
         if CONFIG in ctx.config:
             return relax.transform.RewriteCUDAGraph()(mod)
-        if not self.enabled or _several_devices(mod):
-            return mod
+        storage = _calls(mod, "relax.memory.alloc_storage")
+        if not self.enabled or any(int(call.args[1].value) for call in storage):
+            return mod  # with storage on another device than the first
         with tvm.transform.PassContext(config={**ctx.config, CONFIG: True}):
             lifted = relax.transform.RewriteCUDAGraph()(mod)
-        regions = list(_regions(lifted))
-        if not regions or not all(_only_launches(lifted, region) for region in regions):
+        built_in = _calls(lifted, "relax.call_builtin_with_ctx")
+        regions = {call.args[1].fields[0] for call in built_in if is_run_or_capture(call)}
+        if not regions or not all(_only_launches(lifted, lifted[gvar]) for gvar in regions):
             return mod
         return _with_keys(lifted)
 
 
-def _several_devices(mod: ir.IRModule) -> bool:
-    """Tell whether storage is planned on another device than the first."""
-    found: list[int] = []
-
-    def visit(node: relax.Expr) -> None:
-        if is_call(node, "relax.memory.alloc_storage"):
-            found.append(int(node.args[1].value))
-
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    return any(found)
-
-
-def _regions(mod: ir.IRModule) -> Iterator[relax.Function]:
-    """Yield the functions that are recorded."""
-    found: dict[ir.GlobalVar, relax.Function] = {}
-
-    def visit(node: relax.Expr) -> None:
-        if is_run_or_capture(node):
-            gvar = node.args[1].fields[0]
-            found[gvar] = mod[gvar]
-
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
-    yield from found.values()
+def _calls(mod: ir.IRModule, op: str) -> list[relax.Call]:
+    """Return the calls of an operator in all functions."""
+    functions = functions_of(mod, relax.Function).values()
+    return [call for func in functions for call in calls_in(func, op)]
 
 
 def is_run_or_capture(node: relax.Expr) -> bool:
@@ -125,20 +105,15 @@ def _calls_the_host(func: tirx.PrimFunc) -> bool:
     """Tell whether a PrimFunc calls packed functions, besides those that launch our kernels."""
     if KERNELS_ATTR in (func.attrs or {}):
         return False
-    found: list[str] = []
-    tvm_ffi.structural_walk(
-        func.body,
-        (ir.Call, lambda call: found.append(call.op.name) if isinstance(call.op, ir.Op) else None),
-    )
-    return any(name.startswith("tirx.tvm_call_") for name in found)
+    operators = [call.op for call in found_in(func.body, ir.Call)]
+    return any(isinstance(op, ir.Op) and op.name.startswith("tirx.tvm_call_") for op in operators)
 
 
 def _with_keys(mod: ir.IRModule) -> ir.IRModule:
     """Give every replay that reads parameters of the function their addresses as its key."""
     mutator = _AddKeys(mod)
-    for gvar, func in mod.functions_items():
-        if isinstance(func, relax.Function):
-            mutator.builder_.update_func(gvar, mutator.rewrite(func))
+    for gvar, func in functions_of(mod, relax.Function).items():
+        mutator.builder_.update_func(gvar, mutator.rewrite(func))
     if not mutator.keys:
         return mod
     return with_external_module(mutator.builder_.get(), addresses_module())

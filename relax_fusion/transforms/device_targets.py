@@ -9,6 +9,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..matching.pattern import is_call
+from .modules import rewritten
 
 
 @tvm.transform.module_pass(opt_level=0, name="BindDeviceTargets")
@@ -39,11 +40,7 @@ class BindDeviceTargets:
         """Rewrite the calls of every Relax function; a module without virtual devices has none."""
         if "vdevice" not in mod.global_infos:
             return mod
-        mutator = _Bind(mod, self.target)
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return rewritten(mod, _Bind(mod, self.target))
 
 
 @relax.expr_functor.mutator

@@ -11,10 +11,11 @@ from tvm import ir, relax, s_tir, tirx
 
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
+from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of
-from ..matching.stages import Stage, loads_of, read_stages
-from .modules import module_of
+from ..matching.stages import Stage, read_stages
+from .modules import functions_of, module_of
 
 WEIGHTS_OF = {
     "relax.matmul": slice(1, None),
@@ -67,11 +68,10 @@ class FuseDequantize:
         """Rewrite every function; weights that are left without a reader are dropped."""
         fuser = _Fuser(mod)
         updated: dict[ir.GlobalVar, relax.Function] = {}
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function) and not belongs_to_a_library(func):
-                new = fuser.function(func)
-                if new is not None:
-                    updated[gvar] = new
+        for gvar, func in functions_of(mod, relax.Function).items():
+            new = None if belongs_to_a_library(func) else fuser.function(func)
+            if new is not None:
+                updated[gvar] = new
         if not updated:
             return mod
         for gvar, func in updated.items():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
-from ..matching.pattern import is_call
+from ..matching.expressions import found_in
+from ..matching.pattern import calls_in
 from .in_place import OPAQUE
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseOps")
@@ -28,43 +28,24 @@ class FuseOps:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with groups."""
-        computed = (call for f in _relax(mod) for call in _calls(f) if _has_computed_sizes(call))
-        mod = _opaque(mod, computed)
+        mod = _opaque(mod, functions_of(mod, relax.Function).values(), _has_computed_sizes)
         fused = relax.transform.FuseOps()(mod)
-        groups = [f for f in _relax(fused) if "Primitive" in (f.attrs or {}) and _is_refused(f)]
-        if not groups:
-            return fused
-        numbered = (call for f in groups for call in _calls(f) if _has_numbers(call))
-        return relax.transform.FuseOps()(_opaque(mod, numbered))
+        functions = functions_of(fused, relax.Function).values()
+        groups = [f for f in functions if "Primitive" in (f.attrs or {}) and _is_refused(f)]
+        return relax.transform.FuseOps()(_opaque(mod, groups, _has_numbers)) if groups else fused
 
 
-def _relax(mod: ir.IRModule) -> list[relax.Function]:
-    return [f for f in mod.functions.values() if isinstance(f, relax.Function)]
-
-
-def _calls(func: relax.Function) -> list[relax.Call]:
-    """Return the calls of PrimFuncs in a function."""
-    found: list[relax.Call] = []
-
-    def visit(node: relax.Expr) -> None:
-        if is_call(node, "relax.call_tir"):
-            found.append(node)
-
-    relax.analysis.post_order_visit(func, visit)
-    return found
-
-
-def _opaque(mod: ir.IRModule, calls: Iterable[relax.Call]) -> ir.IRModule:
-    """Return the module with the PrimFuncs of `calls` marked."""
-    called = {mod.get_global_var(call.args[0].name_hint) for call in calls}
+def _opaque(
+    mod: ir.IRModule, functions: Iterable[relax.Function], is_meant: Callable[[relax.Call], bool]
+) -> ir.IRModule:
+    """Return the module with the PrimFuncs marked that are meant by a call in `functions`."""
+    calls = [call for func in functions for call in calls_in(func, "relax.call_tir")]
+    called = {mod.get_global_var(call.args[0].name_hint) for call in calls if is_meant(call)}
     return with_functions(mod, {g: mod[g].with_attr("op_pattern", OPAQUE) for g in called})
 
 
 def _has_computed_sizes(call: relax.Call) -> bool:
-    calls: list[ir.Call] = []
-    for ty in (call.args[1].ty, call.ty):
-        tvm_ffi.structural_walk(ty, (ir.Call, calls.append))
-    return bool(calls)
+    return any(found_in(ty, ir.Call) for ty in (call.args[1].ty, call.ty))
 
 
 def _has_numbers(call: relax.Call) -> bool:

@@ -10,8 +10,9 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
+from ..matching.expressions import substitute
 from ..matching.pattern import is_call
-from .modules import with_functions
+from .modules import functions_of, rewritten, with_functions
 
 FORCE_PURE = "relax.force_pure"
 OPAQUE = 8
@@ -42,9 +43,9 @@ class SeparateWrites:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with its blocks cut; `mod` itself where nothing is to be done."""
         updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
-        for gvar, func in mod.functions_items():
-            memory = Memory(func, mod) if isinstance(func, relax.Function) else None
-            if memory is None or not memory.written:
+        for gvar, func in functions_of(mod, relax.Function).items():
+            memory = Memory(func, mod)
+            if not memory.written:
                 continue
             updated |= {g: mod[g].with_attr("op_pattern", OPAQUE) for g in _in_place(memory)}
             updated[gvar] = _Separator(func, memory).function()
@@ -74,11 +75,7 @@ class NameInPlaceResults:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
-        mutator = _NameResults(mod)
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return rewritten(mod, _NameResults(mod))
 
 
 @relax.expr_functor.mutator
@@ -200,7 +197,7 @@ def _blocks(
 
     def renamed(binding: relax.Binding) -> relax.Binding:
         var = names.get(binding.var, binding.var)
-        value = tvm_ffi.structural_map(binding.value, (ir.Var, lambda v: names.get(v, v)))
+        value = substitute(binding.value, names)
         if isinstance(binding, relax.MatchCast):
             return relax.MatchCast(var, value, binding.ty)
         return relax.VarBinding(var, value)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="InlineItemGroups")
@@ -22,7 +22,7 @@ class InlineItemGroups:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module without such functions; `mod` itself where there are none."""
-        functions = {g: f for g, f in mod.functions_items() if isinstance(f, relax.Function)}
+        functions = functions_of(mod, relax.Function)
         groups = {g: f for g, f in functions.items() if _computes_nothing(f)}
         if not groups:
             return mod

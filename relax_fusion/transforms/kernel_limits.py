@@ -15,7 +15,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from .modules import with_functions
+from ..matching.expressions import found_in, substitute, thread_tag
+from .modules import functions_of, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="FiniteConstants")
@@ -100,23 +101,22 @@ class NarrowVectors:
         dtype = str(loop.loop_var.ty.dtype)
         outer, inner = tirx.Var("o", dtype), tirx.Var("i", dtype)
         place = {loop.loop_var: outer * tirx.const(width, dtype) + inner}
-        body = tvm_ffi.structural_map(loop.body, (ir.Var, lambda var: place.get(var, var)))
+        body = substitute(loop.body, place)
         zero, unrolled = tirx.const(0, dtype), tirx.ForKind.UNROLLED
         if width > 1:
             vector = tirx.ForKind.VECTORIZED
             body = tirx.For(inner, zero, tirx.const(width, dtype), vector, body)
         else:
-            body = tvm_ffi.structural_map(body, (ir.Var, lambda v: zero if v.same_as(inner) else v))
+            body = substitute(body, {inner: zero})
         return tirx.For(outer, zero, tirx.const(extent.value // width, dtype), unrolled, body)
 
 
 def _mapped(mod: ir.IRModule, rewrite: tuple[type, Callable]) -> ir.IRModule:
     updated = {}
-    for gvar, func in mod.functions_items():
-        if isinstance(func, tirx.PrimFunc):
-            body = tvm_ffi.structural_map(func.body, rewrite, order="post")
-            if not body.same_as(func.body):
-                updated[gvar] = func.with_body(body)
+    for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+        body = tvm_ffi.structural_map(func.body, rewrite, order="post")
+        if not body.same_as(func.body):
+            updated[gvar] = func.with_body(body)
     return with_functions(mod, updated)
 
 
@@ -135,12 +135,9 @@ def _rounded(number: tirx.FloatImm) -> tirx.FloatImm:
 
 
 def _without_depth(loop: tirx.For) -> tirx.For:
-    if _grid_axis(loop) != "blockIdx.z":
+    if thread_tag(loop) != "blockIdx.z":
         return loop
-    rows: list[tirx.For] = []
-    tvm_ffi.structural_walk(
-        loop.body, (tirx.For, lambda f: rows.append(f) if _grid_axis(f) == "blockIdx.y" else None)
-    )
+    rows = [f for f in found_in(loop.body, tirx.For) if thread_tag(f) == "blockIdx.y"]
     if not rows:
         return _bound(loop.loop_var, loop.extent, loop.body)
     inner = rows[0]
@@ -149,12 +146,7 @@ def _without_depth(loop: tirx.For) -> tirx.For:
     body = tvm_ffi.structural_map(
         loop.body, (tirx.For, lambda f: f.body if f.same_as(inner) else f), order="post"
     )
-    body = tvm_ffi.structural_map(body, (ir.Var, lambda var: places.get(var, var)))
-    return _bound(fused, loop.extent * inner.extent, body)
-
-
-def _grid_axis(loop: tirx.For) -> str:
-    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+    return _bound(fused, loop.extent * inner.extent, substitute(body, places))
 
 
 def _bound(var: tirx.Var, extent: tirx.Expr, body: tirx.Stmt) -> tirx.For:

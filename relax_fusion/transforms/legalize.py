@@ -22,6 +22,7 @@ from tvm.relax.op.op_attrs import AttentionAttrs, LayerNormAttrs
 from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
 from ..matching.shapes import same_shape, shape_of
+from .modules import functions_of, rewritten
 
 
 def attention(
@@ -138,12 +139,7 @@ class UnshareTransposes:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Copy the transposes in every function."""
-        mutator = _Unshare(mod)
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.memory = Memory(func, mod)
-                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return rewritten(mod, _Unshare(mod), memory=True)
 
 
 @relax.expr_functor.mutator
@@ -198,8 +194,8 @@ class FuseTransposeMatmul:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite `mod`, unless it has a product that TVM's pass cannot take."""
-        for func in mod.functions.values():
-            if isinstance(func, relax.Function) and not _takes_transposes(func, Memory(func, mod)):
+        for func in functions_of(mod, relax.Function).values():
+            if not _takes_transposes(func, Memory(func, mod)):
                 return mod
         return relax.transform.FuseTransposeMatmul()(mod)
 
@@ -236,12 +232,7 @@ class FoldReshapes:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function; reshapes may be left without a reader."""
-        mutator = _Fold(mod)
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.memory = Memory(func, mod)
-                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return rewritten(mod, _Fold(mod), memory=True)
 
 
 @relax.expr_functor.mutator

@@ -8,7 +8,7 @@ import tvm
 from tvm import ir, relax
 
 from ..matching.pattern import is_call
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 
 @tvm.transform.module_pass(opt_level=0, name="PlanMemory")
@@ -35,8 +35,8 @@ class PlanMemory:
         """Return the module with the memory of its other functions planned."""
         apart = {
             gvar: func
-            for gvar, func in mod.functions_items()
-            if isinstance(func, relax.Function) and _misleads_the_planner(func)
+            for gvar, func in functions_of(mod, relax.Function).items()
+            if _misleads_the_planner(func)
         }
         planned = relax.transform.StaticPlanBlockMemory()(with_functions(mod, {}, without=apart))
         return with_functions(planned, apart)

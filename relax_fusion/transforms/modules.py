@@ -8,15 +8,37 @@ whatever names a virtual device fails.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import tvm_ffi
-from tvm import ir
+from tvm import ir, relax
+
+from ..matching.effects import Memory
 
 EXTERNAL_MODULES = "external_mods"
 """Module attribute: what TVM links into the library."""
 
 KERNELS_ATTR = "relax_fusion.triton_kernels"
 """PrimFunc attribute: the kernels that the function launches, by symbol, as JSON and image."""
+
+
+def functions_of(mod: ir.IRModule, kind: type) -> dict[ir.GlobalVar, Any]:
+    """Return the functions of a kind, such as ``relax.Function``, by their variables."""
+    return {gvar: func for gvar, func in mod.functions_items() if isinstance(func, kind)}
+
+
+def rewritten(
+    mod: ir.IRModule, mutator: relax.PyExprMutator, *, memory: bool = False
+) -> ir.IRModule:
+    """Return the module of `mutator` with each Relax function of `mod` as it rewrites that.
+
+    With `memory`, the mutator is given before what the function does to memory, as attribute.
+    """
+    for gvar, func in functions_of(mod, relax.Function).items():
+        if memory:
+            mutator.memory = Memory(func, mod)
+        mutator.builder_.update_func(gvar, mutator.visit_expr(func))
+    return mutator.builder_.get()
 
 
 def with_functions(

@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx, topi
 from ..matching.effects import Memory
 from ..matching.pattern import is_call
 from ..matching.shapes import shape_of
-from .modules import with_functions
+from .modules import functions_of, rewritten, with_functions
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 PACKED = ir.Op.get("relax.call_dps_packed")
@@ -32,12 +32,7 @@ class CopyConstants:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Rewrite every function of `mod`."""
-        mutator = _Copy(mod)
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                mutator.memory = Memory(func, mod)
-                mutator.builder_.update_func(gvar, mutator.visit_expr(func))
-        return mutator.builder_.get()
+        return rewritten(mod, _Copy(mod), memory=True)
 
 
 @relax.expr_functor.mutator
@@ -98,10 +93,10 @@ class FoldConstants:
     def transform_module(self, mod: ir.IRModule, ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Fold the other constants of `mod`."""
         hidden: dict[str, ir.GlobalVar] = {}
-        functions: dict[ir.GlobalVar, relax.Function] = {}
-        for gvar, func in mod.functions_items():
-            if isinstance(func, relax.Function):
-                functions[gvar] = _Hide(Memory(func, mod), hidden).visit_expr(func)
+        functions = {
+            gvar: _Hide(Memory(func, mod), hidden).visit_expr(func)
+            for gvar, func in functions_of(mod, relax.Function).items()
+        }
         folded = relax.transform.FoldConstant()(with_functions(mod, functions))
         shown = {gvar: _Show(hidden).visit_expr(folded[gvar]) for gvar in functions}
         return with_functions(folded, shown)

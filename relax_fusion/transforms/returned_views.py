@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 import tvm
-import tvm_ffi
 from tvm import ir, relax
 
 from ..matching.effects import Memory
+from ..matching.expressions import found_in
 from ..matching.pattern import is_call
-from .modules import with_functions
+from .modules import functions_of, with_functions
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 
@@ -35,12 +35,8 @@ class ReturnReshapedViews:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with views in place."""
-        updated = {
-            gvar: _rewrite(func)
-            for gvar, func in mod.functions_items()
-            if isinstance(func, relax.Function)
-        }
-        return with_functions(mod, updated)
+        functions = functions_of(mod, relax.Function)
+        return with_functions(mod, {gvar: _rewrite(func) for gvar, func in functions.items()})
 
 
 @tvm.transform.module_pass(opt_level=0, name="RewriteReshapes")
@@ -56,12 +52,11 @@ class RewriteReshapes:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with views, and with copies where one is needed."""
         viewed = relax.transform.RewriteDataflowReshape()(mod)
-        for gvar, func in viewed.functions_items():
-            if isinstance(func, relax.Function):
-                memory = Memory(func, viewed)
-                if memory.written or memory.returned:
-                    calls = Memory(mod[gvar], mod).values
-                    viewed.update_func(gvar, _Copier(viewed, memory, calls).visit_expr(func))
+        for gvar, func in functions_of(viewed, relax.Function).items():
+            memory = Memory(func, viewed)
+            if memory.written or memory.returned:
+                calls = Memory(mod[gvar], mod).values
+                viewed.update_func(gvar, _Copier(viewed, memory, calls).visit_expr(func))
         return viewed
 
 
@@ -98,7 +93,7 @@ def _rewrite(func: relax.Function) -> relax.Function:
 
 
 def _rewrite_block(block: relax.DataflowBlock) -> relax.DataflowBlock:
-    uses = _count_uses(block)
+    uses = Counter(var for b in block.bindings for var in found_in(b.value, ir.Var))
     items = Counter(_item(b) for b in block.bindings if isinstance(b.value, relax.TupleGetItem))
     fresh: set[relax.Var] = set()
     for binding in block.bindings:
@@ -134,14 +129,3 @@ def _item(binding: relax.Binding) -> tuple[relax.Expr, int]:
 
 def _is_call_tir(value: relax.Expr) -> bool:
     return isinstance(value, relax.Call) and value.op.same_as(CALL_TIR)
-
-
-def _count_uses(block: relax.DataflowBlock) -> Counter[relax.Var]:
-    uses: Counter[relax.Var] = Counter()
-
-    def count(var: relax.Var) -> None:
-        uses[var] += 1
-
-    for binding in block.bindings:
-        tvm_ffi.structural_walk(binding.value, (ir.Var, count))
-    return uses

@@ -10,7 +10,7 @@ from .dims import Dim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
-from .values import At, Axis, Const, Expr, Op, Size, reads
+from .values import At, Axis, Const, Expr, Op, Size, parts, reads
 
 Sizes = Mapping[str, int]
 
@@ -146,9 +146,7 @@ def _places(block: Block, sizes: Sizes) -> int:
 
 
 def _operations(value: Expr) -> int:
-    if not isinstance(value, Op):
-        return 0
-    return OPERATORS[value.name].flops + sum(map(_operations, value.args))
+    return sum(OPERATORS[part.name].flops for part in parts(value) if isinstance(part, Op))
 
 
 def _size(dim: Dim, sizes: Sizes) -> int:

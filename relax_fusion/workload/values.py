@@ -184,25 +184,13 @@ def apply(name: str, *args: Expr | float) -> Op:
     return Op(name, tuple(map(expr, args)))
 
 
+def parts(value: Expr) -> Iterator[Expr]:
+    """Yield a value and all values that it is computed from."""
+    yield value
+    for arg in value.args if isinstance(value, Op) else ():
+        yield from parts(arg)
+
+
 def reads(value: Expr) -> Iterator[Read]:
     """Yield the elements that a value is computed from."""
-    if isinstance(value, Read):
-        yield value
-    for arg in value.args if isinstance(value, Op) else ():
-        yield from reads(arg)
-
-
-def operators(value: Expr) -> Iterator[str]:
-    """Yield the names of the operators in a value."""
-    if isinstance(value, Op):
-        yield value.name
-        for arg in value.args:
-            yield from operators(arg)
-
-
-def numbers(value: Expr) -> Iterator[float]:
-    """Yield the numbers in a value."""
-    if isinstance(value, Const):
-        yield value.value
-    for arg in value.args if isinstance(value, Op) else ():
-        yield from numbers(arg)
+    return (part for part in parts(value) if isinstance(part, Read))

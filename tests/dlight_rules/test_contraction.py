@@ -48,7 +48,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
-    func = build_prim_func(work, table)
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     return loaded(tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST))
 
 

@@ -69,7 +69,8 @@ WIDE = re.compile(r"[yz]mm|\bq\d|\bv\d")
 def assembly(work: Work, name: str) -> str:
     options, lanes, reg = TARGETS[name]
     target = Target({"kind": "llvm", **options})
-    func = build_prim_func(work, PlanTable.single(panels(work, reg, lanes)))
+    table = PlanTable.single(panels(work, reg, lanes))
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
     library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
     return library.mod.inspect_source("asm")
 

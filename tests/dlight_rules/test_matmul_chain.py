@@ -29,7 +29,8 @@ IN_A_ROW = TilePlan(4, 8, 24, reg_m=2, reg_n=8, lanes=8)
 
 
 def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
-    schedule = MatmulChainRule().attempt(build_prim_func(work, table), HOST)
+    func = build_prim_func(work, table).with_attr("global_symbol", "main")
+    schedule = MatmulChainRule().attempt(func, HOST)
     assert isinstance(schedule, tvm.s_tir.Schedule), schedule
     return loaded(tvm.compile(schedule.mod, target=HOST))
 
@@ -95,7 +96,7 @@ def test_both_inner_loops_keep_their_tile_in_registers() -> None:
     target = Target({"kind": "llvm", "mcpu": "znver4"})
     work = replace(BASE, rows=64, k=256, r=32, n=256)
     plan = TilePlan(16, 32, 256, reg_m=8, reg_n=32, lanes=16, family="panels")
-    func = build_prim_func(work, PlanTable.single(plan))
+    func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
     library = tvm.compile(MatmulChainRule().apply(func, target, False).mod, target=target)
     found = [x for x in loops(library.mod.inspect_source("asm")) if multiply_adds(x) >= 16]
     inner = [x for x in found if multiply_adds(x) % 16 == 0][:2]

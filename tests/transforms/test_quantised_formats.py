@@ -8,7 +8,8 @@ import tvm
 from tvm import ir, relax, tirx
 
 from relax_fusion import FuseDequantize, Reason, Report
-from relax_fusion.matching.stages import loads_of, read_stages
+from relax_fusion.matching.expressions import loads_of
+from relax_fusion.matching.stages import read_stages
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 
 from ..support.quantised import FORMATS, Groups

@@ -13,9 +13,7 @@ from ...estimator.families.panels.tiles import FAMILY as PANELS
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
-from .panels import accumulate_in_registers, add_parts, pack, place_panels
-from .vector_exp import with_vector_exp
-from .vector_transpose import transpose_in_registers
+from .panels import place_panels, vectorised
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 
@@ -42,7 +40,7 @@ def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     if present:
         _rows(sch, present, plan)
     if plan.family == PANELS:
-        return with_vector_exp(_panels(sch, projections, plan))
+        return _panels(sch, projections, plan)
     for acc, out in projections:
         _columns(sch, acc, out, plan)
     return sch.mod["main"]
@@ -60,16 +58,8 @@ def _panels(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> ti
         place_panels(sch, blocks, weights, plan)
         for blocks, weights in zip(projections, panels, strict=True)
     ]
-    squares: dict[str, int] = {}
-    for packed in (tiles, *panels):
-        squares |= pack(sch, packed, plan.lanes)
-    for (acc, _), partial in zip(projections, partials, strict=True):
-        accumulate_in_registers(sch, partial, plan.lanes)
-        add_parts(sch, acc, plan.lanes)
-    func = sch.mod["main"]
-    for name, width in squares.items():
-        func = transpose_in_registers(func, name, width)
-    return func
+    sums = [(acc, partial) for (acc, _), partial in zip(projections, partials, strict=True)]
+    return vectorised(sch, [tiles, *panels], sums, plan.lanes)
 
 
 def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:

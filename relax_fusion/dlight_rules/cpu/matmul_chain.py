@@ -15,9 +15,7 @@ from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .. import steps
 from .contraction import schedule_cpu
-from .panels import accumulate_in_registers, add_parts, pack
-from .vector_exp import with_vector_exp
-from .vector_transpose import transpose_in_registers
+from .panels import vectorised
 
 
 def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
@@ -60,17 +58,7 @@ def schedule_blocks(func: tirx.PrimFunc, work: MatmulChain, plan: TilePlan) -> t
         sch.compute_at(wide, task, preserve_unit_loops=True)
         k = sch.get_loops(wide)[-1]
         steps.vectorise_inner(sch, k, math.gcd(steps.extent(sch, k) or 1, plan.lanes))
-    squares: dict[str, int] = {}
-    for packed in panels:
-        squares |= pack(sch, packed, plan.lanes)
-    for acc, partial in sums:
-        accumulate_in_registers(sch, partial or acc, plan.lanes)
-        if partial is not None:
-            add_parts(sch, acc, plan.lanes)
-    func = sch.mod["main"]
-    for name, width in squares.items():
-        func = transpose_in_registers(func, name, width)
-    return with_vector_exp(func)
+    return vectorised(sch, panels, sums, plan.lanes)
 
 
 def _tiled(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from ...estimator.tile_plan import TilePlan
 from .. import steps
-from .vector_transpose import is_moved
+from .vector_exp import with_vector_exp
+from .vector_transpose import is_moved, transpose_in_registers
 
 
 def place_panels(
@@ -50,6 +52,34 @@ def place_panels(
     sch.unroll(steps.vectorise_inner(sch, j_reg, plan.lanes))
     steps.unroll_all(sch, inner)
     return partial
+
+
+def vectorised(
+    sch: s_tir.Schedule,
+    copies: Sequence[SBlockRV],
+    sums: Sequence[tuple[SBlockRV, SBlockRV | None]],
+    lanes: int,
+) -> tirx.PrimFunc:
+    """Return the function, its placed blocks in vector registers: the last step of a schedule.
+
+    Parameters
+    ----------
+    copies : sequence of SBlockRV
+        The blocks that repack operands.
+    sums : sequence of (SBlockRV, SBlockRV or None)
+        The sums, and the sums over parts of the reduction, where it is cut into such.
+    """
+    squares: dict[str, int] = {}
+    for packed in copies:
+        squares |= pack(sch, packed, lanes)
+    for acc, partial in sums:
+        accumulate_in_registers(sch, partial or acc, lanes)
+        if partial is not None:
+            add_parts(sch, acc, lanes)
+    func = sch.mod["main"]
+    for name, width in squares.items():
+        func = transpose_in_registers(func, name, width)
+    return with_vector_exp(func)
 
 
 def accumulate_in_registers(sch: s_tir.Schedule, partial: SBlockRV, lanes: int) -> None:

@@ -7,6 +7,7 @@ from tvm import ir, tirx
 
 from ...compute.attention_exp import exp
 from ...compute.attention_tile import let
+from ...matching.expressions import found_in
 from .vector_transpose import float32_bits
 
 
@@ -19,9 +20,7 @@ def with_vector_exp(func: tirx.PrimFunc) -> tirx.PrimFunc:
     names bound in it, and then refuses names that are bound twice.  What is read as bfloat16 is
     made float32 here: TVM 0.27 takes bits for an integer in a value that is bound to a name.
     """
-    narrow: list[tirx.Cast] = []
-    tvm_ffi.structural_walk(func.body, (tirx.Cast, narrow.append))
-    if any(str(cast.ty.dtype) == "bfloat16" for cast in narrow):
+    if any(str(cast.ty.dtype) == "bfloat16" for cast in found_in(func.body, tirx.Cast)):
         return func
     return func.with_body(tvm_ffi.structural_map(func.body, (ir.Call, _rewritten)))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tvm_ffi
 from tvm import ir, s_tir, te, tirx
 
+from ...matching.expressions import substitute
+
 
 def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.PrimFunc:
     """Return `func` with the squares that its blocks `name` copy transposed by shuffles.
@@ -43,11 +45,11 @@ def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
     block = realize.block
     places = dict(zip((v.var for v in block.iter_vars), realize.iter_values, strict=True))
     store = block.body
-    value, *indices = (_substituted(e, places) for e in (store.value, *store.indices))
+    value, *indices = (substitute(e, places) for e in (store.value, *store.indices))
     r, j = along_r.loop_var, along_j.loop_var
     statements: list[tirx.Stmt] = []
     rows = [
-        _bound(statements, _along(_substituted(value, {j: _int(column)}), r, lanes), f"row{column}")
+        _bound(statements, _along(substitute(value, {j: _int(column)}), r, lanes), f"row{column}")
         for column in range(lanes)
     ]
     width = 1
@@ -55,7 +57,7 @@ def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
         rows = _exchanged(statements, rows, width)
         width *= 2
     for step, row in enumerate(rows):
-        *outer, last = (_substituted(index, {r: _int(step), j: _int(0)}) for index in indices)
+        *outer, last = (substitute(index, {r: _int(step), j: _int(0)}) for index in indices)
         vector = tirx.Ramp(last, _int(1), lanes)
         statements.append(tirx.BufferStore(store.buffer, row, [*outer, vector]))
     return tirx.SeqStmt(statements)
@@ -93,7 +95,7 @@ def _along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     if isinstance(value, ir.Call):  # if_then_else
         condition, first, second = value.args
         return te.if_then_else(condition, _along(first, r, lanes), _along(second, r, lanes))
-    *outer, last = (_substituted(index, {r: _int(0)}) for index in value.indices)
+    *outer, last = (substitute(index, {r: _int(0)}) for index in value.indices)
     return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, _int(1), lanes)])
 
 
@@ -104,10 +106,6 @@ def float32_bits(value: tirx.Expr, lanes: int = 1) -> tirx.Expr:
     shift = tirx.const(16, "uint32")
     shift = tirx.Broadcast(shift, lanes) if lanes > 1 else shift
     return tirx.reinterpret(f"float32{many}", bits << shift)
-
-
-def _substituted(expr: tirx.Expr, values: dict[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    return tvm_ffi.structural_map(expr, (ir.Var, lambda var: values.get(var, var)))
 
 
 def _int(value: int) -> tirx.IntImm:

@@ -16,11 +16,11 @@ from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...compute.ranges import stitch, unless_empty
+from ...compute.ranges import root_of, stitch, unless_empty
 from ...errors import Decline
 from ...estimator.tile_plan import PLAN_ATTR, PlanTable, TilePlan
 from ...hardware.target import device_of, is_gpu
-from ...matching.stages import loads_of
+from ...matching.expressions import different, loads_of, substitute, variables_of
 from ...workload import NormMatmul
 from .. import steps
 from ..contraction_gpu import schedule_gpu
@@ -29,7 +29,6 @@ from ..tensor_cores.contraction import schedule_mma
 from .layout import unravel
 from .matmul import GenericMatmul
 from .plans import Planned, element_of, planned
-from .stages import map_loads, substitute, variables_of
 from .views import through_views
 
 WARP = 32
@@ -86,8 +85,7 @@ def _variant(
     body = through_views(body, form, (present, known), target)
     if isinstance(body, Decline):
         return body
-    root = s_tir.SBlockRealize([], True, s_tir.SBlock([], [], [], "root", body))
-    return tirx.PrimFunc(func.params, root, func.ret_type).with_attr("s_tir", True)
+    return tirx.PrimFunc(func.params, root_of(body), func.ret_type).with_attr("s_tir", True)
 
 
 def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
@@ -171,12 +169,7 @@ def _point(buffer: tirx.Var, indices: Sequence[tirx.Expr]) -> ir.TensorRegion:
 
 def _regions(value: tirx.Expr) -> list[ir.TensorRegion]:
     """Return what a value reads."""
-    regions: list[ir.TensorRegion] = []
-    for load in loads_of(value):
-        region = _point(load.source, load.indices)
-        if not any(tvm_ffi.structural_equal(region, r) for r in regions):
-            regions.append(region)
-    return regions
+    return different(_point(load.source, load.indices) for load in loads_of(value))
 
 
 def _with_epilogue(block: s_tir.SBlock, form: GenericMatmul, out: tirx.Var) -> s_tir.SBlock:
@@ -187,10 +180,8 @@ def _with_epilogue(block: s_tir.SBlock, form: GenericMatmul, out: tirx.Var) -> s
     (total,) = (load for load in loads_of(block.body.value) if load.source.name.startswith("acc"))
     where = {**unravel(form.extents, form.rows, i), **unravel(form.extents, form.columns, j)}
     rounded = total.astype(str(form.total.ty.dtype))
-    value = map_loads(
-        substitute(form.epilogue, where),
-        lambda load: rounded if load.source.same_as(form.total) else load,
-    )
+    own = (ir.TensorLoad, lambda load: rounded if load.source.same_as(form.total) else load)
+    value = tvm_ffi.structural_map(substitute(form.epilogue, where), own)
     store = tirx.BufferStore(out, value, [i, j])
     return s_tir.SBlock(
         block.iter_vars, _regions(value), block.writes, block.name_hint, store, block.init

@@ -10,7 +10,7 @@ from math import prod
 import tvm_ffi
 from tvm import ir, sym, tirx
 
-from .stages import variables_of
+from ...matching.expressions import variables_of
 
 Vars = tuple[tirx.Var, ...]
 Extents = Mapping[tirx.Var, tirx.Expr]

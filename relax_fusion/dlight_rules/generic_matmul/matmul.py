@@ -13,7 +13,8 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ...errors import Decline, Reason
-from ...matching.stages import Stage, loads_of, read_stages
+from ...matching.expressions import loads_of, substitute, variables_of
+from ...matching.stages import Stage, read_stages
 from ...workload import (
     DTYPE_BYTES,
     FLOAT_BYTES,
@@ -24,7 +25,7 @@ from ...workload import (
     WeightLayout,
 )
 from .layout import Extents, Vars, View, flat, is_unit, matrix_in, product
-from .stages import inlined, substitute, variables_of
+from .stages import inlined
 
 FLOATS = tuple(d for d in FLOAT_BYTES if d != "float64")
 """Dtypes whose sums may be kept in float32."""

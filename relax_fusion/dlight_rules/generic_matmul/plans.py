@@ -15,11 +15,11 @@ from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.shape import matmul_shape, rows_of
 from ...estimator.tile_plan import PlanTable, TilePlan
 from ...hardware import NO_CAPABILITIES, DeviceSpec
+from ...matching.expressions import substitute
 from ...workload import DTYPE_BYTES, NormMatmul
 from ..tensor_cores.decode import Neighbours
 from .layout import unravel
 from .matmul import Factor, GenericMatmul
-from .stages import substitute
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,17 @@
-"""The formulas of stages: replacing variables and loads in them, and one formula in another."""
+"""The formulas of stages, put one in another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import tvm_ffi
 from tvm import ir, tirx
 
-from ...matching.stages import Stage, loads_of
+from ...matching.expressions import loads_of, substitute
+from ...matching.stages import Stage
 
 MOST_NODES = 4096
 """Loads that a formula may come to have when the stages before it are put in their places."""
-
-
-def substitute(value: tirx.Expr, mapping: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    """Return `value` with variables replaced."""
-    return tvm_ffi.structural_map(value, (ir.Var, lambda var: mapping.get(var, var)))
-
-
-def map_loads(value: tirx.Expr, new: Callable[[ir.TensorLoad], tirx.Expr]) -> tirx.Expr:
-    """Return `value` with every load replaced by what `new` makes of it."""
-    return tvm_ffi.structural_map(value, (ir.TensorLoad, new))
-
-
-def variables_of(value: tirx.Expr) -> set[tirx.Var]:
-    """Return the variables in `value`, the buffers among them."""
-    found: list[tirx.Var] = []
-    tvm_ffi.structural_walk(value, (ir.Var, found.append))
-    return set(found)
 
 
 def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | None:
@@ -58,4 +42,4 @@ def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | N
             return None
         if not any(load.source in before for load in loads):
             return value
-        value = map_loads(value, formula)
+        value = tvm_ffi.structural_map(value, (ir.TensorLoad, formula))

@@ -10,9 +10,9 @@ from tvm.target import Target
 
 from ...errors import Decline, Reason
 from ...hardware.target import is_cpu
+from ...matching.expressions import serial, substitute
 from .layout import View, unravel
 from .matmul import GenericMatmul
-from .stages import substitute
 
 GRID_Z = 65535
 """Largest extent of ``blockIdx.z`` (CUDA, ROCm and Vulkan allow no more)."""
@@ -48,7 +48,7 @@ def through_views(
     axis = tirx.IterVar(ir.Range.from_min_extent(ZERO, count), matrix, tirx.IterVar.DataPar)
     where = {**sizes, **unravel(form.extents, form.batch, matrix)}
     if is_cpu(target):
-        body = _declared(tvm_ffi.structural_map(body, (tirx.For, _serial)), views, where)
+        body = _declared(tvm_ffi.structural_map(body, (tirx.For, serial)), views, where)
         index = tirx.Var("matrix", "int64")
         one = s_tir.SBlockRealize([index], True, s_tir.SBlock([axis], [], [], "matrix", body))
         return tirx.For(index, ZERO, count, tirx.ForKind.PARALLEL, one)
@@ -75,13 +75,6 @@ def _grid(matrix: s_tir.SBlock, count: tirx.Expr) -> tirx.Stmt:
     return tirx.For(part, ZERO, parts, tirx.ForKind.SERIAL, grid)
 
 
-def _serial(loop: tirx.For) -> tirx.For:
-    """Take parallelism out of a loop that runs on one core of many."""
-    if loop.kind != tirx.ForKind.PARALLEL:
-        return loop
-    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
-
-
 def _declared(body: tirx.Stmt, views: Views, sizes: Sizes) -> tirx.Stmt:
     """Declare each view in front of `body`, and give every size its value.
 
@@ -104,5 +97,4 @@ def _declared(body: tirx.Stmt, views: Views, sizes: Sizes) -> tirx.Stmt:
         )
         mapping[var] = new
         declared.append(tirx.DeclBuffer(new, data=view.source.data))
-    body = tvm_ffi.structural_map(body, (ir.Var, lambda var: mapping.get(var, var)))
-    return tirx.SeqStmt([*declared, body])
+    return tirx.SeqStmt([*declared, substitute(body, mapping)])

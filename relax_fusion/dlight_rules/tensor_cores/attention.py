@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
@@ -10,6 +10,7 @@ from tvm.target import Target
 from ...compute.attention import Sizes, operands_of
 from ...compute.attention_scores import Scores
 from ...compute.attention_tile import Operands
+from ...compute.ranges import root_of
 from ...compute.reference import declare
 from ...estimator.tile_plan import TilePlan
 from ...workload import Attention
@@ -36,8 +37,7 @@ def emit(work: Attention, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     if partials is not None:
         body = tirx.SeqStmt([body, combine_kernel(work, sizes, operands, partials)])
     made = [partials.sums, partials.statistics] if partials else []
-    root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=made)
-    return builder.get().with_body(s_tir.SBlockRealize([], True, root))
+    return builder.get().with_body(root_of(body, made))
 
 
 def _kernel(

@@ -19,7 +19,7 @@ from .attention_products import AttentionProducts
 from .attention_results import Partials, store_partials, store_results
 from .attention_rows import AttentionRows
 from .attention_softmax import RegisterSoftmax
-from .fragments import local, ptx, scratch
+from .fragments import clear, local, ptx, scratch
 from .layout import LANES
 from .tile import int32, int64
 
@@ -50,7 +50,8 @@ class AttentionKernel:
         part: tirx.Expr,
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
-        self.rows, self.operands, self.thread = rows, operands, thread
+        self.rows, self.operands = rows, operands
+        self.threads = thread, rows.plan.num_warps * LANES
         self.partials, self.part = partials, part
         work, plan = rows.work, rows.plan
         self.work, self.plan = work, plan
@@ -93,10 +94,10 @@ class AttentionKernel:
                     self._block(first_key, stage)
         if self.partials is None:
             self.softmax.finish()
-            store_results(self)
+            store_results(self.products, self.operands.out)
         else:
             self.softmax.share_totals()
-            store_partials(self, self.partials, self.part)
+            store_partials(self.products, self.partials, self.part)
 
     def _begin(self) -> None:
         """Find out where everything is, begin to copy the queries, and clear the sums."""
@@ -112,10 +113,10 @@ class AttentionKernel:
             at = arrange(work.q_layout, rows.batch, query, head, int64(element))
             return self.operands.q[tuple(at)], [rows.exists(query)]
 
-        self.queries.copy(self.base[0], self._threads, self.plan.lanes, query)
+        self.queries.copy(self.base[0], self.threads, self.plan.lanes, query)
         rows.begin()
         self.softmax.start()
-        self.products.clear()
+        clear(self.products.sums)
 
     def _take_part(self) -> None:
         """Keep those of the blocks of keys that are this part's."""
@@ -125,10 +126,6 @@ class AttentionKernel:
         T.buffer_store(self.range, first + skipped, [0])
         left = tirx.max(tirx.min(blocks - skipped, each), int32(0))
         T.buffer_store(self.range, left, [1])
-
-    @property
-    def _threads(self) -> tuple[tirx.Expr, int]:
-        return self.thread, self.plan.num_warps * LANES
 
     def _wait(self) -> None:
         """Wait for the oldest copy of the pipeline, and for every thread to be done with it."""
@@ -160,7 +157,7 @@ class AttentionKernel:
                 return source[tuple(arrange(work.kv_layout, *place))], exists
 
             at = address + tirx.const(skip, "uint32")
-            tile.copy(at, self._threads, self.plan.lanes, element)
+            tile.copy(at, self.threads, self.plan.lanes, element)
             skip = self._bytes(tile.elements)
 
     def _block(self, first_key: tirx.Expr, stage: tirx.Expr) -> None:

@@ -59,11 +59,6 @@ class AttentionProducts:
         self.right = local("right", (AHEAD + 1) * 4, "uint32")
         self.sums = local("sums", self.tiles * self.columns * 4, "float32")
 
-    def clear(self) -> None:
-        """Set the results to 0."""
-        with T.unroll(self.sums.ty.shape[0]) as i:
-            T.buffer_store(self.sums, tirx.const(0.0, "float32"), [i])
-
     def rescale(self) -> None:
         """Multiply the results so far as the softmax asks for."""
         for tile in range(self.tiles):
@@ -103,7 +98,7 @@ class AttentionProducts:
 
         def load(place: int, slice_: int, pair: int) -> None:
             line = pair * 2 * MMA_N
-            self.keys.load_right(self.right, place * 4, keys, (self.lane, line, slice_))
+            self.keys.load_right(self.right, place * 4, keys, (self.lane, line, slice_), "nk")
 
         def use(place: int, slice_: int, pair: int) -> None:
             left = slice_
@@ -125,7 +120,7 @@ class AttentionProducts:
 
         def load(place: int, slice_: int, pair: int) -> None:
             at = (self.lane, slice_ * self.types.k, pair)
-            self.values.load_right_transposed(self.right, place * 4, values, at)
+            self.values.load_right(self.right, place * 4, values, at, "kn")
 
         def use(place: int, slice_: int, pair: int) -> None:
             for tile in range(self.tiles):

@@ -10,7 +10,6 @@ https://pytorch.org/blog/flash-decoding/.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
@@ -19,13 +18,13 @@ from tvm.script.ir_builder import tirx as T
 from ...compute.attention import Sizes
 from ...compute.attention_exp import LOG2_E
 from ...compute.attention_tile import Operands, arrange, finite, minus_infinity, zero
+from ...matching.expressions import ramp
 from ...workload import Attention
+from .attention_products import AttentionProducts
+from .attention_rows import AttentionRows
 from .fragments import local
 from .layout import LANES, MMA_N
 from .tile import int32, int64, whole
-
-if TYPE_CHECKING:
-    from .attention_kernel import AttentionKernel
 
 COMBINE = "mma_attention_combine"
 """Name of the block that puts parts together."""
@@ -62,35 +61,36 @@ def rows_of_all(work: Attention, sizes: Sizes) -> tirx.Expr:
     return sizes.batch * int64(work.q_heads) * sizes.q_len
 
 
-def store_results(kernel: AttentionKernel) -> None:
+def store_results(products: AttentionProducts, out: tirx.Var) -> None:
     """Emit the stores of the results: two columns of a row at a time."""
-    work, rows = kernel.work, kernel.rows
+    rows = products.rows
+    work = rows.work
     pair = local("pair", 2, work.out_dtype)
     for index in range(rows.count):
         query, head = rows.query_of(rows.row(index))
         with T.If(rows.exists(query)), T.Then():
-            for column, sums in enumerate(kernel.products.result_pairs(index)):
+            for column, sums in enumerate(products.result_pairs(index)):
                 for e, total in enumerate(sums):
-                    result = total * kernel.softmax.ratio[index]
+                    result = total * products.softmax.ratio[index]
                     T.buffer_store(pair, result.astype(work.out_dtype), [e])
                 at = rows.column(column, 0)
-                place = arrange(work.out_layout, rows.batch, query, head, _pair(int64(at)))
-                _store_inside(kernel, column, kernel.operands.out, pair, place)
+                place = arrange(work.out_layout, rows.batch, query, head, ramp(int64(at), 2))
+                _store_inside(rows, column, out, pair, place)
 
 
-def store_partials(kernel: AttentionKernel, partials: Partials, part: tirx.Expr) -> None:
+def store_partials(products: AttentionProducts, partials: Partials, part: tirx.Expr) -> None:
     """Emit the stores of the results of a part of the keys."""
-    rows, softmax, part = kernel.rows, kernel.softmax, int64(part)
+    rows, softmax, part = products.rows, products.softmax, int64(part)
     pair = local("pair", 2, "float32")
     for index in range(rows.count):
         query, _ = rows.query_of(rows.row(index))
         line = rows.line(index)
         with T.If(rows.exists(query)), T.Then():
-            for column, sums in enumerate(kernel.products.result_pairs(index)):
+            for column, sums in enumerate(products.result_pairs(index)):
                 for e, total in enumerate(sums):
                     T.buffer_store(pair, total, [e])
-                at = _pair(int64(rows.column(column, 0)))
-                _store_inside(kernel, column, partials.sums, pair, [line, part, at])
+                at = ramp(int64(rows.column(column, 0)), 2)
+                _store_inside(rows, column, partials.sums, pair, [line, part, at])
             with T.If(rows.lane % int32(4) == int32(0)), T.Then():
                 top = softmax.top[index] * softmax.factor
                 T.buffer_store(partials.statistics, top, [line, part, int64(0)])
@@ -98,18 +98,14 @@ def store_partials(kernel: AttentionKernel, partials: Partials, part: tirx.Expr)
 
 
 def _store_inside(
-    kernel: AttentionKernel, column: int, to: tirx.Var, pair: tirx.Var, place: list[tirx.Expr]
+    rows: AttentionRows, column: int, to: tirx.Var, pair: tirx.Var, place: list[tirx.Expr]
 ) -> None:
     """Store two columns, if there are such: in memory an operand may be wider."""
-    store = tirx.BufferStore(to, pair[_pair(int32(0))], place)
-    if (column + 1) * MMA_N > kernel.work.v_dim:
-        inside = kernel.rows.column(column, 0) < int32(kernel.work.v_dim)
+    store = tirx.BufferStore(to, pair[ramp(int32(0), 2)], place)
+    if (column + 1) * MMA_N > rows.work.v_dim:
+        inside = rows.column(column, 0) < int32(rows.work.v_dim)
         store = tirx.IfThenElse(inside, store, None)
     T.add_to_parent(store)
-
-
-def _pair(first: tirx.Expr) -> tirx.Expr:
-    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), 2)
 
 
 def combine_kernel(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import tvm_ffi
-from tvm import ir, s_tir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...compute import matmul_chain_prim_func
+from ...compute.ranges import root_of
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
+from ..steps import blocks_of
 from .chain_kernel import ChainKernel
 from .chain_side import Side
 from .layout import LANES
-from .tile import int32, int64
+from .tile import int32, int64, whole
 
 
 def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
@@ -27,10 +26,7 @@ def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     ``for tile: bind block: for t: bind thread: copies, ldmatrix, mma, steps, mma, steps, stores``
     """
     func = matmul_chain_prim_func(work, plan)
-    blocks: dict[str, s_tir.SBlock] = {}
-    tvm_ffi.structural_walk(
-        func.body, (s_tir.SBlock, lambda block: blocks.update({block.name_hint: block}))
-    )
+    blocks = {block.name_hint: block for block in blocks_of(func)}
     batch, rows = (v.dom.extent for v in blocks["acc0"].iter_vars[:2])
     tiles = ((rows + int64(plan.block_m - 1)) // int64(plan.block_m)).astype("int32")
     parts = int32(ceil_div(work.n, plan.block_n))
@@ -43,18 +39,11 @@ def emit(work: MatmulChain, plan: TilePlan, target: Target) -> tirx.PrimFunc:
         T.sblock("mma_chain"),
     ):
         IRBuilder.name_many(["tile", "thread"], [index, thread])
-        T.reads(*_all_of(tensors[:-1]))
-        T.writes(*_all_of(tensors[-1:]))
+        T.reads(*map(whole, tensors[:-1]))
+        T.writes(whole(tensors[-1]))
         line = index // parts
         matrix = int64(line // tiles)
         inner, outer = (Side(blocks[f"acc{i}"], blocks[f"out{i}"], matrix) for i in range(2))
         at = (line % tiles, index % parts)
         ChainKernel(work, plan, (inner, outer), thread, at).emit()
-    body = builder.get().body.block.body
-    whole = s_tir.SBlock([], [], [], "root", body)
-    return func.with_body(s_tir.SBlockRealize([], True, whole))
-
-
-def _all_of(buffers: Sequence[tirx.Var]) -> list[ir.TensorRegion]:
-    """Return the whole of buffers as regions."""
-    return [buffer[tuple(slice(0, size) for size in buffer.ty.shape)] for buffer in buffers]
+    return func.with_body(root_of(builder.get().body.block.body))

@@ -21,7 +21,7 @@ from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain
 from .chain_side import Side
 from .epilogue import MmaEpilogue
-from .fragments import SharedTile, local, multiply, pack_left, ptx, scratch
+from .fragments import SharedTile, clear, local, multiply, pack_left, ptx, scratch
 from .layout import LANES, MMA_M, MMA_N, column_of
 from .sums import own_sums
 from .tile import MmaTile, int32, int64
@@ -56,7 +56,8 @@ class ChainKernel:
         at: tuple[tirx.Expr, tirx.Expr],
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
-        self.work, self.plan, self.thread = work, plan, thread
+        self.work, self.plan = work, plan
+        self.threads = thread, plan.num_warps * LANES
         self.inner, self.product = sides
         layout = work.layouts[1]
         self.tile = MmaTile(replace(plan, block_n=plan.reg_n), 1, layout, work.dtype)
@@ -105,8 +106,7 @@ class ChainKernel:
 
     def _inner(self, chunk: int) -> None:
         """Multiply x with some columns of A, and round the sums."""
-        with T.unroll(self.middle.ty.shape[0]) as i:
-            T.buffer_store(self.middle, tirx.const(0.0, "float32"), [i])
+        clear(self.middle)
         with T.serial(int32(self.depth_steps)) as step:
             base = self._next(step + int32(chunk * self.depth_steps))
             weight = base + tirx.const(self._bytes(self.x.elements), "uint32")
@@ -178,11 +178,9 @@ class ChainKernel:
 
     def _load_right(self, side: int, base: tirx.Expr, pair: int, index: int) -> None:
         """Load sixteen columns of a weight, of one slice along its depth."""
-        tile = self.weights[side]
-        if self.work.layouts[side] == "nk":
-            tile.load_right(self.right, 0, base, (self.lane, pair * SLICE, index))
-        else:
-            tile.load_right_transposed(self.right, 0, base, (self.lane, index * SLICE, pair))
+        layout = self.work.layouts[side]
+        place = (pair * SLICE, index) if layout == "nk" else (index * SLICE, pair)
+        self.weights[side].load_right(self.right, 0, base, (self.lane, *place), layout)
 
     # --- the ring of stages ------------------------------------------------------------------
 
@@ -230,9 +228,9 @@ class ChainKernel:
             inside = [_below(j, side.columns, self.chunk), _below(k, side.depth, self.x.width)]
             return side.weight_at(j, k), inside
 
-        self.x.copy(base, self._threads, self.plan.lanes, x)
+        self.x.copy(base, self.threads, self.plan.lanes, x)
         at = base + tirx.const(self._bytes(self.x.elements), "uint32")
-        self.weights[0].copy(at, self._threads, self.plan.lanes, weight)
+        self.weights[0].copy(at, self.threads, self.plan.lanes, weight)
 
     def _copy_outer(self, step: tirx.Expr, base: tirx.Expr) -> None:
         """Begin to copy some columns of B, all of its depth."""
@@ -246,11 +244,7 @@ class ChainKernel:
             exact = None if by_column else _below(k, side.depth, SLICE)
             return side.weight_at(j, k), [_below(j, side.columns, plan.block_n), exact]
 
-        self.weights[1].copy(base, self._threads, plan.lanes, weight)
-
-    @property
-    def _threads(self) -> tuple[tirx.Expr, int]:
-        return self.thread, self.plan.num_warps * LANES
+        self.weights[1].copy(base, self.threads, plan.lanes, weight)
 
 
 def _below(index: tirx.Expr, size: int, multiple: int) -> tirx.Expr | None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
+from ...compute.ranges import root_of
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
+from ...matching.expressions import found_in
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from . import dependent
@@ -57,7 +58,8 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
     blocks: dict[str, s_tir.SBlock] = {}
     inside = _normalises(plan)
     for stage in root.body.seq:
-        block = _blocks(stage)[0]
+        stage_blocks = found_in(stage, s_tir.SBlock)
+        block = stage_blocks[0]
         name = block.name_hint
         blocks[name] = block
         if name.startswith("acc"):
@@ -74,22 +76,15 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
         else:
             # A kernel that decodes weights has many small blocks; that each of them waits cost 9 us
             # at 4096 x 4096 on an H200
-            announced = early and any(b.name_hint in NORM_BLOCKS for b in _blocks(stage))
+            announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
-    whole = s_tir.SBlock([], [], [], "root", body, alloc_buffers=kept)
-    return func.with_body(s_tir.SBlockRealize([], True, whole))
+    return func.with_body(root_of(body, kept))
 
 
 def _normalises(plan: TilePlan) -> bool:
     return plan.family == few_rows.FAMILY and few_rows.normalises(plan)
-
-
-def _blocks(stage: tirx.Stmt) -> list[s_tir.SBlock]:
-    found: list[s_tir.SBlock] = []
-    tvm_ffi.structural_walk(stage, (s_tir.SBlock, found.append))
-    return found
 
 
 def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:

@@ -6,7 +6,7 @@ then they are computed two at a time, as the halves of a register (`decoded`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import tvm
@@ -14,6 +14,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
+from ...matching.expressions import chooses, different, found_in, loads_of, variables_of
 
 Element = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
 """From a line and a position along k to the element there."""
@@ -119,7 +120,7 @@ class Neighbours:
             for e in range(width)
         ]
         self.dtype = str(values[0].ty.dtype)
-        self.loads = _different(load for value in values for load in loads_of(value))
+        self.loads = different(load for value in values for load in loads_of(value))
         self.loaded = [tirx.Var("loaded", load.ty) for load in self.loads]
         self.values = [tvm_ffi.structural_map(v, (ir.TensorLoad, self._name_of)) for v in values]
         self.vectors = self._vectors()
@@ -132,7 +133,7 @@ class Neighbours:
             self.dtype in HALF_TYPES
             and 0 < len(self.vectors) <= MOST_LOADS
             and all(sizes)
-            and not any(_chooses(value) for value in self.values)
+            and not any(chooses(value) for value in self.values)
             and not any(load.source.ty.strides for load in self.loads)
             and not any(loads_of(index) for load in self.loads for index in load.indices)
         )
@@ -141,9 +142,7 @@ class Neighbours:
     def lie_by_lines(self) -> bool:
         """Whether neighbouring lines are neighbours in memory, rather than neighbours along k."""
         largest = max(self.loads, key=lambda load: len(load.indices))
-        found: list[ir.Var] = []
-        tvm_ffi.structural_walk(largest.indices[-1], (ir.Var, found.append))
-        return any(var.same_as(self.line) for var in found)
+        return self.line in variables_of(largest.indices[-1])
 
     def _name_of(self, load: ir.TensorLoad) -> tirx.Expr:
         """Return what stands for a load; itself if a load in its index has its name already."""
@@ -152,16 +151,15 @@ class Neighbours:
 
     def pairs(self) -> list[tuple[int, int]]:
         """Return the elements that share a register: neighbours, unless others cost less."""
-        distance = next((d for d in PAIR_DISTANCES if self._are_one(0, d)), 1)
+        distance = next((d for d in PAIR_DISTANCES if self._is_behind_first(d)), 1)
         starts = (n for n in range(self.width) if n // distance % 2 == 0)
         return [(n, n + distance) for n in starts]
 
-    def _are_one(self, first: int, second: int) -> bool:
-        """Tell whether the integers of two elements are at hand together."""
+    def _is_behind_first(self, second: int) -> bool:
+        """Tell whether the integers of an element and of the first are at hand together."""
         found = []
-        for value in (self.values[first], self.values[second]):
-            casts: list[tirx.Cast] = []
-            tvm_ffi.structural_walk(value, (tirx.Cast, casts.append))
+        for value in (self.values[0], self.values[second]):
+            casts = found_in(value, tirx.Cast)
             found.append([b for c in casts if (b := bits_of(c, HALF_TYPES[self.dtype]))])
         low, high = found
         return len(low) == len(high) > 0 and all(
@@ -212,29 +210,7 @@ def _int64(value: tirx.Expr | int) -> tirx.Expr:
     return tirx.IntImm("int64", value) if isinstance(value, int) else value.astype("int64")
 
 
-def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
-    """Return the loads in an expression."""
-    found: list[ir.TensorLoad] = []
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, found.append))
-    return found
-
-
-def _different(loads: Iterable[ir.TensorLoad]) -> list[ir.TensorLoad]:
-    found: list[ir.TensorLoad] = []
-    for load in loads:
-        if not any(tvm_ffi.structural_equal(load, other) for other in found):
-            found.append(load)
-    return found
-
-
 def _bytes_of(buffer: tirx.Var) -> int:
     """Return the size of an element; 0 if it is none of whole bytes."""
     bits = tvm.DataType(str(buffer.ty.dtype)).bits
     return bits // 8 if bits % 8 == 0 else 0
-
-
-def _chooses(value: tirx.Expr) -> bool:
-    """Tell whether only one of several loads may be possible."""
-    calls: list[ir.Call] = []
-    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
-    return any(isinstance(c.op, ir.Op) and c.op.name == "prim.if_then_else" for c in calls)

@@ -9,13 +9,13 @@ after the other where it is anything else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...matching.expressions import ramp, substitute
 from .decode import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
 from .tile import int32
@@ -84,10 +84,10 @@ class Decoder:
         for run in self.neighbours.vectors:
             load = self.neighbours.loads[run[0]]
             dtype, slot = self.slots[run[0]]
-            indices = [_replaced(i, where) for i in load.indices]
+            indices = [substitute(i, where) for i in load.indices]
             to = index * int32(self.sizes[dtype]) + int32(slot)
             if len(run) > 1:
-                indices[-1], to = _ramp(indices[-1], len(run)), _ramp(to, len(run))
+                indices[-1], to = ramp(indices[-1], len(run)), ramp(to, len(run))
             T.buffer_store(self.raw[dtype], load.source[tuple(indices)], [to])
 
     def pairs(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
@@ -95,7 +95,7 @@ class Decoder:
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
         for name, (dtype, slot) in zip(self.neighbours.loaded, self.slots, strict=True):
             where[name] = self.raw[dtype][index * int32(self.sizes[dtype]) + int32(slot)]
-        values = [_replaced(v, where) for v in self.neighbours.values]
+        values = [substitute(v, where) for v in self.neighbours.values]
         return [self._pair(values[a], values[b]) for a, b in self.neighbours.pairs()]
 
     def in_order(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
@@ -175,12 +175,4 @@ class Decoder:
         halves = scratch("halves", 2, self.neighbours.dtype, "local")
         for n, value in enumerate((a, b)):
             T.buffer_store(halves, value, [n])
-        return T.reinterpret("uint32", halves[_ramp(int32(0), 2)])
-
-
-def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
-    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
-
-
-def _replaced(value: tirx.Expr, by: Mapping[tirx.Var, tirx.Expr]) -> tirx.Expr:
-    return tvm_ffi.structural_map(value, (ir.Var, lambda var: by.get(var, var)))
+        return T.reinterpret("uint32", halves[ramp(int32(0), 2)])

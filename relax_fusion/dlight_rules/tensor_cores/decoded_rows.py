@@ -20,7 +20,7 @@ from .decoded import Decoder, joined, register, unrolled
 from .few_rows_kernel import QUADS, FewRowsKernel
 from .few_rows_ring import Place
 from .few_rows_sums import WarpSums
-from .fragments import ptx, scratch
+from .fragments import clear, ptx, scratch
 from .instructions import INSTRUCTIONS
 from .layout import PIECE
 from .tile import Product, int32, int64
@@ -61,8 +61,7 @@ class DecodedRowsKernel(FewRowsKernel):
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
-        with T.unroll(self.sums.ty.shape[0]) as e:
-            T.buffer_store(self.sums, tirx.const(0.0, "float32"), [e])
+        clear(self.sums)
         with unrolled(self.stages) as stage:
             self._load_step(stage, stage)
         turns = ceil_div(self.steps, self.stages)

@@ -18,6 +18,7 @@ from tvm.script import tirx as script
 from tvm.target import Target
 
 from ...hardware.target import device_of
+from ...matching.expressions import found_in, thread_tag
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
 """What TVM reads from the attributes of a function, in its spelling."""
@@ -55,7 +56,7 @@ def _preceded(stmt: tirx.Stmt, calls: list[tirx.Expr]) -> tirx.Stmt:
     """Put calls in front of every kernel that does not wait."""
 
     def begun(loop: tirx.For) -> tirx.For:
-        if _tag(loop) != "blockIdx.x" or _waits(loop):
+        if thread_tag(loop) != "blockIdx.x" or _waits(loop):
             return loop
         body = tirx.SeqStmt([*(tirx.Evaluate(call) for call in calls), loop.body])
         return tirx.For(
@@ -67,11 +68,5 @@ def _preceded(stmt: tirx.Stmt, calls: list[tirx.Expr]) -> tirx.Stmt:
     return tvm_ffi.structural_map(stmt, (tirx.For, begun))
 
 
-def _tag(loop: tirx.For) -> str:
-    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
-
-
 def _waits(stmt: tirx.Stmt) -> bool:
-    found: list[ir.Call] = []
-    tvm_ffi.structural_walk(stmt, (ir.Call, found.append))
-    return any(tvm_ffi.structural_equal(call, wait()) for call in found)
+    return any(tvm_ffi.structural_equal(call, wait()) for call in found_in(stmt, ir.Call))

@@ -8,56 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Protocol
 
 import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.limits import VECTOR_LOAD_BYTES
+from ...matching.expressions import chooses, different, loads_of, ramp, substitute
 from ...workload import DTYPE_BYTES
 from .fragments import local
-from .instructions import Instructions
-from .sums import Run
-from .tile import MmaTile, Place, Total, int32, int64
-
-
-class Results(Protocol):
-    """What a kernel computes, element by element."""
-
-    @property
-    def rows(self) -> tirx.Expr:
-        """Rows of the result."""
-
-    @property
-    def columns(self) -> int:
-        """Columns of the result."""
-
-    def results(
-        self, row: tirx.Expr, column: tirx.Expr, total: Total
-    ) -> list[tuple[Place, tirx.Expr]]:
-        """Return what is stored for one column of one row, and where."""
-
-
-class Sums(Protocol):
-    """A kernel whose warps hold sums in the layout of ``mma.m16n8``."""
-
-    tile: MmaTile
-    types: Instructions
-    lane: tirx.Expr
-    warp_row: tirx.Expr
-    warp_column: tirx.Expr
-    first_row: tirx.Expr
-    first_column: tirx.Expr
-    tiles_m: int
-    tiles_n: int
-
-    @property
-    def product(self) -> Results:
-        """What is computed."""
-
-    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
-        """Return a sum of this lane."""
+from .sums import Run, Sums
+from .tile import Place, int32, int64
 
 
 class MmaEpilogue:
@@ -102,7 +63,7 @@ class MmaEpilogue:
         for names, own in zip(self.sums, sums, strict=True):
             values |= zip(names, own, strict=True)
         body = tirx.SeqStmt(self.statements) if len(self.statements) > 1 else self.statements[0]
-        body = tvm_ffi.structural_map(body, (ir.Var, lambda var: values.get(var, var)))
+        body = substitute(body, values)
         if self.product.columns % self.kernel.tile.plan.block_n:
             body = tirx.IfThenElse(column < int64(self.product.columns), body, None)
         T.add_to_parent(body)
@@ -126,9 +87,9 @@ class MmaEpilogue:
         for i, value in enumerate(values):
             self.statements.append(tirx.BufferStore(staged, value, [int32(i)]))
         for first in range(0, self.width, lanes):
-            vector = staged[_ramp(int32(first), lanes)]
+            vector = staged[ramp(int32(first), lanes)]
             *outer, last = wheres[first][1]
-            where = [*outer, _ramp(last, lanes)]
+            where = [*outer, ramp(last, lanes)]
             self.statements.append(tirx.BufferStore(buffer, vector, where))
 
     def _with_wide_loads(self, values: list[tirx.Expr]) -> list[tirx.Expr]:
@@ -136,9 +97,9 @@ class MmaEpilogue:
 
         rewrite: ``f(r[j]); f(r[j + 1])`` -> ``v[0:2] = r[j:j + 2]; f(v[0]); f(v[1])``
         """
-        loads = [_loads(value) for value in values]
+        loads = [different(loads_of(value)) for value in values]
         # A choice guards addresses that are no part of a tensor
-        if any(_chooses(value) for value in values) or len({len(each) for each in loads}) > 1:
+        if any(chooses(value) for value in values) or len({len(each) for each in loads}) > 1:
             return values
         for same in zip(*loads, strict=True):  # what each value reads at the same place in it
             wheres = [(load.source, list(load.indices)) for load in same]
@@ -148,8 +109,8 @@ class MmaEpilogue:
             staged = local("operand", self.width, str(same[0].source.ty.dtype))
             for first in range(0, self.width, lanes):
                 *outer, last = wheres[first][1]
-                vector = same[0].source[(*outer, _ramp(last, lanes))]
-                to = [_ramp(int32(first), lanes)]
+                vector = same[0].source[(*outer, ramp(last, lanes))]
+                to = [ramp(int32(first), lanes)]
                 self.statements.append(tirx.BufferStore(staged, vector, to))
             values = [
                 _replaced(value, load, staged[int32(i)])
@@ -177,29 +138,6 @@ class MmaEpilogue:
     def _constant(self, value: tirx.Expr) -> int | None:
         value = self.analyzer.simplify(value)
         return int(value) if isinstance(value, tirx.IntImm) else None
-
-
-def _chooses(value: tirx.Expr) -> bool:
-    """Tell whether a value is computed in one way or another, of which only one may be possible."""
-    calls: list[ir.Call] = []
-    tvm_ffi.structural_walk(value, (ir.Call, calls.append))
-    return any(isinstance(c.op, ir.Op) and c.op.name == "prim.if_then_else" for c in calls)
-
-
-def _ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
-    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
-
-
-def _loads(value: tirx.Expr) -> list[ir.TensorLoad]:
-    """Return the different loads of an expression."""
-    found: list[ir.TensorLoad] = []
-
-    def note(load: ir.TensorLoad) -> None:
-        if not any(tvm_ffi.structural_equal(load, other) for other in found):
-            found.append(load)
-
-    tvm_ffi.structural_walk(value, (ir.TensorLoad, note))
-    return found
 
 
 def _replaced(value: tirx.Expr, load: ir.TensorLoad, by: tirx.Expr) -> tirx.Expr:

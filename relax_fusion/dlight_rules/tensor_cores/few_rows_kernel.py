@@ -17,21 +17,18 @@ from __future__ import annotations
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_warp_sync
-from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...estimator.tile_plan import TilePlan
 from .few_rows_ring import Place, Ring
 from .few_rows_sums import WarpSums
-from .fragments import scratch
+from .fragments import clear, ptx, scratch
 from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
 from .normed_rows import HALVES, REGISTERS, NormedRows
 from .row_norm import RowNorm
 from .tile import Product, int32, uint32
-
-ptx = script.ptx
 
 QUADS = LANES // 4
 """Groups of four threads: each has a row of x, and two columns of an instruction."""
@@ -76,8 +73,7 @@ class FewRowsKernel:
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
-        with T.unroll(self.sums.ty.shape[0]) as e:
-            T.buffer_store(self.sums, tirx.const(0.0, "float32"), [e])
+        clear(self.sums)
         ahead = self.plan.num_stages - 1
         self._request_first(ahead)
         rows = NormedRows(self) if self.norm else None

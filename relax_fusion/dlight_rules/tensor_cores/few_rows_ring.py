@@ -11,19 +11,16 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
-from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, FACTOR_LINES, GROUP, STATISTICS, SUM_BYTES
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...hardware.instructions import PIECE_BYTES
+from .fragments import copy_async, scratch
 from .layout import LANES, PIECE
-from .mma_kernel import scratch
 from .row_norm import RowNorm
 from .tile import Product, int32, int64
-
-ptx = script.ptx
 
 PIECES = 8
 """Pieces of a line, which neighbouring threads copy."""
@@ -31,8 +28,8 @@ PIECES = 8
 LINES = LANES // PIECES
 """Lines that a warp copies at once."""
 
-COPY = "cp.async.cg.shared.global.L2::128B"
-"""A copy past L1.  That L2 is told of the line's other pieces saves up to a microsecond of 17."""
+HINT = ".L2::128B"
+"""Of a copy.  That L2 is told of the line's other pieces saves up to a microsecond of 17."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +124,8 @@ class Ring:
             first_k = self._depth_at(step, chunk)
             for first in range(0, self.weight_lines, LINES):
                 load, k = self._weight(first, line, piece, first_k)
-                self._copy(self.piece(step, chunk, first, line, piece), load, self._inside(k))
+                to = self.piece(step, chunk, first, line, piece)
+                copy_async(to, load, PIECE_BYTES, self._inside(k), HINT)
 
     def request_rows(self, step: tirx.Expr) -> None:
         """Begin the copies of the rows of a step, and of what a norm multiplies by and adds."""
@@ -139,12 +137,13 @@ class Ring:
                 row = place.first_row + int64(line + int32(first))
                 load = self.norm.x[row, k] if self.norm else self.product.x_at(row, k)
                 to = self.piece(step, chunk, first_line + first, line, piece)
-                self._copy(to, load, [row < self.product.rows, *self._inside(k)])
+                inside = [row < self.product.rows, *self._inside(k)]
+                copy_async(to, load, PIECE_BYTES, inside, HINT)
             for index, factor in enumerate(self.norm.factors if self.norm else ()):
                 with T.If(line == int32(index)), T.Then():
                     first = first_line + self.plan.block_m
                     to = self.piece(step, chunk, first, int32(index), piece)
-                    self._copy(to, factor[k], self._inside(k))
+                    copy_async(to, factor[k], PIECE_BYTES, self._inside(k), HINT)
 
     def piece(
         self, step: tirx.Expr, chunk: int, first: int, line: tirx.Expr, piece: tirx.Expr
@@ -172,15 +171,6 @@ class Ring:
     def _inside(self, k: tirx.Expr) -> list[tirx.Expr]:
         """Return what must hold for an element along k to be there."""
         return [] if self.exact else [k < int64(self.product.depth)]
-
-    def _copy(self, to: tirx.Expr, load: tirx.Expr, conditions: list[tirx.Expr]) -> None:
-        """Begin a copy; of zeros where a condition does not hold, and then nothing is read."""
-        args = [to, tirx.address_of(load), PIECE_BYTES]
-        if conditions:
-            inside = tirx.all(*conditions) if len(conditions) > 1 else conditions[0]
-            size = tirx.Select(inside, int32(PIECE_BYTES), int32(0))
-            args.append(size.astype("uint32"))
-        T.evaluate(ptx[COPY](*args))
 
     def _weight(
         self, first: int, line: tirx.Expr, piece: tirx.Expr, k: tirx.Expr

@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tvm import tirx
-from tvm.script import tirx as script
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import MMA_ROWS, SUM_BYTES
+from .fragments import ptx, scratch
 from .layout import LANES
-from .mma_kernel import scratch
 from .tile import int32, int64
 
 if TYPE_CHECKING:
     from .few_rows_kernel import FewRowsKernel
-
-ptx = script.ptx
 
 
 class WarpSums:

@@ -20,6 +20,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...hardware.instructions import PIECE_BYTES, SLICE_BYTES
+from ...workload import WeightLayout
 from .instructions import Instructions
 from .layout import a_lane, b_lane, swizzled
 from .tile import int32, int64
@@ -50,10 +51,23 @@ def scratch(name: str, size: int, dtype: str, scope: str) -> tirx.Var:
     return buffer
 
 
+def clear(buffer: tirx.Var) -> None:
+    """Set registers of float32 to 0."""
+    with T.unroll(buffer.ty.shape[0]) as i:
+        T.buffer_store(buffer, tirx.const(0.0, "float32"), [i])
+
+
 def copy_async(
-    at: tirx.Expr, load: tirx.Expr, size: int, conditions: Sequence[tirx.Expr | None]
+    at: tirx.Expr,
+    load: tirx.Expr,
+    size: int,
+    conditions: Sequence[tirx.Expr | None],
+    hint: str = "",
 ) -> None:
-    """Begin to copy `size` bytes; zeros where a condition does not hold, and nothing is read."""
+    """Begin to copy `size` bytes; zeros where a condition does not hold, and nothing is read.
+
+    `hint` is what PTX adds to the instruction for L2.
+    """
     kind = "cg" if size == PIECE_BYTES else "ca"  # narrower ones go through L1
     args = [at, tirx.address_of(load), size]
     inside = [c for c in conditions if c is not None]
@@ -62,7 +76,7 @@ def copy_async(
         for condition in inside[1:]:
             held = tirx.all(held, condition)
         args.append(tirx.Select(held, int32(size), int32(0)).astype("uint32"))
-    T.evaluate(ptx[f"cp.async.{kind}.shared.global"](*args))
+    T.evaluate(ptx[f"cp.async.{kind}.shared.global{hint}"](*args))
 
 
 def load_matrices(registers: tirx.Var, first: int, address: object, transposed: bool) -> None:
@@ -189,44 +203,30 @@ class SharedTile:
         """
         lane, line, index = at
         row, piece = a_lane(lane)
-        self._load(registers, first, self._place(base, line + row, piece, index), False)
+        load_matrices(registers, first, self._place(base, line + row, piece, index), False)
 
     def load_right(
-        self, registers: tirx.Var, first: int, base: tirx.Expr, at: tuple[tirx.Expr, int, int]
+        self,
+        registers: tirx.Var,
+        first: int,
+        base: tirx.Expr,
+        at: tuple[tirx.Expr, int, int],
+        layout: WeightLayout,
     ) -> None:
-        """Load the right operands of two instructions, from lines that lie along their depth.
+        """Load the right operands of two instructions.
 
         Parameters
         ----------
         at : tuple of tirx.Expr, int, int
-            Lane; first line, which is a column, a multiple of 16; slice of the lines, along k.
+            Lane; first line, a multiple of 16; slice of the lines.
+        layout : {"nk", "kn"}
+            Whether lines are columns and lie along k, or lie along sixteen columns.
         """
         lane, line, index = at
-        row, piece = b_lane(lane, "nk")
+        row, piece = b_lane(lane, layout)
         address = self._place(base, row, piece, index)
-        self._load(registers, first, ptx.addr(address, self._skip(line)), False)
-
-    def load_right_transposed(
-        self, registers: tirx.Var, first: int, base: tirx.Expr, at: tuple[tirx.Expr, int, int]
-    ) -> None:
-        """Load the right operands of two instructions, from lines that lie along their columns.
-
-        Parameters
-        ----------
-        at : tuple of tirx.Expr, int, int
-            Lane; first line, along k, a multiple of 16; slice of the lines: sixteen columns.
-        """
-        lane, line, index = at
-        row, piece = b_lane(lane, "kn")
-        address = self._place(base, row, piece, index)
-        self._load(registers, first, ptx.addr(address, self._skip(line)), True)
-
-    def _load(self, registers: tirx.Var, first: int, address: object, transposed: bool) -> None:
-        load_matrices(registers, first, address, transposed)
-
-    def _skip(self, lines: int) -> int:
-        """Return the bytes of some lines; the swizzle repeats after sixteen of them."""
-        return lines * self.pieces * PIECE_BYTES
+        skip = line * self.pieces * PIECE_BYTES  # the swizzle repeats after sixteen lines
+        load_matrices(registers, first, ptx.addr(address, skip), layout == "kn")
 
     def _place(self, base: tirx.Expr, line: tirx.Expr, piece: tirx.Expr, index: int) -> tirx.Expr:
         """Return the address of piece 0 or 1 of a slice."""

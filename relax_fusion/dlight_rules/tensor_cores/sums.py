@@ -12,21 +12,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from .fragments import local, ptx
-from .tile import int32
-
-if TYPE_CHECKING:
-    from .epilogue import Sums
-    from .mma_kernel import MmaKernel
+from .instructions import Instructions
+from .mma_kernel import MmaKernel
+from .tile import MmaTile, Place, Total, int32
 
 WIDEST = 4
 """Sums of one load or store."""
+
+
+class Results(Protocol):
+    """What a kernel computes, element by element."""
+
+    @property
+    def rows(self) -> tirx.Expr:
+        """Rows of the result."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+
+    def results(
+        self, row: tirx.Expr, column: tirx.Expr, total: Total
+    ) -> list[tuple[Place, tirx.Expr]]:
+        """Return what is stored for one column of one row, and where."""
+
+
+class Sums(Protocol):
+    """A kernel whose warps hold sums in the layout of ``mma.m16n8``."""
+
+    tile: MmaTile
+    types: Instructions
+    lane: tirx.Expr
+    warp_row: tirx.Expr
+    warp_column: tirx.Expr
+    first_row: tirx.Expr
+    first_column: tirx.Expr
+    tiles_m: int
+    tiles_n: int
+
+    @property
+    def product(self) -> Results:
+        """What is computed."""
+
+    def sum_at(self, part: int, line: int, position: int) -> tirx.Expr:
+        """Return a sum of this lane."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from tvm import ir, s_tir, sym, tirx
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
 from ...estimator.tile_plan import TilePlan
+from ...matching.expressions import substitute
 from ...workload import WeightLayout
 from .decode import Neighbours
 from .instructions import INSTRUCTIONS, Instructions
@@ -117,6 +118,26 @@ class Accumulation:
         """Reduced elements."""
         return int(self.acc.iter_vars[3].dom.extent)
 
+    def result(
+        self, place: Sequence[tirx.Expr], total: Callable[[tirx.Expr], tirx.Expr]
+    ) -> tuple[Place, tirx.Expr]:
+        """Return what is stored at one place of the axes of `out`, and where.
+
+        Parameters
+        ----------
+        total : callable
+            The sum at a position along the first axis of `acc`.
+        """
+        sums, store = self.acc.body.buffer, self.out.body
+        simplify = sym.Analyzer().simplify
+
+        def own(load: ir.TensorLoad) -> tirx.Expr:
+            return total(simplify(load.indices[0])) if load.source.same_as(sums) else load
+
+        value = tvm_ffi.structural_map(placed(store.value, self.out, place), (ir.TensorLoad, own))
+        where = [simplify(placed(index, self.out, place)) for index in store.indices]
+        return (store.buffer, where), simplify(value)
+
 
 @dataclass(frozen=True)
 class Product(Accumulation):
@@ -184,22 +205,11 @@ class Product(Accumulation):
         total : callable
             The sum of a part.
         """
-        sums, store = self.acc.body.buffer, self.out.body
-        simplify = sym.Analyzer().simplify
-
-        def own(load: ir.TensorLoad) -> tirx.Expr:
-            is_sum = load.source.same_as(sums)
-            return total(int(simplify(load.indices[0]))) if is_sum else load
-
-        found = []
-        for part in range(2 if len(self.out.iter_vars) == 3 else 1):  # both of a rotated pair
-            place = [row, column, int64(part)][: len(self.out.iter_vars)]
-            value = tvm_ffi.structural_map(
-                placed(store.value, self.out, place), (ir.TensorLoad, own)
-            )
-            where = [simplify(placed(index, self.out, place)) for index in store.indices]
-            found.append(((store.buffer, where), simplify(value)))
-        return found
+        axes = len(self.out.iter_vars)
+        places = [[row, column, int64(part)][:axes] for part in range(2 if axes == 3 else 1)]
+        return [
+            self.result(place, lambda part: total(int(part))) for place in places
+        ]  # both of a rotated pair
 
 
 def int32(value: int) -> tirx.Expr:
@@ -220,7 +230,7 @@ def int64(value: tirx.Expr | int) -> tirx.Expr:
 def placed(value: tirx.Expr, block: s_tir.SBlock, place: Sequence[tirx.Expr]) -> tirx.Expr:
     """Return an expression of a block at one place of its axes."""
     at = {iv.var: e for iv, e in zip(block.iter_vars, place, strict=True)}
-    return tvm_ffi.structural_map(value, (ir.Var, lambda var: at.get(var, var)))
+    return substitute(value, at)
 
 
 def whole(buffer: tirx.Var) -> ir.TensorRegion:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tvm import relax, tirx
@@ -90,12 +91,13 @@ def _added(at: Aligned, negated: bool) -> Parts | None:
 
 
 def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
-    value = at.element()
-    if value is not None:
-        condition = _where_nothing_is_added(at, value, negated)
-        band = None if condition is None else band_of(condition, at.row, at.column)
-        if band is not None:
-            return Parts(band)
+    def adds_nothing(number: float) -> bool | None:
+        hides = (-number if negated else number) <= HIDDEN
+        return number == 0 if number == 0 or hides else None
+
+    band = _band_where(at, adds_nothing)
+    if band is not None:
+        return Parts(band)
     view, expr = at.grid.view, at.at.expr
     call = view.call(expr, "relax.where")
     if call is not None and not negated:
@@ -106,7 +108,8 @@ def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
     call = view.call(expr, "relax.add", "relax.subtract")
     if call is not None:
         flipped = negated != (call.op.name == "relax.subtract")
-        parts = _together(at, ((call.args[0], negated), (call.args[1], flipped)))
+        operands = zip(map(at.operand, call.args), (negated, flipped), strict=True)
+        parts = _all_of(None if a is None else _added(a, sign) for a, sign in operands)
         if parts is not None and (parts.seen or not parts.band.is_open) and len(parts.biases) < 2:
             return parts
     slopes = slopes_of(at)
@@ -119,11 +122,10 @@ def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
     return Parts(biases=((at.source(), negated),))
 
 
-def _together(at: Aligned, operands: tuple[tuple[relax.Expr, bool], ...]) -> Parts | None:
+def _all_of(found: Iterable[Parts | None]) -> Parts | None:
+    """Return parts together; None if some are not known, or it is not how their bands meet."""
     parts: Parts | None = Parts()
-    for expr, negated in operands:
-        inner = at.operand(expr)
-        more = _added(inner, negated) if inner is not None else None
+    for more in found:
         parts = parts.and_also(more) if parts is not None and more is not None else None
     return parts
 
@@ -139,27 +141,32 @@ def _chosen(at: Aligned, call: relax.Call) -> tuple[Aligned, Parts | None] | Non
     return None
 
 
-def _where_nothing_is_added(at: Aligned, value: Element, negated: bool) -> PrimExpr | None:
-    """Return the condition of an addend that is zero where it holds, and else hides a key."""
+def _band_where(at: Aligned, tells: Callable[[float], bool | None]) -> Band | None:
+    """Return where `tells` is true of the elements, if they are known and that is a band.
+
+    It is asked for each number that elements are; None means that the number is another one.
+    """
+    value = at.element()
+    condition = None if value is None else _where(at, value, tells)
+    return None if condition is None else band_of(condition, at.row, at.column)
+
+
+def _where(at: Aligned, value: Element, tells: Callable[[float], bool | None]) -> PrimExpr | None:
     if isinstance(value, Choice):
-        sides = [_where_nothing_is_added(at, v, negated) for v in (value.then, value.other)]
+        sides = [_where(at, side, tells) for side in (value.then, value.other)]
         if sides[0] is None or sides[1] is None:
             return None
         return at.elements.condition(Choice(value.condition, sides[0], sides[1]))
     number = float_of(value)
-    if number is None or (number != 0 and not (-number if negated else number) <= HIDDEN):
-        return None
-    return tirx.IntImm("bool", number == 0)
+    told = None if number is None else tells(number)
+    return None if told is None else tirx.IntImm("bool", told)
 
 
 def _held(at: Aligned) -> Parts | None:
     """Take a bound of the scores to pieces: huge where a key is seen, and else hiding it."""
-    value = at.element()
-    if value is not None:
-        condition = _where_nothing_is_held(at, value)
-        band = None if condition is None else band_of(condition, at.row, at.column)
-        if band is not None:
-            return Parts(band)
+    band = _band_where(at, lambda number: number > 0 if abs(number) >= -HIDDEN else None)
+    if band is not None:
+        return Parts(band)
     call = at.grid.view.call(at.at.expr, "relax.where")
     found = _chosen(at, call) if call is not None else None
     if found is not None and found[1] is not None:
@@ -167,18 +174,6 @@ def _held(at: Aligned) -> Parts | None:
         if most is not None and most >= -HIDDEN:
             return found[1]
     return Parts(biases=((at.source(), False),))
-
-
-def _where_nothing_is_held(at: Aligned, value: Element) -> PrimExpr | None:
-    if isinstance(value, Choice):
-        sides = [_where_nothing_is_held(at, v) for v in (value.then, value.other)]
-        if sides[0] is None or sides[1] is None:
-            return None
-        return at.elements.condition(Choice(value.condition, sides[0], sides[1]))
-    number = float_of(value)
-    if number is None or abs(number) < -HIDDEN:
-        return None
-    return tirx.IntImm("bool", number > 0)
 
 
 def _seen(at: Aligned, value: bool) -> Parts | None:
@@ -194,11 +189,8 @@ def _seen(at: Aligned, value: bool) -> Parts | None:
     view, expr = at.grid.view, at.at.expr
     call = view.call(expr, *(f"relax.{name}" for name in both))
     if call is not None:
-        parts: Parts | None = Parts()
-        for inner in (at.operand(a) for a in call.args):
-            more = _seen(inner, value) if inner is not None else None
-            parts = parts.and_also(more) if parts is not None and more is not None else None
-        return parts
+        operands = [at.operand(a) for a in call.args]
+        return _all_of(None if inner is None else _seen(inner, value) for inner in operands)
     call = view.call(expr, "relax.logical_not", "relax.bitwise_not")
     inner = at.operand(call.args[0]) if call is not None else None
     if inner is not None:

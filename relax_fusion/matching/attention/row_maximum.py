@@ -25,9 +25,7 @@ def row_maximum(
         path = (expr, *path)
         value = view.definition(expr)
         if is_call(value, "relax.max"):
-            rank = len(shape_of(value.args[0]) or ())
-            last = [int(a) % max(rank, 1) for a in value.attrs.axis or ()] == [rank - 1]
-            return (value.args[0], path) if last and bool(value.attrs.keepdims) else None
+            return (value.args[0], path) if is_by_row(value) else None
         if is_call(value, "relax.topk"):
             return _largest(view, expr, value, path)
         if not isinstance(value, relax.TupleGetItem):
@@ -41,6 +39,13 @@ def row_maximum(
             return None
         expr = whole.fields[int(value.index)] if packed else value.tuple_value
     return None
+
+
+def is_by_row(call: relax.Call) -> bool:
+    """Tell whether a reduction leaves one element of each row, where the row was."""
+    rank = len(shape_of(call.args[0]) or ())
+    axes = [int(a) % max(rank, 1) for a in call.attrs.axis or ()]
+    return axes == [rank - 1] and bool(call.attrs.keepdims)
 
 
 def _largest(

@@ -13,7 +13,7 @@ from ..elements import Elements
 from ..pattern import BlockView, guard
 from ..shapes import dtype_of, same_shape, shape_of, shape_text
 from ..slices import prefix_slice
-from .row_maximum import row_maximum
+from .row_maximum import is_by_row, row_maximum
 from .scores import Scores
 
 _VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.astype")
@@ -89,7 +89,7 @@ def _without_empty_rows(
     covers, call = [weights], None
     for name in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
         call = view.call(empty, f"relax.{name}")
-        if call is None or (name == "max" and not _is_by_row(call)):
+        if call is None or (name == "max" and not is_by_row(call)):
             return None
         covers.append(empty)
         empty = call.args[0]
@@ -99,13 +99,6 @@ def _without_empty_rows(
     if isinstance(zeros, relax.Var) and view.call(zeros, "relax.full_like") is not None:
         covers.append(zeros)
     return inner, tuple(covers)
-
-
-def _is_by_row(call: relax.Call) -> bool:
-    """Tell whether a reduction leaves one element of each row, where the row was."""
-    rank = len(shape_of(call.args[0]) or ()) or 1
-    axes = [int(a) % rank for a in call.attrs.axis or ()]
-    return axes == [rank - 1] and bool(call.attrs.keepdims)
 
 
 def _with_sinks(view: BlockView, at: Scores) -> Softmax | None:

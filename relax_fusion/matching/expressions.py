@@ -1,0 +1,69 @@
+"""TIR expressions and statements: what is in them, and parts of them replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+
+def found_in(root: object, kind: type) -> list[Any]:
+    """Return the nodes of a kind in `root`, those inside of others first."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, (kind, found.append))
+    return found
+
+
+def loads_of(value: tirx.Expr) -> list[ir.TensorLoad]:
+    """Return the loads in `value`, those inside of indices first."""
+    return found_in(value, ir.TensorLoad)
+
+
+def variables_of(root: object) -> set[tirx.Var]:
+    """Return the variables in an expression or a statement, the buffers among them."""
+    return set(found_in(root, ir.Var))
+
+
+def different(nodes: Iterable[Any]) -> list[Any]:
+    """Return `nodes` without those that are like one before."""
+    found: list[Any] = []
+    for node in nodes:
+        if not any(tvm_ffi.structural_equal(node, other) for other in found):
+            found.append(node)
+    return found
+
+
+def chooses(value: tirx.Expr) -> bool:
+    """Tell whether only one of several loads in `value` may be possible."""
+    operators = (call.op for call in found_in(value, ir.Call))
+    return any(isinstance(op, ir.Op) and op.name == "prim.if_then_else" for op in operators)
+
+
+def substitute(root: Any, values: Mapping[Any, Any]) -> Any:
+    """Return an expression or a statement with variables replaced."""
+    return tvm_ffi.structural_map(root, (ir.Var, lambda var: values.get(var, var)))
+
+
+def is_number(value: tirx.Expr, wanted: int) -> bool:
+    """Tell whether an expression is the whole number `wanted`."""
+    return isinstance(value, tirx.IntImm) and int(value) == wanted
+
+
+def serial(loop: tirx.For) -> tirx.For:
+    """Return a loop without the parallelism of a CPU, if it has any."""
+    if loop.kind != tirx.ForKind.PARALLEL:
+        return loop
+    kind = tirx.ForKind.SERIAL
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, step=loop.step)
+
+
+def thread_tag(loop: tirx.For) -> str:
+    """Return the name of the thread axis that a loop is bound to; "" if it is bound to none."""
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+
+
+def ramp(first: tirx.Expr, lanes: int) -> tirx.Expr:
+    """Return `lanes` neighbouring indices."""
+    return tirx.Ramp(first, tirx.const(1, str(first.ty.dtype)), lanes)
