@@ -25,6 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import inverse_rms
 from .tiles import (
+    column_run,
     half_pointer,
     load_in_range,
     store_output,
@@ -32,6 +33,7 @@ from .tiles import (
     tile_features,
     tile_offsets,
     weight_offsets,
+    weight_rows,
 )
 
 
@@ -75,6 +77,7 @@ def accumulate(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    HALF: tl.constexpr,
 ):
     """Return ``(gate [m, n], up, squares [m])``, summed over k tiles `k_begin` to `k_end`."""
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
@@ -83,12 +86,12 @@ def accumulate(
     acc_up = tl.zeros(shape, tl.float32)
     squares = tl.zeros([BLOCK_M, BLOCK_K], tl.float32)
     # Rows of x beyond the end are masked: asynchronous copies then move no bytes for them.  Rows of
-    # the weight beyond the end read row 0, and their results are not stored.
+    # the weight beyond the end read others, and their results are not stored.
     m_offsets = m_index.to(tl.int64)[:, None] * K
     in_rows = (m_index < M)[:, None]
     w_ptr = half_pointer(w_ptr, False, N, K, LAYOUT, MERGED)
     up_ptr = half_pointer(up_ptr, True, N, K, LAYOUT, MERGED)
-    n_index = tl.where(n_index < N, n_index, 0)
+    n_index = weight_rows(n_index, N, LAYOUT, column_run(N, BLOCK_N, HALF))
     for k_tile in tl.range(k_begin, k_end, num_stages=NUM_STAGES):
         k_index = k_tile * BLOCK_K + tl.arange(0, BLOCK_K)
         w_offsets = weight_offsets(n_index, k_index, N, K, LAYOUT, MERGED)
@@ -229,6 +232,7 @@ def matmul_pointer(
         BLOCK_N,
         BLOCK_K,
         NUM_STAGES,
+        HALF,
     )
     if SPLIT_K > 1:
         store_parts(

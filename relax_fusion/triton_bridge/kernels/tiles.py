@@ -53,6 +53,28 @@ def tile_features(tile_n, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
         return first_of_pair(tile_n * RUN + column % RUN, HALF) + column // RUN * HALF
 
 
+@triton.constexpr_function
+def column_run(N, BLOCK_N, HALF):
+    """Return how many columns of a tile lie side by side in a weight ``[k, n]`` at least.
+
+    Runs of so many begin at multiples of it, and do not go across the end.
+    """
+    whole = not HALF or BLOCK_N % (2 * HALF) == 0
+    return min(N & -N, BLOCK_N if whole else min(BLOCK_N // 2, HALF & -HALF))
+
+
+@triton.jit
+def weight_rows(n_index, N: tl.constexpr, LAYOUT: tl.constexpr, RUN: tl.constexpr):
+    """Return indices within the weight for the columns of a tile, any for those beyond the end.
+
+    In ``[k, n]`` runs of columns stay runs: else each element would be a load of its own.
+    """
+    if LAYOUT == "kn" and RUN > 1:
+        return tl.max_contiguous(tl.multiple_of(n_index % N, RUN), RUN)
+    else:
+        return tl.where(n_index < N, n_index, 0)
+
+
 @triton.jit
 def half_start(UP: tl.constexpr, N: tl.constexpr, MERGED: tl.constexpr):
     """Return the output feature at which the gate (or, with `UP`, the up projection) starts.

@@ -47,6 +47,22 @@ CASES = {
         90,
         {"copies", "wgmma"},
     ),
+    **{
+        f"pointer-kn-{name}": (
+            matmul_pointer,
+            {**POINTER, "LAYOUT": "kn", **changes},
+            4,
+            90,
+            {"copies", "wgmma"},
+        )
+        for name, changes in {
+            "6144": {},
+            "1000": {"N": 1000, "K": 776},
+            "rope": ROPE,
+            "gated": GATED,
+            "tall": {"BLOCK_M": 64, "SWAP": False},
+        }.items()
+    },
     "pointer-sm80": (matmul_pointer, {**POINTER, **OLDER}, 8, 80, {"copies", "mma"}),
     "pointer-sm89": (matmul_pointer, {**POINTER, **OLDER}, 8, 89, {"copies", "mma"}),
     "reduce": (split_reduce, REDUCE, 4, 90, set()),
@@ -60,7 +76,8 @@ SIGNS = {
     "wgmma": r"wgmma\.mma_async",
     "mma": r"mma\.sync",
 }
-NARROW = {"loads": r"ld\.global(?![^;]*\.v4)", "copies": r"cp\.async\.ca"}
+NARROW = {"loads": r"ld\.global(?![^;]*\.v4)", "copies": r"cp\.async\.ca|st\.shared\.b16"}
+"""Copies that pass through registers end in stores to shared memory, element by element."""
 
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, arch: int, dtype: str) -> Any:
