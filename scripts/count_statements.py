@@ -21,7 +21,7 @@ PACKAGE = ROOT / "relax_fusion"
 MAKE_C = (
     "dlight_rules/tensor_cores/wgmma_kernel.py",
     "transforms/cuda_graph.py",
-    "triton_bridge/launcher.py",
+    "launch/launcher.py",
 )
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
 LINE_OF_C = re.compile(r"[;{] *$", re.MULTILINE)

@@ -241,8 +241,7 @@ def matmul_pointer(
     else:
         if NORM == "rms":
             scale = inverse_rms(squares, K, eps)[:, None]
-            acc *= scale
-            acc_up *= scale
+            acc, acc_up = acc * scale, acc_up * scale
         store_output(
             out_ptr,
             residual_ptr,
