@@ -21,7 +21,7 @@ from .errors import (
     TilePlanError,
 )
 from .estimator import KernelFamily, register_family
-from .estimator.tile_plan import PlanTable, TilePlan
+from .estimator.tile_plan import Box, PlanTable, TilePlan
 from .hardware import DEVICES, DeviceSpec, device
 from .hardware.target import host_target, make_target
 from .options import PipelineOptions
@@ -56,6 +56,7 @@ __all__ = [
     "OUT",
     "PATTERNS",
     "Attention",
+    "Box",
     "Decision",
     "Decline",
     "DeviceSpec",
