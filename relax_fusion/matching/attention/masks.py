@@ -68,7 +68,7 @@ def kept(grid: Grid, condition: Condition) -> Parts:
 
 
 def held(grid: Grid, least: Addend) -> Parts:
-    """Read what is the most that the scores can be; `biases` are such bounds here."""
+    """Read `least` of ``minimum(scores, least)``, a bound of the scores; `biases` are bounds here."""
     at = grid.aligned(least.expr, least.shape)
     return _if_simple(grid, _held(at), Parts(biases=((at.source(), False),)))
 
@@ -123,7 +123,7 @@ def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
 
 
 def _all_of(found: Iterable[Parts | None]) -> Parts | None:
-    """Return parts together; None if some are not known, or it is not how their bands meet."""
+    """Return parts together; None if some are not known, or their bands together are no band."""
     parts: Parts | None = Parts()
     for more in found:
         parts = parts.and_also(more) if parts is not None and more is not None else None

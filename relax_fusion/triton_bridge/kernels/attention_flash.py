@@ -37,7 +37,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .attention_core import address, head_of, load_sinks, shift_of, weigh
 from .attention_flash_scores import scores_of_block
 from .attention_walk import key_blocks, query_tile, tiles_of_program
-from .epilogue import row_layout
+from .hopper_epilogue import row_layout
 from .ring import copy_tile, make_ring, wait_empty, wait_full
 
 

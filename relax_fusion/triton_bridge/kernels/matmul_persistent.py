@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .epilogue import store_pairs, store_tile
+from .hopper_epilogue import store_pairs, store_tile
 from .ring import (
     allocate_weight,
     copy_tile,

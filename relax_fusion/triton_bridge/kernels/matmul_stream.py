@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .epilogue import row_layout
+from .hopper_epilogue import row_layout
 from .matmul_pointer import store_parts
 from .ring import (
     allocate_weight,

@@ -39,8 +39,8 @@ WAVE_S = 3.7e-6
 is hidden where memory is what all wait for."""
 
 STEP_S = {"pointer": 0.0, "stream": 0.037e-6, "persistent": 0.0}
-"""What a step along k adds to the sums: a consumer of the ring waits for its products before it
-gives the slot back, but where two warp groups take turns."""
+"""What a step along k adds to the time of its products.  A consumer of the ring waits for them
+before it gives the slot back.  In persistent programs the other warp group multiplies meanwhile."""
 
 NEXT_PROJECTION_S = 2.0e-6
 """What the launch of another projection of the same rows costs."""
@@ -53,7 +53,7 @@ FEED_BYTES_PER_CLOCK = {"pointer": 66.0, "stream": 70.0, "persistent": 125.0}
 For persistent programs it is in their efficiency."""
 
 EMPTY_BYTES_PER_CLOCK = 10.0
-"""What the copy engine writes of rows beyond the last, which are zeros, while it fetches others."""
+"""What the copy engine writes of rows beyond the last, which are zeros."""
 
 TENSOR_EFFICIENCY = {
     "pointer": {64: 0.70, 128: 0.95},
@@ -64,9 +64,10 @@ TENSOR_EFFICIENCY = {
 before what overlaps badly.  With the widest, an H200 is at the limit of its power."""
 
 WIDE_LINE_BYTES, NARROW_LINES, IN_STEP = 256, {"pointer": 0.05, "stream": 0.025}, 0.7
-"""Bytes of a weight's row that a tile reads at once; what fewer add to the time in memory, as a
-part; and the part of that which the programs of one wave are spared.  They go through k together,
-and so open the same pages of memory; those of several waves drift apart."""
+"""`WIDE_LINE_BYTES`: a tile that reads at least so many bytes of a weight's row at once loses no
+time in memory.  `NARROW_LINES`: the part that reading fewer adds to that time.  `IN_STEP`: the part
+of this addition that falls away where all programs run in one wave: they go through k together, and
+so open the same pages of memory; those of several waves drift apart."""
 
 SYSTEM_SMEM_BYTES = 1 << 10
 """Shared memory that the system keeps for itself in each thread block."""
