@@ -68,7 +68,7 @@ def kept(grid: Grid, condition: Condition) -> Parts:
 
 
 def held(grid: Grid, least: Addend) -> Parts:
-    """Read `least` of ``minimum(scores, least)``, a bound of the scores; `biases` are bounds here."""
+    """Read `least` of ``minimum(scores, least)``: a bound of scores, as `biases` are here."""
     at = grid.aligned(least.expr, least.shape)
     return _if_simple(grid, _held(at), Parts(biases=((at.source(), False),)))
 
