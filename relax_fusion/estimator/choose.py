@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
-from ..workload.checks import check_workload
+from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
@@ -114,9 +114,13 @@ def choose(
         If a plan of `plans` does not fit; the message has every violation.
     """
     check_workload(work)
+    work = without_zeros(work)
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
         return _checked(work, dev, table)
+    beyond = too_large(work)
+    if beyond is not None:
+        return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
