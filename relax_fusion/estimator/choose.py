@@ -15,7 +15,7 @@ from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
-from .ranges import ranges, together
+from .ranges import check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
@@ -162,6 +162,7 @@ def _chosen(
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
+    check_boxes(work, table)
     wrong = [
         f"plan {plan.key}: {sentence}"
         for box, plan in table.boxes

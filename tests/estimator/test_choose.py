@@ -21,9 +21,10 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.baseline import best
+from relax_fusion.estimator.ranges import served
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
-from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
 
@@ -333,3 +334,13 @@ def test_sizes_beyond_plans_are_declined(work: Workload, size: str) -> None:
     for dev in (device("h200"), AVX2):
         declined = choose(work, dev, always=True)
         assert isinstance(declined, Decline) and size in declined.detail
+
+
+def test_boxes_of_sizes_that_a_workload_does_not_have_are_refused() -> None:
+    plan = chosen(norm_matmul(), AVX2).plans.entries[-1][1]
+    table = PlanTable(((Box(rows=8, keys=16), plan), (None, plan)))
+    said = "rows <= 8, keys <= 16 bounds keys, NormMatmul has rows"
+    with pytest.raises(TilePlanError, match=said):
+        choose(norm_matmul(), AVX2, plans=table)
+    with pytest.raises(TilePlanError, match=said):
+        served(norm_matmul(), table)
