@@ -5,7 +5,8 @@ Each statement is one block over its axes, with no tiles; the body runs anywhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tvm import ir, te, tirx
@@ -136,20 +137,42 @@ class _Writer:
             self.buffers[block.out] = T.sblock_alloc_buffer(shape, tensor.dtype)
         out = self.buffers[block.out]
         IRBuilder.name(block.out, out)
-        axes: tuple[Axis, ...] = (*block.axes, *block.reduced)
         self.dtype = "int32" if block.combine and tensor.dtype in INTEGER_DTYPES else ACCUMULATE
-        with T.grid(*(self._size(a.size) for a in axes)) as loops:
-            loops = [loops] if isinstance(loops, ir.Var) else list(loops)
-            IRBuilder.name_many([a.name for a in axes], loops)
-            with T.sblock(block.out):
-                kinds = "S" * len(block.axes) + "R" * len(block.reduced)
-                places = T.axis.remap(kinds, loops)
-                places = [places] if isinstance(places, ir.Var) else list(places)
-                IRBuilder.name_many([f"v_{a.name}" for a in axes], places)
-                self.axes = {a.name: v for a, v in zip(axes, places, strict=True)}
-                self._store(block, out, [self._index(c) for c in block.at])
+        at = block.at
+        whole = all(isinstance(a.size, int) and a.size > 0 for a in block.reduced)
+        if block.combine and not whole:
+            # TVM starts a sum in its first iteration, and there may be none
+            with self._statement(f"{block.out}_start", block.axes, ()):
+                start = self._start(block).astype(tensor.dtype)
+                T.buffer_store(out, start, [self._index(c) for c in at])
+        with self._statement(block.out, block.axes, block.reduced):
+            self._store(block, out, [self._index(c) for c in at], starts=whole)
 
-    def _store(self, block: Block, out: tirx.Var, at: list[tirx.Expr]) -> None:
+    @contextmanager
+    def _statement(
+        self, name: str, axes: tuple[Axis, ...], reduced: tuple[Axis, ...]
+    ) -> Iterator[None]:
+        """Open a block called `name` within its loops."""
+        every = (*axes, *reduced)
+        with T.grid(*(self._size(a.size) for a in every)) as loops:
+            loops = [loops] if isinstance(loops, ir.Var) else list(loops)
+            IRBuilder.name_many([a.name for a in every], loops)
+            with T.sblock(name):
+                places = T.axis.remap("S" * len(axes) + "R" * len(reduced), loops)
+                places = [places] if isinstance(places, ir.Var) else list(places)
+                IRBuilder.name_many([f"v_{a.name}" for a in every], places)
+                self.axes = {a.name: v for a, v in zip(every, places, strict=True)}
+                yield
+
+    def _nothing(self, block: Block) -> tirx.Expr:
+        """Return what combining nothing gives."""
+        none = 0.0 if block.combine == "sum" else float("-inf")
+        return tirx.const(none if self.dtype == ACCUMULATE else 0, self.dtype)
+
+    def _start(self, block: Block) -> tirx.Expr:
+        return self._nothing(block) if block.start is None else self._value(block.start)
+
+    def _store(self, block: Block, out: tirx.Var, at: list[tirx.Expr], *, starts: bool) -> None:
         dtype = str(out.ty.dtype)
         if not block.combine:
             value = self._value(block.value)
@@ -157,14 +180,12 @@ class _Writer:
             value = as_stored(value, dtype) if rounds else value
             T.buffer_store(out, value.astype(dtype), at)
             return
-        none = 0.0 if block.combine == "sum" else float("-inf")
-        nothing = tirx.const(none if self.dtype == ACCUMULATE else 0, self.dtype)
-        start = nothing if block.start is None else self._value(block.start)
-        with T.init():
-            T.buffer_store(out, start.astype(dtype), at)
+        if starts:
+            with T.init():
+                T.buffer_store(out, self._start(block).astype(dtype), at)
         value, seen = self._value(block.value), self._seen(block)
         if seen is not None:
-            value = tirx.if_then_else(seen, value, nothing)
+            value = tirx.if_then_else(seen, value, self._nothing(block))
         total = out[tuple(at)].astype(self.dtype)
         total = total + value if block.combine == "sum" else tirx.max(total, value)
         T.buffer_store(out, total.astype(dtype), at)

@@ -101,14 +101,17 @@ def as_stored(value: tirx.Expr, dtype: str) -> tirx.Expr:
     """Return a float32 value rounded as a tensor of `dtype` rounds it, in float32.
 
     TVM 0.27 keeps bfloat16 as float32 within a function for a CPU, and drops the cast: the bits are
-    rounded here, to the nearest, ties to even.
+    rounded here, to the nearest, ties to even.  NaN stays NaN, whichever of its bits are set.
     """
     if dtype != "bfloat16":
         return value.astype(dtype).astype(ACCUMULATE)
     bits = tirx.reinterpret("uint32", value)
     odd = (bits >> tirx.const(16, "uint32")) & tirx.const(1, "uint32")
-    near = (bits + tirx.const(0x7FFF, "uint32") + odd) & tirx.const(0xFFFF0000, "uint32")
-    return tirx.reinterpret(ACCUMULATE, near)
+    near = bits + tirx.const(0x7FFF, "uint32") + odd
+    quiet = bits | tirx.const(0x400000, "uint32")
+    size = bits & tirx.const(0x7FFFFFFF, "uint32")
+    kept = tirx.Select(size > tirx.const(0x7F800000, "uint32"), quiet, near)
+    return tirx.reinterpret(ACCUMULATE, kept & tirx.const(0xFFFF0000, "uint32"))
 
 
 def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:

@@ -125,8 +125,19 @@ def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target
         raise SchedulingError(f"{family.emitter} made {shown(made)}, must be a PrimFunc")
     found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))
     if not tvm_ffi.structural_equal(found, wanted, map_free_vars=True):
-        raise SchedulingError(f"{family.emitter} made a function of {found}, wanted is {wanted}")
+        has, needs = map(_signature, (made, func))
+        raise SchedulingError(f"{family.emitter} made a function of {has}, wanted is {needs}")
     return made
+
+
+def _signature(func: tirx.PrimFunc) -> str:
+    """Return the parameters of a function in one line, for people to read."""
+
+    def typed(param: tirx.Var) -> str:
+        sizes = ", ".join(str(getattr(d, "value", d)) for d in getattr(param.ty, "shape", ()))
+        return f"{param.name} {param.ty.dtype}" + (f"[{sizes}]" if sizes else "")
+
+    return f"({'; '.join(map(typed, func.params))})"
 
 
 def _emitter(family: Family) -> Emitter:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
-from ..workload.checks import check_workload
+from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, served
 from .prediction import Prediction, format_seconds
-from .ranges import ranges, together
+from .ranges import check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
@@ -114,9 +114,13 @@ def choose(
         If a plan of `plans` does not fit; the message has every violation.
     """
     check_workload(work)
+    work = without_zeros(work)
     if plans is not None:
         table = PlanTable.single(plans) if isinstance(plans, TilePlan) else plans
         return _checked(work, dev, table)
+    beyond = too_large(work)
+    if beyond is not None:
+        return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
@@ -158,6 +162,7 @@ def _chosen(
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
+    check_boxes(work, table)
     wrong = [
         f"plan table: {box}: {type(work).__name__} is chosen by {' and '.join(work.ranged)} alone"
         for box, _ in table.boxes

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..errors import TilePlanError
 from ..workload import Attention, Dim, DynamicDim, Workload, extent
 from .family import Breaks
 from .shape import AttentionSize, Size
@@ -18,7 +19,13 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
     """Return the plans that `work` can come to, each with the bounds of its dynamic dimensions.
 
     The bounds have the names of the graph.  The first that hold decide; the last are none.
+
+    Raises
+    ------
+    TilePlanError
+        If a box bounds what `work` does not have, as the keys of a matmul.
     """
+    check_boxes(work, table)
     found: list[tuple[dict[str, int], TilePlan]] = []
     for box, plan in table.boxes:
         bounds: dict[str, int] = {}
@@ -32,6 +39,21 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
         if not bounds:
             break
     return found
+
+
+def check_boxes(work: Workload, table: PlanTable) -> None:
+    """Refuse a box that bounds what `work` does not have, as the keys of a matmul.
+
+    Raises
+    ------
+    TilePlanError
+        The message has the box, and what there is to bound.
+    """
+    for box, _ in table.boxes:
+        for name in box.bounds:
+            if name not in work.ranged:
+                has = f"{type(work).__name__} has {' and '.join(work.ranged)}"
+                raise TilePlanError(f"plan table: {box} bounds {name}, {has}")
 
 
 class Range(NamedTuple):

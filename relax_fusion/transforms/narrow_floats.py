@@ -188,7 +188,7 @@ class _Rounding:
         if dtype in _FLOAT8:
             value = value if _is_bits(value) else self._encoded(self._rounded(value), dtype)
             value = value if handed else value.args[0]
-        elif not handed:
+        else:
             value = self._rounded(value)
         if value.same_as(store.value):
             return store

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from ..errors import GraphError
-from ..validation import shown
+from ..validation import MAX_INT32, shown
 from .attention import Attention
 from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
@@ -32,6 +33,23 @@ def check_workload(work: object) -> None:
     sentence = next(_wrong(work), None) or next(_wrong_steps(work), None)
     if sentence is not None:
         raise GraphError(f"{type(work).__name__}: {sentence}")
+
+
+def without_zeros(work: Any) -> Any:
+    """Return `work` with sizes of 0 as 1, as of which it is priced: nothing has no rate."""
+    zeros = [
+        name for name in _DIMS if isinstance(dim := getattr(work, name, None), int) and not dim
+    ]
+    return replace(work, **dict.fromkeys(zeros, 1)) if zeros else work
+
+
+def too_large(work: Any) -> str | None:
+    """Return a sentence on a size that no tile plan can count to, None if there is none."""
+    for name in (*_SIZES, "kv_len"):
+        size = getattr(work, name, None)
+        if isinstance(size, int) and size > MAX_INT32:
+            return f"{name} is {size}, tile plans count to {MAX_INT32}"
+    return None
 
 
 def _wrong(work: Any) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -11,9 +12,9 @@ from tvm.runtime import empty, tensor
 
 from relax_fusion.compute import build_prim_func, description, reference_prim_func
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
-from relax_fusion.workload import DynamicDim, Graph, Packed, Workload
+from relax_fusion.workload import Dim, DynamicDim, Graph, Packed, Workload
 from relax_fusion.workload.builder import GraphBuilder
-from relax_fusion.workload.reference import evaluate
+from relax_fusion.workload.reference import evaluate, numpy_dtype
 from relax_fusion.workload.values import Axis
 
 from ..support import small_workloads
@@ -39,7 +40,7 @@ WORKS = found()
 def computed(graph: Graph, given: dict[str, Any], made: list[Any]) -> list[np.ndarray]:
     """Return the results of the reference body on this machine."""
     func = loaded(quickly(reference_prim_func(graph).with_attr("global_symbol", "main")))["main"]
-    outs = [empty(shape, dtype) for shape, dtype in made]
+    outs = [_device(np.full(shape, 77, numpy_dtype(dtype))) for shape, dtype in made]
     args = [given[o.name] if o.shape is None else _device(given[o.name]) for o in graph.inputs]
     func(*args, *outs)
     return [out.numpy().astype("float64") for out in outs]
@@ -67,6 +68,14 @@ def test_numbers_are_those_of_the_graph(name: str) -> None:
         exact = want[operand.name]
         step = max(STEP[operand.dtype], STEP["float16"] if half and operand.dtype[0] == "f" else 0)
         assert np.abs(array - exact).max() <= step * max(1, np.abs(exact).max()), operand.name
+
+
+@pytest.mark.parametrize("keys", [DynamicDim("kv_len"), 0])
+def test_sums_of_nothing_are_started(keys: Dim) -> None:
+    work = replace(small_workloads.CAUSAL, batch=1, q_len=2, kv_len=keys, v_dim=3)
+    given: dict[str, Any] = inputs(work, {"kv_len": 0})
+    (got,) = computed(work.graph, given, results(work, {"kv_len": 0}))
+    assert (got == 0).all()
 
 
 def test_packed_weights_are_decoded() -> None:

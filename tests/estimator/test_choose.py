@@ -21,11 +21,12 @@ from relax_fusion.estimator import (
     violations,
 )
 from relax_fusion.estimator.baseline import best
+from relax_fusion.estimator.ranges import served
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
-from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection
+from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
 
 from ..support.estimator_cases import (
     AVX2,
@@ -317,3 +318,29 @@ def test_a_plan_without_warps_is_refused_on_a_gpu(family: str, block_m: int) -> 
     plan = TilePlan(block_m=block_m, block_n=16, block_k=16, family=family)
     with pytest.raises(TilePlanError):
         choose(norm_matmul(), device("h200"), plans=plan)
+
+
+@pytest.mark.parametrize("name", ["h200", "a100"])
+@pytest.mark.parametrize("backend", ["tir", "triton", "mixed"])
+def test_static_sizes_of_0_have_plans(name: str, backend: str) -> None:
+    for work in (norm_matmul(rows=0, k=7, dtype="float32"), attention(q_len=0, kv_len=0)):
+        assert isinstance(choose(work, device(name), always=True, backend=backend), Choice)
+
+
+@pytest.mark.parametrize(
+    ("work", "size"), [(norm_matmul(n=2**35), "n is"), (attention(kv_len=2**40), "kv_len is")]
+)
+def test_sizes_beyond_plans_are_declined(work: Workload, size: str) -> None:
+    for dev in (device("h200"), AVX2):
+        declined = choose(work, dev, always=True)
+        assert isinstance(declined, Decline) and size in declined.detail
+
+
+def test_boxes_of_sizes_that_a_workload_does_not_have_are_refused() -> None:
+    plan = chosen(norm_matmul(), AVX2).plans.entries[-1][1]
+    table = PlanTable(((Box(rows=8, keys=16), plan), (None, plan)))
+    said = "rows <= 8, keys <= 16 bounds keys, NormMatmul has rows"
+    with pytest.raises(TilePlanError, match=said):
+        choose(norm_matmul(), AVX2, plans=table)
+    with pytest.raises(TilePlanError, match=said):
+        served(norm_matmul(), table)

@@ -23,6 +23,7 @@ from relax_fusion import (
     TilePlan,
     register_family,
 )
+from relax_fusion.compute import build_prim_func
 from relax_fusion.errors import SchedulingError, TilePlanError
 from relax_fusion.estimator import Choice, Footprint, Prediction, choose, registry, violations
 from relax_fusion.hardware import DeviceSpec, generic_cpu
@@ -41,6 +42,11 @@ def emit(work: NormMatmul, plan: TilePlan, target: Any) -> tirx.PrimFunc:
     acc = te.compute((4, 16), lambda i, j: te.sum(x[i, k] * w[k, j], k), "acc")
     out = te.compute((4, 16), lambda i, j: acc[i, j] / (1 + te.exp(-acc[i, j])) + 1, "out")
     return te.create_prim_func([x, w, out], index_dtype_override="int64")
+
+
+def emit_wider(work: NormMatmul, plan: TilePlan, target: Any) -> tirx.PrimFunc:
+    """Return a kernel of another signature."""
+    return build_prim_func(replace(work, k=work.k + 1), PlanTable.single(plan))
 
 
 def emit_text(work: NormMatmul, plan: TilePlan, target: Any) -> str:
@@ -168,6 +174,7 @@ def test_what_is_no_family_is_refused(family: Any, words: str) -> None:
         (f"{__name__}:nothing", "has no attribute 'nothing'"),
         (f"{__name__}:CPU", "must be a function"),
         (f"{__name__}:emit_text", "emit_text made 'kernel', must be a PrimFunc"),
+        (f"{__name__}:emit_wider", r"made a function of \(x float32\[4, 9\]; .*\), wanted is \(x"),
     ],
 )
 def test_emitters_that_make_no_kernel(emitter: str, words: str) -> None:

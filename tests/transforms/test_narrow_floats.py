@@ -54,6 +54,8 @@ CHAINS = [
         )
         for name in NARROW
     ),
+    Chain("stored_nan", "x[6]", "y = R.astype(x, 'bfloat16')", "y"),
+    Chain("read_nan", "x[6]", "q = R.astype(x, 'bfloat16'); y = R.add(q, q)", "y"),
     Chain(
         "vectors",
         "x[4,64] g[64]",
@@ -110,6 +112,12 @@ def test_arithmetic_rounds_each_step(machine: relax.VirtualMachine, name: str) -
     codes = np.arange(256, dtype="uint8").view(dtype_of(name))
     got = run(machine, f"square_{name}", codes).astype("float32")
     np.testing.assert_array_equal(got, ((codes + codes) * codes).astype("float32"))
+
+
+@pytest.mark.parametrize("name", ["stored_nan", "read_nan"])
+def test_nan_of_any_bits_stays_nan(machine: relax.VirtualMachine, name: str) -> None:
+    bits = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0xFF800001, 0x7FFF8000, 0x7FC00000]
+    assert np.isnan(run(machine, name, np.array(bits, "uint32").view("float32"))).all()
 
 
 def test_stores_of_8_bits_in_vectors(machine: relax.VirtualMachine) -> None:
