@@ -164,11 +164,6 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     """Price a user's table, or raise what is wrong with it."""
     check_boxes(work, table)
     wrong = [
-        f"plan table: {box}: {type(work).__name__} is chosen by {' and '.join(work.ranged)} alone"
-        for box, _ in table.boxes
-        if not box.bounds.keys() <= work.ranged.keys()
-    ]
-    wrong += [
         f"plan {plan.key}: {sentence}"
         for box, plan in table.boxes
         for sentence in _wrong(plan, work, dev, served(work, box.rows))

@@ -56,13 +56,6 @@ def test_bounds_that_are_no_sizes(bound: object) -> None:
         Box(16, keys=bound)  # type: ignore[arg-type]
 
 
-def test_a_box_bounds_what_the_workload_has() -> None:
-    work = NormMatmul(DynamicDim("rows"), 64, (Projection(64, "nk"),), None, "float16", "float16")
-    plan = next(options(work, H200, "tir")).plan
-    with pytest.raises(TilePlanError, match="keys <= 8: NormMatmul is chosen by rows alone"):
-        choose(work, H200, plans=PlanTable(((Box(keys=8), plan), (None, plan))))
-
-
 @pytest.mark.parametrize("backend", ["tir", "triton"])
 def test_few_kernels_serve_all_batches_and_numbers_of_keys(backend: str) -> None:
     choice = choose(CACHE, H200, backend=backend, always=True)
