@@ -78,6 +78,11 @@ def dims_of(graph: Graph, params: Sequence[tirx.Var]) -> dict[str, tirx.Expr]:
     return found
 
 
+def within(bounds: Mapping[str, int], dims: Mapping[str, tirx.Expr]) -> tirx.Expr:
+    """Return the condition that dynamic dimensions are within bounds, of which there are some."""
+    return tirx.all(*(dims[name] <= _int64(upper) for name, upper in bounds.items()))
+
+
 def reference_prim_func(graph: Graph) -> tirx.PrimFunc:
     """Return the function that executes the statements of `graph` one after the other."""
     with IRBuilder() as builder, T.prim_func(s_tir=True):

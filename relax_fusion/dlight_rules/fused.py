@@ -11,7 +11,7 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.target import Target
 
-from ..compute import description, dims_of
+from ..compute import description, dims_of, within
 from ..compute.ranges import stitch, unless_empty
 from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
 from ..estimator.ranges import served
@@ -97,17 +97,13 @@ def _dispatched(
     mine = _for_tir(work, table)
     kernels = [_kernels(func, work, plan, target) for _, plan in mine]
     dims = dims_of(work.graph, kernels[0].params)
-    when = [*(_holds(bounds, dims) for bounds, _ in mine[:-1]), None]
+    when = [*(within(bounds, dims) for bounds, _ in mine[:-1]), None]
     whole = launched_early(stitch(list(zip(when, kernels, strict=True))))
     return unless_empty(whole, _elements(work.graph, dims)) if is_gpu(target) else whole
 
 
 def _for_tir(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TilePlan]]:
     return [(bounds, plan) for bounds, plan in served(work, table) if plan.backend == "tir"]
-
-
-def _holds(bounds: dict[str, int], dims: dict[str, tirx.Expr]) -> tirx.Expr:
-    return tirx.all(*(dims[name] <= tirx.IntImm("int64", n) for name, n in bounds.items()))
 
 
 def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:

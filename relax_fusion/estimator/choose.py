@@ -13,7 +13,7 @@ from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import best, predict_unfused
-from .launch_limits import launch_limits, launchable, served
+from .launch_limits import launch_limits, launchable, most_rows
 from .prediction import Prediction, format_seconds
 from .ranges import check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
@@ -166,7 +166,7 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     wrong = [
         f"plan {plan.key}: {sentence}"
         for box, plan in table.boxes
-        for sentence in _wrong(plan, work, dev, served(work, box.rows))
+        for sentence in _wrong(plan, work, dev, most_rows(work, box.rows))
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))

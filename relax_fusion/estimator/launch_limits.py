@@ -41,13 +41,13 @@ def launchable(found: Sequence[Option], work: Workload, upper: int | None) -> Se
 
     Rows that nothing bounds are taken to be too many for a kernel with a block for each.
     """
-    most = served(work, upper)
+    most = most_rows(work, upper)
     if most is None and not isinstance(work, Attention):
         most = GRID_YZ + 1
     return [o for o in found if next(_too_many(o, work, most), None) is None] or found
 
 
-def served(work: Workload, upper: int | None) -> int | None:
+def most_rows(work: Workload, upper: int | None) -> int | None:
     """Return the largest size of a range that ends at `upper`, None if nothing bounds it."""
     dim = work.q_len if isinstance(work, Attention) else work.rows
     bound = dim if isinstance(dim, int) else dim.upper

@@ -10,7 +10,8 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from ..compute import description, dims_of
+from ..compute import description, dims_of, within
+from ..estimator.launch_limits import most_rows
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
@@ -18,7 +19,7 @@ from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
 from ..launch.prim_func import Branch, ExternFunc, Launch, Others
 from ..transforms.modules import with_functions
-from ..workload import Attention, GatedFFN, MatmulChain, NormMatmul
+from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
@@ -32,7 +33,7 @@ class _Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
-    are not for Triton, `rest` is the function of their kernels.
+    are not for Triton, `others` are their kernels.
     """
 
     work: NormMatmul | GatedFFN | Attention
@@ -40,12 +41,7 @@ class _Fused:
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
     dims: dict[str, ir.Expr]
-    rest: tirx.PrimFunc | None
-
-    @property
-    def others(self) -> Others | None:
-        """The kernels that are not Triton's, and what they are handed."""
-        return Others(self.rest, self.inputs) if self.rest is not None else None
+    others: Others | None
 
     def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[Case]:
         """Return conditions, and the launches where they are the first that hold."""
@@ -55,12 +51,12 @@ class _Fused:
             found += empty_cases(self.work, self.plans, self.inputs, dev)
         others: Any = True  # no box of the plans before that are not for Triton
         for bounds, plan in served(self.work, self.plans):
-            within = self._within(bounds)
+            here = within(bounds, self.dims) if bounds else True
             if plan.backend == "triton":
                 inside = self._launches(plan, self._most(bounds), dev, fixed, workspaces)
-                found += [(_both(_both(others, within), when), steps) for when, steps in inside]
-            elif within is not True:
-                others = _both(others, tirx.Not(within))
+                found += [(_both(_both(others, here), when), steps) for when, steps in inside]
+            elif here is not True:
+                others = _both(others, tirx.Not(here))
         return found
 
     def _launches(
@@ -79,19 +75,11 @@ class _Fused:
         args = (self.work, plan, self.inputs, most, dev, workspaces, weights)
         return [(True, contraction_steps(*args))]
 
-    def _within(self, bounds: dict[str, int]) -> Any:
-        """Return the condition that dimensions are within bounds."""
-        found: Any = True
-        for name, upper in bounds.items():
-            found = _both(found, self.dims[name] <= tirx.IntImm("int64", upper))
-        return found
-
     def _most(self, bounds: dict[str, int]) -> int | None:
         """Return the most rows or query positions within bounds; None if nothing bounds them."""
         dim = self.work.ranged["rows"]
-        if isinstance(dim, int):
-            return dim
-        return min((n for n in (dim.upper, bounds.get(dim.name)) if n is not None), default=None)
+        upper = bounds.get(dim.name) if isinstance(dim, DynamicDim) else None
+        return most_rows(self.work, upper)
 
 
 def _both(first: Any, second: Any) -> Any:
@@ -175,8 +163,8 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     count = len(graph.outputs)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
-    rest = func if "tir" in backends else None
-    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), rest)
+    others = Others(func, inputs) if "tir" in backends else None
+    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), others)
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 
@@ -11,10 +13,11 @@ from relax_fusion.estimator.choose import Choice
 from relax_fusion.estimator.tile_plan import Box, PlanTable
 from relax_fusion.hardware.target import device_of
 from relax_fusion.triton_bridge import EmbedTritonKernels, EmitTritonKernels
-from relax_fusion.workload import Attention, DynamicDim, NormMatmul, Projection, Workload
+from relax_fusion.workload import DynamicDim, NormMatmul, Projection, Workload
 
 from ..support.attention_cases import Case as AttentionCase
 from ..support.contraction_cases import RMS, Case
+from ..support.estimator_cases import CACHE as LARGE
 from ..support.gpu import gpu_target, needs_gpu
 from ..support.triton_modules import module_of, run_triton
 
@@ -22,21 +25,7 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 
 STEPS = Projection(256, "nk", ("bias", "residual"))
 WORK = NormMatmul(DynamicDim("rows"), 256, (STEPS,), RMS, "float16", "float16")
-CACHE = Attention(
-    batch=DynamicDim("batch"),
-    q_len=DynamicDim("q_len"),
-    kv_len=DynamicDim("kv_len"),
-    q_heads=8,
-    kv_heads=2,
-    head_dim=64,
-    v_dim=64,
-    scale=0.125,
-    causal="bottom_right",
-    bias_dims=None,
-    dtype="float16",
-    out_dtype="float16",
-    kv_prefix=True,
-)
+CACHE = replace(LARGE, q_heads=8, kv_heads=2, head_dim=64, v_dim=64, scale=0.125)
 
 
 def built(work: Workload, table: PlanTable) -> tvm.runtime.Executable:
