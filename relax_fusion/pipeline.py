@@ -21,6 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
+from .canonical import MoveReshapes
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -99,6 +100,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         CopyConstants(),
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
+        MoveReshapes(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
     passes += [FuseDequantize(), SeparateWrites()]

@@ -1,0 +1,248 @@
+"""Canonical movements: reshapes behind what does not mind them, and none that moves nothing.
+
+Front ends write ``[batch, seq, n]`` as ``[batch * seq, n]`` in front of a matmul, and back behind
+it, before or behind its bias, activation and residual.  Seen from one operator to the next, each of
+these reshapes can move behind it, until two meet and cancel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm_ffi import structural_equal
+
+from ..matching.pattern import is_call
+from ..matching.shapes import permutation, same_shape, shape_of
+from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
+
+PATTERN = "MoveReshapes"
+
+_UNARY = (
+    *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
+    *("square", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.relu", "nn.silu"),
+)
+_BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+
+
+@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@dataclass(frozen=True)
+class MoveReshapes:
+    """Move reshapes of rows behind matmuls, norms and element-wise operators.
+
+    rewrite::
+
+        h = R.reshape(x, [b * s, k])          # the last axis stays
+        a = R.matmul(h, w)                    # w of two dimensions
+        c = R.nn.gelu(R.add(a, bias))
+        y = R.add(R.reshape(c, [b, s, n]), r)
+            ->
+        y = R.add(R.nn.gelu(R.add(R.matmul(x, w), bias)), r)
+
+    The other operators: unary and binary element-wise ones, norms over the last axis, splits and
+    slices of it, and `take` of rows by reshaped indices.  Of a binary operator, the other operand is
+    a number, a vector along the last axis, or reshaped alike.
+
+    declines when:
+        a shape is not known; something writes to a tensor in between.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return canonicalise(mod, RESHAPES)
+
+
+def _regrouped(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """Return what a reshape that keeps the last axis, and no row apart, is of."""
+    call = rewriter.call(expr, "relax.reshape")
+    if call is None:
+        return None
+    before, after = shape_of(call.args[0]), shape_of(expr)
+    if not before or not after or not same_shape(before[-1:], after[-1:]):
+        return None
+    return call.args[0]
+
+
+def _shaped_as(rewriter: Rewriter, value: relax.Expr, rows: relax.Expr) -> relax.Expr:
+    """Return a value in the shape that its rows had: those of `rows`, with its own last axis."""
+    made = rewriter.emit(value)
+    return relax.op.reshape(made, [*shape_of(rows)[:-1], shape_of(made)[-1]])
+
+
+def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """``reshape(reshape(x))`` is one reshape, and to its own shape it is none."""
+    source = call.args[0]
+    if same_type(source, call):
+        return source
+    first = rewriter.call(source, "relax.reshape")
+    shape = shape_of(call)
+    return relax.op.reshape(first.args[0], shape) if first is not None and shape else None
+
+
+def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    source = _regrouped(rewriter, call.args[0])
+    if source is None:
+        return None
+    return _shaped_as(rewriter, relax.Call(call.op, [source], call.attrs), call.args[0])
+
+
+def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    first, second = call.args
+    sources = [_regrouped(rewriter, arg) for arg in call.args]
+    if all(source is not None for source in sources):
+        alike = same_shape(shape_of(first), shape_of(second))
+        if not alike or not same_shape(*map(shape_of, sources)):
+            return None
+        return _shaped_as(rewriter, relax.Call(call.op, sources, call.attrs), first)
+    for index, source in enumerate(sources):
+        rows, other = call.args[index], call.args[1 - index]
+        if source is not None and same_shape(shape_of(rows), shape_of(call)):
+            if not _is_row(other, len(shape_of(source) or ())):
+                continue
+            args = [source, other] if index == 0 else [other, source]
+            return _shaped_as(rewriter, relax.Call(call.op, args, call.attrs), rows)
+    return None
+
+
+def _is_row(expr: relax.Expr, rank: int) -> bool:
+    """Tell whether a tensor is the same for all rows of one of `rank` dimensions."""
+    shape = shape_of(expr)
+    return shape is not None and len(shape) <= rank and all(map(_is_one, shape[:-1]))
+
+
+def _is_one(size: tirx.Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    x, weight = call.args
+    plain = _without_batch(rewriter, weight)
+    if plain is not None:
+        made = rewriter.builder.normalize(relax.op.matmul(x, plain, call.attrs.out_dtype))
+        if same_type(made, call):
+            return made
+    source = _regrouped(rewriter, x)
+    if source is None or len(shape_of(weight) or ()) != 2 or len(shape_of(source) or ()) < 2:
+        return None
+    return _shaped_as(rewriter, relax.op.matmul(source, weight, call.attrs.out_dtype), x)
+
+
+def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
+    """Return a matrix that was expanded to a batch of itself."""
+    call = rewriter.call(weight, "relax.broadcast_to", "relax.expand_dims", "relax.reshape")
+    transposed = rewriter.call(weight, "relax.permute_dims")
+    shape = shape_of(weight)
+    if shape is None or len(shape) < 3:
+        return None
+    if transposed is not None:
+        *lead, k, n = range(len(shape))
+        if permutation(transposed, len(shape)) != [*lead, n, k]:
+            return None
+        inner = _without_batch(rewriter, transposed.args[0])
+        return rewriter.emit(relax.op.permute_dims(inner)) if inner is not None else None
+    before = shape_of(call.args[0]) if call is not None else None
+    if before is None or not all(map(_is_one, before[:-2])):
+        return None
+    if not same_shape(before[-2:], shape[-2:]):
+        return None
+    if len(before) == 2:
+        return call.args[0]
+    return _without_batch(rewriter, call.args[0])
+
+
+def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    source = _regrouped(rewriter, call.args[0])
+    rank = len(shape_of(call.args[0]) or ())
+    if source is None or [int(a) % rank for a in call.attrs.axes] != [rank - 1]:
+        return None
+    attrs = {"axes": [-1], "epsilon": call.attrs.epsilon}
+    if is_call(call, "relax.nn.rms_norm"):
+        made = relax.op.nn.rms_norm(source, call.args[1], **attrs)
+    else:
+        more = {"center": bool(call.attrs.center), "scale": bool(call.attrs.scale)}
+        made = relax.op.nn.layer_norm(source, *call.args[1:], **attrs, **more)
+    return _shaped_as(rewriter, made, call.args[0])
+
+
+def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Rows of a table by indices of another shape are those rows, in another shape."""
+    table, indices = call.args[:2]
+    reshape = rewriter.call(indices, "relax.reshape")
+    lead, row = shape_of(indices), shape_of(table)
+    if reshape is None or lead is None or row is None or len(row) != 2:
+        return None
+    if call.attrs.axis is None or int(call.attrs.axis) != 0 or not shape_of(reshape.args[0]):
+        return None
+    made = rewriter.emit(relax.Call(call.op, [table, reshape.args[0]], call.attrs))
+    return relax.op.reshape(made, [*lead, row[1]])
+
+
+def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
+    """Part of a split of the last axis."""
+    split = rewriter.call(item.tuple_value, "relax.split")
+    source = _regrouped(rewriter, split.args[0]) if split is not None else None
+    rank = len(shape_of(split.args[0]) or ()) if split is not None else 0
+    if source is None or int(split.attrs.axis) % rank != rank - 1:
+        return None
+    parts = rewriter.emit(
+        relax.op.split(source, split.attrs.indices_or_sections, len(shape_of(source) or ()) - 1)
+    )
+    return _shaped_as(rewriter, relax.TupleGetItem(parts, item.index), split.args[0])
+
+
+def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """All of a tensor is no slice of it; one between bounds of it has the size that they say."""
+    x, axes, begin, end, *strides = call.args
+    if any(not _is_one(s) for given in strides for s in given.fields):
+        return None
+    if same_type(x, call):
+        return x
+    shape, rank = shape_of(x), len(shape_of(x) or ())
+    if call.attrs.assume_inbound or shape is None:
+        return None
+    places = [int(axis) % rank for axis in axes.fields]
+    for axis, first, last in zip(places, begin.fields, end.fields, strict=True):
+        inside = (first >= 0, first <= last, last <= shape[axis])
+        if not all(map(rewriter.sizes.can_prove, inside)):
+            return None
+    made = relax.op.strided_slice(x, places, begin, end, *strides, assume_inbound=True)
+    made = rewriter.builder.normalize(made)
+    return None if structural_equal(made.ty, call.ty) else made
+
+
+def _broadcast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """To its own shape, a tensor is not broadcast."""
+    return call.args[0] if same_type(call.args[0], call) else None
+
+
+def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """What has no elements adds none."""
+    if not isinstance(call.args[0], relax.Tuple):
+        return None
+    fields = list(call.args[0].fields)
+    kept = [f for f in fields if not _is_empty(f)]
+    if len(kept) == 1 and same_type(kept[0], call):
+        return kept[0]
+    if not kept or len(kept) == len(fields):
+        return None
+    return relax.op.concat(kept, call.attrs.axis)
+
+
+def _is_empty(expr: relax.Expr) -> bool:
+    return any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in shape_of(expr) or ())
+
+
+RESHAPES: dict[str, Rule] = {
+    **{f"relax.{name}": _unary for name in _UNARY},
+    **{f"relax.{name}": _binary for name in _BINARY},
+    "relax.reshape": _reshape,
+    "relax.broadcast_to": _broadcast,
+    "relax.strided_slice": _slice,
+    "relax.matmul": _matmul,
+    "relax.nn.rms_norm": _norm,
+    "relax.nn.layer_norm": _norm,
+    "relax.take": _take,
+    "relax.concat": _concat,
+    ITEM: _item,
+}

@@ -1,0 +1,176 @@
+"""The frame of the canonicalising passes: rules that look at a call and at what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+from tvm import ir, relax
+from tvm.sym import Analyzer
+from tvm_ffi import structural_equal
+
+from ..matching.effects import Memory, free_vars, reads_of
+from ..matching.expressions import substitute
+from ..matching.pattern import belongs_to_a_library, is_call
+from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..transforms.modules import functions_of, with_functions
+
+Rule: TypeAlias = Callable[["Rewriter", relax.Call | relax.TupleGetItem], relax.Expr | None]
+"""Takes a value whose operands are canonical; returns another that is the same, None to keep it."""
+
+LOWER, UPPER = "tir_var_lower_bound", "tir_var_upper_bound"
+"""Attributes of functions, as TVM's front ends and passes know them."""
+
+LARGEST = 2**48
+"""No tensor is longer."""
+
+ITEM = "tuple_get_item"
+"""What rules for items of tuples are found under."""
+
+
+def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
+    """Apply rules to all Relax functions, and remove what nothing reads any more.
+
+    Parameters
+    ----------
+    mod : tvm.IRModule
+        It is not modified.
+    rules : mapping of str to Rule
+        By the name of the operator at which each begins.
+
+    Returns
+    -------
+    tvm.IRModule
+        `mod` itself where no rule applied.
+    """
+    updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    for gvar, func in functions_of(mod, relax.Function).items():
+        if belongs_to_a_library(func):
+            continue
+        rewriter = Rewriter(Memory(func, mod), rules, _sizes(func))
+        blocks = [rewriter.block(block) for block in func.body.blocks]
+        if rewriter.applied:
+            blocks = _without_unread(blocks, free_vars(func.body.body), rewriter.memory)
+            body = relax.SeqExpr(blocks, func.body.body)
+            updated[gvar] = relax.Function(
+                func.params, body, func.ret_ty, func.is_pure, func.attrs
+            )
+    return with_functions(mod, updated) if updated else mod
+
+
+class Rewriter:
+    """Applies rules to the dataflow blocks of a function, in order, to what the last one made.
+
+    Tensors that anything writes to are left as they are, and not looked into.
+    """
+
+    def __init__(self, memory: Memory, rules: Mapping[str, Rule], sizes: Analyzer):
+        self.memory, self.rules, self.sizes = memory, rules, sizes
+        self.applied = 0
+        self.builder = relax.BlockBuilder()
+        self.bindings: list[relax.Binding] = []
+        self.values: dict[relax.Var, relax.Expr] = {}
+        self.names: dict[relax.Var, relax.Expr] = {}
+
+    def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """Return a block rewritten; itself if it is no dataflow block."""
+        if not isinstance(block, relax.DataflowBlock):
+            return block
+        self.bindings, self.values, self.names = [], {}, {}
+        for binding in block.bindings:
+            self._binding(binding)
+        return relax.DataflowBlock(self.bindings)
+
+    def _binding(self, binding: relax.Binding) -> None:
+        var, value = binding.var, self._renamed(binding.value)
+        if isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
+            cast = isinstance(binding, relax.MatchCast)
+            kept = relax.MatchCast(var, value, binding.ty) if cast else relax.VarBinding(var, value)
+            self.bindings.append(kept)
+            return
+        new = self._rewritten(value)
+        if isinstance(var, relax.DataflowVar):
+            if not isinstance(new, relax.Var):
+                new = self._bound(new, var)
+            if not new.same_as(var):
+                self.names[var] = new
+        else:  # a result of the function keeps memory of its own
+            self._bound(value if isinstance(new, relax.Var) else new, var)
+
+    def _bound(self, value: relax.Expr, var: relax.Var) -> relax.Var:
+        """Bind a value to a variable, or to one of its name where more is known of its type."""
+        if isinstance(var, relax.DataflowVar) and not structural_equal(value.ty, var.ty):
+            var = relax.DataflowVar(var.name, value.ty)
+        self.values[var] = value
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+    def _renamed(self, value: relax.Expr) -> relax.Expr:
+        """Return a value with its operands renamed, and its type inferred from theirs."""
+        new = substitute(value, self.names)
+        if new.same_as(value) or not isinstance(new, relax.Call | relax.TupleGetItem):
+            return new
+        if isinstance(new, relax.Call):
+            return self.builder.normalize(relax.Call(new.op, new.args, new.attrs, new.ty_args))
+        return self.builder.normalize(relax.TupleGetItem(new.tuple_value, new.index))
+
+    def _rewritten(self, value: relax.Expr) -> relax.Expr:
+        """Apply rules until none has anything to say."""
+        while (rule := self.rules.get(_name(value))) is not None:
+            new = rule(self, value)
+            if new is None:
+                break
+            self.applied += 1
+            value = self.builder.normalize(new)
+        return value
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Bind a value that a rule made, made canonical too; return what it is called."""
+        new = self._rewritten(self.builder.normalize(value))
+        if isinstance(new, relax.Var):
+            return new
+        return self._bound(new, relax.DataflowVar(_name(new).rsplit(".", 1)[-1], new.ty))
+
+    def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
+        """Return the call of one of `ops` that defines `expr`, None if there is none to see."""
+        value = self.values.get(expr) if isinstance(expr, relax.Var) else None
+        return value if is_call(value, *ops) else None
+
+
+def _sizes(func: relax.Function) -> Analyzer:
+    """Return what the attributes of a function say of its symbolic sizes."""
+    attrs, analyzer = func.attrs or {}, Analyzer()
+    lower, upper = attrs.get(LOWER, {}), attrs.get(UPPER, {})
+    for var in relax.analysis.defined_symbolic_vars(func):
+        first, last = int(lower.get(var.name, 0)), int(upper.get(var.name, LARGEST))
+        analyzer.bind(var, ir.Range(first, last + 1))
+    return analyzer
+
+
+def _name(value: relax.Expr) -> str:
+    if isinstance(value, relax.TupleGetItem):
+        return ITEM
+    return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, ir.Op) else ""
+
+
+def same_type(a: relax.Expr, b: relax.Expr) -> bool:
+    """Tell whether two tensors have one shape, provably, and one dtype."""
+    return dtype_of(a) == dtype_of(b) and same_shape(shape_of(a), shape_of(b))
+
+
+def _without_unread(
+    blocks: list[relax.BindingBlock], results: list[relax.Var], memory: Memory
+) -> list[relax.BindingBlock]:
+    """Leave out what dataflow blocks compute by operators and nothing reads."""
+    read, left = set(results), []
+    for block in reversed(blocks):
+        kept = []
+        for binding in reversed(block.bindings):
+            effect = memory.effects.get(binding.var)
+            plain = _name(binding.value) and not (effect is not None and effect.written)
+            inner = isinstance(binding.var, relax.DataflowVar)
+            if binding.var in read or not inner or not plain:
+                kept.append(binding)
+                read.update(reads_of(binding.value))
+        left.append(type(block)(kept[::-1]))
+    return left[::-1]
