@@ -7,10 +7,10 @@ from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
 
 PATTERNS = {
-    "FuseAttentionChain": FuseAttentionChain,
-    "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
+    "FuseAttentionChain": FuseAttentionChain,
+    "FuseMatmulChain": FuseMatmulChain,
     "FuseMatmulEpilogue": FuseMatmulEpilogue,
 }
 """Every pass by name, in the order in which the pipeline runs them: longer chains first."""
