@@ -21,7 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import MoveReshapes
+from .canonical import MoveReshapes, RecogniseOperators
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -101,6 +101,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         MoveReshapes(),
+        RecogniseOperators(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
     passes += [FuseDequantize(), SeparateWrites()]

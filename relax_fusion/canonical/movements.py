@@ -24,6 +24,7 @@ _UNARY = (
     *("square", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.relu", "nn.silu"),
 )
 _BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+_REDUCTIONS = ("max", "mean", "sum", "variance")
 
 
 @tvm.transform.module_pass(opt_level=0, name=PATTERN)
@@ -40,8 +41,8 @@ class MoveReshapes:
             ->
         y = R.add(R.nn.gelu(R.add(R.matmul(x, w), bias)), r)
 
-    The other operators: unary and binary element-wise ones, norms over the last axis, splits and
-    slices of it, and `take` of rows by reshaped indices.  Of a binary operator, the other operand is
+    The other operators: unary and binary element-wise ones, norms and sums over the last axis, splits
+    and slices of it, and `take` of rows by reshaped indices.  Of a binary operator, the other operand is
     a number, a vector along the last axis, or reshaped alike.
 
     declines when:
@@ -91,8 +92,8 @@ def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     first, second = call.args
     sources = [_regrouped(rewriter, arg) for arg in call.args]
     if all(source is not None for source in sources):
-        alike = same_shape(shape_of(first), shape_of(second))
-        if not alike or not same_shape(*map(shape_of, sources)):
+        rows = [(shape_of(expr) or [])[:-1] for expr in (first, second, *sources)]
+        if not same_shape(*rows[:2]) or not same_shape(*rows[2:]):
             return None
         return _shaped_as(rewriter, relax.Call(call.op, sources, call.attrs), first)
     for index, source in enumerate(sources):
@@ -163,6 +164,18 @@ def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         more = {"center": bool(call.attrs.center), "scale": bool(call.attrs.scale)}
         made = relax.op.nn.layer_norm(source, *call.args[1:], **attrs, **more)
     return _shaped_as(rewriter, made, call.args[0])
+
+
+def _reduction(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """A sum over the last axis, which is kept as one of size 1."""
+    source = _regrouped(rewriter, call.args[0])
+    rank = len(shape_of(call.args[0]) or ())
+    if source is None or not call.attrs.keepdims or call.attrs.axis is None:
+        return None
+    if [int(a) % rank for a in call.attrs.axis] != [rank - 1]:
+        return None
+    reduce = getattr(relax.op, call.op.name.removeprefix("relax."))
+    return _shaped_as(rewriter, reduce(source, axis=[-1], keepdims=True), call.args[0])
 
 
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -236,6 +249,7 @@ def _is_empty(expr: relax.Expr) -> bool:
 RESHAPES: dict[str, Rule] = {
     **{f"relax.{name}": _unary for name in _UNARY},
     **{f"relax.{name}": _binary for name in _BINARY},
+    **{f"relax.{name}": _reduction for name in _REDUCTIONS},
     "relax.reshape": _reshape,
     "relax.broadcast_to": _broadcast,
     "relax.strided_slice": _slice,

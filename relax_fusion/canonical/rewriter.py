@@ -69,14 +69,14 @@ class Rewriter:
         self.applied = 0
         self.builder = relax.BlockBuilder()
         self.bindings: list[relax.Binding] = []
-        self.values: dict[relax.Var, relax.Expr] = {}
+        self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Return a block rewritten; itself if it is no dataflow block."""
         if not isinstance(block, relax.DataflowBlock):
             return block
-        self.bindings, self.values, self.names = [], {}, {}
+        self.bindings, self.defs, self.names = [], {}, {}
         for binding in block.bindings:
             self._binding(binding)
         return relax.DataflowBlock(self.bindings)
@@ -101,7 +101,7 @@ class Rewriter:
         """Bind a value to a variable, or to one of its name where more is known of its type."""
         if isinstance(var, relax.DataflowVar) and not structural_equal(value.ty, var.ty):
             var = relax.DataflowVar(var.name, value.ty)
-        self.values[var] = value
+        self.defs[var] = value
         self.bindings.append(relax.VarBinding(var, value))
         return var
 
@@ -131,10 +131,20 @@ class Rewriter:
             return new
         return self._bound(new, relax.DataflowVar(_name(new).rsplit(".", 1)[-1], new.ty))
 
+    def definition(self, expr: relax.Expr) -> relax.Expr:
+        """Return the value bound to `expr`; itself if it is another's, or written to."""
+        return self.defs.get(expr, expr) if isinstance(expr, relax.Var) else expr
+
     def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
         """Return the call of one of `ops` that defines `expr`, None if there is none to see."""
-        value = self.values.get(expr) if isinstance(expr, relax.Var) else None
+        value = self.definition(expr)
         return value if is_call(value, *ops) else None
+
+    def probe(self, value: relax.Expr) -> relax.Var:
+        """Return a variable that matchers take for one of this value; it is bound nowhere."""
+        var = relax.DataflowVar("probe", value.ty)
+        self.defs[var] = value
+        return var
 
 
 def _sizes(func: relax.Function) -> Analyzer:

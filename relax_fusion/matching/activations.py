@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tvm import relax
 
 from .constants import binary, near, scalar, scaled
-from .pattern import BlockView
+from .pattern import Definitions
 from .shapes import dtype_of
 
 _ACTIVATION_OPS = {
@@ -28,7 +28,7 @@ class Activated:
     covers: tuple[relax.Var, ...]
 
 
-def activation(view: BlockView, var: relax.Expr) -> Activated | None:
+def activation(view: Definitions, var: relax.Expr) -> Activated | None:
     """Recognise the activation that defines `var`.
 
     Spellings: the operator; ``x * sigmoid(x)``; ``maximum(x, 0)``; ``0.5 x (1 + erf(x / sqrt 2))``
@@ -49,7 +49,7 @@ def activation(view: BlockView, var: relax.Expr) -> Activated | None:
     return _decomposed_gelu(view, var)
 
 
-def _decomposed_gelu(view: BlockView, var: relax.Var) -> Activated | None:
+def _decomposed_gelu(view: Definitions, var: relax.Var) -> Activated | None:
     """Recognise ``0.5 * x * (1 + f(x))`` for the erf and the tanh form of GELU."""
     factors, covers = _factors(view, var)
     halves = [f for f in factors if scalar(view, f) == 0.5]
@@ -69,8 +69,8 @@ def _decomposed_gelu(view: BlockView, var: relax.Var) -> Activated | None:
     return None
 
 
-def _factors(view: BlockView, var: relax.Expr) -> tuple[list[relax.Expr], tuple[relax.Var, ...]]:
-    """Flatten a product of up to three factors, looking through single-use products."""
+def _factors(view: Definitions, var: relax.Expr) -> tuple[list[relax.Expr], tuple[relax.Var, ...]]:
+    """Flatten a product of up to three factors."""
     call = view.call(var, "relax.multiply")
     if call is None:
         return [], ()
@@ -78,7 +78,7 @@ def _factors(view: BlockView, var: relax.Expr) -> tuple[list[relax.Expr], tuple[
     covers: tuple[relax.Var, ...] = (var,)
     for arg in call.args:
         inner = view.call(arg, "relax.multiply")
-        if inner is not None and view.only_user(arg) is not None and len(factors) < 2:
+        if inner is not None and len(factors) < 2:
             factors.extend(inner.args)
             covers = (arg, *covers)
         else:
@@ -87,7 +87,7 @@ def _factors(view: BlockView, var: relax.Expr) -> tuple[list[relax.Expr], tuple[
 
 
 def _erf_source(
-    view: BlockView, arg: relax.Expr, source: relax.Expr
+    view: Definitions, arg: relax.Expr, source: relax.Expr
 ) -> tuple[relax.Var, ...] | None:
     found = scaled(view, arg)
     wanted = math.sqrt(0.5)
@@ -97,7 +97,7 @@ def _erf_source(
 
 
 def _tanh_source(
-    view: BlockView, arg: relax.Expr, source: relax.Expr
+    view: Definitions, arg: relax.Expr, source: relax.Expr
 ) -> tuple[relax.Var, ...] | None:
     outer = scaled(view, arg)
     if outer is None or not near(outer[1], math.sqrt(2 / math.pi), dtype_of(arg)):
@@ -112,7 +112,7 @@ def _tanh_source(
     return None
 
 
-def _cube(view: BlockView, expr: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
+def _cube(view: Definitions, expr: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
     power = view.call(expr, "relax.power")
     if power is not None and power.args[0].same_as(source) and scalar(view, power.args[1]) == 3.0:
         return (expr,)

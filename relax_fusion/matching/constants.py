@@ -9,13 +9,13 @@ import numpy as np
 from tvm import ir, relax
 
 from ..workload import FLOAT_BYTES
-from .pattern import BlockView
+from .pattern import Definitions
 from .shapes import dtype_of, same_shape, shape_of
 
 _LEAST, _LARGEST = (float(np.finfo("float32").tiny), float(np.finfo("float32").max))
 
 
-def scalar(view: BlockView, expr: relax.Expr) -> float | None:
+def scalar(view: Definitions, expr: relax.Expr) -> float | None:
     """Return the value of a constant with one element, or None."""
     value = view.definition(expr)
     shape = shape_of(value) if isinstance(value, ir.GenericConst) else None
@@ -33,16 +33,16 @@ def near(value: float, wanted: float, dtype: str) -> bool:
     return math.isclose(value, wanted, rel_tol=_CONSTANT_DIGITS.get(dtype, 1e-5))
 
 
-def binary(view: BlockView, expr: relax.Expr, op: str) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
+def binary(view: Definitions, expr: relax.Expr, op: str) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
     """Return both orders of the operands of a commutative binary call, or nothing."""
     call = view.call(expr, op)
     return ((call.args[0], call.args[1]), (call.args[1], call.args[0])) if call is not None else ()
 
 
 def scaled(
-    view: BlockView,
+    view: Definitions,
     expr: relax.Expr,
-    read: Callable[[BlockView, relax.Expr], float | None] = scalar,
+    read: Callable[[Definitions, relax.Expr], float | None] = scalar,
 ) -> tuple[relax.Expr, float] | None:
     """Read ``x * c`` or ``x / c`` of floats as ``(x, factor)``, if kernels have that factor.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeGuard
+from typing import Protocol, TypeAlias, TypeGuard
 
 from tvm import ir, relax
 
@@ -99,6 +99,18 @@ class Match:
     def where(self) -> str:
         """The names of the variables that the kernel defines, for reports."""
         return ", ".join(out.var.name for out in self.outs)
+
+
+class Definitions(Protocol):
+    """What a matcher asks that only looks backwards, from a value to what it is made of."""
+
+    defs: dict[relax.Var, relax.Expr]
+
+    def definition(self, expr: relax.Expr) -> relax.Expr:
+        """Return the value bound to `expr`, or `expr` itself."""
+
+    def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
+        """Return the call of one of `ops` that defines `expr`, or None."""
 
 
 class Refused(Exception):
