@@ -18,6 +18,7 @@ from tvm.target import Target
 
 import relax_fusion
 from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
+from relax_fusion.canonical import MoveReshapes, RecogniseOperators
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import (
@@ -65,9 +66,11 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseOps": FuseOps(),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
     "InlineItemGroups": InlineItemGroups(),
+    "MoveReshapes": MoveReshapes(),
     "NameInPlaceResults": NameInPlaceResults(),
     "NarrowVectors": NarrowVectors(4),
     "PlanMemory": PlanMemory(),
+    "RecogniseOperators": RecogniseOperators(),
     "ReturnReshapedViews": ReturnReshapedViews(),
     "RewriteReshapes": RewriteReshapes(),
     "RoundConstants": RoundConstants(),

@@ -17,7 +17,6 @@ from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
-PATTERN = "MoveReshapes"
 
 _UNARY = (
     *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
@@ -27,7 +26,7 @@ _BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract
 _REDUCTIONS = ("max", "mean", "sum", "variance")
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@tvm.transform.module_pass(opt_level=0, name="MoveReshapes")
 @dataclass(frozen=True)
 class MoveReshapes:
     """Move reshapes of rows behind matmuls, norms and element-wise operators.

@@ -14,7 +14,6 @@ from ..matching.constants import binary, scalar
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 
-PATTERN = "RecogniseOperators"
 
 _NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 
@@ -26,7 +25,7 @@ _ACTIVATIONS = {
 }
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
+@tvm.transform.module_pass(opt_level=0, name="RecogniseOperators")
 @dataclass(frozen=True)
 class RecogniseOperators:
     """Put operators in the place of norms and activations that are written out.
@@ -110,9 +109,7 @@ def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax
             middle = _mean_of(rewriter, centred.args[1])
             if middle is not None and _same(rewriter, middle, centred.args[0]):
                 zeros = _filled(0.0, int(width), dtype)
-                return relax.op.nn.layer_norm(
-                    centred.args[0], ones, zeros, axes=[-1], epsilon=eps
-                )
+                return relax.op.nn.layer_norm(centred.args[0], ones, zeros, axes=[-1], epsilon=eps)
         return relax.op.nn.rms_norm(data, ones, axes=[-1], epsilon=eps)
     return None
 

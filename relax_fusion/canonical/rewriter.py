@@ -52,10 +52,8 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
         if rewriter.applied:
             blocks = _without_unread(blocks, free_vars(func.body.body), rewriter.memory)
             body = relax.SeqExpr(blocks, func.body.body)
-            updated[gvar] = relax.Function(
-                func.params, body, func.ret_ty, func.is_pure, func.attrs
-            )
-    return with_functions(mod, updated) if updated else mod
+            updated[gvar] = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    return relax.transform.Normalize()(with_functions(mod, updated)) if updated else mod
 
 
 class Rewriter:
@@ -66,23 +64,25 @@ class Rewriter:
 
     def __init__(self, memory: Memory, rules: Mapping[str, Rule], sizes: Analyzer):
         self.memory, self.rules, self.sizes = memory, rules, sizes
-        self.applied = 0
+        self.applied, self.hint = 0, ""
         self.builder = relax.BlockBuilder()
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
+        self.made: dict[str, list[relax.Var]] = {}
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Return a block rewritten; itself if it is no dataflow block."""
         if not isinstance(block, relax.DataflowBlock):
             return block
-        self.bindings, self.defs, self.names = [], {}, {}
+        self.bindings, self.defs, self.names, self.made = [], {}, {}, {}
         for binding in block.bindings:
             self._binding(binding)
         return relax.DataflowBlock(self.bindings)
 
     def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, self._renamed(binding.value)
+        self.hint = var.name
         if isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
             cast = isinstance(binding, relax.MatchCast)
             kept = relax.MatchCast(var, value, binding.ty) if cast else relax.VarBinding(var, value)
@@ -94,8 +94,12 @@ class Rewriter:
                 new = self._bound(new, var)
             if not new.same_as(var):
                 self.names[var] = new
-        else:  # a result of the function keeps memory of its own
-            self._bound(value if isinstance(new, relax.Var) else new, var)
+        elif isinstance(new, relax.Var):  # a result of the function is no other name of a tensor
+            same = is_call(value, "relax.reshape")
+            view = relax.op.reshape(new, shape_of(var)) if same else value
+            self._bound(self.builder.normalize(view), var)
+        else:
+            self._bound(new, var)
 
     def _bound(self, value: relax.Expr, var: relax.Var) -> relax.Var:
         """Bind a value to a variable, or to one of its name where more is known of its type."""
@@ -125,11 +129,19 @@ class Rewriter:
         return value
 
     def emit(self, value: relax.Expr) -> relax.Expr:
-        """Bind a value that a rule made, made canonical too; return what it is called."""
+        """Bind a value that a rule made, made canonical too; return what it is called.
+
+        A value that a rule made before is not bound again.
+        """
         new = self._rewritten(self.builder.normalize(value))
         if isinstance(new, relax.Var):
             return new
-        return self._bound(new, relax.DataflowVar(_name(new).rsplit(".", 1)[-1], new.ty))
+        alike = self.made.setdefault(_name(new), [])
+        for var in alike:
+            if structural_equal(self.defs[var], new):
+                return var
+        alike.append(self._bound(new, relax.DataflowVar(self.hint, new.ty)))
+        return alike[-1]
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
         """Return the value bound to `expr`; itself if it is another's, or written to."""

@@ -33,7 +33,9 @@ def near(value: float, wanted: float, dtype: str) -> bool:
     return math.isclose(value, wanted, rel_tol=_CONSTANT_DIGITS.get(dtype, 1e-5))
 
 
-def binary(view: Definitions, expr: relax.Expr, op: str) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
+def binary(
+    view: Definitions, expr: relax.Expr, op: str
+) -> tuple[tuple[relax.Expr, relax.Expr], ...]:
     """Return both orders of the operands of a commutative binary call, or nothing."""
     call = view.call(expr, op)
     return ((call.args[0], call.args[1]), (call.args[1], call.args[0])) if call is not None else ()

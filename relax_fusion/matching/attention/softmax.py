@@ -77,7 +77,9 @@ def _without_empty_rows(
 ) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
     """Look through PyTorch's safe softmax, which has zeros where each score is minus infinity.
 
-    ``where(not any(not (s == -inf)), zeros, softmax(s))``; a kernel does the same.
+    ``where(not any(not (s == -inf)), zeros, softmax(s))``, or ``where(isnan(w), zeros, w)`` of
+    ``w = softmax(s)``, as its exporter to ONNX writes it.  A kernel does the same, but has NaN for
+    scores that are NaN.
     """
     choice = view.call(weights, "relax.where")
     if choice is None:
@@ -86,6 +88,9 @@ def _without_empty_rows(
     softmax = view.call(inner, "relax.nn.softmax")
     if softmax is None or Elements(view).uniform(zeros) != 0:
         return None
+    guarded = view.call(empty, "relax.isnan")
+    if guarded is not None:
+        return (inner, (weights, empty)) if guarded.args[0].same_as(inner) else None
     covers, call = [weights], None
     for name in ("logical_not", "astype", "max", "astype", "logical_not", "equal"):
         call = view.call(empty, f"relax.{name}")

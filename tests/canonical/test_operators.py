@@ -1,0 +1,140 @@
+"""RecogniseOperators: every spelling of a norm and of an activation, and what is none."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from relax_fusion.canonical import RecogniseOperators
+
+from .common import assert_same_numbers, module, operators
+
+X = "x: R.Tensor(('b', 's', 8), 'float32')"
+G = "g: R.Tensor((8,), 'float32')"
+B = "c: R.Tensor((8,), 'float32')"
+
+SQUARES = ("R.multiply(v, v)", "R.power(v, R.const(2.0, 'float32'))", "R.square(v)")
+ROOTS = (
+    "h = R.multiply(v, R.rsqrt(e))",
+    "h = R.multiply(R.divide(R.const(1.0, 'float32'), R.sqrt(e)), v)",
+    "h = R.multiply(R.power(e, R.const(-0.5, 'float32')), v)",
+    "h = R.divide(v, R.sqrt(e))",
+)
+GAMMAS = (
+    ("y = R.multiply(h, R.const(1.0, 'float32'))", 1),
+    ("y = R.multiply(g, h)", 0),
+    ("y = R.multiply(h, R.add(R.const(1.0, 'float32'), g))", 1),
+    ("k = R.expand_dims(g, axis=[0, 1])\ny = R.multiply(h, k)", 2),
+)
+
+
+def rms(square: str, root: str, gamma: str) -> str:
+    """Return a norm of `v` in a spelling."""
+    lines = (
+        f"q = {square}",
+        "m = R.mean(q, axis=[-1], keepdims=True)",
+        "e = R.add(m, R.const(1e-5, 'float32'))",
+        root,
+        gamma,
+    )
+    return "\n".join(lines).replace("'", '"')
+
+
+@pytest.mark.parametrize("gamma,others", GAMMAS)
+@pytest.mark.parametrize("root", ROOTS)
+def test_rms_norm(root: str, gamma: str, others: int) -> None:
+    for square in SQUARES:
+        before = module(f"{X}, {G}", "v = R.negative(x)\n" + rms(square, root, gamma))
+        after = RecogniseOperators()(before)
+        found = operators(after)
+        assert found.count("nn.rms_norm") == 1 and len(found) == 2 + others
+        assert_same_numbers(before, after)
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_layer_norm(root: str) -> None:
+    for square, beta in itertools.product(SQUARES[:2], ("R.add(k, c)", "R.add(c, k)", "R.abs(k)")):
+        body = (
+            "u = R.mean(x, axis=[2], keepdims=True)\nv = R.subtract(x, u)\n"
+            + rms(square, root, "k = R.multiply(h, g)")
+            + f"\ny = {beta}"
+        )
+        before = module(f"{X}, {G}, {B}", body)
+        after = RecogniseOperators()(before)
+        assert operators(after) == ["nn.layer_norm", *(["abs"] if "abs" in beta else [])]
+        assert_same_numbers(before, after)
+
+
+HALF = "x: R.Tensor(('b', 's', 8), 'float16'), g: R.Tensor((8,), 'float16')"
+
+
+@pytest.mark.parametrize(
+    "gamma,expected",
+    [
+        ("n = R.astype(h, 'float16')\ny = R.multiply(g, n)", ["nn.rms_norm"]),
+        ("k = R.astype(g, 'float32')\nn = R.multiply(h, k)\ny = R.astype(n, 'float16')",)
+        + (["nn.rms_norm"],),
+        (
+            "k = R.astype(g, 'float32')\nl = R.add(k, R.const(1.0, 'float32'))\n"
+            "n = R.multiply(h, l)\ny = R.astype(n, 'float16')",
+            ["astype", "astype", "add", "nn.rms_norm", "astype"],
+        ),
+    ],
+    ids=["gamma behind the cast", "gamma in front of it", "1 + gamma"],
+)
+@pytest.mark.parametrize("twice", [False, True])
+def test_half_precision(gamma: str, expected: list[str], twice: bool) -> None:
+    wide = "w = R.astype(x, 'float32')\nv = R.astype(x, 'float32')\n"
+    square = "R.multiply(w, w)" if twice else "R.multiply(v, v)"
+    before = module(HALF, (wide + rms(square, ROOTS[0], gamma)).replace("'", '"'))
+    after = RecogniseOperators()(before)
+    assert sorted(operators(after)) == sorted(expected)
+    assert_same_numbers(before, after)
+
+
+ACTIVATIONS = {
+    "nn.silu": "a = R.sigmoid(x)\ny = R.multiply(a, x)",
+    "nn.relu": "y = R.maximum(R.const(0.0, 'float32'), x)",
+    "nn.gelu": "d = R.divide(x, R.const(1.4142135381698608, 'float32'))\nf = R.erf(d)\n"
+    "p = R.add(f, R.const(1.0, 'float32'))\nh = R.multiply(x, R.const(0.5, 'float32'))\n"
+    "y = R.multiply(h, p)",
+    "nn.gelu_tanh": "q = R.power(x, R.const(3.0, 'float32'))\n"
+    "k = R.multiply(q, R.const(0.044715, 'float32'))\nd = R.add(x, k)\n"
+    "f = R.multiply(d, R.const(0.7978845608028654, 'float32'))\nt = R.tanh(f)\n"
+    "p = R.add(t, R.const(1.0, 'float32'))\nh = R.multiply(x, R.const(0.5, 'float32'))\n"
+    "y = R.multiply(h, p)",
+}
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations(name: str) -> None:
+    before = module(X, ACTIVATIONS[name].replace("'", '"'))
+    after = RecogniseOperators()(before)
+    assert operators(after) == [name]
+    assert_same_numbers(before, after, rtol=1e-6)  # constants are of float32
+
+
+OTHERS = {
+    "a mean over rows": rms(SQUARES[0], ROOTS[0], "y = R.abs(h)").replace("axis=[-1]", "axis=[1]"),
+    "the square of something else": rms("R.multiply(v, x)", ROOTS[0], "y = R.abs(h)"),
+    "the root of something else": rms(SQUARES[0], ROOTS[0], "y = R.abs(h)").replace(
+        "R.multiply(v, R.rsqrt", "R.multiply(x, R.rsqrt"
+    ),
+    "a sum": rms(SQUARES[0], ROOTS[0], "y = R.abs(h)").replace("R.mean", "R.sum"),
+    "another activation": "a = R.sigmoid(R.negative(x))\nz = R.multiply(a, x)\ny = R.add(z, v)",
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_what_is_none_stays(case: str) -> None:
+    before = module(X, "v = R.negative(x)\n" + OTHERS[case])
+    assert RecogniseOperators()(before).same_as(before)
+
+
+def test_gamma_by_rows_is_no_gamma() -> None:
+    params = f"{X}, g: R.Tensor(('s', 8), 'float32')"
+    before = module(params, "v = R.negative(x)\n" + rms(SQUARES[0], ROOTS[0], GAMMAS[1][0]))
+    after = RecogniseOperators()(before)
+    assert operators(after) == ["negative", "nn.rms_norm", "multiply"]
+    assert_same_numbers(before, after)
