@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 
 from ..support.quantised import Size, codes
@@ -53,6 +54,31 @@ class SixBits(Format):
         words, scales = arrays
         numbers = codes(words, 6, np.arange(5) * 6)[:, :k].astype("float16")
         return (numbers - np.float16(31)) * scales.repeat(48, -1)[:, :k]
+
+
+WRITTEN = """@T.prim_func(s_tir=True, private=True)
+def made(
+    words: T.Buffer(({n}, {words}), "uint32"),
+    scales: T.Buffer(({n}, {groups}), "float16"),
+    out: T.Buffer(({n}, {k}), "float16"),
+):
+    for j, i in T.grid({n}, {k}):
+        with T.sblock("made"):
+            v, u = T.axis.remap("SS", [j, i])
+            out[v, u] = (
+                T.Cast("float16", words[v, u // 5] >> T.Cast("uint32", u % 5 * 6) & T.uint32(63))
+                - T.float16(31)
+            ) * scales[v, u // 48]
+"""
+
+
+class WrittenByHand(SixBits):
+    """The same, as a person writes it, who counts in int32."""
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        text = WRITTEN.format(n=n, k=k, words=-(-k // 5), groups=-(-k // 48))
+        made = bb.add_func(tvm.script.from_source(text), "made")
+        return bb.emit(relax.op.call_tir(made, given, relax.TensorType((n, k), "float16")))
 
 
 class GroupsAlongColumns(Format):
@@ -148,5 +174,8 @@ class ScaledScales(Format):
 
 UNNAMED = {
     format.__name__: format()
-    for format in (SixBits, GroupsAlongColumns, ZerosOfGroups, Table, AcrossWords, ScaledScales)
+    for format in (
+        *(SixBits, WrittenByHand, GroupsAlongColumns),
+        *(ZerosOfGroups, Table, AcrossWords, ScaledScales),
+    )
 }

@@ -50,7 +50,8 @@ def test_decoding_is_fused_with_what_reads_the_weight(layers: ir.IRModule) -> No
             assert ["dequantize_matmul" in k for k in kernels] == [True, False]
             assert "dequantize_take" in kernels[1]
     rules = [s.rule for s in report.schedules]
-    assert rules.count("GenericMatmulRule") == len(UNNAMED) * len(ROWS)
+    different = len(UNNAMED) - 1  # one is another, written anew, and has its kernels
+    assert rules.count("GenericMatmulRule") == different * len(ROWS)
 
 
 @pytest.fixture(scope="module")
