@@ -9,7 +9,10 @@ from tvm import ir, s_tir, tirx
 from ..matching.expressions import found_in, variables_of
 from .modules import functions_of, with_functions
 
-STATEMENTS = (tirx.For, tirx.SeqStmt, tirx.BufferStore, s_tir.SBlock, s_tir.SBlockRealize)
+STATEMENTS = (
+    *(tirx.For, tirx.SeqStmt, tirx.BufferStore, tirx.IfThenElse),
+    *(s_tir.SBlock, s_tir.SBlockRealize),
+)
 OTHERS = (tirx.Let, tirx.Ramp, tirx.Broadcast, tirx.Shuffle)
 OF_TWO = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
@@ -34,8 +37,8 @@ class WidenIndices:
             for i, j in T.grid(T.int64(24), T.int64(128)): y[i, j] = x[i, j // T.int64(2)]
 
     declines when:
-        a function has a number as a parameter, other statements than loops, blocks and stores, a
-        thread's loop, a vector, a let, a buffer with a layout, or something of int64 already.
+        a function has a number as a parameter, statements beside loops, conditions, blocks and
+        stores, a thread's loop, a vector, a let, a buffer with a layout, or anything of int64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:

@@ -29,12 +29,13 @@ def test_numbers() -> None:
     places = np.array([3, 0, 9, 2, 7, 1, 8, 4], "int32")
     cases = {
         "decode": (words, rng.standard_normal((24, 4)).astype("float16"), (24, 128), "float16"),
+        "halves": (places, (8,), "int32"),
         "sums": (rows, places, (5,), "float32"),
     }
     for name, (*inputs, shape, dtype) in cases.items():
         found = []
         for module in (wide, narrow):
-            out = tvm.runtime.tensor(np.full(shape, np.nan, dtype))
+            out = tvm.runtime.tensor(np.full(shape, 77, dtype))
             module[name](*map(tvm.runtime.tensor, inputs), out)
             found.append(out.numpy())
         np.testing.assert_array_equal(*found)
