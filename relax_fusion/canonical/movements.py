@@ -17,7 +17,6 @@ from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
-
 _UNARY = (
     *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
     *("square", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.relu", "nn.silu"),
@@ -40,9 +39,13 @@ class MoveReshapes:
             ->
         y = R.add(R.nn.gelu(R.add(R.matmul(x, w), bias)), r)
 
-    The other operators: unary and binary element-wise ones, norms and sums over the last axis, splits
-    and slices of it, and `take` of rows by reshaped indices.  Of a binary operator, the other operand is
-    a number, a vector along the last axis, or reshaped alike.
+    The other operators: unary and binary element-wise ones, norms and sums over the last axis,
+    splits of it, and `take` of rows by reshaped indices.  Of a binary operator, the other operand
+    is a number, a vector along the last axis, or reshaped alike.
+
+    A weight that is broadcast to a batch is read as it is.  Slices of everything, concatenations
+    with what has no elements, broadcasts and reshapes to the same shape go.  A slice that lies in a
+    dynamic dimension, by the bounds that the function gives for it, says so.
 
     declines when:
         a shape is not known; something writes to a tensor in between.
@@ -67,11 +70,12 @@ def _regrouped(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 def _shaped_as(rewriter: Rewriter, value: relax.Expr, rows: relax.Expr) -> relax.Expr:
     """Return a value in the shape that its rows had: those of `rows`, with its own last axis."""
     made = rewriter.emit(value)
-    return relax.op.reshape(made, [*shape_of(rows)[:-1], shape_of(made)[-1]])
+    lead, features = shape_of(rows) or [], shape_of(made) or []
+    return relax.op.reshape(made, [*lead[:-1], *features[-1:]])
 
 
 def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """``reshape(reshape(x))`` is one reshape, and to its own shape it is none."""
+    """Make one reshape of two, and none of one to the same shape."""
     source = call.args[0]
     if same_type(source, call):
         return source
@@ -130,25 +134,25 @@ def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
     """Return a matrix that was expanded to a batch of itself."""
-    call = rewriter.call(weight, "relax.broadcast_to", "relax.expand_dims", "relax.reshape")
-    transposed = rewriter.call(weight, "relax.permute_dims")
     shape = shape_of(weight)
     if shape is None or len(shape) < 3:
         return None
+    transposed = rewriter.call(weight, "relax.permute_dims")
     if transposed is not None:
         *lead, k, n = range(len(shape))
         if permutation(transposed, len(shape)) != [*lead, n, k]:
             return None
         inner = _without_batch(rewriter, transposed.args[0])
         return rewriter.emit(relax.op.permute_dims(inner)) if inner is not None else None
-    before = shape_of(call.args[0]) if call is not None else None
-    if before is None or not all(map(_is_one, before[:-2])):
+    call = rewriter.call(weight, "relax.broadcast_to", "relax.expand_dims", "relax.reshape")
+    if call is None:
         return None
-    if not same_shape(before[-2:], shape[-2:]):
+    before = shape_of(call.args[0])
+    if before is None or not same_shape(before[-2:], shape[-2:]):
         return None
-    if len(before) == 2:
-        return call.args[0]
-    return _without_batch(rewriter, call.args[0])
+    if not all(map(_is_one, before[:-2])):
+        return None
+    return call.args[0] if len(before) == 2 else _without_batch(rewriter, call.args[0])
 
 
 def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -166,7 +170,7 @@ def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _reduction(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """A sum over the last axis, which is kept as one of size 1."""
+    """Sum up the last axis, which is kept as one of size 1."""
     source = _regrouped(rewriter, call.args[0])
     rank = len(shape_of(call.args[0]) or ())
     if source is None or not call.attrs.keepdims or call.attrs.axis is None:
@@ -178,7 +182,7 @@ def _reduction(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Rows of a table by indices of another shape are those rows, in another shape."""
+    """Take rows of a table by indices in their own shape."""
     table, indices = call.args[:2]
     reshape = rewriter.call(indices, "relax.reshape")
     lead, row = shape_of(indices), shape_of(table)
@@ -191,20 +195,21 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
-    """Part of a split of the last axis."""
+    """Take a part of a split of the last axis."""
     split = rewriter.call(item.tuple_value, "relax.split")
-    source = _regrouped(rewriter, split.args[0]) if split is not None else None
-    rank = len(shape_of(split.args[0]) or ()) if split is not None else 0
+    if split is None:
+        return None
+    x = split.args[0]
+    source, rank = _regrouped(rewriter, x), len(shape_of(x) or ())
     if source is None or int(split.attrs.axis) % rank != rank - 1:
         return None
-    parts = rewriter.emit(
-        relax.op.split(source, split.attrs.indices_or_sections, len(shape_of(source) or ()) - 1)
-    )
-    return _shaped_as(rewriter, relax.TupleGetItem(parts, item.index), split.args[0])
+    sections, last = split.attrs.indices_or_sections, len(shape_of(source) or ()) - 1
+    parts = rewriter.emit(relax.op.split(source, sections, last))
+    return _shaped_as(rewriter, relax.TupleGetItem(parts, item.index), x)
 
 
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """All of a tensor is no slice of it; one between bounds of it has the size that they say."""
+    """Drop a slice that is the whole; say of one within its bounds that it is."""
     x, axes, begin, end, *strides = call.args
     if any(not _is_one(s) for given in strides for s in given.fields):
         return None
@@ -224,12 +229,12 @@ def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _broadcast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """To its own shape, a tensor is not broadcast."""
+    """Drop a broadcast to the shape that a tensor has."""
     return call.args[0] if same_type(call.args[0], call) else None
 
 
 def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """What has no elements adds none."""
+    """Leave out what has no elements."""
     if not isinstance(call.args[0], relax.Tuple):
         return None
     fields = list(call.args[0].fields)

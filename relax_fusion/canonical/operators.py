@@ -14,7 +14,6 @@ from ..matching.constants import binary, scalar
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 
-
 _NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
 
 _ACTIVATIONS = {
@@ -62,7 +61,7 @@ class RecogniseOperators:
 
 
 def _product(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """``x * 1 / sqrt(mean(x^2) + eps)``, or a norm times gamma, or an activation."""
+    """Read ``x * 1 / sqrt(mean(x^2) + eps)``, a norm times gamma, or an activation."""
     for data, factor in (call.args, call.args[::-1]):
         root = _inverse_root(rewriter, factor)
         made = _normalised(rewriter, data, root) if root is not None else None
@@ -73,7 +72,7 @@ def _product(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _quotient(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """``x / sqrt(mean(x^2) + eps)``."""
+    """Read ``x / sqrt(mean(x^2) + eps)``."""
     root = rewriter.call(call.args[1], "relax.sqrt")
     made = _normalised(rewriter, call.args[0], root.args[0]) if root is not None else None
     return made if made is not None and same_type(rewriter.builder.normalize(made), call) else None
@@ -117,9 +116,9 @@ def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax
 def _mean_of(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
     """Return what is averaged over its last axis, which is kept as one of size 1."""
     mean = rewriter.call(expr, "relax.mean")
-    rank = len(shape_of(mean.args[0]) or ()) if mean is not None else 0
-    if not rank or not mean.attrs.keepdims or mean.attrs.axis is None:
+    if mean is None or not mean.attrs.keepdims or mean.attrs.axis is None:
         return None
+    rank = len(shape_of(mean.args[0]) or ())
     return mean.args[0] if [int(a) % rank for a in mean.attrs.axis] == [rank - 1] else None
 
 
@@ -165,7 +164,7 @@ def _times_gamma(rewriter: Rewriter, data: relax.Expr, gamma: relax.Expr) -> rel
 
 
 def _sum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """LayerNorm plus beta."""
+    """Read LayerNorm plus beta."""
     for data, other in (call.args, call.args[::-1]):
         norm = rewriter.call(data, "relax.nn.layer_norm")
         if norm is None or not _is_constant(norm.args[2], 0.0):
@@ -177,7 +176,7 @@ def _sum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _cast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """A norm in float32, of what was widened for it, whose result is rounded: one of the dtype."""
+    """Compute in its dtype what was widened for a norm and is rounded behind it."""
     norm, dtype = rewriter.call(call.args[0], *_NORMS), dtype_of(call)
     if norm is None or dtype_of(norm) != "float32" or dtype not in ("float16", "bfloat16"):
         return None
@@ -191,7 +190,8 @@ def _narrow(rewriter: Rewriter, expr: relax.Expr, dtype: str) -> relax.Expr | No
     if cast is not None:
         return cast.args[0] if dtype_of(cast.args[0]) == dtype else None
     value = next((v for v in (0.0, 1.0) if _is_constant(expr, v)), None)
-    return None if value is None else _filled(value, int(shape_of(expr)[0]), dtype)
+    width = shape_of(expr)
+    return None if value is None or width is None else _filled(value, int(width[0]), dtype)
 
 
 def _with(norm: relax.Call, args: list[relax.Expr]) -> relax.Call:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from tvm import ir, relax
@@ -44,18 +45,19 @@ def binary(
 def scaled(
     view: Definitions,
     expr: relax.Expr,
-    read: Callable[[Definitions, relax.Expr], float | None] = scalar,
+    read: Callable[[relax.Expr], float | None] | None = None,
 ) -> tuple[relax.Expr, float] | None:
     """Read ``x * c`` or ``x / c`` of floats as ``(x, factor)``, if kernels have that factor.
 
-    `read` tells what number an operand is.
+    `read` tells what number an operand is; `scalar` by default.
     """
     if dtype_of(expr) not in FLOAT_BYTES:
         return None  # integers are divided without a rest
+    number = read or partial(scalar, view)
     call = view.call(expr, "relax.divide")
     inverse = ((call.args[0], call.args[1]),) if call is not None else ()
     for data, factor in (*binary(view, expr, "relax.multiply"), *inverse):
-        value = read(view, factor) if same_shape(shape_of(data), shape_of(expr)) else None
+        value = number(factor) if same_shape(shape_of(data), shape_of(expr)) else None
         if value is None or (value == 0 and inverse):
             continue
         value = 1.0 / value if inverse else value

@@ -24,7 +24,8 @@ MOVED = {
     ),
     "behind activations": (
         X,
-        f"{FLAT}\na = R.nn.gelu(h)\nc = R.tanh(a)\nd = R.reshape(c, R.shape([b, s, 8]))\ny = R.abs(d)",
+        f"{FLAT}\na = R.nn.gelu(h)\nc = R.tanh(a)\n"
+        "d = R.reshape(c, R.shape([b, s, 8]))\ny = R.abs(d)",
         ["nn.gelu", "tanh", "abs"],
     ),
     "of both operands": (

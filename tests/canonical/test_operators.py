@@ -73,8 +73,10 @@ HALF = "x: R.Tensor(('b', 's', 8), 'float16'), g: R.Tensor((8,), 'float16')"
     "gamma,expected",
     [
         ("n = R.astype(h, 'float16')\ny = R.multiply(g, n)", ["nn.rms_norm"]),
-        ("k = R.astype(g, 'float32')\nn = R.multiply(h, k)\ny = R.astype(n, 'float16')",)
-        + (["nn.rms_norm"],),
+        (
+            "k = R.astype(g, 'float32')\nn = R.multiply(h, k)\ny = R.astype(n, 'float16')",
+            ["nn.rms_norm"],
+        ),
         (
             "k = R.astype(g, 'float32')\nl = R.add(k, R.const(1.0, 'float32'))\n"
             "n = R.multiply(h, l)\ny = R.astype(n, 'float16')",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tvm
@@ -113,9 +113,10 @@ def check_numbers(
     name: str,
     x: np.ndarray,
     on: tvm.runtime.Device | None = None,
+    formats: Mapping = FORMATS,
 ) -> None:
     """Compare every bit of the weight, which rows with a single one read out."""
-    format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
+    format, rng = formats[name.split()[0]], np.random.default_rng(3)
     packed = [random_array(rng, *each) for each in format.shapes(N, K)]
     weight = format.decoded(packed, K)
     x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")

@@ -72,7 +72,7 @@ def _view(view: BlockView, at: Scores) -> Steps:
 
 def _multiplied(view: BlockView, at: Scores) -> Steps:
     """``s * c`` or ``s / c``."""
-    found = scaled(view, at.expr, lambda view, factor: Elements(view).uniform(factor))
+    found = scaled(view, at.expr, Elements(view).uniform)
     if found is not None:
         yield replace(at.inside(found[0]), factor=at.factor * found[1])
 
