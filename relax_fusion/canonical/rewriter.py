@@ -59,7 +59,8 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
 class Rewriter:
     """Applies rules to the dataflow blocks of a function, in order, to what the last one made.
 
-    Tensors that anything writes to are left as they are, and not looked into.
+    Tensors that anything writes to are left as they are, and not looked into.  So are results of the
+    function that are read inside, too: in two shapes, they would be two copies.
     """
 
     def __init__(self, memory: Memory, rules: Mapping[str, Rule], sizes: Analyzer):
@@ -70,12 +71,14 @@ class Rewriter:
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
         self.made: dict[str, list[relax.Var]] = {}
+        self.read: set[relax.Var] = set()
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Return a block rewritten; itself if it is no dataflow block."""
         if not isinstance(block, relax.DataflowBlock):
             return block
         self.bindings, self.defs, self.names, self.made = [], {}, {}, {}
+        self.read = {v for binding in block.bindings for v in reads_of(binding.value)}
         for binding in block.bindings:
             self._binding(binding)
         return relax.DataflowBlock(self.bindings)
@@ -83,7 +86,8 @@ class Rewriter:
     def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, self._renamed(binding.value)
         self.hint = var.name
-        if isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
+        shared = not isinstance(var, relax.DataflowVar) and var in self.read
+        if shared or isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
             cast = isinstance(binding, relax.MatchCast)
             kept = relax.MatchCast(var, value, binding.ty) if cast else relax.VarBinding(var, value)
             self.bindings.append(kept)

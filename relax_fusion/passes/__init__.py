@@ -17,10 +17,10 @@ from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
 
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
+    "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
     "FuseAttentionChain": FuseAttentionChain,
-    "FuseMatmulChain": FuseMatmulChain,
     "FuseMatmulEpilogue": FuseMatmulEpilogue,
 }
 """Every pass by name, in the order in which the pipeline runs them: longer chains first.
