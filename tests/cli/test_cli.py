@@ -27,6 +27,7 @@ from relax_fusion.models import zoo
 from relax_fusion.report import Report
 from relax_fusion.transforms.cuda_graph import RUN_OR_CAPTURE
 
+from ..support.processes import without_torch
 from ..support.quick import loaded, quick_host, quick_passes
 
 POSITIONS = 16
@@ -479,7 +480,9 @@ def test_demo_calls_a_difference_beyond_rounding_a_disagreement(worst, agrees):
 
 def test_the_process_prints_results_to_stdout_only():
     command = [sys.executable, "-m", "relax_fusion_command", "explain", "demo-gpt2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=without_torch(), capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["source"] == "demo-gpt2"
     assert "looking for chains" in done.stderr
