@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do numpy and torch, whose threads spin
 
 from relax_fusion import PipelineOptions, pipeline  # reads the environment
 
@@ -64,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is loaded stays: to look through it again and again takes long
+    gc.set_threshold(50_000)  # not at every 700th object: graphs and traces make many that stay
 
 
 @pytest.hookimpl(optionalhook=True)
