@@ -279,7 +279,8 @@ class Block(Matrices):
         flat = np.asarray(0)
         for index, size in zip(indices, buffer.ty.shape, strict=True):
             at, limit = np.asarray(self.value(index)), self.value(size)
-            assert (at >= 0).all() and (at < limit).all(), f"{buffer.name}[{index}] is outside"
+            inside = (at >= 0) & (at < limit)
+            assert inside.all() if at.ndim else inside, f"{buffer.name}[{index}] is outside"
             flat = flat * limit + at if flat.ndim >= at.ndim else flat[..., None] * limit + at
         return flat
 
