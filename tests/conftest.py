@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is loaded stays: to look through it again and again takes long
-    gc.set_threshold(50_000)  # not at every 700th object: graphs and traces make many that stay
+    gc.set_threshold(50_000, 20, 50)  # graphs and traces are many objects, few of them garbage
 
 
 @pytest.hookimpl(optionalhook=True)
