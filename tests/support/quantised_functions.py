@@ -13,7 +13,7 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
 from .quantised import FORMATS, numpy_dtype
-from .quick import quickly
+from .quick import machine, quickly
 
 op = relax.op
 K, N = 128, 24
@@ -71,14 +71,13 @@ def called(func: relax.Function) -> list[relax.Call]:
 def compiled(mod: ir.IRModule, *passes: tvm.transform.Pass) -> relax.VirtualMachine:
     """Compile a module after some passes, whatever has no schedule as TVM's loops."""
     mod = tvm.transform.Sequential(passes)(mod)
-    return relax.VirtualMachine(quickly(mod), tvm.cpu())
+    return machine(quickly(mod))
 
 
 def run_by_pipeline(mod: ir.IRModule) -> relax.VirtualMachine:
     """Compile a module with our pipeline."""
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
-    built = quickly(mod, pipeline)
-    return relax.VirtualMachine(built, tvm.cpu())
+    return machine(quickly(mod, pipeline))
 
 
 def add_projection(bb: relax.BlockBuilder, name: str, format, rows: int) -> None:

@@ -22,6 +22,7 @@ from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge import KernelCache
 from relax_fusion.triton_bridge.compile import compile_kernels
 
+from ..support.processes import without_torch
 from .common import add_source, copy_tile_source
 
 KEY = "0123456789abcdef"
@@ -316,6 +317,8 @@ def test_processes_that_write_at_once_never_see_half_an_entry(
 ) -> None:
     KernelCache(tmp_path).put("start", kernel)
     command = [sys.executable, "-c", _LOOP, str(tmp_path)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, env=without_torch(), stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["shared.kernel", "start.kernel"]
