@@ -151,7 +151,7 @@ def test_an_entry_that_is_a_directory_warns(
     assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
 
 
-@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link"])
+@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link", "huge"])
 def test_an_entry_that_is_no_file_is_replaced(
     cache: KernelCache, kernel: CompiledKernel, other: str
 ) -> None:
@@ -164,6 +164,9 @@ def test_an_entry_that_is_no_file_is_replaced(
         path.unlink()
     if other == "pipe":
         os.mkfifo(path)
+    elif other == "huge":
+        path.touch()
+        os.truncate(path, 2**42)
     else:
         path.symlink_to("/dev/zero" if other == "device" else elsewhere)
     assert cache.get(KEY) is None
