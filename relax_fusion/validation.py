@@ -7,6 +7,8 @@ no integers.  An error is one line that names the field, the value and what is a
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import stat
 import warnings
@@ -153,6 +155,21 @@ def read_file(path: Path) -> bytes:
         text = f"it has {size} bytes, at most {MOST_BYTES} can be read"
         raise OSError(errno.EFBIG, text, str(path))
     return path.read_bytes()
+
+
+def json_text(value: Any) -> str:
+    """Return `value` as JSON; null stands for infinities and NaN, which JSON does not have."""
+    return json.dumps(_without_infinities(value), indent=2, allow_nan=False)
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(item) for item in value]
+    return value
 
 
 def plain(value: Any) -> Any:
