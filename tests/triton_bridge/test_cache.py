@@ -108,6 +108,8 @@ def test_an_entry_under_another_name_is_refused(
         *({name: v} for name in ("symbol", "entry") for v in (3, None, ["a"])),
         *({name: v} for name in ("params", "aligned") for v in ([3], ["x", None], [[]])),
         {"constants": [["BLOCK", 3]]},
+        *({"num_warps": warps} for warps in (0, 33, 10**20)),
+        {"shared_bytes": -1},
     ],
     ids=str,
 )
