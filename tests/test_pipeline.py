@@ -54,6 +54,15 @@ def test_a_module_is_lowered_once() -> None:
         pipeline()(lowered)
 
 
+def test_a_module_whose_memory_is_planned_is_lowered() -> None:
+    kinds = relax.transform
+    passes = [kinds.LegalizeOps(), kinds.ToNonDataflow(), kinds.RemovePurityChecking()]
+    passes += [kinds.CallTIRRewrite(), kinds.StaticPlanBlockMemory()]
+    planned = tvm.transform.Sequential(passes)(module([BLOCK]))
+    with pytest.raises(PipelineError, match=r"'main' calls relax.memory.*has lowered it already"):
+        pipeline()(planned)
+
+
 # --- arguments -------------------------------------------------------------------------------
 
 

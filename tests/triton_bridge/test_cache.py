@@ -109,6 +109,8 @@ def test_an_entry_under_another_name_is_refused(
         *({name: v} for name in ("symbol", "entry") for v in (3, None, ["a"])),
         *({name: v} for name in ("params", "aligned") for v in ([3], ["x", None], [[]])),
         {"constants": [["BLOCK", 3]]},
+        *({"num_warps": warps} for warps in (0, 33, 10**20)),
+        {"shared_bytes": -1},
     ],
     ids=str,
 )
@@ -152,7 +154,7 @@ def test_an_entry_that_is_a_directory_warns(
     assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
 
 
-@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link"])
+@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link", "huge"])
 def test_an_entry_that_is_no_file_is_replaced(
     cache: KernelCache, kernel: CompiledKernel, other: str
 ) -> None:
@@ -165,6 +167,9 @@ def test_an_entry_that_is_no_file_is_replaced(
         path.unlink()
     if other == "pipe":
         os.mkfifo(path)
+    elif other == "huge":
+        path.touch()
+        os.truncate(path, 2**42)
     else:
         path.symlink_to("/dev/zero" if other == "device" else elsewhere)
     assert cache.get(KEY) is None
