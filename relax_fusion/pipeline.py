@@ -21,7 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import MoveReshapes, RecogniseOperators
+from .canonical import MendImports, MoveReshapes, RecogniseOperators
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -102,6 +102,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         CopyConstants(),
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
+        MendImports(),
         MoveReshapes(),
         RecogniseOperators(),
     ]

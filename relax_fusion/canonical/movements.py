@@ -44,8 +44,9 @@ class MoveReshapes:
     is a number, a vector along the last axis, or reshaped alike.
 
     A weight that is broadcast to a batch is read as it is.  Slices of everything, concatenations
-    with what has no elements, broadcasts and reshapes to the same shape go.  A slice that lies in a
-    dynamic dimension, by the bounds that the function gives for it, says so.
+    with what has no elements, broadcasts and reshapes to the same shape go.  Bounds of sizes, which
+    a function has as ``tir_var_lower_bound`` and ``tir_var_upper_bound``, simplify the shapes of
+    reshapes, broadcasts and slices: a sum of ``min(n, 128)`` rows and of n has no known shape.
 
     declines when:
         a shape is not known; something writes to a tensor in between.
@@ -76,12 +77,22 @@ def _shaped_as(rewriter: Rewriter, value: relax.Expr, rows: relax.Expr) -> relax
 
 def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Make one reshape of two, and none of one to the same shape."""
-    source = call.args[0]
+    source, shape = call.args[0], _simplified(rewriter, call)
+    if shape is not None:
+        return relax.op.reshape(source, shape)
     if same_type(source, call):
         return source
-    first = rewriter.call(source, "relax.reshape")
-    shape = shape_of(call)
+    first, shape = rewriter.call(source, "relax.reshape"), shape_of(call)
     return relax.op.reshape(first.args[0], shape) if first is not None and shape else None
+
+
+def _simplified(rewriter: Rewriter, call: relax.Call) -> list[tirx.Expr] | None:
+    """Return the shape of a result in fewer words, by the bounds of its sizes; None if in none."""
+    shape = shape_of(call)
+    if shape is None:
+        return None
+    simple = [rewriter.sizes.simplify(size) for size in shape]
+    return None if all(map(structural_equal, simple, shape)) else simple
 
 
 def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -230,6 +241,9 @@ def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 def _broadcast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Drop a broadcast to the shape that a tensor has."""
+    shape = _simplified(rewriter, call)
+    if shape is not None:
+        return relax.op.broadcast_to(call.args[0], shape)
     return call.args[0] if same_type(call.args[0], call) else None
 
 

@@ -59,8 +59,8 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
 class Rewriter:
     """Applies rules to the dataflow blocks of a function, in order, to what the last one made.
 
-    Tensors that anything writes to are left as they are, and not looked into.  So are results of the
-    function that are read inside, too: in two shapes, they would be two copies.
+    Tensors that anything writes to are left as they are, and not looked into.  So are results of
+    the function that are read inside, too: in two shapes, they would be two copies.
     """
 
     def __init__(self, memory: Memory, rules: Mapping[str, Rule], sizes: Analyzer):

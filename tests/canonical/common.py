@@ -17,7 +17,7 @@ SIZES = ((2, 3), (1, 1), (3, 2))
 
 def module(params: str, body: str, symbols: str = "b, s") -> ir.IRModule:
     """Return ``main`` of a few lines, of which `y` is the result."""
-    names = [n.strip() for n in symbols.split(",")]
+    names = [n.strip() for n in symbols.split(",") if n]
     declared = "".join(f"{n} = T.int64()\n        " for n in names)
     lines = "\n            ".join(line.strip() for line in body.strip().splitlines())
     text = f"""

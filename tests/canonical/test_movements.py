@@ -189,6 +189,28 @@ class Module:
     assert MoveReshapes()(empty).same_as(empty)
 
 
+def test_shapes_are_simplified_by_the_bounds_of_their_sizes() -> None:
+    before = tvm.script.from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor(("s", 8), "float32")):
+        s = T.int64()
+        R.func_attr({"tir_var_upper_bound": {"s": 64}})
+        with R.dataflow():
+            a = R.reshape(x, R.shape([1, T.min(s, 128), 8]))
+            c = R.broadcast_to(x, R.shape([T.min(s, 128), 8]))
+            d = R.add(a, c)
+            y = R.negative(d)
+            R.output(y)
+        return y
+""")
+    after = MoveReshapes()(before)
+    bindings = after["main"].body.blocks[0].bindings
+    inner = [b.var for b in bindings if isinstance(b.var, relax.DataflowVar)]
+    assert inner and all("min" not in str(var.ty) for var in inner)
+
+
 def chain_at_random(seed: int) -> ir.IRModule:
     """Return a module of operators on rows, between which the rows are regrouped at random."""
     draw = random.Random(seed)

@@ -1,0 +1,110 @@
+"""What TVM 0.27's front ends write and its back ends do not take, or take for something else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from tvm import ir, relax, tirx
+
+from ..matching.shapes import dtype_of, same_shape, shape_of
+from .rewriter import Rewriter, Rule, canonicalise
+
+_MOVEMENTS = (
+    *("broadcast_to", "expand_dims", "index_tensor", "permute_dims", "reshape", "squeeze"),
+    *("strided_slice", "take"),
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="MendImports")
+@dataclass(frozen=True)
+class MendImports:
+    """Write what front ends mean where TVM 0.27 reads something else, or nothing.
+
+    rewrite::
+
+        c = R.cumsum(x)                        # of bool: PyTorch counts, TVM keeps bool
+        y = R.equal(c[i], c[j])                # LLVM has no sum of bools
+            ->
+        c = R.cumsum(x, dtype="int64")
+        y = R.equal(c[i], c[j])
+
+        y = R.take(x, -2, axis=1)              # counted from the end; no mode of take does
+            ->
+        y = R.take(x, n - 2, axis=1)
+
+        y = R.tile(x, [b, 1])                  # of axes of size 1; also repeat
+            ->
+        y = R.broadcast_to(x, [b, n])
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return canonicalise(mod, IMPORTS)
+
+
+def _compared(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Compare numbers of elements, where bools that are no such numbers are compared."""
+    if any(dtype_of(arg) != "bool" for arg in call.args):
+        return None
+    counts = [_counted(rewriter, arg) for arg in call.args]
+    if any(count is None for count in counts):
+        return None
+    return relax.Call(call.op, counts, call.attrs)
+
+
+def _counted(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """Return a moved `cumsum` of bools as a sum of integers."""
+    sums = rewriter.call(expr, "relax.cumsum")
+    if sums is not None:
+        attrs = sums.attrs
+        axis = None if attrs.axis is None else int(attrs.axis)
+        exclusive = bool(attrs.exclusive)
+        return rewriter.emit(relax.op.cumsum(sums.args[0], axis, "int64", exclusive))
+    moved = rewriter.call(expr, *(f"relax.{name}" for name in _MOVEMENTS))
+    source = _counted(rewriter, moved.args[0]) if moved is not None else None
+    if moved is None or source is None:
+        return None
+    return rewriter.emit(relax.Call(moved.op, [source, *moved.args[1:]], moved.attrs))
+
+
+def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Count constant indices from the front."""
+    x, indices = call.args
+    value, shape = rewriter.definition(indices), shape_of(x)
+    if not isinstance(value, ir.GenericConst) or shape is None or call.attrs.axis is None:
+        return None
+    axis, array = int(call.attrs.axis) % len(shape), value.value.numpy()
+    if not np.issubdtype(array.dtype, np.signedinteger) or not (array < 0).any():
+        return None
+    dtype, below = str(array.dtype), indices
+    if isinstance(shape[axis], tirx.IntImm):
+        below = relax.const(np.where(array < 0, array + int(shape[axis]), array), dtype)
+    else:
+        sizes = rewriter.emit(relax.op.shape_to_tensor(rewriter.emit(relax.op.shape_of(x))))
+        size = rewriter.emit(relax.op.strided_slice(sizes, [0], [axis], [axis + 1]))
+        size = rewriter.emit(relax.op.reshape(rewriter.emit(relax.op.astype(size, dtype)), []))
+        added = relax.op.multiply(relax.const(array < 0, dtype), size)
+        below = rewriter.emit(relax.op.add(rewriter.emit(added), below))
+    return relax.Call(call.op, [x, below], call.attrs)
+
+
+def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Broadcast what is repeated along axes of size 1 only."""
+    before, after = shape_of(call.args[0]), shape_of(call)
+    if before is None or after is None or len(before) > len(after):
+        return None
+    kept = zip([tirx.IntImm("int64", 1)] * (len(after) - len(before)) + before, after, strict=True)
+    if any(not same_shape([a], [b]) and not same_shape([a], [1]) for a, b in kept):
+        return None
+    return relax.op.broadcast_to(call.args[0], after)
+
+
+IMPORTS: dict[str, Rule] = {
+    "relax.equal": _compared,
+    "relax.not_equal": _compared,
+    "relax.take": _take,
+    "relax.tile": _repeated,
+    "relax.repeat": _repeated,
+}

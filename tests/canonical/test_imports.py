@@ -1,0 +1,82 @@
+"""MendImports: what front ends mean, where TVM reads something else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from relax_fusion.canonical import MendImports
+
+from .common import assert_same_numbers, module, operators
+
+X = "x: R.Tensor(('b', 's', 8), 'float32')"
+
+
+def run(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
+    """Compile by TVM's own pipeline and run."""
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    return vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+
+
+def test_sums_of_bools_count() -> None:
+    params = "x: R.Tensor((2, 6), 'bool')"
+    body = """
+c = R.cumsum(x, axis=-1)
+a = R.expand_dims(c, axis=[2])
+d = R.expand_dims(c, axis=[1])
+y = R.equal(a, d)
+"""
+    after = MendImports()(module(params, body, ""))
+    (sums,) = [b for b in after["main"].body.blocks[0].bindings if "cumsum" in str(b.value)]
+    assert str(sums.var.ty.dtype) == "int64"
+    starts = np.array([[1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 0, 0]], "bool")
+    count = np.cumsum(starts, axis=-1)
+    assert np.array_equal(run(after, starts), count[:, :, None] == count[:, None, :])
+
+
+def test_other_bools_stay() -> None:
+    before = module("x: R.Tensor((2, 6), 'bool')", "c = R.logical_not(x)\ny = R.equal(c, x)", "")
+    assert MendImports()(before).same_as(before)
+
+
+@pytest.mark.parametrize("shape", ["(3, 's', 4)", "(3, 5, 4)"])
+@pytest.mark.parametrize("indices", [[-2], [1, -1, -5], [[-1], [0]]])
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+def test_indices_from_the_end(shape: str, indices: list, dtype: str) -> None:
+    s = tvm.tirx.Var("s", "int64")
+    middle = s if "s" in shape else 5
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([3, middle, 4], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            at = relax.const(np.array(indices), dtype)
+            out = builder.emit_output(relax.op.negative(builder.emit(relax.op.take(x, at, axis=1))))
+        builder.emit_func_output(out)
+    after = MendImports()(builder.get())
+    array = np.arange(60, dtype="float32").reshape(3, 5, 4)
+    np.testing.assert_array_equal(run(after, array), -np.take(array, indices, axis=1))
+
+
+def test_indices_from_the_front_stay() -> None:
+    before = module(X, "i = R.const(1, 'int64')\ny = R.take(x, i, axis=1)".replace("'", '"'))
+    assert MendImports()(before).same_as(before)
+
+
+@pytest.mark.parametrize(
+    "params, body, expected",
+    [
+        ("x: R.Tensor((1, 's'), 'float32')", "a = R.tile(x, (4, 1))", "broadcast_to"),
+        ("x: R.Tensor(('s', 3), 'float32')", "a = R.tile(x, (2, 1, 1))", "broadcast_to"),
+        ("x: R.Tensor(('s', 1), 'float32')", "a = R.repeat(x, 3, axis=1)", "broadcast_to"),
+        ("x: R.Tensor((2, 's'), 'float32')", "a = R.tile(x, (4, 1))", "tile"),
+        ("x: R.Tensor(('s', 2), 'float32')", "a = R.repeat(x, 3, axis=1)", "repeat"),
+    ],
+)
+def test_what_is_repeated_along_one(params: str, body: str, expected: str) -> None:
+    before = module(params, body + "\ny = R.negative(a)", "s")
+    after = MendImports()(before)
+    assert operators(after) == [expected, "negative"]
+    if expected == "broadcast_to":
+        assert_same_numbers(before, after)
