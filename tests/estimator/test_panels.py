@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import Choice, candidates, choose, predict, violations
-from relax_fusion.estimator.families.panels.tiles import FAMILY
+from relax_fusion.estimator.families.panels import FAMILY
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import generic_cpu
 

@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...estimator.families.panels.tiles import FAMILY as PANELS
+from ...estimator.families.panels import FAMILY as PANELS
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
