@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from benchmarks.report import plan_words
 from benchmarks.runner import read
 from relax_fusion.estimator import Choice, candidates, choose, predict
-from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
+from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec

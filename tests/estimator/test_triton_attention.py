@@ -10,7 +10,6 @@ import pytest
 from relax_fusion.errors import Decline, TilePlanError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
-from relax_fusion.estimator.families.triton_attention.plans import unsupported
 from relax_fusion.estimator.families.triton_attention.tiles import key_parts
 from relax_fusion.estimator.prediction import Prediction
 from relax_fusion.estimator.tile_plan import TilePlan
@@ -114,7 +113,7 @@ def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
 )
 def test_what_no_kernel_computes_gets_plans_for_tir(changes: dict, dev, reason: str) -> None:
     work = attention(**changes)
-    assert (unsupported(work, dev) or "").startswith(reason)
+    assert (TritonAttention().refuses(work, dev) or "").startswith(reason)
     assert {p.backend for p in candidates(work, dev, "triton")} == {"tir"}
 
 

@@ -15,6 +15,8 @@ from ...prediction import ceil_div
 from ...shape import AttentionSize
 from ...tile_plan import TilePlan
 
+FAMILIES = ("pointer", "flash", "groups", "halves")
+
 MAPPED_FAMILIES = ("flash", "halves")
 """Families that get queries, keys and values as tensor maps."""
 
