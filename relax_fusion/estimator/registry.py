@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from itertools import chain
 from threading import RLock
 from typing import Any
 
@@ -142,23 +141,19 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
 def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
-    for backends in {"mixed": (("triton", "tir"),)}.get(backend, ((backend,), ("tir",))):
-        found = chain.from_iterable(_fitting(work, dev, each) for each in backends)
-        first = next(found, None)
-        if first is not None:
-            yield from chain([first], found)
-            return
-
-
-def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     left_out: set[type] = set()
-    for family in families(work, dev, backend):
-        if type(family) in left_out or family.refuses(work, dev):
-            continue
-        for plan in family.plans(work, dev):
-            if next(family.violations(plan, work, dev), None) is None:
-                left_out.update(family.instead_of)
-                yield Option(family, plan)
+    found = False
+    for each in ("triton", "tir") if backend == "mixed" else (backend, "tir"):
+        if found and backend != "mixed":
+            return
+        for family in families(work, dev, each):
+            if type(family) in left_out or family.refuses(work, dev):
+                continue
+            for plan in family.plans(work, dev):
+                if next(family.violations(plan, work, dev), None) is None:
+                    left_out.update(family.instead_of)
+                    found = True
+                    yield Option(family, plan)
 
 
 def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
