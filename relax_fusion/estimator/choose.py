@@ -15,7 +15,7 @@ from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, most_rows
 from .prediction import Prediction, format_seconds
 from .ranges import check_boxes, ranges, together
-from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
+from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
 
@@ -159,7 +159,9 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
-    known = {plan: family_of(plan, work, dev) for _, plan in table.boxes}
+    found = {plan: option_of(plan, work, dev) for _, plan in table.boxes}
+    table = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
+    known = {option.plan: option.family for option in found.values()}
     predictions = []
     for upper, _, size in ranges(work, together({family.breaks for family in known.values()})):
         plan = table.plan_for(**box_sizes(work, size))

@@ -88,8 +88,8 @@ class KernelFamily(ABC, Generic[W]):
         Factor by which a predicted gain over separate kernels may be wrong.
     instead_of : tuple of type
         Families that are not looked at where this one has a plan: they are never faster.
-    cuts_rows : bool
-        Whether its plans may have `split_m`.
+    plan : type
+        Its plans: `TilePlan`, or a dataclass that derives from it, with fields of its own.
     emitter : str
         ``"module:function"``, imported when needed: takes workload, plan table and target, and
         returns a scheduled PrimFunc whose parameters are the operands of ``work.graph``.  Empty for
@@ -104,7 +104,7 @@ class KernelFamily(ABC, Generic[W]):
     takes: ClassVar[tuple[type, ...]]
     error: ClassVar[float]
     instead_of: ClassVar[tuple[type, ...]] = ()
-    cuts_rows: ClassVar[bool] = False
+    plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
@@ -165,6 +165,11 @@ def _all(kind: type, values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(v, kind) for v in values)
 
 
+def _is_plan(kind: Any) -> bool:
+    derives = isinstance(kind, type) and issubclass(kind, TilePlan)
+    return derives and "__dataclass_fields__" in vars(kind)
+
+
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "names": (lambda v: _all(str, v) and bool(v), "a tuple of text"),
     "backend": (("tir", "triton").__contains__, "'tir' or 'triton'"),
@@ -172,6 +177,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
     "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),
     "instead_of": (lambda v: _all(type, v), "a tuple of families' classes"),
+    "plan": (_is_plan, "a dataclass that derives from TilePlan"),
     "emitter": (
         lambda v: isinstance(v, str) and bool(re.fullmatch(r"\w+(\.\w+)*:\w+", v)),
         "module:function",

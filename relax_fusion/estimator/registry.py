@@ -32,7 +32,7 @@ from .families.triton_matmul.family import TritonMatmul
 from .family import Footprint, KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
-from .tile_plan import TilePlan
+from .tile_plan import PLAN_TYPES, TilePlan
 
 Family = KernelFamily[Any]
 
@@ -76,8 +76,20 @@ def register_family(family: Family) -> None:
             names = ", ".join(map(repr, sorted(taken)))
             raise TilePlanError(f"family {own}: {type(other).__name__} is called {names} as well")
     FAMILIES.insert(0, family)
+    _tell_of_plans(family)
     for forget in ON_CHANGE:
         forget()
+
+
+def _tell_of_plans(family: Family) -> None:
+    """Have written plans read as what the plans of a family are."""
+    for name in family.names if family.plan is not TilePlan else ():
+        known = PLAN_TYPES.setdefault((family.backend, name), [])
+        known += [family.plan] * (family.plan not in known)
+
+
+for _family in FAMILIES:
+    _tell_of_plans(_family)
 
 
 _LOADED: set[tuple[str, str]] = set()
@@ -178,6 +190,18 @@ def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
     raise TilePlanError(f"family is {plan.family!r}, {has}")
 
 
+def option_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Option:
+    """Return a user's plan with its family, as one of the family's type.
+
+    Raises
+    ------
+    TilePlanError
+        If there is no such family, or the plan has a number that the family's plans lack.
+    """
+    family = family_of(plan, work, dev)
+    return Option(family, family.plan.of(plan))
+
+
 def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
     """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
 
@@ -185,17 +209,16 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     own plan is refused by it.  Empty: the plan fits.
     """
     try:
-        family = family_of(plan, work, dev)
+        option = option_of(plan, work, dev)
     except TilePlanError as err:
         return (str(err),)
+    family, plan = option.family, option.plan
     reason = family.refuses(work, dev)
     if reason is not None:
         return (reason,)
     if family.kind == "gpu" and plan.num_warps == 0 and plan.backend == "tir":
         return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
-    whole = f"split_m is {plan.split_m}, family {plan.family!r} does not cut rows into parts"
-    cut = plan.split_m != 1 and not family.cuts_rows
-    return (*([whole] if cut else ()), *family.violations(plan, work, dev))
+    return tuple(family.violations(plan, work, dev))
 
 
 def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
@@ -206,7 +229,8 @@ def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     """Return what one task of `plan` occupies on `dev`."""
-    return family_of(plan, work, dev).footprint(plan, work, dev)
+    option = option_of(plan, work, dev)
+    return option.family.footprint(option.plan, work, dev)
 
 
 def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
@@ -223,4 +247,5 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
-    return family_of(plan, work, dev).predict(plan, work, dev, size)
+    option = option_of(plan, work, dev)
+    return option.family.predict(option.plan, work, dev, size)

@@ -102,8 +102,8 @@ class MmaChain(KernelFamily[MatmulChain]):
             yield f"num_warps is {plan.num_warps}, {plan.block_m} rows of {plan.reg_m} make others"
         if plan.num_stages < 2:
             yield f"num_stages is {plan.num_stages}, copies that run ahead need 2"
-        if plan.split_k != 1 or plan.split_m != 1:
-            yield "split_k and split_m are 1 in chains of matmuls"
+        if plan.split_k != 1:
+            yield f"split_k is {plan.split_k}, 1 in chains of matmuls"
         if plan.lanes not in LANES or any(size % plan.lanes for size in _contiguous(work)):
             sizes = ", ".join(map(str, sorted(set(_contiguous(work)))))
             yield f"lanes is {plan.lanes}, must be 8, 4 or 2 and divide {sizes}"

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...hardware import DeviceSpec
+from ...validation import Count
 from ...workload import GatedFFN, NormMatmul
 from ..cpu_cost import (
     FMA_LATENCY_CYCLES,
@@ -65,6 +67,19 @@ TILE_CYCLES_PER_ELEMENT = 1
 loads and 4 stores for 16 elements, at one a cycle."""
 
 
+@dataclass(frozen=True)
+class PanelPlan(TilePlan):
+    """Tile sizes of a kernel that packs weights.
+
+    Parameters
+    ----------
+    split_m : int
+        Parts that the rows are cut into, however many they are.
+    """
+
+    split_m: Count = 1
+
+
 class Panels(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections: a task packs columns and takes them through the rows."""
 
@@ -73,7 +88,7 @@ class Panels(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
     error = OWN_BASELINE_ERROR
-    cuts_rows = True
+    plan = PanelPlan
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse integers, which would be added up as float32."""
@@ -93,7 +108,7 @@ class Panels(KernelFamily[MatmulWork]):
             parts = _row_parts(_columns(shape, width) // width, dev)
             for reg_m in range(max(1, highest // 2), highest + 1):
                 for split_m in parts:
-                    yield TilePlan(
+                    yield PanelPlan(
                         *(reg_m, width, block_k),
                         reg_m=reg_m,
                         reg_n=width,
@@ -122,6 +137,7 @@ class Panels(KernelFamily[MatmulWork]):
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Price packing and multiplying, rows padded to whole tiles."""
+        plan = PanelPlan.of(plan)
         shape, rows = matmul_shape(work), rows_of(work, size)
         tiles = ceil_div(rows, plan.reg_m)
         tasks = sum(ceil_div(n, plan.reg_n) for n in shape.n_parts) * plan.split_m

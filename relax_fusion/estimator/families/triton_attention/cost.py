@@ -23,6 +23,7 @@ from ...shape import AttentionSize
 from ...tile_plan import TilePlan
 from .tiles import (
     HALVES_BLOCKS,
+    AttentionPlan,
     bias_tiles,
     heads_of_tile,
     key_parts,
@@ -122,7 +123,7 @@ def joined(*times: float) -> float:
     return float(sum([t**SHARPNESS for t in times]) ** (1 / SHARPNESS))
 
 
-def load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> Load:
+def load(work: Attention, plan: AttentionPlan, dev: DeviceSpec, size: AttentionSize) -> Load:
     """Return the programs of the launch, and how they fill the device."""
     shared = heads_of_tile(plan, work)
     tiles = size.batch * (work.q_heads // shared) * row_tiles(plan, work, size.q_len)
@@ -139,10 +140,10 @@ def load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) 
     return Load(programs, parts, mean, most, per_sm, held, rounds)
 
 
-def short_s(work: Attention, plan: TilePlan) -> float:
+def short_s(work: Attention, plan: AttentionPlan) -> float:
     """Return what a program of the kernels for short sequences takes besides its latencies."""
     if plan.family == "groups":
-        keys, width = plan.split_k * plan.block_n, two_tiles(work.head_dim)
+        keys, width = plan.groups * plan.block_n, two_tiles(work.head_dim)
     else:
         keys, width = HALVES_BLOCKS * plan.block_n, padded(work.head_dim)
     each = SHORT_S_PER_SCORE[plan.family] * _score_work(work, plan)

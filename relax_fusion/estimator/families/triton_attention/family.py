@@ -5,7 +5,7 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 ``pointer``  any device, lengths and head widths; query heads that share keys are rows of one tile,
              and a few queries over many keys have the keys cut into parts
 ``flash``    many queries on sm_90: a warp that copies, and two warp groups of 64 rows each
-``groups``   short sequences on sm_90: all keys at once, `split_k` groups of `block_n`, a warp for
+``groups``   short sequences on sm_90: all keys at once, `groups` groups of `block_n`, a warp for
              each; they add up their results in shared memory
 ``halves``   the same with more rows: 64 of one head, and two warp groups that share the keys
 
@@ -25,12 +25,12 @@ from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
 from ...tile_plan import TilePlan
 from ..triton_matmul.cost import READ_EFFICIENCY
-from ..triton_matmul.tiles import triton_plan
 from . import cost
 from .tiles import (
     FAMILIES,
     FLASH_ROWS,
     HALVES_BLOCKS,
+    AttentionPlan,
     capacity,
     few_scores,
     key_parts,
@@ -71,6 +71,9 @@ for as many.  And by what factor there must be more of them for a higher bound t
 MANY_KEYS = 1 << 20
 """Keys where no bound is known: more than any device cuts."""
 
+HALVES = 2
+"""Warp groups of `halves`."""
+
 GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
 """Rows, keys of a group, and groups of the tiles for short sequences."""
 
@@ -79,6 +82,7 @@ class TritonAttention(KernelFamily[Attention]):
     """Attention: "pointer", "flash", "groups" and "halves"."""
 
     names = FAMILIES
+    plan = AttentionPlan
     backend = "triton"
     takes = (Attention,)
     error = 0.9
@@ -103,25 +107,28 @@ class TritonAttention(KernelFamily[Attention]):
         """Yield the plans of all kernels."""
         width = padded(work.head_dim)
         for block_m, block_n, groups in GROUP_TILES:
-            yield triton_plan("groups", (block_m, block_n, width), groups, 1, groups)
+            yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
         if _is_plain(work):
             for block_n in HALVES_KEYS:
                 if work.kv_len == HALVES_BLOCKS * block_n:
-                    yield triton_plan("halves", (64, block_n, width), 8, 2, 2)
+                    yield _plan("halves", (64, block_n, width), 8, 2, HALVES)
         for block_n, stages in FLASH_TILES:
-            yield triton_plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+            yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
         for (block_m, block_n), depths in POINTER_TILES.items():
             warps = 8 if block_m == 128 else 4
             for stages in depths:
-                whole = triton_plan("pointer", (block_m, block_n, width), warps, stages)
+                whole = _plan("pointer", (block_m, block_n, width), warps, stages)
                 yield from _cut(whole, work, dev)
 
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles and copies ask for, and what a block has not."""
+        plan = AttentionPlan.of(plan)
         if plan.family in HOPPER_FAMILIES:
             yield from _hopper_violations(plan, work, dev)
         else:
             yield from _powers_of_two(plan, ("block_m", "num_warps"))
+            if plan.groups != 1:
+                yield f"groups is {plan.groups}, family {plan.family!r} has 1"
         yield from _powers_of_two(plan, ("block_n",))
         keys = capacity(plan)
         most_keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
@@ -142,12 +149,14 @@ class TritonAttention(KernelFamily[Attention]):
 
     def footprint(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
         """Return the tiles in shared memory, and the scores and results of a thread."""
+        plan = AttentionPlan.of(plan)
         threads = plan.num_warps * dev.warp_size
         smem = smem_bytes(plan, work, dev)
         return Footprint(smem, register_values(plan, work), threads)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches of `plan` cost."""
+        plan = AttentionPlan.of(plan)
         size = attention_size(work, size)
         load = cost.load(work, plan, dev, size)
         moved = attention_qo_bytes(work, size) + cost.kv_bytes(work, size)
@@ -184,7 +193,20 @@ class TritonAttention(KernelFamily[Attention]):
         yield "the heads", work.q_heads
 
 
-def _cut(whole: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+def _plan(
+    family: str, block: tuple[int, int, int], warps: int, stages: int, groups: int = 1
+) -> AttentionPlan:
+    return AttentionPlan(
+        *block,
+        num_stages=stages,
+        num_warps=warps,
+        backend="triton",
+        family=family,
+        groups=groups,
+    )
+
+
+def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield a plan with every bound of parts that makes a difference at some size."""
     batch, q_len = (dim if isinstance(dim, int) else 1 for dim in (work.batch, work.q_len))
     keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper or MANY_KEYS
@@ -214,7 +236,7 @@ def _powers_of_two(plan: TilePlan, names: tuple[str, ...]) -> Iterator[str]:
             yield f"{name} is {value}, triton needs a power of two >= {least}"
 
 
-def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+def _hopper_violations(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
     """Check what the kernels for Hopper must meet."""
     if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
         yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
@@ -228,9 +250,9 @@ def _hopper_violations(plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iter
 
 
 def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
-    given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1}
+    given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1, "groups": 1}
     if plan.family == "halves":
-        given = {"block_m": 64, "num_warps": 8, "split_k": 2, "num_stages": 2}
+        given = {"block_m": 64, "num_warps": 8, "groups": HALVES, "num_stages": 2, "split_k": 1}
         most = 64 if work.bias_dims or work.mask_dims else 128
         if plan.block_n > most:
             yield f"block_n is {plan.block_n}, family 'halves' has up to {most} for this"
@@ -241,12 +263,14 @@ def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
         yield "kv_len is 0, a tensor map needs 1 key"
 
 
-def _groups_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
+def _groups_violations(plan: AttentionPlan, work: Attention) -> Iterator[str]:
     yield from _powers_of_two(plan, ("block_m", "num_warps"))
-    if plan.split_k not in (4, 8, 16):
-        yield f"split_k is {plan.split_k}, family 'groups' has 4, 8 or 16 groups"
-    if plan.num_warps != plan.split_k:
-        yield f"num_warps is {plan.num_warps}, {plan.split_k} groups have a warp each"
+    if plan.groups not in (4, 8, 16):
+        yield f"groups is {plan.groups}, family 'groups' has 4, 8 or 16"
+    if plan.split_k != 1:
+        yield f"split_k is {plan.split_k}, family 'groups' holds all keys at once"
+    if plan.num_warps != plan.groups:
+        yield f"num_warps is {plan.num_warps}, {plan.groups} groups have a warp each"
     for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
         if features > 128:
             yield f"{name} is {features}, family 'groups' takes up to 128"
