@@ -15,7 +15,7 @@ from ..compute import description, dims_of, within
 from ..compute.ranges import stitch, unless_empty
 from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
 from ..estimator.ranges import served
-from ..estimator.registry import Family, family_of
+from ..estimator.registry import Family, option_of
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..validation import shown
@@ -115,8 +115,9 @@ def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:
 
 def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the function that the emitter of a plan's family makes in place of `func`."""
-    family = family_of(plan, work, device_of(target))
-    made = _emitter(family)(work, plan, target)
+    option = option_of(plan, work, device_of(target))
+    family = option.family
+    made = _emitter(family)(work, option.plan, target)
     if not isinstance(made, tirx.PrimFunc):
         raise SchedulingError(f"{family.emitter} made {shown(made)}, must be a PrimFunc")
     found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))

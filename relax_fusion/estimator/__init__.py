@@ -7,10 +7,11 @@ Pure functions of a `Workload`, a `DeviceSpec` and a `TilePlan`; nothing is meas
 
 from .baseline import predict_unfused
 from .choose import Choice, RangePrediction, choose
-from .family import Breaks, Footprint, KernelFamily
+from .family import Breaks, KernelFamily
 from .prediction import Prediction, format_seconds
 from .registry import candidates, footprint, predict, register_family, violations
 from .shape import AttentionSize, Size
+from .steps import Footprint, Step
 
 __all__ = [
     "AttentionSize",
@@ -21,6 +22,7 @@ __all__ = [
     "Prediction",
     "RangePrediction",
     "Size",
+    "Step",
     "candidates",
     "choose",
     "footprint",

@@ -160,7 +160,8 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     if wrong:
         raise TilePlanError("; ".join(wrong))
     found = {plan: option_of(plan, work, dev) for _, plan in table.boxes}
-    table = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
+    own = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
+    table = table if own == table else own
     known = {option.plan: option.family for option in found.values()}
     predictions = []
     for upper, _, size in ranges(work, together({family.breaks for family in known.values()})):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from ..hardware import DeviceSpec
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from .shape import MatmulShape
+from .steps import Step
 from .tile_plan import TilePlan
 
 LOADS_PER_CYCLE = 2
@@ -167,6 +168,14 @@ def _cache_cycles(
     columns = ceil_div(plan.block_n, plan.reg_n)
     crowding = max(1.0, step.streams / L1_STREAMS) ** CROWDING
     return columns * (w_tile * weights + blocks * x_block * x_again) * crowding
+
+
+def price_step(step: Step, dev: DeviceSpec) -> Prediction:
+    """Return what a parallel region costs."""
+    busiest = max(ceil_div(step.blocks, dev.sm_count) * step.block_s, step.longest_block_s)
+    cycles = (busiest + step.chain_s + step.start_s) * dev.clock_hz
+    traffic = Traffic(cycles, step.dram_bytes, step.l2_bytes, 1, step.blocks)
+    return finish(traffic, dev, step.flops)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

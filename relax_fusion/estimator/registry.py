@@ -29,9 +29,10 @@ from .families.panels import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
-from .family import Footprint, KernelFamily, check_attributes
+from .family import KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
+from .steps import Footprint
 from .tile_plan import PLAN_TYPES, TilePlan
 
 Family = KernelFamily[Any]

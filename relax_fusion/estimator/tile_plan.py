@@ -138,8 +138,11 @@ class TilePlan:
     def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields, as they were once written, under the names that they have now."""
         own = {f.name for f in fields(cls)}
-        said = FORMER_FIELDS.items()
-        return {key: v for key, v in given.items() if key in own or (key, v) not in said}
+        return {
+            name: value
+            for name, value in given.items()
+            if name in own or type(value) is not int or FORMER_FIELDS.get(name) != value
+        }
 
 
 PLAN_TYPES: dict[tuple[str, str], list[type[TilePlan]]] = {}

@@ -30,7 +30,7 @@ from relax_fusion.estimator import (
     Breaks,
     Choice,
     Footprint,
-    Prediction,
+    Step,
     choose,
     registry,
     violations,
@@ -38,7 +38,7 @@ from relax_fusion.estimator import (
 from relax_fusion.estimator.families.panels import PanelPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.tile_plan import PLAN_TYPES
-from relax_fusion.hardware import DeviceSpec, generic_cpu
+from relax_fusion.hardware import DeviceSpec, device, generic_cpu
 from relax_fusion.validation import Count
 from relax_fusion.workload import Projection
 
@@ -99,14 +99,30 @@ class Plain(KernelFamily[NormMatmul]):
     def footprint(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec) -> Footprint:
         return Footprint(0, 1, 1)
 
-    def predict(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec, size: Any) -> Prediction:
-        return Prediction(1e-9, 0.0, 0.0, 1, "compute")
+    def steps(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec, size: Any) -> list[Step]:
+        return [Step(1, self.footprint(plan, work, dev), block_s=1e-9, dram_bytes=0.0)]
 
 
 class Nameless(Plain):
     """A family without an emitter."""
 
     emitter = ""
+
+
+class Launched(Plain):
+    """A family of given launches."""
+
+    def __init__(self, *given: Step) -> None:
+        self.given = given
+
+    def steps(self, *of: Any) -> tuple[Step, ...]:
+        return self.given
+
+
+class Priceless(Plain):
+    """A family that does not say what its kernels cost."""
+
+    steps = KernelFamily.steps
 
 
 class Twin(Plain):
@@ -245,6 +261,7 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
                 ("plan", Undecorated, "a dataclass that derives from TilePlan"),
             )
         ),
+        (Priceless(), "family Priceless: has neither steps nor a predict"),
         (Twin(), "family Twin: Panels is called 'panels' as well"),
     ],
 )
@@ -269,6 +286,21 @@ def test_emitters_that_make_no_kernel(emitter: str, words: str) -> None:
     chain = Chain("main", "x[4,8] W[8,16]", "m = R.matmul(x, W); y = R.nn.silu(m)", "y")
     with pytest.raises(SchedulingError, match=words):
         compiled(module([chain]))
+
+
+@pytest.mark.parametrize("dev", [CPU, device("h200")], ids=["cpu", "gpu"])
+def test_steps_are_priced_one_after_the_other(dev: DeviceSpec) -> None:
+    one = Step(300, Footprint(0, 32, 128), block_s=2e-6, dram_bytes=1e6, flops=7.0)
+    other = replace(one, blocks=1, block_s=0.0, dram_bytes=1e9)
+    plan = next(Plain().plans(WORK, CPU))
+    first, second, both = (
+        Launched(*steps).predict(plan, WORK, dev, 4) for steps in ([one], [other], [one, other])
+    )
+    assert both.seconds == first.seconds + second.seconds and both.flops == 14
+    assert first.bound == "compute" and second.bound == both.bound == "dram"
+    assert first.seconds - dev.launch_s >= -(-300 // dev.sm_count) * 2e-6
+    with pytest.raises(TilePlanError, match=f"family Launched: plan {plan.key} has no steps"):
+        Launched().predict(plan, WORK, dev, 4)
 
 
 @pytest.mark.usefixtures("_own_registry")

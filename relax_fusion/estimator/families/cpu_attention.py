@@ -16,10 +16,11 @@ from ..cpu_cost import (
     Traffic,
     finish,
 )
-from ..family import Footprint, KernelFamily
+from ..family import KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
 from ..shape import Size, attention_qo_bytes, attention_size
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .attention_tiles import (
     FEW_ROWS,
@@ -92,7 +93,7 @@ class CpuAttention(KernelFamily[Attention]):
         return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused attention; tiles of keys that no row of theirs sees are skipped."""
+        """Price the key tiles that a row sees, by the model of register tiles, fitted on CPUs."""
         size = attention_size(work, size)
         b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
         group = work.q_heads // work.kv_heads

@@ -25,10 +25,11 @@ from ..cpu_cost import (
     finish,
     matmul_on_cpu,
 )
-from ..family import Footprint, KernelFamily
+from ..family import KernelFamily
 from ..limits import core_limits
 from ..prediction import Prediction, ceil_div, in_a_row, power_dividing, repeated
 from ..shape import PRICED_BATCH, Size, matmul_shape, rows_of
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .panels import (
     COPY_CYCLES_PER_VECTOR,
@@ -95,7 +96,10 @@ class CpuChain(KernelFamily[MatmulChain]):
         return Footprint(0, vectors + plan.reg_m + 2, 1, stack)
 
     def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price both matmuls in a row, or the rows that a task takes through both."""
+        """Price both matmuls in a row, or the rows that a task takes through both.
+
+        By the model of register tiles, fitted on CPUs.
+        """
         rows = rows_of(work, size)
         if plan.family == PANELS:
             return _blocks_on_cpu(work, plan, dev, rows)

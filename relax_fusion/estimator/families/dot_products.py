@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
-from ..gpu_cost import (
-    ISSUE_PER_CLOCK,
-    L2_SHARE,
-    MEMORY_LATENCY_S,
-    Kernel,
-    price_kernel,
-)
+from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ..gpu_cost import ISSUE_PER_CLOCK, L2_SHARE, MEMORY_LATENCY_S
 from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import DRAM_EFFICIENCY, Prediction, ceil_div, power_dividing, powers
+from ..prediction import DRAM_EFFICIENCY, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
+from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
 from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits
@@ -122,10 +116,11 @@ class DotProducts(KernelFamily[MatmulWork]):
             threads=threads,
         )
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price dot products; each row goes through all weights again, from L2 where they fit."""
+    def steps(
+        self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size
+    ) -> Iterator[Step]:
+        """Yield the launch; each row goes through all weights again, from L2 where they fit."""
         shape, rows = matmul_shape(work), rows_of(work, size)
-        foot = self.footprint(plan, work, dev)
         tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
         steps = ceil_div(shape.k, plan.block_k)
         weights = steps * plan.block_k * plan.block_n * shape.parts
@@ -139,18 +134,19 @@ class DotProducts(KernelFamily[MatmulWork]):
         moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
         x_reads = tiles_n * (2 if shape.has_norm else 1)
-        kernel = Kernel(
+        prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
+        yield Step(
             blocks=rows * tiles_n,
-            block_compute_s=block_s,
-            longest_block_s=block_s,
+            foot=self.footprint(plan, work, dev),
+            block_s=block_s,
             chain_s=(steps + 1) * MEMORY_LATENCY_S,
             dram_bytes=shape.weight_bytes * (1 + (rows - 1) * missing) + moved,
             l2_bytes=rows * (shape.weight_bytes + x_reads * shape.x_row_bytes) + moved,
+            flops=shape.flops(rows),
+            start_s=prologue * MEMORY_LATENCY_S,
+            num_stages=plan.num_stages,
             dram_efficiency=GEMV_DRAM_EFFICIENCY,
         )
-        rest = price_kernel(kernel, plan, foot, dev, shape.flops(rows))
-        prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
-        return replace(rest, seconds=rest.seconds + prologue * MEMORY_LATENCY_S)
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None

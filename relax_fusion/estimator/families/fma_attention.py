@@ -8,22 +8,21 @@ from collections.abc import Iterator
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, Attention
 from ..causal import visible_blocks, visible_keys
-from ..family import Footprint, KernelFamily
+from ..family import KernelFamily
 from ..gpu_cost import (
     L2_SHARE,
     MEMORY_LATENCY_S,
     SFU_PER_CLOCK,
     SOFTMAX_FLOPS_PER_SCORE,
-    Kernel,
     latency_hidden,
     load_rounds,
-    price_kernel,
     resident_blocks,
     simt_clocks,
 )
 from ..limits import block_limits, one_stage, vector_loads
-from ..prediction import Prediction, ceil_div, powers
+from ..prediction import ceil_div, powers
 from ..shape import Size, attention_qo_bytes, attention_size
+from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .attention_tiles import (
     ROW_VECTORS,
@@ -82,8 +81,8 @@ class FmaAttention(KernelFamily[Attention]):
         operands = plan.reg_m * width + plan.reg_m + width
         return Footprint(smem, kept + operands + THREAD_OVERHEAD_REGISTERS, threads)
 
-    def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused attention; tiles that a causal mask hides are skipped."""
+    def steps(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Iterator[Step]:
+        """Yield the launch; tiles that a causal mask hides are skipped."""
         size, foot = attention_size(work, size), self.footprint(plan, work, dev)
         b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
         group = work.q_heads // work.kv_heads  # whose rows share tiles
@@ -106,16 +105,17 @@ class FmaAttention(KernelFamily[Attention]):
         miss = max(0.0, 1 - dev.l2_bytes * L2_SHARE / max(wave_kv, 1))
         # Keys and values are staged one after the other
         rounds = max(load_rounds(foot, plan.block_n * d * b), 2)
-        kernel = Kernel(
+        yield Step(
             blocks=blocks,
-            block_compute_s=step_s * mean_steps,
+            foot=foot,
+            block_s=step_s * mean_steps,
             longest_block_s=step_s * most_steps,
             chain_s=(most_steps * rounds / plan.num_stages + 2) * MEMORY_LATENCY_S,
             dram_bytes=qo_bytes + max(kv_bytes, kv_loads * miss),
             l2_bytes=qo_bytes + kv_loads,
+            flops=work.flops(**size._asdict()),
+            num_stages=plan.num_stages,
         )
-        flops = work.flops(**size._asdict())
-        return price_kernel(kernel, plan, foot, dev, flops)
 
     def blocks(
         self, plan: TilePlan, work: Attention, most: int | None

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, KernelFamily
 from ..gpu_cost import (
     L2_SHARE,
     MEMORY_LATENCY_S,
-    Kernel,
     latency_hidden,
     load_rounds,
-    price_kernel,
     resident_blocks,
     simt_clocks,
 )
 from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import DRAM_EFFICIENCY, Prediction, ceil_div, next_power, power_dividing, powers
+from ..prediction import ceil_div, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .dot_products import is_dot_product
 from .matmuls import (
@@ -38,6 +36,9 @@ THREADS = (32, 64, 128, 256)
 
 WORKSPACE_BYTES = 4
 """Of a normalised element between the two kernels: float32."""
+
+NORM_BLOCKS = 2
+"""Blocks of the norm kernel that a multiprocessor holds.  Assumed."""
 
 NORM_CHAIN_LOADS = 4
 """Dependent trips of a row through the norm kernel: x, the statistics, x again, gamma.  Counted."""
@@ -99,8 +100,10 @@ class FmaTiles(KernelFamily[MatmulWork]):
             threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
         )
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused norm and matmul.
+    def steps(
+        self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size
+    ) -> Iterator[Step]:
+        """Yield the norm's launch, if there is one, and the matmul's.
 
         Neighbouring blocks are taken to share their columns (the row tile is the fastest index of
         the grid), so weights come from DRAM once, and x once per wave where L2 cannot hold it.
@@ -115,7 +118,8 @@ class FmaTiles(KernelFamily[MatmulWork]):
         missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / x_bytes)
         x_reads = 1 + (waves - 1) * missing
         stores = rows * (shape.out_row_bytes + shape.side_row_bytes)
-        if shape.has_norm:  # by a kernel of its own
+        if shape.has_norm:
+            yield _norm_step(shape, dev, rows)
             x_bytes = rows * shape.k * WORKSPACE_BYTES
         steps = ceil_div(shape.k, plan.block_k)
         k_padded = steps * plan.block_k
@@ -123,16 +127,16 @@ class FmaTiles(KernelFamily[MatmulWork]):
         chain = steps * load_rounds(foot, lines * plan.block_k * shape.in_bytes)
         flops = 2.0 * plan.block_m * plan.block_n * shape.parts * k_padded
         block_s = flops / _matmul_rate(shape, plan, foot, dev, blocks)
-        kernel = Kernel(
+        yield Step(
             blocks=blocks,
-            block_compute_s=block_s,
-            longest_block_s=block_s,
+            foot=foot,
+            block_s=block_s,
             chain_s=(chain / plan.num_stages + 2) * MEMORY_LATENCY_S,
             dram_bytes=shape.weight_bytes + x_bytes * x_reads + stores,
             l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes + stores,
+            flops=shape.flops(rows),
+            num_stages=plan.num_stages,
         )
-        whole = price_kernel(kernel, plan, foot, dev, shape.flops(rows))
-        return _after_norm(whole, shape, dev, rows) if shape.has_norm else whole
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None
@@ -174,13 +178,15 @@ def _lanes(shape: MatmulShape, block_n: int, block_k: int) -> int:
     return lanes
 
 
-def _after_norm(rest: Prediction, shape: MatmulShape, dev: DeviceSpec, rows: int) -> Prediction:
-    """Add a kernel that writes normalised rows in float32, one thread block a row."""
-    moved = rows * (shape.x_row_bytes + shape.k * WORKSPACE_BYTES)
-    streamed = moved / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
-    waves = ceil_div(rows, dev.sm_count * 2)
-    seconds = dev.launch_s + max(streamed, waves * NORM_CHAIN_LOADS * MEMORY_LATENCY_S)
-    return replace(rest, seconds=rest.seconds + seconds, dram_bytes=rest.dram_bytes + moved)
+def _norm_step(shape: MatmulShape, dev: DeviceSpec, rows: int) -> Step:
+    """Return a launch that writes normalised rows in float32, one thread block a row."""
+    return Step(
+        blocks=rows,
+        foot=Footprint(0, 1, dev.max_threads_per_sm // NORM_BLOCKS),
+        block_s=0.0,
+        dram_bytes=rows * (shape.x_row_bytes + shape.k * WORKSPACE_BYTES),
+        chain_s=NORM_CHAIN_LOADS * MEMORY_LATENCY_S,
+    )
 
 
 def _matmul_rate(

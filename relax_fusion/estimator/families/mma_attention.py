@@ -22,11 +22,12 @@ from ...hardware import DeviceSpec
 from ...hardware.instructions import PIECE_BYTES, SLICE_BYTES
 from ...workload import DTYPE_BYTES, Attention
 from ..causal import visible_blocks, visible_keys
-from ..family import Breaks, Footprint, KernelFamily
+from ..family import Breaks, KernelFamily
 from ..gpu_cost import resident_blocks
 from ..limits import block_limits, vector_loads
 from ..prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ..shape import AttentionSize, Size, attention_qo_bytes, attention_size
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .attention_tiles import head_extents, holds_features
 from .fma_attention import FmaAttention
@@ -152,7 +153,10 @@ class MmaAttention(KernelFamily[Attention]):
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the blocks of the busiest multiprocessor, and putting parts together."""
+        """Price the blocks of the busiest multiprocessor, and putting parts together.
+
+        By a model that was fitted to these kernels.
+        """
         size, group = attention_size(work, size), work.q_heads // work.kv_heads
         tiles = ceil_div(size.q_len * group, plan.block_m)
         blocks = size.batch * work.kv_heads * tiles * plan.split_k

@@ -13,11 +13,12 @@ from itertools import product
 
 from ...hardware import DeviceSpec
 from ...workload import DTYPE_BYTES, MatmulChain
-from ..family import Breaks, Footprint, KernelFamily
+from ..family import Breaks, KernelFamily
 from ..gpu_cost import resident_blocks
 from ..limits import block_limits
 from ..prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ..shape import Size, rows_of
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .cpu_chain import matrices
 from .tensor_cores import tiles as mma
@@ -119,7 +120,7 @@ class MmaChain(KernelFamily[MatmulChain]):
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the steps of both products, in waves of blocks."""
+        """Price both products in waves of blocks, by the model that was fitted to `TensorCores`."""
         rows, count, each = rows_of(work, size), matrices(work), DTYPE_BYTES[work.dtype]
         blocks = count * ceil_div(rows, plan.block_m) * ceil_div(work.n, plan.block_n)
         resident = resident_blocks(self.footprint(plan, work, dev), dev)

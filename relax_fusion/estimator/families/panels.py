@@ -25,10 +25,11 @@ from ..cpu_cost import (
     finish,
     norm_cycles,
 )
-from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, KernelFamily
 from ..limits import core_limits
 from ..prediction import Prediction, ceil_div
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .matmuls import MatmulWork, refuses_integers
 
@@ -136,7 +137,10 @@ class Panels(KernelFamily[MatmulWork]):
         return Footprint(0, plan.reg_m * vectors + vectors + 1, 1)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price packing and multiplying, rows padded to whole tiles."""
+        """Price packing and multiplying, rows padded to whole tiles.
+
+        By the model of register tiles, fitted on CPUs.
+        """
         plan = PanelPlan.of(plan)
         shape, rows = matmul_shape(work), rows_of(work, size)
         tiles = ceil_div(rows, plan.reg_m)

@@ -17,10 +17,11 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...gpu_cost import resident_blocks
 from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
@@ -180,7 +181,7 @@ class FewRows(KernelFamily[MatmulWork]):
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
         shape, rows = matmul_shape(work), rows_of(work, size)
         foot = self.footprint(plan, work, dev)
         seconds, all_waves = 0.0, 0

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
 from ....workload import INTEGER_DTYPES
-from ...family import Footprint
 from ...gpu_cost import resident_blocks
 from ...prediction import Bound, ceil_div
 from ...shape import MatmulShape
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from . import tiles as mma
 

@@ -10,9 +10,10 @@ from math import gcd
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
@@ -136,7 +137,7 @@ class TensorCores(KernelFamily[MatmulWork]):
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
         shape, rows = matmul_shape(work), rows_of(work, size)
         foot = self.footprint(plan, work, dev)
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY

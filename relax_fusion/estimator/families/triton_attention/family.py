@@ -20,9 +20,10 @@ from dataclasses import replace
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
 from ....workload import Attention
-from ...family import Breaks, Footprint, KernelFamily
+from ...family import Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..triton_matmul.cost import READ_EFFICIENCY
 from . import cost
@@ -155,7 +156,7 @@ class TritonAttention(KernelFamily[Attention]):
         return Footprint(smem, register_values(plan, work), threads)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
         plan = AttentionPlan.of(plan)
         size = attention_size(work, size)
         load = cost.load(work, plan, dev, size)

@@ -78,7 +78,7 @@ class AttentionPlan(TilePlan):
     def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields under the names that they have now; groups were once `split_k`."""
         found = super().renamed(given)
-        if found.get("family") in GROUPED_FAMILIES and "groups" not in found:
+        if str(found.get("family")) in GROUPED_FAMILIES and "groups" not in found:
             found["groups"], found["split_k"] = found.get("split_k", 1), 1
         return found
 

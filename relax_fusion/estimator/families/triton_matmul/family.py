@@ -8,9 +8,10 @@ from itertools import product
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
 from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
 from . import cost
@@ -121,7 +122,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         return Footprint(smem_bytes(plan, shape), sums, threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
         shape, rows = matmul_shape(work, pairs=False), rows_of(work, size)
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
