@@ -33,7 +33,7 @@ from .family import KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
 from .steps import Footprint
-from .tile_plan import PLAN_TYPES, TilePlan
+from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
 
 Family = KernelFamily[Any]
 
@@ -84,7 +84,7 @@ def register_family(family: Family) -> None:
 
 def _tell_of_plans(family: Family) -> None:
     """Have written plans read as what the plans of a family are."""
-    for name in family.names if family.plan is not TilePlan else ():
+    for name in family.names:
         known = PLAN_TYPES.setdefault((family.backend, name), [])
         known += [family.plan] * (family.plan not in known)
 
@@ -109,6 +109,9 @@ def _load_entry_points() -> None:
                 what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
                 raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
             _LOADED.add((point.name, point.value))
+
+
+FAMILY_LOADERS.append(_load_entry_points)
 
 
 @cache

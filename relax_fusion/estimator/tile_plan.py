@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar
@@ -113,7 +113,9 @@ class TilePlan:
             return read(TilePlan, attr, TilePlanError, "tile plan")
         name = str(attr.get("family", ""))
         where = str(attr.get("backend", "tir")), FORMER_NAMES.get(name, name)
-        kinds = [TilePlan, *PLAN_TYPES.get(where, ())]
+        for load in FAMILY_LOADERS if where not in PLAN_TYPES else ():
+            load()
+        kinds = PLAN_TYPES.get(where, [TilePlan])
         exact = (kind for kind in kinds if set(attr) == {f.name for f in fields(kind)})
         kind = next(exact, max(kinds, key=lambda kind: len(fields(kind))))
         return read(kind, kind.renamed(attr), TilePlanError, "tile plan")
@@ -146,7 +148,10 @@ class TilePlan:
 
 
 PLAN_TYPES: dict[tuple[str, str], list[type[TilePlan]]] = {}
-"""What plans are that have fields of their own, by back end and family; the registry fills it."""
+"""What the plans of families are, by back end and name; the registry fills it."""
+
+FAMILY_LOADERS: list[Callable[[], None]] = []
+"""What brings families that are not in `PLAN_TYPES` yet."""
 
 
 @dataclass(frozen=True)

@@ -316,6 +316,15 @@ def test_families_come_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_own_registry")
+def test_a_written_plan_brings_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = (EntryPoint("shifted", f"{__name__}:Shifted", registry.ENTRY_POINTS),)
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "_LOADED", set())
+    plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
+    assert TilePlan.from_attr(plan.to_attr()) == plan
+
+
+@pytest.mark.usefixtures("_own_registry")
 def test_an_entry_point_is_loaded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     barrier = Barrier(2)
 
@@ -346,8 +355,7 @@ def test_former_fields_are_read() -> None:
     del old["groups"]
     assert TilePlan.from_attr(old) == groups
     written = TilePlan(16, 64, 64, num_warps=8, split_k=8, backend="triton", family="groups")
-    assert TilePlan.from_attr(written.to_attr()).split_k == 8
-    assert AttentionPlan.of(written) == groups
+    assert TilePlan.from_attr(written.to_attr()) == AttentionPlan.of(written) == groups
     assert groups.text == "groups 16x64x64, 8 groups"
     plain = TilePlan(8, 16, 64)
     assert TilePlan.from_attr({**plain.to_attr(), "split_m": 1}) == plain
