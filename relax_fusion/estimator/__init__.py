@@ -1,6 +1,6 @@
 """The analytical estimator: which tiles a workload should run with, and whether fusing pays.
 
-    registry of families: candidates -> footprint, violations -> predict; choose
+    registry of families: candidates -> footprint, violations -> steps -> predict; choose
 
 Pure functions of a `Workload`, a `DeviceSpec` and a `TilePlan`; nothing is measured or compiled.
 """

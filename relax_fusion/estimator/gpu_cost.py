@@ -1,4 +1,4 @@
-"""Price of one fused kernel on a GPU.
+"""Price of one launch on a GPU.
 
 A kernel is a number of equal blocks.  Its time is the launch, and then the larger of
 
