@@ -32,8 +32,9 @@ from .passes import (
     FuseMatmulChain,
     FuseMatmulEpilogue,
     FuseRMSNormMatmul,
+    register_pass,
 )
-from .passes.driver import FuseOptions
+from .passes.driver import FuseOptions, FusingPass
 from .pipeline import relax_fusion_pipeline
 from .report import Report
 from .report.decision import Decision
@@ -70,6 +71,7 @@ __all__ = [
     "FuseMatmulEpilogue",
     "FuseOptions",
     "FuseRMSNormMatmul",
+    "FusingPass",
     "GatedFFN",
     "KernelError",
     "KernelFamily",
@@ -93,5 +95,6 @@ __all__ = [
     "host_target",
     "make_target",
     "register_family",
+    "register_pass",
     "relax_fusion_pipeline",
 ]

@@ -38,7 +38,13 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
     return AfterValidator(demand)
 
 
-PassName = Annotated[str, _demand(PATTERNS.__contains__, f"must be one of {', '.join(PATTERNS)}")]
+def _known_pass(name: str) -> str:
+    if name not in PATTERNS:
+        raise ValueError(f"must be one of {', '.join(PATTERNS)}")
+    return name
+
+
+PassName = Annotated[str, AfterValidator(_known_pass)]
 Identifier = Annotated[str, _demand(str.isidentifier, "must be an identifier")]
 Unavailable = Annotated[
     bool, _demand(lambda wanted: not wanted, "must be False: TVM's wheels lack these kernels")

@@ -57,6 +57,7 @@ from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
+from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
 
 
@@ -96,6 +97,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     passes: list[Pass] = [
+        WidenIndices(),
         CopyConstants(),
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),

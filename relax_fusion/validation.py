@@ -6,11 +6,17 @@ no integers.  An error is one line that names the field, the value and what is a
 
 from __future__ import annotations
 
+import errno
+import json
+import math
+import os
+import stat
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from numbers import Integral
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import pydantic
@@ -20,6 +26,9 @@ MAX_INT32 = 2**31 - 1
 
 MOST_ELEMENTS = 2**59
 """Of one tensor: eight bytes each, in sums of two that still fit 63 bits."""
+
+MOST_BYTES = 2**28
+"""Of a file that is read as a whole: no description of weights, and no kernel, is as long."""
 
 Count = Annotated[int, pydantic.Field(ge=1, le=MAX_INT32)]
 """A size, a number of things: from 1 on, and indices fit 32 bits."""
@@ -117,6 +126,50 @@ def read_json(
         return _adapter(kind).validate_json(text, strict=True, extra=unknown)
     except ValidationError as err:
         raise error(_line(err, where)) from None
+
+
+def check_regular(path: Path) -> os.stat_result:
+    """Refuse a pipe, of which opening would wait, and a device, which may have no end.
+
+    Raises
+    ------
+    OSError
+        If there is no file, or it is not a regular one.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return found
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a regular file of at most `MOST_BYTES`.
+
+    Raises
+    ------
+    OSError
+        If there is no such file, or it cannot be read.
+    """
+    size = check_regular(path).st_size
+    if size > MOST_BYTES:
+        text = f"it has {size} bytes, at most {MOST_BYTES} can be read"
+        raise OSError(errno.EFBIG, text, str(path))
+    return path.read_bytes()
+
+
+def json_text(value: Any) -> str:
+    """Return `value` as JSON; null stands for infinities and NaN, which JSON does not have."""
+    return json.dumps(_without_infinities(value), indent=2, allow_nan=False)
+
+
+def _without_infinities(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _without_infinities(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_infinities(item) for item in value]
+    return value
 
 
 def plain(value: Any) -> Any:

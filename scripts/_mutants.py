@@ -176,7 +176,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         names = {t.id for t in node.targets if isinstance(t, ast.Name)}
-        if not names & {"__all__", "detail", "spelling", "PATTERN", "NAMES", "Axis", "Steps"}:
+        if not names & {"__all__", "detail", "spelling", "NAMES", "Axis", "Steps"}:
             self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
@@ -320,7 +320,7 @@ def _calls(node: ast.Call) -> Made:
 
 
 def _is_operand(node: ast.expr) -> bool:
-    context = isinstance(node, ast.Name) and node.id in ("view", "bounds", "PATTERN")
+    context = isinstance(node, ast.Name) and node.id in ("view", "bounds")
     return not (context or isinstance(node, ast.Starred | ast.Constant | ast.JoinedStr))
 
 

@@ -7,13 +7,15 @@ import inspect
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
+if TYPE_CHECKING:
+    from relax_fusion import PipelineOptions
 
-from relax_fusion import PipelineOptions, pipeline  # reads the environment
+os.environ.setdefault("TVM_NUM_THREADS", "1")  # the workers of a run share the processors
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do numpy and torch, whose threads spin
 
 # TVMScript's parser asks for the source of every frame on the stack.  Those without a file would be
 # looked for among all modules that are loaded, each time.
@@ -39,6 +41,8 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def validated() -> Iterator[None]:
     """Have the pipeline check every match, unless a test says otherwise."""
+    from relax_fusion import pipeline  # not above: the process that starts the workers needs no TVM
+
     make_options = pipeline.make_options
 
     def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
@@ -64,6 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()  # what is loaded stays: to look through it again and again takes long
+    gc.set_threshold(50_000, 20, 50)  # graphs and traces are many objects, few of them garbage
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -43,7 +43,7 @@ from relax_fusion.models import (
     random_weights,
     zoo_config,
 )
-from relax_fusion.models.checkpoint import Checkpoint
+from relax_fusion.models.checkpoint import INDEX, Checkpoint
 from relax_fusion.models.zoo import CONFIGS
 from relax_fusion.options import make_options
 from relax_fusion.validation import shown
@@ -600,11 +600,35 @@ def test_weights_of_types_that_numpy_lacks(compiled, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shard", ["a\0b", "\ud800", "..", 3], ids=shown)
 def test_names_of_shards(tmp_path: Path, shard: object) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": shard}}))
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": shard}}))
     with pytest.raises(ModelError) as caught:
         Checkpoint(tmp_path)
     assert_one_line(caught.value)
+
+
+def spoil(file: Path, kind: str) -> Path:
+    """Make a file that cannot be read as a whole."""
+    if kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.touch()
+        os.truncate(file, 2**42)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["pipe", "huge"])
+def test_files_that_cannot_be_read_as_a_whole(tmp_path: Path, kind: str) -> None:
+    spoil(tmp_path / manifest.MANIFEST, kind)
+    unread = "it is no regular file|it has 4398046511104 bytes"
+    with pytest.raises(OSError, match=unread):
+        manifest.read_manifest(tmp_path)
+    index = tmp_path / INDEX
+    if kind == "huge":
+        spoil(index, kind)
+    else:
+        index.write_text(json.dumps({"weight_map": {"a": spoil(tmp_path / "shard", kind).name}}))
+    with pytest.raises(ModelError, match=unread):
+        Checkpoint(tmp_path)
 
 
 def test_a_manifest_is_what_was_written(compiled) -> None:

@@ -30,6 +30,7 @@ from relax_fusion.models import export
 from relax_fusion.pipeline import PHASES
 
 from .support.chains import Chain, assert_numbers, module
+from .support.processes import without_torch
 from .support.quick import machine, quickly
 from .support.tiny_llama import TINY, TWO_LAYERS
 
@@ -53,13 +54,22 @@ def test_a_module_is_lowered_once() -> None:
         pipeline()(lowered)
 
 
+def test_a_module_whose_memory_is_planned_is_lowered() -> None:
+    kinds = relax.transform
+    passes = [kinds.LegalizeOps(), kinds.ToNonDataflow(), kinds.RemovePurityChecking()]
+    passes += [kinds.CallTIRRewrite(), kinds.StaticPlanBlockMemory()]
+    planned = tvm.transform.Sequential(passes)(module([BLOCK]))
+    with pytest.raises(PipelineError, match=r"'main' calls relax.memory.*has lowered it already"):
+        pipeline()(planned)
+
+
 # --- arguments -------------------------------------------------------------------------------
 
 
 def test_registered_by_the_import() -> None:
     code = "import relax_fusion\nfrom tvm import relax\n"
     code += "relax.get_pipeline('relax_fusion', target='llvm')"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], env=without_torch(), check=True)
 
 
 def test_every_argument_of_mlc_is_taken() -> None:

@@ -40,6 +40,7 @@ from relax_fusion.transforms.memory_planning import PlanMemory
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
 from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
+from relax_fusion.transforms.wide_indices import WidenIndices
 from relax_fusion.triton_bridge import EmitTritonKernels
 
 from .triton_bridge.common import not_compiled
@@ -75,6 +76,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "SeparateWrites": SeparateWrites(),
     "UnshareTransposes": UnshareTransposes(),
+    "WidenIndices": WidenIndices(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
 OTHERS += ("EmbedTritonKernels",)

@@ -25,7 +25,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of linux/fcntl.h and linux/fs.h
 _LONGEST = 255 - len("..XXXXXXXX.part")
 """Bytes of a name that leave room for the rest of a stage's."""
 
-_stages: set[Path] = set()
+_stages: dict[Path, list[Path]] = {}
+"""What is being filled, and the directories that were made for it, from the innermost on."""
 _moving = threading.Lock()
 """Held while a stage and its place are swapped: nobody must be removing the files of either."""
 
@@ -91,7 +92,7 @@ def _check_names(out: Path) -> Manifest | None:
 @contextmanager
 def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
     """Give a directory to fill; it becomes `out` at the end, or vanishes if anything fails."""
-    out.parent.mkdir(parents=True, exist_ok=True)
+    made = [path for path in out.parents if not path.exists()]
     for left in out.parent.glob(f"{glob.escape(_prefix(out))}{'[0-9a-f]' * 8}.part"):
         with suppress(OSError):  # somebody else's
             lock = _lock(left)
@@ -99,7 +100,7 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
                 _remove(left)
                 os.close(lock)
     stage, lock = _new_stage(out)
-    _stages.add(stage)
+    _stages[stage] = made
     try:
         yield stage
         check_output(out, force=force)  # compiling took its time
@@ -110,8 +111,7 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
             check_output(out, force=force)  # checking took its time; it says what is there now
             raise
     finally:
-        _remove(stage)
-        _stages.discard(stage)
+        _discard(stage)
         if lock is not None:
             os.close(lock)
 
@@ -120,7 +120,15 @@ def remove_stages() -> None:
     """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
     with _moving:
         for stage in list(_stages):
-            _remove(stage)
+            _discard(stage)
+
+
+def _discard(stage: Path) -> None:
+    """Remove a stage, and the directories around it if nothing has come into them."""
+    _remove(stage)
+    for directory in _stages.pop(stage, ()):
+        with suppress(OSError):
+            directory.rmdir()
 
 
 def _prefix(out: Path) -> str:
@@ -132,7 +140,7 @@ def _new_stage(out: Path) -> tuple[Path, int | None]:
     """Make a directory and lock it, before somebody else takes it for a dead process's."""
     while True:
         stage = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}.part"
-        stage.mkdir()
+        stage.mkdir(parents=True)
         try:
             lock = _lock(stage)
         except OSError:  # the file system has no locks: nobody will take it for a dead process's

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from contextlib import suppress
 from typing import Any
+
+from ..validation import json_text
 
 
 class CliError(Exception):
@@ -53,7 +54,7 @@ class Console:
 
     def json(self, document: dict[str, Any]) -> None:
         """Print the one JSON document of a command that was called with ``--json``."""
-        self.result(json.dumps(document, indent=2))
+        self.result(json_text(document))
 
     def warn(self, text: str) -> None:
         """Print a warning, also where progress is left out."""

@@ -17,7 +17,7 @@ from tvm import relax
 
 from .. import __version__
 from ..models import ExportedModel, config_from_dict, export
-from ..validation import Count, read_json, shown
+from ..validation import Count, read_file, read_json, shown
 from .build import FOREIGN_ERRORS
 from .console import CliError
 
@@ -162,10 +162,12 @@ def read_manifest(directory: Path) -> Manifest:
     ------
     CliError
         If it is missing, damaged, or of a version that this one cannot run.
+    OSError
+        If it cannot be read.
     """
     file = directory / MANIFEST
     try:
-        text = file.read_bytes()
+        text = read_file(file)
     except (FileNotFoundError, NotADirectoryError) as err:
         raise CliError(
             f"{directory} has no {MANIFEST}; give a directory that `relax-fusion compile` made"

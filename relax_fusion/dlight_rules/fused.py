@@ -13,14 +13,21 @@ from tvm.target import Target
 
 from ..compute import description, dims_of, within
 from ..compute.ranges import stitch, unless_empty
-from ..errors import Decline, Reason, SchedulingError, TargetError, TilePlanError
+from ..errors import (
+    Decline,
+    Reason,
+    RelaxFusionError,
+    SchedulingError,
+    TargetError,
+    TilePlanError,
+)
 from ..estimator.ranges import served
 from ..estimator.registry import Family, option_of
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..validation import shown
 from ..workload import Attention, DynamicDim, GatedFFN, Graph, MatmulChain, NormMatmul, Workload
-from .safe_rule import SafeRule
+from .safe_rule import SCHEDULE_ERRORS, SafeRule, first_line
 from .tensor_cores.dependent import launched_early
 
 Emitter = Callable[[Workload, TilePlan, Target], tirx.PrimFunc]
@@ -117,7 +124,12 @@ def _kernels(func: tirx.PrimFunc, work: Workload, plan: TilePlan, target: Target
     """Return the function that the emitter of a plan's family makes in place of `func`."""
     option = option_of(plan, work, device_of(target))
     family = option.family
-    made = _emitter(family)(work, option.plan, target)
+    try:
+        made = _emitter(family)(work, option.plan, target)
+    except (RelaxFusionError, *SCHEDULE_ERRORS):
+        raise
+    except Exception as err:  # anybody may register a family
+        raise SchedulingError(f"{family.emitter}: {type(err).__name__}: {first_line(err)}") from err
     if not isinstance(made, tirx.PrimFunc):
         raise SchedulingError(f"{family.emitter} made {shown(made)}, must be a PrimFunc")
     found, wanted = (ir.TupleType([p.ty for p in f.params]) for f in (made, func))

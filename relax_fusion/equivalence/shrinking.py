@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from tvm import relax
@@ -57,9 +58,10 @@ def shrinks(region: Region) -> Iterator[Shrink]:
 
 
 def _largest(region: Region, shrink: Shrink) -> int:
-    """Return the elements of the largest tensor where every symbolic size is 8."""
-    sizes = Sizes(dict.fromkeys(region.symbols, 8), shrink)
-    return max((math.prod(shape) for shape in _shapes(region, sizes)), default=0)
+    """Return the elements of the largest tensor where every symbolic size is 8, if it can be."""
+    every = (Sizes(dict.fromkeys(region.symbols, size), shrink) for size in (8, 12, 5))
+    sizes = next(filter(partial(possible, region), every), None)
+    return max(map(math.prod, _shapes(region, sizes)), default=0) if sizes else 0
 
 
 def _shapes(region: Region, sizes: Sizes) -> Iterator[tuple[int, ...]]:

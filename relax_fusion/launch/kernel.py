@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
-from ..validation import check
+from ..validation import Natural, check
 from .abi import c_type, is_tensor_map, size_of, tensor_map_rank
 
 ALIGNMENT = 16
@@ -102,7 +104,7 @@ class CompiledKernel:
     options : LaunchOptions
         How it is launched.
     num_warps : int
-        Warps of a thread block, any number that the device takes.
+        Warps of a thread block, from 1 to 32.
     shared_bytes : int
         Dynamic shared memory of one thread block.
     scratch_bytes, scratch_align : int
@@ -112,6 +114,11 @@ class CompiledKernel:
     convention : {"cuda", "triton"}
         What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes
         and strides of tensor maps and two pointers at the end.
+
+    Raises
+    ------
+    KernelError
+        If a field has a value that its type does not allow.
     """
 
     symbol: str
@@ -122,13 +129,17 @@ class CompiledKernel:
     aligned: tuple[bool, ...]
     tensor_maps: tuple[TensorMapLayout, ...]
     options: LaunchOptions
-    num_warps: int
-    shared_bytes: int
-    scratch_bytes: int
-    scratch_align: int
+    num_warps: Annotated[int, Field(ge=1, le=32)]
+    shared_bytes: Natural
+    scratch_bytes: Natural
+    scratch_align: Natural
     image: bytes = field(repr=False)
     ptx: bytes = field(repr=False)
     convention: Literal["cuda", "triton"] = "triton"
+
+    def __post_init__(self) -> None:
+        """Refuse what no launch could use."""
+        check(self, KernelError, "kernel")
 
     @property
     def arch(self) -> str:
@@ -167,9 +178,7 @@ class CompiledKernel:
         )
         fields["constants"] = tuple((name, value) for name, value in fields["constants"])
         fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
-        made = cls(**fields, image=image, ptx=ptx)
-        check(made, ValueError, "kernel")
-        return made
+        return cls(**fields, image=image, ptx=ptx)
 
     def machine_params(self) -> list[str]:
         """Return the C type of every parameter of the machine code, in order.

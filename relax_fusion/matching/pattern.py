@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeGuard
 from tvm import ir, relax
 
 from ..errors import Decline, Reason
-from ..workload import Workload, in_order
+from ..workload import Operand, Workload, in_order
 from .effects import Memory, free_vars
 
 PrimExpr: TypeAlias = ir.Expr
@@ -30,7 +30,8 @@ class KernelArg:
     expr : relax.Expr
         The tensor (or primitive value) in the caller.
     shape : sequence of PrimExpr, optional
-        The shape in which the kernel takes it; the caller reshapes where its own differs.
+        The shape in which the kernel takes it; the caller reshapes where its own differs.  None:
+        the graph's, where that is static, else its own.
     """
 
     expr: relax.Expr
@@ -52,8 +53,8 @@ class Match:
 
     Parameters
     ----------
-    pattern, spelling : str
-        Which pattern matched, and in which of its spellings.
+    spelling : str
+        In which of its spellings the chain was found.
     covers : tuple of relax.Var
         The bindings that the kernel computes; they disappear.
     args : tuple of KernelArg
@@ -68,7 +69,6 @@ class Match:
         Steps next to the chain that its kernel leaves alone: where they are, and why.
     """
 
-    pattern: str
     spelling: str
     covers: tuple[relax.Var, ...]
     args: tuple[KernelArg, ...]
@@ -79,7 +79,6 @@ class Match:
 
     @staticmethod
     def of(
-        pattern: str,
         spelling: str,
         covers: tuple[relax.Var, ...],
         named: tuple[Mapping[str, KernelArg], Mapping[str, KernelOut]],
@@ -87,18 +86,27 @@ class Match:
         after: tuple[tuple[relax.Var, relax.Expr], ...] = (),
         declined: tuple[tuple[str, Decline], ...] = (),
     ) -> Match:
-        """Return a match of inputs and outputs by the names that the workload's graph has."""
+        """Return a match of inputs and outputs by the names that the workload's graph has.
+
+        Inputs without a shape are taken in the one that the graph has, where that is static.
+        """
         args, outs = named
         graph = workload.graph
-        return Match(
-            *(pattern, spelling, covers, in_order(graph.inputs, args)),
-            *(in_order(graph.outputs, outs), workload, after, declined),
-        )
+        given = in_order(graph.inputs, args)
+        inputs = tuple(map(_shaped, given, graph.inputs))
+        outputs = in_order(graph.outputs, outs)
+        return Match(spelling, covers, inputs, outputs, workload, after, declined)
 
     @property
     def where(self) -> str:
         """The names of the variables that the kernel defines, for reports."""
         return ", ".join(out.var.name for out in self.outs)
+
+
+def _shaped(arg: KernelArg, operand: Operand) -> KernelArg:
+    shape = operand.shape or ()
+    sizes = tuple(d for d in shape if isinstance(d, int))
+    return KernelArg(arg.expr, arg.shape or sizes) if sizes == operand.shape else arg
 
 
 class Refused(Exception):

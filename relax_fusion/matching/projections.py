@@ -163,7 +163,6 @@ def _out(var: relax.Var, source: Rows, features: int, dtype: str | None = None) 
 
 def norm_matmul(
     view: BlockView,
-    pattern: str,
     before: Prologue,
     chains: Sequence[Chain],
     bounds: Mapping[str, int],
@@ -204,7 +203,7 @@ def norm_matmul(
     made = {o.var for o in outs.values()} | {var for var, _ in after}
     check_inner(view, covers_tuple, made)
     declined = tuple(d for c in chains for d in c.declined)
-    return Match.of(pattern, spelling, covers_tuple, (args, outs), work, after, declined)
+    return Match.of(spelling, covers_tuple, (args, outs), work, after, declined)
 
 
 def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:

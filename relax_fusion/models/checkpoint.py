@@ -10,7 +10,7 @@ import ml_dtypes  # noqa: F401  (teaches NumPy the name "bfloat16", which safete
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..validation import shown
+from ..validation import check_regular, read_file, shown
 from .errors import CheckpointFileError, MissingTensorError, TensorShapeError, WeightsError
 
 SINGLE = "model.safetensors"
@@ -118,7 +118,7 @@ class Checkpoint:
             single = self.path / SINGLE
             return dict.fromkeys(_open(single).keys(), single)
         try:
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            shards = json.loads(read_file(index).decode())["weight_map"]
             for shard in shards.values():
                 if Path(shard).name != shard or not shard.isprintable():
                     raise ValueError(f"{shown(shard)} is no file of the directory")
@@ -136,6 +136,7 @@ class Checkpoint:
 
 def _open(file: Path):
     try:
+        check_regular(file)
         return safe_open(file, framework="numpy")
     except FileNotFoundError as err:
         raise CheckpointFileError(

@@ -154,6 +154,7 @@ def _convert(value: np.ndarray, param: ParamSpec, name: str) -> np.ndarray:
         try:
             return value.astype(param.dtype, copy=False)
         except FloatingPointError as err:
+            hint = "" if param.dtype == "float32" else "; export with float32"
             raise WeightsError(
-                f"{name!r} has values beyond the range of {param.dtype}; export with float32"
+                f"{name!r} has values beyond the range of {param.dtype}{hint}"
             ) from err

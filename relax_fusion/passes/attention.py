@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import tvm
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
 from ..errors import Reason
 from ..matching.attention import AttentionChain, attention_chain
@@ -17,14 +15,11 @@ from ..matching.constants import is_factor
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
 from ..matching.shapes import as_dims, check_dtype, dtype_of, static
 from ..workload import Attention
-from .driver import FuseOptions, fuse
-
-PATTERN = "FuseAttentionChain"
+from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
-@dataclass(frozen=True)
-class FuseAttentionChain:
+@tvm.transform.module_pass(opt_level=0, name="FuseAttentionChain")
+class FuseAttentionChain(FusingPass):
     """Fuse ``softmax(scale * q @ k^T + mask) @ v``.
 
     rewrite::
@@ -67,12 +62,6 @@ class FuseAttentionChain:
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    options: FuseOptions = field(default_factory=FuseOptions)
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return fuse(mod, PATTERN, self.match, self.options)
-
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the attention whose result `var` is."""
         chain = attention_chain(view, var)
@@ -94,7 +83,7 @@ class FuseAttentionChain:
         refuse_kept_roundings(view, covers)
         shape = found.shape(found.out, found.q_heads, found.out_layout)
         outs = {"out": KernelOut(out, shape, work.out_dtype)}
-        return Match.of(PATTERN, chain.spelling, covers, (args, outs), work)
+        return Match.of(chain.spelling, covers, (args, outs), work)
 
     def _workload(self, chain: AttentionChain, found: Laid, mods: Modifiers) -> Attention:
         """Check dtypes and describe the attention."""

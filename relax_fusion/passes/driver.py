@@ -1,16 +1,18 @@
 """From matches to kernels: the one place that rewrites Relax functions.
 
-Every pass hands its matcher to `fuse`.  It walks the dataflow blocks, asks the estimator about each
-match, adds a PrimFunc for each accepted one, and rebuilds the block in an order in which every
-kernel comes after its inputs and before its readers.
+A pass is a `FusingPass` and says what it matches.  The driver walks the dataflow blocks, asks the
+estimator about each match, adds a PrimFunc for each accepted one, and rebuilds the block in an
+order in which every kernel comes after its inputs and before its readers.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import tvm
 from pydantic import InstanceOf, SkipValidation
 from tvm import ir, relax
 from tvm.target import Target
@@ -83,6 +85,36 @@ class FuseOptions:
     def resolved_target(self) -> Target:
         """Return the target, falling back to the one in scope and then to this machine."""
         return self.target or Target.current(allow_none=True) or host_target()
+
+
+@dataclass(frozen=True)
+class FusingPass(ABC):
+    """A pass that puts one kernel in the place of each chain that `match` recognises.
+
+    A subclass is decorated as TVM's passes are, under its own name, by which reports and plans
+    know it: ``@tvm.transform.module_pass(opt_level=0, name="...")``.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    options: FuseOptions = field(default_factory=FuseOptions)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return fuse(mod, type(self).__name__, self.match, self.options)
+
+    @abstractmethod
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Return the chain that starts, or ends, at the binding of `var`; None if none does.
+
+        Raises
+        ------
+        Refused
+            If it is such a chain, but no kernel can take its place: by `guard`.
+        """
 
 
 def fuse(mod: ir.IRModule, pattern: str, matcher: Matcher, options: FuseOptions) -> ir.IRModule:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import tvm
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
 from ..errors import Reason
 from ..matching import (
@@ -34,9 +34,7 @@ from ..matching.shapes import (
     shape_of,
 )
 from ..workload import ACTIVATIONS, GatedFFN
-from .driver import FuseOptions, fuse
-
-PATTERN = "FuseGatedFFN"
+from .driver import FusingPass
 
 
 @dataclass(frozen=True)
@@ -49,9 +47,8 @@ class _Half:
     covers: tuple[relax.Var, ...]
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
-@dataclass(frozen=True)
-class FuseGatedFFN:
+@tvm.transform.module_pass(opt_level=0, name="FuseGatedFFN")
+class FuseGatedFFN(FusingPass):
     """Fuse the first half of a feed-forward block, with the norm in front of it.
 
     rewrite::
@@ -79,12 +76,6 @@ class FuseGatedFFN:
     options : FuseOptions
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
-
-    options: FuseOptions = field(default_factory=FuseOptions)
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return fuse(mod, PATTERN, self.match, self.options)
 
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the product, or the activated projection, that `var` is."""
@@ -161,7 +152,7 @@ class FuseGatedFFN:
         for p, half in enumerate(weights):
             args[f"w{p}"] = KernelArg(half.linear.weight)
             if half.bias is not None:
-                args[f"bias{p}"] = KernelArg(half.bias, (half.linear.n,))
+                args[f"bias{p}"] = KernelArg(half.bias)
         dtype = dtype_of(before.source.expr)
         check_operands([a.expr for a in args.values()], dtype)
         work = GatedFFN(
@@ -182,7 +173,7 @@ class FuseGatedFFN:
         check_inner(view, everything, {o.var for o in outs.values()})
         refuse_kept_roundings(view, everything)
         spelling = f"{before.spelling} {'merged' if merged else 'separate'} {act}"
-        return Match.of(PATTERN, spelling, everything, (args, outs), work)
+        return Match.of(spelling, everything, (args, outs), work)
 
     def _plain(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match ``act(norm(x) @ W + b)`` where no other matmul reads the norm."""
@@ -198,7 +189,7 @@ class FuseGatedFFN:
         if self._is_gate(view, chain.out):
             return None
         before = _prologue(view, lin.x, {lin.var})
-        match = norm_matmul(view, PATTERN, before, [chain], self.options.bounds)
+        match = norm_matmul(view, before, [chain], self.options.bounds)
         return replace(match, spelling=f"plain MLP: {match.spelling}")
 
 

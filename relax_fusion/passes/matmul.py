@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import tvm
-from tvm import ir, relax
+from tvm import relax
 
 from ..estimator.families.triton_matmul.tiles import split_epilogue
 from ..estimator.prediction import HALF_DTYPES
 from ..matching import epilogue, linear, norm_matmul, plain_prologue, with_rope
 from ..matching.pattern import BlockView, Match
 from ..matching.shapes import dtype_of
-from .driver import FuseOptions, fuse
-
-PATTERN = "FuseMatmulEpilogue"
+from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
-@dataclass(frozen=True)
-class FuseMatmulEpilogue:
+@tvm.transform.module_pass(opt_level=0, name="FuseMatmulEpilogue")
+class FuseMatmulEpilogue(FusingPass):
     """Fuse the matmuls that no other pass took with the element-wise steps after them.
 
     These are the output and down projections of a transformer, and its lm_head.  A matmul with no
@@ -44,12 +39,6 @@ class FuseMatmulEpilogue:
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    options: FuseOptions = field(default_factory=FuseOptions)
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return fuse(mod, PATTERN, self.match, self.options)
-
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the projection that `var` is."""
         lin = linear(view, var)
@@ -60,4 +49,4 @@ class FuseMatmulEpilogue:
             view, lin, set(), lambda steps: not half or split_epilogue(steps) is not None
         )
         chain = with_rope(view, chain, set(), self.options.bounds)
-        return norm_matmul(view, PATTERN, plain_prologue(lin.x), [chain], self.options.bounds)
+        return norm_matmul(view, plain_prologue(lin.x), [chain], self.options.bounds)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import tvm
-from tvm import ir, relax
+from tvm import relax
 
 from ..errors import Reason
 from ..matching import Side, matmul_chain
@@ -20,14 +18,11 @@ from ..matching.shapes import (
     static,
 )
 from ..workload import MatmulChain, operand_names
-from .driver import FuseOptions, fuse
-
-PATTERN = "FuseMatmulChain"
+from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
-@dataclass(frozen=True)
-class FuseMatmulChain:
+@tvm.transform.module_pass(opt_level=0, name="FuseMatmulChain")
+class FuseMatmulChain(FusingPass):
     """Fuse two matmuls where the tensor between them is narrow enough to stay on the chip.
 
     These are the adapters of LoRA (Hu et al., 2021, https://arxiv.org/abs/2106.09685), bottlenecks,
@@ -62,12 +57,6 @@ class FuseMatmulChain:
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    options: FuseOptions = field(default_factory=FuseOptions)
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return fuse(mod, PATTERN, self.match, self.options)
-
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the chain whose first matmul `var` is."""
         sides = matmul_chain(view, var)
@@ -100,7 +89,7 @@ class FuseMatmulChain:
         check_inner(view, covers, {outer.out})
         outs = {"out1": KernelOut(outer.out, (*lead, rows, n), work.out_dtype)}
         spelling = " -> ".join(map(_spelling, sides))
-        return Match.of(PATTERN, spelling, covers, (args, outs), work)
+        return Match.of(spelling, covers, (args, outs), work)
 
 
 def _rows(side: Side) -> tuple[tuple[PrimExpr | int, ...], PrimExpr | int]:

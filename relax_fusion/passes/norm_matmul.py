@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import tvm
-from tvm import ir, relax
+from tvm import relax
 
 from ..matching import (
     Chain,
@@ -18,14 +16,11 @@ from ..matching import (
     with_rope,
 )
 from ..matching.pattern import BlockView, Match
-from .driver import FuseOptions, fuse
-
-PATTERN = "FuseRMSNormMatmul"
+from .driver import FusingPass
 
 
-@tvm.transform.module_pass(opt_level=0, name=PATTERN)
-@dataclass(frozen=True)
-class FuseRMSNormMatmul:
+@tvm.transform.module_pass(opt_level=0, name="FuseRMSNormMatmul")
+class FuseRMSNormMatmul(FusingPass):
     """Fuse RMSNorm or LayerNorm with the projections of its result.
 
     rewrite::
@@ -62,12 +57,6 @@ class FuseRMSNormMatmul:
         Target, plans, bounds of symbolic variables, and the list that receives decisions.
     """
 
-    options: FuseOptions = field(default_factory=FuseOptions)
-
-    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
-        """Rewrite every function of `mod`."""
-        return fuse(mod, PATTERN, self.match, self.options)
-
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the norm that `var` is, with everything that reads it through a matmul."""
         normed = normalisation(view, var)
@@ -82,4 +71,4 @@ class FuseRMSNormMatmul:
             chains.append(with_rope(view, chain, forbidden, self.options.bounds))
             inside |= set(chains[-1].covers)
         before = norm_prologue(view, normed, {v for lin in linears for v in lin.covers})
-        return norm_matmul(view, PATTERN, before, chains, self.options.bounds)
+        return norm_matmul(view, before, chains, self.options.bounds)

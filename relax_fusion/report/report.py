@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from pydantic import InstanceOf
 
 from ..errors import PipelineError
 from ..estimator import format_seconds
-from ..validation import check
+from ..validation import check, json_text
 from ..workload import Graph
 from .decision import Decision, Scheduling
 
@@ -53,6 +52,8 @@ class Report:
     def to_json(self) -> str:
         """Return every decision as JSON, workloads and plans included: a list of objects.
 
+        Infinities and NaN, which JSON does not have, are null.
+
         ``pattern``, ``spelling``, ``function``, ``where``, ``kernel``
             Text, as in `Decision`; ``kernel`` is empty for a chain that was left.
         ``fused``
@@ -73,7 +74,7 @@ class Report:
             ``reason`` (a value of `Reason`), ``detail``, and the two times where they were asked
             for; missing for a chain that was fused.
         """
-        return json.dumps([_record(d) for d in self.decisions], indent=2)
+        return json_text([_record(d) for d in self.decisions])
 
     def schedules_to_json(self) -> str:
         """Return which rule scheduled which PrimFunc as JSON: a list of objects.
@@ -85,7 +86,7 @@ class Report:
         ``refusals``
             ``rule``, ``reason`` and ``detail`` of each rule that was asked before and could not.
         """
-        return json.dumps([_scheduling(s) for s in self.schedules], indent=2)
+        return json_text([_scheduling(s) for s in self.schedules])
 
     def text(self) -> str:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""

@@ -23,6 +23,10 @@ class UnknownVariableWarning(UserWarning):
     """A bound is for a symbolic variable that no function of the module has."""
 
 
+_LOWERED = ("relax.memory.", "relax.vm.", "vm.builtin.alloc_shape_heap")
+"""How the names begin of what memory planning and the passes behind it put into functions."""
+
+
 @tvm.transform.module_pass(opt_level=0, name="RefuseLowered")
 class RefuseLowered:
     """Refuse a module that a pipeline has lowered to instructions of the VM already."""
@@ -34,7 +38,7 @@ class RefuseLowered:
         def visit(expr: relax.Expr) -> None:
             op = expr.op if isinstance(expr, relax.Call) else None
             name = op.global_symbol if isinstance(op, relax.ExternFunc) else getattr(op, "name", "")
-            if name.startswith("relax.vm.") or name == "vm.builtin.alloc_shape_heap":
+            if name.startswith(_LOWERED):
                 found.append(name)
 
         for gvar, func in functions_of(mod, relax.Function).items():

@@ -16,6 +16,7 @@ from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
 from .modules import functions_of, module_of
+from .wide_indices import is_narrow
 
 WEIGHTS_OF = {
     "relax.matmul": slice(1, None),
@@ -207,6 +208,8 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
         arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
     }
     called = {v.args[0]: view.mod[v.args[0]] for v in values if is_call(v, "relax.call_tir")}
+    if any(map(is_narrow, called.values())):
+        return None
     builder = relax.BlockBuilder(module_of(called))
     params = list(known.values())
     with builder.function("group", params, {"Primitive": True}):

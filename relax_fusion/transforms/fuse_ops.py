@@ -12,15 +12,18 @@ from ..matching.expressions import found_in
 from ..matching.pattern import calls_in
 from .in_place import OPAQUE
 from .modules import functions_of, with_functions
+from .wide_indices import is_narrow
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseOps")
 @dataclass(frozen=True)
 class FuseOps:
-    """TVM's FuseOps, but for two kinds of calls, whose PrimFuncs are marked as opaque.
+    """TVM's FuseOps, but for three kinds of calls, whose PrimFuncs are marked as opaque.
 
     Of tensors whose sizes contain calls: FuseOps takes those for calls of Relax operators where it
     makes a parameter of such a tensor, as ``x[m - n : m]`` is one, and ends in an InternalError.
+
+    Of PrimFuncs with sizes of int32, which no tensor of Relax has: FuseTIR ends in such an error.
 
     With numbers, in groups that have sizes which are sizes of none of their parameters, such as
     ``exp(arange(m, m + n))``: FuseTIR defines a size twice, and ends in an InternalError.
@@ -28,7 +31,8 @@ class FuseOps:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with groups."""
-        mod = _opaque(mod, functions_of(mod, relax.Function).values(), _has_computed_sizes)
+        functions = functions_of(mod, relax.Function).values()
+        mod = _opaque(mod, functions, lambda c: _has_computed_sizes(c) or is_narrow(mod[c.args[0]]))
         fused = relax.transform.FuseOps()(mod)
         functions = functions_of(fused, relax.Function).values()
         groups = [f for f in functions if "Primitive" in (f.attrs or {}) and _is_refused(f)]

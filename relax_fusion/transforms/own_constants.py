@@ -41,7 +41,7 @@ class _Copy(relax.PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         var, value = binding.var, binding.value
-        if isinstance(value, ir.GenericConst) and (self.memory.is_exposed(var) or _is_empty(value)):
+        if _is_constant(value) and (self.memory.is_exposed(var) or _is_empty(value)):
             binding = relax.VarBinding(var, self._copy(value))
         elif isinstance(value, relax.Tuple):
             binding = relax.VarBinding(var, self._owned(value, self._is_copied))
@@ -142,9 +142,14 @@ def _is_empty(tensor: relax.Expr) -> bool:
     return any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in shape_of(tensor) or ())
 
 
+def _is_constant(expr: relax.Expr) -> bool:
+    """Tell whether `expr` is a constant tensor; a dtype is a constant too, but has no memory."""
+    return isinstance(expr, ir.GenericConst) and isinstance(expr.ty, relax.TensorType)
+
+
 def _constants(expr: relax.Expr) -> Iterator[relax.Expr]:
     """Yield the constants in a tensor or a tuple."""
-    if isinstance(expr, ir.GenericConst):
+    if _is_constant(expr):
         yield expr
     elif isinstance(expr, relax.Tuple):
         for field in expr.fields:

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from ..hardware.target import user_cache_directory
 from ..launch.kernel import CompiledKernel
+from ..validation import read_file
 
 _MAGIC = b"relax_fusion kernel 1"
 _PART = ".kernel.part"
@@ -53,9 +54,7 @@ class KernelCache:
         """Return the kernel called `key`; None if there is none, or none that can be trusted."""
         path = self.path(key)
         try:
-            if not path.is_file():  # reading a pipe would wait, and a device never end
-                return None
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError:
             return None
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from ..compute import description, dims_of, within
+from ..errors import LoweringError
 from ..estimator.launch_limits import most_rows
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PlanTable, TilePlan
@@ -18,6 +19,8 @@ from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
 from ..launch.prim_func import Branch, ExternFunc, Launch, Others
+from ..matching.expressions import found_in
+from ..matching.pattern import is_call
 from ..transforms.modules import with_functions
 from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
 from .attention import Case, attention_cases, empty_cases
@@ -103,6 +106,11 @@ class EmitTritonKernels:
     ----------
     target : Target
         A CUDA target.
+
+    Raises
+    ------
+    LoweringError
+        If such a function is called otherwise than by ``R.call_tir``, as behind CallTIRRewrite.
     """
 
     def __init__(self, target: Target):
@@ -117,6 +125,7 @@ class EmitTritonKernels:
         }
         if not fused:
             return mod
+        _check_calls(mod, fused)
         made = self._make(fused, fixed_arguments(mod, fused))
         return _Rewriter(mod, fused, made).run()
 
@@ -148,6 +157,19 @@ def _every(cases: dict[ir.GlobalVar, list[Case]]) -> Iterator[tuple[ir.GlobalVar
         for _, steps in found:
             for step in steps:
                 yield gvar, step
+
+
+def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, _Fused]) -> None:
+    """Refuse calls that would stay as they are, of functions that take other arguments then."""
+    for gvar, func in mod.functions_items():
+        for call in found_in(func, ir.Call):
+            args = call.args[1:] if is_call(call, "relax.call_tir") else call.args
+            for used in (call.op, *args):
+                if isinstance(used, ir.GlobalVar) and used in fused:
+                    raise LoweringError(
+                        f"{gvar.name_hint} uses {used.name_hint}, which is for Triton, otherwise "
+                        "than by R.call_tir; run EmitTritonKernels before what lowers R.call_tir"
+                    )
 
 
 def _fused(func: tirx.PrimFunc) -> _Fused | None:
@@ -200,7 +222,7 @@ class _Rewriter(relax.PyExprMutator):
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """Rewrite the calls of the functions that were replaced."""
         call = super().visit_call_(call)
-        if not call.op.same_as(ir.Op.get("relax.call_tir")) or call.args[0] not in self.made:
+        if not is_call(call, "relax.call_tir") or call.args[0] not in self.made:
             return call
         gvar = call.args[0]
         inputs, args = self.fused[gvar].inputs, list(call.args[1].fields)

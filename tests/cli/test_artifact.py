@@ -153,12 +153,20 @@ def test_without_an_exchange_a_failed_move_is_undone(out: Path, monkeypatch) -> 
     assert source(out) == "new" and list(out.parent.iterdir()) == [out]
 
 
+@pytest.mark.parametrize("name", ["out", "new/parents/out"])
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError, CliError])
-def test_what_fails_leaves_nothing(tmp_path: Path, stop: type[BaseException]) -> None:
-    with pytest.raises(stop), staged(tmp_path / "out", force=False) as part:
+def test_what_fails_leaves_nothing(tmp_path: Path, stop: type[BaseException], name: str) -> None:
+    with pytest.raises(stop), staged(tmp_path / name, force=False) as part:
         fill(part)
         raise stop("now")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_others_use_meanwhile_stay(tmp_path: Path) -> None:
+    with pytest.raises(OSError), staged(tmp_path / "new" / "out", force=False):
+        (tmp_path / "new" / "mine").touch()
+        raise OSError
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["mine"]
 
 
 def test_what_a_dead_process_left_is_removed_and_what_a_living_one_fills_is_not(
@@ -176,8 +184,9 @@ def test_what_a_dead_process_left_is_removed_and_what_a_living_one_fills_is_not(
     assert sorted(tmp_path.iterdir()) == sorted([living, other, tmp_path / "out"])
 
 
-def test_an_interrupt_removes_what_is_being_filled(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), staged(tmp_path / "out", force=False) as part:
+@pytest.mark.parametrize("name", ["out", "new/parents/out"])
+def test_an_interrupt_removes_what_is_being_filled(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError), staged(tmp_path / name, force=False) as part:
         fill(part)
         remove_stages()
         assert list(tmp_path.iterdir()) == []

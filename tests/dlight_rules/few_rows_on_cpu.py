@@ -16,6 +16,7 @@ from tvm import tirx
 
 from relax_fusion.workload.reference import numpy_dtype
 
+from .nodes import Node
 from .warps_on_cpu import ELEMENT, LANES, Block, _kernel_of, _tag
 
 BITS = {
@@ -67,7 +68,7 @@ class WarpsBlock(Block):
         return at[:, None] * 2 + np.arange(2)
 
     def _BufferStore(self, node: Any) -> None:
-        if not node.buffer.same_as(self.whole):
+        if node.buffer is not self.whole:
             super()._BufferStore(node)
             return
         at = self._halves(node, node.buffer)
@@ -87,7 +88,7 @@ class WarpsBlock(Block):
         return np.ascontiguousarray(self.shared[at]).view(np.float32)[:, 0]
 
     def _TensorLoad(self, node: Any) -> Any:
-        if node.source.same_as(self.whole):
+        if node.source is self.whole:
             return self.sums_at(self._halves(node, node.source), self.met)
         return super()._TensorLoad(node)
 
@@ -113,10 +114,9 @@ class WarpsBlock(Block):
         self.private[target.source][:, int(target.indices[0])] = address + (rank << 24)
 
     def value(self, node: Any) -> Any:
-        name = type(node).__name__
-        if name in BITS:
+        if node.kind in BITS:
             dtype = numpy_dtype(str(node.ty.dtype))
-            return BITS[name](*(self.value(v).astype(dtype) for v in (node.a, node.b)))
+            return BITS[node.kind](*(self.value(v).astype(dtype) for v in (node.a, node.b)))
         return super().value(node)
 
     def _Cast(self, node: Any) -> Any:
@@ -172,10 +172,9 @@ class WarpsBlock(Block):
         mine = self.active[:, None] // LANES
         assert (self.owner[at] // LANES == mine).all(), "a warp reads what it did not ask for"
         assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
-        # Eight threads are served at once
-        for eight in address.reshape(-1, 8) // 16:
-            lines = np.unique(eight)
-            assert len(np.unique(lines % 8)) == len(lines), "different lines share a bank"
+        lines = address.reshape(-1, 8) // 16  # eight threads are served at once
+        one, other = lines[:, :, None], lines[:, None]
+        assert not ((one != other) & (one % 8 == other % 8)).any(), "different lines share a bank"
         self.read[at], self.used[at] = self.epoch, self.met
         words = np.ascontiguousarray(self.shared[at]).view(np.uint32)
         for word, target in enumerate(targets):
@@ -189,7 +188,8 @@ def run_warps(
     loops: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
     grid = [loop for loop in loops if _kernel_of(loop, name) and _tag(loop)]
-    of = {_tag(loop): loop for loop in grid}
+    body = Node(func.body)
+    of = {_tag(loop): body.of(loop) for loop in grid}
     tile, thread = of["blockIdx.x"], of["threadIdx.x"]
     tiles, threads = (int(Block(tensors, sizes).value(e.extent)) for e in (tile, thread))
     cluster = of.get("clusterCtaIdx.y")
@@ -213,4 +213,4 @@ def run_warps(
 
 
 def _words(args: Any) -> set[str]:
-    return {str(a.value) for a in args if type(a).__name__ == "StringImm"}
+    return {str(a.value) for a in args if a.kind == "StringImm"}

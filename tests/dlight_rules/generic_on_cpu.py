@@ -16,6 +16,7 @@ from relax_fusion.workload.reference import numpy_dtype
 from ..support.generic_cases import SIZES, array, shape_of
 from ..support.generic_cases import numpy_dtype as dtype_of
 from .few_rows_on_cpu import WarpsBlock
+from .nodes import Node
 from .warps_on_cpu import ELEMENT, Block, _tag
 
 
@@ -145,7 +146,7 @@ class Views:
 
 
 def _texts(args: Any) -> list[str]:
-    return [str(a.value) for a in args if type(a).__name__ == "StringImm"]
+    return [str(a.value) for a in args if a.kind == "StringImm"]
 
 
 def _half(args: Any) -> Any:
@@ -169,7 +170,7 @@ def run_generic(func: tirx.PrimFunc, like: tirx.PrimFunc) -> tuple[list[np.ndarr
     out = np.full(shape_of(result), np.nan, dtype_of(str(result.ty.dtype)))
     flat = [a.copy().reshape(-1) for a in arrays] + [out.reshape(-1)]
     tensors = {p.name: a for p, a in zip(func.params, flat, strict=True)}
-    _Launches(tensors).run(func.body)
+    _Launches(tensors).run(Node(func.body))
     return arrays, out
 
 
@@ -181,37 +182,37 @@ class _Launches:
         self.host = ViewsBlock(tensors, SIZES)
         self.host.views = {}
 
-    def run(self, node: Any) -> None:
-        if isinstance(node, tirx.SeqStmt):
+    def run(self, node: Node) -> None:
+        if node.kind == "SeqStmt":
             for statement in node.seq:
                 self.run(statement)
-        elif isinstance(node, tirx.For) and _tag(node) == "threadIdx.x":
+        elif node.kind == "For" and _tag(node) == "threadIdx.x":
             self._block(node)
-        elif isinstance(node, tirx.For):
+        elif node.kind == "For":
             for i in range(int(self.host.value(node.extent))):
                 self.host.env[node.loop_var] = np.asarray(i)
                 self.run(node.body)
-        elif isinstance(node, s_tir.SBlockRealize):
+        elif node.kind == "SBlockRealize":
             for axis, value in zip(node.block.iter_vars, node.iter_values, strict=True):
                 self.host.env[axis.var] = self.host.value(value)
             for buffer in node.block.alloc_buffers:
                 size = int(np.prod([int(d) for d in buffer.ty.shape]))
                 self.tensors[buffer.name] = np.full(size, np.nan, numpy_dtype(str(buffer.ty.dtype)))
             self.run(node.block.body)
-        elif isinstance(node, tirx.IfThenElse):
+        elif node.kind == "IfThenElse":
             case = node.then_case if self.host.value(node.condition) else node.else_case
             if case is not None:
                 self.run(case)
         else:
             self.host.run(node)
 
-    def _block(self, thread: tirx.For) -> None:
+    def _block(self, thread: Node) -> None:
         names: list[str] = []
 
         def note(block: s_tir.SBlock) -> None:
             names.extend(buffer.name for buffer in block.alloc_buffers)
 
-        tvm_ffi.structural_walk(thread, (s_tir.SBlock, note))
+        tvm_ffi.structural_walk(thread.node, (s_tir.SBlock, note))
         few = "shared_float32" in names  # where warps add up their sums
         block = (ViewsWarpsBlock if few else ViewsBlock)(self.tensors, SIZES)
         block.threads = int(thread.extent)

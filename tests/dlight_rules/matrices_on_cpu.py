@@ -183,4 +183,4 @@ def wide(dtype: np.dtype) -> type:
 
 
 def is_text(node: Any) -> bool:
-    return type(node).__name__ == "StringImm"
+    return node.kind == "StringImm"

@@ -20,7 +20,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 
 from ..support.contraction_cases import BASE, DYNAMIC_ROWS, GATED, THREE, Case, cases, dynamic_works
-from ..support.quick import loaded, quick_host
+from ..support.quick import loaded, quick_host, quickly
 from .test_attention import cuda, divergent_barriers, kernels, shared_bytes
 
 Work = NormMatmul | GatedFFN
@@ -49,7 +49,7 @@ def ranges(work: Work, gpu: bool) -> PlanTable:
 
 def built(work: Work, table: PlanTable) -> tvm.runtime.Module:
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
-    return loaded(tvm.compile(ContractionRule().apply(func, HOST, False).mod, target=HOST))
+    return loaded(quickly(ContractionRule().apply(func, HOST, False).mod))
 
 
 def check(case: Case, library: tvm.runtime.Module) -> None:

@@ -14,7 +14,7 @@ from relax_fusion.dlight_rules.steps import blocks_of
 
 from ..support.chains import Chain, module
 from ..support.generic_cases import prim_funcs
-from ..support.quick import quick_host, quickly
+from ..support.quick import machine, quick_host, quickly
 
 EMPTY = module(
     [
@@ -54,7 +54,7 @@ def test_empty_tensors_compile_for_a_gpu() -> None:
 
 def test_reductions_of_nothing_have_their_start() -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=host_target(), disable=tuple(PATTERNS))
-    vm = relax.VirtualMachine(quickly(EMPTY, pipeline), tvm.cpu())
+    vm = machine(quickly(EMPTY, pipeline))
 
     def result(name: str, *shapes: tuple[int, ...]) -> np.ndarray:
         dirty = [tvm.runtime.tensor(np.full(6, 7, "float32")) for _ in range(8)]

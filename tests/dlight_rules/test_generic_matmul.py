@@ -304,6 +304,18 @@ def test_leaves(name: str) -> None:
     assert GenericMatmulRule().attempt(fused(specs, emit), host_target()) is None
 
 
+@pytest.mark.parametrize("times", [1, 2, 9])
+def test_formulas_whose_code_would_grow_beyond_all_bounds_are_left(times: int) -> None:
+    def activated(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        value = op.matmul(x, w)
+        for _ in range(times):
+            value = op.nn.gelu_tanh(value)
+        return value
+
+    found = generic_matmul(fused(inputs((2, 7, 32), (2, 32, 9)), activated))
+    assert (found is not None) == (times == 1)
+
+
 def test_a_scheduled_function_is_left() -> None:
     func = fused(inputs((7, 32), (32, 9)), op.matmul)
     once = GenericMatmulRule().apply(func, host_target(), False)

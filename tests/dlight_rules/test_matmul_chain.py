@@ -19,7 +19,7 @@ from relax_fusion.workload import DynamicDim, MatmulChain
 from relax_fusion.workload.reference import unrounded
 
 from ..support.chain_cases import ChainCase
-from ..support.quick import loaded
+from ..support.quick import loaded, quickly
 from .test_contraction_panels import loops, multiply_adds
 
 HOST = host_target()
@@ -32,7 +32,7 @@ def built(work: MatmulChain, table: PlanTable) -> tvm.runtime.Module:
     func = build_prim_func(work, table).with_attr("global_symbol", "main")
     schedule = MatmulChainRule().attempt(func, HOST)
     assert isinstance(schedule, tvm.s_tir.Schedule), schedule
-    return loaded(tvm.compile(schedule.mod, target=HOST))
+    return loaded(quickly(schedule.mod))
 
 
 def check(case: ChainCase, library: tvm.runtime.Module) -> None:

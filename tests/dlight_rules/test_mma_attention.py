@@ -22,6 +22,7 @@ from relax_fusion.workload import Attention, DynamicDim
 from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.attention_cases import Case, in_half
+from .nodes import Node
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import Block, run_kernel
 
@@ -55,7 +56,7 @@ def computed(case: Case, plan: TilePlan) -> np.ndarray:
     tensors["out"] = np.full(np.prod(shape), 77, numpy_dtype(work.out_dtype))
     sizes = {"kv_len": case.lengths[2], **case.sizes}
     for buffer in func.body.block.alloc_buffers:
-        size = np.prod([int(Block({}, sizes).value(n)) for n in buffer.ty.shape])
+        size = np.prod([int(Block({}, sizes).value(Node(n))) for n in buffer.ty.shape])
         tensors[buffer.name] = np.full(size, np.nan, np.float32)
     for name in (KERNEL, *([COMBINE] if plan.split_k > 1 else [])):
         run_kernel(func, name, tensors, sizes)

@@ -22,6 +22,7 @@ from tvm import s_tir, tirx
 from relax_fusion.workload.reference import numpy_dtype
 
 from .matrices_on_cpu import LANES, TF32_LOST, Matrices, is_text
+from .nodes import Node
 
 ELEMENT = 2
 """Bytes of what is in shared memory, in kernels for few rows."""
@@ -94,7 +95,7 @@ class Block(Matrices):
         assert self.left == self.entered, "a block ends while others may read its memory"
 
     def run(self, node: Any) -> None:
-        getattr(self, "_" + type(node).__name__)(node)
+        getattr(self, "_" + node.kind)(node)
 
     def _SeqStmt(self, node: Any) -> None:
         for statement in node.seq:
@@ -146,13 +147,12 @@ class Block(Matrices):
 
     def value(self, node: Any) -> Any:
         """Return the value of an expression in the active threads."""
-        name = type(node).__name__
-        if name in BINARY:
-            return BINARY[name](self.value(node.a), self.value(node.b))
-        return getattr(self, "_" + name)(node)
+        if node.kind in BINARY:
+            return BINARY[node.kind](self.value(node.a), self.value(node.b))
+        return getattr(self, "_" + node.kind)(node)
 
     def _IntImm(self, node: Any) -> Any:
-        return np.asarray(int(node.value), numpy_dtype(str(node.ty.dtype)))
+        return node.number
 
     def _FloatImm(self, node: Any) -> Any:
         return np.asarray(node.value, np.float32)
@@ -279,7 +279,8 @@ class Block(Matrices):
         flat = np.asarray(0)
         for index, size in zip(indices, buffer.ty.shape, strict=True):
             at, limit = np.asarray(self.value(index)), self.value(size)
-            assert (at >= 0).all() and (at < limit).all(), f"{buffer.name}[{index}] is outside"
+            inside = (at >= 0) & (at < limit)
+            assert inside.all() if at.ndim else inside, f"{buffer.name}[{index}] is outside"
             flat = flat * limit + at if flat.ndim >= at.ndim else flat[..., None] * limit + at
         return flat
 
@@ -388,7 +389,8 @@ def run_kernel(
     """Run every thread block of the kernel whose block is called `name`; writes into `tensors`."""
     loops: list[Any] = []
     tvm_ffi.structural_walk(func.body, (tirx.For, loops.append))
-    found = {_tag(loop): loop for loop in loops if _kernel_of(loop, name) and _tag(loop)}
+    body = Node(func.body)
+    found = {_tag(loop): body.of(loop) for loop in loops if _kernel_of(loop, name) and _tag(loop)}
     extents = {tag: int(Block(tensors, sizes).value(loop.extent)) for tag, loop in found.items()}
     size = extents.get("clusterCtaIdx.x", 1)
     assert extents["blockIdx.x"] % size == 0

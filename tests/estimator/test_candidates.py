@@ -81,6 +81,10 @@ def test_cpu_tiles_divide_n_and_make_a_task_for_every_core():
     assert all(14336 // p.block_n >= AVX2.sm_count for p in found)
 
 
+def test_a_prime_number_of_columns_is_not_searched_for_divisors():
+    assert list(candidates(norm_matmul(n=2**31 - 1), AVX512))  # in no time; by trial in minutes
+
+
 def test_nothing_is_staged_on_a_device_without_shared_memory():
     bare = replace(GPU, smem_per_block_bytes=0)
     work = norm_matmul()

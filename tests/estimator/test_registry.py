@@ -278,6 +278,7 @@ def test_what_is_no_family_is_refused(family: Any, words: str) -> None:
         (f"{__name__}:nothing", "has no attribute 'nothing'"),
         (f"{__name__}:CPU", "must be a function"),
         (f"{__name__}:emit_text", "emit_text made 'kernel', must be a PrimFunc"),
+        ("operator:getitem", "operator:getitem: TypeError: getitem expected 2 arguments, got 3"),
         (f"{__name__}:emit_wider", r"made a function of \(x float32\[4, 9\]; .*\), wanted is \(x"),
     ],
 )

@@ -15,6 +15,8 @@ import numpy as np
 import tvm
 from tvm import ir, relax
 
+from ..support.quick import machine
+
 N = 8
 MATRIX = f'R.Tensor(({N}, {N}), "float32")'
 VECTOR = f'R.Tensor(({N},), "float32")'
@@ -152,13 +154,13 @@ def module(programs: Sequence[Program]) -> ir.IRModule:
 def wrong(built: relax.VMExecutable, programs: Sequence[Program]) -> list[str]:
     """Run a module's functions; return those that compute or overwrite something else."""
     tvm.register_global_func(PACKED, _rewrite, override=True)
-    machine = relax.VirtualMachine(built, tvm.cpu())
+    vm = machine(built)
     found = []
     for i, program in enumerate(programs):
         rng = np.random.default_rng(i)
         arrays = {n: rng.standard_normal(N if n == "g" else (N, N)) / 2 for n in PARAMS}
         tensors = [tvm.runtime.tensor(a.astype("float32")) for a in arrays.values()]
-        results = machine[f"f{i}"](*tensors)
+        results = vm[f"f{i}"](*tensors)
         got = [results] if len(program.results) == 1 else list(results)
         want = [*program.run(arrays), *arrays.values()]
         for name, g, w in zip((*program.results, *PARAMS), [*got, *tensors], want, strict=True):

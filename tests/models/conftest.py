@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import transformers
 
 
 @pytest.fixture(autouse=True, scope="package")
-def quiet_and_small():
-    """No progress bars, and one thread: the models are too small to share."""
+def quiet() -> None:
+    """Show no progress bars."""
     transformers.utils.logging.disable_progress_bar()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

@@ -84,6 +84,15 @@ def test_values_beyond_float16_are_refused(saved):
         load_weights(path, exported)
 
 
+def test_values_beyond_float32_are_refused_without_a_way_out(saved):
+    path, model, exported = saved
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state[DOWN] = state[DOWN].double() * 1e300
+    save_torch(state, path / "model.safetensors")
+    with pytest.raises(WeightsError, match=f"{DOWN}.*beyond the range of float32$"):
+        load_weights(path, exported)
+
+
 def rewrite(path, change):
     file = path / "model.safetensors"
     tensors = load_file(file)

@@ -39,7 +39,7 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 from ..support import launches
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
 from ..support.interpreted import Interpreter
-from ..support.quick import loaded, quick_host
+from ..support.quick import loaded, quickly
 from ..support.triton_modules import build_triton, run_triton
 from ..support.workloads import shape_of
 
@@ -132,7 +132,7 @@ class Llvm:
 @cache
 def _compiled(works: tuple[tuple[Workload, str], ...], panels: bool) -> tvm.runtime.Module:
     functions = {name: _scheduled(work, name, panels) for work, name in works}
-    return loaded(tvm.compile(tvm.IRModule(functions), target=quick_host()))
+    return loaded(quickly(tvm.IRModule(functions)))
 
 
 def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:

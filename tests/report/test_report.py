@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from relax_fusion import Decision, Report
+from relax_fusion import Decision, Decline, Reason, Report
 
 from ..support.chains import Chain, module, run_pass
 
@@ -32,6 +32,13 @@ def test_json_holds_workload_plan_times_and_reason() -> None:
     assert any(line.startswith("acc0[i, j0]") for line in good["graph"])
     assert all(p["fused_s"] > 0 and p["unfused_s"] > 0 for p in good["predictions"])
     assert not bad["fused"] and bad["decline"]["reason"] == "wrong axis" and bad["kernel"] == ""
+
+
+def test_json_has_null_for_infinities_and_nan() -> None:
+    decline = Decline(Reason.NOT_PROFITABLE, "it does not pay", float("inf"), float("nan"))
+    decision = Decision("FuseGatedFFN", "merged", "main", "y", decline=decline)
+    (record,) = json.loads(Report([decision]).to_json())
+    assert (record["decline"]["fused_s"], record["decline"]["unfused_s"]) == (None, None)
 
 
 def test_text_names_both() -> None:

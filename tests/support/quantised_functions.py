@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tvm
@@ -13,7 +13,7 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
 from .quantised import FORMATS, numpy_dtype
-from .quick import quickly
+from .quick import machine, quickly
 
 op = relax.op
 K, N = 128, 24
@@ -71,14 +71,13 @@ def called(func: relax.Function) -> list[relax.Call]:
 def compiled(mod: ir.IRModule, *passes: tvm.transform.Pass) -> relax.VirtualMachine:
     """Compile a module after some passes, whatever has no schedule as TVM's loops."""
     mod = tvm.transform.Sequential(passes)(mod)
-    return relax.VirtualMachine(quickly(mod), tvm.cpu())
+    return machine(quickly(mod))
 
 
 def run_by_pipeline(mod: ir.IRModule) -> relax.VirtualMachine:
     """Compile a module with our pipeline."""
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
-    built = quickly(mod, pipeline)
-    return relax.VirtualMachine(built, tvm.cpu())
+    return machine(quickly(mod, pipeline))
 
 
 def add_projection(bb: relax.BlockBuilder, name: str, format, rows: int) -> None:
@@ -113,9 +112,10 @@ def check_numbers(
     name: str,
     x: np.ndarray,
     on: tvm.runtime.Device | None = None,
+    formats: Mapping = FORMATS,
 ) -> None:
     """Compare every bit of the weight, which rows with a single one read out."""
-    format, rng = FORMATS[name.split()[0]], np.random.default_rng(3)
+    format, rng = formats[name.split()[0]], np.random.default_rng(3)
     packed = [random_array(rng, *each) for each in format.shapes(N, K)]
     weight = format.decoded(packed, K)
     x, ids = x.astype(weight.dtype), np.array([N - 1, 0, 7], "int32")

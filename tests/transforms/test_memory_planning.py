@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from ..support.quick import quickly
+from ..support.quick import machine, quickly
 
 BRANCHES = """
 @I.ir_module
@@ -54,7 +54,7 @@ class Module:
 def vm() -> relax.VirtualMachine:
     pipeline = relax.get_pipeline("relax_fusion", target="llvm")
     mod = tvm.script.from_source(BRANCHES)
-    return relax.VirtualMachine(quickly(mod, pipeline), tvm.cpu())
+    return machine(quickly(mod, pipeline))
 
 
 def norm(c: bool, x: np.ndarray, w: np.ndarray) -> np.ndarray:

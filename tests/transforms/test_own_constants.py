@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import ir, relax
+from tvm.script import relax as R
 
 from relax_fusion import host_target
 from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
@@ -110,6 +111,18 @@ def test_constants_are_copied_where_they_are_returned(wrap) -> None:
     relax.analysis.well_formed(mod)
     assert names(mod["main"]).count("copy") == 1
     assert names(CopyConstants()(mod)["main"]) == names(mod["main"])
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_dtype_is_a_constant_without_memory(bound: bool) -> None:
+    builder = relax.BlockBuilder()
+    with builder.function("main", [], {"relax.force_pure": True}):
+        dtype = builder.emit(R.dtype("float32")) if bound else R.dtype("float32")
+        packed = relax.ExternFunc("anybody's")
+        called = relax.Call(packed, [dtype], ty_args=[relax.TensorType((2,), "float32")])
+        builder.emit_func_output(relax.Tuple([builder.emit(called), dtype]))
+    mod = builder.get()
+    tvm.ir.assert_structural_equal(CopyConstants()(mod), mod)
 
 
 def test_constants_that_are_read_are_folded_and_not_copied() -> None:

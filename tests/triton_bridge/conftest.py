@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,10 +19,18 @@ def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_ptxas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Compile as far as PTX, where shared memory is known: ptxas takes half of the time."""
+def without_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Compile as far as LLVM, where shared memory is known: the rest takes most of the time."""
+
+    def make_ptx(_backend: Any, _source: Any, metadata: dict[str, Any], *_: Any) -> str:
+        metadata["name"] = "kernel"
+        return ""
+
+    compiler = "triton.backends.nvidia.compiler"
     monkeypatch.setenv("RELAX_FUSION_CACHE_DIR", str(tmp_path))  # nobody else shall find these
-    monkeypatch.setattr("triton.backends.nvidia.compiler.CUDABackend.make_cubin", lambda *_: b"")
+    monkeypatch.setattr(f"{compiler}.llvm.optimize_module", lambda *_: None)
+    monkeypatch.setattr(f"{compiler}.CUDABackend.make_ptx", make_ptx)
+    monkeypatch.setattr(f"{compiler}.CUDABackend.make_cubin", lambda *_: b"")
     monkeypatch.setattr("relax_fusion.triton_bridge.compile.check_entry", lambda _: None)
 
 

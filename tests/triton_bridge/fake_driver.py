@@ -19,6 +19,8 @@ import tvm_ffi.libinfo
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.launch.launcher import launcher_source
 
+from ..support.processes import without_torch
+
 HERE = Path(__file__).parent
 CUDA_HEADERS = Path(triton.__file__).parent / "backends" / "nvidia" / "include"
 TVM_HEADERS = [tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()]
@@ -122,6 +124,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            env=without_torch(),
         )
         return self
 

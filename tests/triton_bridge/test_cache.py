@@ -22,6 +22,7 @@ from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge import KernelCache
 from relax_fusion.triton_bridge.compile import compile_kernels
 
+from ..support.processes import without_torch
 from .common import add_source, copy_tile_source
 
 KEY = "0123456789abcdef"
@@ -108,6 +109,8 @@ def test_an_entry_under_another_name_is_refused(
         *({name: v} for name in ("symbol", "entry") for v in (3, None, ["a"])),
         *({name: v} for name in ("params", "aligned") for v in ([3], ["x", None], [[]])),
         {"constants": [["BLOCK", 3]]},
+        *({"num_warps": warps} for warps in (0, 33, 10**20)),
+        {"shared_bytes": -1},
     ],
     ids=str,
 )
@@ -151,7 +154,7 @@ def test_an_entry_that_is_a_directory_warns(
     assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
 
 
-@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link"])
+@pytest.mark.parametrize("other", ["pipe", "device", "dangling", "link", "huge"])
 def test_an_entry_that_is_no_file_is_replaced(
     cache: KernelCache, kernel: CompiledKernel, other: str
 ) -> None:
@@ -164,6 +167,9 @@ def test_an_entry_that_is_no_file_is_replaced(
         path.unlink()
     if other == "pipe":
         os.mkfifo(path)
+    elif other == "huge":
+        path.touch()
+        os.truncate(path, 2**42)
     else:
         path.symlink_to("/dev/zero" if other == "device" else elsewhere)
     assert cache.get(KEY) is None
@@ -316,6 +322,8 @@ def test_processes_that_write_at_once_never_see_half_an_entry(
 ) -> None:
     KernelCache(tmp_path).put("start", kernel)
     command = [sys.executable, "-c", _LOOP, str(tmp_path)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, env=without_torch(), stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in tmp_path.iterdir()) == ["shared.kernel", "start.kernel"]

@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
 from relax_fusion import Report
-from relax_fusion.errors import PipelineError
+from relax_fusion.errors import LoweringError, PipelineError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.triton_bridge import EmitTritonKernels
@@ -62,6 +62,13 @@ def test_launches_of_each_family(work, chosen: TilePlan, expected: list[str]) ->
     mod = emitted(work, PlanTable.single(chosen))
     assert launched(mod) == expected
     assert isinstance(mod["main"].ret_ty, relax.TensorType)
+
+
+def test_calls_that_would_stay_are_refused() -> None:
+    lower = [relax.transform.ToNonDataflow(), relax.transform.CallTIRRewrite()]
+    lowered = tvm.transform.Sequential(lower)(module_of(WORK, PlanTable.single(GEMV), 1))
+    with pytest.raises(LoweringError, match=r"^main uses \w+, .*otherwise than by R.call_tir; run"):
+        EmitTritonKernels(H200)(lowered)
 
 
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))

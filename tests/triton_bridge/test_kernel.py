@@ -185,6 +185,12 @@ def test_the_code_of_a_function_that_is_a_constant_is_in_the_key(tmp_path: Path,
     assert key("*") != key("+")
 
 
+@pytest.mark.parametrize("warps", [0, 33, True, "4"])
+def test_a_kernel_made_by_hand_is_checked(kernel: CompiledKernel, warps: Any) -> None:
+    with pytest.raises(KernelError, match=r"^kernel: num_warps is .*must be"):
+        replace(kernel, num_warps=warps)
+
+
 def test_json_goes_there_and_back(kernel: CompiledKernel, tile_kernel: CompiledKernel) -> None:
     assert tile_kernel.tensor_maps
     odd = replace(kernel, options=LaunchOptions(2, True, True), constants=(("a", '"\n'),))

@@ -31,7 +31,8 @@ class GenericMatmulRule(SafeRule):
 
     leaves:
         float64 matmuls, those whose k or n is only known at run time, and those of integers that no
-        tensor cores take: other types than int8 and uint8, sums of another type than int32.
+        tensor cores take: other types than int8 and uint8, sums of another type than int32.  Steps
+        whose formulas, each put in the next, would become more code than compiles in seconds.
 
     Parameters
     ----------

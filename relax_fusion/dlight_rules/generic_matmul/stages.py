@@ -7,11 +7,15 @@ from collections.abc import Mapping
 import tvm_ffi
 from tvm import ir, tirx
 
-from ...matching.expressions import loads_of, substitute
+from ...matching.expressions import found_in, loads_of, substitute
 from ...matching.stages import Stage
 
-MOST_NODES = 4096
-"""Loads that a formula may come to have when the stages before it are put in their places."""
+MOST_CODE = 512
+"""Reads of arguments in the code of a formula in which the stages before it are put in their
+places; compiling more takes seconds."""
+
+TANH_CODE = 8
+"""How often the code of tanh, a polynomial over another, reads its argument."""
 
 
 def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | None:
@@ -22,13 +26,19 @@ def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | N
     Parameters
     ----------
     before : mapping of tirx.Var to Stage
-        Stages by the buffer that they write; none is a reduction.
+        Stages by the buffer that they write, in their order; none is a reduction.
 
     Returns
     -------
     tirx.Expr or None
-        None if it would have more than `MOST_NODES` loads.
+        None if its code would read its arguments more than `MOST_CODE` times: each use of a stage
+        repeats what the stage computes.
     """
+    code: dict[tirx.Var, int] = {}
+    for buffer, stage in before.items():
+        code[buffer] = _code(stage.value, code)
+    if _code(value, code) > MOST_CODE:
+        return None
 
     def formula(load: ir.TensorLoad) -> tirx.Expr:
         stage = before.get(load.source)
@@ -36,10 +46,13 @@ def inlined(value: tirx.Expr, before: Mapping[tirx.Var, Stage]) -> tirx.Expr | N
             return load
         return substitute(stage.value, dict(zip(stage.spatial, load.indices, strict=True)))
 
-    while True:
-        loads = loads_of(value)
-        if len(loads) > MOST_NODES:
-            return None
-        if not any(load.source in before for load in loads):
-            return value
+    while any(load.source in before for load in loads_of(value)):
         value = tvm_ffi.structural_map(value, (ir.TensorLoad, formula))
+    return value
+
+
+def _code(value: tirx.Expr, code: Mapping[tirx.Var, int]) -> int:
+    """Return how often the code of a formula reads; `code` says it of the buffers before."""
+    reads = sum(code.get(load.source, 1) for load in loads_of(value))
+    names = (getattr(call.op, "name", "") for call in found_in(value, ir.Call))
+    return reads * TANH_CODE ** sum(name == "tirx.tanh" for name in names)

@@ -114,10 +114,11 @@ def _tiles(shape: MatmulShape, dev: DeviceSpec, lanes: int) -> Iterator[tuple[in
 def _block_n(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
     """Return column counts that make some tasks per core, dividing n where a divisor is near."""
     found = set()
-    n = min(shape.n_parts)
+    whole, rest = divmod(min(shape.n_parts), reg_n)
     for per_core in TASKS_PER_CORE:
         tiles = max(1, shape.n // (dev.sm_count * per_core) // reg_n)
-        near = range(tiles, max(tiles // 2, 1) - 1, -1)
-        exact = next((t for t in near if n % (t * reg_n) == 0), tiles)
+        # About as many as there are tasks; the tiles of one may be millions.
+        blocks = range(-(-whole // tiles), whole // max(tiles // 2, 1) + 1) if not rest else ()
+        exact = next((whole // b for b in blocks if whole % b == 0), tiles)
         found.add(exact * reg_n)
     return sorted(found)

@@ -113,7 +113,7 @@ def test_tiles_are_copied_by_tma_and_sums_stay_in_registers(
     check_shared_memory(kernel, work, plan)
 
 
-@pytest.mark.usefixtures("without_ptxas")
+@pytest.mark.usefixtures("without_code")
 @pytest.mark.parametrize("name", list(CASES)[::2])
 def test_results_in_float32_need_no_more_shared_memory_than_estimated(name: str) -> None:
     work, plan = CASES[name]

@@ -1,0 +1,153 @@
+"""WidenIndices: PrimFuncs have loops and sizes of 64 bits, as the tensors of Relax."""
+
+from __future__ import annotations
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from ..matching.expressions import found_in, variables_of
+from .modules import functions_of, with_functions
+
+STATEMENTS = (
+    *(tirx.For, tirx.SeqStmt, tirx.BufferStore, tirx.IfThenElse),
+    *(s_tir.SBlock, s_tir.SBlockRealize),
+)
+OTHERS = (tirx.Let, tirx.Ramp, tirx.Broadcast, tirx.Shuffle)
+OF_TWO = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
+    *(tirx.Min, tirx.Max, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE),
+    *(tirx.BitwiseAnd, tirx.BitwiseOr, tirx.BitwiseXor, tirx.LShift, tirx.RShift),
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="WidenIndices")
+class WidenIndices:
+    """Give PrimFuncs that are written with sizes of int32 those of int64.
+
+    Relax's tensors have these.  TVM's FuseTIR takes no others, and ends in an InternalError.  Only
+    what is computed of loops and sizes alone becomes wider; numbers of tensors stay as they are.
+
+    rewrite::
+
+        def f(x: T.Buffer((24, 128), "int8"), y: ...):
+            for i, j in T.grid(24, 128): y[i, j] = x[i, j // 2]
+        ->
+        def f(x: T.Buffer((T.int64(24), T.int64(128)), "int8"), y: ...):
+            for i, j in T.grid(T.int64(24), T.int64(128)): y[i, j] = x[i, j // T.int64(2)]
+
+    declines when:
+        a function has a number as a parameter, statements beside loops, conditions, blocks and
+        stores, a thread's loop, a vector, a let, a buffer with a layout, or anything of int64.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite the PrimFuncs that are read."""
+        functions = functions_of(mod, tirx.PrimFunc).items()
+        wide = {g: _Widener(f).function() for g, f in functions if is_narrow(f) and _is_plain(f)}
+        return with_functions(mod, wide) if wide else mod
+
+
+def is_narrow(func: tirx.PrimFunc) -> bool:
+    """Tell whether a parameter of a function has a size that is no int64."""
+    sizes = [d for p in func.params if tirx.is_buffer_var(p) for d in p.ty.shape]
+    return any(str(d.ty.dtype) != "int64" for d in sizes)
+
+
+def _is_plain(func: tirx.PrimFunc) -> bool:
+    """Tell whether all of a function is known here, and nothing of it is int64."""
+    buffers = [v.ty for v in variables_of(func) if tirx.is_buffer_var(v)]
+    return (
+        all(map(tirx.is_buffer_var, func.params))
+        and all(isinstance(s, STATEMENTS) for s in found_in(func.body, tirx.Stmt))
+        and all(loop.thread_binding is None for loop in found_in(func.body, tirx.For))
+        and not any(ty.strides or ty.layout or not _is_zero(ty.elem_offset) for ty in buffers)
+        and not any(isinstance(e, OTHERS) or _dtype(e) == "int64" for e in found_in(func, ir.Expr))
+    )
+
+
+def _is_zero(offset: tirx.Expr | None) -> bool:
+    return offset is None or (isinstance(offset, tirx.IntImm) and int(offset) == 0)
+
+
+def _dtype(value: ir.Expr) -> str:
+    return str(value.ty.dtype) if isinstance(value.ty, ir.PrimType) else ""
+
+
+def _wide(value: tirx.Expr) -> tirx.Expr:
+    """Return a size or an index as int64."""
+    if isinstance(value, tirx.IntImm):
+        return tirx.IntImm("int64", int(value))
+    return value.astype("int64") if _dtype(value) == "int32" else value
+
+
+def _same(values: list[tirx.Expr]) -> list[tirx.Expr]:
+    """Return operands of one dtype: an index meets a number of a tensor as what that is."""
+    if len({_dtype(v) for v in values}) == 1:
+        return values
+    numbers = [v for v in values if _dtype(v) == "int32" and not isinstance(v, tirx.IntImm)]
+    return list(map(_narrow, values)) if numbers else list(map(_wide, values))
+
+
+def _narrow(value: tirx.Expr) -> tirx.Expr:
+    return value.astype("int32") if _dtype(value) == "int64" else value
+
+
+class _Widener:
+    """The new variables of a function, by the old ones."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.func = func
+        self.new: dict[tirx.Var, tirx.Var] = {}
+
+    def function(self) -> tirx.PrimFunc:
+        """Return the function, rewritten from the leaves of its expressions up."""
+        return tvm_ffi.structural_map(
+            self.func,
+            [
+                (ir.Var, self._var),
+                (OF_TWO, lambda e: type(e)(*_same([e.a, e.b]))),
+                (tirx.Select, self._select),
+                (ir.Call, self._call),
+                (ir.TensorLoad, lambda e: tirx.BufferLoad(e.source, [_wide(i) for i in e.indices])),
+                (ir.Range, lambda r: ir.Range.from_min_extent(_wide(r.min), _wide(r.extent))),
+                (tirx.BufferStore, self._store),
+                (tirx.For, self._loop),
+                (s_tir.SBlockRealize, self._realize),
+            ],
+        )
+
+    def _var(self, var: tirx.Var) -> tirx.Var:
+        if var not in self.new:
+            self.new[var] = var
+            if tirx.is_buffer_var(var):
+                ty = var.ty
+                shape = [_wide(tvm_ffi.structural_map(d, (ir.Var, self._var))) for d in ty.shape]
+                how = {"scope": ty.storage_scope, "data_alignment": ty.data_alignment}
+                made = tirx.decl_buffer(shape, str(ty.dtype), var.name, layout=None, **how)
+                self.new[var] = made
+            elif _dtype(var) == "int32":
+                self.new[var] = tirx.Var(var.name, "int64")
+        return self.new[var]
+
+    def _select(self, choice: tirx.Select) -> tirx.Select:
+        return tirx.Select(choice.condition, *_same([choice.true_value, choice.false_value]))
+
+    def _call(self, call: ir.Call) -> ir.Call:
+        args = [_narrow(arg) for arg in call.args]
+        return ir.Call(call.op, args, call.attrs, call.ty_args, ret_ty=call.ty)
+
+    def _store(self, store: tirx.BufferStore) -> tirx.BufferStore:
+        is_number = str(store.buffer.ty.dtype) == "int32"
+        value = _narrow(store.value) if is_number else store.value
+        return tirx.BufferStore(store.buffer, value, [_wide(i) for i in store.indices])
+
+    def _loop(self, loop: tirx.For) -> tirx.For:
+        step = None if loop.step is None else _wide(loop.step)
+        size = _wide(loop.min), _wide(loop.extent)
+        how = loop.thread_binding, dict(loop.annotations), step
+        return tirx.For(loop.loop_var, *size, loop.kind, loop.body, *how)
+
+    def _realize(self, realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        values = [_wide(v) for v in realize.iter_values]
+        return s_tir.SBlockRealize(values, realize.predicate, realize.block)

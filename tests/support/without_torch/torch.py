@@ -1,0 +1,3 @@
+"""Stands in for torch where it shall be as if it were not installed."""
+
+raise ImportError("torch is hidden from this process")
