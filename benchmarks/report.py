@@ -83,7 +83,8 @@ def plan_words(plan: Any) -> str:
     """Return a `TilePlan` in one short word or two."""
     text = f"{plan.family or plan.backend} {plan.block_m}x{plan.block_n}x{plan.block_k}"
     text += f" w{plan.num_warps} s{plan.num_stages}"
-    return text + (f" k/{plan.split_k}" if plan.split_k > 1 else "")
+    parts = max(plan.split_k, getattr(plan, "groups", 1))
+    return text + (f" k/{parts}" if parts > 1 else "")
 
 
 def what_happened(entry: Entry) -> str:

@@ -19,6 +19,7 @@ from tvm.target import Target
 from relax_fusion import make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
@@ -100,8 +101,8 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
         [
             plan("pointer", 16, 64, 64, split_k=4, num_stages=2),
             plan("flash", 128, 128, 64, num_stages=2, num_warps=12),
-            plan("groups", 16, 64, 64, split_k=8, num_warps=8),
-            plan("halves", 64, 128, 64, split_k=2, num_stages=2, num_warps=8),
+            AttentionPlan.of(plan("groups", 16, 64, 64, split_k=8, num_warps=8)),
+            AttentionPlan.of(plan("halves", 64, 128, 64, split_k=2, num_stages=2, num_warps=8)),
         ],
     ),
 }

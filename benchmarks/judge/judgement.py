@@ -15,7 +15,8 @@ from typing import Any, Protocol
 from benchmarks.report import plan_words
 from benchmarks.runner import read
 from relax_fusion.estimator import Choice, candidates, choose, predict
-from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
+from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
+from relax_fusion.estimator.registry import option_of
 from relax_fusion.estimator.shape import Size
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import DeviceSpec
@@ -214,18 +215,19 @@ def judge(group: Group, dev: DeviceSpec) -> Judgement:
     """Compare the model of now with the timings of a group, which must have some."""
     said, subject = ask(group.subject, dev), group.subject
     works = [subject.work(symbolic=symbolic) for symbolic in (False, True)]
-    predicted = [1e3 * predict(works[0], p, dev, subject.size).seconds for p in group.plans]
+    plans = [option_of(plan, works[0], dev).plan for plan in group.plans]
+    predicted = [1e3 * predict(works[0], p, dev, subject.size).seconds for p in plans]
     best = min(range(len(predicted)), key=group.ms.__getitem__)
     known = {p for w in works for p in candidates(w, dev, BACKEND)}
-    kept = [i for i, p in enumerate(group.plans) if p in known]
-    timed = said.plan in group.plans
+    kept = [i for i, p in enumerate(plans) if p in known]
+    timed = said.plan in plans
     # Of equal predictions the slowest, lest the order of the file decide in our favour
     among = kept or range(len(predicted))
     first = min(among, key=lambda i: (predicted[i], -group.ms[i]))
-    chosen = group.plans.index(said.plan) if timed else first
+    chosen = plans.index(said.plan) if timed else first
     table = math.nan
-    if said.from_table in group.plans:
-        table = group.ms[group.plans.index(said.from_table)] / group.ms[best] - 1
+    if said.from_table in plans:
+        table = group.ms[plans.index(said.from_table)] / group.ms[best] - 1
     return Judgement(
         chosen,
         best,

@@ -21,8 +21,8 @@ from collections.abc import Callable
 
 from tvm import te, tirx
 
-from ..estimator.families.cpu_chain.tiles import is_packed, panel_columns
-from ..estimator.families.panels.tiles import FAMILY as PANELS
+from ..estimator.families.cpu_chain import is_packed, panel_columns
+from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
 from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name

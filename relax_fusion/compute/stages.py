@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from tvm import te, tirx
 
-from ..estimator.families.panels.tiles import FAMILY as PANELS
+from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.tile_plan import TilePlan
 from ..workload import INTEGER_DTYPES, Graph, Operand, WeightLayout
 from .activations import ACCUMULATE

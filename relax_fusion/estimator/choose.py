@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
@@ -16,7 +15,7 @@ from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, most_rows
 from .prediction import Prediction, format_seconds
 from .ranges import check_boxes, ranges, together
-from .registry import ON_CHANGE, Option, family_of, options, refusals, violations
+from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
 
@@ -124,8 +123,8 @@ def choose(
     found = list(options(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
-    chosen = _chosen(found, work, dev)
-    predictions = tuple(_predicted(made, work, dev, backend) for made, _ in chosen)
+    chosen = list(_chosen(found, work, dev, backend))
+    predictions = tuple(prediction for prediction, _ in chosen)
     losing = [p for p in predictions if p.loses]
     if losing and not always:
         return _unprofitable(losing, is_static=len(chosen) == 1)
@@ -134,30 +133,20 @@ def choose(
     )
 
 
-class _Made(NamedTuple):
-    """What serves a range: its last size, the size that was priced, the plan, and prices."""
-
-    upper: int | None
-    size: Size
-    option: Option
-    fused: Prediction
-    least: Prediction
-
-
 def _chosen(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec
-) -> list[tuple[_Made, list[tuple[Box, TilePlan]]]]:
-    """Return the best plans of each range: what predictions tell of, and its cells."""
-    chosen = []
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str
+) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
+    """Yield what each range costs by its best plans, and its cells with their plans."""
     for upper, cells, told in ranges(work, together({o.family.breaks for o in found})):
         usable, inside = launchable(found, work, upper), [sizes for _, sizes in cells]
         served_by, least = best(usable, work, dev, inside, told)
-        plans = [(box, o.plan) for (box, _), o in zip(cells, served_by, strict=True)]
+        by_box = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
         sizes = box_sizes(work, told)
-        option = next(o for (box, _), o in zip(cells, served_by, strict=True) if box.holds(**sizes))
-        fused = option.family.predict(option.plan, work, dev, told)
-        chosen.append((_Made(upper, told, option, fused, least), plans))
-    return chosen
+        family, plan = next((o.family, o.plan) for box, o in by_box if box.holds(**sizes))
+        fused = family.predict(plan, work, dev, told)
+        alone = predict_unfused(work, dev, told, backend=backend, alone=least)
+        prediction = RangePrediction(upper, told, fused, alone, least, family.error)
+        yield prediction, [(box, option.plan) for box, option in by_box]
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -170,14 +159,16 @@ def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
     ]
     if wrong:
         raise TilePlanError("; ".join(wrong))
-    known = {plan: Option(family_of(plan, work, dev), plan) for _, plan in table.boxes}
+    found = {plan: option_of(plan, work, dev) for _, plan in table.boxes}
+    own = PlanTable(tuple((upper, found[plan].plan) for upper, plan in table.entries))
+    table = table if own == table else own
+    known = {option.plan: option.family for option in found.values()}
     predictions = []
-    breaks = together({o.family.breaks for o in known.values()})
-    for upper, _, size in ranges(work, breaks):
-        option = known[table.plan_for(**box_sizes(work, size))]
-        fused = option.family.predict(option.plan, work, dev, size)
-        made = _Made(upper, size, option, fused, fused)
-        predictions.append(replace(_predicted(made, work, dev, option.plan.backend), error=1.0))
+    for upper, _, size in ranges(work, together({family.breaks for family in known.values()})):
+        plan = table.plan_for(**box_sizes(work, size))
+        fused = known[plan].predict(plan, work, dev, size)
+        alone = predict_unfused(work, dev, size, backend=plan.backend, alone=fused)
+        predictions.append(RangePrediction(upper, size, fused, alone, fused))
     return Choice(table, tuple(predictions))
 
 
@@ -186,13 +177,6 @@ def _wrong(plan: TilePlan, work: Workload, dev: DeviceSpec, most: int | None) ->
     yield from violations(plan, work, dev)
     with suppress(TilePlanError):  # of no family: that is told already
         yield from launch_limits(plan, work, dev, most)
-
-
-def _predicted(made: _Made, work: Workload, dev: DeviceSpec, backend: str) -> RangePrediction:
-    """Compare a plan with what is run if the chain is left apart."""
-    alone = predict_unfused(work, dev, made.size, backend=backend, alone=made.least)
-    error = made.option.family.error
-    return RangePrediction(made.upper, made.size, made.fused, alone, made.least, error)
 
 
 def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:

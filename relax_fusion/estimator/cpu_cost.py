@@ -12,12 +12,9 @@ import math
 from dataclasses import dataclass
 
 from ..hardware import DeviceSpec
-from ..workload import DTYPE_BYTES, Attention
-from .causal import visible_blocks, visible_keys
-from .families.attention_tiles import FEW_ROWS, attention_width
-from .family import Footprint
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
-from .shape import AttentionSize, MatmulShape, attention_qo_bytes
+from .shape import MatmulShape
+from .steps import Step
 from .tile_plan import TilePlan
 
 LOADS_PER_CYCLE = 2
@@ -38,20 +35,6 @@ NORM_CYCLES_PER_VECTOR = 4
 SOFTMAX_CYCLES_PER_VECTOR = 20
 """Cycles per vector of scores: the exponential, 11 (measured on Zen 4), and 9 (counted) to scale,
 mask, compare, subtract and add, with their loads and stores."""
-
-ROW_CYCLES = 40
-"""Cycles per row and key tile: partial maxima and sums are folded, and the sum is rescaled by one
-exponential.  Counted: the latencies of two folds."""
-
-STAGE_CYCLES = 1
-"""Cycles per key feature copied into its tile.  Assumed: a scalar load and store, as keys are
-transposed on the way."""
-
-COPY_CYCLES_PER_VECTOR = 2
-"""Cycles per vector of values copied into its tile: load, convert, store.  Counted."""
-
-RESCALE_CYCLES_PER_VECTOR = 2
-"""Cycles per vector of the result that a key tile's new maximum rescales: load, multiply, store."""
 
 
 L1_STREAMS = 9
@@ -187,42 +170,12 @@ def _cache_cycles(
     return columns * (w_tile * weights + blocks * x_block * x_again) * crowding
 
 
-def attention_on_cpu(
-    work: Attention, plan: TilePlan, foot: Footprint, dev: DeviceSpec, size: AttentionSize
-) -> Prediction:
-    """Price the fused attention at `size`; tiles of keys that no row of theirs sees are skipped."""
-    b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
-    group = work.q_heads // work.kv_heads
-    tasks = size.batch * work.kv_heads * ceil_div(size.q_len * group, plan.block_m)
-    mean_steps, most_steps = visible_blocks(work, plan, size, rows=max(1, plan.block_m // group))
-    step = _attention_step(work, plan, dev)
-    cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
-    keys = visible_keys(work, size)
-    kv_bytes = size.batch * work.kv_heads * keys * d * b
-    moved = attention_qo_bytes(work, size)
-    kv_loads = tasks * mean_steps * plan.block_n * d * b
-    # The row tiles of a head follow each other: its keys stay in L2 where they fit.
-    head_bytes = keys * d * b + foot.scratch_bytes
-    dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
-    return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(**size._asdict()))
-
-
-def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
-    """Return the cycles that a task takes for one tile of keys, with operands in the first level.
-
-    Few rows take each score as a dot product, whose lanes are folded; others stage what they read.
-    """
-    scores, d = plan.block_m * plan.block_n, work.head_dim + work.v_dim
-    vectors = attention_width(plan) / plan.lanes
-    sums, loads = plan.reg_m * vectors, plan.reg_m + vectors
-    tile = max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE, FMA_LATENCY_CYCLES)
-    step = scores * d / plan.lanes * tile / sums + scores / plan.lanes * SOFTMAX_CYCLES_PER_VECTOR
-    kept = work.v_dim / plan.lanes * RESCALE_CYCLES_PER_VECTOR
-    step += plan.block_m * (kept + ROW_CYCLES)
-    if plan.block_m <= FEW_ROWS:
-        return step + scores * math.log2(plan.lanes) * REDUCE_CYCLES_PER_LEVEL
-    copied = work.v_dim / plan.lanes * COPY_CYCLES_PER_VECTOR
-    return step + plan.block_n * (work.head_dim * STAGE_CYCLES + copied)
+def price_step(step: Step, dev: DeviceSpec) -> Prediction:
+    """Return what a parallel region costs."""
+    busiest = max(ceil_div(step.blocks, dev.sm_count) * step.block_s, step.longest_block_s)
+    cycles = (busiest + step.chain_s + step.start_s) * dev.clock_hz
+    traffic = Traffic(cycles, step.dram_bytes, step.l2_bytes, 1, step.blocks)
+    return finish(traffic, dev, step.flops)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

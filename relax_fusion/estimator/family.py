@@ -12,36 +12,13 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..validation import shown
-from .prediction import Prediction
+from . import cpu_cost, gpu_cost
+from .prediction import Prediction, in_a_row
 from .shape import Size
+from .steps import Footprint, Step
 from .tile_plan import TilePlan
 
 W = TypeVar("W", bound=Any)
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What one task occupies.
-
-    Parameters
-    ----------
-    smem_bytes : int
-        Shared memory of a GPU thread block.
-    registers_per_thread : int
-        32-bit registers of a GPU thread, vector registers of a CPU tile.
-    threads : int
-        Threads of a GPU thread block; 1 on a CPU.
-    stack_bytes : int
-        The accumulator buffer of a CPU tile, as it is before registers are allocated.
-    scratch_bytes : int
-        What a CPU task goes over again and again, so should lie in its core's L2 cache.
-    """
-
-    smem_bytes: int
-    registers_per_thread: int
-    threads: int
-    stack_bytes: int = 0
-    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -88,8 +65,8 @@ class KernelFamily(ABC, Generic[W]):
         Factor by which a predicted gain over separate kernels may be wrong.
     instead_of : tuple of type
         Families that are not looked at where this one has a plan: they are never faster.
-    cuts_rows : bool
-        Whether its plans may have `split_m`.
+    plan : type
+        Its plans: `TilePlan`, or a dataclass that derives from it, with fields of its own.
     emitter : str
         ``"module:function"``, imported when needed: takes workload, plan table and target, and
         returns a scheduled PrimFunc whose parameters are the operands of ``work.graph``.  Empty for
@@ -104,7 +81,7 @@ class KernelFamily(ABC, Generic[W]):
     takes: ClassVar[tuple[type, ...]]
     error: ClassVar[float]
     instead_of: ClassVar[tuple[type, ...]] = ()
-    cuts_rows: ClassVar[bool] = False
+    plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
@@ -132,9 +109,26 @@ class KernelFamily(ABC, Generic[W]):
     def footprint(self, plan: TilePlan, work: W, dev: DeviceSpec) -> Footprint:
         """Return what one task of `plan` occupies."""
 
-    @abstractmethod
+    def steps(self, plan: TilePlan, work: W, dev: DeviceSpec, size: Size) -> Iterable[Step]:
+        """Return the launches of `plan` at `size`, in order; only meaningful without `violations`.
+
+        A family gives these, or else a `predict` of its own.
+        """
+        return ()
+
     def predict(self, plan: TilePlan, work: W, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the kernel costs at `size`; only meaningful without `violations`."""
+        """Return what `steps` cost, one after the other.
+
+        Raises
+        ------
+        TilePlanError
+            If there are none.
+        """
+        price = cpu_cost.price_step if dev.kind == "cpu" else gpu_cost.price_step
+        parts = [price(step, dev) for step in self.steps(plan, work, dev, size)]
+        if not parts:
+            raise TilePlanError(f"family {type(self).__name__}: plan {plan.key} has no steps")
+        return in_a_row(parts)
 
     def worth(
         self, plans: Sequence[TilePlan], work: W, dev: DeviceSpec, rows: tuple[int, int]
@@ -165,6 +159,11 @@ def _all(kind: type, values: Any) -> bool:
     return isinstance(values, tuple) and all(isinstance(v, kind) for v in values)
 
 
+def _is_plan(kind: Any) -> bool:
+    derives = isinstance(kind, type) and issubclass(kind, TilePlan)
+    return derives and "__dataclass_fields__" in vars(kind)
+
+
 _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "names": (lambda v: _all(str, v) and bool(v), "a tuple of text"),
     "backend": (("tir", "triton").__contains__, "'tir' or 'triton'"),
@@ -172,6 +171,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
     "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),
     "instead_of": (lambda v: _all(type, v), "a tuple of families' classes"),
+    "plan": (_is_plan, "a dataclass that derives from TilePlan"),
     "emitter": (
         lambda v: isinstance(v, str) and bool(re.fullmatch(r"\w+(\.\w+)*:\w+", v)),
         "module:function",
@@ -189,8 +189,10 @@ def check_attributes(family: KernelFamily[Any]) -> None:
     TilePlanError
         The message names the attribute, its value and what is allowed.
     """
+    kind, own = type(family), type(family).__name__
     for name, (holds, needs) in _ATTRIBUTES.items():
         value = getattr(family, name, None)
         if not holds(value):
-            own = type(family).__name__
             raise TilePlanError(f"family {own}: {name} is {shown(value)}, must be {needs}")
+    if KernelFamily.predict is kind.predict and KernelFamily.steps is kind.steps:
+        raise TilePlanError(f"family {own}: has neither steps nor a predict of its own")

@@ -1,4 +1,4 @@
-"""Price of one fused kernel on a GPU.
+"""Price of one launch on a GPU.
 
 A kernel is a number of equal blocks.  Its time is the launch, and then the larger of
 
@@ -9,13 +9,10 @@ A kernel is a number of equal blocks.  Its time is the launch, and then the larg
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..hardware import DeviceSpec
-from .family import Footprint
 from .limits import VECTOR_LOAD_BYTES
-from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
-from .tile_plan import TilePlan
+from .prediction import Bound, Prediction, ceil_div, largest
+from .steps import Footprint, Step
 
 L2_EFFICIENCY = 0.85
 """Reached part of the L2 peak.  Measured on an H200: 8.1 to 9.5 of the derived 10.1 TB/s, reading
@@ -53,19 +50,6 @@ SOFTMAX_FLOPS_PER_SCORE = 8
 
 L2_SHARE = 0.5
 """Part of L2 that data to be read again can count on.  Assumed: the rest is streamed through."""
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel as its blocks: what one computes and waits for, and what all of them move."""
-
-    blocks: int
-    block_compute_s: float
-    longest_block_s: float
-    chain_s: float
-    dram_bytes: float
-    l2_bytes: float
-    dram_efficiency: float = DRAM_EFFICIENCY
 
 
 def resident_blocks(foot: Footprint, dev: DeviceSpec, reserved_bytes: int = 0) -> int:
@@ -116,25 +100,19 @@ def _active_blocks(blocks: int, foot: Footprint, dev: DeviceSpec) -> int:
     return min(resident_blocks(foot, dev), ceil_div(blocks, dev.sm_count))
 
 
-def price_kernel(
-    kernel: Kernel, plan: TilePlan, foot: Footprint, dev: DeviceSpec, flops: float
-) -> Prediction:
-    """Put the terms together."""
-    per_sm = ceil_div(kernel.blocks, dev.sm_count)
-    resident = resident_blocks(foot, dev)
-    waves = ceil_div(kernel.blocks, dev.sm_count * resident)
-    dram = kernel.dram_bytes / (dev.dram_bytes_per_s * kernel.dram_efficiency)
-    l2 = kernel.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY)
-    compute = max(per_sm * kernel.block_compute_s, kernel.longest_block_s)
-    memory = max(dram, l2)
-    exposed = min(memory, compute) / (plan.num_stages * resident)
-    chain = waves * kernel.chain_s
-    seconds = dev.launch_s + max(chain, max(memory, compute) + exposed)
+def price_step(step: Step, dev: DeviceSpec) -> Prediction:
+    """Return what a launch costs."""
+    per_sm = ceil_div(step.blocks, dev.sm_count)
+    resident = resident_blocks(step.foot, dev)
+    waves = ceil_div(step.blocks, dev.sm_count * resident)
     terms: dict[Bound, float] = {
-        "dram": dram,
-        "l2": l2,
-        "compute": compute,
-        "latency": chain,
+        "dram": step.dram_bytes / (dev.dram_bytes_per_s * step.dram_efficiency),
+        "l2": step.l2_bytes / (dev.l2_bytes_per_s * L2_EFFICIENCY),
+        "compute": max(per_sm * step.block_s, step.longest_block_s),
+        "latency": waves * step.chain_s,
         "launch": dev.launch_s,
     }
-    return Prediction(seconds, kernel.dram_bytes, flops, waves, largest(terms))
+    memory, compute = max(terms["dram"], terms["l2"]), terms["compute"]
+    exposed = min(memory, compute) / (step.num_stages * resident)
+    seconds = dev.launch_s + max(terms["latency"], max(memory, compute) + exposed) + step.start_s
+    return Prediction(seconds, step.dram_bytes, step.flops, waves, largest(terms))

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from ..hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ..workload import DTYPE_BYTES, Workload
-from .family import Footprint
 from .shape import dtypes_of
+from .steps import Footprint
 from .tile_plan import TilePlan
 
 STACK_LIMIT_BYTES = 1024

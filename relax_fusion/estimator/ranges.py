@@ -77,12 +77,11 @@ class Range(NamedTuple):
 def together(every: Iterable[Breaks]) -> Breaks:
     """Return the union of where the best plans of several families may change."""
     every = list(every)
-
-    def union(name: str) -> tuple[int, ...]:
-        return tuple(sorted({upper for breaks in every for upper in getattr(breaks, name)}))
-
-    most = max(breaks.open_size for breaks in every)
-    return Breaks(union("uppers"), most, union("batches"), union("keys"))
+    uppers, batches, keys = (
+        tuple(sorted({upper for breaks in every for upper in getattr(breaks, name)}))
+        for name in ("uppers", "batches", "keys")
+    )
+    return Breaks(uppers, max(breaks.open_size for breaks in every), batches, keys)
 
 
 def ranges(work: Workload, breaks: Breaks) -> list[Range]:

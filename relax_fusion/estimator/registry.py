@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from itertools import chain
 from threading import RLock
 from typing import Any
 
@@ -18,22 +17,23 @@ from ..hardware import DeviceSpec
 from ..validation import shown
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
-from .families.cpu_chain.family import CpuChain
+from .families.cpu_chain import CpuChain
 from .families.cpu_tiles import CpuTiles
 from .families.dot_products import DotProducts
 from .families.few_rows.family import FewRows
-from .families.fma_attention.family import FmaAttention
+from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
-from .families.mma_attention.family import MmaAttention
-from .families.mma_chain.family import MmaChain
-from .families.panels.family import Panels
+from .families.mma_attention import MmaAttention
+from .families.mma_chain import MmaChain
+from .families.panels import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
-from .family import Footprint, KernelFamily, check_attributes
+from .family import KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
-from .tile_plan import TilePlan
+from .steps import Footprint
+from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
 
 Family = KernelFamily[Any]
 
@@ -77,8 +77,20 @@ def register_family(family: Family) -> None:
             names = ", ".join(map(repr, sorted(taken)))
             raise TilePlanError(f"family {own}: {type(other).__name__} is called {names} as well")
     FAMILIES.insert(0, family)
+    _tell_of_plans(family)
     for forget in ON_CHANGE:
         forget()
+
+
+def _tell_of_plans(family: Family) -> None:
+    """Have written plans read as what the plans of a family are."""
+    for name in family.names:
+        known = PLAN_TYPES.setdefault((family.backend, name), [])
+        known += [family.plan] * (family.plan not in known)
+
+
+for _family in FAMILIES:
+    _tell_of_plans(_family)
 
 
 _LOADED: set[tuple[str, str]] = set()
@@ -97,6 +109,9 @@ def _load_entry_points() -> None:
                 what = f"entry point {point.name!r} of {ENTRY_POINTS} is no family"
                 raise TilePlanError(f"{what}: {type(err).__name__}: {err}") from err
             _LOADED.add((point.name, point.value))
+
+
+FAMILY_LOADERS.append(_load_entry_points)
 
 
 @cache
@@ -142,23 +157,19 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
 
 def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
-    for backends in {"mixed": (("triton", "tir"),)}.get(backend, ((backend,), ("tir",))):
-        found = chain.from_iterable(_fitting(work, dev, each) for each in backends)
-        first = next(found, None)
-        if first is not None:
-            yield from chain([first], found)
-            return
-
-
-def _fitting(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     left_out: set[type] = set()
-    for family in families(work, dev, backend):
-        if type(family) in left_out or family.refuses(work, dev):
-            continue
-        for plan in family.plans(work, dev):
-            if next(family.violations(plan, work, dev), None) is None:
-                left_out.update(family.instead_of)
-                yield Option(family, plan)
+    found = False
+    for each in ("triton", "tir") if backend == "mixed" else (backend, "tir"):
+        if found and backend != "mixed":
+            return
+        for family in families(work, dev, each):
+            if type(family) in left_out or family.refuses(work, dev):
+                continue
+            for plan in family.plans(work, dev):
+                if next(family.violations(plan, work, dev), None) is None:
+                    left_out.update(family.instead_of)
+                    found = True
+                    yield Option(family, plan)
 
 
 def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
@@ -183,6 +194,18 @@ def family_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Family:
     raise TilePlanError(f"family is {plan.family!r}, {has}")
 
 
+def option_of(plan: TilePlan, work: Workload, dev: DeviceSpec) -> Option:
+    """Return a user's plan with its family, as one of the family's type.
+
+    Raises
+    ------
+    TilePlanError
+        If there is no such family, or the plan has a number that the family's plans lack.
+    """
+    family = family_of(plan, work, dev)
+    return Option(family, family.plan.of(plan))
+
+
 def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ...]:
     """Return why `plan` cannot run `work` on `dev`: one sentence each, with both numbers.
 
@@ -190,17 +213,16 @@ def violations(plan: TilePlan, work: Workload, dev: DeviceSpec) -> tuple[str, ..
     own plan is refused by it.  Empty: the plan fits.
     """
     try:
-        family = family_of(plan, work, dev)
+        option = option_of(plan, work, dev)
     except TilePlanError as err:
         return (str(err),)
+    family, plan = option.family, option.plan
     reason = family.refuses(work, dev)
     if reason is not None:
         return (reason,)
     if family.kind == "gpu" and plan.num_warps == 0 and plan.backend == "tir":
         return (f"num_warps is 0, a kernel for the {dev.label} needs 1 or more",)
-    whole = f"split_m is {plan.split_m}, family {plan.family!r} does not cut rows into parts"
-    cut = plan.split_m != 1 and not family.cuts_rows
-    return (*([whole] if cut else ()), *family.violations(plan, work, dev))
+    return tuple(family.violations(plan, work, dev))
 
 
 def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
@@ -211,7 +233,8 @@ def refusals(work: Workload, dev: DeviceSpec, backend: str) -> list[str]:
 
 def footprint(work: Workload, plan: TilePlan, dev: DeviceSpec) -> Footprint:
     """Return what one task of `plan` occupies on `dev`."""
-    return family_of(plan, work, dev).footprint(plan, work, dev)
+    option = option_of(plan, work, dev)
+    return option.family.footprint(option.plan, work, dev)
 
 
 def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Prediction:
@@ -228,4 +251,5 @@ def predict(work: Workload, plan: TilePlan, dev: DeviceSpec, size: Size) -> Pred
     Prediction
         Only meaningful for a plan without `violations`.
     """
-    return family_of(plan, work, dev).predict(plan, work, dev, size)
+    option = option_of(plan, work, dev)
+    return option.family.predict(option.plan, work, dev, size)

@@ -98,7 +98,13 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         Whether the kernel accumulates the two features of a rotated pair as two parts of a column,
         as TIR does (a projection beside it that is not rotated is priced alike), or as columns.
     """
-    row, whole = _operand_bytes(work)
+    # Counted by the graph at two numbers of rows: what is read for each, and what is read once.
+    # The angles that rows of several sequences share are in neither.
+    free = work if isinstance(work.rows, DynamicDim) else replace(work, rows=DynamicDim("rows"))
+    none = dict.fromkeys(free.graph.dims, 0)
+    one, two = (free.bytes(**{**none, "rows": _MANY + n}) for n in (0, 1))
+    row = {name: two[name] - one[name] for name in one}
+    shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
     if isinstance(work, GatedFFN):
         n_parts: tuple[int, ...] = (work.n,)
         contiguous = n_parts
@@ -118,29 +124,15 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         layouts=layouts,
         dtype=work.dtype,
         in_bytes=DTYPE_BYTES[work.dtype],
-        weight_bytes=sum(whole.values()),
+        weight_bytes=sum(one[n] - _MANY * row[n] for n in one if n not in shared),
         x_row_bytes=x_row,
         out_row_bytes=out_row,
         side_row_bytes=sum(row.values()) - x_row - out_row,
-        row_flops=replace(work, rows=DynamicDim("rows")).flops(rows=1),
+        row_flops=free.flops(rows=1),
         has_norm=work.norm is not None,
         rotated=isinstance(work, NormMatmul) and any(p.rope for p in work.outputs),
         allow_tf32=work.allow_tf32,
     )
-
-
-def _operand_bytes(work: NormMatmul | GatedFFN) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the bytes of each operand for each row, and those that are read once.
-
-    The angles that rows of several sequences share are in neither.
-    """
-    free = replace(work, rows=DynamicDim("rows"))
-    none = dict.fromkeys(free.graph.dims, 0)
-    one, two = (free.bytes(**{**none, "rows": _MANY + n}) for n in (0, 1))
-    row = {name: two[name] - one[name] for name in one}
-    shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
-    whole = {n: one[n] - _MANY * row[n] for n in one if n not in shared}
-    return row, whole
 
 
 def attention_size(work: Attention, size: Size) -> AttentionSize:
@@ -168,20 +160,24 @@ def attention_qo_bytes(work: Attention, size: AttentionSize) -> int:
 
 def rows_of(work: Workload, size: Size) -> int:
     """Return the rows that tiles of `block_m` cover: query rows for an `Attention`."""
-    return attention_size(work, size).q_len if isinstance(work, Attention) else _int_rows(size)
+    if isinstance(work, Attention):
+        return attention_size(work, size).q_len
+    if not isinstance(size, int):
+        raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")
+    return size
 
 
 def sizes_of(work: Workload, size: Size) -> dict[str, int]:
     """Return `size` by the names that a workload's graph has for its dimensions."""
     if isinstance(work, Attention):
         return attention_size(work, size)._asdict()
-    return {"rows": _int_rows(size), "batch": PRICED_BATCH}
+    return {"rows": rows_of(work, size), "batch": PRICED_BATCH}
 
 
 def box_sizes(work: Workload, size: Size) -> dict[str, int]:
     """Return a size as what plans are chosen by, under the names of a `Box`."""
     if not isinstance(work, Attention):
-        return {"rows": _int_rows(size)}
+        return {"rows": rows_of(work, size)}
     batch, rows, keys = attention_size(work, size)
     return {"rows": rows, "keys": keys, "batch": batch}
 
@@ -190,12 +186,6 @@ def tiled_rows(work: Workload, size: Size) -> int:
     """Return the rows that tiles cover: in attention, of all query heads that share keys."""
     rows = rows_of(work, size)
     return rows * (work.q_heads // work.kv_heads) if isinstance(work, Attention) else rows
-
-
-def _int_rows(size: Size) -> int:
-    if not isinstance(size, int):
-        raise TypeError(f"a matmul workload is priced at a number of rows, not at {size!r}")
-    return size
 
 
 @lru_cache(maxsize=256)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import TilePlanError
 from ..validation import Count, Natural, check, read, shown
@@ -17,6 +17,11 @@ PLAN_ATTR = "relax_fusion.tile_plan"
 
 FORMER_NAMES = {"skinny": "few_rows"}
 """Families of plans that were written down under another name."""
+
+FORMER_FIELDS = {"split_m": 1}
+"""Fields that every plan had, with the values that say nothing."""
+
+P = TypeVar("P", bound="TilePlan")
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,6 @@ class TilePlan:
         Elements of one vector operation (CPU) or vector load (GPU).
     split_k : int
         Parts that the reduction is cut into, added up at the end.
-    split_m : int
-        Parts that the rows are cut into, however many they are, where tasks take all rows.
     num_stages : int
         Depth of the load pipeline.
     num_warps : int
@@ -45,6 +48,9 @@ class TilePlan:
         Who emits the kernel.
     family : str
         Which of the kernels of the back end; "" is TIR's usual one for each workload.
+
+    A family whose kernels have other numbers as well declares a frozen dataclass that derives from
+    this one, with a default for each of its fields, and names it as `KernelFamily.plan`.
     """
 
     block_m: Count
@@ -58,7 +64,6 @@ class TilePlan:
     num_warps: Natural = 0
     backend: Literal["tir", "triton"] = "tir"
     family: str = ""
-    split_m: Count = 1
 
     def __post_init__(self) -> None:
         """Refuse numbers that no device could run."""
@@ -80,9 +85,8 @@ class TilePlan:
 
     @property
     def text(self) -> str:
-        """The tile for people to read, with the kernel family and what `split_k` counts."""
-        what = "groups" if self.family in ("groups", "halves") else "parts"
-        parts = f", {self.split_k} {what}" if self.split_k > 1 else ""
+        """The tile for people to read, with the kernel family and the parts of the reduction."""
+        parts = f", {self.split_k} parts" if self.split_k > 1 else ""
         return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}".lstrip()
 
     def to_attr(self) -> dict[str, int | str]:
@@ -96,14 +100,58 @@ class TilePlan:
         Parameters
         ----------
         attr : mapping
-            Field names to values, as `to_attr` writes them.
+            Field names to values, as `to_attr` writes them.  Plans of families that share back end
+            and name are told apart by their fields; where some are left out, the plan is of the
+            type that has most.
 
         Raises
         ------
         TilePlanError
             If a field is unknown, lacks a value, or has a value that a plan cannot take.
         """
-        return read(TilePlan, attr, TilePlanError, "tile plan")
+        if not isinstance(attr, Mapping):
+            return read(TilePlan, attr, TilePlanError, "tile plan")
+        name = str(attr.get("family", ""))
+        where = str(attr.get("backend", "tir")), FORMER_NAMES.get(name, name)
+        for load in FAMILY_LOADERS if where not in PLAN_TYPES else ():
+            load()
+        kinds = PLAN_TYPES.get(where, [TilePlan])
+        exact = (kind for kind in kinds if set(attr) == {f.name for f in fields(kind)})
+        kind = next(exact, max(kinds, key=lambda kind: len(fields(kind))))
+        return read(kind, kind.renamed(attr), TilePlanError, "tile plan")
+
+    @classmethod
+    def of(cls: type[P], plan: TilePlan) -> P:
+        """Return `plan` as one of this type.
+
+        Raises
+        ------
+        TilePlanError
+            If a field that this type lacks has another value than its default.
+        """
+        if type(plan) is cls:
+            return plan
+        own = {f.name for f in fields(cls)}
+        told = [f.name for f in fields(plan) if f.name in own or getattr(plan, f.name) != f.default]
+        given = {name: getattr(plan, name) for name in told}
+        return read(cls, cls.renamed(given), TilePlanError, f"tile plan of family {plan.family!r}")
+
+    @classmethod
+    def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields, as they were once written, under the names that they have now."""
+        own = {f.name for f in fields(cls)}
+        return {
+            name: value
+            for name, value in given.items()
+            if name in own or type(value) is not int or FORMER_FIELDS.get(name) != value
+        }
+
+
+PLAN_TYPES: dict[tuple[str, str], list[type[TilePlan]]] = {}
+"""What the plans of families are, by back end and name; the registry fills it."""
+
+FAMILY_LOADERS: list[Callable[[], None]] = []
+"""What brings families that are not in `PLAN_TYPES` yet."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from ..estimator.families.triton_matmul.plans import split_epilogue
+from ..estimator.families.triton_matmul.tiles import split_epilogue
 from ..estimator.prediction import HALF_DTYPES
 from ..matching import epilogue, linear, norm_matmul, plain_prologue, with_rope
 from ..matching.pattern import BlockView, Match

@@ -17,6 +17,7 @@ from ..estimator import AttentionSize
 from ..estimator.families.triton_attention.tiles import (
     FEW_MERGED_ROWS,
     MAPPED_FAMILIES,
+    AttentionPlan,
     capacity,
     heads_of_tile,
     key_parts,
@@ -41,6 +42,7 @@ ANY_LENGTH: dict[str, Any] = {
     "block_m": 64,
     "block_n": 64,
     "split_k": 1,
+    "groups": 1,
     "num_stages": 2,
     "num_warps": 4,
 }
@@ -72,18 +74,19 @@ def attention_cases(
     workspaces : dict
         Gets the workspaces, for the plans of other ranges to use the same.
     """
-    a = AttentionCall(work, plan, named_operands(work, inputs), most_queries, dev, workspaces)
+    own = AttentionPlan.of(plan)
+    a = AttentionCall(work, own, named_operands(work, inputs), most_queries, dev, workspaces)
     whole = {"pointer": _pointer, "flash": flash_cases}
     if plan.family in whole:
         return whole[plan.family](a)
     makers = {"groups": groups_step, "halves": halves_step}
     if plan.family not in makers:
         raise LoweringError(f"plan {plan.key}: no kernel family {plan.family!r}")
-    step, keys = makers[plan.family](a), capacity(plan)
+    step, keys = makers[plan.family](a), capacity(own)
     if keys is None or isinstance(work.kv_len, int):
         return [(True, [step])]
     # Bounds of symbolic variables are a caller's word
-    rest = replace(a, plan=replace(plan, **ANY_LENGTH))
+    rest = replace(a, plan=replace(own, **ANY_LENGTH))
     return [(a.kv_len <= keys, [step]), *_pointer(rest)]
 
 
@@ -98,7 +101,7 @@ def empty_cases(
     mapped = any(plan.family in MAPPED_FAMILIES for _, plan in plans.entries)
     if isinstance(work.kv_len, int) or not mapped:
         return []
-    plan = plans.entries[-1][1]
+    plan = AttentionPlan.of(plans.entries[-1][1])
     a = AttentionCall(work, plan, named_operands(work, inputs), None, dev, {})
     return [(a.kv_len <= 0, [_combine(a, (OUT, OUT), splits=0, most=2)])]
 

@@ -9,7 +9,7 @@ from typing import Any
 from triton.runtime.jit import JITFunction
 from tvm import tirx
 
-from ..estimator.tile_plan import TilePlan
+from ..estimator.families.triton_attention.tiles import AttentionPlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import OUT, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
@@ -29,7 +29,7 @@ class AttentionCall:
     ----------
     work : Attention
         What to compute.
-    plan : TilePlan
+    plan : AttentionPlan
         Family and tiles.
     operands : mapping of str to Expr
         Tensors, and ``kv_len`` where a number tells it.
@@ -42,7 +42,7 @@ class AttentionCall:
     """
 
     work: Attention
-    plan: TilePlan
+    plan: AttentionPlan
     operands: Mapping[str, Any]
     most_queries: int | None
     dev: DeviceSpec

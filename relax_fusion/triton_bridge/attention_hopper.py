@@ -84,12 +84,12 @@ def _in_l2(a: AttentionCall) -> bool:
 def groups_step(a: AttentionCall) -> Step:
     """Return the launch for short sequences."""
     plan, heads = a.plan, heads_of_tile(a.plan, a.work)
-    rows, keys = a.q_len * heads, plan.split_k * plan.block_n
+    rows, keys = a.q_len * heads, plan.groups * plan.block_n
     args = a.pointer_arguments()
     for name in ("q", "k", "v"):
         args[name] = args[name]._replace(s=constexpr(args[name].s))
     constants = a.constants(
-        groups=plan.split_k,
+        groups=plan.groups,
         even_rows=isinstance(rows, int) and rows % plan.block_m == 0,
         even_keys=isinstance(a.kv_len, int) and a.kv_len == keys,
     )
@@ -103,7 +103,7 @@ def halves_step(a: AttentionCall) -> Step:
     constants = a.constants(even_keys=work.kv_len == HALVES_BLOCKS * plan.block_n)
     grid = (a.batch, work.q_heads, ceil_div(a.q_len, plan.block_m))
     # Each copy is for both warp groups; the second is specialised
-    args = _mapped_arguments(a, plan.split_k * plan.block_n)
+    args = _mapped_arguments(a, plan.groups * plan.block_n)
     return a.step(attention_halves, grid, args, constants, num_warps=4)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir
 
 from ..errors import LoweringError
-from ..estimator.families.triton_matmul.plans import norm_inside
+from ..estimator.families.triton_matmul.tiles import norm_inside
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ..estimator.families.triton_matmul.plans import accumulator_columns
+from ..estimator.families.triton_matmul.tiles import accumulator_columns
 from ..launch.arguments import TensorMap
 from .kernels.matmul_persistent import matmul_persistent
 from .kernels.matmul_stream import matmul_stream

@@ -9,7 +9,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from ..errors import LoweringError
-from ..estimator.families.triton_matmul.plans import split_epilogue
+from ..estimator.families.triton_matmul.tiles import split_epilogue
 from ..launch.arguments import Out
 from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
 

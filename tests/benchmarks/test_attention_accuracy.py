@@ -12,7 +12,7 @@ from benchmarks.suites.attention import accuracy, ours
 from benchmarks.suites.attention.cases import Case
 from benchmarks.suites.attention.peers import Problem
 from benchmarks.suites.attention.suite import Attention
-from relax_fusion.estimator.families.triton_attention.plans import FAMILIES
+from relax_fusion.estimator.families.triton_attention.tiles import FAMILIES
 
 LENGTHS = (9, 12)
 

@@ -15,7 +15,8 @@ from tvm.target import Target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.cpu.vector_exp import with_vector_exp
-from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.tile_plan import PlanTable
 from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
@@ -31,8 +32,8 @@ NAMES = [
 ]
 
 
-def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> TilePlan:
-    return TilePlan(
+def panels(work: Work, reg: tuple[int, int], lanes: int, split_m: int = 1) -> PanelPlan:
+    return PanelPlan(
         *(*reg, work.k),
         reg_m=reg[0],
         reg_n=reg[1],

@@ -14,9 +14,7 @@ from relax_fusion.compute import build_prim_func, contraction_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
-from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.tensor_cores.tiles import smem_bytes
-from relax_fusion.estimator.shape import matmul_shape
+from relax_fusion.estimator import candidates, footprint
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
@@ -92,7 +90,7 @@ def test_clusters_add_up_parts_of_the_reduction(name: str) -> None:
 def test_sums_may_need_more_room_than_operands() -> None:
     plan = replace(plans(HALF)[0], block_n=128, block_k=32, reg_n=64)
     plan = replace(plan, block_m=64, reg_m=64, num_stages=2, num_warps=2, split_k=2)
-    assert smem_bytes(plan, matmul_shape(HALF)) == 4 * 64 * 128
+    assert footprint(HALF, plan, device_of(make_target("h200"))).smem_bytes == 4 * 64 * 128
     case = Case("sums", HALF)
     case.check(case.inputs(), computed(case, plan))
 

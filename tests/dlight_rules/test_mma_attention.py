@@ -14,7 +14,7 @@ from relax_fusion.dlight_rules import AttentionRule
 from relax_fusion.dlight_rules.tensor_cores.attention import KERNEL, emit
 from relax_fusion.dlight_rules.tensor_cores.attention_results import COMBINE
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.mma_attention.tiles import copy_lanes
+from relax_fusion.estimator.families.mma_attention import copy_lanes
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target

@@ -116,7 +116,7 @@ def test_wide_intermediates_and_float32_have_no_plan() -> None:
         ({"reg_n": 8, "block_n": 8}, "reg_n is 8, must be a multiple of 16"),
         ({"num_stages": 1}, "num_stages is 1"),
         ({"lanes": 1}, "lanes is 1"),
-        ({"split_k": 2}, "split_k and split_m are 1"),
+        ({"split_k": 2}, "split_k is 2, 1 in chains"),
         ({"backend": "triton"}, "backend is 'triton'"),
         ({"num_stages": 90}, "of shared memory"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.estimator import candidates, choose, footprint, predict, violations
-from relax_fusion.estimator.families.mma_attention import tiles as mma_attention
+from relax_fusion.estimator.families import mma_attention
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
 from relax_fusion.estimator.shape import AttentionSize
 from relax_fusion.estimator.tile_plan import TilePlan

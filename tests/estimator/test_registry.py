@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import EntryPoint
 from threading import Barrier, BrokenBarrierError
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,22 +26,44 @@ from relax_fusion import (
 )
 from relax_fusion.compute import build_prim_func
 from relax_fusion.errors import SchedulingError, TilePlanError
-from relax_fusion.estimator import Choice, Footprint, Prediction, choose, registry, violations
-from relax_fusion.hardware import DeviceSpec, generic_cpu
+from relax_fusion.estimator import (
+    Breaks,
+    Choice,
+    Footprint,
+    Step,
+    choose,
+    registry,
+    violations,
+)
+from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
+from relax_fusion.estimator.tile_plan import PLAN_TYPES
+from relax_fusion.hardware import DeviceSpec, device, generic_cpu
+from relax_fusion.validation import Count
 from relax_fusion.workload import Projection
 
 from ..support.chains import Chain, compiled, module, outputs
 
 CPU = generic_cpu(2, 32)
+FIELDS = ", ".join(f.name for f in fields(TilePlan))
 WORK = NormMatmul(4, 8, (Projection(16, "kn", ("silu",)),), None, "float32", "float32")
 
 
 def emit(work: NormMatmul, plan: TilePlan, target: Any) -> tirx.PrimFunc:
     """Return the matmul as it is written, and 1 added to tell it from others."""
+    return kernel_that_adds(1)
+
+
+def emit_shifted(work: NormMatmul, plan: ShiftedPlan, target: Any) -> tirx.PrimFunc:
+    """Return the matmul, and what the plan says added."""
+    return kernel_that_adds(plan.shift)
+
+
+def kernel_that_adds(shift: int) -> tirx.PrimFunc:
     x, w = te.placeholder((4, 8), name="x"), te.placeholder((8, 16), name="w")
     k = te.reduce_axis((0, 8), "k")
     acc = te.compute((4, 16), lambda i, j: te.sum(x[i, k] * w[k, j], k), "acc")
-    out = te.compute((4, 16), lambda i, j: acc[i, j] / (1 + te.exp(-acc[i, j])) + 1, "out")
+    out = te.compute((4, 16), lambda i, j: acc[i, j] / (1 + te.exp(-acc[i, j])) + shift, "out")
     return te.create_prim_func([x, w, out], index_dtype_override="int64")
 
 
@@ -76,8 +99,8 @@ class Plain(KernelFamily[NormMatmul]):
     def footprint(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec) -> Footprint:
         return Footprint(0, 1, 1)
 
-    def predict(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec, size: Any) -> Prediction:
-        return Prediction(1e-9, 0.0, 0.0, 1, "compute")
+    def steps(self, plan: TilePlan, work: NormMatmul, dev: DeviceSpec, size: Any) -> list[Step]:
+        return [Step(1, self.footprint(plan, work, dev), block_s=1e-9, dram_bytes=0.0)]
 
 
 class Nameless(Plain):
@@ -86,16 +109,55 @@ class Nameless(Plain):
     emitter = ""
 
 
+class Launched(Plain):
+    """A family of given launches."""
+
+    def __init__(self, *given: Step) -> None:
+        self.given = given
+
+    def steps(self, *of: Any) -> tuple[Step, ...]:
+        return self.given
+
+
+class Priceless(Plain):
+    """A family that does not say what its kernels cost."""
+
+    steps = KernelFamily.steps
+
+
 class Twin(Plain):
     """A family whose name one of ours has."""
 
     names = ("panels",)
 
 
+@dataclass(frozen=True)
+class ShiftedPlan(TilePlan):
+    """A plan with a number of its own."""
+
+    shift: Count = 1
+
+
+class Shifted(Plain):
+    """A family with plans of its own."""
+
+    names = ("shifted",)
+    plan = ShiftedPlan
+    emitter = f"{__name__}:emit_shifted"
+
+    def plans(self, work: NormMatmul, dev: DeviceSpec) -> Iterator[TilePlan]:
+        yield ShiftedPlan(1, 1, work.k, family="shifted", shift=3)
+
+
+class Undecorated(TilePlan):
+    """A plan whose fields no dataclass knows."""
+
+
 @pytest.fixture
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "FAMILIES", [*registry.FAMILIES])
-    yield
+    with mock.patch.dict(PLAN_TYPES):
+        yield
     monkeypatch.undo()
     choose.cache_clear()
 
@@ -121,6 +183,44 @@ def test_a_family_from_outside_wins_a_workload() -> None:
     product = x @ w
     assert np.abs(got - product / (1 + np.exp(-product)) - 1).max() < 1e-5
     assert "plain 1x1x8" in report.text()
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_number_that_only_one_family_has_reaches_its_emitter() -> None:
+    register_family(Shifted())
+    chain = Chain("main", "x[4,8] W[8,16]", "m = R.matmul(x, W); y = R.nn.silu(m)", "y")
+    x, w = chain.arrays()
+    product = x @ w
+    plain = TilePlan(1, 1, 8, family="shifted")
+    for options, shift in (({}, 3), ({"plans": {"FuseGatedFFN": plain}}, 1)):
+        (got,) = outputs(compiled(module([chain]), **options), "main", [x, w])
+        assert np.abs(got - product / (1 + np.exp(-product)) - shift).max() < 1e-5
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_plans_are_read_as_what_their_family_has() -> None:
+    register_family(Shifted())
+    plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
+    table = PlanTable(((16, plan), (None, TilePlan(1, 1, 8))))
+    assert PlanTable.from_attr(table.to_attr()) == table
+    assert TilePlan.from_attr({"block_m": 1, "block_n": 1, "block_k": 8, "family": "shifted"}) == (
+        replace(plan, shift=1)
+    )
+    with pytest.raises(TilePlanError, match="shift is 0"):
+        TilePlan.from_attr({**plan.to_attr(), "shift": 0})
+    with pytest.raises(TilePlanError, match="there is no field 'shift'"):
+        TilePlan.from_attr({**plan.to_attr(), "family": "panels"})
+    assert violations(replace(plan, family=""), WORK, CPU) == (
+        "tile plan of family '': there is no field 'shift'; there are " + FIELDS,
+    )
+
+
+def test_plans_of_one_name_are_told_apart_by_their_fields() -> None:
+    packed = PanelPlan(6, 32, 64, reg_m=6, reg_n=32, lanes=16, family="panels")
+    of_chains = TilePlan(6, 32, 64, reg_m=6, reg_n=32, lanes=16, family="panels")
+    for plan in (packed, of_chains):
+        assert type(TilePlan.from_attr(plan.to_attr())) is type(plan)
+    assert PanelPlan.of(of_chains) == packed and TilePlan.of(packed) == of_chains
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -156,8 +256,12 @@ def test_a_users_plan_names_the_family_and_is_checked_by_it() -> None:
                 ("emitter", None, "module:function"),
                 ("emitter", "..:emit", "module:function"),
                 ("breaks", None, "Breaks"),
+                ("plan", None, "a dataclass that derives from TilePlan"),
+                ("plan", Breaks, "a dataclass that derives from TilePlan"),
+                ("plan", Undecorated, "a dataclass that derives from TilePlan"),
             )
         ),
+        (Priceless(), "family Priceless: has neither steps nor a predict"),
         (Twin(), "family Twin: Panels is called 'panels' as well"),
     ],
 )
@@ -185,6 +289,21 @@ def test_emitters_that_make_no_kernel(emitter: str, words: str) -> None:
         compiled(module([chain]))
 
 
+@pytest.mark.parametrize("dev", [CPU, device("h200")], ids=["cpu", "gpu"])
+def test_steps_are_priced_one_after_the_other(dev: DeviceSpec) -> None:
+    one = Step(300, Footprint(0, 32, 128), block_s=2e-6, dram_bytes=1e6, flops=7.0)
+    other = replace(one, blocks=1, block_s=0.0, dram_bytes=1e9)
+    plan = next(Plain().plans(WORK, CPU))
+    first, second, both = (
+        Launched(*steps).predict(plan, WORK, dev, 4) for steps in ([one], [other], [one, other])
+    )
+    assert both.seconds == first.seconds + second.seconds and both.flops == 14
+    assert first.bound == "compute" and second.bound == both.bound == "dram"
+    assert first.seconds - dev.launch_s >= -(-300 // dev.sm_count) * 2e-6
+    with pytest.raises(TilePlanError, match=f"family Launched: plan {plan.key} has no steps"):
+        Launched().predict(plan, WORK, dev, 4)
+
+
 @pytest.mark.usefixtures("_own_registry")
 def test_families_come_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     points = [EntryPoint("plain", f"{__name__}:Plain", registry.ENTRY_POINTS)]
@@ -195,6 +314,15 @@ def test_families_come_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in (5, 6):  # a second time, too
         with pytest.raises(TilePlanError, match="entry point 'lost' of"):
             choose(replace(WORK, rows=rows), CPU)
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_a_written_plan_brings_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = (EntryPoint("shifted", f"{__name__}:Shifted", registry.ENTRY_POINTS),)
+    monkeypatch.setattr(registry, "_entry_points", lambda: points)
+    monkeypatch.setattr(registry, "_LOADED", set())
+    plan = ShiftedPlan(1, 1, 8, family="shifted", shift=3)
+    assert TilePlan.from_attr(plan.to_attr()) == plan
 
 
 @pytest.mark.usefixtures("_own_registry")
@@ -219,6 +347,23 @@ def test_former_names_are_read() -> None:
     assert TilePlan(8, 16, 64, family="skinny") == TilePlan(8, 16, 64, family="few_rows")
     old = {**TilePlan(8, 16, 64).to_attr(), "family": "skinny"}
     assert TilePlan.from_attr(old).family == "few_rows"
+
+
+def test_former_fields_are_read() -> None:
+    """Groups of warps were written as parts of k, and every plan had parts of the rows."""
+    groups = AttentionPlan(16, 64, 64, num_warps=8, groups=8, backend="triton", family="groups")
+    old = {**TilePlan.to_attr(groups), "split_k": 8, "split_m": 1}
+    del old["groups"]
+    assert TilePlan.from_attr(old) == groups
+    written = TilePlan(16, 64, 64, num_warps=8, split_k=8, backend="triton", family="groups")
+    assert TilePlan.from_attr(written.to_attr()) == AttentionPlan.of(written) == groups
+    assert groups.text == "groups 16x64x64, 8 groups"
+    plain = TilePlan(8, 16, 64)
+    assert TilePlan.from_attr({**plain.to_attr(), "split_m": 1}) == plain
+    with pytest.raises(TilePlanError, match="there is no field 'split_m'"):
+        TilePlan.from_attr({**plain.to_attr(), "split_m": 2})
+    panels = {**plain.to_attr(), "family": "panels", "split_m": 2}
+    assert TilePlan.from_attr(panels) == PanelPlan(8, 16, 64, family="panels", split_m=2)
 
 
 def test_every_plan_of_a_table_is_told() -> None:

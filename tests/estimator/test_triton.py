@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from relax_fusion.estimator import Choice, candidates, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.families.triton_matmul.cost import NORM_INSIDE_S_PER_ROW, NORM_S
-from relax_fusion.estimator.families.triton_matmul.plans import (
+from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
+from relax_fusion.estimator.families.triton_matmul.tiles import (
     accumulator_columns,
     accumulators,
     norm_inside,
     smem_bytes,
     split_epilogue,
-    unsupported,
 )
 from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import TilePlan
@@ -133,7 +133,7 @@ def test_where_triton_has_no_kernel_tir_has() -> None:
     odd = replace(norm_matmul(), outputs=(Projection(64, "nk", ("residual", "bias")),))
     for work in (norm_matmul(dtype="float32"), odd):
         assert {p.backend for p in candidates(work, GPU, "triton")} == {"tir"}
-        assert unsupported(work, GPU) is not None
+        assert TritonMatmul().refuses(work, GPU) is not None
 
 
 @pytest.mark.parametrize(
@@ -347,9 +347,9 @@ def test_rotating_is_free_but_for_the_pass_over_memory_that_it_saves(family) -> 
 
 def test_only_a_bias_comes_before_a_rotation() -> None:
     biased = replace(ROTATED.outputs[0], epilogue=("bias",))
-    assert unsupported(replace(ROTATED, outputs=(biased,)), GPU) is None
+    assert TritonMatmul().refuses(replace(ROTATED, outputs=(biased,)), GPU) is None
     residual = replace(ROTATED.outputs[0], epilogue=("residual",))
-    assert "rotate a matmul" in unsupported(replace(ROTATED, outputs=(residual,)), GPU)
+    assert "rotate a matmul" in TritonMatmul().refuses(replace(ROTATED, outputs=(residual,)), GPU)
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)

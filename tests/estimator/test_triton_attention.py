@@ -10,8 +10,7 @@ import pytest
 from relax_fusion.errors import Decline, TilePlanError
 from relax_fusion.estimator import AttentionSize, Choice, candidates, choose, predict, violations
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
-from relax_fusion.estimator.families.triton_attention.plans import unsupported
-from relax_fusion.estimator.families.triton_attention.tiles import key_parts
+from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, key_parts
 from relax_fusion.estimator.prediction import Prediction
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
@@ -25,13 +24,13 @@ LLAMA = {"heads": (32, 8), "dims": (128, 128), "causal": "bottom_right"}
 
 
 def plan(family: str, *block: int, **fields: int) -> TilePlan:
-    return TilePlan(*block, backend="triton", family=family, **fields)
+    return AttentionPlan(*block, backend="triton", family=family, **fields)
 
 
 POINTER = plan("pointer", 64, 64, 64, num_stages=3, num_warps=4)
 FLASH = plan("flash", 128, 128, 64, num_stages=3, num_warps=12)
-GROUPS = plan("groups", 16, 64, 64, num_warps=8, split_k=8)
-HALVES = plan("halves", 64, 128, 64, num_stages=2, num_warps=8, split_k=2)
+GROUPS = plan("groups", 16, 64, 64, num_warps=8, groups=8)
+HALVES = plan("halves", 64, 128, 64, num_stages=2, num_warps=8, groups=2)
 
 
 def chosen(work: Attention, dev=H200) -> Choice:
@@ -81,7 +80,9 @@ SENTENCES = [
     (GROUPS, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
     (GROUPS, {"kv_len": KEYS}, "the tile holds 512 keys at once, there are keys without a bound"),
     (replace(GROUPS, num_warps=4), {}, "num_warps is 4, 8 groups have a warp each"),
-    (replace(GROUPS, split_k=2), {}, "split_k is 2, family 'groups' has 4, 8 or 16 groups"),
+    (replace(GROUPS, groups=2), {}, "groups is 2, family 'groups' has 4, 8 or 16"),
+    (replace(GROUPS, split_k=2), {}, "split_k is 2, family 'groups' holds all keys at once"),
+    (replace(POINTER, groups=2), {}, "groups is 2, family 'pointer' has 1"),
     (HALVES, {"kv_len": 600}, "the tile holds 512 keys at once, there are keys up to 600"),
     (replace(HALVES, block_m=128), {}, "block_m is 128, family 'halves' has 64"),
     (
@@ -114,7 +115,7 @@ def test_hopper_kernels_need_hopper(own: TilePlan) -> None:
 )
 def test_what_no_kernel_computes_gets_plans_for_tir(changes: dict, dev, reason: str) -> None:
     work = attention(**changes)
-    assert (unsupported(work, dev) or "").startswith(reason)
+    assert (TritonAttention().refuses(work, dev) or "").startswith(reason)
     assert {p.backend for p in candidates(work, dev, "triton")} == {"tir"}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from relax_fusion.estimator import candidates, choose, predict
-from relax_fusion.estimator.families.triton_matmul.plans import triton_plan
+from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import tvm
 
-from relax_fusion.estimator.families.tensor_cores import plans as mma_plans
+from relax_fusion.estimator.families.tensor_cores import family
 from relax_fusion.estimator.families.tensor_cores import tiles as mma
+from relax_fusion.estimator.families.tensor_cores.family import TensorCores
 from relax_fusion.estimator.registry import violations
-from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 
@@ -27,13 +28,14 @@ CASES = [c for c in tensor_core_cases() if c.name != "tensor_one_tile"]
 def split_plans(case: Case) -> list[TilePlan]:
     """Return plans of both families with several parts, whether or not their tiles pad much."""
     dev = device_of(gpu_target())
-    found = mma_plans.candidates(matmul_shape(case.work), ROWS, dev)
+    with mock.patch.object(family, "columns_fit", return_value=True):
+        found = list(TensorCores().plans(replace(case.work, rows=ROWS), dev))
     plans = [p for p in found if p.split_k > 1 and not violations(p, case.work, dev)]
     if not plans:
         pytest.skip(f"{dev.label} has no clusters")
     chosen = []
-    for family in mma.FAMILIES:
-        own = sorted((p for p in plans if p.family == family), key=lambda p: p.split_k)
+    for name in mma.FAMILIES:
+        own = sorted((p for p in plans if p.family == name), key=lambda p: p.split_k)
         chosen += [own[len(own) // 5], own[-1]] if own else []
     return chosen
 

@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.triton_attention.plans import unsupported
+from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import DeviceSpec, device
 from relax_fusion.hardware.target import device_of
@@ -22,7 +22,7 @@ from .triton_attention_cases import LARGER, larger_cases, small_cases
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 H200 = device("h200")
-SMALL = [c for c in small_cases() if unsupported(c.work, H200) is None]
+SMALL = [c for c in small_cases() if TritonAttention().refuses(c.work, H200) is None]
 BATCH, QUERIES, KEYS = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
 
 

@@ -22,9 +22,9 @@ from tvm.runtime import tensor
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.triton_attention import plans as triton_attention
+from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import padded
-from relax_fusion.estimator.families.triton_matmul import plans as triton_matmul
+from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of, host_target
@@ -151,8 +151,8 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
 def _unsupported(work: Workload) -> bool:
     if isinstance(work, MatmulChain):
         return True
-    check = triton_attention if isinstance(work, Attention) else triton_matmul
-    return check.unsupported(work, H200) is not None
+    family = TritonAttention() if isinstance(work, Attention) else TritonMatmul()
+    return family.refuses(work, H200) is not None
 
 
 def _changes_scores(work: Attention) -> bool:

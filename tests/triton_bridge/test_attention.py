@@ -13,7 +13,11 @@ from tvm import ir, relax, tirx
 from tvm.relax.frontend import nn
 
 from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.families.triton_attention.tiles import key_parts, smem_bytes
+from relax_fusion.estimator.families.triton_attention.tiles import (
+    AttentionPlan,
+    key_parts,
+    smem_bytes,
+)
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import compute_capability, device_of, make_target
@@ -43,9 +47,9 @@ LLAMA = Attention(
 )
 DECODE = plan_of(LLAMA, 64, block_m=16, block_n=64)
 FLASH = TilePlan(128, 128, 128, num_stages=2, num_warps=12, backend="triton", family="flash")
-GROUPS = TilePlan(16, 64, 64, split_k=8, num_warps=8, backend="triton", family="groups")
-HALVES = TilePlan(
-    *(64, 128, 64), split_k=2, num_stages=2, num_warps=8, backend="triton", family="halves"
+GROUPS = AttentionPlan(16, 64, 64, groups=8, num_warps=8, backend="triton", family="groups")
+HALVES = AttentionPlan(
+    *(64, 128, 64), groups=2, num_stages=2, num_warps=8, backend="triton", family="halves"
 )
 SHORT = replace(LLAMA, batch=1, q_len=512, kv_len=512, head_dim=64, v_dim=64, kv_prefix=False)
 

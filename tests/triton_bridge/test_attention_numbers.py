@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from relax_fusion.estimator.families.triton_attention.tiles import padded
+from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.launch.arguments import Out, TensorMap, is_tensor
 from relax_fusion.workload import Attention, DynamicDim
@@ -93,8 +93,8 @@ def gluon_plan(family: str, work: Attention) -> TilePlan:
     width = padded(work.head_dim)
     return {
         "flash": TilePlan(128, 64, width, num_stages=2, num_warps=12),
-        "groups": TilePlan(16, 64, width, split_k=4, num_warps=4),
-        "halves": TilePlan(64, 64, width, split_k=2, num_stages=2, num_warps=8),
+        "groups": AttentionPlan(16, 64, width, groups=4, num_warps=4),
+        "halves": AttentionPlan(64, 64, width, groups=2, num_stages=2, num_warps=8),
     }[family]
 
 

@@ -9,7 +9,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target
 
 from ...compute import contraction_prim_func
-from ...estimator.families.panels.tiles import FAMILY as PANELS
+from ...estimator.families.panels import FAMILY as PANELS
+from ...estimator.families.panels import PanelPlan
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
@@ -40,13 +41,13 @@ def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
     if present:
         _rows(sch, present, plan)
     if plan.family == PANELS:
-        return _panels(sch, projections, plan)
+        return _panels(sch, projections, PanelPlan.of(plan))
     for acc, out in projections:
         _columns(sch, acc, out, plan)
     return sch.mod["main"]
 
 
-def _panels(sch: s_tir.Schedule, projections: Projections, plan: TilePlan) -> tirx.PrimFunc:
+def _panels(sch: s_tir.Schedule, projections: Projections, plan: PanelPlan) -> tirx.PrimFunc:
     """Schedule the matmuls whose weights are repacked.
 
     Blocks are moved before any is decomposed: its halves alone are no valid blocks.

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from ...estimator.tile_plan import TilePlan
+from ...estimator.families.panels import PanelPlan
 from .. import steps
 from .vector_exp import with_vector_exp
 from .vector_transpose import is_moved, transpose_in_registers
 
 
 def place_panels(
-    sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], packed: SBlockRV, plan: TilePlan
+    sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], packed: SBlockRV, plan: PanelPlan
 ) -> SBlockRV:
     """Give tasks a panel each, which they pack and take through tiles of rows.
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.families.mma_attention.tiles import holds_queries
+from ...estimator.families.mma_attention import holds_queries
 from .attention_rows import AttentionRows, row_of
 from .attention_softmax import RegisterSoftmax
 from .fragments import SharedTile, local, multiply, pack_left

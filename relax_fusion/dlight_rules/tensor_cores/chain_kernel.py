@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.families.mma_chain.tiles import chunk_columns
+from ...estimator.families.mma_chain import chunk_columns
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...workload import MatmulChain

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
-from ...workload import Attention
-from ..cpu_cost import attention_on_cpu
-from ..family import Footprint, KernelFamily
+from ...workload import DTYPE_BYTES, Attention
+from ..causal import visible_blocks, visible_keys
+from ..cpu_cost import (
+    FMA_LATENCY_CYCLES,
+    LOADS_PER_CYCLE,
+    REDUCE_CYCLES_PER_LEVEL,
+    SOFTMAX_CYCLES_PER_VECTOR,
+    Traffic,
+    finish,
+)
+from ..family import KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, ceil_div, power_dividing, powers
-from ..shape import Size, attention_size
+from ..shape import Size, attention_qo_bytes, attention_size
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .attention_tiles import (
     FEW_ROWS,
@@ -21,6 +31,20 @@ from .attention_tiles import (
     most_q,
 )
 from .cpu_tiles import OPERAND_REGISTERS
+
+ROW_CYCLES = 40
+"""Cycles per row and key tile: partial maxima and sums are folded, and the sum is rescaled by one
+exponential.  Counted: the latencies of two folds."""
+
+STAGE_CYCLES = 1
+"""Cycles per key feature copied into its tile.  Assumed: a scalar load and store, as keys are
+transposed on the way."""
+
+COPY_CYCLES_PER_VECTOR = 2
+"""Cycles per vector of values copied into its tile: load, convert, store.  Counted."""
+
+RESCALE_CYCLES_PER_VECTOR = 2
+"""Cycles per vector of the result that a key tile's new maximum rescales: load, multiply, store."""
 
 
 class CpuAttention(KernelFamily[Attention]):
@@ -69,6 +93,39 @@ class CpuAttention(KernelFamily[Attention]):
         return Footprint(0, registers, 1, plan.reg_m * width * 4, scratch_bytes)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused attention; tiles of keys that no row of theirs sees are skipped."""
-        foot = self.footprint(plan, work, dev)
-        return attention_on_cpu(work, plan, foot, dev, attention_size(work, size))
+        """Price the key tiles that a row sees, by the model of register tiles, fitted on CPUs."""
+        size = attention_size(work, size)
+        b, d = DTYPE_BYTES[work.dtype], work.head_dim + work.v_dim
+        group = work.q_heads // work.kv_heads
+        tasks = size.batch * work.kv_heads * ceil_div(size.q_len * group, plan.block_m)
+        mean_steps, most_steps = visible_blocks(
+            work, plan, size, rows=max(1, plan.block_m // group)
+        )
+        step = _attention_step(work, plan, dev)
+        cycles = step * max(ceil_div(tasks, dev.sm_count) * mean_steps, most_steps)
+        keys = visible_keys(work, size)
+        kv_bytes = size.batch * work.kv_heads * keys * d * b
+        moved = attention_qo_bytes(work, size)
+        kv_loads = tasks * mean_steps * plan.block_n * d * b
+        # The row tiles of a head follow each other: its keys stay in L2 where they fit.
+        head_bytes = keys * d * b + self.footprint(plan, work, dev).scratch_bytes
+        dram = moved + (kv_bytes if head_bytes <= dev.l2_bytes else max(kv_bytes, kv_loads))
+        return finish(Traffic(cycles, dram, kv_loads, 1, tasks), dev, work.flops(**size._asdict()))
+
+
+def _attention_step(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
+    """Return the cycles that a task takes for one tile of keys, with operands in the first level.
+
+    Few rows take each score as a dot product, whose lanes are folded; others stage what they read.
+    """
+    scores, d = plan.block_m * plan.block_n, work.head_dim + work.v_dim
+    vectors = attention_width(plan) / plan.lanes
+    sums, loads = plan.reg_m * vectors, plan.reg_m + vectors
+    tile = max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE, FMA_LATENCY_CYCLES)
+    step = scores * d / plan.lanes * tile / sums + scores / plan.lanes * SOFTMAX_CYCLES_PER_VECTOR
+    kept = work.v_dim / plan.lanes * RESCALE_CYCLES_PER_VECTOR
+    step += plan.block_m * (kept + ROW_CYCLES)
+    if plan.block_m <= FEW_ROWS:
+        return step + scores * math.log2(plan.lanes) * REDUCE_CYCLES_PER_LEVEL
+    copied = work.v_dim / plan.lanes * COPY_CYCLES_PER_VECTOR
+    return step + plan.block_n * (work.head_dim * STAGE_CYCLES + copied)

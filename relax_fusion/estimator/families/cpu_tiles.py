@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
 from ..cpu_cost import matmul_on_cpu
-from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, KernelFamily
 from ..limits import core_limits, one_stage
 from ..prediction import Prediction, power_dividing
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .matmuls import MatmulWork, refuses_integers
 
@@ -83,7 +84,7 @@ class CpuTiles(KernelFamily[MatmulWork]):
         )
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused norm and matmul, rows padded to whole blocks."""
+        """Price rows padded to whole blocks, by the model of register tiles, fitted on CPUs."""
         return matmul_on_cpu(matmul_shape(work), plan, dev, rows_of(work, size))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ...hardware import STATIC_SMEM_BYTES, DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ..gpu_cost import ISSUE_PER_CLOCK, L2_SHARE, MEMORY_LATENCY_S
 from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import Prediction, ceil_div, power_dividing, powers
+from ..prediction import DRAM_EFFICIENCY, ceil_div, power_dividing, powers
 from ..shape import Size, matmul_shape, rows_of
+from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
-from .fma_cost import dot_products_on_gpu
 from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits
 from .tensor_cores import tiles as mma
 
@@ -22,6 +23,24 @@ THREADS = (64, 128, 256)
 
 STATISTICS = 64
 """Words of shared memory beside a row: mean, mean square, and one per warp to add up."""
+
+NORM_FLOPS_PER_ELEMENT = 4
+"""Square and add for the statistics, scale and gamma to apply them; counted."""
+
+GEMV_DRAM_EFFICIENCY = 0.95 * DRAM_EFFICIENCY
+"""Reached part of the peak bandwidth by dot products of one row: 4.1 TB/s on 235 MB of weights,
+measured on an H200."""
+
+GEMV_INSTRUCTIONS_PER_WEIGHT = 2.5
+"""Convert, multiply-add, and a share of the loads and of converting x.  Counted."""
+
+GEMV_PROLOGUE_LOADS = 10
+"""Dependent trips to memory or through barriers before the first weight is asked for, with a norm:
+5 us, what a norm of 4096 features in front of 50 MB of weights added on an H200."""
+
+GEMV_FILL_LOADS = 4
+"""The same without a norm: the start of a kernel, and the sums of its threads.  13.4 to 14.3 us for
+34 MB, measured on an H200 (`2026-11-21-skinny_plans.log`)."""
 
 
 def is_dot_product(plan: TilePlan, layouts: Collection[str]) -> bool:
@@ -97,10 +116,37 @@ class DotProducts(KernelFamily[MatmulWork]):
             threads=threads,
         )
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused norm and matmul."""
-        foot = self.footprint(plan, work, dev)
-        return dot_products_on_gpu(matmul_shape(work), plan, foot, dev, rows_of(work, size))
+    def steps(
+        self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size
+    ) -> Iterator[Step]:
+        """Yield the launch; each row goes through all weights again, from L2 where they fit."""
+        shape, rows = matmul_shape(work), rows_of(work, size)
+        tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+        steps = ceil_div(shape.k, plan.block_k)
+        weights = steps * plan.block_k * plan.block_n * shape.parts
+        issued = weights * GEMV_INSTRUCTIONS_PER_WEIGHT / dev.warp_size
+        block_s = issued / (ISSUE_PER_CLOCK * dev.clock_hz)
+        # Sums are float32 FMAs on at most as many lanes as there are.
+        block_s = max(block_s, 2.0 * weights * dev.sm_count / dev.fma_float32_flops_per_s)
+        if shape.has_norm:
+            norm_s = shape.k * NORM_FLOPS_PER_ELEMENT * dev.sm_count / dev.fma_float32_flops_per_s
+            block_s += norm_s
+        moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
+        x_reads = tiles_n * (2 if shape.has_norm else 1)
+        prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS
+        yield Step(
+            blocks=rows * tiles_n,
+            foot=self.footprint(plan, work, dev),
+            block_s=block_s,
+            chain_s=(steps + 1) * MEMORY_LATENCY_S,
+            dram_bytes=shape.weight_bytes * (1 + (rows - 1) * missing) + moved,
+            l2_bytes=rows * (shape.weight_bytes + x_reads * shape.x_row_bytes) + moved,
+            flops=shape.flops(rows),
+            start_s=prologue * MEMORY_LATENCY_S,
+            num_stages=plan.num_stages,
+            dram_efficiency=GEMV_DRAM_EFFICIENCY,
+        )
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None

@@ -6,13 +6,21 @@ from collections.abc import Iterator
 
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul
-from ..family import OWN_BASELINE_ERROR, Footprint, KernelFamily
+from ..family import OWN_BASELINE_ERROR, KernelFamily
+from ..gpu_cost import (
+    L2_SHARE,
+    MEMORY_LATENCY_S,
+    latency_hidden,
+    load_rounds,
+    resident_blocks,
+    simt_clocks,
+)
 from ..limits import VECTOR_LOAD_BYTES, one_stage
-from ..prediction import Prediction, next_power, power_dividing, powers
+from ..prediction import ceil_div, next_power, power_dividing, powers
 from ..shape import MatmulShape, Size, matmul_shape, rows_of
+from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .dot_products import is_dot_product
-from .fma_cost import tiles_on_gpu
 from .matmuls import (
     THREAD_OVERHEAD_REGISTERS,
     MatmulWork,
@@ -25,6 +33,15 @@ MAX_BLOCK_M = 128
 """Rows beyond which a block gains no reuse that shared memory could hold."""
 
 THREADS = (32, 64, 128, 256)
+
+WORKSPACE_BYTES = 4
+"""Of a normalised element between the two kernels: float32."""
+
+NORM_BLOCKS = 2
+"""Blocks of the norm kernel that a multiprocessor holds.  Assumed."""
+
+NORM_CHAIN_LOADS = 4
+"""Dependent trips of a row through the norm kernel: x, the statistics, x again, gamma.  Counted."""
 
 
 class FmaTiles(KernelFamily[MatmulWork]):
@@ -83,10 +100,43 @@ class FmaTiles(KernelFamily[MatmulWork]):
             threads=(plan.block_m // plan.reg_m) * (plan.block_n // plan.reg_n),
         )
 
-    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Price the fused norm and matmul."""
+    def steps(
+        self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size
+    ) -> Iterator[Step]:
+        """Yield the norm's launch, if there is one, and the matmul's.
+
+        Neighbouring blocks are taken to share their columns (the row tile is the fastest index of
+        the grid), so weights come from DRAM once, and x once per wave where L2 cannot hold it.
+        """
+        shape, rows = matmul_shape(work), rows_of(work, size)
         foot = self.footprint(plan, work, dev)
-        return tiles_on_gpu(matmul_shape(work), plan, foot, dev, rows_of(work, size))
+        tiles_m = ceil_div(rows, plan.block_m)
+        tiles_n = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+        blocks = tiles_m * tiles_n
+        waves = ceil_div(blocks, dev.sm_count * resident_blocks(foot, dev))
+        x_bytes = rows * shape.x_row_bytes
+        missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / x_bytes)
+        x_reads = 1 + (waves - 1) * missing
+        stores = rows * (shape.out_row_bytes + shape.side_row_bytes)
+        if shape.has_norm:
+            yield _norm_step(shape, dev, rows)
+            x_bytes = rows * shape.k * WORKSPACE_BYTES
+        steps = ceil_div(shape.k, plan.block_k)
+        k_padded = steps * plan.block_k
+        lines = plan.block_m + plan.block_n * shape.parts
+        chain = steps * load_rounds(foot, lines * plan.block_k * shape.in_bytes)
+        flops = 2.0 * plan.block_m * plan.block_n * shape.parts * k_padded
+        block_s = flops / _matmul_rate(shape, plan, foot, dev, blocks)
+        yield Step(
+            blocks=blocks,
+            foot=foot,
+            block_s=block_s,
+            chain_s=(chain / plan.num_stages + 2) * MEMORY_LATENCY_S,
+            dram_bytes=shape.weight_bytes + x_bytes * x_reads + stores,
+            l2_bytes=tiles_m * shape.weight_bytes + tiles_n * x_bytes + stores,
+            flops=shape.flops(rows),
+            num_stages=plan.num_stages,
+        )
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None
@@ -126,3 +176,26 @@ def _lanes(shape: MatmulShape, block_n: int, block_k: int) -> int:
     if "kn" in shape.layouts:
         lanes = min(power_dividing(n, lanes) for n in (block_n, *shape.contiguous))
     return lanes
+
+
+def _norm_step(shape: MatmulShape, dev: DeviceSpec, rows: int) -> Step:
+    """Return a launch that writes normalised rows in float32, one thread block a row."""
+    return Step(
+        blocks=rows,
+        foot=Footprint(0, 1, dev.max_threads_per_sm // NORM_BLOCKS),
+        block_s=0.0,
+        dram_bytes=rows * (shape.x_row_bytes + shape.k * WORKSPACE_BYTES),
+        chain_s=NORM_CHAIN_LOADS * MEMORY_LATENCY_S,
+    )
+
+
+def _matmul_rate(
+    shape: MatmulShape, plan: TilePlan, foot: Footprint, dev: DeviceSpec, blocks: int
+) -> float:
+    """Return the flop/s of one multiprocessor."""
+    columns = plan.block_n * shape.parts
+    words, filled = plan.reg_m + plan.reg_n * shape.parts, plan.block_m + columns
+    tile = plan.reg_m * plan.reg_n * shape.parts
+    clocks = simt_clocks(foot.threads, tile, words, filled, dev)
+    hidden = latency_hidden(tile, foot, dev, blocks)
+    return hidden * 2.0 * plan.block_m * columns * dev.clock_hz / clocks

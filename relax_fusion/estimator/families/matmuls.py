@@ -7,10 +7,10 @@ from typing import TypeAlias
 
 from ...hardware import DeviceSpec
 from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ..family import Footprint
 from ..limits import block_limits, tile_extents, vector_loads
 from ..prediction import ceil_div
 from ..shape import MatmulShape, matmul_shape
+from ..steps import Footprint
 from ..tile_plan import TilePlan
 from .tensor_cores import tiles as mma
 

@@ -1,26 +1,101 @@
-"""Tensor cores for at most 16 rows: the family "few_rows"."""
+"""Tensor cores for at most 16 rows: the family "few_rows".
+
+A kernel is bound by memory (each weight comes once), by how many copies are on their way at once,
+or by how fast a warp gets through its instructions, which wait for one another.
+
+The constants of the price were fitted to 122 timings on an H200, at 1, 4 and 16 rows of LLaMA and
+GPT-2 models and of narrow matmuls (`2026-11-21-skinny_plans.log`): predictions err by 4.0 % (root
+mean square), and of the plans that were tried for a workload, those that they choose lose 0.8 % on
+average.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
-from ...prediction import HALF_DTYPES, Prediction
-from ...shape import Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ...gpu_cost import resident_blocks
+from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
 from ..tensor_cores import tiles as mma
-from . import cost as few_rows_cost
-from . import tiles as few_rows
+from .tiles import (
+    CHUNK,
+    COPY_LANES,
+    FACTOR_LINES,
+    FAMILY,
+    GROUP,
+    MMA_COLUMNS,
+    MMA_K,
+    MMA_ROWS,
+    MOST_ROWS,
+    STATISTICS,
+    SUM_BYTES,
+    normalises,
+)
+
+COLUMNS = (16, 32, 48, 64)
+"""Columns of a block, of all parts; or the least that a layout has, for each part."""
+
+PIPELINES = ((8, 1, 4), (8, 1, 3), (4, 1, 6), (4, 1, 4), (4, 1, 3), (4, 1, 2))
+"""Warps, chunks of a step, and stages."""
+
+SPLITS = (2, 4, 8)
+"""Thread blocks of a cluster, which have the parts of k.  Eight are the most that every device with
+clusters has room for (CUDA C++ Programming Guide, "Thread Block Clusters")."""
+
+SPLIT_SHARE = 0.6
+"""Part of the multiprocessors that split tiles may take.  On an H200, 72 blocks gained by it, while
+128 blocks in clusters of four and more took up to 4 us longer: few of them begin at once."""
+
+OVERHEAD_REGISTERS = 40
+"""Of a thread, beside its sums and operands: addresses, and what a norm unpacks.  Compiled for
+sm_90: 48 with 8 sums and 24 operands, 102 with 32 and 56."""
+
+READ_EFFICIENCY = 0.96
+"""Part of the peak bandwidth at which weights can be read."""
+
+FETCH_EFFICIENCY = 0.95
+"""Part of the peak bandwidth of L2 at which they come from there; not fitted.  That rows come again
+for every tile of columns shows in no timing: all blocks ask for the same ones at once."""
+
+LATENCY_S = 0.67e-6
+"""From asking for a line to having it, under load."""
+
+CLOCKS_PER_INSTRUCTION = 7.5
+"""Of a warp, counting one for each line of a chunk, for its copy and its loads, and one for each
+``mma``."""
+
+OVERLAP = 2.9
+"""Exponent of the sum of all these: the larger, the better the shorter ones are hidden."""
+
+FILL_S = 2.4e-6
+"""From the start of a kernel to the first product, and from the last one to the last store."""
+
+WAVE_S = 1.2e-6
+"""What further waves of thread blocks add: they begin and end as the first did."""
+
+CLUSTER_S = 1.2e-6
+"""What it adds that blocks of a cluster start together, meet, and read each other's sums."""
+
+NORM_S = 1.3e-6
+"""What a kernel in front for the norm adds, where weights are on their way meanwhile."""
+
+NORM_S_PER_ROW = 0.47e-6
+"""What it adds, for each row, that blocks gather the statistics of their rows first."""
 
 
 class FewRows(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections of a few rows; all warps of a block have its columns."""
 
-    names = (few_rows.FAMILY,)
+    names = (FAMILY,)
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
@@ -31,36 +106,187 @@ class FewRows(KernelFamily[MatmulWork]):
         """Refuse dtypes and devices that its instructions are not for."""
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
-            return f"dtype is {work.dtype}, family {few_rows.FAMILY!r} takes {halves}"
-        return mma.unsupported(matmul_shape(work), dev, few_rows.FAMILY)
+            return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
+        return mma.unsupported(matmul_shape(work), dev, FAMILY)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield tiles of 8 and 16 rows, the reduction whole and in parts."""
-        shape = matmul_shape(work)
-        for plan in few_rows.candidates(work, shape, dev):
-            if plan.block_n == few_rows.least_columns(shape) or columns_fit(shape, plan.block_n):
-                yield plan
+        shape, rows = matmul_shape(work), work.rows
+        most = rows if isinstance(rows, int) else MOST_ROWS
+        if most > MOST_ROWS or next(_copy_violations(shape), None):
+            return
+        unit = _least_columns(shape)
+        widths = {c // shape.parts for c in COLUMNS if c // shape.parts % unit == 0} or {unit}
+        for block_m, block_n in product((MMA_ROWS, MOST_ROWS), sorted(widths)):
+            if block_m >= 2 * max(most, MMA_ROWS):
+                continue
+            if block_n != unit and not columns_fit(shape, block_n):
+                continue
+            inside = block_m == MMA_ROWS and _may_normalise(work)
+            for (warps, chunks, stages), reg_m in product(
+                PIPELINES, (block_m, 1) if inside else (block_m,)
+            ):
+                whole = TilePlan(
+                    *(block_m, block_n, CHUNK * chunks * warps),
+                    reg_m=reg_m,
+                    reg_n=block_n,
+                    lanes=COPY_LANES,
+                    num_stages=stages,
+                    num_warps=warps,
+                    family=FAMILY,
+                )
+                yield whole
+                yield from (replace(whole, split_k=split) for split in _splits(whole, shape, dev))
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Offer nothing for more rows; one instruction takes eight."""
-        if rows[1] > few_rows.MOST_ROWS:
+        if rows[1] > MOST_ROWS:
             return ()
-        return (p for p in plans if p.block_m <= max(rows[1], few_rows.MMA_ROWS))
+        return (p for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what its tiles, copies and clusters ask for, and what a block has not."""
-        yield from few_rows.violations(plan, work, matmul_shape(work), dev)
+        shape, family = matmul_shape(work), f"family {FAMILY!r}"
+        if plan.block_m not in (MMA_ROWS, MOST_ROWS):
+            yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
+        units = {"block_n": _least_columns(shape), "block_k": CHUNK * plan.num_warps}
+        for name, unit in units.items():
+            if getattr(plan, name) % unit:
+                yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
+        if plan.lanes != COPY_LANES:
+            yield f"lanes is {plan.lanes}, {family} copies {COPY_LANES} elements at once"
+        if normalises(plan) and not _may_normalise(work):
+            yield "reg_m is 1, but there is no norm that blocks can do by themselves"
+        if plan.num_stages < 2:
+            yield f"num_stages is {plan.num_stages}, {family} needs 2"
+        yield from _split_violations(plan, shape, dev)
+        yield from _copy_violations(shape)
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the ring of steps in shared memory, and the registers of a warp."""
+        """Return the ring of steps in shared memory, and the registers of a warp.
+
+        The sums of the warps take the place of the steps, not that of the statistics of rows.
+        """
         shape = matmul_shape(work)
-        threads = plan.num_warps * dev.warp_size
-        return Footprint(few_rows.smem_bytes(plan, shape), few_rows.registers(plan, shape), threads)
+        columns, inside = shape.parts * plan.block_n, shape.has_norm and normalises(plan)
+        sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
+        statistics = SUM_BYTES * STATISTICS * plan.block_m * plan.num_warps if inside else 0
+        smem_bytes = max(plan.num_stages * _step_bytes(plan, shape), sums) + statistics
+        factors = 2 * MMA_ROWS if inside else 0
+        operands = (columns + plan.block_m + factors) * CHUNK * shape.in_bytes // 128
+        registers = columns * plan.block_m // 32 + operands + OVERHEAD_REGISTERS
+        return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
+        shape, rows = matmul_shape(work), rows_of(work, size)
         foot = self.footprint(plan, work, dev)
-        return few_rows_cost.predict(work, plan, foot, dev, rows_of(work, size))
+        seconds, all_waves = 0.0, 0
+        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "latency": 0.0, "compute": 0.0}
+        slots = dev.sm_count * resident_blocks(foot, dev)
+        for n in shape.n_parts:
+            blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
+            waves = ceil_div(blocks, slots)
+            # Blocks of other rows and the same columns are far apart in time
+            weights = ceil_div(rows, plan.block_m) * n * shape.parts * shape.k * shape.in_bytes
+            asked = _step_bytes(plan, shape) * (plan.num_stages - 1) * min(blocks, slots)
+            times = (
+                weights / (dev.dram_bytes_per_s * READ_EFFICIENCY),
+                weights / (dev.l2_bytes_per_s * FETCH_EFFICIENCY),
+                LATENCY_S * _fetched(shape, plan, n, rows) / asked,
+                waves * _warp_clocks(plan, shape) / dev.clock_hz,
+            )
+            for name, value in zip(terms, times, strict=True):
+                terms[name] += value
+            seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
+            seconds += WAVE_S * (waves > 1) + CLUSTER_S * (plan.split_k > 1)
+            all_waves += waves
+        launches = len(shape.n_parts)
+        if work.norm is not None and normalises(plan):
+            seconds += launches * min(rows, plan.block_m) * NORM_S_PER_ROW
+        elif work.norm is not None:
+            seconds += NORM_S if _has_clusters(dev) else dev.launch_s
+        terms["launch"] = launches * (dev.launch_s + FILL_S)
+        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        return Prediction(
+            seconds + terms["launch"],
+            shape.weight_bytes + side,
+            shape.flops(rows),
+            all_waves,
+            largest(terms),
+        )
+
+
+def _least_columns(shape: MatmulShape) -> int:
+    """Return the columns of the narrowest block, of which every block has a multiple."""
+    return GROUP if "kn" in shape.layouts else MMA_COLUMNS
+
+
+def _has_clusters(dev: DeviceSpec) -> bool:
+    """Tell whether a device has clusters of thread blocks, and launches that overlap."""
+    return dev.capabilities.clusters and dev.capabilities.dependent_launch
+
+
+def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[int]:
+    """Yield in how many parts k may be split, where there are few tiles."""
+    tiles = min(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    for split in SPLITS if _has_clusters(dev) else ():
+        if tiles * split <= SPLIT_SHARE * dev.sm_count and _parts_of(plan, shape) >= split:
+            yield split
+
+
+def _parts_of(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the steps along k, which no part may be without."""
+    return ceil_div(shape.k, plan.block_k)
+
+
+def _may_normalise(work: NormMatmul | GatedFFN) -> bool:
+    """Tell whether blocks may normalise: a kernel in front adds residuals and stores results."""
+    return work.norm is not None and not (work.norm.residual or work.norm.returns_norm)
+
+
+def _step_bytes(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return what a block copies in a step."""
+    factors = FACTOR_LINES if shape.has_norm and normalises(plan) else 0
+    lines = shape.parts * plan.block_n + plan.block_m + factors
+    return lines * plan.block_k * shape.in_bytes
+
+
+def _split_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check that a cluster can have the parts of k."""
+    if plan.split_k > 1 and not _has_clusters(dev):
+        yield f"split_k is {plan.split_k}, but the {dev.label} has no clusters of thread blocks"
+    most = min(SPLITS[-1], _parts_of(plan, shape))
+    if plan.split_k > most:
+        yield f"split_k is {plan.split_k}, family {FAMILY!r} has up to {most} parts of k here"
+
+
+def _copy_violations(shape: MatmulShape) -> Iterator[str]:
+    """Check that whole copies make up the operands."""
+    for size in (shape.k, *(shape.contiguous if "kn" in shape.layouts else ())):
+        if size % COPY_LANES:
+            yield (
+                f"family {FAMILY!r} copies {COPY_LANES} elements at once, which does not divide "
+                f"{size}, along which operands lie"
+            )
+
+
+def _fetched(shape: MatmulShape, plan: TilePlan, n: int, rows: int) -> float:
+    """Return the bytes of weights and rows that the thread blocks of a projection copy."""
+    columns = ceil_div(n, plan.block_n)
+    weights = columns * plan.block_n * shape.parts * ceil_div(rows, plan.block_m)
+    return float((weights + columns * rows) * shape.k * shape.in_bytes)
+
+
+def _warp_clocks(plan: TilePlan, shape: MatmulShape) -> float:
+    """Return how long a warp issues the instructions of its part of k."""
+    columns = shape.parts * plan.block_n
+    products = columns // MMA_COLUMNS * (plan.block_m // MMA_ROWS)
+    slices = CHUNK // MMA_K
+    instructions = columns + plan.block_m + products * slices  # of a chunk
+    chunks = plan.block_k // (CHUNK * plan.num_warps)
+    steps = ceil_div(shape.k, plan.block_k * plan.split_k)
+    return float(steps * chunks * instructions * CLOCKS_PER_INSTRUCTION)

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
-from ....workload import INTEGER_DTYPES, GatedFFN, NormMatmul
-from ...family import Footprint
+from ....workload import INTEGER_DTYPES
 from ...gpu_cost import resident_blocks
-from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
-from ...shape import MatmulShape, matmul_shape
+from ...prediction import Bound, ceil_div
+from ...shape import MatmulShape
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from . import tiles as mma
 
@@ -89,42 +89,7 @@ FILL_S = 1.8e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
 
 
-def predict(
-    work: NormMatmul | GatedFFN, plan: TilePlan, foot: Footprint, dev: DeviceSpec, rows: int
-) -> Prediction:
-    """Return what the launches of `plan` cost at `rows` rows."""
-    shape = matmul_shape(work)
-    bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
-    seconds = len(shape.n_parts) * (dev.launch_s + FILL_S)
-    terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "compute": 0.0, "latency": 0.0}
-    terms["l2"] = 0.0
-    steps, waves = ceil_div(shape.k, plan.block_k * plan.split_k), 0
-    for n in shape.n_parts:
-        times: dict[Bound, float] = {"compute": 0.0, "l2": 0.0, "latency": 0.0}
-        blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
-        for count, share in _waves(blocks, plan, foot, dev):
-            step = _step(shape, plan, dev, share)
-            ragged = RAGGED if n % plan.block_n else 1.0
-            slowest = max(step, key=lambda name: step[name])
-            times[slowest] += count * steps * ragged * _mean([*step.values(), STEP_S], "step")
-            joining = count * share * _joining_seconds(shape, plan, dev)
-            terms["launch"] += joining
-            seconds += joining
-            waves += count
-        dram = n * shape.parts * shape.k * shape.in_bytes / (dev.dram_bytes_per_s * READ_EFFICIENCY)
-        terms["dram"] += dram
-        terms |= {name: terms[name] + time for name, time in times.items()}
-        seconds += _mean([dram, sum(times.values())], "memory")
-    side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-    if shape.has_norm:
-        moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
-        seconds += dev.launch_s + moved / bandwidth
-    moved = shape.weight_bytes + side
-    seconds = max(seconds, dev.launch_s + moved / bandwidth)
-    return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
-
-
-def _joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
+def joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return how long a block takes to add up its share of the sums of its cluster."""
     if plan.split_k == 1:
         return 0.0
@@ -132,13 +97,13 @@ def _joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> flo
     return CLUSTER_S + sum_bytes / (EXCHANGED_BYTES_PER_CLOCK * dev.clock_hz)
 
 
-def _mean(times: Sequence[float], kind: str) -> float:
+def mean(times: Sequence[float], kind: str) -> float:
     """Return a little more than the longest of times that overlap."""
     exponent = OVERLAP[kind]
     return float(sum(time**exponent for time in times) ** (1 / exponent))
 
 
-def _waves(
+def waves(
     blocks: int, plan: TilePlan, foot: Footprint, dev: DeviceSpec
 ) -> Iterator[tuple[int, int]]:
     """Yield how many waves there are, and the blocks of the busiest multiprocessor in each."""
@@ -151,7 +116,7 @@ def _waves(
         yield 1, ceil_div(rest, usable)
 
 
-def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> dict[Bound, float]:
+def step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> dict[Bound, float]:
     """Return what may determine the time of one step of `blocks` tiles of a multiprocessor."""
     columns = plan.block_n * shape.parts
     flops = 2.0 * plan.block_m * columns * plan.block_k

@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, product
+from math import gcd
 
 from ....hardware import DeviceSpec
+from ....hardware.instructions import SLICE_BYTES
 from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
-from ...prediction import Prediction
-from ...shape import Size, matmul_shape, rows_of
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
-from . import cost as mma_cost
-from . import plans as mma_plans
-from . import tiles as mma
+from . import cost
+from .tiles import (
+    FAMILIES,
+    FAMILY,
+    FEWEST_ROWS,
+    GROUP_ALIGNMENT_BYTES,
+    GROUP_COLUMNS,
+    GROUP_LINE_BYTES,
+    GROUP_ROWS,
+    OVERHEAD_REGISTERS,
+    SPLITS,
+    SUM_BYTES,
+    SYSTEM_SMEM_BYTES,
+    WARP_GROUPS,
+    WARP_TILE,
+    copied,
+    copy_lanes,
+    unsupported,
+    warp_columns,
+)
+
+WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
+"""Rows and columns (of all parts) that a warp accumulates."""
+
+WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
+"""Warps of a block along rows and columns."""
+
+STEPS = ((128, 3), (128, 4), (64, 4))
+"""Bytes of k, and stages."""
+
+GROUP_TILES = (
+    *((128, 256), (256, 128), (128, 192), (128, 128)),
+    *((64, 256), (64, 192), (64, 128), (64, 64)),
+)
+"""Rows and columns (of all parts) of blocks of warp groups."""
+
+GROUP_STAGES, GROUP_BLOCKS = range(3, 9), (1, 2, 3)
+"""Stages: one is multiplied and one waits for its readers; what the others hold hides the way to
+memory.  And blocks of one multiprocessor, which share what shared memory it has."""
 
 
 class TensorCores(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections by ``mma.sync`` of warps or ``wgmma`` of warp groups."""
 
-    names = mma.FAMILIES
+    names = FAMILIES
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
@@ -33,20 +74,29 @@ class TensorCores(KernelFamily[MatmulWork]):
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes and devices that have no such instructions, and copies of odd sizes."""
         shape = matmul_shape(work)
-        reason = mma.unsupported(shape, dev)
-        lanes = mma.copy_lanes(shape)
-        if reason is None and not any(all(s % n == 0 for s in mma.copied(shape)) for n in lanes):
-            sizes = ", ".join(map(str, mma.copied(shape)))
+        reason = unsupported(shape, dev)
+        lanes = copy_lanes(shape)
+        if reason is None and not any(all(s % n == 0 for s in copied(shape)) for n in lanes):
+            sizes = ", ".join(map(str, copied(shape)))
             step = "are copied 4 bytes at least at once"
             return f"operands of {work.dtype} {step}, along {sizes} elements"
         return reason
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield tiles of warp groups, then of warps, the reduction whole and in parts."""
-        shape = matmul_shape(work)
-        for plan in mma_plans.candidates(shape, work.rows, dev):
-            if columns_fit(shape, plan.block_n):
-                yield plan
+        shape, rows = matmul_shape(work), work.rows
+        wide = copy_lanes(shape)
+        lanes = next((n for n in wide if all(size % n == 0 for size in copied(shape))), None)
+        if lanes is None:
+            return
+        if shape.dtype in HALF_DTYPES and isinstance(rows, int) and rows < FEWEST_ROWS:
+            return
+        most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
+        if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
+            most = max(most, GROUP_ROWS)
+        for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
+            if plan.block_m <= most and columns_fit(shape, plan.block_n):
+                yield from _splits(plan, shape, dev)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -56,15 +106,17 @@ class TensorCores(KernelFamily[MatmulWork]):
         An instruction of a warp group has 64 rows, which cost no more than fewer.
         """
         most, few = rows[1], FewRows()
-        groups = max(most, mma.GROUP_ROWS) if most >= mma.FEWEST_ROWS else most
+        groups = max(most, GROUP_ROWS) if most >= FEWEST_ROWS else most
         if few.refuses(work, dev) or next(few.plans(work, dev), None) is None:
-            most = groups = max(most, min((p.block_m for p in plans), default=0), mma.GROUP_ROWS)
-        tallest = {mma.WARP_GROUPS: groups}
+            most = groups = max(most, min((p.block_m for p in plans), default=0), GROUP_ROWS)
+        tallest = {WARP_GROUPS: groups}
         return (p for p in plans if p.block_m <= tallest.get(p.family, most))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and clusters ask for, and what a block has not."""
-        yield from mma.violations(plan, matmul_shape(work), dev)
+        shape = matmul_shape(work)
+        reason = unsupported(shape, dev, plan.family)
+        yield from [reason] if reason else _tile_violations(plan, shape, dev)
         if plan.block_k > work.k:
             yield f"block_k is {plan.block_k}, the reduction has {work.k} elements"
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
@@ -72,10 +124,180 @@ class TensorCores(KernelFamily[MatmulWork]):
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the stages in shared memory, and the sums and fragments of a thread."""
         shape = matmul_shape(work)
-        threads = plan.num_warps * dev.warp_size
-        return Footprint(mma.smem_bytes(plan, shape), mma.registers(plan, shape), threads)
+        columns = plan.reg_n * shape.parts
+        lines = plan.block_m + shape.parts * plan.block_n
+        smem_bytes = lines * plan.block_k * shape.in_bytes * plan.num_stages
+        if plan.split_k > 1:  # the sums take the place of the operands
+            smem_bytes = max(smem_bytes, plan.block_m * shape.parts * plan.block_n * SUM_BYTES)
+        registers = plan.reg_m * columns // 32 + OVERHEAD_REGISTERS
+        if plan.family == WARP_GROUPS:
+            smem_bytes += GROUP_ALIGNMENT_BYTES
+        else:
+            registers += 2 * ((plan.reg_m + columns) * SLICE_BYTES // 32 // 4)
+        return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
+        """Return what the launches cost, by a model that was fitted to these kernels."""
+        shape, rows = matmul_shape(work), rows_of(work, size)
         foot = self.footprint(plan, work, dev)
-        return mma_cost.predict(work, plan, foot, dev, rows_of(work, size))
+        bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
+        read = dev.dram_bytes_per_s * cost.READ_EFFICIENCY
+        seconds = len(shape.n_parts) * (dev.launch_s + cost.FILL_S)
+        terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "compute": 0.0, "latency": 0.0}
+        terms["l2"] = 0.0
+        steps, waves = ceil_div(shape.k, plan.block_k * plan.split_k), 0
+        for n in shape.n_parts:
+            times: dict[Bound, float] = {"compute": 0.0, "l2": 0.0, "latency": 0.0}
+            blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
+            for count, share in cost.waves(blocks, plan, foot, dev):
+                step = cost.step(shape, plan, dev, share)
+                ragged = cost.RAGGED if n % plan.block_n else 1.0
+                slowest = max(step, key=lambda name: step[name])
+                mean = cost.mean([*step.values(), cost.STEP_S], "step")
+                times[slowest] += count * steps * ragged * mean
+                joining = count * share * cost.joining_seconds(shape, plan, dev)
+                terms["launch"] += joining
+                seconds += joining
+                waves += count
+            dram = n * shape.parts * shape.k * shape.in_bytes / read
+            terms["dram"] += dram
+            terms |= {name: terms[name] + time for name, time in times.items()}
+            seconds += cost.mean([dram, sum(times.values())], "memory")
+        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        if shape.has_norm:
+            moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
+            seconds += dev.launch_s + moved / bandwidth
+        moved = shape.weight_bytes + side
+        seconds = max(seconds, dev.launch_s + moved / bandwidth)
+        return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
+
+
+def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
+    """Yield `plan`, and it with as many parts of the reduction as the device has room for."""
+    tiles = max(ceil_div(n, plan.block_n) for n in shape.n_parts)
+    for split in SPLITS:
+        whole = replace(plan, split_k=split)
+        much = split > 1 and tiles * split > 2 * dev.sm_count
+        if not much and next(_split_violations(whole, shape, dev), None) is None:
+            yield whole
+
+
+def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePlan]:
+    if unsupported(shape, dev, WARP_GROUPS) is not None or shape.layouts != {"nk"}:
+        return
+    for block_m, columns in GROUP_TILES:
+        block_n = columns // shape.parts
+        for stages in _group_stages((block_m + columns) * GROUP_LINE_BYTES, dev):
+            yield TilePlan(
+                *(block_m, block_n, GROUP_LINE_BYTES // shape.in_bytes),
+                reg_m=WARP_TILE,
+                reg_n=block_n,
+                lanes=lanes,
+                num_stages=stages,
+                num_warps=block_m // WARP_TILE,
+                family=WARP_GROUPS,
+            )
+
+
+def _group_stages(stage_bytes: int, dev: DeviceSpec) -> list[int]:
+    """Return how many stages fill the shared memory of a multiprocessor, by its blocks."""
+    found = set()
+    for blocks in GROUP_BLOCKS:
+        room = min(dev.smem_per_block_bytes, dev.smem_per_sm_bytes // blocks - SYSTEM_SMEM_BYTES)
+        found.add(min((room - GROUP_ALIGNMENT_BYTES) // stage_bytes, max(GROUP_STAGES)))
+    return sorted((n for n in found if n in GROUP_STAGES), reverse=True)
+
+
+def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
+    for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
+        if columns % (warp_columns(shape) * shape.parts):
+            continue
+        reg_n = columns // shape.parts
+        for step_bytes, stages in STEPS:
+            yield TilePlan(
+                *(reg_m * along_m, reg_n * along_n, step_bytes // shape.in_bytes),
+                reg_m=reg_m,
+                reg_n=reg_n,
+                lanes=lanes,
+                num_stages=stages,
+                num_warps=along_m * along_n,
+                family=FAMILY,
+            )
+
+
+def _tile_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check what fragments and copies ask for."""
+    family = f"family {plan.family!r}"
+    step = 2 * SLICE_BYTES // shape.in_bytes  # one is loaded while the other is used
+    columns = warp_columns(shape)
+    for name, unit in (("reg_m", WARP_TILE), ("reg_n", columns), ("block_k", step)):
+        if getattr(plan, name) % unit:
+            yield f"{name} is {getattr(plan, name)}, {family} takes multiples of {unit}"
+    least = 3 if plan.family == WARP_GROUPS else 2
+    if plan.num_stages < least:
+        yield f"num_stages is {plan.num_stages}, {family} needs {least} to copy while it multiplies"
+    yield from _split_violations(plan, shape, dev)
+    warps = plan.block_m // plan.reg_m * (plan.block_n // plan.reg_n)
+    if plan.num_warps != warps:
+        yield f"num_warps is {plan.num_warps}, tiles of {plan.reg_m}x{plan.reg_n} make {warps}"
+    if plan.family == WARP_GROUPS:
+        yield from _group_violations(plan, shape)
+    yield from _copy_violations(plan, shape)
+
+
+def _split_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check that there are clusters, with a part of the reduction and of the tile for each block.
+
+    A block finishes so many runs of each lane: of up to 8 columns, or 2 of a weight ``[k, n]``.
+    """
+    split, steps = plan.split_k, ceil_div(shape.k, plan.block_k)
+    if split == 1:
+        return
+    if not dev.capabilities.clusters:
+        yield f"split_k is {split}, the {dev.label} has no clusters to add up the parts"
+    if split > max(SPLITS):
+        yield f"split_k is {split}, a cluster has {max(SPLITS)} blocks"
+    if split > steps:
+        yield f"split_k is {split}, k has {steps} steps of {plan.block_k}"
+    for layout in sorted(shape.layouts):
+        columns = gcd(plan.reg_n, 32) if layout == "nk" or shape.in_bytes == 1 else 8
+        runs = plan.reg_m // 8 * (plan.reg_n // columns)
+        if runs % split:
+            yield f"split_k is {split}, does not divide the {runs} runs of columns of a lane"
+
+
+def _group_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
+    """Check what the instructions of warp groups ask for."""
+    line = GROUP_LINE_BYTES // shape.in_bytes
+    given = {"block_k": line, "reg_m": WARP_TILE, "reg_n": plan.block_n}
+    for name, value in given.items():
+        if getattr(plan, name) != value:
+            yield f"{name} is {getattr(plan, name)}, family 'wgmma' has {value} with this block"
+    if plan.block_m % GROUP_ROWS:
+        yield f"block_m is {plan.block_m}, family 'wgmma' takes multiples of {GROUP_ROWS}"
+    if plan.block_n * shape.parts > GROUP_COLUMNS:
+        yield (
+            f"block_n is {plan.block_n}, an instruction has {GROUP_COLUMNS // shape.parts} columns "
+            "at most"
+        )
+    if shape.layouts != {"nk"}:
+        yield "a weight is [k, n], family 'wgmma' takes [n, k]"
+
+
+def _copy_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
+    """Check that whole copies of `lanes` elements make up the tiles, as many for each thread."""
+    if plan.lanes not in copy_lanes(shape):
+        text = ", ".join(map(str, copy_lanes(shape)))
+        yield f"lanes is {plan.lanes}, family {plan.family!r} copies {text} elements at once"
+        return
+    for size in copied(shape):
+        if size % plan.lanes:
+            yield f"lanes is {plan.lanes}, does not divide {size}, along which operands are copied"
+    threads = 32 * max(plan.num_warps, 1)
+    for name, lines in (("block_m", plan.block_m), ("block_n", plan.block_n)):
+        copies = lines * plan.block_k // plan.lanes
+        if copies % threads:
+            yield (
+                f"{name} is {lines}, its tile has {copies} copies of {plan.lanes} elements for "
+                f"{threads} threads"
+            )

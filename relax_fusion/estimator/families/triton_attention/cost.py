@@ -18,14 +18,13 @@ from typing import NamedTuple
 from ....hardware import DeviceSpec
 from ....workload import DTYPE_BYTES, Attention
 from ...causal import visible_blocks, visible_keys
-from ...prediction import Bound, Prediction, ceil_div, largest
-from ...shape import AttentionSize, attention_qo_bytes
+from ...prediction import ceil_div
+from ...shape import AttentionSize
 from ...tile_plan import TilePlan
-from ..triton_matmul.cost import READ_EFFICIENCY
 from .tiles import (
     HALVES_BLOCKS,
+    AttentionPlan,
     bias_tiles,
-    few_scores,
     heads_of_tile,
     key_parts,
     padded,
@@ -102,7 +101,7 @@ SHARPNESS = 5.0
 """Exponent of the norm that joins times that overlap: the nearer they are, the longer it takes."""
 
 
-class _Load(NamedTuple):
+class Load(NamedTuple):
     """The programs of a launch, of the busiest multiprocessor, and the blocks of keys of one."""
 
     programs: int
@@ -119,39 +118,13 @@ class _Load(NamedTuple):
         return max(self.per_sm * self.mean, self.most)
 
 
-def predict(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> Prediction:
-    """Return what the launches of `plan` cost at `size`."""
-    load = _load(work, plan, dev, size)
-    moved = attention_qo_bytes(work, size) + _kv_bytes(work, size)
-    times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * READ_EFFICIENCY)}
-    launch = dev.launch_s + FILL_S[plan.family]
-    if plan.family in SHORT_S_PER_SCORE:
-        at_once = min(load.resident, ceil_div(load.programs, dev.sm_count))
-        times["latency"] = load.rounds * at_once * _short_s(work, plan)
-        launch += (load.rounds - 1) * FILL_S[plan.family]
-    else:
-        edges = _edges(work, plan, size)
-        times["compute"] = load.blocks * _block_s(work, plan, dev) + load.per_sm * edges
-    if plan.family == "pointer":
-        fetch = FETCH_S + _block_bytes(work, plan) * FETCH_S_PER_BYTE
-        first = FILL_S["pointer"] + fetch + (0.0 if few_scores(plan) else QUERIES_FIRST_S)
-        waits = fetch / max(1, plan.num_stages - 1)
-        step = _joined(_chain_s(work, plan, dev), waits)
-        blocks = max(load.rounds * load.mean, load.most)
-        times["latency"] = blocks * step + (load.rounds - 1) * first
-        launch = dev.launch_s + first + _combine_s(work, plan, dev, size, load)
-    seconds = launch + _joined(*times.values())
-    waves = ceil_div(max(load.programs, 1), dev.sm_count * load.resident)
-    bound = largest({**times, "launch": launch})
-    return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
-
-
-def _joined(*times: float) -> float:
+def joined(*times: float) -> float:
     """Return how long it takes what overlaps, but not wholly."""
     return float(sum([t**SHARPNESS for t in times]) ** (1 / SHARPNESS))
 
 
-def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize) -> _Load:
+def load(work: Attention, plan: AttentionPlan, dev: DeviceSpec, size: AttentionSize) -> Load:
+    """Return the programs of the launch, and how they fill the device."""
     shared = heads_of_tile(plan, work)
     tiles = size.batch * (work.q_heads // shared) * row_tiles(plan, work, size.q_len)
     mean, most = visible_blocks(work, plan, size, max(1, plan.block_m // shared))
@@ -164,26 +137,27 @@ def _load(work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize)
     if work.causal != "none" and per_sm > 1:  # the shortest come last, and fill the gaps
         per_sm = programs / dev.sm_count
         rounds = max(1.0, per_sm / held)
-    return _Load(programs, parts, mean, most, per_sm, held, rounds)
+    return Load(programs, parts, mean, most, per_sm, held, rounds)
 
 
-def _short_s(work: Attention, plan: TilePlan) -> float:
+def short_s(work: Attention, plan: AttentionPlan) -> float:
     """Return what a program of the kernels for short sequences takes besides its latencies."""
     if plan.family == "groups":
-        keys, width = plan.split_k * plan.block_n, two_tiles(work.head_dim)
+        keys, width = plan.groups * plan.block_n, two_tiles(work.head_dim)
     else:
         keys, width = HALVES_BLOCKS * plan.block_n, padded(work.head_dim)
     each = SHORT_S_PER_SCORE[plan.family] * _score_work(work, plan)
     return plan.block_m * keys * width / 64 * each
 
 
-def _kv_bytes(work: Attention, size: AttentionSize) -> float:
+def kv_bytes(work: Attention, size: AttentionSize) -> float:
     """Return the bytes of the keys and values that some query sees."""
     each = (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
     return float(size.batch * work.kv_heads * visible_keys(work, size) * each)
 
 
-def _block_bytes(work: Attention, plan: TilePlan) -> int:
+def block_bytes(work: Attention, plan: TilePlan) -> int:
+    """Return the bytes of a block of keys and values."""
     return plan.block_n * (work.head_dim + work.v_dim) * DTYPE_BYTES[work.dtype]
 
 
@@ -214,17 +188,17 @@ def _features(work: Attention) -> int:
     return padded(work.head_dim) + padded(work.v_dim)
 
 
-def _block_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
+def block_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what a block of keys takes of a multiprocessor that has enough programs."""
     scores = plan.block_m * plan.block_n * _score_work(work, plan)
     times = [_matmuls_s(work, plan, dev), scores / (SCORES_PER_CLOCK * dev.clock_hz)]
     if plan.family == "pointer":
-        times.append(_block_bytes(work, plan) / (FEED_BYTES_PER_CLOCK * dev.clock_hz))
+        times.append(block_bytes(work, plan) / (FEED_BYTES_PER_CLOCK * dev.clock_hz))
     *_, second, longest = sorted(times)
     return longest + OVERLAP[plan.family] * second + BLOCK_S[plan.family]
 
 
-def _chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
+def chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     """Return what the operations on a block of keys take, one after the other, in one program."""
     scores = plan.block_m * plan.block_n / (32 * plan.num_warps)
     if warp_groups(plan, dev):
@@ -232,7 +206,7 @@ def _chain_s(work: Attention, plan: TilePlan, dev: DeviceSpec) -> float:
     return FRAGMENT_STEP_S + scores * _score_work(work, plan) * FRAGMENT_STEP_S_PER_SCORE
 
 
-def _edges(work: Attention, plan: TilePlan, size: AttentionSize) -> float:
+def edges(work: Attention, plan: TilePlan, size: AttentionSize) -> float:
     """Return what partly visible blocks add to a tile."""
     ragged = work.causal == "none" and size.kv_len % plan.block_n != 0
     edges = (work.causal != "none") + (work.window is not None) + ragged * RAGGED_EDGE
@@ -240,8 +214,8 @@ def _edges(work: Attention, plan: TilePlan, size: AttentionSize) -> float:
     return edges * (EDGE_S if plan.family == "flash" else scores * EDGE_S_PER_SCORE)
 
 
-def _combine_s(
-    work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize, load: _Load
+def combine_s(
+    work: Attention, plan: TilePlan, dev: DeviceSpec, size: AttentionSize, load: Load
 ) -> float:
     """Return what merging the parts adds."""
     if load.parts == 1:

@@ -1,23 +1,89 @@
-"""Attention in Triton and Gluon."""
+"""Plans of the Triton back end for attention: which there are, and which fit.
+
+Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
+
+``pointer``  any device, lengths and head widths; query heads that share keys are rows of one tile,
+             and a few queries over many keys have the keys cut into parts
+``flash``    many queries on sm_90: a warp that copies, and two warp groups of 64 rows each
+``groups``   short sequences on sm_90: all keys at once, `groups` groups of `block_n`, a warp for
+             each; they add up their results in shared memory
+``halves``   the same with more rows: 64 of one head, and two warp groups that share the keys
+
+`cost` has the terms of their price.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ....hardware import DeviceSpec
+from ....hardware.instructions import MMA
 from ....workload import Attention
-from ...family import Breaks, Footprint, KernelFamily
-from ...prediction import Prediction, ceil_div
-from ...shape import Size, attention_size
+from ...family import Breaks, KernelFamily
+from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...shape import AttentionSize, Size, attention_qo_bytes, attention_size
+from ...steps import Footprint
 from ...tile_plan import TilePlan
-from . import cost as triton_attention_cost
-from . import plans as triton_attention
+from ..triton_matmul.cost import READ_EFFICIENCY
+from . import cost
+from .tiles import (
+    FAMILIES,
+    FLASH_ROWS,
+    HALVES_BLOCKS,
+    AttentionPlan,
+    capacity,
+    few_scores,
+    key_parts,
+    padded,
+    register_values,
+    smem_bytes,
+)
+
+HOPPER_FAMILIES = ("flash", "groups", "halves")
+"""Families that are written for sm_90."""
+
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+"""Features of a head that a matrix instruction takes, and up to which tiles fit the registers."""
+
+MAX_REGISTER_VALUES = {"pointer": 208, "flash": 180, "groups": 264, "halves": 180}
+"""Scores, weights and results of a thread, in registers, beyond which they spill."""
+
+POINTER_TILES = {
+    **{(block_m, 64): (4, 3, 2) for block_m in (16, 32, 64, 128)},
+    **{(block_m, 128): (3, 2) for block_m in (16, 32, 64, 128)},
+    **{(block_m, 32): (4, 2) for block_m in (16, 32, 64, 128)},
+}
+"""Stages by rows and keys of the pointer tiles; for one query, 16 x 64 with 4 measured best."""
+
+HALVES_KEYS = (128, 64)
+"""Keys of a step of `halves`."""
+
+FLASH_WARPS = 12
+"""Warps of the flash tiles, of which four copy."""
+
+FLASH_TILES = ((128, 3), (128, 2), (64, 4), (64, 2))
+"""Keys and stages of the flash tiles."""
+
+PARTS, WORTH_MORE_PARTS = (1, 32, 128), 1.25
+"""Parts that keys are cut into at most.  One program puts those of a row together, and is compiled
+for as many.  And by what factor there must be more of them for a higher bound to be looked at."""
+
+MANY_KEYS = 1 << 20
+"""Keys where no bound is known: more than any device cuts."""
+
+HALVES = 2
+"""Warp groups of `halves`."""
+
+GROUP_TILES = ((32, 64, 4), (16, 64, 4), (16, 64, 8), (16, 32, 8))
+"""Rows, keys of a group, and groups of the tiles for short sequences."""
 
 
 class TritonAttention(KernelFamily[Attention]):
     """Attention: "pointer", "flash", "groups" and "halves"."""
 
-    names = triton_attention.FAMILIES
+    names = FAMILIES
+    plan = AttentionPlan
     backend = "triton"
     takes = (Attention,)
     error = 0.9
@@ -25,25 +91,99 @@ class TritonAttention(KernelFamily[Attention]):
 
     def refuses(self, work: Attention, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, features and devices that the kernels are not for."""
-        return triton_attention.unsupported(work, dev)
+        if dev.kind == "cpu":
+            return "backend is 'triton', a CPU has 'tir' only"
+        if work.dtype not in HALF_DTYPES:
+            return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
+        if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
+            return f"the {dev.label} has no tensor cores for {work.dtype}"
+        for name, value in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
+            if not MIN_HEAD_DIM <= value <= MAX_HEAD_DIM:
+                return (
+                    f"{name} is {value}, the Triton kernels take {MIN_HEAD_DIM} to {MAX_HEAD_DIM}"
+                )
+        return None
 
     def plans(self, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
-        return triton_attention.candidates(work, dev)
+        width = padded(work.head_dim)
+        for block_m, block_n, groups in GROUP_TILES:
+            yield _plan("groups", (block_m, block_n, width), groups, 1, groups)
+        if _is_plain(work):
+            for block_n in HALVES_KEYS:
+                if work.kv_len == HALVES_BLOCKS * block_n:
+                    yield _plan("halves", (64, block_n, width), 8, 2, HALVES)
+        for block_n, stages in FLASH_TILES:
+            yield _plan("flash", (FLASH_ROWS, block_n, width), FLASH_WARPS, stages)
+        for (block_m, block_n), depths in POINTER_TILES.items():
+            warps = 8 if block_m == 128 else 4
+            for stages in depths:
+                whole = _plan("pointer", (block_m, block_n, width), warps, stages)
+                yield from _cut(whole, work, dev)
 
     def violations(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles and copies ask for, and what a block has not."""
-        return triton_attention.violations(plan, work, dev)
+        plan = AttentionPlan.of(plan)
+        if plan.family in HOPPER_FAMILIES:
+            yield from _hopper_violations(plan, work, dev)
+        else:
+            yield from _powers_of_two(plan, ("block_m", "num_warps"))
+            if plan.groups != 1:
+                yield f"groups is {plan.groups}, family {plan.family!r} has 1"
+        yield from _powers_of_two(plan, ("block_n",))
+        keys = capacity(plan)
+        most_keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper
+        if keys is not None and (most_keys is None or most_keys > keys):
+            there = "without a bound" if most_keys is None else f"up to {most_keys}"
+            yield f"the tile holds {keys} keys at once, there are keys {there}"
+        if plan.block_k != padded(work.head_dim):
+            yield (
+                f"block_k is {plan.block_k}, a tile holds all {work.head_dim} of head_dim, "
+                f"padded to {padded(work.head_dim)}"
+            )
+        used, most = smem_bytes(plan, work, dev), dev.smem_per_block_bytes
+        if used > most:
+            yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
+        values, limit = register_values(plan, work), MAX_REGISTER_VALUES[plan.family]
+        if values > limit:
+            yield f"a thread holds {values} scores and results, at most {limit} fit its registers"
 
     def footprint(self, plan: TilePlan, work: Attention, dev: DeviceSpec) -> Footprint:
         """Return the tiles in shared memory, and the scores and results of a thread."""
+        plan = AttentionPlan.of(plan)
         threads = plan.num_warps * dev.warp_size
-        smem = triton_attention.smem_bytes(plan, work, dev)
-        return Footprint(smem, triton_attention.register_values(plan, work), threads)
+        smem = smem_bytes(plan, work, dev)
+        return Footprint(smem, register_values(plan, work), threads)
 
     def predict(self, plan: TilePlan, work: Attention, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
-        return triton_attention_cost.predict(work, plan, dev, attention_size(work, size))
+        """Return what the launches cost, by a model that was fitted to these kernels."""
+        plan = AttentionPlan.of(plan)
+        size = attention_size(work, size)
+        load = cost.load(work, plan, dev, size)
+        moved = attention_qo_bytes(work, size) + cost.kv_bytes(work, size)
+        times: dict[Bound, float] = {"dram": moved / (dev.dram_bytes_per_s * READ_EFFICIENCY)}
+        launch = dev.launch_s + cost.FILL_S[plan.family]
+        if plan.family in cost.SHORT_S_PER_SCORE:
+            at_once = min(load.resident, ceil_div(load.programs, dev.sm_count))
+            times["latency"] = load.rounds * at_once * cost.short_s(work, plan)
+            launch += (load.rounds - 1) * cost.FILL_S[plan.family]
+        else:
+            edges = cost.edges(work, plan, size)
+            times["compute"] = load.blocks * cost.block_s(work, plan, dev) + load.per_sm * edges
+        if plan.family == "pointer":
+            fetch = cost.FETCH_S + cost.block_bytes(work, plan) * cost.FETCH_S_PER_BYTE
+            first = (
+                cost.FILL_S["pointer"] + fetch + (0.0 if few_scores(plan) else cost.QUERIES_FIRST_S)
+            )
+            waits = fetch / max(1, plan.num_stages - 1)
+            step = cost.joined(cost.chain_s(work, plan, dev), waits)
+            blocks = max(load.rounds * load.mean, load.most)
+            times["latency"] = blocks * step + (load.rounds - 1) * first
+            launch = dev.launch_s + first + cost.combine_s(work, plan, dev, size, load)
+        seconds = launch + cost.joined(*times.values())
+        waves = ceil_div(max(load.programs, 1), dev.sm_count * load.resident)
+        bound = largest({**times, "launch": launch})
+        return Prediction(seconds, moved, work.flops(**size._asdict()), waves, bound)
 
     def blocks(
         self, plan: TilePlan, work: Attention, most: int | None
@@ -52,3 +192,86 @@ class TritonAttention(KernelFamily[Attention]):
         group = work.q_heads // work.kv_heads
         yield "the query positions", ceil_div((most or 0) * group, plan.block_m)
         yield "the heads", work.q_heads
+
+
+def _plan(
+    family: str, block: tuple[int, int, int], warps: int, stages: int, groups: int = 1
+) -> AttentionPlan:
+    return AttentionPlan(
+        *block,
+        num_stages=stages,
+        num_warps=warps,
+        backend="triton",
+        family=family,
+        groups=groups,
+    )
+
+
+def _cut(whole: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[TilePlan]:
+    """Yield a plan with every bound of parts that makes a difference at some size."""
+    batch, q_len = (dim if isinstance(dim, int) else 1 for dim in (work.batch, work.q_len))
+    keys = work.kv_len if isinstance(work.kv_len, int) else work.kv_len.upper or MANY_KEYS
+    before = 0.0
+    for bound in PARTS:
+        plan = replace(whole, split_k=bound)
+        parts = key_parts(plan, work, dev, AttentionSize(batch, q_len, keys))
+        if parts > before * WORTH_MORE_PARTS:
+            before = parts
+            yield plan
+
+
+def _is_plain(work: Attention) -> bool:
+    """Tell whether nothing is done to scores, of heads of 64 features that share no keys.
+
+    `halves` was run for such workloads only.
+    """
+    modified = (work.bias_dims, work.mask_dims, work.window, work.softcap, work.alibi, work.sinks)
+    usual = work.q_heads == work.kv_heads and work.head_dim == work.v_dim == 64
+    return usual and work.causal == "none" and all(given is None for given in modified)
+
+
+def _powers_of_two(plan: TilePlan, names: tuple[str, ...]) -> Iterator[str]:
+    for name in names:
+        value, least = getattr(plan, name), 1 if name == "num_warps" else 16
+        if value < least or value & (value - 1):
+            yield f"{name} is {value}, triton needs a power of two >= {least}"
+
+
+def _hopper_violations(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> Iterator[str]:
+    """Check what the kernels for Hopper must meet."""
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
+    for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
+        if features % 8:
+            yield f"{name} is {features}, rows of a tensor map must be multiples of 8 elements"
+    if plan.family == "groups":
+        yield from _groups_violations(plan, work)
+    else:
+        yield from _warp_group_violations(plan, work)
+
+
+def _warp_group_violations(plan: TilePlan, work: Attention) -> Iterator[str]:
+    given = {"block_m": FLASH_ROWS, "num_warps": FLASH_WARPS, "split_k": 1, "groups": 1}
+    if plan.family == "halves":
+        given = {"block_m": 64, "num_warps": 8, "groups": HALVES, "num_stages": 2, "split_k": 1}
+        most = 64 if work.bias_dims or work.mask_dims else 128
+        if plan.block_n > most:
+            yield f"block_n is {plan.block_n}, family 'halves' has up to {most} for this"
+    for name, value in given.items():
+        if getattr(plan, name) != value:
+            yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
+    if work.kv_len == 0:
+        yield "kv_len is 0, a tensor map needs 1 key"
+
+
+def _groups_violations(plan: AttentionPlan, work: Attention) -> Iterator[str]:
+    yield from _powers_of_two(plan, ("block_m", "num_warps"))
+    if plan.groups not in (4, 8, 16):
+        yield f"groups is {plan.groups}, family 'groups' has 4, 8 or 16"
+    if plan.split_k != 1:
+        yield f"split_k is {plan.split_k}, family 'groups' holds all keys at once"
+    if plan.num_warps != plan.groups:
+        yield f"num_warps is {plan.num_warps}, {plan.groups} groups have a warp each"
+    for name, features in (("head_dim", work.head_dim), ("v_dim", work.v_dim)):
+        if features > 128:
+            yield f"{name} is {features}, family 'groups' takes up to 128"

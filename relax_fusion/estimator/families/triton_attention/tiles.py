@@ -6,14 +6,23 @@ which keys are cut.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from math import ceil
+from typing import Any
 
 from ....hardware import DeviceSpec
+from ....validation import Count
 from ....workload import DTYPE_BYTES, Attention
 from ...prediction import ceil_div
 from ...shape import AttentionSize
 from ...tile_plan import TilePlan
+
+FAMILIES = ("pointer", "flash", "groups", "halves")
+
+GROUPED_FAMILIES = ("groups", "halves")
+"""Families for short sequences, which hold all keys at once."""
 
 MAPPED_FAMILIES = ("flash", "halves")
 """Families that get queries, keys and values as tensor maps."""
@@ -47,6 +56,33 @@ while the other computes.  With more, merging them costs what that gains: measur
 batch 8, 4096 keys, 45.4 us instead of 38.7."""
 
 
+@dataclass(frozen=True)
+class AttentionPlan(TilePlan):
+    """Tile sizes of one of attention's Triton kernels.
+
+    Parameters
+    ----------
+    groups : int
+        Groups of warps among which a program of "groups" or "halves" has the keys; they add up
+        their results.
+    """
+
+    groups: Count = 1
+
+    @property
+    def text(self) -> str:
+        """The tile for people to read, with the kernel family, parts and groups."""
+        return super().text + (f", {self.groups} groups" if self.groups > 1 else "")
+
+    @classmethod
+    def renamed(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return fields under the names that they have now; groups were once `split_k`."""
+        found = super().renamed(given)
+        if str(found.get("family")) in GROUPED_FAMILIES and "groups" not in found:
+            found["groups"], found["split_k"] = found.get("split_k", 1), 1
+        return found
+
+
 @cache
 def padded(features: int) -> int:
     """Return the width of a tile of `features`: a power of two that a matrix instruction takes."""
@@ -64,9 +100,9 @@ def heads_of_tile(plan: TilePlan, work: Attention) -> int:
     return 1 if plan.family in MAPPED_FAMILIES else work.q_heads // work.kv_heads
 
 
-def capacity(plan: TilePlan) -> int | None:
+def capacity(plan: AttentionPlan) -> int | None:
     """Return the keys that a kernel can have which holds all of them at once; None for others."""
-    blocks = {"groups": plan.split_k, "halves": HALVES_BLOCKS}
+    blocks = {"groups": plan.groups, "halves": HALVES_BLOCKS}
     return blocks[plan.family] * plan.block_n if plan.family in blocks else None
 
 
@@ -94,11 +130,11 @@ def programs_wanted(rows: int, dev: DeviceSpec) -> int:
     return dev.sm_count * (2 if rows <= FEW_MERGED_ROWS else 1)
 
 
-def smem_bytes(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
+def smem_bytes(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> int:
     """Return the shared memory of one thread block: queries, stages of keys and values, rest."""
     if plan.family == "groups":
         each = 4 * two_tiles(work.v_dim) + 8  # results, highest score and sum of a row
-        return plan.split_k * plan.block_m * each + SMEM_RESERVE_BYTES[plan.family]
+        return plan.groups * plan.block_m * each + SMEM_RESERVE_BYTES[plan.family]
     width, v_width = padded(work.head_dim), padded(work.v_dim)
     stages, rest = plan.num_stages, 0
     if plan.family == "halves":
@@ -167,7 +203,7 @@ def register_values(plan: TilePlan, work: Attention) -> int:
     return ceil_div(values, 32 * max(plan.num_warps, 1))
 
 
-def resident(plan: TilePlan, work: Attention, dev: DeviceSpec) -> int:
+def resident(plan: AttentionPlan, work: Attention, dev: DeviceSpec) -> int:
     """Return how many thread blocks a multiprocessor holds at once."""
     if plan.family == "flash":
         return 1  # its threads have all registers

@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
-from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
-from ...shape import MatmulShape, matmul_shape
+from ...prediction import ceil_div
+from ...shape import MatmulShape
 from ...tile_plan import TilePlan
-from .plans import accumulators, norm_inside, smem_bytes
+from .tiles import accumulators, smem_bytes
 
 READ_EFFICIENCY = 0.935
 """Reached part of the peak bandwidth where all but nothing is written: weights."""
@@ -86,36 +85,7 @@ STREAM_THREADS, STREAM_REGISTERS = 256, 128
 """Threads of a streaming block, with its copying warp group, and the registers of each."""
 
 
-def predict(work: NormMatmul | GatedFFN, plan: TilePlan, dev: DeviceSpec, rows: int) -> Prediction:
-    """Return what the launches of `plan` cost at `rows` rows."""
-    shape = matmul_shape(work, pairs=False)
-    bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
-    side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-    moved = shape.weight_bytes + side
-    # One launch for each projection; they follow one another without a gap
-    seconds = dev.launch_s + FILL_S[plan.family] + (len(shape.n_parts) - 1) * NEXT_PROJECTION_S
-    terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
-    waves = 0
-    for n in shape.n_parts:
-        for count, dram, feed, compute in _waves(shape, plan, dev, (rows, n)):
-            terms["dram"] += count * dram
-            terms["l2"] += count * feed
-            terms["compute"] += count * compute
-            _, second, longest = sorted((dram, feed, compute))
-            seconds += count * (longest + OVERLAP * second)
-            waves += count
-    if plan.split_k > 1:
-        seconds += len(shape.n_parts) * (REDUCE_S + REDUCE_S_PER_ROW * rows)
-    if work.norm is not None:
-        if norm_inside(work, plan):
-            seconds += NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
-        else:
-            seconds += NORM_S[plan.family] + 2 * rows * shape.k * shape.in_bytes / bandwidth
-    seconds += side / bandwidth
-    return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
-
-
-def _waves(
+def waves(
     shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, size: tuple[int, int]
 ) -> Iterator[tuple[int, float, float, float]]:
     """Yield how many waves there are, and their times in memory, L2 and tensor cores.

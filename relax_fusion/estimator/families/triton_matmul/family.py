@@ -3,22 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
-from ...family import OWN_BASELINE_ERROR, Breaks, Footprint, KernelFamily
-from ...prediction import Prediction
-from ...shape import Size, matmul_shape, rows_of
+from ....hardware.instructions import MMA
+from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...shape import MatmulShape, Size, matmul_shape, rows_of
+from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
-from . import cost as triton_cost
-from . import plans as triton_matmul
+from . import cost
+from .tiles import (
+    FAMILIES,
+    PERSISTENT_COLUMNS,
+    accumulator_columns,
+    accumulators,
+    norm_inside,
+    smem_bytes,
+    split_epilogue,
+    triton_plan,
+)
+
+HOPPER_FAMILIES = ("stream", "persistent")
+"""Families that need warp-group matrix instructions, which only sm_90 has."""
+
+GEMV_TILES = ((8192, 8), (2048, 8), (1024, 4), (512, 4), (256, 4))
+"""Elements of k and warps of one row's tiles; with fewer elements, a lane loads less than 16 bytes
+at a time."""
+
+LEAST_ROWS = 16
+"""Rows of the lowest tiles of tensor cores."""
+
+STREAM_ROWS = (LEAST_ROWS, 32, 64, 128)
+STREAM_TILES = (
+    *((64, 128, stages, 1) for stages in (4, 5, 3, 2)),
+    *((64, 64, stages, 1) for stages in (10, 6, 4)),
+    *((64, block_k, stages, split) for block_k, stages in ((128, 4), (64, 6)) for split in (2, 4)),
+)
+"""Columns, elements of k, stages and parts of k of the streaming tiles."""
+
+MAX_ACCUMULATORS = 192
+"""Accumulators of a thread beyond which its registers spill."""
+
+STREAM_ACCUMULATORS = 64
+"""The same for `stream`, whose threads get fewer registers."""
 
 
 class TritonMatmul(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections: "gemv", "pointer", "stream" and "persistent"."""
 
-    names = triton_matmul.FAMILIES
+    names = FAMILIES
     backend = "triton"
     takes = (NormMatmul, GatedFFN)
     error = OWN_BASELINE_ERROR
@@ -26,33 +62,94 @@ class TritonMatmul(KernelFamily[MatmulWork]):
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
-        return triton_matmul.unsupported(work, dev)
+        if dev.kind == "cpu":
+            return "backend is 'triton', a CPU has 'tir' only"
+        if work.dtype not in HALF_DTYPES:
+            return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
+        if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
+            return f"the {dev.label} has no tensor cores for {work.dtype}"
+        if isinstance(work, GatedFFN):
+            return None
+        if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
+            return "the kernels rotate a matmul with a bias, and with no other step before it"
+        wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
+        lacking = "has an order that the kernels lack"
+        return f"the epilogue {', '.join(wrong[0])} {lacking}" if wrong else None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
-        return triton_matmul.candidates(work)
+        if not isinstance(work.rows, int) or work.rows <= 2:
+            for (block_k, warps), block_n in product(GEMV_TILES, (2, 1)):
+                yield triton_plan("gemv", (1, block_n, block_k), warps, 1)
+        for block_m, (block_n, block_k, stages, split) in product(STREAM_ROWS, STREAM_TILES):
+            yield triton_plan("stream", (block_m, block_n, block_k), 4, stages, split)
+        for block_n, stages in product(PERSISTENT_COLUMNS, (6, 5, 4)):
+            yield triton_plan("persistent", (128, block_n, 64), 8, stages)
+        for block_m, stages in product(STREAM_ROWS, (6, 8, 4)):
+            for block_k, split in ((64, 1), (128, 1), (64, 4)):
+                yield triton_plan("pointer", (block_m, 64, block_k), 4, stages, split)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Offer the lowest tiles of tensor cores to any number of rows but one."""
-        most = rows[1] if rows[1] == 1 else max(rows[1], triton_matmul.LEAST_ROWS)
+        most = rows[1] if rows[1] == 1 else max(rows[1], LEAST_ROWS)
         return (plan for plan in plans if plan.block_m <= most)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and epilogues ask for, and what a block has not."""
-        return triton_matmul.violations(plan, work, dev)
+        shape = matmul_shape(work, pairs=False)
+        for name in ("block_m", "block_n", "block_k", "num_warps"):
+            value = getattr(plan, name)
+            if plan.family == "persistent" and name == "block_n":
+                continue
+            if value < 1 or value & (value - 1):
+                yield f"{name} is {value}, triton needs a power of two"
+        if plan.family == "gemv":
+            yield from _gemv_violations(plan, shape)
+        elif plan.family == "pointer":
+            yield from _tile_violations(plan, shape, dev)
+        else:
+            yield from _hopper_violations(plan, shape, work, dev)
+        if shape.rotated and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
+            yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the stages in shared memory, and the sums of a thread."""
         shape = matmul_shape(work, pairs=False)
         threads = plan.num_warps * dev.warp_size
-        sums = triton_matmul.accumulators(plan, shape)
-        return Footprint(triton_matmul.smem_bytes(plan, shape), sums, threads)
+        sums = accumulators(plan, shape)
+        return Footprint(smem_bytes(plan, shape), sums, threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
-        """Return what the launches of `plan` cost."""
-        return triton_cost.predict(work, plan, dev, rows_of(work, size))
+        """Return what the launches cost, by a model that was fitted to these kernels."""
+        shape, rows = matmul_shape(work, pairs=False), rows_of(work, size)
+        bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
+        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        moved = shape.weight_bytes + side
+        # One launch for each projection; they follow one another without a gap
+        following = (len(shape.n_parts) - 1) * cost.NEXT_PROJECTION_S
+        seconds = dev.launch_s + cost.FILL_S[plan.family] + following
+        terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
+        waves = 0
+        for n in shape.n_parts:
+            for count, dram, feed, compute in cost.waves(shape, plan, dev, (rows, n)):
+                terms["dram"] += count * dram
+                terms["l2"] += count * feed
+                terms["compute"] += count * compute
+                _, second, longest = sorted((dram, feed, compute))
+                seconds += count * (longest + cost.OVERLAP * second)
+                waves += count
+        if plan.split_k > 1:
+            seconds += len(shape.n_parts) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
+        if work.norm is not None:
+            if norm_inside(work, plan):
+                seconds += cost.NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
+            else:
+                written = 2 * rows * shape.k * shape.in_bytes
+                seconds += cost.NORM_S[plan.family] + written / bandwidth
+        seconds += side / bandwidth
+        return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
 
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None
@@ -60,3 +157,89 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         """Yield the rows of dot products."""
         if plan.family == "gemv":
             yield "the rows", most or 0
+
+
+def _gemv_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:
+    if plan.block_m != 1:
+        yield f"block_m is {plan.block_m}, family 'gemv' takes 1 row"
+    elements = plan.block_n * plan.block_k * shape.parts // (32 * max(plan.num_warps, 1))
+    if elements > MAX_ACCUMULATORS:
+        yield f"a thread holds {elements} weights, at most {MAX_ACCUMULATORS} fit its registers"
+    if plan.split_k != 1:
+        yield f"split_k is {plan.split_k}, family 'gemv' reduces in 1 part"
+
+
+def _tile_violations(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[str]:
+    """Check what all tiles on tensor cores must meet."""
+    for name in ("block_m", "block_n", "block_k"):
+        if getattr(plan, name) < 16:
+            yield f"{name} is {getattr(plan, name)}, tensor cores need 16"
+    used, most = smem_bytes(plan, shape), dev.smem_per_block_bytes
+    if used > most:
+        yield f"needs {used} B of shared memory, the {dev.label} has {most} B per block"
+    sums = accumulators(plan, shape)
+    limit = STREAM_ACCUMULATORS if plan.family == "stream" else MAX_ACCUMULATORS
+    if sums > limit:
+        yield f"a thread has {sums} accumulators, at most {limit} fit its registers"
+    if plan.split_k > ceil_div(shape.k, plan.block_k):
+        yield f"split_k is {plan.split_k}, k has {ceil_div(shape.k, plan.block_k)} blocks"
+
+
+def _hopper_violations(
+    plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN, dev: DeviceSpec
+) -> Iterator[str]:
+    """Check what the kernels for Hopper must meet."""
+    if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
+        yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
+    yield from _tile_violations(plan, shape, dev)
+    sizes = [("k", work.k)] + [("n", p.n) for p in _projections(work) if p.layout == "kn"]
+    for name, size in sizes:
+        if size % 8:
+            yield f"{name} is {size}, rows of a tensor map must be multiples of 8 elements"
+    given = {"num_warps": 4}
+    if plan.family == "persistent":
+        given = {"num_warps": 8, "block_m": 128, "block_k": 64, "split_k": 1}
+        allowed = (64, 128) if shape.parts == 2 else (128,) if shape.rotated else PERSISTENT_COLUMNS
+        if plan.block_n not in allowed:
+            text = ", ".join(map(str, allowed))
+            yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
+            return
+        both = any(
+            "residual" in p.epilogue and set(p.epilogue) & set(ACTIVATIONS)
+            for p in _projections(work)
+        )
+        if both and plan.block_n > 128:
+            yield (
+                f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
+                "registers"
+            )
+    for name, value in given.items():
+        if getattr(plan, name) != value:
+            yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
+    yield from _copy_violations(plan, shape, work)
+
+
+def _copy_violations(
+    plan: TilePlan, shape: MatmulShape, work: NormMatmul | GatedFFN
+) -> Iterator[str]:
+    """Check the boxes in which weights are copied."""
+    columns, _ = accumulator_columns(plan, gated=shape.parts == 2, rotated=shape.rotated)
+    if plan.family == "stream":
+        if columns > 64:
+            yield f"block_n is {plan.block_n}, a matrix instruction has 64 features"
+        if columns < 64 and plan.block_k != 64:
+            yield f"block_k is {plan.block_k}, less than 64 features are copied 64 elements wide"
+    narrow = columns % 64 != 0 or min(shape.contiguous) < columns
+    if narrow and "kn" in shape.layouts:
+        yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
+    for rope in (p.rope for p in _projections(work) if p.rope is not None):
+        if rope.half % columns and columns % rope.half:
+            yield f"block_n is {plan.block_n}, {columns} pairs do not divide heads of {rope.half}"
+        if rope.half % 8:
+            yield f"head_dim is {rope.head_dim}, family {plan.family!r} needs a multiple of 16"
+
+
+def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
+    if isinstance(work, GatedFFN):
+        return (Projection(work.n, work.layout),)
+    return work.outputs

@@ -1,1 +1,0 @@
-"""Chains of matmuls on a CPU: tiles, price, and the family."""

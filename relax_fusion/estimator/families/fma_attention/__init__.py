@@ -1,1 +1,0 @@
-"""Attention by tiles of fused multiply-adds: price and family."""

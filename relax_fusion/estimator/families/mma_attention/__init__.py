@@ -1,1 +1,0 @@
-"""Attention by tensor cores: tiles, price, and the family."""

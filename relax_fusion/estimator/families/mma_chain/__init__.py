@@ -1,1 +1,0 @@
-"""Chains of matmuls by tensor cores: tiles, price, and the family."""

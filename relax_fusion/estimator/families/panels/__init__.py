@@ -1,1 +1,0 @@
-"""Weights packed into panels on a CPU: tiles, price, and the family."""

@@ -1,0 +1,122 @@
+"""Plans of the Triton back end for matmul workloads: which there are, and which fit.
+
+Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
+
+``gemv``        one row: dot products, no tensor cores, any device
+``pointer``     tiles on tensor cores, operands loaded through pointers; k may be split
+``stream``      few rows on sm_90: tiles copied by the TMA unit, weights first; k may be split
+``persistent``  many rows on sm_90: one program a multiprocessor, tiles copied by the TMA unit
+
+`triton_cost` prices them.
+"""
+
+from __future__ import annotations
+
+from ....workload import ACTIVATIONS, GatedFFN, NormMatmul
+from ...prediction import ceil_div
+from ...shape import MatmulShape
+from ...tile_plan import TilePlan
+
+FAMILIES = ("gemv", "pointer", "stream", "persistent")
+
+NORM_INSIDE_ROWS, NORM_INSIDE_K = 16, 64
+"""Pointer tiles in which a norm inside does not stall the loop: with 128 elements of k at once,
+gamma is not copied ahead (measured: 35 us instead of 20)."""
+
+PERSISTENT_COLUMNS = {
+    64: (64, 0),
+    96: (64, 32),
+    128: (128, 0),
+    160: (128, 32),
+    192: (128, 64),
+    256: (128, 128),
+}
+"""Columns of a persistent tile, and of its two accumulators."""
+
+SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persistent": 17 << 10}
+"""Shared memory beside the stages: barriers and layout conversions."""
+
+
+def split_epilogue(steps: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return activation and place of the residual of an epilogue that the kernels can express.
+
+    They add a bias, then a residual ``"before"`` the activation or ``"after"`` it.  None for other
+    orders.
+    """
+    rest = steps[1:] if steps[:1] == ("bias",) else steps
+    activation, place = "none", "none"
+    for step in rest:
+        if step == "residual" and place == "none":
+            place = "before" if activation == "none" else "after"
+        elif step in ACTIVATIONS and activation == "none":
+            activation = step
+        else:
+            return None
+    if activation == "none" and place == "before":
+        place = "after"
+    return activation, place
+
+
+def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
+    """Tell whether the matmul's own kernel normalises: where it can, and nothing else wants it."""
+    norm = work.norm
+    if norm is None or norm.residual or norm.returns_sum or norm.returns_norm:
+        return False
+    if plan.family == "gemv":
+        return True
+    few = plan.block_m <= NORM_INSIDE_ROWS and plan.block_k == NORM_INSIDE_K
+    return plan.family == "pointer" and norm.kind == "rms" and few
+
+
+def accumulator_columns(plan: TilePlan, *, gated: bool, rotated: bool) -> tuple[int, int]:
+    """Return the columns of the two accumulators of a Hopper kernel; of the second, maybe 0.
+
+    `block_n` counts columns of the result: a gated kernel has an accumulator for each of two
+    products, one that rotates heads has half of the columns in each.
+    """
+    if gated:
+        return plan.block_n, plan.block_n
+    if rotated:
+        return plan.block_n // 2, plan.block_n // 2
+    if plan.family == "persistent":
+        return PERSISTENT_COLUMNS[plan.block_n]
+    return plan.block_n, 0
+
+
+def triton_plan(
+    family: str, block: tuple[int, int, int], warps: int, stages: int, split: int = 1
+) -> TilePlan:
+    """Return a plan of the Triton back end; `block` is ``(block_m, block_n, block_k)``."""
+    return TilePlan(
+        *block,
+        split_k=split,
+        num_stages=stages,
+        num_warps=warps,
+        backend="triton",
+        family=family,
+    )
+
+
+def smem_bytes(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the shared memory of one thread block: the stages of both operands, and the rest."""
+    if plan.family == "gemv":
+        return 0
+    used = stage_bytes(plan, shape) * plan.num_stages + SMEM_RESERVE_BYTES[plan.family]
+    # The tile on its way from accumulators to rows
+    return used + 4 * plan.block_m * 64 if plan.family == "stream" else used
+
+
+def stage_bytes(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the shared memory of both operands of one step along k."""
+    columns = shape.parts * plan.block_n
+    if plan.family == "stream":
+        # A matrix instruction has 64 features, whether the tile has as many or not
+        columns = 64 * (2 if shape.paired else 1)
+    return (plan.block_m + columns) * plan.block_k * shape.in_bytes
+
+
+def accumulators(plan: TilePlan, shape: MatmulShape) -> int:
+    """Return the float32 accumulators of one thread."""
+    if plan.family == "stream":
+        return plan.block_m // 2 * (2 if shape.paired else 1)
+    return ceil_div(plan.block_m * plan.block_n * shape.parts, 32 * max(plan.num_warps, 1))
