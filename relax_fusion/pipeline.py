@@ -21,7 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import MendImports, MoveReshapes, RecogniseOperators
+from .canonical import FuseNormRotation, MendImports, MoveReshapes, RecogniseOperators
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -105,6 +105,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         MendImports(),
         MoveReshapes(),
         RecogniseOperators(),
+        FuseNormRotation(),
     ]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
     passes += [FuseDequantize(), SeparateWrites()]

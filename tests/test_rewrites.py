@@ -18,7 +18,7 @@ from tvm.target import Target
 
 import relax_fusion
 from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
-from relax_fusion.canonical import MendImports, MoveReshapes, RecogniseOperators
+from relax_fusion.canonical import FuseNormRotation, MendImports, MoveReshapes, RecogniseOperators
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import (
@@ -67,6 +67,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseOps": FuseOps(),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
     "InlineItemGroups": InlineItemGroups(),
+    "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
     "MoveReshapes": MoveReshapes(),
     "NameInPlaceResults": NameInPlaceResults(),

@@ -3,5 +3,6 @@
 from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
+from .rotations import FuseNormRotation
 
-__all__ = ["MendImports", "MoveReshapes", "RecogniseOperators"]
+__all__ = ["FuseNormRotation", "MendImports", "MoveReshapes", "RecogniseOperators"]

@@ -13,7 +13,7 @@ from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.pattern import belongs_to_a_library, is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
-from ..transforms.modules import functions_of, with_functions
+from ..transforms.modules import functions_of
 
 Rule: TypeAlias = Callable[["Rewriter", relax.Call | relax.TupleGetItem], relax.Expr | None]
 """Takes a value whose operands are canonical; returns another that is the same, None to keep it."""
@@ -43,17 +43,19 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
     tvm.IRModule
         `mod` itself where no rule applied.
     """
-    updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
+    builder, changed = relax.BlockBuilder(mod), False
     for gvar, func in functions_of(mod, relax.Function).items():
         if belongs_to_a_library(func):
             continue
-        rewriter = Rewriter(Memory(func, mod), rules, _sizes(func))
+        rewriter = Rewriter(Memory(func, mod), rules, _sizes(func), builder)
         blocks = [rewriter.block(block) for block in func.body.blocks]
         if rewriter.applied:
             blocks = _without_unread(blocks, free_vars(func.body.body), rewriter.memory)
             body = relax.SeqExpr(blocks, func.body.body)
-            updated[gvar] = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
-    return relax.transform.Normalize()(with_functions(mod, updated)) if updated else mod
+            new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+            builder.update_func(gvar, new)
+            changed = True
+    return relax.transform.Normalize()(builder.get()) if changed else mod
 
 
 class Rewriter:
@@ -63,10 +65,15 @@ class Rewriter:
     the function that are read inside, too: in two shapes, they would be two copies.
     """
 
-    def __init__(self, memory: Memory, rules: Mapping[str, Rule], sizes: Analyzer):
-        self.memory, self.rules, self.sizes = memory, rules, sizes
+    def __init__(
+        self,
+        memory: Memory,
+        rules: Mapping[str, Rule],
+        sizes: Analyzer,
+        builder: relax.BlockBuilder,
+    ):
+        self.memory, self.rules, self.sizes, self.builder = memory, rules, sizes, builder
         self.applied, self.hint = 0, ""
-        self.builder = relax.BlockBuilder()
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}

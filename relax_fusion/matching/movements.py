@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm import relax, tirx
 
-from .pattern import BlockView, PrimExpr
+from .pattern import BlockView, Definitions, PrimExpr
 from .shapes import permutation, product, same_shape, shape_of
 
 FEATURES, HEAD, LANE = -1, -2, -3
@@ -105,7 +105,7 @@ class Cut:
     stop: int
 
 
-def static_slice(view: BlockView, expr: relax.Expr) -> Cut | None:
+def static_slice(view: Definitions, expr: relax.Expr) -> Cut | None:
     """Read a slice along one static axis, without a stride, between static ends."""
     call = view.call(expr, "relax.strided_slice")
     shape = shape_of(call.args[0]) if call is not None else None
@@ -136,7 +136,7 @@ class Parts:
     starts: tuple[int, ...]
 
 
-def split_parts(view: BlockView, expr: relax.Expr) -> Parts | None:
+def split_parts(view: Definitions, expr: relax.Expr) -> Parts | None:
     """Read a split along a static axis."""
     call = view.call(expr, "relax.split")
     shape = shape_of(call.args[0]) if call is not None else None

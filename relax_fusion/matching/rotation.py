@@ -8,7 +8,7 @@ from tvm import relax
 
 from .constants import binary, scalar
 from .movements import split_parts, static_slice
-from .pattern import BlockView, is_call
+from .pattern import BlockView, Definitions, is_call
 from .shapes import shape_of
 
 
@@ -52,13 +52,13 @@ def _rotation_from(view: BlockView, source: relax.Var) -> Rotation | None:
     """Look for the sum at the end of a rotation two steps behind its source."""
     for product in view.uses(source):
         for end in view.uses(product):
-            found = _rotation(view, end)
+            found = rotation_at(view, end)
             if found is not None and found.source.same_as(source):
                 return found
     return None
 
 
-def _rotation(view: BlockView, end: relax.Var) -> Rotation | None:
+def rotation_at(view: Definitions, end: relax.Var) -> Rotation | None:
     """Read ``t * cos + concat(-t[half:], t[:half]) * sin``, operands in any order."""
     for first, second in binary(view, end, "relax.add"):
         for source, cos in binary(view, first, "relax.multiply"):
@@ -70,7 +70,7 @@ def _rotation(view: BlockView, end: relax.Var) -> Rotation | None:
     return None
 
 
-def _half_turned(view: BlockView, expr: relax.Expr) -> _Half | None:
+def _half_turned(view: Definitions, expr: relax.Expr) -> _Half | None:
     """Read ``concat(-t[half:], t[:half])``; `part` says nothing here."""
     call = view.call(expr, "relax.concat")
     shape = shape_of(expr)
@@ -90,7 +90,7 @@ def _half_turned(view: BlockView, expr: relax.Expr) -> _Half | None:
     return _Half(low.source, 0, (*low.covers, *high.covers, fields[0], expr))
 
 
-def _negated(view: BlockView, expr: relax.Expr) -> relax.Expr | None:
+def _negated(view: Definitions, expr: relax.Expr) -> relax.Expr | None:
     """Return what `expr` is the negative of."""
     call = view.call(expr, "relax.negative")
     if call is not None:
@@ -101,7 +101,7 @@ def _negated(view: BlockView, expr: relax.Expr) -> relax.Expr | None:
     return None
 
 
-def _half(view: BlockView, expr: relax.Expr) -> _Half | None:
+def _half(view: Definitions, expr: relax.Expr) -> _Half | None:
     """Read a slice or a part of a split as half of the last axis."""
     value = view.definition(expr)
     if isinstance(value, relax.TupleGetItem):

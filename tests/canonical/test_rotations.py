@@ -1,0 +1,93 @@
+"""FuseNormRotation: heads that are normalised, moved and rotated."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from tvm import ir, relax
+
+import relax_fusion
+from relax_fusion.canonical import FuseNormRotation
+
+from .common import assert_same_numbers, module, operators
+
+ROTATION = """
+h1 = R.strided_slice(t, (3,), (4,), (8,))
+h0 = R.strided_slice(t, (3,), (0,), (4,))
+m = R.negative(h1)
+r = R.concat((m, h0), axis=-1)
+a = R.multiply(t, c)
+d = R.multiply(r, e)
+y = R.add(a, d)
+"""
+
+
+def heads(angles: str, movement: str, dtype: str = "float32") -> ir.IRModule:
+    """Return a module with heads that are normalised, moved and rotated."""
+    params = (
+        f"x: R.Tensor(('b', 's', 2, 8), '{dtype}'), g: R.Tensor((8,), '{dtype}'), "
+        f"c: R.Tensor({angles}, '{dtype}'), e: R.Tensor({angles}, '{dtype}')"
+    )
+    norm = "n = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+    return module(params, norm + movement + ROTATION)
+
+
+@pytest.mark.parametrize(
+    "angles, movement",
+    [
+        ("(1, 1, 's', 8)", "t = R.permute_dims(n, axes=[0, 2, 1, 3])"),
+        ("('b', 1, 's', 8)", "t = R.permute_dims(n, axes=[0, 2, 1, 3])"),
+        ("('s', 8)", "t = R.permute_dims(n, axes=[0, 2, 1, 3])"),
+        ("('b', 8)", "t = R.permute_dims(n, axes=[1, 2, 0, 3])"),
+        ("('s', 1, 8)", "t = n"),
+        ("('b', 's', 2, 8)", "t = n"),
+    ],
+)
+def test_fused(angles: str, movement: str) -> None:
+    before = heads(angles, movement)
+    after = FuseNormRotation()(before)
+    assert operators(after) == ["call_tir", *(["permute_dims"] if "permute" in movement else [])]
+    assert_same_numbers(before, after, rtol=1e-6)  # the mean is of float32
+
+
+@pytest.mark.parametrize(
+    "angles, movement",
+    [
+        ("(1, 2, 's', 8)", "t = R.tanh(R.permute_dims(n, axes=[0, 2, 1, 3]))"),
+        ("('b', 8, 's', 8)", "t = R.repeat(R.permute_dims(n, axes=[0, 2, 1, 3]), 4, axis=1)"),
+    ],
+)
+def test_something_in_between(angles: str, movement: str) -> None:
+    before = heads(angles, movement)
+    assert FuseNormRotation()(before).same_as(before)
+
+
+def test_angles_that_broadcast_the_heads() -> None:
+    before = module(
+        "x: R.Tensor((1, 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
+        "c: R.Tensor(('b', 's', 1, 8), 'float32'), e: R.Tensor(('b', 's', 1, 8), 'float32')",
+        "t = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n" + ROTATION,
+    )
+    assert FuseNormRotation()(before).same_as(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_scheduled_by_the_rule_of_norms(dtype: str) -> None:
+    mod = heads("(1, 1, 's', 8)", "t = R.permute_dims(n, axes=[0, 2, 1, 3])", dtype)
+    report = relax_fusion.Report()
+    target = relax_fusion.make_target("llvm")
+    pipeline = relax.get_pipeline("relax_fusion", target=target, report=report)
+    vm = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), tvm.cpu())
+    (rule,) = {s.rule for s in report.schedules if "rotation" in s.function}
+    assert rule == "NormRule"
+    rng = np.random.default_rng(1)
+    arrays = [
+        rng.standard_normal(s).astype(dtype) for s in ((2, 3, 2, 8), (8,), *[(1, 1, 3, 8)] * 2)
+    ]
+    x, g, c, e = (a.astype("float64") for a in arrays)
+    n = (x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * g).transpose(0, 2, 1, 3)
+    want = n * c + np.concatenate([-n[..., 4:], n[..., :4]], -1) * e
+    got = vm["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+    step = np.finfo(dtype).eps
+    np.testing.assert_allclose(got, want, rtol=step, atol=4 * step)
