@@ -21,7 +21,13 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import FuseNormRotation, MendImports, MoveReshapes, RecogniseOperators
+from .canonical import (
+    FuseNormRotation,
+    MendImports,
+    MoveReshapes,
+    MoveTransposes,
+    RecogniseOperators,
+)
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -104,6 +110,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
         MendImports(),
         MoveReshapes(),
+        MoveTransposes(),
         RecogniseOperators(),
         FuseNormRotation(),
     ]

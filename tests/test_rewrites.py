@@ -18,7 +18,13 @@ from tvm.target import Target
 
 import relax_fusion
 from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
-from relax_fusion.canonical import FuseNormRotation, MendImports, MoveReshapes, RecogniseOperators
+from relax_fusion.canonical import (
+    FuseNormRotation,
+    MendImports,
+    MoveReshapes,
+    MoveTransposes,
+    RecogniseOperators,
+)
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from relax_fusion.transforms.annotate import (
@@ -70,6 +76,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
     "MoveReshapes": MoveReshapes(),
+    "MoveTransposes": MoveTransposes(),
     "NameInPlaceResults": NameInPlaceResults(),
     "NarrowVectors": NarrowVectors(4),
     "PlanMemory": PlanMemory(),

@@ -4,5 +4,12 @@ from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
 from .rotations import FuseNormRotation
+from .transposes import MoveTransposes
 
-__all__ = ["FuseNormRotation", "MendImports", "MoveReshapes", "RecogniseOperators"]
+__all__ = [
+    "FuseNormRotation",
+    "MendImports",
+    "MoveReshapes",
+    "MoveTransposes",
+    "RecogniseOperators",
+]

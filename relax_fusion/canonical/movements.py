@@ -17,12 +17,13 @@ from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
-_UNARY = (
+UNARY = (
     *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
     *("square", "tanh", "nn.gelu", "nn.gelu_tanh", "nn.relu", "nn.silu"),
 )
-_BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
-_REDUCTIONS = ("max", "mean", "sum", "variance")
+BINARY = ("add", "divide", "maximum", "minimum", "multiply", "power", "subtract")
+REDUCTIONS = ("max", "mean", "sum", "variance")
+"""What is computed element by element, and what of rows."""
 
 
 @tvm.transform.module_pass(opt_level=0, name="MoveReshapes")
@@ -265,9 +266,9 @@ def _is_empty(expr: relax.Expr) -> bool:
 
 
 RESHAPES: dict[str, Rule] = {
-    **{f"relax.{name}": _unary for name in _UNARY},
-    **{f"relax.{name}": _binary for name in _BINARY},
-    **{f"relax.{name}": _reduction for name in _REDUCTIONS},
+    **{f"relax.{name}": _unary for name in UNARY},
+    **{f"relax.{name}": _binary for name in BINARY},
+    **{f"relax.{name}": _reduction for name in REDUCTIONS},
     "relax.reshape": _reshape,
     "relax.broadcast_to": _broadcast,
     "relax.strided_slice": _slice,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm
 from tvm import ir, relax, te, tirx
 
+from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
-from ..matching.shapes import permutation, same_shape, shape_of
+from ..matching.shapes import same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -22,19 +24,17 @@ class FuseNormRotation:
 
     rewrite::
 
-        n = R.nn.rms_norm(q, g, axes=[-1])                  # q as [b, s, heads, d]
-        t = R.permute_dims(n, [0, 2, 1, 3])                 # or none
-        y = R.add(R.multiply(t, cos), R.multiply(rotate_half(t), sin))
+        n = R.nn.rms_norm(q, g, axes=[-1])                  # q as [..., d]; g, or R.add(g, 1)
+        y = R.add(R.multiply(n, cos), R.multiply(rotate_half(n), sin))
             ->
-        n = R.call_tir(rms_norm_rotation, (q, g, cos, sin))
-        y = R.permute_dims(n, [0, 2, 1, 3])
+        y = R.call_tir(rms_norm_rotation, (q, g, cos, sin))
 
-    The movement comes behind: attention reads its operands where they are.  Both are computed in
-    float32, and rounded once.
+    Both are computed in float32, and rounded once.  `MoveTransposes` has put transposes of the
+    heads behind.
 
     declines when:
-        the norm is over another axis than the last, or that is moved; the angles are of another
-        shape than the heads, where they are not broadcast.
+        the norm is over another axis than the last; the angles are of another shape than the heads,
+        where they are not broadcast.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -47,31 +47,25 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     found = rotation_at(rewriter, rewriter.probe(call))
     if found is None:
         return None
-    moved = rewriter.call(found.source, "relax.permute_dims")
-    norm = rewriter.call(found.source if moved is None else moved.args[0], "relax.nn.rms_norm")
+    norm = rewriter.call(found.source, "relax.nn.rms_norm")
     shape = shape_of(norm) if norm is not None else None
-    if (
-        norm is None
-        or shape is None
-        or [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]
-    ):
+    if norm is None or not shape or not isinstance(shape[-1], tirx.IntImm):
         return None
-    axes = list(range(len(shape))) if moved is None else permutation(moved, len(shape))
+    if [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]:
+        return None
     angles = (found.cos, found.sin)
-    if axes[-1] != len(shape) - 1 or not isinstance(shape[-1], tirx.IntImm):
-        return None
-    if not all(_fits(angle, [shape[a] for a in axes]) for angle in angles):
+    if not all(_fits(angle, shape) for angle in angles):
         return None
     x, gamma = norm.args
-    made = rewriter.builder.call_te(
-        norm_rotation,
-        *(x, gamma, *angles),
-        axes,
-        float(norm.attrs.epsilon),
-        primfunc_name_hint="rms_norm_rotation",
-    )
-    out = rewriter.emit(made)
-    return relax.op.permute_dims(out, axes) if moved is not None else made
+    plus = 0.0
+    for row, number in binary(rewriter, gamma, "relax.add"):
+        value = scalar(rewriter, number)
+        if value is not None and same_shape(shape_of(row), shape_of(gamma)):
+            gamma, plus = row, value
+            break
+    kernel = partial(norm_rotation, eps=float(norm.attrs.epsilon), plus=plus)
+    name = "rms_norm_rotation"
+    return rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
 
 
 def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
@@ -84,14 +78,9 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
 
 
 def norm_rotation(
-    x: te.Tensor,
-    gamma: te.Tensor,
-    cos: te.Tensor,
-    sin: te.Tensor,
-    axes: Sequence[int],
-    eps: float,
+    x: te.Tensor, gamma: te.Tensor, cos: te.Tensor, sin: te.Tensor, eps: float, plus: float
 ) -> te.Tensor:
-    """RMSNorm over the last axis, its two halves rotated by angles of a transposed layout.
+    """RMSNorm over the last axis, whose two halves are then rotated.
 
     Parameters
     ----------
@@ -100,11 +89,9 @@ def norm_rotation(
     gamma : te.Tensor
         Of one head.
     cos, sin : te.Tensor
-        Broadcast to `x` with its axes in the order `axes`.
-    axes : sequence of int
-        Which axis of `x` each axis of that layout is.
-    eps : float
-        Added to the mean square.
+        Broadcast to `x`.
+    eps, plus : float
+        What is added to the mean square, and to gamma.
     """
     *_, width = x.shape
     half = int(width) // 2
@@ -118,14 +105,12 @@ def norm_rotation(
     )
 
     def normed(row: Sequence[tirx.Expr], lane: tirx.Expr) -> tirx.Expr:
-        scale = te.rsqrt(
-            square(*row) / tirx.const(int(width), ARITHMETIC) + tirx.const(eps, ARITHMETIC)
-        )
-        return wide(x(*row, lane)) * scale * wide(gamma(lane))
+        mean = square(*row) / tirx.const(int(width), ARITHMETIC)
+        weight = wide(gamma(lane)) + tirx.const(plus, ARITHMETIC) if plus else wide(gamma(lane))
+        return wide(x(*row, lane)) * te.rsqrt(mean + tirx.const(eps, ARITHMETIC)) * weight
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
-        places = [at[a] for a in axes][len(axes) - len(of.shape) :]
-        own = zip(of.shape, places, strict=True)
+        own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
         return wide(of(*(0 if isinstance(d, tirx.IntImm) and int(d) == 1 else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:

@@ -1,0 +1,200 @@
+"""Canonical movements: transposes behind element-wise operators, towards who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax, tirx
+
+from ..matching.pattern import is_call
+from ..matching.shapes import permutation, same_shape, shape_of
+from .movements import BINARY, REDUCTIONS, UNARY
+from .rewriter import Rewriter, Rule, canonicalise
+
+
+@tvm.transform.module_pass(opt_level=0, name="MoveTransposes")
+@dataclass(frozen=True)
+class MoveTransposes:
+    """Move transposes behind element-wise operators, norms, slices and concatenations.
+
+    rewrite::
+
+        t = R.permute_dims(q, [0, 2, 1, 3])                       # [b, s, n, d] -> [b, n, s, d]
+        y = R.add(R.multiply(t, cos), R.multiply(half_turned(t), sin))
+            ->
+        y = R.permute_dims(R.add(R.multiply(q, cos2), R.multiply(half_turned(q), sin2)), ...)
+
+    So heads are normalised and rotated where their projection put them, and attention reads them
+    there.  What is broadcast to a transposed tensor is reshaped where that moves no element of it,
+    and else transposed itself.
+
+    declines when:
+        the operands of an operator are transposed in different ways; a norm or a sum is over
+        another axis than the last, or that is moved; a shape is not known.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return canonicalise(mod, TRANSPOSES)
+
+
+@dataclass(frozen=True)
+class _Transposed:
+    """What a transpose is of, and which of its axes each axis of the result is."""
+
+    source: relax.Expr
+    axes: list[int]
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether the last axis stays the last."""
+        return self.axes[-1] == len(self.axes) - 1
+
+    def back(self, value: relax.Expr) -> relax.Expr:
+        """Return a value of the layout of `source` in that of the transpose."""
+        return relax.op.permute_dims(value, self.axes)
+
+
+def _transposed(rewriter: Rewriter, expr: relax.Expr) -> _Transposed | None:
+    call = rewriter.call(expr, "relax.permute_dims")
+    shape = shape_of(expr)
+    if call is None or shape is None:
+        return None
+    return _Transposed(call.args[0], permutation(call, len(shape)))
+
+
+def _permute(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Make one transpose of two, and none of one that moves nothing."""
+    rank = len(shape_of(call) or ())
+    axes, first = permutation(call, rank), _transposed(rewriter, call.args[0])
+    if rank and axes == list(range(rank)):
+        return call.args[0]
+    if first is None:
+        return None
+    return relax.op.permute_dims(first.source, [first.axes[a] for a in axes])
+
+
+def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    found = _transposed(rewriter, call.args[0])
+    if found is None:
+        return None
+    return found.back(rewriter.emit(relax.Call(call.op, [found.source], call.attrs)))
+
+
+def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    rank = len(shape_of(call) or ())
+    known = [_transposed(rewriter, arg) for arg in call.args]
+    found = next((t for t in known if t is not None and len(t.axes) == rank), None)
+    if found is None:
+        return None
+    args = [
+        t.source if t is not None and t.axes == found.axes else _laid_back(rewriter, arg, found)
+        for t, arg in zip(known, call.args, strict=True)
+    ]
+    if any(arg is None for arg in args):
+        return None
+    return found.back(rewriter.emit(relax.Call(call.op, args, call.attrs)))
+
+
+def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> relax.Expr | None:
+    """Return what is broadcast to a transposed tensor as it is broadcast to the source."""
+    shape, rank = shape_of(expr), len(found.axes)
+    if shape is None or len(shape) > rank:
+        return None
+    if all(map(_is_one, shape)):
+        return expr if not shape or len(shape) == 1 else rewriter.emit(relax.op.reshape(expr, [1]))
+    full = [tirx.IntImm("int64", 1)] * (rank - len(shape)) + list(shape)
+    target = [full[found.axes.index(a)] for a in range(rank)]
+    moved = [found.axes[i] for i, size in enumerate(full) if not _is_one(size)]
+    if moved == sorted(moved):
+        target = _without_ones(target)
+        same = same_shape(target, shape)
+        return expr if same else rewriter.emit(relax.op.reshape(expr, target))
+    if len(moved) == rank:
+        return None  # as large as the tensor: nothing would be won
+    whole = rewriter.emit(relax.op.reshape(expr, full))
+    inverse = [found.axes.index(a) for a in range(rank)]
+    return rewriter.emit(relax.op.permute_dims(whole, inverse))
+
+
+def _is_one(size: tirx.Expr) -> bool:
+    return isinstance(size, tirx.IntImm) and int(size) == 1
+
+
+def _without_ones(shape: Sequence[tirx.Expr]) -> list[tirx.Expr]:
+    """Leave out leading axes of size 1."""
+    first = next((i for i, size in enumerate(shape) if not _is_one(size)), len(shape) - 1)
+    return list(shape[first:])
+
+
+def _last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Compute a norm, or a sum that is kept as an axis of size 1, of the last axis in front."""
+    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call.args[0]) or ())
+    is_norm = is_call(call, "relax.nn.rms_norm", "relax.nn.layer_norm")
+    axes = call.attrs.axes if is_norm else call.attrs.axis
+    if found is None or not found.keeps_last or axes is None:
+        return None
+    if [int(a) % rank for a in axes] != [rank - 1] or not (is_norm or call.attrs.keepdims):
+        return None
+    made = relax.Call(call.op, [found.source, *call.args[1:]], call.attrs)
+    return found.back(rewriter.emit(made))
+
+
+def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call) or ())
+    if found is None or not rank:
+        return None
+    axes = [found.axes[int(a) % rank] for a in call.args[1].fields]
+    inbound = bool(call.attrs.assume_inbound)
+    made = relax.op.strided_slice(found.source, axes, *call.args[2:], assume_inbound=inbound)
+    return found.back(rewriter.emit(made))
+
+
+def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    if not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
+        return None
+    known = [_transposed(rewriter, field) for field in call.args[0].fields]
+    first = known[0] if known else None
+    if first is None or any(t is None or t.axes != first.axes for t in known):
+        return None
+    axis = first.axes[int(call.attrs.axis) % len(first.axes)]
+    sources = [t.source for t in known if t is not None]
+    return first.back(rewriter.emit(relax.op.concat(sources, axis)))
+
+
+def _expand(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Add an axis behind the last one in front."""
+    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call) or ())
+    if found is None or [int(a) % rank for a in call.attrs.axis] != [rank - 1]:
+        return None
+    made = rewriter.emit(relax.op.expand_dims(found.source, [rank - 1]))
+    return relax.op.permute_dims(made, [*found.axes, rank - 1])
+
+
+def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Regroup the last axes, which a transpose leaves where they are, in front of it."""
+    found, new = _transposed(rewriter, call.args[0]), shape_of(call)
+    old = shape_of(found.source) if found is not None else None
+    if found is None or old is None or new is None:
+        return None
+    lead = max(i + 1 for i, a in enumerate(found.axes) if a != i)
+    if lead >= min(len(old), len(new)):
+        return None
+    if not same_shape(new[:lead], [old[a] for a in found.axes[:lead]]):
+        return None
+    made = rewriter.emit(relax.op.reshape(found.source, [*old[:lead], *new[lead:]]))
+    return relax.op.permute_dims(made, [*found.axes[:lead], *range(lead, len(new))])
+
+
+TRANSPOSES: dict[str, Rule] = {
+    **{f"relax.{name}": _unary for name in UNARY},
+    **{f"relax.{name}": _binary for name in BINARY},
+    **{f"relax.{name}": _last for name in (*REDUCTIONS, "nn.rms_norm", "nn.layer_norm")},
+    "relax.expand_dims": _expand,
+    "relax.permute_dims": _permute,
+    "relax.reshape": _reshape,
+    "relax.strided_slice": _slice,
+    "relax.concat": _concat,
+}
