@@ -222,7 +222,8 @@ def _is_constant(expr: relax.Expr, value: float) -> bool:
 
 def _activated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     found = activation(rewriter, rewriter.probe(call))
-    return _ACTIVATIONS[found.name](found.source) if found is not None else None
+    known = found is not None and found.name in _ACTIVATIONS  # others, Relax has no operator for
+    return _ACTIVATIONS[found.name](found.source) if found is not None and known else None
 
 
 OPERATORS: dict[str, Rule] = {

@@ -16,12 +16,17 @@ _SQRT_2_OVER_PI = 0.7978845608028654
 def activate(name: str, x: tirx.Expr) -> tirx.Expr:
     """Return an activation of a float32 scalar expression.
 
-    ``gelu`` is exact (erf), ``gelu_tanh`` its approximation (Hendrycks and Gimpel, 2016).
+    ``gelu`` is exact (erf), ``gelu_tanh`` and ``quick_gelu`` its approximations by tanh and by a
+    sigmoid (Hendrycks and Gimpel, 2016).  ``relu2`` is the square of ``relu`` (So et al., 2021).
     """
     one = tirx.const(1.0, ACCUMULATE)
     if name == "relu":
         zero = tirx.const(0.0, ACCUMULATE)
         return tirx.Select(x < zero, zero, x)  # a maximum would be 0 for NaN
+    if name == "relu2":
+        return tirx.Select(x < tirx.const(0.0, ACCUMULATE), tirx.const(0.0, ACCUMULATE), x * x)
+    if name == "quick_gelu":
+        return x / (one + te.exp(tirx.const(-1.702, ACCUMULATE) * x))
     if name == "silu":
         return x / (one + te.exp(-x))
     if name == "gelu":

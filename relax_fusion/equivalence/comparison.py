@@ -91,7 +91,7 @@ class Comparison:
         self.interpreter = Interpreter(mod=mod, constant=self._constant)
         values = [p for block in self.match.workload.graph.blocks for p in parts(block.value)]
         named = {part.name for part in values if isinstance(part, Op)}
-        self.activations = named & {"gelu", "gelu_tanh"}
+        self.activations = named & {"gelu", "gelu_tanh", "quick_gelu"}
         self.numbers = {part.value for part in values if isinstance(part, Const)}
         self.coarse = coarse_bindings(region)
         self.leaf_of = {name: leaf for leaf, name in operand_of(region)}

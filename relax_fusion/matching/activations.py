@@ -31,8 +31,9 @@ class Activated:
 def activation(view: Definitions, var: relax.Expr) -> Activated | None:
     """Recognise the activation that defines `var`.
 
-    Spellings: the operator; ``x * sigmoid(x)``; ``maximum(x, 0)``; ``0.5 x (1 + erf(x / sqrt 2))``
-    and ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products.
+    Spellings: the operator; ``x * sigmoid(x)``, also of ``1.702 x``; ``maximum(x, 0)``, and squares
+    of it; ``0.5 x (1 + erf(x / sqrt 2))`` and
+    ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -46,7 +47,34 @@ def activation(view: Definitions, var: relax.Expr) -> Activated | None:
         sigmoid = view.call(gate, "relax.sigmoid")
         if sigmoid is not None and sigmoid.args[0].same_as(source):
             return Activated("silu", source, (gate, var))
-    return _decomposed_gelu(view, var)
+        if sigmoid is None:
+            continue
+        found = scaled(view, sigmoid.args[0])
+        if found is None or not found[0].same_as(source):
+            continue
+        if near(found[1], 1.702, dtype_of(source)):
+            return Activated("quick_gelu", source, (sigmoid.args[0], gate, var))
+    squared = _squared_relu(view, var)
+    return squared if squared is not None else _decomposed_gelu(view, var)
+
+
+def _squared_relu(view: Definitions, var: relax.Var) -> Activated | None:
+    """Recognise the square of a ReLU: by `square`, as a power or as a product."""
+    power = view.call(var, "relax.power")
+    if power is not None and scalar(view, power.args[1]) != 2.0:
+        return None
+    square = power if power is not None else view.call(var, "relax.square", "relax.multiply")
+    if square is None or (
+        power is None and any(not a.same_as(square.args[0]) for a in square.args)
+    ):
+        return None
+    inner = square.args[0]
+    if view.call(inner, "relax.nn.relu", "relax.maximum") is None:
+        return None
+    found = activation(view, inner)
+    if found is None or found.name != "relu":
+        return None
+    return Activated("relu2", found.source, (*found.covers, var))
 
 
 def _decomposed_gelu(view: Definitions, var: relax.Var) -> Activated | None:

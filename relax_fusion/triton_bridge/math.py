@@ -34,6 +34,12 @@ def gelu_tanh(x):
 
 
 @triton.jit
+def quick_gelu(x):
+    """Return ``x * sigmoid(1.702 x)`` of a float32 tensor of any shape."""
+    return x * tl.sigmoid(1.702 * x)
+
+
+@triton.jit
 def relu(x):
     """Return ``max(x, 0)`` of a float32 tensor of any shape, NaN staying NaN."""
     return tl.where(x < 0.0, 0.0, x)
@@ -48,8 +54,12 @@ def activate(x, ACTIVATION: tl.constexpr):
         return gelu(x)
     elif ACTIVATION == "gelu_tanh":
         return gelu_tanh(x)
+    elif ACTIVATION == "quick_gelu":
+        return quick_gelu(x)
     elif ACTIVATION == "relu":
         return relu(x)
+    elif ACTIVATION == "relu2":
+        return relu(x) * relu(x)
     else:
         tl.static_assert(ACTIVATION == "none", "no such activation")
         return x

@@ -48,6 +48,8 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": lambda x: x * np.exp(-np.logaddexp(0, -1.702 * x)),
+    "relu2": lambda x: np.maximum(x, 0) ** 2,
 }
 """What each of the operators of a graph computes."""
 

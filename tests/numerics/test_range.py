@@ -116,7 +116,7 @@ def test_f6_what_may_be_rounded_may_overflow(run: Run) -> None:
 
 
 @on_every_backend(
-    **{name: replace(ACTIVE[name], **FLOAT) for name in ("silu", "gelu", "gelu_tanh")}
+    **{name: replace(ACTIVE[name], **FLOAT) for name in ("silu", "gelu", "gelu_tanh", "quick_gelu")}
 )
 def test_f7_small_activations_are_exact(run: Run) -> None:
     given = zeros(run.work, rows=2)

@@ -34,6 +34,13 @@ ACTIVATION_SPELLINGS = {
     "relu": ("relu", "a = R.nn.relu(p)"),
     "silu_by_sigmoid": ("silu", "e = R.sigmoid(p); a = R.multiply(p, e)"),
     "relu_by_maximum": ("relu", 'a = R.maximum(R.const(0.0, "float32"), p)'),
+    "quick_gelu": (
+        "quick_gelu",
+        'd = R.multiply(p, R.const(1.702, "float32")); e = R.sigmoid(d); a = R.multiply(p, e)',
+    ),
+    "relu2_by_power": ("relu2", 'e = R.nn.relu(p); a = R.power(e, R.const(2.0, "float32"))'),
+    "relu2_by_multiply": ("relu2", "e = R.nn.relu(p); a = R.multiply(e, e)"),
+    "relu2_by_square": ("relu2", 'e = R.maximum(p, R.const(0.0, "float32")); a = R.square(e)'),
     "gelu_by_erf": (
         "gelu",
         'e = R.multiply(p, R.const(0.70710678, "float32")); f = R.erf(e)\n'

@@ -36,7 +36,9 @@ ACTIVATE = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x) ** 2,
 }
 
 

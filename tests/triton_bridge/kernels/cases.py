@@ -16,7 +16,9 @@ ACTIVATIONS = {
     "silu": lambda v: v / (1 + np.exp(-v)),
     "gelu": lambda v: 0.5 * v * (1 + np.vectorize(math.erf)(v / math.sqrt(2))),
     "gelu_tanh": lambda v: 0.5 * v * (1 + np.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))),
+    "quick_gelu": lambda v: v / (1 + np.exp(-1.702 * v)),
     "relu": lambda v: np.maximum(v, 0),
+    "relu2": lambda v: np.maximum(v, 0) ** 2,
 }
 
 
