@@ -35,7 +35,7 @@ _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
 
 
-_FORMULAS = (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715)
+_FORMULAS = (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702)
 """Constants of activations, which graphs multiply or divide by in few digits, kernels in all."""
 
 

@@ -146,7 +146,7 @@ def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> C
 
 def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
     """Absorb an activation all of whose bindings read nothing but the chain's result."""
-    for end in _ends_after(view, chain.out):
+    for end in reversed(_ends_after(view, chain.out)):  # the square of a ReLU holds a ReLU
         found = activation(view, end)
         if found is None or not found.source.same_as(chain.out):
             continue
