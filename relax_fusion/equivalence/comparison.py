@@ -101,7 +101,8 @@ class Comparison:
 
         A factor that the kernel has as well, such as a scale of 0.7071, is no part of a formula.
         """
-        written_out = any(is_call(e, "relax.erf", "relax.tanh") for _, e in self.region.bindings)
+        functions = ("relax.erf", "relax.sigmoid", "relax.tanh")
+        written_out = any(is_call(e, *functions) for _, e in self.region.bindings)
         if not written_out or not self.activations:
             return value
         factors = (f for n in self.numbers if n for f in (n, 1 / n))
