@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import Reason
-from ...workload import HeadLayout
+from ...workload import HeadLayout, Heads
 from ..axes import Atom, ahead, quotient, size_of
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from ..shapes import dtype_of, same_shape, shape_text, static
@@ -54,10 +54,17 @@ class Laid:
         """What queries and keys are multiplied by on their way."""
         return self.q.factor * self.k.factor
 
+    @property
+    def parts(self) -> tuple[Heads | None, ...]:
+        """Which heads of merged tensors query, key and value are; None: tensors of their own."""
+        every = (self.q, self.k, self.v)
+        return tuple(at.heads_of(self.batch) if at.kept else None for at in every)
+
     def args(self) -> dict[str, KernelArg]:
         """Return query, key and value, by name, as tensors of four dimensions."""
         layouts = (self.q_layout, self.kv_layout, self.kv_layout)
-        heads = (self.q_heads, self.kv_heads, self.kv_heads)
+        own = (self.q_heads, self.kv_heads, self.kv_heads)
+        heads = (n if part is None else part.total for n, part in zip(own, self.parts, strict=True))
         found = zip("qkv", (self.q, self.k, self.v), layouts, heads, strict=True)
         return {x: KernelArg(o.at.expr, self.shape(o, n, layout)) for x, o, layout, n in found}
 
@@ -98,6 +105,7 @@ def laid(
     results = _by_movements(view, list(results_of(view, out)))
     if batch is None:
         batch = _batch_of([*ranked, results], outermost)
+    ranked = [[at for at in found if _readable(at, batch)] for found in ranked]
     refusal: Refused | None = None
     for choice in _combinations(ranked):
         try:
@@ -106,6 +114,11 @@ def laid(
             refusal = refusal or refused
     assert refusal is not None
     raise refusal
+
+
+def _readable(at: Operand, batch: PrimExpr | int) -> bool:
+    """Tell whether a tensor is all heads, or has those that are read at equal steps."""
+    return not at.kept or at.heads_of(batch) is not None
 
 
 def _by_movements(view: BlockView, found: list[Operand]) -> list[Operand]:
@@ -144,6 +157,8 @@ def _batch_of(ranked: Sequence[list[Operand]], outermost: PrimExpr | None) -> Pr
 
 def _layouts(at: Operand, batch: PrimExpr | int) -> tuple[HeadLayout, ...]:
     """Return the layouts that a tensor can be said to have."""
+    if at.kept:
+        return ("bsnh",)
     outer, stored = at.outer, at.stored
     if outer is None or at.at.order[: len(stored)] != stored:
         return ()

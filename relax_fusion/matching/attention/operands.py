@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from ...errors import Reason
+from ...workload import Heads
 from ..axes import Atom, Placed, behind, is_one, regrouped
 from ..constants import scaled
 from ..pattern import BlockView, PrimExpr, guard
 from ..shapes import dtype_of, known_shape, same_shape
 from ..slices import prefix_slice
+from .merged import Kept, heads_left, uncut
 
 WIDENED = {"float16": "float32", "bfloat16": "float32"}
 
@@ -37,6 +39,8 @@ class Operand:
         How many of its positions are read, where that is not all.
     widened : bool
         Whether the matmul reads it in a wider type.
+    kept : tuple of Kept
+        Of which atoms of the tensor a part is read.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Operand:
     length: PrimExpr | None = None
     widened: bool = False
     steps: int = 0
+    kept: tuple[Kept, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -63,6 +68,10 @@ class Operand:
     def stored(self) -> tuple[Atom, ...]:
         """The atoms of batch and heads that the tensor has."""
         return tuple(a for a in self.at.order if a not in self.at.copied)
+
+    def heads_of(self, batch: PrimExpr | int) -> Heads | None:
+        """Return which heads of a merged tensor these are; None if they are at no equal steps."""
+        return heads_left(self.at, self.stored, (self.positions, self.features), self.kept, batch)
 
     @property
     def outer(self) -> int | None:
@@ -133,7 +142,8 @@ def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
     var = at.at.expr
     own = True
     while isinstance(var, relax.Var) and view.is_free(var):
-        before = _cast(view, at) or _factor(view, at) or _prefix(view, at) or _moved(view, at)
+        readers = (_cast, _factor, _prefix, _uncut, _moved)
+        before = next((b for read in readers if (b := read(view, at)) is not None), None)
         if before is None:
             return
         own = own and view.only_user(var) is not None
@@ -168,6 +178,12 @@ def _prefix(view: BlockView, at: Operand) -> Operand | None:
     axes = tuple((capacity,) if a == (at.positions,) else a for a in at.at.axes)
     source = replace(at.at, expr=cut.source, axes=axes)
     return replace(at, at=source, positions=capacity, length=cut.length)
+
+
+def _uncut(view: BlockView, at: Operand) -> Operand | None:
+    """Read the merged tensor of which this one is a part."""
+    found = uncut(view, at.at, at.kept)
+    return None if found is None else replace(at, at=found[0], kept=found[1])
 
 
 def _moved(view: BlockView, at: Operand) -> Operand | None:
