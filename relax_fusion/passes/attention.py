@@ -9,8 +9,8 @@ from ..errors import Reason
 from ..matching.attention import AttentionChain, attention_chain
 from ..matching.attention.aligned import Grid
 from ..matching.attention.layout import Laid, laid
-from ..matching.attention.merged import split_whole
 from ..matching.attention.modifiers import Modifiers, modifiers
+from ..matching.attention.operands import read_by
 from ..matching.casts import refuse_kept_roundings
 from ..matching.constants import is_factor
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
@@ -71,7 +71,7 @@ class FuseAttentionChain(FusingPass):
         return self._build(view, chain) if chain is not None else None
 
     def _build(self, view: BlockView, chain: AttentionChain) -> Match:
-        found = laid(view, chain.operands, chain.batch, chain.outermost, chain.layout)
+        found = laid(view, chain)
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
@@ -79,10 +79,10 @@ class FuseAttentionChain(FusingPass):
         if work.kv_prefix:
             args["kv_len"] = KernelArg(found.kv_len)
         out = found.out.at.expr
-        paths = (*found.q.path, *found.k.path, *found.v.path)
-        covers = (*paths, *chain.scores.covers, *found.out.path)
-        covers = tuple(dict.fromkeys(covers))
-        covers = (*covers, *split_whole(view, covers))
+        paths = dict.fromkeys((*found.q.path, *found.k.path, *found.v.path))
+        inner = read_by(view, paths, chain.scores.covers)
+        moved = (v for v in paths if v in inner)
+        covers = tuple(dict.fromkeys((*moved, *chain.scores.covers, *found.out.path)))
         check_inner(view, covers, {out})
         refuse_kept_roundings(view, covers)
         shape = found.shape(found.out, found.q_heads, found.out_layout)

@@ -165,15 +165,3 @@ def _distances(inner: Sequence[Atom], heads: Sequence[Atom], kept: Sequence[Kept
 
 def _number(size: PrimExpr | int) -> int | None:
     return int(size) if isinstance(size, int | tirx.IntImm) else None
-
-
-def split_whole(view: BlockView, covers: Sequence[relax.Var]) -> tuple[relax.Var, ...]:
-    """Return the splits of which every part is covered."""
-    inside = set(covers)
-    values = (view.defs[var] for var in covers)
-    tuples = (v.tuple_value for v in values if isinstance(v, relax.TupleGetItem))
-    return tuple(
-        t
-        for t in dict.fromkeys(tuples)
-        if view.call(t, "relax.split") is not None and inside.issuperset(view.uses(t))
-    )

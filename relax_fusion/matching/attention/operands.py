@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
@@ -30,7 +30,7 @@ class Operand:
     positions, features : Atom, optional
         What the last two dimensions of its matmul hold; None where that is a single element.
     path : tuple of relax.Var
-        The bindings between it and the matmul that nothing else needs.
+        The bindings between it and the matmul.
     steps : int
         How many bindings there are in between.
     factor : float
@@ -140,17 +140,29 @@ def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
     """Yield an operand and, one by one, the tensors that it was made of."""
     yield at
     var = at.at.expr
-    own = True
     while isinstance(var, relax.Var) and view.is_free(var):
         readers = (_cast, _factor, _prefix, _uncut, _moved)
         before = next((b for read in readers if (b := read(view, at)) is not None), None)
         if before is None:
             return
-        own = own and view.only_user(var) is not None
-        path = (*at.path, var) if own else at.path
-        at = replace(before, path=path, steps=at.steps + 1)
+        value = view.definition(var)
+        of = (value.tuple_value,) if isinstance(value, relax.TupleGetItem) else ()
+        at = replace(before, path=(*at.path, var, *of), steps=at.steps + 1)
         var = at.at.expr
         yield at
+
+
+def read_by(
+    view: BlockView, variables: Iterable[relax.Var], readers: Iterable[relax.Var]
+) -> set[relax.Var]:
+    """Return those of `variables` that nothing reads but each other and `readers`."""
+    found, readers = set(variables), set(readers)
+    while True:
+        inside = found | readers
+        others = {v for v in found if view.escapes(v) or not inside.issuperset(view.uses(v))}
+        if not others:
+            return found
+        found -= others
 
 
 def _cast(view: BlockView, at: Operand) -> Operand | None:
