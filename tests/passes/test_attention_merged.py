@@ -9,15 +9,12 @@ import pytest
 from relax_fusion import DynamicDim
 from relax_fusion.workload import Heads
 
-from ..support.attention_chains import BASE, check, const
+from ..support.attention_chains import BASE, check, const, thirds, turns
 from ..support.chains import Chain, Rewrite, assert_numbers
 
-ROWS = replace(
-    *(BASE,), kv_len=5, scale=8**-0.5, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh"
-)
+ROWS = replace(BASE, kv_len=5, scale=8**-0.5, q_layout="bsnh", kv_layout="bsnh", out_layout="bsnh")
 ATTENTION = "o = R.nn.attention(q, k, v)"
-THIRDS = {"q_in": Heads(12, 0), "k_in": Heads(12, 4), "v_in": Heads(12, 8)}
-TURNS = {"q_in": Heads(12, 0, 3), "k_in": Heads(12, 1, 3), "v_in": Heads(12, 2, 3)}
+THIRDS, TURNS = thirds(4), turns(4)
 GROUPED = {"kv_heads": 2, "q_in": Heads(8, 0), "k_in": Heads(8, 4), "v_in": Heads(8, 6)}
 KEYS = "[0, 1, 3, 2]"
 
