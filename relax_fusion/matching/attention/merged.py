@@ -79,7 +79,7 @@ def _section(view: BlockView, expr: relax.Expr) -> Cut | None:
     if not view.is_free(value.tuple_value):
         return None
     parts = split_parts(view, value.tuple_value)
-    if parts is None:
+    if parts is None or value.index >= len(parts.starts):
         return None
     start, stop = (*parts.starts, parts.extent)[value.index : value.index + 2]
     return Cut(parts.source, parts.axis, parts.rank, parts.extent, start, stop)
