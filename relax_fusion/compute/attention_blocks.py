@@ -41,6 +41,7 @@ from .attention_tile import (
     arrange,
     block,
     int64,
+    place_of,
     scratch,
     zero,
 )
@@ -108,10 +109,10 @@ class TileEmitter:
                 key_block = T.axis.scan((int64(0), blocks), loop, dtype="int64")
                 IRBuilder.name("vkb", key_block)
                 self.first_key = (first + key_block) * int64(self.shape.keys)
-                self._load_kv("k_load", operands.k, self.work.head_dim, self._k_at)
+                self._load_kv("k", self.work.head_dim, self._k_at)
                 self.dots.emit(self.q_tile, self._key, self.softmax.scores, self._place)
                 self.softmax.advance()
-                self._load_kv("v_load", operands.v, self.work.v_dim, self._v_at)
+                self._load_kv("v", self.work.v_dim, self._v_at)
                 self._values()
         self.softmax.finish()
         self._store()
@@ -139,7 +140,7 @@ class TileEmitter:
         work = self.work
         with block("q_load", i=self.shape.rows, d=work.head_dim) as (i, d):
             query, head = self._query(i)
-            at = arrange(work.q_layout, self.batch, query, head, d)
+            at = place_of(work, "q", self.batch, query, head, d)
             inside = query < self.q_len
             T.buffer_store(self.q_tile, self._staged(inside, self.operands.q, at), [i, d])
 
@@ -148,27 +149,25 @@ class TileEmitter:
         dtype = self.shape.stage_dtype
         return tirx.if_then_else(inside, source[tuple(at)].astype(dtype), tirx.const(0, dtype))
 
-    def _load_kv(self, name: str, source: tirx.Var, features: int, position: Position) -> None:
+    def _load_kv(self, name: str, features: int, position: Position) -> None:
         """Stage a block of keys or values; what lies past `kv_len` may be garbage and reads 0."""
         if self.kv_tile is None:
             return
-        with block(name, j=self.shape.keys, d=features) as (j, d):
+        with block(f"{name}_load", j=self.shape.keys, d=features) as (j, d):
             key = self.first_key + j
-            at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, d)
-            value = self._staged(key < self.kv_len, source, at)
+            at = place_of(self.work, name, self.batch, key, self.kv_head, d)
+            value = self._staged(key < self.kv_len, getattr(self.operands, name), at)
             T.buffer_store(self.kv_tile, value, [position(j, d)])
 
     def _key(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return a feature of a key of the block."""
-        return self._read(self.operands.k, self._k_at, key, feature)
+        return self._read("k", self._k_at, key, feature)
 
     def _value(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return a feature of a value of the block."""
-        return self._read(self.operands.v, self._v_at, key, feature)
+        return self._read("v", self._v_at, key, feature)
 
-    def _read(
-        self, source: tirx.Var, position: Position, key: tirx.Expr, feature: tirx.Expr
-    ) -> tirx.Expr:
+    def _read(self, name: str, position: Position, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return a staged element, or the one that lies in memory, of the last key past the end.
 
         The score of a key past the end is hidden, whatever it is.
@@ -176,8 +175,8 @@ class TileEmitter:
         if self.kv_tile is not None:
             return self.kv_tile[position(key, feature)].astype(FLOAT)
         key = tirx.min(self.first_key + key, self.kv_len - int64(1))
-        at = arrange(self.work.kv_layout, self.batch, key, self.kv_head, feature)
-        return source[tuple(at)].astype(FLOAT)
+        at = place_of(self.work, name, self.batch, key, self.kv_head, feature)
+        return getattr(self.operands, name)[tuple(at)].astype(FLOAT)
 
     def _k_at(self, key: tirx.Expr, feature: tirx.Expr) -> tirx.Expr:
         """Return where a key lies in the stage: transposed, so that neighbours are keys."""

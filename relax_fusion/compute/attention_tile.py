@@ -32,6 +32,16 @@ def arrange(layout: str, b: object, s: object, n: object, h: object) -> list[obj
     return [{"b": b, "s": s, "n": n, "h": h}[letter] for letter in layout]
 
 
+def place_of(work: Attention, name: str, *place: tirx.Expr) -> list[tirx.Expr]:
+    """Return where q, k or v has a feature: of a batch entry, a position, and one of its heads."""
+    part = work.heads_in(name)
+    batch, position, head, feature = place
+    head = head if part.step == 1 else head * int64(part.step)
+    head = head + int64(part.start) if part.start else head
+    layout = work.q_layout if name == "q" else work.kv_layout
+    return arrange(layout, batch, position, head, feature)
+
+
 @dataclass(frozen=True)
 class Operands:
     """The buffers of the function; None where there is none."""

@@ -51,13 +51,30 @@ class Workspace:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A tensor from one of its elements on, as a pointer or in a tensor map.
+
+    Parameters
+    ----------
+    of : relax.Expr
+        A row-major tensor.
+    start : int
+        How many elements are in front.
+    """
+
+    of: relax.Expr
+    start: int
+
+
+@dataclass(frozen=True)
 class TensorMap:
     """A tensor passed as a TMA descriptor that the host makes (``desc.load([...])`` in the kernel).
 
     Parameters
     ----------
-    of : relax.Expr, Out, InOut or Workspace
-        A row-major tensor of rank 1 to 5, whose rows are multiples of 16 bytes.
+    of : relax.Expr, Part, Out, InOut or Workspace
+        A row-major tensor of rank 1 to 5, whose rows are multiples of 16 bytes; a part begins at
+        such a multiple.
     block : sequence of int
         Elements that one copy moves, outermost dimension first.
     shape, strides : sequence of int or PrimExpr, optional

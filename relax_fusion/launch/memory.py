@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax
 
 from ..errors import KernelError
-from .arguments import InOut, Out, TensorMap, Workspace, is_tensor
+from .arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Memory:
 
     def add(self, value: Any) -> None:
         """Take note of an argument if it is memory."""
-        if isinstance(value, TensorMap):
+        if isinstance(value, TensorMap | Part):
             self.add(value.of)
         elif isinstance(value, InOut):
             self.add(value.tensor)
@@ -50,7 +50,7 @@ class Memory:
 
     def buffer_of(self, value: Any) -> Buffer | None:
         """Return the parameter that an argument points to; None for a number."""
-        if isinstance(value, TensorMap):
+        if isinstance(value, TensorMap | Part):
             return self.buffer_of(value.of)
         if isinstance(value, InOut):
             return self.buffer_of(value.tensor)

@@ -28,7 +28,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ..transforms.modules import KERNELS_ATTR
-from .arguments import TensorMap, Workspace, is_number, scalar
+from .arguments import Part, TensorMap, Workspace, is_number, scalar
 from .kernel import CompiledKernel
 from .memory import Buffer, Memory
 from .mixed import PLACE, Others, with_others
@@ -236,7 +236,7 @@ def _prim_func(
     def declare(buffers: Sequence[Buffer]) -> None:
         for b in buffers:
             made = T.arg(b.name, T.buffer([own(d) for d in b.shape], b.dtype))
-            data[b.name] = made.data
+            data[b.name] = made
 
     def run(branch: Branch) -> None:
         for launch in branch.launches:
@@ -282,15 +282,22 @@ def _launch(
             number = scalar(value, "a number")
             args.append(own(number.value if number is not None else value))
             continue
-        args.append(data[buffer.name])
+        args.append(_pointer(value, data[buffer.name]))
         if isinstance(value, TensorMap):
             shape, strides = value.layout(buffer.shape)
             args += [own(n) for n in (*shape, *strides)]
     room = memory.buffer_of(scratch) if scratch is not None else None
     if room is not None and launch.kernel.scratch_bytes:
-        args.append(data[room.name])
+        args.append(data[room.name].data)
     grid = [*launch.grid, *[1] * (3 - len(launch.grid))]
     return tirx.call_cpacked(launch.kernel.launcher, *args, *map(own, grid))
+
+
+def _pointer(value: Any, buffer: tirx.Var) -> ir.Expr:
+    """Return where an argument begins that is memory."""
+    part = value.of if isinstance(value, TensorMap) else value
+    start = part.start if isinstance(part, Part) else 0
+    return buffer.access_ptr("r", offset=start) if start else buffer.data
 
 
 def kernel_attr(kernel: CompiledKernel) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from ..matching.attention import AttentionChain, attention_chain
 from ..matching.attention.aligned import Grid
 from ..matching.attention.layout import Laid, laid
 from ..matching.attention.modifiers import Modifiers, modifiers
+from ..matching.attention.operands import read_by
 from ..matching.casts import refuse_kept_roundings
 from ..matching.constants import is_factor
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
@@ -36,11 +37,13 @@ class FuseAttentionChain(FusingPass):
 
     Movements around the chain are absorbed: transposes and reshapes between ``[b, s, n, h]``,
     ``[b, n, s, h]``, ``[b * n, s, h]`` and ``[b, s, n * h]``, and heads of keys and values that are
-    repeated or broadcast for several heads of queries.  A scale may stand at q, at k or at the
-    scores; a soft-cap ``c * tanh(s / c)``, a bias (added, or by `minimum`), ALiBi and sinks are
-    steps of the kernel.  A mask that depends on positions only, be it a constant, `tril` or a
-    comparison of `arange`, becomes a causal mask and a window, and is not computed any more; a
-    boolean one stays an operand, and so do biases.
+    repeated or broadcast for several heads of queries.  Heads that are slices or parts of a split
+    of a merged projection are read where they are, if one follows the other at equal steps.
+
+    A scale may stand at q, at k or at the scores; a soft-cap ``c * tanh(s / c)``, a bias (added, or
+    by `minimum`), ALiBi and sinks are steps of the kernel.  A mask that depends on positions only,
+    be it a constant, `tril` or a comparison of `arange`, becomes a causal mask and a window, and is
+    not computed any more; a boolean one stays an operand, and so do biases.
 
     A score of -1e4 or below that a mask puts in place of another, or adds to it, counts as
     hidden.  A query of which every key is hidden gives zeros, where the graph gives the average of
@@ -68,7 +71,7 @@ class FuseAttentionChain(FusingPass):
         return self._build(view, chain) if chain is not None else None
 
     def _build(self, view: BlockView, chain: AttentionChain) -> Match:
-        found = laid(view, chain.operands, chain.batch, chain.outermost, chain.layout)
+        found = laid(view, chain)
         sizes = (found.batch, found.q_heads, found.q_len, found.kv_len)
         mods = modifiers(chain, Grid(view, sizes))
         work = self._workload(chain, found, mods)
@@ -76,9 +79,10 @@ class FuseAttentionChain(FusingPass):
         if work.kv_prefix:
             args["kv_len"] = KernelArg(found.kv_len)
         out = found.out.at.expr
-        paths = (*found.q.path, *found.k.path, *found.v.path)
-        covers = (*paths, *chain.scores.covers, *found.out.path)
-        covers = tuple(dict.fromkeys(covers))
+        paths = dict.fromkeys((*found.q.path, *found.k.path, *found.v.path))
+        inner = read_by(view, paths, chain.scores.covers)
+        moved = (v for v in paths if v in inner)
+        covers = tuple(dict.fromkeys((*moved, *chain.scores.covers, *found.out.path)))
         check_inner(view, covers, {out})
         refuse_kept_roundings(view, covers)
         shape = found.shape(found.out, found.q_heads, found.out_layout)
@@ -97,7 +101,7 @@ class FuseAttentionChain(FusingPass):
         if mods.causal == "bottom_right" and isinstance(q_len, int) and isinstance(kv_len, int):
             detail = f"{q_len} queries over {kv_len} keys, bottom right"
             guard(q_len <= kv_len, Reason.SHAPE, detail)
-        softcap = chain.scores.softcap
+        softcap, (q_in, k_in, v_in) = chain.scores.softcap, found.parts
         return Attention(
             batch=batch,
             q_len=q_len,
@@ -122,6 +126,9 @@ class FuseAttentionChain(FusingPass):
             softcap=None if softcap is None else _factor(softcap, "soft-cap"),
             alibi=None if mods.slopes is None else dtype_of(mods.slopes.expr),
             sinks=None if mods.sinks is None else dtype_of(mods.sinks.expr),
+            q_in=q_in,
+            k_in=k_in,
+            v_in=v_in,
         )
 
 

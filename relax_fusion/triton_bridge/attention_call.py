@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ..estimator.families.triton_attention.tiles import AttentionPlan
 from ..hardware import DeviceSpec
-from ..launch.arguments import OUT, Workspace, row_major_strides
+from ..launch.arguments import OUT, Part, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
 from .kernels.attention_core import LOG2_E, Constants, HeadTensor
@@ -82,20 +82,26 @@ class AttentionCall:
         layouts = {"q": self.work.q_layout, "out": self.work.out_layout}
         return layouts.get(name, self.work.kv_layout)
 
-    def heads(self, name: str, pointer: Any = None) -> HeadTensor:
-        """Return q, k, v or out as an argument of a kernel."""
-        if name == "out":
-            lengths = {"b": self.batch, "s": self.q_len, "n": self.work.q_heads}
-            shape = [{**lengths, "h": self.work.v_dim}[x] for x in self.layout(name)]
-        else:
-            shape = sizes(self.operands[name])
-        found = dict(zip(self.layout(name), row_major_strides(shape), strict=True))
-        return HeadTensor(pointer, *(found[letter] for letter in "bsn"))
+    def heads(self, name: str) -> HeadTensor:
+        """Return q, k or v as an argument of a kernel; of a merged tensor, the heads it reads."""
+        tensor, part = self.operands[name], self.work.heads_in(name)
+        found = dict(zip(self.layout(name), row_major_strides(sizes(tensor)), strict=True))
+        if part.start:
+            tensor = Part(tensor, part.start * found["n"])
+        return HeadTensor(tensor, found["b"], found["s"], found["n"] * part.step)
 
     def pointer_arguments(self) -> dict[str, Any]:
         """Return the arguments of a kernel that gets q, k and v as pointers."""
-        pointers = {name: self.heads(name, self.operands[name]) for name in ("q", "k", "v")}
+        pointers = {name: self.heads(name) for name in ("q", "k", "v")}
         return {**pointers, **self.other_arguments()}
+
+    def _out(self) -> HeadTensor:
+        """Return the result as an argument of a kernel."""
+        lengths = {"b": self.batch, "s": self.q_len, "n": self.work.q_heads, "h": self.work.v_dim}
+        layout = self.layout("out")
+        strides = row_major_strides([lengths[letter] for letter in layout])
+        found = dict(zip(layout, strides, strict=True))
+        return HeadTensor(OUT, *(found[letter] for letter in "bsn"))
 
     def other_arguments(self) -> dict[str, Any]:
         """Return the arguments that every family has; any pointer for what is not there."""
@@ -107,7 +113,7 @@ class AttentionCall:
             "mask": HeadTensor(pointers["mask"], *self._score_strides("mask", work.mask_dims)),
             "slopes_ptr": pointers["slopes"],
             "sinks_ptr": pointers["sinks"],
-            "out": self.heads("out", OUT),
+            "out": self._out(),
             "Q_LEN": int32(self.q_len),
             "KV_LEN": int32(self.kv_len),
         }

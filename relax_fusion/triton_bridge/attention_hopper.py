@@ -115,9 +115,8 @@ def _mapped_arguments(a: AttentionCall, keys: int) -> dict[str, Any]:
 
 def _map(a: AttentionCall, name: str, rows: int) -> TensorMap:
     """Return q, k or v as ``[batch, heads, rows, features]``; of a cache, the keys in use."""
-    heads = a.heads(name)
-    length = a.q_len if name == "q" else a.kv_len
-    width = a.dim(name, "h")
-    shape: list[Any] = [a.batch, a.dim(name, "n"), length, width]
+    heads, width = a.heads(name), a.dim(name, "h")
+    count, length = (a.work.q_heads, a.q_len) if name == "q" else (a.work.kv_heads, a.kv_len)
+    shape: list[Any] = [a.batch, count, length, width]
     block = (1, 1, rows, padded(width))
-    return TensorMap(a.operands[name], block, shape, [heads.b, heads.n, heads.s, 1])
+    return TensorMap(heads.ptr, block, shape, [heads.b, heads.n, heads.s, 1])

@@ -11,7 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.runtime.jit import JITFunction
 
 from ..errors import KernelError
-from ..launch.arguments import InOut, Out, TensorMap, Workspace, is_tensor, scalar
+from ..launch.arguments import InOut, Out, Part, TensorMap, Workspace, is_tensor, scalar
+from ..launch.kernel import ALIGNMENT
+from ..workload.dtypes import STORED_BYTES
 from .kernel import CONSTEXPR, KernelOptions, KernelSource
 from .named_tuples import fields
 
@@ -152,7 +154,9 @@ def _type_of(p: Any, value: Any, outputs: Sequence[Any], what: str) -> tuple[str
     dtype = _dtype(value, outputs, what)
     if dtype is not None:
         kind = f"*{'k' if p.is_const else ''}{triton_dtype(dtype, what)}"
-        return _declared(p, kind, {kind}, what), True  # TVM's tensors begin at multiples of 64
+        skipped = value.start * STORED_BYTES[dtype] if isinstance(value, Part) else 0
+        # TVM's tensors begin at multiples of 64
+        return _declared(p, kind, {kind}, what), skipped % ALIGNMENT == 0
     number = scalar(value, what)
     if value is None:
         return CONSTEXPR, False
@@ -201,13 +205,14 @@ def _rank(value: Any, outputs: Sequence[Any]) -> int | None:
     """Return the number of dims of a tensor argument; None where it is not known."""
     if isinstance(value, Workspace):
         return len(value.shape)
+    value = value.of if isinstance(value, Part) else value
     ty = outputs[value.index] if isinstance(value, Out | InOut) else value.ty
     return int(ty.ndim) if int(ty.ndim) >= 0 else None
 
 
 def _dtype(value: Any, outputs: Sequence[Any], what: str) -> str | None:
     """Return the dtype of a tensor argument; None for a number."""
-    if isinstance(value, TensorMap):
+    if isinstance(value, TensorMap | Part):
         return _dtype(value.of, outputs, what)
     if isinstance(value, Out):
         return str(outputs[value.index].dtype)

@@ -16,6 +16,7 @@ from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
 from .formats import Operand, Packed
 from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
+from .heads import Heads
 from .matmul_chain import MatmulChain
 from .norm_matmul import (
     EPILOGUE_STEPS,
@@ -46,6 +47,7 @@ __all__ = [
     "GatedFFN",
     "Graph",
     "HeadLayout",
+    "Heads",
     "MaskDims",
     "MatmulChain",
     "Norm",

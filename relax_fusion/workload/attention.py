@@ -10,6 +10,7 @@ from .builder import GraphBuilder, Handle, Place
 from .dims import Dim, DynamicDim, extent, renamed
 from .dtypes import DTYPE_BYTES
 from .graph import Band, Graph
+from .heads import Heads
 from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .values import At, Axis, AxisValue, Const, Expr, Read, Size, apply
 
@@ -67,6 +68,9 @@ class Attention(Described):
     sinks : str, optional
         Dtype of sinks ``[q_heads]``: each softmax has a further score, whose value is zero
         (attention sinks, as in gpt-oss); it is neither scaled nor masked.  None: no sinks.
+    q_in, k_in, v_in : Heads, optional
+        Where the heads of q, k and v are in a tensor ``[b, s, n, h]`` that has others, too, as a
+        merged projection.  None: the tensor has no others.
     """
 
     batch: Dim
@@ -92,6 +96,9 @@ class Attention(Described):
     softcap: float | None = None
     alibi: str | None = None
     sinks: str | None = None
+    q_in: Heads | None = None
+    k_in: Heads | None = None
+    v_in: Heads | None = None
 
     __hash__ = Described.__hash__
 
@@ -121,6 +128,11 @@ class Attention(Described):
             Atom(2 * scores * b, scores=scores),
             product(keys, self.v_dim, "kn"),
         ]
+
+    def heads_in(self, name: str) -> Heads:
+        """Return which heads of its tensor q, k or v are."""
+        parts = {"q": self.q_in, "k": self.k_in, "v": self.v_in}
+        return parts[name] or Heads(self.q_heads if name == "q" else self.kv_heads)
 
     def _graph(self) -> Graph:
         return _Writer(self).graph()
@@ -156,18 +168,19 @@ class _Writer:
         """Write down operands, scores, softmax and result."""
         work, g = self.work, self.g
         keys = CAPACITY if work.kv_prefix else self.t.size
-        q = self._input("q", work.q_layout, (self.i.size, work.q_heads, work.head_dim))
-        k = self._input("k", work.kv_layout, (keys, work.kv_heads, work.head_dim))
-        v = self._input("v", work.kv_layout, (keys, work.kv_heads, work.v_dim))
+        of = {name: work.heads_in(name) for name in ("q", "k", "v")}
+        q = self._input("q", work.q_layout, (self.i.size, of["q"].total, work.head_dim))
+        k = self._input("k", work.kv_layout, (keys, of["k"].total, work.head_dim))
+        v = self._input("v", work.kv_layout, (keys, of["v"].total, work.v_dim))
         bias = self._by_score("bias", work.bias_dims, work.bias_dtype)
         mask = self._by_score("mask", work.mask_dims, "bool")
         slopes = g.input("slopes", (work.q_heads,), work.alibi) if work.alibi else None
         sinks = g.input("sinks", (work.q_heads,), work.sinks) if work.sinks else None
         if work.kv_prefix:
             g.scalar("kv_len", self.t.size)
-        query = self._at(q, work.q_layout, self.i, self.head, self.d)
-        key = self._at(k, work.kv_layout, self.t, self.n, self.d)
-        value = self._at(v, work.kv_layout, self.t, self.n, self.c)
+        query = self._at(q, work.q_layout, self.i, of["q"].at(self.head), self.d)
+        key = self._at(k, work.kv_layout, self.t, of["k"].at(self.n), self.d)
+        value = self._at(v, work.kv_layout, self.t, of["v"].at(self.n), self.c)
         score = self._score(query * key, bias, slopes)
         seen: dict[str, Any] = {"band": self._band(), "where": mask}
         sink = None if sinks is None else sinks[self.head]
@@ -199,7 +212,7 @@ class _Writer:
         shape = self._shape(layout, (self.i.size, work.q_heads, work.v_dim))
         return self.g.tensor("out", shape, work.out_dtype)
 
-    def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: Axis | At, h: Axis) -> Read:
+    def _at(self, tensor: Handle, layout: HeadLayout, s: Axis, n: At, h: Axis) -> Read:
         places: tuple[Place, ...] = (self.b, s, n, h)
         by_letter = dict(zip("bsnh", places, strict=True))
         return tensor[tuple(by_letter[letter] for letter in layout)]

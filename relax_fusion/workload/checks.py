@@ -12,6 +12,7 @@ from .attention import Attention
 from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
+from .heads import Heads
 from .matmul_chain import MatmulChain
 from .norm_matmul import EPILOGUE_STEPS, NormMatmul, Projection
 from .operators import ACTIVATIONS
@@ -73,8 +74,10 @@ def _wrong(work: Any) -> Iterator[str]:
 
 def _wrong_steps(work: Any) -> Iterator[str]:
     """Yield what is wrong with steps and heads."""
-    if isinstance(work, Attention) and work.q_heads % work.kv_heads:
-        yield f"kv_heads is {work.kv_heads}, does not divide q_heads={work.q_heads}"
+    if isinstance(work, Attention):
+        if work.q_heads % work.kv_heads:
+            yield f"kv_heads is {work.kv_heads}, does not divide q_heads={work.q_heads}"
+        yield from _wrong_heads(work)
     if isinstance(work, GatedFFN) and work.activation not in ACTIVATIONS:
         yield f"activation is {shown(work.activation)}, must be of {', '.join(ACTIVATIONS)}"
     if isinstance(work, NormMatmul):
@@ -82,6 +85,21 @@ def _wrong_steps(work: Any) -> Iterator[str]:
             yield from _wrong_projection(projection)
     if isinstance(work, MatmulChain):
         yield from _unknown([s for s in (*work.inner, *work.outer) if not isinstance(s, float)])
+
+
+def _wrong_heads(work: Attention) -> Iterator[str]:
+    """Yield what is wrong with heads that lie among others."""
+    for name in ("q", "k", "v"):
+        part, layout = getattr(work, f"{name}_in"), work.q_layout if name == "q" else work.kv_layout
+        if part is None:
+            continue
+        if not isinstance(part, Heads):
+            yield f"{name}_in is {shown(part)}, must be Heads"
+        elif layout != "bsnh":
+            yield f"{name} is {layout}, heads among others must be 'bsnh'"
+        else:
+            wrong = part.wrong(work.q_heads if name == "q" else work.kv_heads)
+            yield from (f"{name}_in: {sentence}" for sentence in wrong)
 
 
 def _wrong_projection(projection: Projection) -> Iterator[str]:

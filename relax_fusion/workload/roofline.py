@@ -89,7 +89,10 @@ def _stored(tensor: Tensor, elements: int) -> int:
 
 
 def _touched(graph: Graph, tensor: Tensor, sizes: Sizes) -> int:
-    """Return how many elements of a tensor the statements touch: the size of a box around them."""
+    """Return how many elements of a tensor the statements touch.
+
+    That is the size of a box around them, with what strides leave out along an axis left out.
+    """
     boxes = []
     for block in graph.blocks:
         loops = {a.name: a for a in (*block.axes, *block.reduced)}
@@ -98,22 +101,30 @@ def _touched(graph: Graph, tensor: Tensor, sizes: Sizes) -> int:
         boxes += [[_interval(c, loops, sizes) for c in place] for place in places]
     total = 1
     for sides in zip(*boxes, strict=True):
-        total *= max(high for _, high in sides) - min(low for low, _ in sides)
+        reached = [side for side in sides if side is not None]
+        if not reached:
+            return 0
+        first, last = min(low for low, _, _ in reached), max(high for _, high, _ in reached)
+        step = math.gcd(*(n for low, _, step in reached for n in (step, low - first)))
+        total *= (last - first) // max(1, step) + 1
     return total if boxes else 0
 
 
-def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int]:
-    """Return the first value of a coordinate and the one behind its last."""
+def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int, int] | None:
+    """Return first and last value of a coordinate and what divides their distances; None: none."""
     low = high = at.start
+    step = 0
     for name, stride in at.terms:
         length = _size(loops[name].size, sizes)
         if length == 0:
-            return 0, 0
+            return None
         low, high = low + min(0, stride * (length - 1)), high + max(0, stride * (length - 1))
+        step = math.gcd(step, stride if length > 1 else 0)
     low, high = low // at.div, high // at.div
     if at.mod is None:
-        return low, high + 1
-    return 0, min(high + 1, _size(at.mod, sizes))
+        return low, high, step if at.div == 1 else 1
+    most = min(high, _size(at.mod, sizes) - 1)
+    return (0, most, 1) if most >= 0 else None
 
 
 def _visible(graph: Graph, sizes: Sizes) -> float:

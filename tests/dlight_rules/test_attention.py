@@ -160,7 +160,11 @@ def test_cuda_barriers_and_memory(dtype: str, table: PlanTable) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tail_1x63", "odd_dims", "layout_bnsh_bnsh_bnsh", "everything", "bias_min", "cache"]
+    "name",
+    [
+        *("tail_1x63", "odd_dims", "layout_bnsh_bnsh_bnsh", "everything", "bias_min", "cache"),
+        "merged",
+    ],
 )
 def test_cuda_compiles(name: str) -> None:
     (kernel,) = kernels(cuda_source(BY_NAME[name].work, GPU_PLAN))

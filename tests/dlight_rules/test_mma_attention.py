@@ -74,7 +74,7 @@ def one(case: Case) -> Case:
 NAMES = (
     *("tail_7x65", "odd_dims", "layout_bnsh_bsnh_bsnh", "bfloat16_to_bfloat16"),
     *("float16_to_float32", "dynamic_1x70x33", "dynamic_no_keys", "cache_window"),
-    *("mask_hides_a_row", "everything"),
+    *("mask_hides_a_row", "everything", "merged", "merged_in_turns", "merged_values"),
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from relax_fusion.errors import GraphError
 from relax_fusion.estimator import choose
 from relax_fusion.hardware import generic_cpu
-from relax_fusion.workload import Attention, NormMatmul, Projection, Rope
+from relax_fusion.workload import Attention, Heads, NormMatmul, Projection, Rope
 
 MATMUL = NormMatmul(4, 8, (Projection(8, "nk"),), None, "float32", "float32")
 HEADS = Attention(1, 2, 2, 4, 2, 8, 8, 1.0, "none", None, "float32", "float32")
@@ -30,6 +30,12 @@ HEADS = Attention(1, 2, 2, 4, 2, 8, 8, 1.0, "none", None, "float32", "float32")
         (replace(HEADS, q_heads=5), "kv_heads is 2, does not divide q_heads=5"),
         (replace(HEADS, kv_heads=0), "kv_heads is 0, must be an integer from 1 on"),
         (replace(HEADS, window=0), "window is 0, must be an integer from 1 on"),
+        (replace(HEADS, q_in=(8, 0)), "q_in is .8, 0., must be Heads"),
+        (replace(HEADS, q_in=Heads(6, 3)), "q_in: head 6 is read, there are 6"),
+        (replace(HEADS, k_in=Heads(6, 0, 6)), "k_in: head 6 is read, there are 6"),
+        (replace(HEADS, v_in=Heads(6, 0, 0)), "v_in: step is 0, must be an integer from 1 on"),
+        (replace(HEADS, v_in=Heads(6, -1)), "v_in: start is -1, must be an integer from 0 on"),
+        (replace(HEADS, v_in=Heads(6), kv_layout="bnsh"), "v is bnsh, heads among others must be"),
     ],
 )
 def test_workloads_that_no_kernel_computes(work: object, sentence: str) -> None:

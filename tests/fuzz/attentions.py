@@ -48,9 +48,33 @@ def bare(w: Writer) -> relax.Var:
     groups = w.pick(*[g for g in (1, 1, 2, 4) if heads % g == 0])
     b, s = (w.symbol(n) if w.chance(30) else w.pick(*LENGTHS) for n in ("b", "s"))
     t = w.pick(s, s, w.symbol("t"), w.pick(*LENGTHS))
+    if w.chance(25):
+        return attend(w, merged(w, (b, s), heads, groups, dim), groups)
     q = w.param((b, s, heads, dim))
     k, v = (w.param((b, t, heads // groups, d)) for d in (dim, w.pick(dim, dim, 3)))
     return attend(w, cached(w, (q, k, v)), groups)
+
+
+def merged(w: Writer, rows: tuple[Dim, Dim], heads: int, groups: int, dim: int) -> QKV:
+    """Cut q, k and v out of one tensor: after one another, in turns, or group by group."""
+    own = heads // groups
+    by_group = w.chance(40)
+    outer, counts = ([own], (groups, 1, 1)) if by_group else ([], (heads, own, own))
+    skipped = w.pick(0, 0, 0, 1, dim // 2)
+    ends = [skipped + sum(counts[: i + 1]) * dim for i in range(3)]
+    x = w.param((*rows, *outer, ends[-1]))
+    axis = 2 + len(outer)
+    if not skipped and w.chance(50):
+        split = w.emit(op.split(x, ends[:2], axis))
+        parts = [w.emit(relax.TupleGetItem(split, i)) for i in range(3)]
+    else:
+        ranges = zip((skipped, *ends), ends, strict=False)
+        parts = [w(op.strided_slice, x, [axis], [begin], [end]) for begin, end in ranges]
+    q, k, v = (
+        w(op.reshape, part, [*rows, n, dim])
+        for part, n in zip(parts, (heads, own, own), strict=True)
+    )
+    return q, k, v
 
 
 def cached(w: Writer, qkv: QKV) -> QKV:

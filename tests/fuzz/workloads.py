@@ -11,6 +11,7 @@ from relax_fusion.workload import (
     Attention,
     DynamicDim,
     GatedFFN,
+    Heads,
     MatmulChain,
     Norm,
     NormMatmul,
@@ -134,6 +135,7 @@ class Chooser:
         causal = self.pick("none", "none", "top_left", "bottom_right")
         bias = self._dims() if self.chance(30) else None
         dim = self.pick(4, 8, 12, 16, 20, 32)
+        q_layout, kv_layout = self._order(), self._order()
         work = Attention(
             **dims,
             q_heads=heads,
@@ -145,8 +147,8 @@ class Chooser:
             bias_dims=bias,
             dtype=self.dtype,
             out_dtype=self.out_dtype,
-            q_layout=self._order(),
-            kv_layout=self._order(),
+            q_layout=q_layout,
+            kv_layout=kv_layout,
             out_layout=self._order(),
             kv_prefix=prefix,
             bias_dtype=self.pick("float32", self.dtype),
@@ -156,8 +158,17 @@ class Chooser:
             softcap=self.pick(None, None, None, 5.0),
             alibi=self.pick(None, None, None, "float32"),
             sinks=self.pick(None, None, None, "float32", self.dtype),
+            q_in=self._among(heads, q_layout),
+            k_in=self._among(kv_heads, kv_layout),
+            v_in=self._among(kv_heads, kv_layout),
         )
         return attention_cases.Case(repr(work), work, sizes)
+
+    def _among(self, heads: int, layout: str) -> Heads | None:
+        if layout != "bsnh" or self.chance(60):
+            return None
+        start, step = self.pick(0, 0, 1, 2, heads), self.pick(1, 1, 2, 3)
+        return Heads(start + step * (heads - 1) + 1 + self.pick(0, 1, 5), start, step)
 
     def _order(self) -> Any:
         return self.pick("bsnh", "bnsh")

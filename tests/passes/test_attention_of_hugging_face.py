@@ -21,7 +21,7 @@ from relax_fusion import Attention, DynamicDim, Report
 
 from ..support import models
 from ..support.accuracy import assert_accurate
-from ..support.attention_chains import fused
+from ..support.attention_chains import fused, thirds, turns
 from ..support.quick import machine, quick_host, quickly
 
 BATCH, LENGTH = 2, 6
@@ -156,11 +156,11 @@ def assert_recognised(mod: tvm.IRModule, works: Sequence[Attention]) -> None:
 
 
 CASES: dict[str, tuple[Callable[[], torch.nn.Module], list[torch.Tensor], list[Attention]]] = {
-    "gpt2_eager": (lambda: Hidden(gpt2("eager")), [ids()], [CAUSAL]),
+    "gpt2_eager": (lambda: Hidden(gpt2("eager")), [ids()], [replace(CAUSAL, **thirds(2))]),
     "gpt2_eager_padded": (
         lambda: Hidden(gpt2("eager")),
         [ids(), padding()],
-        [replace(CAUSAL, **PADDED)],
+        [replace(CAUSAL, **PADDED, **thirds(2))],
     ),
     "llama_eager": (lambda: Hidden(decoder("eager")), [ids()], [GROUPED]),
     "llama_sdpa": (lambda: Hidden(decoder("sdpa")), [ids()], [GROUPED]),
@@ -206,11 +206,15 @@ CASES: dict[str, tuple[Callable[[], torch.nn.Module], list[torch.Tensor], list[A
         )
         for kind in ("eager", "sdpa")
     },
-    "bloom": (lambda: Hidden(alibi("Bloom")), [ids()], [replace(CAUSAL, alibi="float32")]),
+    "bloom": (
+        lambda: Hidden(alibi("Bloom")),
+        [ids()],
+        [replace(CAUSAL, alibi="float32", **turns(2))],
+    ),
     "mpt": (
         lambda: Hidden(alibi("Mpt")),
         [ids()],
-        [replace(CAUSAL, bias_dims=(False, True, False, True))],
+        [replace(CAUSAL, bias_dims=(False, True, False, True), **thirds(2))],
     ),
 }
 

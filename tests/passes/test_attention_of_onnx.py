@@ -13,7 +13,7 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from relax_fusion import Attention
 
-from ..support.attention_chains import fused
+from ..support.attention_chains import fused, thirds
 from ..support.chains import calls
 
 BATCH, HEADS, DIM, LENGTH = 2, 4, 8, 6
@@ -185,6 +185,6 @@ def test_contributed_operator(bias: bool) -> None:
     out, (decision,) = fused(imported(nodes, inputs))
     dims = (True, True, True, True) if bias else None
     found = replace(decision.workload, scale=round(decision.workload.scale, 6))
-    assert found == replace(BASE, scale=round(DIM**-0.5, 6), bias_dims=dims)
+    assert found == replace(BASE, scale=round(DIM**-0.5, 6), bias_dims=dims, **thirds(HEADS))
     assert calls(out["main"]).count("call_tir") == 1
     assert "nn.attention" not in calls(out["main"])

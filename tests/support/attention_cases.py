@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import ml_dtypes
 import numpy as np
 
-from relax_fusion.workload import Attention, Causal, DynamicDim
+from relax_fusion.workload import Attention, Causal, DynamicDim, Heads
 from relax_fusion.workload.graph import Tensor
 from relax_fusion.workload.reference import evaluate, numpy_dtype, rounded
 
@@ -324,9 +324,31 @@ def _dynamic() -> list[Case]:
     ]
 
 
+def _merged() -> list[Case]:
+    batch, q_len, kv_len = DynamicDim("batch"), DynamicDim("q_len"), DynamicDim("kv_len")
+    square = {"q_len": q_len, "kv_len": q_len, "causal": "top_left"}
+    one = {f"{name}_in": Heads(10, start) for name, start in (("q", 0), ("k", 6), ("v", 8))}
+    turns = {f"{name}_in": Heads(9, start, 3) for start, name in enumerate("qkv")}
+    pairs = {"k_in": Heads(6, 0, 3), "v_in": Heads(6, 1, 3)}
+    return [
+        _case("merged", q_heads=6, **one, **square, batch=batch, sizes={"batch": 2, "q_len": 35}),
+        _case("merged_few_rows", q_heads=6, **one, q_len=1, kv_len=70),
+        _case("merged_in_turns", q_heads=3, kv_heads=3, **turns, **square, sizes={"q_len": 35}),
+        _case("merged_keys_and_values", **pairs, q_layout="bnsh", out_layout="bnsh"),
+        _case("merged_values", v_in=Heads(5, 1, 3), v_dim=48),
+        _case(
+            "merged_cache",
+            **pairs,
+            kv_prefix=True,
+            kv_len=kv_len,
+            sizes={"kv_len": 37, "kv_capacity": 96},
+        ),
+    ]
+
+
 def cases() -> list[Case]:
     """Return all cases; with one plan they compile to as many kernels."""
-    return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic()]
+    return [*_shapes(), *_masks(), *_scores(), *_numbers(), *_dynamic(), *_merged()]
 
 
 def in_half() -> list[Case]:

@@ -7,6 +7,7 @@ from tvm import relax
 
 from relax_fusion import Attention
 from relax_fusion.report.decision import Decision
+from relax_fusion.workload import Heads
 
 from .chains import Rewrite, calls, kernel_args, module, run_pass
 
@@ -30,6 +31,16 @@ BASE = Attention(
     kv_layout="bnsh",
     out_layout="bnsh",
 )
+
+
+def thirds(heads: int) -> dict[str, Heads]:
+    """Return where q, k and v are in a projection that has them one after the other."""
+    return {f"{x}_in": Heads(3 * heads, i * heads) for i, x in enumerate("qkv")}
+
+
+def turns(heads: int) -> dict[str, Heads]:
+    """Return where q, k and v are in a projection that has them in turns, head by head."""
+    return {f"{x}_in": Heads(3 * heads, i, 3) for i, x in enumerate("qkv")}
 
 
 def attention(steps: str, scores: str = "s") -> str:

@@ -14,7 +14,7 @@ from relax_fusion.compute.reference import reference_prim_func
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
-from relax_fusion.launch.arguments import Out, Workspace, is_number, is_tensor
+from relax_fusion.launch.arguments import Out, Part, Workspace, is_number, is_tensor
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
@@ -106,6 +106,11 @@ def launch_of(
             return room
         if isinstance(value, Out):
             return outputs[value.index]
+        if isinstance(value, Part):  # it is only read: a copy will do
+            name = inputs[value.of.name]
+            part = f"{name} from {value.start}"
+            tensors[part], dtypes[part] = tensors[name].reshape(-1)[value.start :], dtypes[name]
+            return part
         return inputs[value.name] if is_tensor(value) else values(value)
 
     args = {name: known(value) for name, value in step.args.items()}

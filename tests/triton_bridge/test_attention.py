@@ -28,7 +28,7 @@ from relax_fusion.triton_bridge.attention import attention_cases, empty_cases
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import Step
-from relax_fusion.workload import Attention, DynamicDim
+from relax_fusion.workload import Attention, DynamicDim, Heads
 
 from ..support.launches import H200, launch_cases, parameters, plan_of
 from ..support.triton_modules import module_of
@@ -230,6 +230,38 @@ def test_pointers_and_strides_are_aligned() -> None:
         for kind, aligned in zip(pointer.params, pointer.aligned, strict=True)
         if kind == "i64" or kind.startswith("*")
     )
+
+
+MERGED = {f"{x}_in": Heads(48, first) for x, first in (("q", 0), ("k", 32), ("v", 40))}
+
+
+@pytest.mark.usefixtures("not_compiled")
+def test_heads_of_a_merged_tensor_are_read_from_the_first_of_them_on() -> None:
+    work = replace(SHORT, **MERGED, kv_len=DynamicDim("kv_len"))
+    (step,) = steps_of(work, FLASH)
+    q, k, v = (step.args[x] for x in "qkv")
+    assert [(m.of.of.name, m.of.start) for m in (k, v)] == [("k", 32 * 64), ("v", 40 * 64)]
+    assert q.of.name == "q" and [q.shape[1], k.shape[1]] == [32, 8]
+    assert q.strides[1:] == k.strides[1:] == [64, 48 * 64, 1]
+    in_turns = replace(work, q_heads=8, **{f"{x}_in": Heads(24, i, 3) for i, x in enumerate("qkv")})
+    (step,) = steps_of(in_turns, plan_of(in_turns))
+    assert [step.args[x].n for x in "qkv"] == [3 * 64] * 3
+    assert step.args["v"].ptr.start == 2 * 64
+
+
+@pytest.mark.usefixtures("not_compiled")
+@pytest.mark.parametrize(("width", "expected"), [(64, [True] * 3), (20, [True, False, True])])
+def test_pointers_into_a_merged_tensor_promise_what_they_can(
+    width: int, expected: list[bool]
+) -> None:
+    part = {f"{x}_in": Heads(9, i, 3) for i, x in enumerate("qkv")}
+    heads = {"q_heads": 3, "kv_heads": 3, "head_dim": width, "v_dim": width}
+    work = replace(SHORT, kv_len=512, **heads, **part)
+    table = PlanTable.single(plan_of(work))
+    mod = EmitTritonKernels(make_target("h200"))(module_of(work, table, 1))
+    (kernel,) = (k for several in kernels(mod).values() for k in several)
+    pointers = [a for p, a in zip(kernel.params, kernel.aligned, strict=True) if p[0] == "*"]
+    assert pointers[:3] == expected and all(pointers[3:])
 
 
 @pytest.mark.usefixtures("not_compiled")

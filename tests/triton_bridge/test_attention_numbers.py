@@ -10,12 +10,13 @@ import pytest
 
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan, padded
 from relax_fusion.estimator.tile_plan import TilePlan
-from relax_fusion.launch.arguments import Out, TensorMap, is_tensor
+from relax_fusion.launch.arguments import Out, Part, TensorMap, is_tensor
 from relax_fusion.workload import Attention, DynamicDim
 
 from ..support.attention_cases import Case, cases
 from ..support.interpreted import Interpreter, not_dependent
 from ..support.launches import Values, interpreted, launch_cases, parameters, plan_of
+from ..support.workloads import Arrays
 from .kernels import gluon_on_cpu
 
 
@@ -46,6 +47,10 @@ CASES = {c.name: in_float16(c) for c in cases()}
         ("dynamic_no_keys", 4),
         ("cache_dynamic", 1),
         ("cache_static", 4),
+        ("merged", 1),
+        ("merged_in_turns", 4),
+        ("merged_keys_and_values", 1),
+        ("merged_values", 1),
     ],
 )
 def test_launches_match_the_reference(interpreter: Interpreter, name: str, split_k: int) -> None:
@@ -65,12 +70,11 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
         if isinstance(value, tuple):
             return type(value)(*map(known, value))
         if isinstance(value, TensorMap):
-            shown = mapped(value, values, tensors[value.of.name])
-            return gluon_on_cpu.Map(shown, value.block)
+            return gluon_on_cpu.Map(mapped(value, values, tensors), value.block)
         if isinstance(value, Out):
             return gluon_on_cpu.Pointer(out.reshape(-1))
-        if is_tensor(value):
-            return gluon_on_cpu.Pointer(tensors[value.name].reshape(-1))
+        if isinstance(value, Part) or is_tensor(value):
+            return gluon_on_cpu.Pointer(elements(value, tensors))
         return gluon_on_cpu.values(values(getattr(value, "value", value)))
 
     args = {name: known(value) for name, value in step.args.items()}
@@ -79,12 +83,21 @@ def emulated(case: Case, plan: TilePlan) -> np.ndarray:
     return out
 
 
-def mapped(value: TensorMap, values: Values, tensor: np.ndarray) -> np.ndarray:
-    """Return what a tensor map shows of `tensor`, if the device has such maps."""
-    shape, strides = ([values(n) for n in sizes] for sizes in value.layout(tensor.shape))
+def elements(value: Any, tensors: Arrays) -> np.ndarray:
+    """Return the elements from where a pointer points."""
+    part = value if isinstance(value, Part) else Part(value, 0)
+    return tensors[part.of.name].reshape(-1)[part.start :]
+
+
+def mapped(value: TensorMap, values: Values, tensors: Arrays) -> np.ndarray:
+    """Return what a tensor map shows, if the device has such maps."""
+    tensor, own = elements(value.of, tensors), getattr(value.of, "of", value.of)
+    layout = value.layout(tensors[own.name].shape)
+    shape, strides = ([values(n) for n in sizes] for sizes in layout)
     assert sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) < tensor.size
     steps = [s * tensor.itemsize for s in strides]
-    assert all(step % 16 == 0 for step in steps[:-1])
+    start = getattr(value.of, "start", 0) * tensor.itemsize
+    assert all(step % 16 == 0 for step in (start, *steps[:-1]))
     return np.lib.stride_tricks.as_strided(tensor, shape, steps)
 
 
@@ -104,6 +117,7 @@ def gluon_plan(family: str, work: Attention) -> TilePlan:
     [
         *("layout_bnsh_bsnh_bsnh", "layout_bsnh_bnsh_bnsh", "v_dim_48", "grouped", "bias_1001"),
         *("mask_0110", "everything", "dynamic_2x16x64", "cache_dynamic", "cache_static"),
+        *("merged", "merged_in_turns", "merged_keys_and_values", "merged_cache"),
     ],
 )
 def test_launches_for_hopper_match_the_reference(family: str, name: str) -> None:

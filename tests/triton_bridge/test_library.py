@@ -18,6 +18,7 @@ import triton.language as tl
 import tvm
 from tvm import ir, relax, tirx
 
+from relax_fusion.launch.arguments import Part
 from relax_fusion.launch.prim_func import KERNELS_ATTR
 from relax_fusion.triton_bridge import (
     OUT,
@@ -94,8 +95,8 @@ def mixed() -> ir.IRModule:
             args = [TensorMap(x, (32, 64)), space]
             made = []
             for kernel, given in (
-                (copy_tile, [TensorMap(x, (32, 64)), OUT]),
-                (copy_by_descriptor, [x, OUT]),
+                (copy_tile, [TensorMap(Part(x, 128), (32, 64), (N - 2, 64)), OUT]),
+                (copy_by_descriptor, [Part(x, 64), OUT]),
                 (copy_tile_twice, [*args, OUT]),
             ):
                 call = call_tir_extern(kernel, (N, 2), given, TILE, constexprs=COPY, target=H200)
@@ -125,11 +126,13 @@ def test_tensor_maps_workspaces_scratch_and_in_place(driver: Path, tmp_path: Pat
     )
     by_entry = {launch["entry"]: launch for launch in launches}
     maps = [line for line in answer["log"] if line["call"] == "cuTensorMapEncodeTiled"]
-    assert [m["dims"] for m in maps] == [[64, 40]] * 2 and len({m["base"] for m in maps}) == 1
+    part, whole = sorted(maps, key=lambda m: m["dims"])
+    assert [part["dims"], whole["dims"]] == [[64, 38], [64, 40]]
+    assert part["base"] == whole["base"] + 2 * 64 * 2
     described = by_entry["copy_by_descriptor"]
     assert described["grid"] == [40, 2, 1]
     x, out, scratch = described["params"]
-    assert int.from_bytes(bytes.fromhex(x), "little") == maps[0]["base"]
+    assert int.from_bytes(bytes.fromhex(x), "little") == whole["base"] + 64 * 2
     assert len({x, out, scratch, "00" * 8}) == 4
     assert by_entry["double_first"]["params"][0] == out, "in place"
 

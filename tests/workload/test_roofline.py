@@ -11,13 +11,16 @@ from relax_fusion.workload import (
     Attention,
     DynamicDim,
     GatedFFN,
+    Heads,
     MatmulChain,
     Norm,
     NormMatmul,
     Projection,
     Rope,
 )
+from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.roofline import distinct_bytes, flops, is_contraction, matmul_flops
+from relax_fusion.workload.values import Axis
 
 from .test_reference import EVERYTHING, q4_gate_up, three_matmuls
 
@@ -53,6 +56,24 @@ def test_attention_reads_the_prefix_of_its_cache() -> None:
         "sinks": 6 * 4,
         "out": 2 * 3 * 6 * 4 * 4,
     }
+
+
+def test_of_a_merged_tensor_the_heads_that_are_read_count() -> None:
+    work = Attention(2, 3, 5, 6, 2, 8, 4, 1.0, "none", None, *HALF)
+    parts = [
+        (Heads(10, 0), Heads(10, 6), Heads(10, 8)),
+        (Heads(18, 0, 3), Heads(16, 1, 7), Heads(6, 2, 3)),
+        (None, None, Heads(9, 5)),
+    ]
+    for q, k, v in parts:
+        assert replace(work, q_in=q, k_in=k, v_in=v).bytes() == work.bytes()
+
+
+def test_elements_between_those_that_are_read_do_not_count() -> None:
+    g, i = GraphBuilder(), Axis("i", 5)
+    x, y = g.input("x", (40,), "float32"), g.input("y", (40,), "float32")
+    g.output(g.map("z", (i,), x[i * 4 + 2] + x[i * 6 + 4] + y[i * 4] + y[i * 4 + 1], "float32"))
+    assert distinct_bytes(g.graph(), {}) == {"x": 4 * 14, "y": 4 * 18, "z": 4 * 5}
 
 
 def test_equal_lengths_have_one_name() -> None:

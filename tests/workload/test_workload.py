@@ -8,7 +8,15 @@ from dataclasses import fields, replace
 import pytest
 
 from relax_fusion.errors import LoweringError
-from relax_fusion.workload import DynamicDim, MatmulChain, NormMatmul, Projection, Rope
+from relax_fusion.workload import (
+    Attention,
+    DynamicDim,
+    Heads,
+    MatmulChain,
+    NormMatmul,
+    Projection,
+    Rope,
+)
 from relax_fusion.workload.json import from_json, to_json
 
 from ..support.estimator_cases import WORKLOADS
@@ -29,6 +37,11 @@ OTHERS = {
     ),
     "own_row": replace(
         ROTATED, outputs=(Projection(768, "nk", (), replace(ROPE, positions=None)),)
+    ),
+    "merged_heads": Attention(
+        *(1, 2, 3, 4, 2, 8, 8, 1.0, "none", None, "float16", "float16"),
+        q_in=Heads(8),
+        k_in=Heads(8, 4, 2),
     ),
     "chain": MatmulChain(
         *(DynamicDim("rows"), 64, 16, 48, ("nk", "kn")),

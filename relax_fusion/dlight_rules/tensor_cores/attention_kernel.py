@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
 from tvm.script.ir_builder import tirx as T
 
-from ...compute.attention_tile import Operands, arrange
+from ...compute.attention_tile import Operands, place_of
 from .attention_products import AttentionProducts
 from .attention_results import Partials, store_partials, store_results
 from .attention_rows import AttentionRows
@@ -110,7 +110,7 @@ class AttentionKernel:
 
         def query(line: tirx.Expr, element: tirx.Expr) -> tuple[tirx.Expr, list[tirx.Expr]]:
             query, head = rows.query_of(line)
-            at = arrange(work.q_layout, rows.batch, query, head, int64(element))
+            at = place_of(work, "q", rows.batch, query, head, int64(element))
             return self.operands.q[tuple(at)], [rows.exists(query)]
 
         self.queries.copy(self.base[0], self.threads, self.plan.lanes, query)
@@ -146,15 +146,16 @@ class AttentionKernel:
         first = int64(block * int32(self.plan.block_n))
         address = self._stage(stage)
         skip = 0
-        for tile, source in zip(self.tiles, (self.operands.k, self.operands.v), strict=True):
+        for tile, name in zip(self.tiles, ("k", "v"), strict=True):
 
             def element(
-                line: tirx.Expr, element: tirx.Expr, source: tirx.Var = source
+                line: tirx.Expr, element: tirx.Expr, name: str = name
             ) -> tuple[tirx.Expr, list[tirx.Expr]]:
                 key = first + int64(line)
                 place = (rows.batch, key, int64(rows.kv_head), int64(element))
                 exists = [] if rows.keys_fill_blocks else [key < rows.rules.kv_len]
-                return source[tuple(arrange(work.kv_layout, *place))], exists
+                source = getattr(self.operands, name)
+                return source[tuple(place_of(work, name, *place))], exists
 
             at = address + tirx.const(skip, "uint32")
             tile.copy(at, self.threads, self.plan.lanes, element)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tvm import relax
+
 from ...errors import Reason
-from ...workload import HeadLayout
+from ...workload import HeadLayout, Heads
 from ..axes import Atom, ahead, quotient, size_of
 from ..pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from ..shapes import dtype_of, same_shape, shape_text, static
-from .operands import WIDENED, Operand, sources
+from .chain import AttentionChain
+from .operands import WIDENED, Operand, read_by, sources
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,17 @@ class Laid:
         """What queries and keys are multiplied by on their way."""
         return self.q.factor * self.k.factor
 
+    @property
+    def parts(self) -> tuple[Heads | None, ...]:
+        """Which heads of merged tensors query, key and value are; None: tensors of their own."""
+        every = (self.q, self.k, self.v)
+        return tuple(at.heads_of(self.batch) if at.kept else None for at in every)
+
     def args(self) -> dict[str, KernelArg]:
         """Return query, key and value, by name, as tensors of four dimensions."""
         layouts = (self.q_layout, self.kv_layout, self.kv_layout)
-        heads = (self.q_heads, self.kv_heads, self.kv_heads)
+        own = (self.q_heads, self.kv_heads, self.kv_heads)
+        heads = (n if part is None else part.total for n, part in zip(own, self.parts, strict=True))
         found = zip("qkv", (self.q, self.k, self.v), layouts, heads, strict=True)
         return {x: KernelArg(o.at.expr, self.shape(o, n, layout)) for x, o, layout, n in found}
 
@@ -71,51 +81,44 @@ def _size(atom: Atom | None) -> PrimExpr | int:
     return 1 if atom is None else atom.size
 
 
-def laid(
-    view: BlockView,
-    operands: tuple[Operand, Operand, Operand, Operand],
-    batch: PrimExpr | int | None,
-    outermost: PrimExpr | None,
-    usual: HeadLayout,
-) -> Laid:
-    """Look through the movements around an attention, as far as a kernel can do without them.
-
-    Parameters
-    ----------
-    view : BlockView
-        The block.
-    operands : tuple of Operand
-        Query, key, value and result.
-    batch : PrimExpr or int, optional
-        The batch size; None where it is one dimension with the heads, and to be told from them.
-    outermost : PrimExpr, optional
-        What the batch size is if the operands do not tell.
-    usual : {"bsnh", "bnsh"}
-        Which layout to name where it makes no difference.
-    """
-    q, k, v, out = operands
-    ranked = [_by_movements(view, list(sources(view, o))) for o in (q, k, v)]
-    results = _by_movements(view, list(results_of(view, out)))
+def laid(view: BlockView, chain: AttentionChain) -> Laid:
+    """Look through the movements around an attention, as far as a kernel can do without them."""
+    *operands, out = chain.operands
+    found = [list(sources(view, o)) for o in operands]
+    inner = read_by(view, (v for every in found for v in every[-1].path), chain.scores.covers)
+    ranked = [_by_movements(view, every, inner) for every in found]
+    results = list(results_of(view, out))
+    results = _by_movements(view, results, set(results[-1].path))
+    batch = chain.batch
     if batch is None:
-        batch = _batch_of([*ranked, results], outermost)
+        batch = _batch_of([*ranked, results], chain.outermost)
+    ranked = [[at for at in found if _readable(at, batch)] for found in ranked]
     refusal: Refused | None = None
     for choice in _combinations(ranked):
         try:
-            return _checked(choice, results, batch, usual)
+            return _checked(choice, results, batch, chain.layout)
         except Refused as refused:
             refusal = refusal or refused
     assert refusal is not None
     raise refusal
 
 
-def _by_movements(view: BlockView, found: list[Operand]) -> list[Operand]:
+def _readable(at: Operand, batch: PrimExpr | int) -> bool:
+    """Tell whether a tensor is all heads, or has those that are read at equal steps."""
+    return not at.kept or at.heads_of(batch) is not None
+
+
+def _by_movements(
+    view: BlockView, found: list[Operand], inner: Collection[relax.Var]
+) -> list[Operand]:
     """Sort tensors by how many movements a kernel would save that reads them, most first.
 
-    Reshapes cost nothing: among tensors that save as much, the nearest to the matmul comes first.
+    Those are in `inner`; what others read is done anyway.  Reshapes cost nothing: among tensors
+    that save as much, the nearest to the matmul comes first.
     """
 
     def moves(at: Operand) -> int:
-        return sum(view.call(v, "relax.reshape") is None for v in at.path)
+        return sum(v in inner and view.call(v, "relax.reshape") is None for v in at.path)
 
     return sorted(found, key=lambda at: (-moves(at), at.steps))
 
@@ -144,6 +147,8 @@ def _batch_of(ranked: Sequence[list[Operand]], outermost: PrimExpr | None) -> Pr
 
 def _layouts(at: Operand, batch: PrimExpr | int) -> tuple[HeadLayout, ...]:
     """Return the layouts that a tensor can be said to have."""
+    if at.kept:
+        return ("bsnh",)
     outer, stored = at.outer, at.stored
     if outer is None or at.at.order[: len(stored)] != stored:
         return ()

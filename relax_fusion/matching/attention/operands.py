@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
 
 from ...errors import Reason
+from ...workload import Heads
 from ..axes import Atom, Placed, behind, is_one, regrouped
 from ..constants import scaled
 from ..pattern import BlockView, PrimExpr, guard
 from ..shapes import dtype_of, known_shape, same_shape
 from ..slices import prefix_slice
+from .merged import Kept, heads_left, uncut
 
 WIDENED = {"float16": "float32", "bfloat16": "float32"}
 
@@ -28,7 +30,7 @@ class Operand:
     positions, features : Atom, optional
         What the last two dimensions of its matmul hold; None where that is a single element.
     path : tuple of relax.Var
-        The bindings between it and the matmul that nothing else needs.
+        The bindings between it and the matmul.
     steps : int
         How many bindings there are in between.
     factor : float
@@ -37,6 +39,8 @@ class Operand:
         How many of its positions are read, where that is not all.
     widened : bool
         Whether the matmul reads it in a wider type.
+    kept : tuple of Kept
+        Of which atoms of the tensor a part is read.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Operand:
     length: PrimExpr | None = None
     widened: bool = False
     steps: int = 0
+    kept: tuple[Kept, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -63,6 +68,10 @@ class Operand:
     def stored(self) -> tuple[Atom, ...]:
         """The atoms of batch and heads that the tensor has."""
         return tuple(a for a in self.at.order if a not in self.at.copied)
+
+    def heads_of(self, batch: PrimExpr | int) -> Heads | None:
+        """Return which heads of a merged tensor these are; None if they are at no equal steps."""
+        return heads_left(self.at, self.stored, (self.positions, self.features), self.kept, batch)
 
     @property
     def outer(self) -> int | None:
@@ -131,16 +140,29 @@ def sources(view: BlockView, at: Operand) -> Iterator[Operand]:
     """Yield an operand and, one by one, the tensors that it was made of."""
     yield at
     var = at.at.expr
-    own = True
     while isinstance(var, relax.Var) and view.is_free(var):
-        before = _cast(view, at) or _factor(view, at) or _prefix(view, at) or _moved(view, at)
+        readers = (_cast, _factor, _prefix, _uncut, _moved)
+        before = next((b for read in readers if (b := read(view, at)) is not None), None)
         if before is None:
             return
-        own = own and view.only_user(var) is not None
-        path = (*at.path, var) if own else at.path
-        at = replace(before, path=path, steps=at.steps + 1)
+        value = view.definition(var)
+        of = (value.tuple_value,) if isinstance(value, relax.TupleGetItem) else ()
+        at = replace(before, path=(*at.path, var, *of), steps=at.steps + 1)
         var = at.at.expr
         yield at
+
+
+def read_by(
+    view: BlockView, variables: Iterable[relax.Var], readers: Iterable[relax.Var]
+) -> set[relax.Var]:
+    """Return those of `variables` that nothing reads but each other and `readers`."""
+    found, readers = set(variables), set(readers)
+    while True:
+        inside = found | readers
+        others = {v for v in found if view.escapes(v) or not inside.issuperset(view.uses(v))}
+        if not others:
+            return found
+        found -= others
 
 
 def _cast(view: BlockView, at: Operand) -> Operand | None:
@@ -168,6 +190,12 @@ def _prefix(view: BlockView, at: Operand) -> Operand | None:
     axes = tuple((capacity,) if a == (at.positions,) else a for a in at.at.axes)
     source = replace(at.at, expr=cut.source, axes=axes)
     return replace(at, at=source, positions=capacity, length=cut.length)
+
+
+def _uncut(view: BlockView, at: Operand) -> Operand | None:
+    """Read the merged tensor of which this one is a part."""
+    found = uncut(view, at.at, at.kept)
+    return None if found is None else replace(at, at=found[0], kept=found[1])
 
 
 def _moved(view: BlockView, at: Operand) -> Operand | None:
