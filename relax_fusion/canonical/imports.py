@@ -32,7 +32,7 @@ class MendImports:
 
         y = R.take(x, -2, axis=1)              # counted from the end; no mode of take does
             ->
-        y = R.take(x, n - 2, axis=1)
+        y = R.take(x, n - 2, axis=1)           # a slice, where n is a number
 
         y = R.tile(x, [b, 1])                  # of axes of size 1; also repeat
             ->
@@ -76,6 +76,8 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not isinstance(value, ir.GenericConst) or shape is None or call.attrs.axis is None:
         return None
     axis, array = int(call.attrs.axis) % len(shape), value.value.numpy()
+    if isinstance(shape[axis], tirx.IntImm) and array.size == 1 and array.ndim < 2:
+        return _slice(rewriter, call, axis, int(array.item()), int(shape[axis]))
     if not np.issubdtype(array.dtype, np.signedinteger) or not (array < 0).any():
         return None
     dtype, below = str(array.dtype), indices
@@ -88,6 +90,17 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         added = relax.op.multiply(relax.const(array < 0, dtype), size)
         below = rewriter.emit(relax.op.add(rewriter.emit(added), below))
     return relax.Call(call.op, [x, below], call.attrs)
+
+
+def _slice(
+    rewriter: Rewriter, call: relax.Call, axis: int, index: int, size: int
+) -> relax.Expr | None:
+    """Return one place of an axis as a slice, which the axis is left out of for a number."""
+    first = index + size if index < 0 else index
+    if not 0 <= first < size:
+        return None
+    part = relax.op.strided_slice(call.args[0], [axis], [first], [first + 1])
+    return relax.op.reshape(rewriter.emit(part), shape_of(call)) if shape_of(call) else None
 
 
 def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

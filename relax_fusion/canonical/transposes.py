@@ -11,7 +11,7 @@ from tvm import ir, relax, tirx
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .movements import BINARY, REDUCTIONS, UNARY
-from .rewriter import Rewriter, Rule, canonicalise
+from .rewriter import ITEM, Rewriter, Rule, canonicalise
 
 
 @tvm.transform.module_pass(opt_level=0, name="MoveTransposes")
@@ -188,6 +188,17 @@ def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return relax.op.permute_dims(made, [*found.axes[:lead], *range(lead, len(new))])
 
 
+def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
+    """Take a part of a split in front."""
+    split = rewriter.call(item.tuple_value, "relax.split")
+    found = _transposed(rewriter, split.args[0]) if split is not None else None
+    if split is None or found is None:
+        return None
+    axis = found.axes[int(split.attrs.axis) % len(found.axes)]
+    parts = relax.op.split(found.source, split.attrs.indices_or_sections, axis)
+    return found.back(rewriter.emit(relax.TupleGetItem(rewriter.emit(parts), item.index)))
+
+
 TRANSPOSES: dict[str, Rule] = {
     **{f"relax.{name}": _unary for name in UNARY},
     **{f"relax.{name}": _binary for name in BINARY},
@@ -197,4 +208,5 @@ TRANSPOSES: dict[str, Rule] = {
     "relax.reshape": _reshape,
     "relax.strided_slice": _slice,
     "relax.concat": _concat,
+    ITEM: _item,
 }

@@ -64,6 +64,20 @@ def test_indices_from_the_front_stay() -> None:
     assert MendImports()(before).same_as(before)
 
 
+@pytest.mark.parametrize("index", [0, 3, -1, -8])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_one_place_is_a_slice(index: int, rank: int) -> None:
+    at = f"[{index}]" if rank else str(index)
+    before = module(X, f'i = R.const({at}, "int64")\ny = R.negative(R.take(x, i, axis=2))')
+    after = MendImports()(before)
+    assert operators(after) == ["strided_slice", "reshape", "negative"]
+    array = np.arange(48, dtype="float32").reshape(2, 3, 8)
+    want = -np.take(array, [index] if rank else index, axis=2)
+    np.testing.assert_array_equal(run(after, array), want)
+    beyond = module(X, 'i = R.const([8], "int64")\ny = R.negative(R.take(x, i, axis=2))')
+    assert MendImports()(beyond).same_as(beyond)
+
+
 @pytest.mark.parametrize(
     "params, body, expected",
     [
