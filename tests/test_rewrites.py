@@ -39,6 +39,7 @@ from relax_fusion.transforms.kernel_limits import (
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from relax_fusion.transforms.memory_planning import PlanMemory
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
 from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from relax_fusion.transforms.wide_indices import WidenIndices
@@ -67,6 +68,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "FuseOps": FuseOps(),
     "FuseTransposeMatmul": FuseTransposeMatmul(),
     "InlineItemGroups": InlineItemGroups(),
+    "LegalizeNorms": LegalizeNorms(),
     "MoveReshapes": MoveReshapes(),
     "NameInPlaceResults": NameInPlaceResults(),
     "NarrowVectors": NarrowVectors(4),
