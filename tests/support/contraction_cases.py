@@ -284,6 +284,7 @@ def few_rows_cases() -> list[Case]:
         "steps": replace(few, outputs=(plain(40, "bias", "residual", "gelu"),)),
         "rms": replace(few, norm=RMS),
         "unit_offset": replace(few, norm=OFFSET),
+        "unit_offset_layer": replace(few, rows=1, norm=replace(LAYER, unit_offset=True)),
         "layer": replace(few, norm=LAYER, rows=11, **bfloat),
         "layer_one": replace(few, norm=LAYER, rows=1, k=4104),
         "rms_kn": replace(few, norm=RMS, outputs=(plain(72, layout="kn"),)),
