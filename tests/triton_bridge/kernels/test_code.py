@@ -82,7 +82,7 @@ NARROW = {"loads": r"ld\.global(?![^;]*\.v4)", "copies": r"cp\.async\.ca|st\.sha
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, arch: int, dtype: str) -> Any:
     """Compile as a launcher would that knows pointers to be aligned to 16 bytes."""
-    constants = {**constants, "PDL": arch >= 90}
+    constants = {"UNIT_OFFSET": False, **constants, "PDL": arch >= 90}
     types = {"M": "i32", "eps": "fp32", "workspace_ptr": "*fp32"}
     if constants.get("HALF"):
         types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "positions": "i32"}
