@@ -36,6 +36,7 @@ CASES = {
     "gemv": (gemv, GEMV, 4, 90, {"loads"}),
     "gemv-gated": (gemv, {**GEMV, **GATED, "BLOCK_K": 2048}, 4, 90, {"loads"}),
     "gemv-rope": (gemv, {**GEMV, **ROPE}, 4, 90, {"wide loads"}),
+    "gemv-unit_offset": (gemv, {**GEMV, "UNIT_OFFSET": True}, 4, 90, {"loads"}),
     "norm": (row_norm, NORM, 8, 90, {"loads"}),
     "pointer": (matmul_pointer, POINTER, 4, 90, {"copies", "wgmma"}),
     "pointer-rms": (matmul_pointer, {**POINTER, "NORM": "rms"}, 4, 90, {"copies", "wgmma"}),
