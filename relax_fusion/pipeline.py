@@ -62,6 +62,7 @@ from .transforms.kernel_limits import FiniteConstants, FoldGridDepth, NarrowVect
 from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
+from .transforms.norms import LegalizeNorms
 from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
@@ -142,6 +143,7 @@ def phase2_lower(options: PipelineOptions) -> list[Pass]:
     return [
         relax.backend.DispatchSampling(),
         relax.backend.DispatchSortScan(),
+        LegalizeNorms(),
         relax.transform.LegalizeOps(dict(LEGALIZE_MAP)),
         CopyConstants(),
         relax.transform.AnnotateTIROpPattern(),

@@ -45,6 +45,7 @@ from relax_fusion.transforms.kernel_limits import (
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from relax_fusion.transforms.memory_planning import PlanMemory
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
+from relax_fusion.transforms.norms import LegalizeNorms
 from relax_fusion.transforms.own_constants import CopyConstants, FoldConstants
 from relax_fusion.transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from relax_fusion.transforms.wide_indices import WidenIndices
@@ -75,6 +76,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "InlineItemGroups": InlineItemGroups(),
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
+    "LegalizeNorms": LegalizeNorms(),
     "MoveReshapes": MoveReshapes(),
     "MoveTransposes": MoveTransposes(),
     "NameInPlaceResults": NameInPlaceResults(),

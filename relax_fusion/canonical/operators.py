@@ -46,6 +46,10 @@ class RecogniseOperators:
             ->
         y = R.nn.rms_norm(x, g, axes=[-1], epsilon=eps)
 
+        y = R.astype(x32, "float32")                               # of what is float32
+            ->
+        y = x32
+
         a = R.multiply(x, R.sigmoid(x))                            # and both forms of GELU, ReLU
             ->
         a = R.nn.silu(x)
@@ -176,8 +180,11 @@ def _sum(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _cast(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Compute in its dtype what was widened for a norm and is rounded behind it."""
-    norm, dtype = rewriter.call(call.args[0], *_NORMS), dtype_of(call)
+    """Drop a cast to the same dtype; compute in its dtype what was widened for a norm only."""
+    source, dtype = call.args[0], dtype_of(call)
+    if dtype_of(source) == dtype:
+        return source
+    norm = rewriter.call(source, *_NORMS)
     if norm is None or dtype_of(norm) != "float32" or dtype not in ("float16", "bfloat16"):
         return None
     args = [_narrow(rewriter, arg, dtype) for arg in norm.args]

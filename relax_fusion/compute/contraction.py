@@ -129,6 +129,7 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     padded, k = x.shape
     gamma = stages["gamma"]
     beta = stages["beta"] if norm.beta else None
+    offset = tirx.const(1.0, ACCUMULATE)
     count = tirx.const(float(int(k)), ACCUMULATE)
     eps = tirx.const(c_float(norm.eps).value, ACCUMULATE)  # no compiler rounds what is beyond range
     wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
@@ -143,7 +144,9 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     )
 
     def normalised(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        value = centred(i, j) * te.rsqrt(square(i) / count + eps) * gamma(j).astype(ACCUMULATE)
+        factor = gamma(j).astype(ACCUMULATE)
+        factor = factor + offset if norm.unit_offset else factor
+        value = centred(i, j) * te.rsqrt(square(i) / count + eps) * factor
         value = value + beta(j).astype(ACCUMULATE) if beta is not None else value
         return value.astype(dtype) if edges == "none" else value
 

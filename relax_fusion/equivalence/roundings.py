@@ -58,13 +58,15 @@ def protected(region: Region) -> set[relax.Var]:
     found: set[relax.Var] = set()
     for var, value in region.bindings:
         if is_call(value, "relax.astype") and _narrows(region, value.args[0], dtype_of(var)):
-            read = _behind(region, readers, var)
+            read = [*_behind(region, readers, var)]
             if any(_is_widening(region, v, dtype_of(var)) for v in read):
                 found.add(var)
-        elif is_call(value, "relax.add") and any(
-            _is_in_norm(region, readers, v) for v in _behind(region, readers, var, casts=True)
-        ):
-            found.add(var)
+        elif is_call(value, "relax.add"):
+            read = [*_behind(region, readers, var, casts=True)]
+            rows = {var, *read}  # not what gamma is made of
+            norms = (v for v in read if _is_in_norm(region, readers, v))
+            if any(region.values[v].args[0] in rows for v in norms):
+                found.add(var)
     if isinstance(region.match.workload, MatmulChain):
         found.update(_intermediates(region))
     return found

@@ -1,8 +1,8 @@
-"""RMSNorm and LayerNorm: operators, and RMSNorm written out."""
+"""RMSNorm and LayerNorm: operators, with the casts around them, and RMSNorm written out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm import relax
@@ -11,7 +11,7 @@ from ..errors import Reason
 from ..workload import Norm
 from .constants import binary, scalar
 from .pattern import BlockView, guard
-from .shapes import dtype_of, known_shape, shape_of
+from .shapes import dtype_of, known_shape, same_shape, shape_of
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,27 @@ class Normed:
 
 
 def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
-    """Recognise the norm that defines `var`; refuse one that is not over the last axis."""
+    """Recognise the norm that defines `var`; refuse one that is not over the last axis.
+
+    It may be of rows that were widened to float32, and rounded to their dtype; its gamma may be
+    ``w + 1``.
+    """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
-    call = view.call(var, "relax.nn.rms_norm", "relax.nn.layer_norm")
-    if call is None:
+    rounding = view.call(var, "relax.astype")
+    found = _operator(view, var if rounding is None else rounding.args[0])
+    if found is not None and rounding is not None:
+        found = _rounded(view, var, found)
+    if found is None:
         return _decomposed_rms(view, var)
+    return _with_parameters(view, found)
+
+
+def _operator(view: BlockView, var: relax.Expr) -> Normed | None:
+    """Read an operator, its operands as they are."""
+    call = view.call(var, "relax.nn.rms_norm", "relax.nn.layer_norm")
+    if call is None or not isinstance(var, relax.Var):
+        return None
     kind: Literal["rms", "layer"] = "rms" if call.op.name == "relax.nn.rms_norm" else "layer"
     source, gamma = call.args[0], call.args[1]
     shape = known_shape(source, "the normalised tensor")
@@ -52,6 +67,84 @@ def normalisation(view: BlockView, var: relax.Expr) -> Normed | None:
         )
     norm = Norm(kind, float(call.attrs.epsilon), beta=beta is not None)
     return Normed(norm, var, source, gamma, beta, (var,), f"{kind}_norm")
+
+
+def _rounded(view: BlockView, var: relax.Var, wide: Normed) -> Normed | None:
+    """Read the norm `wide` of widened rows as one that gives `var`, of the dtype of the rows."""
+    dtype, narrow = dtype_of(var), _narrow(view, wide.source, (wide.var, var))
+    if narrow is None or dtype_of(wide.var) != "float32" or dtype_of(narrow[0]) != dtype:
+        return None
+    if dtype not in ("float16", "bfloat16"):
+        return None
+    source, covers = narrow
+    return replace(wide, var=var, source=source, covers=covers)
+
+
+def _narrow(
+    view: BlockView, expr: relax.Expr, covers: tuple[relax.Var, ...]
+) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
+    """Look through a cast: return what it is of, and `covers` with it if nothing else reads it.
+
+    A cast that another kernel has already made is no cast any more.
+    """
+    cast = view.call(expr, "relax.astype")
+    if cast is None or not view.is_free(expr) or not view.memory.is_constant(cast.args[0]):
+        return None
+    return cast.args[0], (*_read_only_by(view, expr, covers), *covers)
+
+
+def _with_parameters(view: BlockView, normed: Normed) -> Normed:
+    """Look through the casts to float32 of gamma and beta, and the sum that gamma is."""
+    dtype = dtype_of(normed.var)
+    gamma, unit_offset, covers = _parameter(view, normed.gamma, dtype, normed.covers)
+    beta = normed.beta
+    if beta is not None:
+        beta, shifted, more = _parameter(view, beta, dtype, covers)
+        beta, covers = (normed.beta, covers) if shifted else (beta, more)
+    norm = replace(normed.norm, unit_offset=unit_offset)
+    return replace(normed, norm=norm, gamma=gamma, beta=beta, covers=covers)
+
+
+def _parameter(
+    view: BlockView, expr: relax.Expr, dtype: str, covers: tuple[relax.Var, ...]
+) -> tuple[relax.Expr, bool, tuple[relax.Var, ...]]:
+    """Read ``w`` or ``w + 1``, widened or not, as far as to the last tensor of `dtype`.
+
+    Returns that tensor, whether 1 is added to it, and `covers` with what nothing else reads.
+    """
+    found, offset = (expr, False, covers), False
+    while isinstance(expr, relax.Var) and view.is_free(expr):
+        cast = view.call(expr, "relax.astype")
+        less = None if offset else _less_one(view, expr)
+        if cast is not None and dtype_of(expr) in ("float32", dtype):
+            source = cast.args[0]
+        elif less is not None:
+            source, offset = less, True
+        else:
+            break
+        if not view.memory.is_constant(source):
+            break
+        expr, covers = source, (*_read_only_by(view, expr, covers), *covers)
+        if dtype_of(expr) == dtype:
+            found = expr, offset, covers
+    return found
+
+
+def _less_one(view: BlockView, expr: relax.Expr) -> relax.Expr | None:
+    """Return what `expr` is 1 more than."""
+    for data, one in binary(view, expr, "relax.add"):
+        if scalar(view, one) == 1.0 and same_shape(shape_of(data), shape_of(expr)):
+            return data
+    return None
+
+
+def _read_only_by(
+    view: BlockView, expr: relax.Expr, readers: tuple[relax.Var, ...]
+) -> tuple[relax.Var, ...]:
+    """Return a binding that `readers` alone read, nothing for one that others read too."""
+    if not isinstance(expr, relax.Var) or view.escapes(expr):
+        return ()
+    return (expr,) if set(view.uses(expr)) <= set(readers) else ()
 
 
 def _decomposed_rms(view: BlockView, var: relax.Var) -> Normed | None:
@@ -70,12 +163,11 @@ def _decomposed_rms(view: BlockView, var: relax.Var) -> Normed | None:
                 continue
             eps, inner = found
             covers = (*inner, scaled_x, *covers)
-            wide = view.call(source, "relax.astype")
-            # A cast that another kernel has already made is this norm's input.
-            free = isinstance(source, relax.Var) and view.is_free(source)
-            if wide is not None and free and dtype_of(source) == "float32":
-                covers, source = (source, *covers), wide.args[0]
-            return Normed(Norm("rms", eps), var, source, gamma, None, covers, "rms_decomposed")
+            if dtype_of(source) == "float32":
+                source, covers = _narrow(view, source, covers) or (source, covers)
+            norm = Norm("rms", eps)
+            read = Normed(norm, var, source, gamma, None, covers, "rms_decomposed")
+            return _with_parameters(view, read)
     return None
 
 

@@ -32,6 +32,11 @@ class FuseRMSNormMatmul(FusingPass):
             ->
         s, q1, ... = R.call_tir(fuse_rms_norm_matmul_..., (x, r, g, Wq, b, t, ...))
 
+        n  = R.nn.rms_norm(R.astype(s, "float32"), g1)   # g1 = R.add(R.astype(g, "float32"), 1)
+        h  = R.astype(n, "float16")                      # in any of these, cast or not
+            ->
+        as above, of s and g: the kernel computes 1 + g in float32
+
         q2 = R.permute_dims(R.reshape(q, [b, s, heads, d]), [0, 2, 1, 3])   # or neither, or split
         y  = R.add(R.multiply(q2, cos), R.multiply(rotate_half(q2), sin))   # rope, behind a bias
             ->
@@ -46,10 +51,10 @@ class FuseRMSNormMatmul(FusingPass):
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
-        elsewhere; the weight's sizes are dynamic; operands differ in dtype, or it is none of
-        float16, bfloat16, float32; tensors are on several virtual devices, or on one of another
-        kind than the target; the chain is outside a dataflow block; the estimator predicts no
-        gain or finds no plan that fits.
+        elsewhere; the weight's sizes are dynamic; operands differ in dtype (as a gamma of float32
+        and rows of float16 do), or it is none of float16, bfloat16, float32; tensors are on several
+        virtual devices, or on one of another kind than the target; the chain is outside a dataflow
+        block; the estimator predicts no gain or finds no plan that fits.
 
     Parameters
     ----------

@@ -98,8 +98,14 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "STORE_SUM": found.total is not None,
         "PDL": c.dependent,
         "EARLY": c.dependent and c.few_rows,
+        **_offset(norm),
     }
     return Step(row_norm, (c.rows,), args, constants, c.options(num_warps=warps, num_stages=3))
+
+
+def _offset(norm: Norm | None) -> dict[str, bool]:
+    """Return the constant of a kernel that multiplies by ``1 + gamma``."""
+    return {"UNIT_OFFSET": True} if norm is not None and norm.unit_offset else {}
 
 
 def _matmul(
@@ -140,6 +146,7 @@ def _gemv(c: Contraction, p: Product, x: Any, found: Operands, norm: Norm | None
         "BLOCK_K": c.plan.block_k,
         "PDL": c.dependent,
         "EARLY": c.early(p, x),
+        **_offset(norm),
     }
     grid = (ceil_div(p.n, c.plan.block_n), c.rows)
     return Step(gemv, grid, args, constants, c.options())
@@ -172,6 +179,7 @@ def _pointer(
         "SWAP": plan.block_n <= SWAP_COLUMNS,
         "NUM_STAGES": plan.num_stages,
         "PDL": c.dependent,
+        **_offset(norm),
     }
     tiles = ceil_div(c.rows, plan.block_m) * ceil_div(p.n, plan.block_n)
     yield Step(matmul_pointer, (tiles, plan.split_k), args, constants, c.options())

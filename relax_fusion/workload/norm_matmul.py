@@ -38,6 +38,8 @@ class Norm:
         Whether that sum is an output too.
     returns_norm : bool
         Whether the normalised value is an output too (a post-norm residual reads it).
+    unit_offset : bool
+        Whether the rows are multiplied by ``1 + gamma``, as Gemma's are.
     """
 
     kind: Literal["rms", "layer"]
@@ -46,6 +48,7 @@ class Norm:
     residual: bool = False
     returns_sum: bool = False
     returns_norm: bool = False
+    unit_offset: bool = False
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,8 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
     if norm.kind == "layer":
         centred = centred - g.sum("mean_sum", (i,), (k,), x[i, k])[i] / Size(k.size)
     square = g.sum("square_sum", (i,), (k,), centred * centred)
-    value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * gamma[k]
+    factor: Expr = gamma[k] + 1.0 if norm.unit_offset else gamma[k]
+    value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * factor
     result = g.map("x_norm", axes, value if beta is None else value + beta[k], dtype)
     if norm.returns_norm:
         g.output(result)

@@ -11,6 +11,7 @@ from relax_fusion.matching.effects import HIDDEN, Memory
 from relax_fusion.matching.pattern import BlockView
 from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
+from relax_fusion.transforms.norms import LegalizeNorms
 
 from ..support.chains import assert_declined, calls, run_pass
 
@@ -222,6 +223,26 @@ def test_reshapes_are_folded_where_nothing_changes(body: str, read: str) -> None
     block = FoldReshapes()(chain(body))["main"].body.blocks[0]
     (last,) = [b.value for b in block.bindings if b.var.name == "y"]
     assert last.args[0].name == read
+
+
+def test_a_norm_of_rows_that_are_overwritten_stays() -> None:
+    mod = chain(
+        "g = R.sum(w, axis=[0]); q = R.multiply(x, x); m = R.mean(q, axis=[-1], keepdims=True); "
+        "e = R.add(m, R.const(1e-5)); s = R.rsqrt(e); h = R.multiply(x, s); "
+        f"n = R.multiply(h, g); u = {ZERO.format('x')}; y = R.add(n, u)"
+    )
+    tvm.ir.assert_structural_equal(LegalizeNorms()(mod), mod)
+
+
+def test_a_gamma_that_is_overwritten_is_not_looked_through_to() -> None:
+    mod = chain(
+        "v = R.reshape(x, (16,)); o = R.add(v, R.const(1.0)); r = R.reshape(w, (1, 16)); "
+        f"p = R.zeros((16, 4), 'float32'); u = {ZERO.format('x')}; "
+        "n = R.nn.rms_norm(r, o, axes=[-1]); y = R.matmul(n, p)",
+        "y, u",
+    )
+    _, (decision,) = run_pass(mod, "FuseRMSNormMatmul", always_fuse=True)
+    assert decision.fused and not decision.workload.norm.unit_offset
 
 
 def test_no_argument_takes_the_place_of_a_result() -> None:

@@ -18,6 +18,7 @@ from ..support.small_workloads import (
     GATED_SILU,
     LAYER_ADDED,
     LAYER_ROWS,
+    OFFSET_ROWS,
     PLAIN,
     RMS_ADDED,
     RMS_ROWS,
@@ -87,11 +88,22 @@ def _gamma_in_weights(work: Any, given: dict[str, np.ndarray]) -> np.ndarray:
     """Return a norm and matmul by weights that are rounded after gamma was multiplied in."""
     a = {n: v.astype("float64") for n, v in given.items()}
     scale = 1 / np.sqrt((a["x"] ** 2).mean(-1, keepdims=True) + work.norm.eps)
-    return scale * a["x"] @ (a["gamma"] * a["w0"]).astype("float16").astype("float64").T
+    factor = a["gamma"] + work.norm.unit_offset
+    return scale * a["x"] @ (factor * a["w0"]).astype("float16").astype("float64").T
 
 
 @on_every_backend(rms=RMS_ROWS, layer=LAYER_ROWS)
 def test_r3_normalised_rows_are_rounded_or_not_or_gamma_times_the_weights_is(run: Run) -> None:
+    _rounded_at_most_there(run)
+
+
+@on_every_backend(rms=OFFSET_ROWS[0], layer=OFFSET_ROWS[1])
+def test_r9_one_and_gamma_are_added_in_float32(run: Run) -> None:
+    _rounded_at_most_there(run)
+
+
+def _rounded_at_most_there(run: Run) -> None:
+    """Assert that nothing is rounded to float16 but what R3 names."""
     given = draw(run.work, rows=4)
 
     def norm_rounded(values: Any, tensor: Any) -> Any:

@@ -62,6 +62,20 @@ def decomposed(x: str = "x") -> str:
     """
 
 
+OFFSET = Norm("rms", 1e-5, unit_offset=True)
+ONE_MORE = """f = R.astype(g, "float32")
+        o = R.add(R.const(1.0, "float32"), f)
+"""
+WIDE = """x32 = R.astype(x, "float32")
+        n = R.nn.rms_norm(x32, o, axes=[-1], epsilon=1e-5)
+        h = R.astype(n, "float16")
+"""
+WIDE_LAYER = """x32 = R.astype(x, "float32")
+        n = R.nn.layer_norm(x32, o, c32, axes=[-1], epsilon=1e-5)
+        h = R.astype(n, "bfloat16")
+"""
+
+
 REWRITES = [
     Rewrite(
         Chain("plain", "x[6,32] g[32] W[32,48]", H + "y = R.matmul(h, W)", "y"), work(), "x g W"
@@ -98,6 +112,57 @@ REWRITES = [
         ),
         work(dtype="float16", out="float32"),
         "x g W",
+    ),
+    Rewrite(
+        Chain(
+            "unit_offset",
+            "x[6,32] g[32] W[32,48]",
+            'o = R.add(g, R.const(1.0, "float32"))\n'
+            + H.replace("x, g", "x, o")
+            + "y = R.matmul(h, W)",
+            "y",
+        ),
+        work(norm=OFFSET),
+        "x g W",
+    ),
+    Rewrite(
+        Chain(
+            "unit_offset_between_casts",
+            "x[6,32] g[32] W[32,48]",
+            ONE_MORE + WIDE + "y = R.matmul(h, W)",
+            "y",
+            dtype="float16",
+        ),
+        work(norm=OFFSET, dtype="float16"),
+        "x g W",
+    ),
+    Rewrite(
+        Chain(
+            "layer_norm_between_casts",
+            "x[6,32] g[32] c[32] W[32,48]",
+            ONE_MORE
+            + 'c32 = R.astype(c, "float32")\n'
+            + WIDE.replace("rms_norm(x32, o", "layer_norm(x32, o, c32").replace(
+                "float16", "bfloat16"
+            )
+            + "y = R.matmul(h, W)",
+            "y",
+            dtype="bfloat16",
+        ),
+        work(norm=Norm("layer", 1e-5, beta=True, unit_offset=True), dtype="bfloat16"),
+        "x g c W",
+    ),
+    Rewrite(
+        Chain(
+            "casts_that_others_read",
+            "x[6,32] g[32] W[32,48]",
+            ONE_MORE + WIDE + "y = R.matmul(h, W); z = R.multiply(x32, o)",
+            "(y, z)",
+            dtype="float16",
+        ),
+        work(norm=OFFSET, dtype="float16"),
+        "x g W",
+        left=("astype", "add", "astype", "multiply"),
     ),
     Rewrite(
         Chain(
@@ -464,6 +529,22 @@ DECLINES = [
         "y",
         Reason.SHAPE,
         "norm parameter",
+    ),
+    (
+        "gamma_of_float32",
+        "x[6,32]:float16 g[32] W[32,48]:float16",
+        WIDE.replace("x32, o", "x32, g") + "y = R.matmul(h, W)",
+        "y",
+        Reason.DTYPE,
+        "float32",
+    ),
+    (
+        "gamma_and_two",
+        "x[6,32]:float16 g[32]:float16 W[32,48]:float16",
+        ONE_MORE.replace("1.0", "2.0") + WIDE + "y = R.matmul(h, W)",
+        "y",
+        Reason.DTYPE,
+        "float32",
     ),
     ("dynamic_n", "x[6,32] g[32] W[32,n]", PLAIN, "y", Reason.SHAPE, "dynamic (n)"),
     ("dynamic_k", "x[6,k] g[k] W[k,48]", PLAIN, "y", Reason.SHAPE, "dynamic (k)"),

@@ -27,6 +27,7 @@ from relax_fusion.workload.reference import evaluate
 from .workloads import Arrays, inputs, results, rounding
 
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
+OFFSET = replace(RMS, unit_offset=True)
 ROWS = DynamicDim("rows")
 DYNAMIC_ROWS = (1, 3, 4, 7, 33)
 
@@ -132,6 +133,8 @@ def _norms() -> list[Case]:
         "three": replace(BASE, outputs=THREE),
         "three_layer_sum": replace(BASE, outputs=THREE, norm=everything),
         "mixed_layouts": replace(BASE, outputs=(plain(48), plain(32, layout="kn"))),
+        "unit_offset": replace(BASE, norm=OFFSET),
+        "unit_offset_layer": replace(BASE, norm=replace(everything, unit_offset=True)),
         "kn": replace(BASE, outputs=(plain(48, layout="kn"),)),
         "kn_layer": replace(BASE, outputs=(plain(48, "bias", layout="kn"),), norm=LAYER),
     }
@@ -162,6 +165,7 @@ def _gated() -> list[Case]:
         "gated_no_norm": replace(GATED, norm=None),
         "gated_sum": replace(GATED, norm=replace(RMS, residual=True, returns_sum=True)),
         "gated_half": replace(GATED, dtype="float16", out_dtype="float16", rows=1),
+        "gated_unit_offset": replace(GATED, norm=OFFSET),
         "gated_odd": replace(GATED, n=33, k=7),
     }
     return [Case(name, work) for name, work in found.items()]
@@ -279,6 +283,8 @@ def few_rows_cases() -> list[Case]:
         "bfloat16_kn": replace(few, outputs=(plain(8, layout="kn"),), **bfloat),
         "steps": replace(few, outputs=(plain(40, "bias", "residual", "gelu"),)),
         "rms": replace(few, norm=RMS),
+        "unit_offset": replace(few, norm=OFFSET),
+        "unit_offset_layer": replace(few, rows=1, norm=replace(LAYER, unit_offset=True)),
         "layer": replace(few, norm=LAYER, rows=11, **bfloat),
         "layer_one": replace(few, norm=LAYER, rows=1, k=4104),
         "rms_kn": replace(few, norm=RMS, outputs=(plain(72, layout="kn"),)),

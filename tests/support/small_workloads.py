@@ -41,6 +41,7 @@ def projected(*steps: str, **changes: Any) -> NormMatmul:
 
 PLAIN = projected()
 RMS_ROWS, LAYER_ROWS = projected(norm=RMS, **WIDE), projected(norm=LAYER, **WIDE)
+OFFSET_ROWS = [replace(w, norm=replace(w.norm, unit_offset=True)) for w in (RMS_ROWS, LAYER_ROWS)]
 RMS_ADDED = projected(norm=replace(RMS, **ADDED))
 LAYER_ADDED = projected(norm=replace(LAYER, **ADDED))
 STEPS = projected("bias", "relu", "residual")

@@ -104,6 +104,7 @@ def gemv(
     positions=None,
     HALF: tl.constexpr = 0,
     ROTATED: tl.constexpr = 0,
+    UNIT_OFFSET: tl.constexpr = False,
 ):
     """Compute `BLOCK_N` outputs of one row.  Grid: ``(ceil(N / BLOCK_N), M)``.
 
@@ -125,6 +126,8 @@ def gemv(
         Row i takes row ``i % positions`` of them; None for row i.
     HALF, ROTATED : int
         Half the width of a head, and how many features are rotated; 0 for no rotation.
+    UNIT_OFFSET : bool
+        Multiply by ``1 + gamma``.
     """
     if PDL and (NORM == "layer" or not EARLY):
         gdc_wait()
@@ -158,6 +161,8 @@ def gemv(
         x = load_row(x_row_ptr, k_index, K, EVEN_K)
         if NORM != "none":
             gamma = load_row(gamma_ptr, k_index, K, EVEN_K)
+            if UNIT_OFFSET:
+                gamma += 1.0
             beta = load_row(beta_ptr, k_index, K, EVEN_K) if HAS_BETA else 0.0
             # As wide as the other sums, to lie as they do: the rows of it are the same registers
             squares += sum_runs(tl.broadcast_to((x * x)[None, :], [BLOCK_N, BLOCK_K]), RUN)

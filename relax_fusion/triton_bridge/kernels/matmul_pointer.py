@@ -78,6 +78,7 @@ def accumulate(
     BLOCK_K: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     HALF: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
 ):
     """Return ``(gate [m, n], up, squares [m])``, summed over k tiles `k_begin` to `k_end`."""
     EVEN_K: tl.constexpr = K % BLOCK_K == 0
@@ -104,6 +105,8 @@ def accumulate(
             gamma_ptrs = gamma_ptr + k_index[None, :]
             gamma = load_in_range(gamma_ptrs, m_index, k_index, 1, K, True, EVEN_K, "")
             gamma = gamma.to(tl.float32)
+            if UNIT_OFFSET:
+                gamma += 1.0
             squares += x.to(tl.float32) * x.to(tl.float32)
             w = (w.to(tl.float32) * gamma).to(x.dtype)
             if GATED:
@@ -179,6 +182,7 @@ def matmul_pointer(
     positions=None,
     HALF: tl.constexpr = 0,
     ROTATED: tl.constexpr = 0,
+    UNIT_OFFSET: tl.constexpr = False,
 ):
     """Compute one ``[BLOCK_M, BLOCK_N]`` tile of the result, or one of its `SPLIT_K` parts.
 
@@ -201,6 +205,8 @@ def matmul_pointer(
         Row i takes row ``i % positions`` of them; None for row i.
     HALF, ROTATED : int
         Half the width of a head, and how many features are rotated; 0 for no rotation.
+    UNIT_OFFSET : bool
+        Multiply by ``1 + gamma``.
     """
     tiles_m = tl.cdiv(M, BLOCK_M)
     tile_m, tile_n = swizzled_tile(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_N), GROUP_M)
@@ -211,29 +217,11 @@ def matmul_pointer(
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    k_begin, k_end = split * k_tiles // SPLIT_K, (split + 1) * k_tiles // SPLIT_K
     acc, acc_up, squares = accumulate(
-        x_ptr,
-        gamma_ptr,
-        w_ptr,
-        up_ptr,
-        m_index,
-        n_index,
-        split * k_tiles // SPLIT_K,
-        (split + 1) * k_tiles // SPLIT_K,
-        M,
-        N,
-        K,
-        LAYOUT,
-        NORM,
-        GATED,
-        MERGED,
-        SWAP,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_K,
-        NUM_STAGES,
-        HALF,
-    )
+        x_ptr, gamma_ptr, w_ptr, up_ptr, m_index, n_index, k_begin, k_end, M, N, K,
+        LAYOUT, NORM, GATED, MERGED, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, NUM_STAGES, HALF, UNIT_OFFSET,
+    )  # fmt: skip
     if SPLIT_K > 1:
         store_parts(
             workspace_ptr, acc, acc_up, squares, m_index, n_index, M, N, GATED, NORM, SPLIT_K

@@ -1,6 +1,6 @@
 """RMSNorm and LayerNorm of rows, with an optional residual add in front.
 
-``y = norm(x [+ residual]) * gamma [+ beta]`` for x of shape ``[rows, width]``.
+``y = norm(x [+ residual]) * ([1 +] gamma) [+ beta]`` for x of shape ``[rows, width]``.
 
 Regime: bytes.  Each element of x (and of the residual) is read once and each of y (and of the sum)
 written once; some ten operations an element.  With few rows it is latency: one load, one reduction
@@ -40,6 +40,7 @@ def row_norm(
     STORE_SUM: tl.constexpr,
     PDL: tl.constexpr,
     EARLY: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr = False,
 ):
     """Normalise `ROWS` rows.  Grid: ``(ceil(M / ROWS),)``.
 
@@ -59,6 +60,8 @@ def row_norm(
     EARLY : bool
         Let the dependent start at once, not at the end.  That hides its launch where rows are few;
         with many, its programs would take the room of those of this kernel that are yet to start.
+    UNIT_OFFSET : bool
+        Multiply by ``1 + gamma``.
     """
     if PDL:
         gdc_wait()
@@ -73,6 +76,8 @@ def row_norm(
     x = x.to(tl.float32)
     # Before the reductions, so that their latency is behind that of x.
     gamma = tl.load(gamma_ptr + column, mask=in_row, other=0.0).to(tl.float32)
+    if UNIT_OFFSET:
+        gamma += 1.0
     beta = 0.0
     if HAS_BETA:
         beta = tl.load(beta_ptr + column, mask=in_row, other=0.0).to(tl.float32)[None, :]

@@ -36,6 +36,7 @@ CASES = {
     "gemv": (gemv, GEMV, 4, 90, {"loads"}),
     "gemv-gated": (gemv, {**GEMV, **GATED, "BLOCK_K": 2048}, 4, 90, {"loads"}),
     "gemv-rope": (gemv, {**GEMV, **ROPE}, 4, 90, {"wide loads"}),
+    "gemv-unit_offset": (gemv, {**GEMV, "UNIT_OFFSET": True}, 4, 90, {"loads"}),
     "norm": (row_norm, NORM, 8, 90, {"loads"}),
     "pointer": (matmul_pointer, POINTER, 4, 90, {"copies", "wgmma"}),
     "pointer-rms": (matmul_pointer, {**POINTER, "NORM": "rms"}, 4, 90, {"copies", "wgmma"}),
@@ -82,7 +83,7 @@ NARROW = {"loads": r"ld\.global(?![^;]*\.v4)", "copies": r"cp\.async\.ca|st\.sha
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int, arch: int, dtype: str) -> Any:
     """Compile as a launcher would that knows pointers to be aligned to 16 bytes."""
-    constants = {**constants, "PDL": arch >= 90}
+    constants = {"UNIT_OFFSET": False, **constants, "PDL": arch >= 90}
     types = {"M": "i32", "eps": "fp32", "workspace_ptr": "*fp32"}
     if constants.get("HALF"):
         types |= {"cos_ptr": "*fp32", "sin_ptr": "*fp32", "positions": "i32"}
