@@ -57,6 +57,7 @@ from .transforms.legalize import LEGALIZE_MAP, FoldReshapes, FuseTransposeMatmul
 from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.own_constants import CopyConstants, FoldConstants
+from .transforms.record_launches import RecordLaunches
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -203,6 +204,14 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     return ScheduleKernels(options.target, rules, record)
 
 
+def count_launches(options: PipelineOptions) -> list[Pass]:
+    """Return the passes that make views of reshapes, and record which kernels are left to run."""
+    passes: list[Pass] = [ReturnReshapedViews(), RewriteReshapes()]
+    if options.report is not None:
+        passes.append(RecordLaunches(options.report.launches, options.variable_bounds))
+    return passes
+
+
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules.
 
@@ -217,8 +226,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     passes: list[Pass] = [
-        ReturnReshapedViews(),
-        RewriteReshapes(),
+        *count_launches(options),
         NameInPlaceResults(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),
