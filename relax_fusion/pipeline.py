@@ -58,6 +58,7 @@ from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.own_constants import CopyConstants, FoldConstants
 from .transforms.record_launches import RecordLaunches
+from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -111,10 +112,12 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
-        passes += [
-            ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), opt_level=0),
-            relax.transform.RunCodegen(),
-        ]
+        passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
+    if options.report is not None:
+        report = options.report
+        passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
+    if options.cublas_gemm:
+        passes.append(relax.transform.RunCodegen())
     return [*passes, FoldReshapes(), UnshareTransposes(), FuseTransposeMatmul()]
 
 

@@ -52,13 +52,13 @@ def _rotation_from(view: BlockView, source: relax.Var) -> Rotation | None:
     """Look for the sum at the end of a rotation two steps behind its source."""
     for product in view.uses(source):
         for end in view.uses(product):
-            found = _rotation(view, end)
+            found = rotation_at(view, end)
             if found is not None and found.source.same_as(source):
                 return found
     return None
 
 
-def _rotation(view: BlockView, end: relax.Var) -> Rotation | None:
+def rotation_at(view: BlockView, end: relax.Var) -> Rotation | None:
     """Read ``t * cos + concat(-t[half:], t[:half]) * sin``, operands in any order."""
     for first, second in binary(view, end, "relax.add"):
         for source, cos in binary(view, first, "relax.multiply"):

@@ -107,9 +107,9 @@ def _bytes(ty: ir.Type, read: int, sizes: Mapping[tirx.Var, int]) -> int:
     """Return the bytes that a kernel writes, and reads, which takes an element for each."""
     if isinstance(ty, ir.TupleType):
         return sum(_bytes(field, read, sizes) for field in ty.fields)
-    elements = 1
+    elements, numbers = 1, {var: tirx.const(n, "int64") for var, n in sizes.items()}
     for dim in ty.shape.values if isinstance(ty.shape, relax.ShapeExpr) else ():
-        value = Analyzer().simplify(substitute(dim, sizes))
+        value = Analyzer().simplify(substitute(dim, numbers))
         elements *= int(value) if isinstance(value, tirx.IntImm) else SYMBOLIC_SIZE
     return elements * (read + _width(str(ty.dtype)))
 
