@@ -78,6 +78,14 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.description}: "
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
+    for part in _parts(report, args):
+        if part:
+            console.result("\n" + part)
+    return 0
+
+
+def _parts(report: Report, args: argparse.Namespace) -> list[str]:
+    """Return the tables of a report, those that were asked for among them."""
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
     parts = [fused_text(report.fused), validation_table(report.fused)]
     parts += [declined_text(report.declined), leftovers_text(report), rules]
@@ -85,10 +93,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         parts.append(coverage_text(report))
     if args.graphs:
         parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
-    for part in parts:
-        if part:
-            console.result("\n" + part)
-    return 0
+    return parts
 
 
 def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:

@@ -5,7 +5,7 @@ What is recognised here is more than what any pass fuses: a report asks what was
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from tvm import relax
@@ -14,6 +14,7 @@ from ..report.coverage import Kind
 from .activations import activation
 from .constants import binary, scalar
 from .linear import linear
+from .movements import static_slice
 from .norms import normalisation
 from .pattern import BlockView, Refused, is_call
 from .rotation import rotation_at
@@ -171,7 +172,7 @@ def _turns(view: BlockView, moved: relax.Expr, source: relax.Expr) -> bool:
         call = view.call(expr, *_JOINS, "relax.negative", "relax.multiply")
         if is_call(call, *_JOINS) and isinstance(call.args[0], relax.Tuple):
             met.add("joined")
-            stack += call.args[0].fields
+            stack.extend(call.args[0].fields)
         elif call is not None:
             factors = [scalar(view, a) for a in call.args]
             if is_call(call, "relax.negative") or -1.0 in factors:
@@ -188,7 +189,7 @@ def _are_turned(view: BlockView, first: relax.Expr, second: relax.Expr) -> bool:
     products = [view.call(arg, "relax.multiply") for arg in (*minus.args, *plus.args)]
     if any(p is None for p in products):
         return False
-    sources = [{_reshaped(view, a) for a in p.args} for p in products if p is not None]
+    sources = [{_elements(view, a) for a in p.args} for p in products if p is not None]
     ac, bs = sources[:2]
     return any(
         len(ac & bc) == len(bs & bc) == len(ac & as_) == len(bs & as_) == 1
@@ -196,13 +197,17 @@ def _are_turned(view: BlockView, first: relax.Expr, second: relax.Expr) -> bool:
     )
 
 
-def _reshaped(view: BlockView, expr: relax.Expr) -> relax.Expr:
-    """Return what `expr` has the elements of, in their order."""
+def _elements(view: BlockView, expr: relax.Expr) -> Hashable:
+    """Return what tells tensors apart by their elements: a part by what it is of, and where."""
     while (
         call := view.call(expr, "relax.reshape", "relax.expand_dims", "relax.astype")
     ) is not None:
         expr = call.args[0]
-    return expr
+    value = view.definition(expr)
+    if isinstance(value, relax.TupleGetItem):
+        return value.tuple_value, int(value.index)
+    cut = static_slice(view, expr)
+    return expr if cut is None else (cut.source, cut.axis, cut.start, cut.stop)
 
 
 def _activation(view: BlockView, var: relax.Var) -> tuple[relax.Var, ...] | None:

@@ -11,8 +11,15 @@ from ..report.decision import Decision
 from ..workload import Attention
 from .operations import MOVES, Operation, operations, root_of
 from .pattern import BlockView, is_call
+from .shapes import same_shape, shape_of
 
 GIVEN = ("a parameter", "a constant")
+"""What is made by nothing."""
+
+_MOST_STEPS = 12
+"""Between scores and their softmax, or that and the values."""
+
+_ARITHMETIC = [f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "negative")]
 
 
 class Surroundings:
@@ -39,35 +46,40 @@ class Surroundings:
         self.kinds = {v: f.kind for f in self.found for v in f.covers}
 
     def attention_of(self, found: Operation) -> list[relax.Var]:
-        """Return what follows until values are multiplied, and the softmax in front, if any."""
-        around: list[relax.Var] = []
+        """Return the softmax that reads a matmul, or that it reads, and what follows.
+
+        Of a softmax: what follows, up to the matmul with values; nothing where none follows.
+        """
+        around = [found.var]
+        value = self.view.defs[found.var]
         if found.kind == "matmul":
-            around = self._until(found.var, ("softmax",), self.view.uses)
-            back = self._until(found.var, ("softmax",), lambda v: self.view.reads.get(v, []))
-            if not around:
-                return back
-        start = around[-1] if around else found.var
-        behind = self._until(start, ("matmul",), self.view.uses)
+            around = self._until(found.var, "softmax", self.view.uses)
+            scores = value.args[0] if is_call(value, "relax.matmul") else None
+            if not around and isinstance(scores, relax.Var):
+                back = self._until(scores, "softmax", lambda v: self.view.reads.get(v, []))
+                return [scores] if self.kinds.get(scores) == "softmax" else back
+        behind = self._until(around[-1], "matmul", self.view.uses) if around else []
         return [*around, *behind] if behind else []
 
     def _until(
-        self,
-        start: relax.Var,
-        kinds: tuple[str, ...],
-        following: Callable[[relax.Var], list[relax.Var]],
+        self, start: relax.Var, kind: str, following: Callable[[relax.Var], list[relax.Var]]
     ) -> list[relax.Var]:
-        """Return the way from a variable to the next operation of a kind, past no matmul."""
-        ways: list[list[relax.Var]] = [[start]]
-        seen = {start}
+        """Return the way from scores to the next operation of a kind, past no matmul.
+
+        All on the way are as long, along the last axis, as the scores are.
+        """
+        ways, seen, scores = [[start]], {start}, shape_of(start)
         while ways:
             way = ways.pop(0)
             for var in following(way[-1]):
-                if self.kinds.get(var) in kinds:
+                if self.kinds.get(var) == kind:
                     return [*way[1:], var]
-                if var not in seen and self.kinds.get(var) != "matmul" and len(way) < 12:
+                value, shape = self.view.defs.get(var), shape_of(var)
+                other = self.kinds.get(var) == "matmul" or value is None or self.kernel(value)
+                alike = not scores or (shape and same_shape(shape[-1:], scores[-1:]))
+                if var not in seen and not other and alike and len(way) < _MOST_STEPS:
                     seen.add(var)
-                    if not self.kernel(self.view.defs.get(var)):
-                        ways.append([*way, var])
+                    ways.append([*way, var])
         return []
 
     def readers(self, var: relax.Var) -> list[tuple[relax.Var, list[str]]]:
@@ -86,6 +98,7 @@ class Surroundings:
         return readers
 
     def read_by(self, readers: list[tuple[relax.Var, list[str]]]) -> str:
+        """Return a predicate that names readers."""
         named = ((user, self.view.defs[user]) for user, _ in readers)
         values = [(u, v) for u, v in named if not isinstance(v, relax.Tuple)]
         names = dict.fromkeys(self.kinds.get(u) or self.name(v) for u, v in values)
@@ -123,19 +136,22 @@ class Surroundings:
             return "a parameter"
         return self.name(self.view.definition(root))
 
-    def unbiased(self, expr: relax.Expr) -> relax.Expr:
-        """Return what a value is of, behind moves, and steps with parameters and constants."""
-        while True:
-            root = root_of(self.view, expr)[0]
-            call = self.view.call(root, *(f"relax.{n}" for n in ("add", "multiply", "divide")))
-            computed = (
-                [a for a in call.args if self.maker(a) not in GIVEN] if call is not None else []
-            )
-            if len(computed) != 1:
-                return root
-            expr = computed[0]
+    def sources(self, expr: relax.Expr) -> list[relax.Expr]:
+        """Return what sums, products and moves made a value of, parameters and constants apart."""
+        found: list[relax.Expr] = []
+        stack = [expr]
+        while stack:
+            root = root_of(self.view, stack.pop())[0]
+            call = self.view.call(root, *_ARITHMETIC, "relax.concat", "relax.stack")
+            if call is not None:
+                joined = isinstance(call.args[0], relax.Tuple)
+                stack = [*stack, *(call.args[0].fields if joined else call.args)]
+            elif self.maker(root) not in GIVEN and not any(root.same_as(f) for f in found):
+                found.append(root)
+        return found
 
     def name(self, value: relax.Expr) -> str:
+        """Return what a reader calls the operator, or the kernel, that computes a value."""
         if _calls(value):
             return self.kernel(value) or str(value.args[0].name_hint)
         if isinstance(value, relax.Call) and isinstance(value.op, ir.Op):

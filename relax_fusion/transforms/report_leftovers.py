@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tvm
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 
 from ..matching.effects import Memory
 from ..matching.operations import OPERATORS, Operation, root_of
@@ -146,7 +146,7 @@ class _Looker:
         if len(right) == 2:
             return "no pass took it for a projection", "projection"
         made = self.around.maker(value.args[1])
-        sizes = "x".join(map(str, right))
+        sizes = "x".join(str(d.value if isinstance(d, tirx.IntImm) else d) for d in right)
         if made in GIVEN:
             return f"its weight is a batch of matrices, {sizes}", "projection"
         return f"both operands are batches of matrices; the right one, {sizes}, is of {made}", ""
@@ -170,21 +170,22 @@ class _Looker:
     def _rope(self, found: Operation) -> tuple[str, str]:
         source = self.view.call(found.covers[0], "relax.multiply")
         exprs = source.args if source is not None else [found.covers[0]]
-        made = [(self.around.maker(expr), root_of(self.view, expr)[1]) for expr in exprs]
-        of, steps = next((m for m in made if m[0] not in GIVEN), made[0])
-        return f"it turns the result of {of}{_behind(steps)}", "rope"
+        steps = next((s for e in exprs if (s := root_of(self.view, e)[1])), [])
+        made = ", ".join(map(self.around.maker, self.around.sources(found.var)))
+        return f"it turns the result of {made or 'nothing'}{_behind(steps)}", "rope"
 
     def _activation(self, found: Operation) -> tuple[str, str]:
         value = self.view.defs[found.var]
         name = "activation" if found.written_out else self.around.name(value).removeprefix("nn.")
-        read = {v for var in found.covers for v in self.view.reads[var]} - set(found.covers)
-        for source in sorted(read, key=lambda v: self.view.index.get(v, -1), reverse=True):
-            root = self.around.unbiased(source)
-            made = self.around.maker(root)
-            if made != "a constant":
-                chain = "projection -> activation" if self.around.is_matmul(root) else ""
-                return f"{name} of {source.name}, made by {made}", chain
-        return f"{name} of constants", ""
+        inside = set(found.covers)
+        read = {v for var in found.covers for v in self.view.reads[var] if v not in inside}
+        sources = [root for v in read for root in self.around.sources(v)]
+        if not sources:
+            return f"{name} of parameters or constants", ""
+        projected = any(map(self.around.is_matmul, sources))
+        chain = "projection -> activation" if projected else ""
+        made = ", ".join(sorted(map(self.around.maker, sources)))
+        return f"{name} of what {made} made", chain
 
 
 def _behind(steps: Sequence[str]) -> str:
