@@ -168,11 +168,19 @@ class _Looker:
         return f"its result is not multiplied by values: it is {readers}", ""
 
     def _rope(self, found: Operation) -> tuple[str, str]:
-        source = self.view.call(found.covers[0], "relax.multiply")
-        exprs = source.args if source is not None else [found.covers[0]]
-        steps = next((s for e in exprs if (s := root_of(self.view, e)[1])), [])
-        made = ", ".join(map(self.around.maker, self.around.sources(found.var)))
-        return f"it turns the result of {made or 'nothing'}{_behind(steps)}", "rope"
+        """Say what is turned: what both products of the sum are made of."""
+        joined = is_call(self.view.defs[found.var], "relax.concat", "relax.stack")
+        total = self.view.call(
+            found.covers[0] if joined else found.var, "relax.add", "relax.subtract"
+        )
+        first, second = map(self.around.sources, total.args) if total is not None else ([], [])
+        turned = next((a for a in first if any(a.same_as(b) for b in second)), None)
+        if turned is None:
+            return "it turns a parameter", "rope"
+        product = self.view.call(total.args[0], "relax.multiply") if total is not None else None
+        ways = [root_of(self.view, a) for a in product.args] if product is not None else []
+        steps = next((steps for root, steps in ways if root.same_as(turned)), [])
+        return f"it turns what {self.around.maker(turned)} made{_behind(steps)}", "rope"
 
     def _activation(self, found: Operation) -> tuple[str, str]:
         value = self.view.defs[found.var]

@@ -132,7 +132,7 @@ CASES = {
         """h = R.split(q, 2, axis=-1)
         m = R.concat((R.negative(h[1]), h[0]), axis=-1)
         y = R.add(R.multiply(q, c), R.multiply(m, t))""",
-        [("rope", "y", "it turns the result of nothing", "rope")],
+        [("rope", "y", "it turns a parameter", "rope")],
     ),
     "a rotation of neighbours": (
         HEADS + ", " + ANGLES,
@@ -142,7 +142,7 @@ CASES = {
         p = R.stack((R.negative(o), f), axis=-1)
         m = R.reshape(p, (b, 2, s, 32))
         y = R.add(R.multiply(e, c), R.multiply(m, t))""",
-        [("rope", "y", "it turns the result of exp", "rope")],
+        [("rope", "y", "it turns what exp made", "rope")],
     ),
     "a rotation of halves": (
         HEADS + ", " + ANGLES.replace("32)", "16)"),
@@ -151,7 +151,7 @@ CASES = {
         l = R.subtract(R.multiply(h[0], c), R.multiply(h[1], t))
         r = R.add(R.multiply(h[1], c), R.multiply(h[0], t))
         y = R.concat((l, r), axis=-1)""",
-        [("rope", "y", "it turns the result of exp", "rope")],
+        [("rope", "y", "it turns what exp made behind split", "rope")],
     ),
     "no rotation": (HEADS, "m = R.concat((q, k), axis=-1)\ny = R.add(m, R.multiply(m, m))", []),
     "an activation of a convolution": (
