@@ -104,11 +104,12 @@ class Surroundings:
         names = dict.fromkeys(self.kinds.get(u) or self.name(v) for u, v in values)
         return f"read by {', '.join(names)}" if names else "a result"
 
-    def is_matmul(self, expr: relax.Expr) -> bool:
-        """Tell whether a value is of a matmul, in a kernel of ours or left."""
-        kernel = self.kernel(self.view.definition(expr))
-        matmul = isinstance(expr, relax.Var) and self.kinds.get(expr) == "matmul"
-        return matmul or kernel not in ("", "FuseAttentionChain")
+    def is_projection(self, expr: relax.Expr) -> bool:
+        """Tell whether a value is of a projection, in a kernel of ours or left."""
+        if self.kernel(self.view.definition(expr)) not in ("", "FuseAttentionChain"):
+            return True
+        left = [f for f in self.found if f.kind == "matmul" and f.var.same_as(expr)]
+        return any(not self.attention_of(f) for f in left)
 
     def projects(self, reader: relax.Var, var: relax.Var) -> bool:
         """Tell whether a matmul reads `var` as its rows, itself or in a kernel without a norm."""

@@ -17,7 +17,8 @@ Kind = Literal["matmul", "norm", "softmax", "attention", "rope", "activation"]
 CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
 """What `Coverage` counts.  A projection is a matmul with a weight.  The second is a norm that a
 projection reads, the third an activation of a projection's result, a gate's among them; only moves
-of elements and casts may stand between.  The last are rotations, and softmaxes between matmuls."""
+of elements, casts and biases may stand between.  The last are rotations, where those that one
+kernel makes of one projection's result count once, and softmaxes between matmuls."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class _Looker:
                 reason = "it stands in a branch of a condition, which no pass looks into"
             elif refusal is not None:
                 reason = f"{refusal.pattern}: {refusal.decline}"
-            elif off := [name for name in _ASKED[found.kind] if name in self.disabled]:
+            elif off := [name for name in _asked(found.kind, chain) if name in self.disabled]:
                 reason = f"{off[0]} is switched off"
             yield Leftover(function, found.var.name, found.kind, reason, chain)
 
@@ -190,10 +190,17 @@ class _Looker:
         sources = [root for v in read for root in self.around.sources(v)]
         if not sources:
             return f"{name} of parameters or constants", ""
-        projected = any(map(self.around.is_matmul, sources))
+        projected = any(map(self.around.is_projection, sources))
         chain = "projection -> activation" if projected else ""
         made = ", ".join(sorted(map(self.around.maker, sources)))
         return f"{name} of what {made} made", chain
+
+
+def _asked(kind: str, chain: str) -> Sequence[str]:
+    """Return the passes that would have taken an operation that is part of a chain."""
+    if kind == "matmul":
+        return ("FuseMatmulEpilogue",) if chain else ("FuseAttentionChain",)
+    return _ASKED[kind]
 
 
 def _behind(steps: Sequence[str]) -> str:

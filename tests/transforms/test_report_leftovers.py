@@ -196,6 +196,19 @@ def test_a_pass_that_is_switched_off() -> None:
     assert found == ("matmul", "y", "FuseMatmulEpilogue is switched off", "projection")
 
 
+def test_a_soft_cap_of_scores_is_no_activation_of_a_projection() -> None:
+    body = """c = R.tanh(R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2])))
+    y = R.matmul(R.nn.softmax(c, axis=-1), v)"""
+    mod = module(HEADS.replace("(b, 2, s", "('b', 2, 's'"), body)
+    found = leftovers(mod, disable=["FuseAttentionChain"])
+    reason = "FuseAttentionChain is switched off"
+    assert [(kind, chain) for kind, _, _, chain in found if kind != "matmul"] == [
+        ("activation", ""),
+        ("softmax", "attention"),
+    ]
+    assert [why for kind, _, why, _ in found if kind == "matmul"] == [reason, reason]
+
+
 def test_attention_is_told_once_and_its_matmuls_by_it() -> None:
     body = """p = R.nn.softmax(R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2])), axis=-2)
     y = R.matmul(p, v)"""
