@@ -2,7 +2,7 @@
 
 ``tests/data/models/expected.txt`` says it; ``RELAX_FUSION_REWRITE=1 python -m pytest
 tests/models/test_imported.py`` writes it anew, for all modules.  Otherwise each family is looked at
-in one spelling with symbolic sizes and in one of its others.  Nothing is compiled.
+in one spelling with symbolic sizes, and every other one in a second.  Nothing is compiled.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def without_patterns(mod: ir.IRModule) -> Coverage:
     return report.coverage[0]
 
 
-def found(mod: ir.IRModule) -> list[str]:
-    """Return lines that say how a model is covered."""
+def covered(mod: ir.IRModule) -> tuple[Report, Coverage]:
+    """Return the report of a model, and what it says of its one function."""
     report = Report()
     options = make_options(CPU, {"report": report})
     phases = (phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, count_launches)
@@ -57,7 +57,12 @@ def found(mod: ir.IRModule) -> list[str]:
     with CPU:
         tvm.transform.Sequential(passes)(mod)
     (coverage,) = report.coverage
-    assert total(coverage) == total(without_patterns(mod))
+    return report, coverage
+
+
+def found(mod: ir.IRModule) -> list[str]:
+    """Return lines that say how a model is covered."""
+    report, coverage = covered(mod)
     chains = ", ".join("{} {} of {}".format(n, *counts) for n, counts in coverage.chains.items())
     launches, copies = len(coverage.launches.kernels), len(coverage.launches.copies)
     left = Counter(f"{x.kind}: {x.reason}" for x in report.leftovers)
@@ -80,16 +85,25 @@ def chosen(family: str, tags: list[str]) -> list[str]:
     dynamic = f"{family}-sdpa-dyn-f32-torch"
     first = dynamic if dynamic in tags else tags[0]
     others = [tag for tag in tags if tag != first]
-    return [first, others[families().index(family) % len(others)]]
+    turn, is_odd = divmod(families().index(family), 2)
+    return [first] if is_odd else [first, others[turn % len(others)]]
 
 
 @pytest.mark.parametrize("family", families())
 def test_coverage(family: str) -> None:
     expected = parsed(EXPECTED)
     tags = [tag for tag in expected if tag.split("-")[0] == family]
-    seen = {t: found(mod) for t, mod in load(family, None if REWRITE else chosen(family, tags))}
+    modules = dict(load(family, None if REWRITE else chosen(family, tags)))
+    seen = {tag: found(mod) for tag, mod in modules.items()}
     if REWRITE:
         entries = {t: lines for t, lines in expected.items() if t not in tags} | seen
         texts = ("\n  ".join([tag, *lines]) + "\n" for tag, lines in sorted(entries.items()))
         EXPECTED.write_text("\n".join(texts))
     assert seen == {tag: parsed(EXPECTED)[tag] for tag in seen}
+
+
+@pytest.mark.parametrize("family", families()[::4])
+def test_chains_are_counted_whether_they_are_fused_or_not(family: str) -> None:
+    tag = chosen(family, [tag for tag in parsed(EXPECTED) if tag.split("-")[0] == family])[0]
+    ((_, mod),) = load(family, [tag])
+    assert total(covered(mod)[1]) == total(without_patterns(mod))
