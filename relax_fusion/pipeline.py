@@ -64,6 +64,8 @@ from .transforms.memory_planning import PlanMemory
 from .transforms.narrow_floats import RoundNarrowFloats
 from .transforms.norms import LegalizeNorms
 from .transforms.own_constants import CopyConstants, FoldConstants
+from .transforms.record_launches import RecordLaunches
+from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
@@ -120,10 +122,12 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
-        passes += [
-            ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), opt_level=0),
-            relax.transform.RunCodegen(),
-        ]
+        passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
+    if options.report is not None:
+        report = options.report
+        passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
+    if options.cublas_gemm:
+        passes.append(relax.transform.RunCodegen())
     return [*passes, FoldReshapes(), UnshareTransposes(), FuseTransposeMatmul()]
 
 
@@ -214,6 +218,14 @@ def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:
     return ScheduleKernels(options.target, rules, record)
 
 
+def count_launches(options: PipelineOptions) -> list[Pass]:
+    """Return the passes that make views of reshapes, and record which kernels are left to run."""
+    passes: list[Pass] = [ReturnReshapedViews(), RewriteReshapes()]
+    if options.report is not None:
+        passes.append(RecordLaunches(options.report.launches, options.variable_bounds))
+    return passes
+
+
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules.
 
@@ -228,8 +240,7 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
         To be run in this order, with the target in scope.
     """
     passes: list[Pass] = [
-        ReturnReshapedViews(),
-        RewriteReshapes(),
+        *count_launches(options),
         NameInPlaceResults(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),

@@ -93,8 +93,8 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "WidenIndices": WidenIndices(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
-OTHERS += ("EmbedTritonKernels",)
-"""The pipeline; and passes that only refuse, or attach what TVMScript does not show."""
+OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers")
+"""The pipeline; and passes that only look, or refuse, or attach what TVMScript does not show."""
 
 MARK = "# expected\n"
 

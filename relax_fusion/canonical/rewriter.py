@@ -48,7 +48,9 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
         if belongs_to_a_library(func):
             continue
         rewriter = Rewriter(Memory(func, mod), rules, _sizes(func), builder)
+        builder.begin_scope(func.params)  # sizes of tensors are no less than 0
         blocks = [rewriter.block(block) for block in func.body.blocks]
+        builder.end_scope()
         if rewriter.applied:
             blocks = _without_unread(blocks, free_vars(func.body.body), rewriter.memory)
             body = relax.SeqExpr(blocks, func.body.body)

@@ -12,8 +12,22 @@ import tvm
 from ..estimator import AttentionSize, RangePrediction, format_seconds
 from ..hardware.target import device_of
 from ..options import PipelineOptions
-from ..pipeline import phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, schedule_kernels
-from ..report import Report, graphs_text, schedules_table, validation_table
+from ..pipeline import (
+    count_launches,
+    phase0_annotate,
+    phase1_fuse,
+    phase2_lower,
+    phase3_tir,
+    schedule_kernels,
+)
+from ..report import (
+    Report,
+    coverage_table,
+    graphs_text,
+    leftovers_table,
+    schedules_table,
+    validation_table,
+)
 from ..report.decision import Decision
 from .build import guarded
 from .console import Console, table
@@ -52,23 +66,34 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         "declined": len(report.declined),
     }
     if args.json:
-        decisions = json.loads(report.to_json())
-        schedules = json.loads(report.schedules_to_json())
-        console.json({**facts, "decisions": decisions, "schedules": schedules})
+        records = {
+            "decisions": report.to_json(),
+            "leftovers": report.leftovers_to_json(),
+            "schedules": report.schedules_to_json(),
+            "coverage": report.coverage_to_json(),
+        }
+        console.json({**facts, **{name: json.loads(text) for name, text in records.items()}})
         return 0
     console.result(
         f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.description}: "
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
-    rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [fused_text(report.fused), validation_table(report.fused)]
-    parts += [declined_text(report.declined), rules]
-    if args.graphs:
-        parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
-    for part in parts:
+    for part in _parts(report, args):
         if part:
             console.result("\n" + part)
     return 0
+
+
+def _parts(report: Report, args: argparse.Namespace) -> list[str]:
+    """Return the tables of a report, those that were asked for among them."""
+    rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
+    parts = [fused_text(report.fused), validation_table(report.fused)]
+    parts += [declined_text(report.declined), leftovers_text(report), rules]
+    if args.coverage:
+        parts.append(coverage_text(report))
+    if args.graphs:
+        parts.append("What each kernel computes\n\n" + graphs_text(report.fused))
+    return parts
 
 
 def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
@@ -80,6 +105,7 @@ def _fused(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
 def _scheduled(mod: tvm.IRModule, options: PipelineOptions) -> tvm.IRModule:
     """Run the phases from there to scheduled kernels; Triton's are not compiled."""
     passes = [*phase2_lower(options), *phase3_tir(options), schedule_kernels(options)]
+    passes += count_launches(options)
     return tvm.transform.Sequential(passes)(mod)
 
 
@@ -145,6 +171,23 @@ def declined_text(decisions: list[Decision]) -> str:
     rows: list[tuple[str, ...]] = [("function", "pass", "chain", "times", "first at", "because")]
     rows += [(*why[:3], str(count), example[why], why[3]) for why, count in counts.items()]
     return "Left to TVM\n\n" + table(rows)
+
+
+def leftovers_text(report: Report) -> str:
+    """One row for what stands outside of fused kernels for one reason."""
+    found = leftovers_table(report.leftovers)
+    return f"Outside of fused kernels\n\n{found}" if found else ""
+
+
+def coverage_text(report: Report) -> str:
+    """One row per function, with what its columns mean."""
+    return f"Coverage ({_COLUMNS})\n\n{coverage_table(report.coverage)}"
+
+
+_COLUMNS = (
+    "chains in fused kernels, of those there are; launches in all, and until they repeat; kernels "
+    "that only move or cast elements, and the bytes that they read and write at the sizes given"
+)
 
 
 def summary(report: Report) -> dict[str, Any]:

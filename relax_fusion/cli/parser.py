@@ -166,6 +166,11 @@ def _add_explain(commands) -> None:
         action="store_true",
         help="say what each kernel computes, statement by statement",
     )
+    parser.add_argument(
+        "--coverage",
+        action="store_true",
+        help="count chains found, launches, and bytes that are only copied, function by function",
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -300,6 +300,7 @@ class _Fuser:
         if self.options.decisions is None:
             return
         kernel, choice, validation = made if made else ("", None, "")
+        chain = tuple(v.name for v in match.covers) if match else tuple(where.split(", "))
         self.options.decisions.append(
             Decision(
                 self.pattern,
@@ -312,6 +313,7 @@ class _Fuser:
                 choice.predictions if choice else (),
                 decline,
                 validation,
+                chain,
             )
         )
 

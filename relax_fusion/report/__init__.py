@@ -1,13 +1,20 @@
 """What was decided about each chain and each kernel: as data, as text, as JSON."""
 
+from .coverage import Coverage, Launches, Leftover
 from .decision import Decision, Scheduling
 from .report import Report, graphs_text, schedules_table, validation_table
+from .tables import coverage_table, leftovers_table
 
 __all__ = [
+    "Coverage",
     "Decision",
+    "Launches",
+    "Leftover",
     "Report",
     "Scheduling",
+    "coverage_table",
     "graphs_text",
+    "leftovers_table",
     "schedules_table",
     "validation_table",
 ]

@@ -31,6 +31,9 @@ class Decision:
     validation : str
         ``"checked"`` if the kernel was found to compute the same, else why that was not checked;
         empty where nobody asked.
+    chain : tuple of str
+        The variables that it computes, those inside among them; of one that was refused early,
+        those that are known.
     """
 
     pattern: str
@@ -43,6 +46,7 @@ class Decision:
     predictions: tuple[RangePrediction, ...] = ()
     decline: Decline | None = None
     validation: str = ""
+    chain: tuple[str, ...] = ()
 
     @property
     def fused(self) -> bool:

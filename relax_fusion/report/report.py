@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from textwrap import indent
 from typing import Annotated, Any
@@ -14,7 +13,9 @@ from ..errors import PipelineError
 from ..estimator import format_seconds
 from ..validation import check, json_text
 from ..workload import Graph
+from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
+from .tables import leftovers_table, table
 
 
 @dataclass
@@ -27,6 +28,10 @@ class Report:
         In the order in which they were made; pass the report to the pipeline to have it filled.
     schedules : list of Scheduling
         One for each PrimFunc, in the order of the module.
+    leftovers : list of Leftover
+        One for each operation of transformers that is in no fused kernel, with the reason.
+    launches : list of Launches
+        What each function runs; filled in the last phase.
     device : str
         What was compiled for; the pipeline fills it in.  Where the target names no device, the one
         whose numbers were taken instead is named here.
@@ -34,6 +39,8 @@ class Report:
 
     decisions: Annotated[list[Decision], InstanceOf()] = field(default_factory=list)
     schedules: Annotated[list[Scheduling], InstanceOf()] = field(default_factory=list)
+    leftovers: Annotated[list[Leftover], InstanceOf()] = field(default_factory=list)
+    launches: Annotated[list[Launches], InstanceOf()] = field(default_factory=list)
     device: str = ""
 
     def __post_init__(self) -> None:
@@ -48,6 +55,11 @@ class Report:
     def declined(self) -> list[Decision]:
         """The chains that were left alone."""
         return [d for d in self.decisions if not d.fused]
+
+    @property
+    def coverage(self) -> list[Coverage]:
+        """What became of each function: chains found of those there are, launches, copies."""
+        return coverage_of(self.decisions, self.leftovers, self.launches)
 
     def to_json(self) -> str:
         """Return every decision as JSON, workloads and plans included: a list of objects.
@@ -88,12 +100,31 @@ class Report:
         """
         return json_text([_scheduling(s) for s in self.schedules])
 
+    def leftovers_to_json(self) -> str:
+        """Return what was left as JSON: a list of objects with the fields of `Leftover`."""
+        return json.dumps([asdict(leftover) for leftover in self.leftovers], indent=2)
+
+    def coverage_to_json(self) -> str:
+        """Return what became of each function as JSON: a list of objects.
+
+        ``function``, ``chains``
+            Its name, and by chain how many are in fused kernels and how many there are.
+        ``launches``, ``per_layer``
+            The names of the kernels in the order of their calls, and how many a layer takes (null
+            where nothing repeats); missing where the pipeline did not come that far.
+        ``copies``, ``copied_bytes``, ``symbols``
+            Kernels that only move or cast elements, each with the bytes that it reads and writes;
+            their sum; the values of symbolic sizes for which they were counted.
+        """
+        return json.dumps([_covered(c) for c in self.coverage], indent=2)
+
     def text(self) -> str:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
         lines = [
             _fused_table(self.fused),
             validation_table(self.fused),
             _declined_table(self.declined),
+            leftovers_table(self.leftovers),
             schedules_table(self.schedules),
         ]
         found = [line for line in lines if line] or ["no chain of any pattern was found"]
@@ -148,6 +179,19 @@ def _record(decision: Decision) -> dict[str, Any]:
     return record
 
 
+def _covered(coverage: Coverage) -> dict[str, Any]:
+    record: dict[str, Any] = {"function": coverage.function, "chains": coverage.chains}
+    if coverage.launches is not None:
+        record |= {
+            "launches": coverage.launches.kernels,
+            "per_layer": coverage.per_layer,
+            "copies": coverage.launches.copies,
+            "copied_bytes": coverage.copied,
+            "symbols": dict(coverage.launches.symbols),
+        }
+    return record
+
+
 def _scheduling(scheduling: Scheduling) -> dict[str, Any]:
     record: dict[str, Any] = {"function": scheduling.function, "rule": scheduling.rule}
     if scheduling.plans is not None:
@@ -181,7 +225,7 @@ def _fused_table(decisions: list[Decision]) -> str:
                 *_seconds(d),
             )
         )
-    return _table(rows)
+    return table(rows)
 
 
 def _seconds(decision: Decision) -> tuple[str, str]:
@@ -197,7 +241,7 @@ def validation_table(decisions: list[Decision]) -> str:
     counts = Counter(d.validation for d in decisions if d.validation)
     if not counts:
         return ""
-    return _table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
+    return table([("kernels", "validation"), *((str(n), what) for what, n in counts.items())])
 
 
 def _declined_table(decisions: list[Decision]) -> str:
@@ -208,7 +252,7 @@ def _declined_table(decisions: list[Decision]) -> str:
     first = {(d.function, d.pattern, str(d.decline)): d.where for d in reversed(decisions)}
     rows = [("function", "pass", "chains", "first", "not fused because")]
     rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
-    return _table(rows)
+    return table(rows)
 
 
 def schedules_table(schedules: list[Scheduling]) -> str:
@@ -224,11 +268,4 @@ def schedules_table(schedules: list[Scheduling]) -> str:
     rows += [
         (rule, str(len(names)), names[0], tiles, why) for (rule, tiles, why), names in found.items()
     ]
-    return _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    padded = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows]
-    text = ["  ".join(row).rstrip() for row in padded]
-    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
+    return table(rows)

@@ -367,6 +367,9 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
     assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
     assert "What each kernel computes" not in text and "checked" not in text
+    assert main(["explain", str(config), "--coverage", "-q"]) == 0
+    covered = capsys.readouterr().out.split("Coverage (")[1]
+    assert "total_len = 64" in covered and "2 of 2" in covered
 
     assert main(["explain", str(config), "--graphs", "--validate", "-q"]) == 0
     tables, graphs = capsys.readouterr().out.split("What each kernel computes\n\n")
@@ -383,6 +386,11 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     for decision in document["decisions"]:
         assert decision["fused"] or decision["decline"]["detail"]
         assert decision.get("validation") == ("checked" if decision["fused"] else None)
+    for covered in document["coverage"]:
+        assert covered["chains"]["attention"][0] == covered["chains"]["attention"][1]
+        assert len(covered["launches"]) > covered["per_layer"] > 1
+    switched_off = {x["reason"] for x in document["leftovers"] if x["kind"] == "activation"}
+    assert switched_off <= {"FuseGatedFFN is switched off"}
     kernels = {d["kernel"] for d in document["decisions"]} - {""}
     rules = {s["function"]: s["rule"] for s in document["schedules"]}
     assert {rules[kernel] for kernel in kernels} <= {"Triton", "ContractionRule", "AttentionRule"}

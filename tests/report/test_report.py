@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from relax_fusion import Decision, Decline, Reason, Report
+from relax_fusion.report import Launches, Leftover, coverage_table
+from relax_fusion.report.coverage import layer_length
 
 from ..support.chains import Chain, module, run_pass
 
@@ -49,3 +53,45 @@ def test_text_names_both() -> None:
 
 def test_a_decision_without_predictions() -> None:
     assert "main" in Report([Decision("FuseGatedFFN", "merged", "main", "y", "kernel")]).text()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "length"),
+    [
+        ("", None),
+        ("a", None),
+        ("a b c d", None),
+        ("take a b c a b c head", 3),
+        ("take a b c a b c a b c head", 3),
+        ("a1 b c2 d a2 b c3 d", 4),
+        ("first b c d b c last", 3),  # a layer that begins or ends otherwise
+        ("n n a n n a n n a", 3),
+        ("fuse_x_0123abcd_1x2_9 r fuse_x_3210dcba_4 r1", 2),
+    ],
+)
+def test_a_layer_is_what_repeats(kernels: str, length: int | None) -> None:
+    assert layer_length(kernels.split()) == length
+
+
+def test_coverage_counts_what_is_in_kernels_and_what_is_left() -> None:
+    report = filled()
+    report.leftovers += [
+        Leftover("good", "h", "norm", "why", "norm -> projection"),
+        Leftover("good", "p", "softmax", "why not"),
+        Leftover("other", "p", "softmax", "why not"),
+    ]
+    report.launches.append(Launches("good", ("a", "b", "a", "b"), (("b", 8), ("b", 8))))
+    (good,) = report.coverage
+    assert good.chains == {"projection": (1, 1), "norm -> projection": (1, 2)}
+    assert (good.per_layer, good.copied) == (2, 16)
+    assert "1 of 2" in coverage_table([good])
+    (record,) = json.loads(report.coverage_to_json())
+    assert record["chains"]["norm -> projection"] == [1, 2]
+    assert (record["per_layer"], record["copied_bytes"]) == (2, 16)
+
+
+def test_what_is_left_is_counted_by_reason() -> None:
+    left = [Leftover("main", name, "norm", "nobody reads it") for name in ("h", "k")]
+    report = Report(leftovers=left)
+    assert "main      norm  2      h      nobody reads it" in report.text()
+    assert [r["where"] for r in json.loads(report.leftovers_to_json())] == ["h", "k"]

@@ -1,0 +1,171 @@
+"""How much of a model is in fused kernels: what was left, chains found, launches, copies."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..workload import Attention, GatedFFN, NormMatmul, Workload
+from ..workload.operators import ACTIVATIONS
+from .decision import Decision
+
+Kind = Literal["matmul", "norm", "softmax", "attention", "rope", "activation"]
+
+CHAINS = ("projection", "norm -> projection", "projection -> activation", "rope", "attention")
+"""What `Coverage` counts.  A projection is a matmul with a weight.  The second is a norm that a
+projection reads, the third an activation of a projection's result, a gate's among them; only moves
+of elements, casts and biases may stand between.  The last are rotations, where those that one
+kernel makes of one projection's result count once, and softmaxes between matmuls."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An operation that transformers are made of, and that no kernel of ours computes.
+
+    Parameters
+    ----------
+    function, where : str
+        The Relax function, and the variable that the operation defines.
+    kind : {"matmul", "norm", "softmax", "attention", "rope", "activation"}
+        What it is; "attention" is the operator.
+    reason : str
+        Why it was left: the refusal of a pass, or what stands around it.
+    chain : str
+        The member of `CHAINS` that it would have been part of; empty if it is of none.
+    """
+
+    function: str
+    where: str
+    kind: Kind
+    reason: str
+    chain: str = ""
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The kernels that one call of a function runs.
+
+    Parameters
+    ----------
+    function : str
+        The Relax function.
+    kernels : tuple of str
+        Their names in the order of the calls.  Both branches of a condition are there, and what
+        other functions of the module run when they are called is not.
+    copies : tuple of (str, int)
+        Those that only move or cast elements, with the bytes that they read and write.  Lookups,
+        updates in place and views are none of them.
+    symbols : tuple of (str, int)
+        The values of symbolic sizes for which bytes were counted.
+    """
+
+    function: str
+    kernels: tuple[str, ...]
+    copies: tuple[tuple[str, int], ...] = ()
+    symbols: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What became of one function.
+
+    Parameters
+    ----------
+    function : str
+        Its name.
+    chains : dict of str to (int, int)
+        For members of `CHAINS`: how many are in kernels of ours, of how many there are.
+    launches : Launches, optional
+        What it runs; None where the pipeline did not come that far.
+    """
+
+    function: str
+    chains: dict[str, tuple[int, int]] = field(default_factory=dict)
+    launches: Launches | None = None
+
+    @property
+    def per_layer(self) -> int | None:
+        """Launches of a layer, see `layer_length`; None where nothing repeats."""
+        return layer_length(self.launches.kernels) if self.launches is not None else None
+
+    @property
+    def copied(self) -> int:
+        """Bytes that kernels read and write which only copy."""
+        return sum(size for _, size in self.launches.copies) if self.launches is not None else 0
+
+
+def layer_length(kernels: Sequence[str]) -> int | None:
+    """Return after how many kernels a sequence of them repeats itself.
+
+    It is the distance at which the longest run of kernels comes again.  Kernels count as the same
+    when the pass that made them, or the operators in them, are.  First and last layers may differ
+    a little from the others: a run need not be a whole layer, but has to be longer than half of
+    one.
+
+    Examples
+    --------
+    >>> layer_length(["take", "norm", "ffn", "norm", "ffn", "head"])
+    2
+    """
+    best = (0, 0)
+    names = [_what_it_does(kernel) for kernel in kernels]
+    for distance in range(1, len(names)):
+        run = 0
+        for one, other in zip(names, names[distance:], strict=False):
+            run = run + 1 if one == other else 0
+            if 2 * run > distance:
+                best = max(best, (run, -distance))
+    return -best[1] or None
+
+
+def _what_it_does(kernel: str) -> str:
+    """Return a kernel's name without keys of workloads and plans, and without running numbers."""
+    return re.sub(r"_[0-9a-f]{8}_.*|\d+(?=_|$)", "", kernel)
+
+
+def coverage_of(
+    decisions: Iterable[Decision], leftovers: Iterable[Leftover], launches: Iterable[Launches]
+) -> list[Coverage]:
+    """Put together what is known of each function, in the order in which they were met."""
+    found: dict[str, Counter[str]] = {}
+    left: dict[str, Counter[str]] = {}
+    calls = {run.function: run for run in launches}
+    for decision in decisions:
+        if decision.fused and decision.workload is not None:
+            found.setdefault(decision.function, Counter()).update(_chains_of(decision.workload))
+    for leftover in leftovers:
+        left.setdefault(leftover.function, Counter())[leftover.chain] += 1
+    coverage = []
+    for name in dict.fromkeys([*calls, *found, *left]):
+        ours, others = found.get(name, Counter()), left.get(name, Counter())
+        counts = {c: (ours[c], ours[c] + others[c]) for c in CHAINS if ours[c] + others[c]}
+        if counts or name in calls:
+            coverage.append(Coverage(name, counts, calls.get(name)))
+    return coverage
+
+
+def _chains_of(work: Workload) -> Counter[str]:
+    """Count what one kernel computes."""
+    if isinstance(work, Attention):
+        return Counter(attention=1)
+    if isinstance(work, NormMatmul):
+        steps = [step for out in work.outputs for step in out.epilogue]
+        projections, norms = len(work.outputs), int(work.norm is not None)
+        ropes = sum(out.rope is not None for out in work.outputs)
+    elif isinstance(work, GatedFFN):
+        steps, ropes = [work.activation], 0
+        projections, norms = 1 if work.merged else 2, int(work.norm is not None)
+    else:
+        steps, ropes = [s for s in (*work.inner, *work.outer) if isinstance(s, str)], 0
+        projections, norms = 2, 0
+    return Counter(
+        {
+            "projection": projections,
+            "norm -> projection": norms,
+            "projection -> activation": sum(step in ACTIVATIONS for step in steps),
+            "rope": ropes,
+        }
+    )

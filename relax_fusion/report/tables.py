@@ -1,0 +1,54 @@
+"""Tables of a report: columns of text, and what they say of coverage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .coverage import Coverage, Leftover
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Lay out rows of text in columns; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    padded = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows]
+    text = ["  ".join(row).rstrip() for row in padded]
+    return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
+
+
+def leftovers_table(leftovers: Sequence[Leftover]) -> str:
+    """One row for what was left for a reason, with how often that was and where first."""
+    if not leftovers:
+        return ""
+    counts = Counter((x.function, x.kind, x.reason) for x in leftovers)
+    first = {(x.function, x.kind, x.reason): x.where for x in reversed(leftovers)}
+    rows: list[tuple[str, ...]] = [("function", "left", "times", "first", "because")]
+    rows += [(*key[:2], str(count), first[key], key[2]) for key, count in counts.items()]
+    return table(rows)
+
+
+def coverage_table(coverage: Sequence[Coverage]) -> str:
+    """One row per function: chains found of those there are, launches, bytes that are copied."""
+    if not coverage:
+        return ""
+    chains = list(dict.fromkeys(name for c in coverage for name in c.chains))
+    rows: list[tuple[str, ...]] = [
+        ("function", *chains, "launches", "a layer", "copies", "bytes copied", "where")
+    ]
+    for c in coverage:
+        counts = ("{} of {}".format(*c.chains[n]) if n in c.chains else "" for n in chains)
+        rows.append((c.function, *counts, *_launched(c)))
+    return table(rows)
+
+
+def _launched(coverage: Coverage) -> tuple[str, ...]:
+    launches = coverage.launches
+    if launches is None:
+        return ("",) * 5
+    return (
+        str(len(launches.kernels)),
+        str(coverage.per_layer or ""),
+        str(len(launches.copies)),
+        f"{coverage.copied:,}",
+        ", ".join(f"{name} = {value}" for name, value in launches.symbols),
+    )

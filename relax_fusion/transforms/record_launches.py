@@ -1,0 +1,129 @@
+"""RecordLaunches: which kernels a function runs, and which of them only copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import ir, relax, tirx
+from tvm.sym import Analyzer
+
+from ..matching.expressions import found_in, loads_of, substitute
+from ..matching.pattern import is_call
+from ..report.coverage import Launches
+from .modules import functions_of
+
+SYMBOLIC_SIZE = 64
+"""What a symbolic size is taken for where bytes are counted, if its bounds allow it."""
+
+_KERNELS = ("relax.call_tir", "relax.call_tir_inplace")
+_OUTSIDE = ("relax.call_dps_packed", "relax.call_pure_packed", "relax.call_inplace_packed")
+
+
+@tvm.transform.module_pass(opt_level=0, name="RecordLaunches")
+@dataclass(frozen=True)
+class RecordLaunches:
+    """Record the kernels that each Relax function runs; the module stays as it is.
+
+    It has to come behind `RewriteReshapes`, which tells views from copies.
+
+    Parameters
+    ----------
+    launches : list of Launches
+        Gets one for each function that runs any.
+    bounds : mapping of str to int
+        Largest values of symbolic variables.
+    """
+
+    launches: list[Launches]
+    bounds: Mapping[str, int] = field(default_factory=dict)
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Look at every function of `mod`, and return it."""
+        for gvar, func in functions_of(mod, relax.Function).items():
+            names: list[str] = []
+            copies: list[tuple[str, int]] = []
+            sizes = _sizes(func, self.bounds)
+            for name, call in _calls(func):
+                names.append(name)
+                if is_call(call, "relax.call_tir") and (width := copied_width(mod[call.args[0]])):
+                    copies.append((name, _bytes(call.ty, width, sizes)))
+            if names:
+                symbols = tuple((var.name, value) for var, value in sizes.items())
+                run = Launches(gvar.name_hint, tuple(names), tuple(copies), symbols)
+                self.launches.append(run)
+        return mod
+
+
+def _calls(func: relax.Function) -> Iterator[tuple[str, relax.Call]]:
+    """Return the calls of kernels in order, with their names."""
+    nodes: list[relax.Expr] = []
+    relax.analysis.post_order_visit(func, nodes.append)
+    for node in nodes:
+        if is_call(node, *_KERNELS):
+            yield node.args[0].name_hint, node
+        elif is_call(node, *_OUTSIDE) and isinstance(node.args[0], relax.ExternFunc):
+            yield str(node.args[0].global_symbol), node
+
+
+def copied_width(func: ir.BaseFunc) -> int:
+    """Return of how many bytes the elements are that a PrimFunc only moves or casts.
+
+    0 if it does something else: computes, looks up by an index that it loads, fills with numbers.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        return 0
+    values = [store.value for store in found_in(func.body, tirx.BufferStore)]
+    if not values or not all(map(_only_moves, values)):
+        return 0
+    widths = [_width(str(load.ty.dtype)) for value in values for load in loads_of(value)]
+    return max(widths, default=0)
+
+
+def _only_moves(value: tirx.Expr) -> bool:
+    """Tell whether a value is a load, a number, or a choice among such, or a cast of one."""
+    if isinstance(value, tirx.Cast):
+        return _only_moves(value.value)
+    if isinstance(value, ir.TensorLoad):
+        return not any(map(loads_of, value.indices))
+    choice = _choice(value)
+    if choice is not None:
+        condition, *parts = choice
+        return not loads_of(condition) and all(map(_only_moves, parts))
+    return isinstance(value, tirx.IntImm | tirx.FloatImm)
+
+
+def _choice(value: tirx.Expr) -> list[tirx.Expr] | None:
+    """Return the condition and the two values of a choice."""
+    if isinstance(value, tirx.Select):
+        return [value.condition, value.true_value, value.false_value]
+    if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+        return list(value.args) if value.op.name == "prim.if_then_else" else None
+    return None
+
+
+def _bytes(ty: ir.Type, read: int, sizes: Mapping[tirx.Var, int]) -> int:
+    """Return the bytes that a kernel writes, and reads, which takes an element for each."""
+    if isinstance(ty, ir.TupleType):
+        return sum(_bytes(field, read, sizes) for field in ty.fields)
+    elements, numbers = 1, {var: tirx.const(n, "int64") for var, n in sizes.items()}
+    for dim in ty.shape.values if isinstance(ty.shape, relax.ShapeExpr) else ():
+        value = Analyzer().simplify(substitute(dim, numbers))
+        elements *= int(value) if isinstance(value, tirx.IntImm) else SYMBOLIC_SIZE
+    return elements * (read + _width(str(ty.dtype)))
+
+
+def _width(dtype: str) -> int:
+    """Return the bytes of an element."""
+    return 1 if dtype == "bool" else (tvm.DataType(dtype).bits + 7) // 8
+
+
+def _sizes(func: relax.Function, bounds: Mapping[str, int]) -> dict[tirx.Var, int]:
+    """Return values for the symbolic variables of a function."""
+    attrs = func.attrs or {}
+    upper = {**attrs.get("tir_var_upper_bound", {}), **bounds}
+    return {
+        var: min(SYMBOLIC_SIZE, int(upper.get(var.name, SYMBOLIC_SIZE)))
+        for var in relax.analysis.defined_symbolic_vars(func)
+    }
