@@ -101,16 +101,19 @@ class Rewriter:
             kept = relax.MatchCast(var, value, binding.ty) if cast else relax.VarBinding(var, value)
             self.bindings.append(kept)
             return
-        new = self._rewritten(value)
+        applied, new = self.applied, self._rewritten(value)
         if isinstance(var, relax.DataflowVar):
             if not isinstance(new, relax.Var):
                 new = self._bound(new, var)
             if not new.same_as(var):
                 self.names[var] = new
         elif isinstance(new, relax.Var):  # a result of the function is no other name of a tensor
-            same = is_call(value, "relax.reshape")
-            view = relax.op.reshape(new, shape_of(var)) if same else value
-            self._bound(self.builder.normalize(view), var)
+            shape = shape_of(var)
+            view = value if shape is None else relax.op.reshape(new, shape)
+            view = self.builder.normalize(view)
+            if structural_equal(view, value):
+                self.applied = applied
+            self._bound(view, var)
         else:
             self._bound(new, var)
 

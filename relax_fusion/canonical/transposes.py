@@ -84,9 +84,9 @@ def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    rank = len(shape_of(call) or ())
     known = [_transposed(rewriter, arg) for arg in call.args]
-    found = next((t for t in known if t is not None and len(t.axes) == rank), None)
+    whole = [same_shape(shape_of(arg), shape_of(call)) for arg in call.args]  # not broadcast
+    found = next((t for t, is_whole in zip(known, whole, strict=True) if t and is_whole), None)
     if found is None:
         return None
     args = [
@@ -114,7 +114,7 @@ def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> rela
         return expr if same else rewriter.emit(relax.op.reshape(expr, target))
     if len(moved) == rank:
         return None  # as large as the tensor: nothing would be won
-    whole = rewriter.emit(relax.op.reshape(expr, full))
+    whole = expr if len(shape) == rank else rewriter.emit(relax.op.reshape(expr, full))
     inverse = [found.axes.index(a) for a in range(rank)]
     return rewriter.emit(relax.op.permute_dims(whole, inverse))
 

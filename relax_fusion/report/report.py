@@ -102,7 +102,7 @@ class Report:
 
     def leftovers_to_json(self) -> str:
         """Return what was left as JSON: a list of objects with the fields of `Leftover`."""
-        return json.dumps([asdict(leftover) for leftover in self.leftovers], indent=2)
+        return json_text([asdict(leftover) for leftover in self.leftovers])
 
     def coverage_to_json(self) -> str:
         """Return what became of each function as JSON: a list of objects.
@@ -116,7 +116,7 @@ class Report:
             Kernels that only move or cast elements, each with the bytes that it reads and writes;
             their sum; the values of symbolic sizes for which they were counted.
         """
-        return json.dumps([_covered(c) for c in self.coverage], indent=2)
+        return json_text([_covered(c) for c in self.coverage])
 
     def text(self) -> str:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
