@@ -112,7 +112,8 @@ def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> rela
         target = _without_ones(target)
         same = same_shape(target, shape)
         return expr if same else rewriter.emit(relax.op.reshape(expr, target))
-    if len(moved) == rank:
+    source = shape_of(found.source) or []
+    if same_shape(full, [source[a] for a in found.axes]):
         return None  # as large as the tensor: nothing would be won
     whole = expr if len(shape) == rank else rewriter.emit(relax.op.reshape(expr, full))
     inverse = [found.axes.index(a) for a in range(rank)]

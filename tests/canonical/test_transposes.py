@@ -15,7 +15,11 @@ X = "x: R.Tensor(('b', 's', 2, 8), 'float32')"
 HEADS = "t = R.permute_dims(x, axes=[0, 2, 1, 3])\n"
 
 MOVED = {
-    "unary": (X, HEADS + "a = R.tanh(t)\ny = R.permute_dims(a, axes=[0, 2, 1, 3])", ["tanh"]),
+    "unary": (
+        X,
+        HEADS + "a = R.tanh(t)\ny = R.permute_dims(a, axes=[0, 2, 1, 3])",
+        ["tanh", "reshape"],
+    ),
     "by a number": (
         X,
         HEADS + "a = R.multiply(R.const(2.0, 'float32'), t)\ny = R.abs(a)",
