@@ -297,7 +297,9 @@ def _pointer(value: Any, buffer: tirx.Var) -> ir.Expr:
     """Return where an argument begins that is memory."""
     part = value.of if isinstance(value, TensorMap) else value
     start = part.start if isinstance(part, Part) else 0
-    return buffer.access_ptr("r", offset=start) if start else buffer.data
+    width = tvm.DataType(str(buffer.dtype)).itemsize
+    # `access_ptr` has the element type, which TVM replaces where it stores bfloat16 as uint16
+    return tirx.handle_add_byte_offset(buffer.data, start * width) if start else buffer.data
 
 
 def kernel_attr(kernel: CompiledKernel) -> dict[str, Any]:

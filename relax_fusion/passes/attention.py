@@ -48,6 +48,8 @@ class FuseAttentionChain(FusingPass):
     A score of -1e4 or below that a mask puts in place of another, or adds to it, counts as
     hidden.  A query of which every key is hidden gives zeros, where the graph gives the average of
     all values if that number is finite (and NaN if it is minus infinity).
+    Zeros that a graph puts in the place of weights that are NaN are for such queries: of scores
+    that are NaN, NaN stays.
 
     declines when:
         the softmax is not over the keys; scores or weights are read elsewhere; a mask stands in

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -262,6 +263,17 @@ def test_pointers_into_a_merged_tensor_promise_what_they_can(
     (kernel,) = (k for several in kernels(mod).values() for k in several)
     pointers = [a for p, a in zip(kernel.params, kernel.aligned, strict=True) if p[0] == "*"]
     assert pointers[:3] == expected and all(pointers[3:])
+
+
+@pytest.mark.usefixtures("not_compiled")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_pointers_into_a_tensor_are_bytes_from_its_begin_on(dtype: str) -> None:
+    work = replace(SHORT, **MERGED, kv_len=512, dtype=dtype)
+    mod = EmitTritonKernels(make_target("h200"))(module_of(work, PlanTable.single(DECODE), 1))
+    text = mod.script()
+    found = re.findall(r"T.handle_add_byte_offset\(\w+(?:\.data)?, (\d+)\)", text)
+    assert {int(offset) for offset in found} == {32 * 64 * 2, 40 * 64 * 2}
+    assert "tvm_access_ptr" not in text  # of the element type, which TVM replaces for bfloat16
 
 
 @pytest.mark.usefixtures("not_compiled")
