@@ -75,7 +75,7 @@ class Rewriter:
         builder: relax.BlockBuilder,
     ):
         self.memory, self.rules, self.sizes, self.builder = memory, rules, sizes, builder
-        self.applied, self.hint = 0, ""
+        self.applied, self.hint, self.late = 0, "", False
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
@@ -137,8 +137,9 @@ class Rewriter:
     def _rewritten(self, value: relax.Expr) -> relax.Expr:
         """Apply rules until none has anything to say."""
         while (rule := self.rules.get(_name(value))) is not None:
+            self.late = False
             new = rule(self, value)
-            if new is None:
+            if new is None or self.late or self._is_written(new):
                 break
             self.applied += 1
             value = self.builder.normalize(new)
@@ -149,7 +150,8 @@ class Rewriter:
 
         A value that a rule made before is not bound again.
         """
-        new = self._rewritten(self.builder.normalize(value))
+        late, new = self.late, self._rewritten(self.builder.normalize(value))
+        self.late = late or self._is_written(new)
         if isinstance(new, relax.Var):
             return new
         alike = self.made.setdefault(_name(new), [])
@@ -158,6 +160,10 @@ class Rewriter:
                 return var
         alike.append(self._bound(new, relax.DataflowVar(self.hint, new.ty)))
         return alike[-1]
+
+    def _is_written(self, value: relax.Expr) -> bool:
+        """Tell whether a value reads what is written somewhere: here it may not be what it was."""
+        return not all(v in self.defs or self.memory.is_constant(v) for v in free_vars(value))
 
     def definition(self, expr: relax.Expr) -> relax.Expr:
         """Return the value bound to `expr`; itself if it is another's, or written to."""

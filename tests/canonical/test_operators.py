@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+import tvm
 
 from relax_fusion.canonical import RecogniseOperators
 
@@ -147,3 +148,22 @@ def test_casts_to_the_same_dtype_go() -> None:
     after = RecogniseOperators()(before)
     assert operators(after) == ["negative", "reshape"]  # a result is no other name of a tensor
     assert_same_numbers(before, after)
+
+
+def test_what_is_overwritten_is_not_read_later() -> None:
+    mod = tvm.script.from_source("""
+@I.ir_module
+class Module:
+    @R.function
+    def main(x: R.Tensor((2, 8), "float32"), g: R.Tensor((8,), "float32")):
+        with R.dataflow():
+            v = R.negative(x)
+            m = R.mean(R.multiply(v, v), axis=[-1], keepdims=True)
+            h = R.multiply(v, R.rsqrt(R.add(m, R.const(1e-5, "float32"))))
+            z = R.call_inplace_packed("zero", v, inplace_indices=[0],
+                                      ty_args=[R.Tensor((2, 8), "float32")])
+            y = R.multiply(h, g)
+            R.output(y, z)
+        return (y, z)
+""")
+    assert RecogniseOperators()(mod).same_as(mod)
