@@ -24,7 +24,16 @@ LARGER = NormMatmul(ROWS, 256, (plain(384),), RMS, "float16", "float16")
 LARGER_GATED = GatedFFN(ROWS, 256, 192, "nk", True, True, "silu", RMS, "bfloat16", "bfloat16")
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 LARGER_ROTATED = replace(LARGER, outputs=(turned(ROPE, 384, "bias"),))
-LARGER_WORKS = {"norm_matmul": LARGER, "gated": LARGER_GATED, "rotated": LARGER_ROTATED}
+QUERIES, KEYS = (turned(replace(ROPE, features=n), n, "bias") for n in (384, 128))
+LARGER_TOGETHER = replace(LARGER, outputs=(QUERIES, KEYS, plain(128)))
+LARGER_TWO = replace(LARGER, norm=None, outputs=(plain(192, "bias"), plain(72, "gelu", "residual")))
+LARGER_WORKS = {
+    "norm_matmul": LARGER,
+    "gated": LARGER_GATED,
+    "rotated": LARGER_ROTATED,
+    "together": LARGER_TOGETHER,
+    "two": LARGER_TWO,
+}
 
 
 def _halved(case: Case) -> Case:

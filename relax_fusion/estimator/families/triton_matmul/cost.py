@@ -41,8 +41,8 @@ STEP_S = {"pointer": 0.0, "stream": 0.037e-6, "persistent": 0.0}
 """What a step along k adds to the time of its products.  A consumer of the ring waits for them
 before it gives the slot back.  In persistent programs the other warp group multiplies meanwhile."""
 
-NEXT_PROJECTION_S = 2.0e-6
-"""What the launch of another projection of the same rows costs."""
+NEXT_LAUNCH_S = 2.0e-6
+"""What a further launch for other projections of the same rows costs; it follows without a gap."""
 
 LATENCY_S = 0.9e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""

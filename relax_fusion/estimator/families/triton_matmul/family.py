@@ -20,6 +20,7 @@ from .tiles import (
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
+    launches,
     norm_inside,
     smem_bytes,
     split_epilogue,
@@ -127,12 +128,12 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         moved = shape.weight_bytes + side
-        # One launch for each projection; they follow one another without a gap
-        following = (len(shape.n_parts) - 1) * cost.NEXT_PROJECTION_S
+        columns = [sum(shape.n_parts[i] for i in together) for together in launches(work)]
+        following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
         seconds = dev.launch_s + cost.FILL_S[plan.family] + following
         terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
         waves = 0
-        for n in shape.n_parts:
+        for n in columns:
             for count, dram, feed, compute in cost.waves(shape, plan, dev, (rows, n)):
                 terms["dram"] += count * dram
                 terms["l2"] += count * feed
@@ -141,7 +142,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
                 seconds += count * (longest + cost.OVERLAP * second)
                 waves += count
         if plan.split_k > 1:
-            seconds += len(shape.n_parts) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
+            seconds += len(columns) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
         if work.norm is not None:
             if norm_inside(work, plan):
                 seconds += cost.NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0

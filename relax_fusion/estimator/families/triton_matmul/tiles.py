@@ -12,12 +12,17 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
 from __future__ import annotations
 
-from ....workload import ACTIVATIONS, GatedFFN, NormMatmul
+from collections.abc import Sequence
+
+from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
 from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 
 FAMILIES = ("gemv", "pointer", "stream", "persistent")
+
+MOST_TOGETHER = 3
+"""Projections that share a launch at most: queries, keys and values."""
 
 NORM_INSIDE_ROWS, NORM_INSIDE_K = 16, 64
 """Pointer tiles in which a norm inside does not stall the loop: with 128 elements of k at once,
@@ -55,6 +60,35 @@ def split_epilogue(steps: tuple[str, ...]) -> tuple[str, str] | None:
     if activation == "none" and place == "before":
         place = "after"
     return activation, place
+
+
+def launches(work: NormMatmul | GatedFFN) -> list[list[int]]:
+    """Return the numbers of the projections of each launch.
+
+    Up to `MOST_TOGETHER` share one, in order.  Their weights lie alike, and if some are rotated,
+    the others consist of heads of that width, with no more behind them than a bias.
+    """
+    if isinstance(work, GatedFFN):
+        return [[0]]
+    found: list[list[int]] = []
+    for index, projection in enumerate(work.outputs):
+        last = [work.outputs[i] for i in found[-1]] if found else []
+        if 0 < len(last) < MOST_TOGETHER and _fit_together([*last, projection]):
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def _fit_together(projections: Sequence[Projection]) -> bool:
+    """Tell whether one kernel can compute projections."""
+    if len({p.layout for p in projections}) > 1:
+        return False
+    heads = {p.rope.head_dim for p in projections if p.rope is not None}
+    return not heads or (
+        len(heads) == 1
+        and all(p.n % max(heads) == 0 and set(p.epilogue) <= {"bias"} for p in projections)
+    )
 
 
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
