@@ -128,13 +128,13 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         moved = shape.weight_bytes + side
-        columns = [sum(shape.n_parts[i] for i in together) for together in launches(work)]
+        columns = [[shape.n_parts[i] for i in together] for together in launches(work)]
         following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
         seconds = dev.launch_s + cost.FILL_S[plan.family] + following
         terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
         waves = 0
-        for n in columns:
-            for count, dram, feed, compute in cost.waves(shape, plan, dev, (rows, n)):
+        for together in columns:
+            for count, dram, feed, compute in cost.waves(shape, plan, dev, rows, together):
                 terms["dram"] += count * dram
                 terms["l2"] += count * feed
                 terms["compute"] += count * compute
