@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
+from ..matching.axes import is_one
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
@@ -109,7 +110,7 @@ def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if before is None or after is None or len(before) > len(after):
         return None
     kept = zip([tirx.IntImm("int64", 1)] * (len(after) - len(before)) + before, after, strict=True)
-    if any(not same_shape([a], [b]) and not same_shape([a], [1]) for a, b in kept):
+    if any(not same_shape([a], [b]) and not is_one(a) for a, b in kept):
         return None
     return relax.op.broadcast_to(call.args[0], after)
 

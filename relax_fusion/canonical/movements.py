@@ -13,6 +13,7 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm_ffi import structural_equal
 
+from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
@@ -124,11 +125,7 @@ def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _is_row(expr: relax.Expr, rank: int) -> bool:
     """Tell whether a tensor is the same for all rows of one of `rank` dimensions."""
     shape = shape_of(expr)
-    return shape is not None and len(shape) <= rank and all(map(_is_one, shape[:-1]))
-
-
-def _is_one(size: tirx.Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
+    return shape is not None and len(shape) <= rank and all(map(is_one, shape[:-1]))
 
 
 def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -162,7 +159,7 @@ def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
     before = shape_of(call.args[0])
     if before is None or not same_shape(before[-2:], shape[-2:]):
         return None
-    if not all(map(_is_one, before[:-2])):
+    if not all(map(is_one, before[:-2])):
         return None
     return call.args[0] if len(before) == 2 else _without_batch(rewriter, call.args[0])
 
@@ -223,7 +220,7 @@ def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Drop a slice that is the whole; say of one within its bounds that it is."""
     x, axes, begin, end, *strides = call.args
-    if any(not _is_one(s) for given in strides for s in given.fields):
+    if any(not is_one(s) for given in strides for s in given.fields):
         return None
     if same_type(x, call):
         return x

@@ -9,6 +9,7 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, tirx
 
+from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
 from ..matching.shapes import same_shape, shape_of
@@ -74,7 +75,7 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
     if own is None or len(own) > len(shape) or not same_shape(own[-1:], shape[-1:]):
         return False
     pairs = zip(own, shape[len(shape) - len(own) :], strict=True)
-    return all(same_shape([a], [1]) or same_shape([a], [b]) for a, b in pairs)
+    return all(is_one(a) or same_shape([a], [b]) for a, b in pairs)
 
 
 def norm_rotation(
@@ -111,7 +112,7 @@ def norm_rotation(
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
-        return wide(of(*(0 if isinstance(d, tirx.IntImm) and int(d) == 1 else i for d, i in own)))
+        return wide(of(*(0 if is_one(d) else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, lane = at
