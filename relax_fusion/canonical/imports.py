@@ -83,6 +83,8 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     dtype, below = str(array.dtype), indices
     if isinstance(shape[axis], tirx.IntImm):
+        if array.min() < -int(shape[axis]):
+            return None
         below = relax.const(np.where(array < 0, array + int(shape[axis]), array), dtype)
     else:
         sizes = rewriter.emit(relax.op.shape_to_tensor(rewriter.emit(relax.op.shape_of(x))))

@@ -16,7 +16,7 @@ from tvm_ffi import structural_equal
 from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
-from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
+from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
 UNARY = (
     *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
@@ -250,16 +250,12 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not isinstance(call.args[0], relax.Tuple):
         return None
     fields = list(call.args[0].fields)
-    kept = [f for f in fields if not _is_empty(f)]
+    kept = [f for f in fields if not is_empty(f)]
     if len(kept) == 1 and same_type(kept[0], call):
         return kept[0]
     if not kept or len(kept) == len(fields):
         return None
     return relax.op.concat(kept, call.attrs.axis)
-
-
-def _is_empty(expr: relax.Expr) -> bool:
-    return any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in shape_of(expr) or ())
 
 
 RESHAPES: dict[str, Rule] = {

@@ -12,7 +12,7 @@ from tvm import ir, relax, te, tirx
 from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
-from ..matching.shapes import same_shape, shape_of
+from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -35,7 +35,7 @@ class FuseNormRotation:
 
     declines when:
         the norm is over another axis than the last; the angles are of another shape than the heads,
-        where they are not broadcast.
+        where they are not broadcast; the dtype is float64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -51,6 +51,8 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     norm = rewriter.call(found.source, "relax.nn.rms_norm")
     shape = shape_of(norm) if norm is not None else None
     if norm is None or not shape or not isinstance(shape[-1], tirx.IntImm):
+        return None
+    if dtype_of(norm) == "float64":
         return None
     if [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]:
         return None
