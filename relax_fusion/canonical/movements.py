@@ -169,6 +169,8 @@ def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     rank = len(shape_of(call.args[0]) or ())
     if source is None or [int(a) % rank for a in call.attrs.axes] != [rank - 1]:
         return None
+    if len(shape_of(source) or ()) < 2:  # TVM has no kernel that normalises one row
+        return None
     attrs = {"axes": [-1], "epsilon": call.attrs.epsilon}
     if is_call(call, "relax.nn.rms_norm"):
         made = relax.op.nn.rms_norm(source, call.args[1], **attrs)

@@ -58,7 +58,7 @@ class RecogniseOperators:
 
     declines when:
         the mean is over another axis than the last; gamma or beta is no vector along it; the
-        features are dynamic; something writes to a tensor in between.
+        features are dynamic, or there are no rows; something writes to a tensor in between.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -101,9 +101,10 @@ def _inverse_root(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax.Expr | None:
     """Return the norm of which `data` is normalised by the root of ``mean(data^2) + eps``."""
-    width, dtype = (shape_of(data) or [None])[-1], dtype_of(data)
-    if not isinstance(width, tirx.IntImm) or dtype not in FLOAT_BYTES:
-        return None
+    *rows, width = shape_of(data) or (None,)
+    dtype = dtype_of(data)
+    if not rows or not isinstance(width, tirx.IntImm) or dtype not in FLOAT_BYTES:
+        return None  # TVM has no kernel that normalises a vector
     ones, zeros = (_filled(value, int(width), dtype) for value in (1.0, 0.0))
     for mean, added in binary(rewriter, root, "relax.add"):
         eps, square = scalar(rewriter, added), _mean_of(rewriter, mean)

@@ -81,7 +81,7 @@ class Rewriter:
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
-        self.made: dict[str, list[relax.Var]] = {}
+        self.made: dict[tuple[str | relax.Var, ...], list[relax.Var]] = {}
         self.read: set[relax.Var] = set()
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
@@ -164,7 +164,7 @@ class Rewriter:
         self.late = late or self._is_written(new)
         if isinstance(new, relax.Var):
             return new
-        alike = self.made.setdefault(_name(new), [])
+        alike = self.made.setdefault((_name(new), *free_vars(new)), [])
         for var in alike:
             if structural_equal(self.defs[var], new):
                 return var
@@ -221,13 +221,14 @@ def same_type(a: relax.Expr, b: relax.Expr) -> bool:
 def _without_unread(
     blocks: list[relax.BindingBlock], results: list[relax.Var], memory: Memory
 ) -> list[relax.BindingBlock]:
-    """Leave out what dataflow blocks compute by operators and nothing reads."""
+    """Leave out what dataflow blocks compute by operators, or name again, and nothing reads."""
     read, left = set(results), []
     for block in reversed(blocks):
         kept = []
         for binding in reversed(block.bindings):
             effect = memory.effects.get(binding.var)
-            plain = _name(binding.value) and not (effect is not None and effect.written)
+            named = bool(_name(binding.value)) or isinstance(binding.value, relax.Var | relax.Tuple)
+            plain = named and not (effect is not None and effect.written)
             inner = isinstance(binding.var, relax.DataflowVar)
             if binding.var in read or not inner or not plain:
                 kept.append(binding)

@@ -125,6 +125,10 @@ KEPT = {
         f"{X}, g: R.Tensor(('b * s', 8), 'float32')",
         f"{FLAT}\na = R.nn.rms_norm(h, g, axes=[0, 1], epsilon=1e-5)\ny = R.negative(a)",
     ),
+    "a norm of a vector": (
+        "x: R.Tensor((8,), 'float32'), g: R.Tensor((8,), 'float32')",
+        "h = R.reshape(x, R.shape([1, 8]))\ny = R.nn.rms_norm(h, g, axes=[-1], epsilon=1e-5)",
+    ),
     "reversed": (X, "a = R.strided_slice(x, (2,), (7,), (-9,), (-1,))\ny = R.negative(a)"),
 }
 

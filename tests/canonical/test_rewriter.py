@@ -39,6 +39,6 @@ def test_what_nothing_reads_is_no_reader() -> None:
     """A result that is read inside stays as it is; here, nothing that is read does so."""
     before = module(
         "x: R.Tensor(('b', 's', 4), 'float32')",
-        "h = R.reshape(x, R.shape([b * s, 4]))\ny = R.exp(h)\nz = R.negative(y)",
+        "h = R.reshape(x, R.shape([b * s, 4]))\ny = R.exp(h)\nz = R.negative(y)\nw = z",
     )
     assert operators(MoveReshapes()(before)) == ["exp", "reshape"]

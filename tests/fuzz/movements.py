@@ -114,15 +114,16 @@ def cut(w: Writer, x: relax.Var) -> relax.Var:
     axis = w.rng.randrange(len(w.shape(x)))
     axis, size = w.pick(axis, axis - len(w.shape(x)), -1), w.shape(x)[axis]
     if w.chance(50):
-        last = w.shape(x)[axis]
-        parts = w.emit(op.split(x, w.pick(1, 2, 2, [0], [1], [last, last], [0, last]), axis))
+        parts = w.emit(op.split(x, w.pick(1, 2, 2, [0], [1], [size, size], [0, size]), axis))
         if not isinstance(parts.ty, relax.TupleType):
             return parts
         return w.emit(relax.TupleGetItem(parts, w.rng.randrange(len(parts.ty.fields))))
     begin = w.pick(0, 0, 1, -1, size)
-    end = w.pick(size, 2**31 - 1, 2**62, 1, 0, -1, 3)
     strides = w.pick(None, None, [1], [2], [-1])
-    return w(op.strided_slice, x, [axis], [begin], [end], strides, assume_inbound=w.chance(15))
+    end = w.pick(size, 1, 0, -1, 3, 2**31 - 1, 2**62 if strides is None else size)
+    if w.chance(15):
+        return w(op.strided_slice, x, [axis], [0], [size], assume_inbound=True)
+    return w(op.strided_slice, x, [axis], [begin], [end], strides)
 
 
 def joined(w: Writer, x: relax.Var) -> relax.Var:
