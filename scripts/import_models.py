@@ -72,11 +72,15 @@ def _decoder(name: str, **options: Any) -> Callable[[str], Made]:
         )
         suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
         model = getattr(transformers, name + suffix)(config)
-        b, s = _dims()
-        called = _Called(model, ("input_ids",), "logits", use_cache=False)
-        return called, (_ids(),), ({0: b, 1: s},)
+        return _reading_ids(model, "logits", use_cache=False)
 
     return make
+
+
+def _reading_ids(model: torch.nn.Module, result: str, **options: Any) -> Made:
+    """Return a model of tokens only, whose batch and length are dynamic."""
+    b, s = _dims()
+    return _Called(model, ("input_ids",), result, **options), (_ids(),), ({0: b, 1: s},)
 
 
 _DECODER = {
@@ -104,9 +108,7 @@ def _t5_encoder(attention: str) -> Made:
         feed_forward_proj="relu",
         attn_implementation=attention,
     )
-    b, s = _dims()
-    called = _Called(transformers.T5EncoderModel(config), ("input_ids",), "last_hidden_state")
-    return called, (_ids(),), ({0: b, 1: s},)
+    return _reading_ids(transformers.T5EncoderModel(config), "last_hidden_state")
 
 
 def _distilbert(attention: str) -> Made:
@@ -119,9 +121,7 @@ def _distilbert(attention: str) -> Made:
         max_position_embeddings=128,
         attn_implementation=attention,
     )
-    b, s = _dims()
-    called = _Called(transformers.DistilBertModel(config), ("input_ids",), "last_hidden_state")
-    return called, (_ids(),), ({0: b, 1: s},)
+    return _reading_ids(transformers.DistilBertModel(config), "last_hidden_state")
 
 
 def _vit(attention: str) -> Made:

@@ -9,9 +9,10 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, tirx
 
+from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
-from ..matching.shapes import same_shape, shape_of
+from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -34,7 +35,7 @@ class FuseNormRotation:
 
     declines when:
         the norm is over another axis than the last; the angles are of another shape than the heads,
-        where they are not broadcast.
+        where they are not broadcast; the dtype is float64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -50,6 +51,8 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     norm = rewriter.call(found.source, "relax.nn.rms_norm")
     shape = shape_of(norm) if norm is not None else None
     if norm is None or not shape or not isinstance(shape[-1], tirx.IntImm):
+        return None
+    if dtype_of(norm) == "float64":
         return None
     if [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]:
         return None
@@ -74,7 +77,7 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
     if own is None or len(own) > len(shape) or not same_shape(own[-1:], shape[-1:]):
         return False
     pairs = zip(own, shape[len(shape) - len(own) :], strict=True)
-    return all(same_shape([a], [1]) or same_shape([a], [b]) for a, b in pairs)
+    return all(is_one(a) or same_shape([a], [b]) for a, b in pairs)
 
 
 def norm_rotation(
@@ -111,7 +114,7 @@ def norm_rotation(
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
-        return wide(of(*(0 if isinstance(d, tirx.IntImm) and int(d) == 1 else i for d, i in own)))
+        return wide(of(*(0 if is_one(d) else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, lane = at

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax, tirx
 
+from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .movements import BINARY, REDUCTIONS, UNARY
@@ -103,11 +104,11 @@ def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> rela
     shape, rank = shape_of(expr), len(found.axes)
     if shape is None or len(shape) > rank:
         return None
-    if all(map(_is_one, shape)):
+    if all(map(is_one, shape)):
         return expr if not shape or len(shape) == 1 else rewriter.emit(relax.op.reshape(expr, [1]))
     full = [tirx.IntImm("int64", 1)] * (rank - len(shape)) + list(shape)
     target = [full[found.axes.index(a)] for a in range(rank)]
-    moved = [found.axes[i] for i, size in enumerate(full) if not _is_one(size)]
+    moved = [found.axes[i] for i, size in enumerate(full) if not is_one(size)]
     if moved == sorted(moved):
         target = _without_ones(target)
         same = same_shape(target, shape)
@@ -120,13 +121,9 @@ def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> rela
     return rewriter.emit(relax.op.permute_dims(whole, inverse))
 
 
-def _is_one(size: tirx.Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
-
-
 def _without_ones(shape: Sequence[tirx.Expr]) -> list[tirx.Expr]:
     """Leave out leading axes of size 1."""
-    first = next((i for i, size in enumerate(shape) if not _is_one(size)), len(shape) - 1)
+    first = next((i for i, size in enumerate(shape) if not is_one(size)), len(shape) - 1)
     return list(shape[first:])
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tvm
 from tvm import ir, relax
+from tvm.ir.transform import Pass
 
 from relax_fusion.equivalence.interpreter import Interpreter
 from relax_fusion.equivalence.sizes import Sizes
@@ -65,3 +66,17 @@ def assert_same_numbers(before: ir.IRModule, after: ir.IRModule, rtol: float = 1
         symbols = {name: b if name == "b" else s for name in names}
         want, got = computed(before, symbols, seed), computed(after, symbols, seed)
         np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
+
+
+def assert_chains_keep_numbers(
+    canonical: Pass, drawn: Callable[[int], ir.IRModule], seeds: Iterable[int]
+) -> None:
+    """Compare random modules before and after a pass; a second run finds nothing."""
+    changed = 0
+    for seed in seeds:
+        before = drawn(seed)
+        after = canonical(before)
+        changed += not after.same_as(before)
+        assert_same_numbers(before, after)
+        assert canonical(after).same_as(after), f"a second run changes the module of seed {seed}"
+    assert changed > 3

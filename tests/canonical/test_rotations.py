@@ -59,6 +59,11 @@ def test_something_in_between() -> None:
     assert FuseNormRotation()(before).same_as(before)
 
 
+def test_kernels_of_float32_are_none_for_float64() -> None:
+    before = heads("('s', 1, 8)", "t = n", "float64")
+    assert FuseNormRotation()(before).same_as(before)
+
+
 def test_angles_that_broadcast_the_heads() -> None:
     before = module(
         "x: R.Tensor((1, 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
