@@ -19,7 +19,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from ..validation import Count, check, read, shown
 from .errors import ConfigError, UnsupportedFeatureError
-from .layers import slice_rows
+from .layers import in_float32, slice_rows
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -142,7 +142,7 @@ class Angles:
 
         Lane ``d`` pairs with lane ``d + head_dim / 2``, the order of Hugging Face checkpoints.
         """
-        wide = x if x.dtype == "float32" else op.astype(x, "float32")
+        wide = in_float32(x)
         low, high = op.split(wide, 2, axis=-1)
         turned = wide * self.cos + op.concat([op.negative(high), low], dim=-1) * self.sin
         return turned if x.dtype == "float32" else op.astype(turned, x.dtype)
