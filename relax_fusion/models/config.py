@@ -224,16 +224,17 @@ class BertConfig:
 Config = LlamaConfig | GPT2Config | BertConfig
 
 _BY_ARCHITECTURE: dict[str, type[Config]] = {
-    **dict.fromkeys(ARCHITECTURES, LlamaConfig),
+    "LlamaForCausalLM": LlamaConfig,
     "GPT2LMHeadModel": GPT2Config,
     "GPT2Model": GPT2Config,
     "BertForMaskedLM": BertConfig,
     "BertForPreTraining": BertConfig,
     "BertModel": BertConfig,
+    **dict.fromkeys(ARCHITECTURES, LlamaConfig),
 }
 _BY_MODEL_TYPE: dict[str, type[Config]] = {
+    **{cls.family: cls for cls in (LlamaConfig, GPT2Config, BertConfig)},
     **dict.fromkeys(MODEL_TYPES, LlamaConfig),
-    **{cls.family: cls for cls in (GPT2Config, BertConfig)},
 }
 
 

@@ -63,18 +63,16 @@ def last_position(x: Tensor) -> Tensor:
 
 
 class OffsetRMSNorm(nn.Module):
-    """RMSNorm whose weight is kept in float32, because a half could not hold 1 and a small rest."""
+    """RMSNorm by a weight that is kept less 1."""
 
     def __init__(self, width: int, eps: float) -> None:
-        self.weight = nn.Parameter((width,), "float32")
+        self.weight = nn.Parameter((width,))
         self.eps = eps
 
-    def to(self, dtype: str | None = None) -> None:
-        """Keep the weight in float32."""
-
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis in float32, rounded once."""
-        wide = op.rms_norm(in_float32(x), self.weight, axes=[-1], epsilon=self.eps)
+        """Normalise the last axis in float32, where 1 and a small rest have a sum, rounded once."""
+        gamma = in_float32(self.weight) + 1.0
+        wide = op.rms_norm(in_float32(x), gamma, axes=[-1], epsilon=self.eps)
         return wide if x.dtype == "float32" else op.astype(wide, x.dtype)
 
 

@@ -17,7 +17,6 @@ from .layers import (
     activation,
     attention,
     capped_attention,
-    in_float32,
     last_position,
     project_to_vocabulary,
     slice_rows,
@@ -34,31 +33,20 @@ def _norm(config: LlamaConfig, width: int) -> nn.Module:
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention with one merged query, key, value projection."""
+    """Grouped-query attention, whose queries, keys and values subclasses make."""
 
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         self.heads = kv_cache.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.scale = config.query_scale or config.head_dim**-0.5
         self.cap, self.window = config.attention_softcap, config.window(layer)
-        bias = config.attention_bias
-        self.qkv_proj = nn.Linear(config.hidden_size, self.heads.merged, bias=bias)
-        bias = bias if config.output_bias is None else config.output_bias
+        bias = config.attention_bias if config.output_bias is None else config.output_bias
         self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
-        self.qk_norm, self.eps = config.qk_norm, config.norm_eps
-        if config.qk_norm:
-            self.q_norm = _norm(config, config.head_dim)
-            self.k_norm = _norm(config, config.head_dim)
 
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        qkv = self.qkv_proj(x)
-        if self.qk_norm:
-            qkv = self._normed(qkv, angles)
-        else:
-            qkv = angles.turn_first(qkv, self.heads.query + self.heads.kv)
-        q, keys, values = kv_cache.append(qkv, cache, total_len, self.heads)
+        q, keys, values = self.appended(x, cache, total_len, angles)
         k = slice_rows(keys, 1, 0, total_len)
         v = slice_rows(values, 1, 0, total_len)
         if self.cap is None:
@@ -67,19 +55,56 @@ class LlamaAttention(nn.Module):
             out = capped_attention(q, k, v, self.scale, cap=self.cap, window=self.window)
         return self.o_proj(out), (keys, values)
 
-    def _normed(self, qkv: Tensor, angles: Angles) -> Tensor:
-        """Normalise and rotate the heads of queries and keys, in float32."""
-        (batch, seq_len, _), dim = qkv.shape, self.heads.dim
-        ends = [self.heads.query * dim, (self.heads.query + self.heads.kv) * dim]
-        q, k, v = op.split(qkv, ends, axis=-1)
-        turned = []
-        for part, norm in ((q, self.q_norm), (k, self.k_norm)):
-            heads = in_float32(op.reshape(part, (batch, seq_len, part.shape[2] // dim, dim)))
-            gamma = in_float32(norm.weight)
-            normed = op.rms_norm(heads, gamma, axes=[-1], epsilon=self.eps)
-            flat = op.reshape(angles.turn(normed), part.shape)
-            turned.append(flat if qkv.dtype == "float32" else op.astype(flat, qkv.dtype))
-        return op.concat([*turned, v], dim=-1)
+
+class MergedAttention(LlamaAttention):
+    """One projection gives queries, keys and values, which are rotated in it."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        merged = self.heads.merged
+        self.qkv_proj = nn.Linear(config.hidden_size, merged, bias=config.attention_bias)
+
+    def appended(
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, and the caches with what was appended."""
+        qkv = angles.turn_first(self.qkv_proj(x), self.heads.query + self.heads.kv)
+        return kv_cache.append(qkv, cache, total_len, self.heads)
+
+
+class NormedAttention(LlamaAttention):
+    """Heads of queries and keys are normalised before they are rotated.
+
+    Projections are apart, which costs no launch: a merged one would have to be cut for the norms.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(hidden, self.heads.query * dim, bias=bias)
+        self.k_proj = nn.Linear(hidden, self.heads.kv * dim, bias=bias)
+        self.v_proj = nn.Linear(hidden, self.heads.kv * dim, bias=bias)
+        self.q_norm, self.k_norm = _norm(config, dim), _norm(config, dim)
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+
+    def appended(
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, and the caches with what was appended."""
+        batch, seq_len, _ = x.shape
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        counts = (self.heads.query, self.heads.kv, self.heads.kv)
+        q, k, v = (
+            op.reshape(part, (batch, seq_len, heads, self.heads.dim))
+            for part, heads in zip(projected, counts, strict=True)
+        )
+        q = angles.turn(self._normed(q, self.q_norm.weight))
+        k = angles.turn(self._normed(k, self.k_norm.weight))
+        return q, *kv_cache.write(k, v, cache, total_len)
+
+    def _normed(self, heads: Tensor, weight: Tensor) -> Tensor:
+        gamma = weight + 1.0 if self.offset else weight
+        return op.rms_norm(heads, gamma, axes=[-1], epsilon=self.eps)
 
 
 class LlamaMLP(nn.Module):
@@ -108,7 +133,8 @@ class LlamaLayer(nn.Module):
         hidden = config.hidden_size
         self.post_norms = config.post_norms
         self.input_layernorm = _norm(config, hidden)
-        self.self_attn = LlamaAttention(config, layer)
+        attention = NormedAttention if config.qk_norm else MergedAttention
+        self.self_attn = attention(config, layer)
         self.post_attention_layernorm = _norm(config, hidden)
         if config.post_norms:
             self.pre_feedforward_layernorm = _norm(config, hidden)
@@ -169,11 +195,7 @@ class LlamaForCausalLM(nn.Module):
         x = self.model.embed_tokens(input_ids)
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
-        tables = self.model.rope_cos, self.model.rope_sin
-        angles = local = Angles.of(*tables, input_ids.shape[1], total_len)
-        if self.config.local_rope_theta is not None:
-            tables = self.model.local_rope.cos, self.model.local_rope.sin
-            local = Angles.of(*tables, input_ids.shape[1], total_len)
+        angles, local = self._angles(input_ids.shape[1], total_len, x.dtype)
         updated: list[Tensor] = []
         for i, layer in enumerate(self.model.layers):
             pair = (caches[2 * i], caches[2 * i + 1])
@@ -184,6 +206,18 @@ class LlamaForCausalLM(nn.Module):
         logits = project_to_vocabulary(x, head)
         cap = self.config.logit_softcap
         return logits if cap is None else soft_capped(logits, cap), updated
+
+    def _angles(
+        self, seq_len: tirx.Expr | int, total_len: tirx.Var, dtype: str
+    ) -> tuple[Angles, Angles]:
+        """Return the angles of layers without a window, and of those with one."""
+        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, seq_len, total_len)
+        wide = wide.to(dtype) if self.config.qk_norm else wide
+        if self.config.local_rope_theta is None:
+            return wide, wide
+        tables = self.model.local_rope.cos, self.model.local_rope.sin
+        local = Angles.of(*tables, seq_len, total_len)
+        return wide, local.to(dtype) if self.config.qk_norm else local
 
     decode = prefill
     """Prefill of one token per sequence."""
@@ -203,19 +237,8 @@ def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
         for name, function in (("cos", np.cos), ("sin", np.sin))
     }
     for i in range(0 if config.merged_checkpoint else config.num_layers):
-        found |= _merged(config, f"model.layers.{i}")
-    if config.norm_offset:
-        norms = [f"model.layers.{i}.{name}" for i in range(config.num_layers) for name in _NORMS]
-        for name in ("model.norm.weight", *norms):
-            found[name] = Recipe((name,), offset=1.0)
+        found |= _merged(config, f"model.layers.{i}")  # of no use to separate projections
     return found
-
-
-_NORMS = (
-    *("input_layernorm.weight", "post_attention_layernorm.weight", "self_attn.q_norm.weight"),
-    *("pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"),
-    "self_attn.k_norm.weight",
-)
 
 
 def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:

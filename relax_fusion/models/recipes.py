@@ -20,8 +20,6 @@ class Recipe:
         Rows of each, where there are several.
     transpose : bool
         Whether each tensor is stored ``[in, out]`` (GPT-2's Conv1D) and must be turned.
-    offset : float
-        Added to what is stored.
     compute : Callable[[], numpy.ndarray], optional
         Makes a parameter that no checkpoint holds; ``names`` is then empty.
     """
@@ -29,5 +27,4 @@ class Recipe:
     names: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     transpose: bool = False
-    offset: float = 0.0
     compute: Callable[[], np.ndarray] | None = None

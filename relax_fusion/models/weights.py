@@ -139,8 +139,6 @@ def _load(param: ParamSpec, checkpoint: Checkpoint) -> np.ndarray:
     if len(recipe.names) == 1:
         stored = param.shape[::-1] if recipe.transpose else param.shape
         value = _convert(checkpoint.tensor(recipe.names[0], stored), param, recipe.names[0])
-        if recipe.offset:
-            value = value + value.dtype.type(recipe.offset)
         return np.ascontiguousarray(value.T) if recipe.transpose else value
     merged = np.empty(param.shape, param.dtype)
     row = 0
