@@ -1,6 +1,6 @@
 """Model configurations: frozen records made from a Hugging Face ``config.json``.
 
-Field names follow one spelling across the three families, so that the rest of the package never
+Field names follow one spelling across the families, so that the rest of the package never
 asks which family it has before reading ``num_layers``; ``from_dict`` knows the spellings of each.
 """
 

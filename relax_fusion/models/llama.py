@@ -237,7 +237,7 @@ def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
         for name, function in (("cos", np.cos), ("sin", np.sin))
     }
     for i in range(0 if config.merged_checkpoint else config.num_layers):
-        found |= _merged(config, f"model.layers.{i}")  # of no use to separate projections
+        found |= _merged(config, f"model.layers.{i}")
     return found
 
 
@@ -247,9 +247,10 @@ def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:
     query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     wide = config.intermediate_size
     for kind in ("weight", "bias"):
-        found[f"{attn}.qkv_proj.{kind}"] = Recipe(
-            tuple(f"{attn}.{part}_proj.{kind}" for part in "qkv"), rows=(query, kv, kv)
-        )
+        if not config.qk_norm:
+            found[f"{attn}.qkv_proj.{kind}"] = Recipe(
+                tuple(f"{attn}.{part}_proj.{kind}" for part in "qkv"), rows=(query, kv, kv)
+            )
         found[f"{mlp}.gate_up_proj.{kind}"] = Recipe(
             tuple(f"{mlp}.{part}_proj.{kind}" for part in ("gate", "up")), rows=(wide, wide)
         )

@@ -135,7 +135,7 @@ def test_rotary_positions_of_both_spellings_of_gemma() -> None:
 @pytest.mark.parametrize(
     "name, changes, message",
     [
-        ("Qwen2", {"num_experts": 8}, "Qwen2ForCausalLM with num_experts 8 is not supported"),
+        ("Qwen2", {"num_experts": 8}, "qwen2 with num_experts 8 is not supported"),
         ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
         ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
         ("Phi3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": None}, "'longrope'"),
