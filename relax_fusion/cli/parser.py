@@ -279,7 +279,7 @@ def _target(name: str) -> Target:
 
 def _path(text: str) -> str:
     if not text:  # a variable of a shell that is not set; the working directory is "."
-        raise argparse.ArgumentTypeError("it is empty; give a directory")
+        raise argparse.ArgumentTypeError("it is empty; give a path")
     if "\0" in text:
         raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
     return text

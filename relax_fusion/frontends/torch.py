@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -94,6 +96,14 @@ def read_exported(path: Path) -> ImportedModel:
     ModelFileError
         If the file cannot be read, or holds what TVM's importer does not take.
     """
+    if not zipfile.is_zipfile(path):
+        raise ModelFileError(
+            f"{path} cannot be read as a program of torch.export (it is no archive); it is "
+            "truncated, or another file"
+        )
+    logger = logging.getLogger("torch.export")
+    disabled = logger.disabled
+    logger.disabled = True  # it would print tracebacks of what is raised here
     try:
         program = torch.export.load(path)
     except Exception as err:  # of zipfile, pickle, json and torch, with no common class
@@ -101,6 +111,8 @@ def read_exported(path: Path) -> ImportedModel:
             f"{path} cannot be read as a program of torch.export ({reason(err)}); it is truncated, "
             "or another file"
         ) from err
+    finally:
+        logger.disabled = disabled
     try:
         return _imported(program)
     except ModelFileError as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,15 @@ def test_a_file_cut_short(tmp_path: Path, keep: float) -> None:
     file.write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(ModelFileError, match=r"model\.pt2 (is empty|cannot be read as a program)"):
         read_model(file)
+
+
+def test_an_archive_of_something_else(tmp_path: Path, caplog) -> None:
+    file = tmp_path / "model.pt2"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    with pytest.raises(ModelFileError, match=r"model\.pt2 cannot be read as a program of torch"):
+        read_model(file)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]  # PyTorch's traceback
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch) -> None:
