@@ -26,6 +26,7 @@ from .canonical import (
     MendImports,
     MoveReshapes,
     MoveTransposes,
+    MultiplyConvolutions,
     RecogniseOperators,
 )
 from .dlight_rules import (
@@ -112,6 +113,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         MendImports(),
+        MultiplyConvolutions(),
         MoveReshapes(),
         MoveTransposes(),
         RecogniseOperators(),

@@ -1,5 +1,6 @@
 """The canonical form of a graph, which the fusing passes look at."""
 
+from .convolutions import MultiplyConvolutions
 from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
@@ -11,5 +12,6 @@ __all__ = [
     "MendImports",
     "MoveReshapes",
     "MoveTransposes",
+    "MultiplyConvolutions",
     "RecogniseOperators",
 ]
