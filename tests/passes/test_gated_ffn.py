@@ -38,6 +38,8 @@ ACTIVATION_SPELLINGS = {
         "quick_gelu",
         'd = R.multiply(p, R.const(1.702, "float32")); e = R.sigmoid(d); a = R.multiply(p, e)',
     ),
+    "sigmoid": ("sigmoid", "a = R.sigmoid(p)"),
+    "tanh": ("tanh", "a = R.tanh(p)"),
     "relu2_by_power": ("relu2", 'e = R.nn.relu(p); a = R.power(e, R.const(2.0, "float32"))'),
     "relu2_by_multiply": ("relu2", "e = R.nn.relu(p); a = R.multiply(e, e)"),
     "relu2_by_square": ("relu2", 'e = R.maximum(p, R.const(0.0, "float32")); a = R.square(e)'),
@@ -67,6 +69,20 @@ ACTIVATION_SPELLINGS = {
         'f = R.multiply(e, R.const(0.79788456, "float32")); t = R.tanh(f)\n'
         'o = R.add(t, R.const(1.0, "float32")); q = R.multiply(p, o)\n'
         'a = R.multiply(R.const(0.5, "float32"), q)',
+    ),
+    "gelu_by_tanh_factored": (
+        "gelu_tanh",
+        'q = R.multiply(p, R.const(0.5, "float32"))\n'
+        'e = R.multiply(p, R.const(0.79788456, "float32"))\n'
+        'c = R.multiply(p, R.const(0.044715, "float32")); d = R.multiply(c, p)\n'
+        'f = R.add(d, R.const(1.0, "float32")); s = R.multiply(e, f); t = R.tanh(s)\n'
+        'o = R.add(t, R.const(1.0, "float32")); a = R.multiply(q, o)',
+    ),
+    "gelu_by_sigmoid_of_a_cubic": (
+        "gelu_tanh",
+        's = R.square(p); c = R.multiply(s, R.const(0.0713548, "float32"))\n'
+        'd = R.add(c, R.const(1.5957691, "float32")); e = R.multiply(d, p)\n'
+        "f = R.sigmoid(e); a = R.multiply(p, f)",
     ),
 }
 
