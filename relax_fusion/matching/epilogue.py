@@ -13,6 +13,7 @@ from .activations import activation
 from .casts import narrows
 from .constants import binary, scaled
 from .linear import Linear
+from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
 from .shapes import dtype_of, same_shape, shape_of
 
@@ -97,7 +98,10 @@ def named(steps: Sequence[Step]) -> list[str]:
 
 
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:
-    """Absorb the next step: an activation, a cast, a sum or a product, else None."""
+    """Absorb the next step, if it is one: an activation, a cast, a sum or a product.
+
+    A reshape in front of it may group the rows anew.
+    """
     users = view.uses(chain.out)
     if view.escapes(chain.out) or not users or _is_rounded(chain):
         return None
@@ -107,6 +111,8 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     if len(users) != 1 or not view.is_free(users[0]):
         return None
     user = users[0]
+    if is_call(view.defs[user], "relax.reshape") and keeps_features(chain.out, user):
+        return _extend(view, replace(chain, covers=(*chain.covers, user), out=user), forbidden)
     if is_call(view.defs[user], "relax.astype"):
         dtype = dtype_of(user)
         if dtype not in ("float16", "bfloat16", "float32"):

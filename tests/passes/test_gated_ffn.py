@@ -512,22 +512,6 @@ UNTOUCHED = [
         "y",
     ),
     (
-        "inputs_of_other_features",
-        "x[6,32] Wg[64,48] Wu[64,48]",
-        "f = R.reshape(x, R.shape([3, 64])); k = R.reshape(x, R.shape([3, 64]))\n"
-        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([1, 3, 48]))\n"
-        "b = R.reshape(u, R.shape([1, 3, 48]))\n" + GATE,
-        "y",
-    ),
-    (
-        "reshapes_of_two_inputs",
-        "x[2,3,32] z[2,3,32] Wg[32,48] Wu[32,48]",
-        "f = R.reshape(x, R.shape([6, 32])); k = R.reshape(z, R.shape([6, 32]))\n"
-        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([2, 3, 48]))\n"
-        "b = R.reshape(u, R.shape([2, 3, 48]))\n" + GATE,
-        "y",
-    ),
-    (
         "narrower_than_the_input",
         "x[6,32] Wg[32,48] Wu[32,48]",
         "p = R.matmul(x, Wg); b0 = R.matmul(x, Wu); b = R.reshape(b0, R.shape([2, 3, 48]))\n"
@@ -571,6 +555,35 @@ def test_is_no_gate(case: tuple[str, str, str, str]) -> None:
     if case[0] == "odd":  # ceil(3 / 2) and 1 features, of which the second is broadcast
         assert [int(d) for d in mod["odd"].ret_ty.shape.values] == [6, 2]
     assert_untouched(mod, PASS)
+
+
+HALVES = [
+    (
+        "inputs_of_other_features",
+        "x[6,32] Wg[64,48] Wu[64,48]",
+        "f = R.reshape(x, R.shape([3, 64])); k = R.reshape(x, R.shape([3, 64]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([1, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([1, 3, 48]))\n" + GATE,
+        "y",
+    ),
+    (
+        "reshapes_of_two_inputs",
+        "x[2,3,32] z[2,3,32] Wg[32,48] Wu[32,48]",
+        "f = R.reshape(x, R.shape([6, 32])); k = R.reshape(z, R.shape([6, 32]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([2, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([2, 3, 48]))\n" + GATE,
+        "y",
+    ),
+]
+"""Products whose halves are of two inputs: the gate's projection takes its activation alone."""
+
+
+@pytest.mark.parametrize("case", HALVES, ids=lambda case: case[0])
+def test_half_of_a_product_is_a_projection_with_an_activation(case: tuple[str, ...]) -> None:
+    func, decision = fused(Chain(*case), PASS)
+    assert isinstance(decision.workload, NormMatmul)
+    assert decision.workload.outputs[0].epilogue == ("silu",)
+    assert sorted({*calls(func)} - {"reshape"}) == ["call_tir", "matmul", "multiply"]
 
 
 @pytest.mark.parametrize("up_first", [False, True])

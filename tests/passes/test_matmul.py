@@ -84,6 +84,27 @@ REWRITES = [
         "x W c r",
     ),
     Rewrite(
+        Chain(
+            "rows_grouped_anew",
+            "x[6,32] W[32,48] b[48] r[2,3,48]",
+            M + "n = R.add(m, b); g = R.reshape(n, [2, 3, 48]); y = R.add(r, g)",
+            "y",
+        ),
+        work("bias", "residual"),
+        "x W b r",
+    ),
+    Rewrite(
+        Chain(
+            "features_cut",
+            "x[6,32] W[32,48] r[6,4,12]",
+            M + "g = R.reshape(m, [6, 4, 12]); y = R.add(r, g)",
+            "y",
+        ),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
         Chain("bias_with_ones", "x[2,3,32] W[32,48] b[1,1,48]", M + "y = R.add(m, b)", "y"),
         work("bias"),
         "x W b",
