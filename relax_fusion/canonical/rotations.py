@@ -30,12 +30,18 @@ class FuseNormRotation:
             ->
         y = R.call_tir(rms_norm_rotation, (q, g, cos, sin))
 
+        n = R.reshape(R.nn.rms_norm(q, g, axes=[-1]), [..., heads, d])    # q as [..., heads * d]
+        y = R.add(R.multiply(n, cos), R.multiply(rotate_half(n), sin))
+            ->
+        y = R.reshape(R.call_tir(rms_norm_rotation, (q, g, cos, sin)), [..., heads, d])
+
     Both are computed in float32, and rounded once.  `MoveTransposes` has put transposes of the
     heads behind.
 
     declines when:
-        the norm is over another axis than the last; the angles are of another shape than the heads,
-        where they are not broadcast; the dtype is float64.
+        the norm is over another axis than the last, or its features are not cut into heads; the
+        angles are of another shape than the heads, where they are not broadcast; the dtype is
+        float64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -48,16 +54,20 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     found = rotation_at(rewriter, rewriter.probe(call))
     if found is None:
         return None
-    norm = rewriter.call(found.source, "relax.nn.rms_norm")
-    shape = shape_of(norm) if norm is not None else None
-    if norm is None or not shape or not isinstance(shape[-1], tirx.IntImm):
+    shape = shape_of(found.source)
+    cut = rewriter.call(found.source, "relax.reshape")
+    norm = rewriter.call(found.source if cut is None else cut.args[0], "relax.nn.rms_norm")
+    rows = shape_of(norm) if norm is not None else None
+    if norm is None or not shape or not rows or not isinstance(shape[-1], tirx.IntImm):
         return None
     if dtype_of(norm) == "float64":
         return None
-    if [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]:
+    if [int(a) % len(rows) for a in norm.attrs.axes] != [len(rows) - 1]:
         return None
     angles = (found.cos, found.sin)
     if not all(_fits(angle, shape) for angle in angles):
+        return None
+    if cut is not None and not (len(shape) > 2 and same_shape(shape[:-2], rows[:-1])):
         return None
     x, gamma = norm.args
     plus = 0.0
@@ -66,9 +76,11 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if value is not None and same_shape(shape_of(row), shape_of(gamma)):
             gamma, plus = row, value
             break
-    kernel = partial(norm_rotation, eps=float(norm.attrs.epsilon), plus=plus)
+    added = float(norm.attrs.epsilon), plus
+    kernel = partial(norm_rotation, head=int(shape[-1]), cut=cut is not None, added=added)
     name = "rms_norm_rotation"
-    return rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
+    made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
+    return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
 
 
 def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
@@ -81,23 +93,34 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
 
 
 def norm_rotation(
-    x: te.Tensor, gamma: te.Tensor, cos: te.Tensor, sin: te.Tensor, eps: float, plus: float
+    x: te.Tensor,
+    gamma: te.Tensor,
+    cos: te.Tensor,
+    sin: te.Tensor,
+    head: int,
+    cut: bool,
+    added: tuple[float, float],
 ) -> te.Tensor:
-    """RMSNorm over the last axis, whose two halves are then rotated.
+    """RMSNorm over the last axis, then a rotation of the two halves of each head.
 
     Parameters
     ----------
     x : te.Tensor
-        Heads, of any rank.
+        Of any rank.
     gamma : te.Tensor
-        Of one head.
+        Of the last axis.
     cos, sin : te.Tensor
-        Broadcast to `x`.
-    eps, plus : float
+        Broadcast to the heads.
+    head : int
+        Features of a head.
+    cut : bool
+        Whether the last axis holds several heads; angles have one for heads then, in front of the
+        last.
+    added : tuple of float
         What is added to the mean square, and to gamma.
     """
     *_, width = x.shape
-    half = int(width) // 2
+    half, (eps, plus) = head // 2, added
     k = te.reduce_axis((0, width), name="k")
 
     def wide(value: tirx.Expr) -> tirx.Expr:
@@ -117,10 +140,12 @@ def norm_rotation(
         return wide(of(*(0 if is_one(d) else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:
-        *row, lane = at
-        other = normed(row, (lane + half) % int(width))
+        *row, feature = at
+        which, lane = tirx.floordiv(feature, head), tirx.floormod(feature, head)
+        other = normed(row, which * head + (lane + half) % head)
         sign = tirx.Select(lane < half, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
-        turned = normed(row, lane) * angle(cos, at) + sign * other * angle(sin, at)
+        place = [*row, which, lane] if cut else at
+        turned = normed(row, feature) * angle(cos, place) + sign * other * angle(sin, place)
         return turned.astype(x.dtype)
 
     return te.compute(x.shape, element, "rotated")

@@ -154,13 +154,29 @@ def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
         return None
-    known = [transposed(rewriter, field) for field in call.args[0].fields]
-    first = known[0] if known else None
-    if first is None or any(t is None or t.axes != first.axes for t in known):
+    fields = list(call.args[0].fields)
+    known = [transposed(rewriter, field) for field in fields]
+    first = next((t for t in known if t is not None), None)
+    if first is None or any(t is not None and t.axes != first.axes for t in known):
+        return None
+    sources = [
+        _spread(rewriter, field, first) if t is None else t.source
+        for t, field in zip(known, fields, strict=True)
+    ]
+    if any(source is None for source in sources):
         return None
     axis = first.axes[int(call.attrs.axis) % len(first.axes)]
-    sources = [t.source for t in known if t is not None]
     return first.back(rewriter.emit(relax.op.concat(sources, axis)))
+
+
+def _spread(rewriter: Rewriter, expr: relax.Expr, found: Transposed) -> relax.Expr | None:
+    """Return what is broadcast to a shape, broadcast to that in front of a transpose."""
+    call, shape = rewriter.call(expr, "relax.broadcast_to"), shape_of(expr)
+    laid = _laid_back(rewriter, call.args[0], found) if call is not None else None
+    if laid is None or not shape:
+        return None
+    order = [found.axes.index(a) for a in range(len(found.axes))]
+    return rewriter.emit(relax.op.broadcast_to(laid, [shape[i] for i in order]))
 
 
 def _expand(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:

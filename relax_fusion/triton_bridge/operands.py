@@ -112,7 +112,7 @@ def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Ope
     Raises
     ------
     LoweringError
-        If an epilogue has an order that the kernels lack.
+        If the kernels lack an epilogue.
     """
     given = named_operands(work, inputs)
     together: tuple[tuple[Product, ...], ...]
@@ -141,10 +141,11 @@ def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
 
 def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
     for index, p in enumerate(work.outputs):
-        extra = {s: given.get(operand_name(s, index, at)) for at, s in enumerate(p.epilogue)}
+        extra = {s: given.get(operand_name(str(s), index, at)) for at, s in enumerate(p.epilogue)}
         steps = split_epilogue(p.epilogue)
         if steps is None:
-            raise LoweringError(f"no Triton kernel has the epilogue {', '.join(p.epilogue)}")
+            found = ", ".join(map(str, p.epilogue))
+            raise LoweringError(f"no Triton kernel has the epilogue {found}")
         yield Product(
             *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
             bias=extra.get("bias"),

@@ -59,6 +59,12 @@ MOVED = {
         "a = R.concat((R.negative(l), h), axis=3)\ny = R.abs(a)",
         ["strided_slice", "strided_slice", "negative", "concat", "abs", "permute_dims"],
     ),
+    "beside what all heads share": (
+        f"{X}, k: R.Tensor(('b', 1, 's', 4), 'float32')",
+        HEADS + "w = R.broadcast_to(k, R.shape([b, 2, s, 4]))\na = R.concat((t, w), axis=3)\n"
+        "y = R.abs(a)",
+        ["reshape", "broadcast_to", "concat", "abs", "permute_dims"],
+    ),
     "parts": (
         X,
         HEADS + "p = R.split(t, 2, axis=3)\na = R.add(p[0], p[1])\ny = R.abs(a)",

@@ -105,7 +105,9 @@ CHAINS = {
 }
 
 
-FUSED = ("G1", "G2", "G3", "batch8", "lora16 r4096")
+FUSED = ("G1", "G2", "G3", "batch8")
+"""An adapter of rank 16 won by 2.2 at 4096 rows when its number and its residual were kernels
+apart; the second matmul takes both along by now."""
 
 
 @pytest.mark.parametrize("name", MEASURED["chains"])

@@ -264,6 +264,31 @@ DATA = [
     ),
     Rewrite(
         Chain(
+            "mask_and_then_a_scale",
+            SQUARE,
+            attention(
+                positions("6", "6")
+                + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW})\n"
+                + f"s1 = R.add(s0, m); s = R.multiply(s1, {const(0.125)})"
+            ),
+            "o",
+        ),
+        replace(SIX, causal="top_left", scale=0.125),
+        "q k v",
+    ),
+    Rewrite(
+        Chain(
+            "bias_and_then_a_scale",
+            QKV + " y[2,1,1,7]",
+            attention(f"s1 = R.subtract(s0, y); s = R.multiply(s1, {const(0.125)})"),
+            "o",
+        ),
+        replace(BASE, bias_dims=(True, False, False, True), scale=0.125),
+        "q k v made",
+        ("multiply",),
+    ),
+    Rewrite(
+        Chain(
             "mask_taken_off",
             QKV + " y[2,1,1,7]",
             attention("s = R.subtract(s0, y)"),

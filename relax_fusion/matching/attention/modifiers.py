@@ -93,7 +93,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
         "a bias by position beside a bound of the scores",
     )
     slopes = _slopes(grid, parts.slopes, sight, shifts=sinks is None and not bounds.biases)
-    found_bias = _operand(*biases[0], "negative") if biases else None
+    found_bias = _bias(*biases[0]) if biases else None
     if found_bias is not None:
         check_dtype(dtype_of(found_bias[0].expr), "the mask")
     return Modifiers(
@@ -101,7 +101,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
         sight.window,
         found_bias,
         "min" if bounds.biases else "add",
-        _operand(parts.seen[0][0], not parts.seen[0][1], "logical_not") if parts.seen else None,
+        _mask(*parts.seen[0]) if parts.seen else None,
         slopes,
         sinks,
     )
@@ -127,12 +127,21 @@ def _one_sight(said: Sight, found: Sight) -> Sight:
     return Sight(said.causal, min(windows, default=None))
 
 
-def _operand(at: Aligned, turned: bool, operator: str) -> tuple[KernelArg, MaskDims]:
-    """Return a mask as an operand, negated where a kernel has it the other way round."""
-    if not turned:
+def _bias(at: Aligned, factor: float) -> tuple[KernelArg, MaskDims]:
+    """Return a bias as an operand, multiplied by what its sum with the scores is."""
+    expr = at.at.expr
+    if factor == 1.0:
         return at.arg()
-    make = {"negative": relax.op.negative, "logical_not": relax.op.logical_not}[operator]
-    return at.arg(relax.BlockBuilder().normalize(make(at.at.expr)))
+    number = relax.const(factor, dtype_of(expr))
+    value = relax.op.negative(expr) if factor == -1.0 else relax.op.multiply(expr, number)
+    return at.arg(relax.BlockBuilder().normalize(value))
+
+
+def _mask(at: Aligned, sees: bool) -> tuple[KernelArg, MaskDims]:
+    """Return a mask as an operand, negated where it is true of hidden keys."""
+    if sees:
+        return at.arg()
+    return at.arg(relax.BlockBuilder().normalize(relax.op.logical_not(at.at.expr)))
 
 
 def _slopes(

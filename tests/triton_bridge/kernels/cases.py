@@ -21,6 +21,8 @@ ACTIVATIONS = {
     "quick_gelu": lambda v: v / (1 + np.exp(-1.702 * v)),
     "relu": lambda v: np.maximum(v, 0),
     "relu2": lambda v: np.maximum(v, 0) ** 2,
+    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    "tanh": np.tanh,
 }
 
 

@@ -74,8 +74,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
         wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
-        lacking = "has an order that the kernels lack"
-        return f"the epilogue {', '.join(wrong[0])} {lacking}" if wrong else None
+        lacking = "is none of bias, a residual and an activation, which the kernels have"
+        return f"the epilogue {', '.join(map(str, wrong[0]))} {lacking}" if wrong else None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""

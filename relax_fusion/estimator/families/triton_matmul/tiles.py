@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
+from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection, Step
 from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
@@ -42,11 +42,10 @@ SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persist
 """Shared memory beside the stages: barriers and layout conversions."""
 
 
-def split_epilogue(steps: tuple[str, ...]) -> tuple[str, str] | None:
+def split_epilogue(steps: tuple[Step, ...]) -> tuple[str, str] | None:
     """Return activation and place of the residual of an epilogue that the kernels can express.
 
-    They add a bias, then a residual ``"before"`` the activation or ``"after"`` it.  None for other
-    orders.
+    They add a bias, then a residual ``"before"`` the activation or ``"after"`` it; others: None.
     """
     rest = steps[1:] if steps[:1] == ("bias",) else steps
     activation, place = "none", "none"
@@ -54,7 +53,7 @@ def split_epilogue(steps: tuple[str, ...]) -> tuple[str, str] | None:
         if step == "residual" and place == "none":
             place = "before" if activation == "none" else "after"
         elif step in ACTIVATIONS and activation == "none":
-            activation = step
+            activation = str(step)
         else:
             return None
     if activation == "none" and place == "before":
