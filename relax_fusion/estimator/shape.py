@@ -39,7 +39,8 @@ class MatmulShape:
     n_parts : tuple of int
         Columns of each projection that are tiled, one projection after the other.
     contiguous : tuple of int
-        Columns that lie side by side in each weight: all, or half a head of a rotated one.
+        Columns that lie side by side in each weight: all, or of a rotated one those up to the
+        other feature of a pair.
     parts : int
         Accumulators of a tile column: 2 for a gate and an up, and for a pair that is rotated.
     layouts : frozenset of str
@@ -112,7 +113,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
     else:
         parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
         n_parts = tuple(-(-p.n // parts) for p in work.outputs)
-        contiguous = tuple(p.rope.half if p.rope else p.n for p in work.outputs)
+        contiguous = tuple(p.rope.distance if p.rope else p.n for p in work.outputs)
         layouts = frozenset(p.layout for p in work.outputs)
     x_row = sum(row[name] for name in ("x", "residual") if name in row)
     out_row = sum(each for name, each in row.items() if name.startswith("out"))

@@ -76,8 +76,8 @@ def _maps(c: Contraction, p: Product, x: Any) -> dict[str, TensorMap]:
     columns, second = _columns(c, p)
 
     def weight_map(weight: Any, features: int) -> TensorMap:
-        # Pairs of rotated features lie side by side in runs of half a head
-        box = min(features, p.angles.rope.half) if p.angles else features
+        # Pairs of rotated features lie side by side in runs of their distance
+        box = min(features, p.angles.rope.distance) if p.angles else features
         shape = (box, c.plan.block_k) if p.layout == "nk" else (c.plan.block_k, box)
         return TensorMap(weight, shape)
 

@@ -33,7 +33,9 @@ class Angles:
     @property
     def constants(self) -> dict[str, Any]:
         """The constexprs of a rotation."""
-        return {"HALF": self.rope.half, "ROTATED": self.rope.features}
+        rope = self.rope
+        turned = (rope.features, rope.period or 0, rope.head_dim, rope.width, rope.columns)
+        return {"HALF": rope.distance, "ROTATED": turned}
 
 
 @dataclass(frozen=True)

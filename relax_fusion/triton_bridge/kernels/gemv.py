@@ -124,8 +124,8 @@ def gemv(
         With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
     positions : int32
         Row i takes row ``i % positions`` of them; None for row i.
-    HALF, ROTATED : int
-        Half the width of a head, and how many features are rotated; 0 for no rotation.
+    HALF, ROTATED : int, tuple
+        Distance of the features of a pair, 0 for no rotation, and which turn: see `turned_pairs`.
     UNIT_OFFSET : bool
         Multiply by ``1 + gamma``.
     """

@@ -30,12 +30,15 @@ REDUCE = {**WORK, "NORM": "rms", "SPLIT_K": 3, "BLOCK_M": 1, "BLOCK_N": 1024}
 NORM = {"WIDTH": 4096, "BLOCK": 4096, "ROWS": 1, "NORM": "rms", "HAS_RESIDUAL": True}
 NORM |= {"HAS_BETA": False, "STORE_SUM": True, "EARLY": True}
 ROPE_ARGUMENTS = {"cos_ptr", "sin_ptr", "positions"}
-ROPE = {"HALF": 64, "ROTATED": 5120}
+ROPE = {"HALF": 64, "ROTATED": (5120, 0, 128, 128, 128)}
+PART = {"HALF": 16, "ROTATED": (256, 384, 128, 32, 32)}
+NEIGHBOURS = {"HALF": 1, "ROTATED": (5120, 0, 128, 64, 32)}
 
 CASES = {
     "gemv": (gemv, GEMV, 4, 90, {"loads"}),
     "gemv-gated": (gemv, {**GEMV, **GATED, "BLOCK_K": 2048}, 4, 90, {"loads"}),
     "gemv-rope": (gemv, {**GEMV, **ROPE}, 4, 90, {"wide loads"}),
+    "gemv-rope-neighbours": (gemv, {**GEMV, **NEIGHBOURS}, 4, 90, {"wide loads"}),
     "gemv-unit_offset": (gemv, {**GEMV, "UNIT_OFFSET": True}, 4, 90, {"loads"}),
     "norm": (row_norm, NORM, 8, 90, {"loads"}),
     "pointer": (matmul_pointer, POINTER, 4, 90, {"copies", "wgmma"}),
@@ -60,12 +63,17 @@ CASES = {
             "6144": {},
             "1000": {"N": 1000, "K": 776},
             "rope": ROPE,
+            "rope-neighbours": NEIGHBOURS,
             "gated": GATED,
             "tall": {"BLOCK_M": 64, "SWAP": False},
         }.items()
     },
     "pointer-sm80": (matmul_pointer, {**POINTER, **OLDER}, 8, 80, {"copies", "mma"}),
     "pointer-sm89": (matmul_pointer, {**POINTER, **OLDER}, 8, 89, {"copies", "mma"}),
+    **{
+        f"pointer-rope-{name}": (matmul_pointer, {**POINTER, **rope}, 4, 90, {"copies", "wgmma"})
+        for name, rope in (("part", PART), ("neighbours", NEIGHBOURS))
+    },
     "reduce": (split_reduce, REDUCE, 4, 90, set()),
     "reduce-rope": (split_reduce, {**REDUCE, **ROPE}, 4, 90, set()),
 }

@@ -37,6 +37,8 @@ ACTIVATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu")),))
 ADDED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual")),))
 KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
 ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
+PART = replace(ROPE, features=256, rotary_dim=32, period=384)
+PART_ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), PART),))
 GATED = GatedFFN(ROWS, 4096, 14336, "nk", True, True, "silu", None, "float16", "float16", bias=True)
 GATED_KN = replace(GATED, layout="kn", activation="gelu", merged=False)
 
@@ -66,6 +68,7 @@ CASES = {
     "stream-kn": (KN, stream(16, 64, 64, 10)),
     "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
     "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
+    "stream-rope-part": (PART_ROTATED, stream(16, 64, 64, 6)),
     "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
     "256-columns": (ACTIVATED, persistent(256, 4)),
     "192-columns": (ADDED, persistent(192, 5)),
@@ -77,6 +80,7 @@ CASES = {
     "persistent-gated": (GATED, persistent(128, 4)),
     "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
     "persistent-rope": (ROTATED, persistent(128, 6)),
+    "persistent-rope-part": (PART_ROTATED, persistent(128, 6)),
 }
 
 

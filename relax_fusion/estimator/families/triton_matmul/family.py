@@ -233,10 +233,11 @@ def _copy_violations(
     if narrow and "kn" in shape.layouts:
         yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
     for rope in (p.rope for p in _projections(work) if p.rope is not None):
-        if rope.half % columns and columns % rope.half:
-            yield f"block_n is {plan.block_n}, {columns} pairs do not divide heads of {rope.half}"
-        if rope.half % 8:
-            yield f"head_dim is {rope.head_dim}, family {plan.family!r} needs a multiple of 16"
+        apart = f"pairs of rotated features are {rope.distance} apart"
+        if rope.distance % columns and columns % rope.distance:
+            yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
+        if rope.distance % 8:
+            yield f"{apart}, family {plan.family!r} needs a multiple of 8"
 
 
 def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
