@@ -29,8 +29,8 @@ class FuseNormRotation:
             ->
         y = R.call_tir(rms_norm_rotation, (q, g, cos, sin))
 
-    Both are computed in float32, and rounded once.  `MoveTransposes` has put transposes of the
-    heads behind.
+    Neighbours are rotated as halves are.  Norm and rotation are computed in float32, and rounded
+    once.  `MoveTransposes` has put transposes of the heads behind.
 
     declines when:
         the norm is over another axis than the last; the angles are of another shape than the heads,
@@ -45,7 +45,7 @@ class FuseNormRotation:
 def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Read the sum at the end of a rotation of what a norm made."""
     found = rotation_at(rewriter, rewriter.probe(call))
-    if found is None:
+    if found is None or found.by_pair:
         return None
     norm = rewriter.call(found.source, "relax.nn.rms_norm")
     shape = shape_of(norm) if norm is not None else None
@@ -63,9 +63,11 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if value is not None and same_shape(shape_of(row), shape_of(gamma)):
             gamma, plus = row, value
             break
-    kernel = partial(norm_rotation, eps=float(norm.attrs.epsilon), plus=plus)
+    distance = int(shape[-1]) // 2 if found.pairing == "halves" else 1
+    eps = float(norm.attrs.epsilon)
+    kernel = partial(norm_rotation, eps=eps, plus=plus, distance=distance)
     name = "rms_norm_rotation"
-    return rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
+    return rewriter.builder.call_te(kernel, x, gamma, angles, primfunc_name_hint=name)
 
 
 def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
@@ -78,9 +80,14 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
 
 
 def norm_rotation(
-    x: te.Tensor, gamma: te.Tensor, cos: te.Tensor, sin: te.Tensor, eps: float, plus: float
+    x: te.Tensor,
+    gamma: te.Tensor,
+    angles: tuple[te.Tensor, te.Tensor],
+    eps: float,
+    plus: float,
+    distance: int,
 ) -> te.Tensor:
-    """RMSNorm over the last axis, whose two halves are then rotated.
+    """RMSNorm over the last axis, of which pairs are then rotated.
 
     Parameters
     ----------
@@ -88,13 +95,15 @@ def norm_rotation(
         Heads, of any rank.
     gamma : te.Tensor
         Of one head.
-    cos, sin : te.Tensor
-        Broadcast to `x`.
+    angles : tuple of te.Tensor
+        Cosines and sines, broadcast to `x`.
     eps, plus : float
         What is added to the mean square, and to gamma.
+    distance : int
+        Distance between the features of a pair.
     """
     *_, width = x.shape
-    half = int(width) // 2
+    cos, sin = angles
     k = te.reduce_axis((0, width), name="k")
 
     def wide(value: tirx.Expr) -> tirx.Expr:
@@ -115,8 +124,9 @@ def norm_rotation(
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, lane = at
-        other = normed(row, (lane + half) % int(width))
-        sign = tirx.Select(lane < half, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
+        is_first = lane % (2 * distance) < distance
+        other = normed(row, tirx.Select(is_first, lane + distance, lane - distance))
+        sign = tirx.Select(is_first, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
         turned = normed(row, lane) * angle(cos, at) + sign * other * angle(sin, at)
         return turned.astype(x.dtype)
 
