@@ -124,8 +124,10 @@ def norm_rotation(
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, lane = at
-        is_first = lane % (2 * distance) < distance
-        other = normed(row, tirx.Select(is_first, lane + distance, lane - distance))
+        halves = 2 * distance == int(width)
+        is_first = lane < distance if halves else lane % 2 < 1
+        partner = (lane + distance) % int(width) if halves else lane + 1 - lane % 2 * 2
+        other = normed(row, partner)
         sign = tirx.Select(is_first, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
         turned = normed(row, lane) * angle(cos, at) + sign * other * angle(sin, at)
         return turned.astype(x.dtype)

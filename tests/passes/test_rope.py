@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -48,16 +49,18 @@ def cut(source: str, at: int, end: int = END, axis: int = 3) -> str:
     )
 
 
-def neighbours(source: str, cos: str, sin: str, end: str = "y", axis: int = 3) -> str:
+def neighbours(
+    source: str, cos: str, sin: str, end: str = "y", shape: Sequence[int] = (2, 6, 4, 16)
+) -> str:
     """Return the rotation of neighbours, as GPT-J, GLM and Cohere are exported."""
-    e = end
+    e, axis = end, len(shape) - 1
     return (
         f"{e}a = R.multiply({source}, {cos})\n"
         f"{e}l = R.strided_slice({source}, axes=[{axis}], begin=[0], end=[{END}], strides=[2])\n"
         f"{e}h = R.strided_slice({source}, axes=[{axis}], begin=[1], end=[{END}], strides=[2])\n"
         f"{e}n = R.expand_dims(R.negative({e}h), axis=[{axis + 1}])\n"
         f"{e}p = R.concat(({e}n, R.expand_dims({e}l, axis=[{axis + 1}])), axis=-1)\n"
-        f"{e}r = R.reshape({e}p, R.shape([2, 6, 4, 16]))\n"
+        f"{e}r = R.reshape({e}p, R.shape({[*shape]}))\n"
         f"{e} = R.add({e}a, R.multiply({e}r, {sin}))\n"
     )
 
