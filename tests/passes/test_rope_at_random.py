@@ -64,6 +64,8 @@ def draw(seed: int) -> Chain:
     dice = draft.dice
     rows, head = [dice.choice([1, 2, 3]), dice.choice([1, 4, 6])], dice.choice([2, 4, 6])
     parts = [dice.choice([1, 2, 3]) for _ in range(dice.choice([1, 1, 2, 3]))]
+    if draft.chance(0.5):
+        parts = parts[:1] * len(parts)
     turns = dice.choice([1, 1, 2])
     n = turns * sum(parts) * head
     draft.inputs += [f"x[{rows[0]},{rows[1]},{WIDTH}]", f"W[{WIDTH},{n}]"]
