@@ -117,9 +117,9 @@ def _placed(rope: Rope, turned: list[Turned], n: int) -> Rope:
     detail = f"heads that are rotated begin at features {shown}, ..., not at equal distances"
     regular = n % period == 0 == period % head_dim and heads * head_dim <= period
     guard(regular and np.array_equal(starts, wanted), Reason.LAYOUT, detail)
-    halves = rope.pairing == "halves"
     detail = f"{width} features are rotated, which do not divide heads of {head_dim}"
-    guard(head_dim % (width if halves else 2) == 0, Reason.SHAPE, detail)
+    fits = head_dim % width == 0 if rope.pairing == "halves" else width <= head_dim
+    guard(fits and head_dim % 2 == 0, Reason.SHAPE, detail)
     return replace(
         rope,
         head_dim=head_dim,

@@ -65,10 +65,10 @@ def after_the_kernel(
     def emit(var: relax.Var) -> None:
         if var not in inside or var in after:
             return
-        made = rebuilt[var].path[-1] if var in rebuilt else var
-        for read in view.reads[made]:
+        path = rebuilt[var].path if var in rebuilt else (var,)
+        for read in view.reads[path[-1]] if path else ():
             emit(read)
-        after[var] = view.defs[made]
+        after[var] = view.defs[path[-1]] if path else chain.out
 
     covers = (*chain.covers, *sorted(inside, key=view.index.__getitem__))
     for var in covers[len(chain.covers) :]:

@@ -50,8 +50,9 @@ class FuseRMSNormMatmul(FusingPass):
     Heads stay unrotated, and the report says why, when:
         an unrotated one is read elsewhere; angles differ between heads, or are the same along a
         later dimension of the rows than they differ in; the rotated heads are not the first ones of
-        the projection or of each turn; they do not divide into what is rotated of them; parts of a projection turn by different angles; an activation or a residual comes
-        before; the result has another dtype than the matmul.
+        the projection or of each turn, or do not divide into what is rotated of them; parts of a
+        projection turn by different angles; an activation or a residual comes before; the result
+        has another dtype than the matmul.
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read

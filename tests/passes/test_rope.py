@@ -415,6 +415,21 @@ FORMS = [
     ),
     Rewrite(
         Chain(
+            "rotated_in_two_shapes",
+            "x[6,32] W[32,16] C[6,16] S[6,16]",
+            Q
+            + "q = R.reshape(m, R.shape([6, 1, 16]))\n"
+            + WIDE
+            + turn("m", "C", "S", "a", axis=1)
+            + turn("q", "c", "s", "b", axis=2),
+            "(a, b)",
+        ),
+        work(rope(16), n=16, rows=6),
+        "x W C S",
+        EXPANDS,
+    ),
+    Rewrite(
+        Chain(
             "heads_in_turns",
             INPUTS.replace("64", "96"),
             TURNS + turn("q", "c", "s", "qr") + turn("k", "c", "s", "kr"),
@@ -712,6 +727,23 @@ DECLINES = [
         ),
         Reason.SHAPE,
         "12 features are rotated, which do not divide heads of 16",
+    ),
+    (
+        Chain(
+            "parts_that_overlap",
+            "x[2,6,32] W[32,32] C[6,16] S[6,16]",
+            Q
+            + "a = R.strided_slice(m, axes=[2], begin=[0], end=[16])\n"
+            + "b = R.strided_slice(m, axes=[2], begin=[8], end=[24])\n"
+            + "a4 = R.reshape(a, R.shape([2, 6, 1, 16]))\n"
+            + "b4 = R.reshape(b, R.shape([2, 6, 1, 16]))\n"
+            + WIDE
+            + neighbours("a4", "c", "s", "ar", (2, 6, 1, 16))
+            + neighbours("b4", "c", "s", "br", (2, 6, 1, 16)),
+            "(ar, br)",
+        ),
+        Reason.SHAPE,
+        "16 features are rotated, which do not divide heads of 8",
     ),
     (
         Chain(
