@@ -77,7 +77,7 @@ def _maps(c: Contraction, p: Product, x: Any) -> dict[str, TensorMap]:
 
     def weight_map(weight: Any, features: int) -> TensorMap:
         # Pairs of rotated features lie side by side in runs of their distance
-        box = min(features, p.angles.rope.distance) if p.angles else features
+        box = min(features, p.angles.rope.distance) if p.angles and p.rotated else features
         shape = (box, c.plan.block_k) if p.layout == "nk" else (c.plan.block_k, box)
         return TensorMap(weight, shape)
 
@@ -89,7 +89,7 @@ def _maps(c: Contraction, p: Product, x: Any) -> dict[str, TensorMap]:
 
 
 def _columns(c: Contraction, p: Product) -> tuple[int, int]:
-    return accumulator_columns(c.plan, gated=p.up is not None, rotated=p.angles is not None)
+    return accumulator_columns(c.plan, gated=p.up is not None, rotated=p.rotated)
 
 
 def _least(a: Any, b: int) -> Any:

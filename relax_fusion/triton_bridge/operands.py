@@ -56,14 +56,19 @@ class Product:
     angles: Angles | None = None
 
     @property
+    def rotated(self) -> bool:
+        """Whether pairs of features are turned that are not neighbours."""
+        return self.angles is not None and self.angles.rope.distance > 1
+
+    @property
     def paired(self) -> bool:
         """Whether a kernel with two accumulators needs both for one tile of columns."""
-        return self.up is not None or self.angles is not None
+        return self.up is not None or self.rotated
 
     @property
     def tiled_columns(self) -> int:
         """Columns that such a kernel cuts into tiles: of rotated heads, the first half."""
-        return self.n // 2 if self.angles else self.n
+        return self.n // 2 if self.rotated else self.n
 
     @property
     def constants(self) -> dict[str, Any]:

@@ -47,6 +47,15 @@ def rotated(head_dim: int = 128, layout: str = "nk") -> NormMatmul:
     return replace(norm_matmul(), outputs=(Projection(48 * head_dim, layout, (), rope),))
 
 
+NEIGHBOURS = rotated()
+NEIGHBOURS = replace(
+    NEIGHBOURS,
+    outputs=tuple(
+        replace(p, rope=replace(p.rope, pairing="neighbours")) for p in NEIGHBOURS.outputs
+    ),
+)
+
+
 ROTATED = rotated()
 
 
@@ -264,6 +273,8 @@ COPY_SENTENCES = [
         norm_matmul(n=104, layout="kn"),
         "block_n is 128, of a weight [k, n] boxes have a multiple of 64 features",
     ),
+    (replace(PERSISTENT, block_n=256), NEIGHBOURS, "block_n is 256, rotated more than 192"),
+    (STREAM, NEIGHBOURS, "pairs of rotated features are 1 apart, family 'stream' needs"),
     (PERSISTENT, rotated(96), "block_n is 128, 64 pairs are no whole runs: pairs of"),
     (
         PERSISTENT,

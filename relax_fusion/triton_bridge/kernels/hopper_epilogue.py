@@ -87,3 +87,34 @@ def store_pairs(
         low += load_bias(bias_ptr, first, False, N, "no")[None, :]
         high += load_bias(bias_ptr, first + HALF, False, N, "no")[None, :]
     store_rotated(out_ptr, low, high, m_index, pair_index, M, N, rotation, HALF, ROTATED)
+
+
+@gluon.jit
+def store_neighbours(
+    pointers,
+    rotation,
+    acc,
+    m_start,
+    n_start,
+    M,
+    N: gl.constexpr,
+    HAS_BIAS: gl.constexpr,
+    ROTATED: gl.constexpr,
+):
+    """Add biases to a float32 tile, rotate pairs of neighbouring columns, and store it."""
+    bias_ptr, _, _, out_ptr = pointers
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    PAIRS: gl.constexpr = COLUMNS // 2
+    OUT: gl.constexpr = row_layout(COLUMNS)
+    HALVES: gl.constexpr = gl.BlockedLayout([1, 4], OUT.threads_per_warp, [4, 1], [1, 0])
+    acc = gl.convert_layout(acc, OUT)
+    if HAS_BIAS:
+        n_index = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
+        acc += load_bias(bias_ptr, n_index, False, N, "no")[None, :]
+    low, high = gl.split(gl.reshape(acc, [ROWS, PAIRS, 2]))
+    low = gl.convert_layout(low, HALVES)
+    high = gl.convert_layout(high, HALVES)
+    m_index = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, HALVES))
+    pair_index = n_start // 2 + gl.arange(0, PAIRS, gl.SliceLayout(0, HALVES))
+    store_rotated(out_ptr, low, high, m_index, pair_index, M, N, rotation, 1, ROTATED)

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .hopper_epilogue import store_pairs, store_tile
+from .hopper_epilogue import store_neighbours, store_pairs, store_tile
 from .ring import (
     allocate_weight,
     copy_tile,
@@ -66,7 +66,7 @@ def request_tiles(
     """Fill the ring for every tile of this program."""
     x_tiles, w_tiles, second_tiles, full, empty = ring
     BYTES: gl.constexpr = (BLOCK_M + BLOCK_N + SECOND) * BLOCK_K * 2
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
+    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 1 else BLOCK_N + SECOND
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -156,7 +156,7 @@ def consume(
     L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     WIDE: gl.constexpr = SECOND if SECOND > 0 else BLOCK_N
     L2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
+    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 1 else BLOCK_N + SECOND
     K_TILES: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     if PDL:
         gdc_wait()
@@ -168,10 +168,17 @@ def consume(
         )
         turn += K_TILES
         m_start, n_start = first_row(tile_m, M, 128) + GROUP * 64, tile_n * STEP
-        if HALF > 0:
+        if HALF > 1:
             store_pairs(
                 pointers, rotation, acc, second, m_start, n_start, M, N, HAS_BIAS, HALF, ROTATED
             )
+        elif HALF == 1:
+            store_neighbours(pointers, rotation, acc, m_start, n_start, M, N, HAS_BIAS, ROTATED)
+            if SECOND > 0:
+                start = n_start + BLOCK_N
+                store_neighbours(
+                    pointers, rotation, second, m_start, start, M, N, HAS_BIAS, ROTATED
+                )
         else:
             store_tile(
                 pointers, acc, second, m_start, n_start, M,
@@ -221,19 +228,19 @@ def matmul_persistent(
     x : tensor map of [M, K], block [128, BLOCK_K]
     w, up : tensor maps of [N, K], blocks [BLOCK_N, BLOCK_K] and [SECOND, BLOCK_K]
         Layout ``"kn"``: of [K, N], blocks [BLOCK_K, ...].  `up` is the up projection's weight, or
-        the same one again where merged and where not `GATED`.  With `HALF`: at most `HALF`
-        features a block.
+        the same one again where merged and where not `GATED`.  With `HALF` > 1: at most
+        `HALF` features a block.
     bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
     M : int32
     SECOND : int
-        Columns of the second accumulator: `BLOCK_N` with `GATED` or `HALF`, else 0 or more.
+        Columns of the second accumulator: `BLOCK_N` with `GATED` or `HALF` > 1, else 0 or more.
     MERGED : {"no", "gate_first", "up_first"}
         Whether both weights (and biases) lie in one tensor.
     cos_ptr, sin_ptr, positions, HALF, ROTATED
         As in `matmul_pointer`.
     """
-    COLUMNS: gl.constexpr = N // 2 if HALF > 0 else N
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
+    COLUMNS: gl.constexpr = N // 2 if HALF > 1 else N
+    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 1 else BLOCK_N + SECOND
     TILES_N: gl.constexpr = (COLUMNS + STEP - 1) // STEP
     tiles_m = (M + 127) // 128
     x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, 128, BLOCK_K], x.layout)

@@ -103,12 +103,13 @@ def copy_weight(
     """Ask for `FEATURES` features of a weight, `OFFSET` behind `feature`.
 
     With `HALF`, `feature` counts pairs, and their first features are meant.  They lie side by side
-    in runs of `HALF`, so the boxes of a copy are no longer than that.
+    in runs of `HALF`, so the boxes of a copy are no longer than that.  Where that is 1, columns are
+    copied as they lie.
     """
-    BOX: gl.constexpr = HALF if HALF > 0 and HALF < FEATURES else FEATURES
+    BOX: gl.constexpr = HALF if HALF > 1 and HALF < FEATURES else FEATURES
     for i in gl.static_range(FEATURES // BOX):
         start = feature + i * BOX
-        if HALF > 0:
+        if HALF > 1:
             start = first_of_pair(start, HALF)
         if LAYOUT == "nk":
             part = tile.slice(i * BOX, BOX, dim=0)
@@ -146,7 +147,7 @@ def copy_weights(
     if GATED:
         UP: gl.constexpr = N if MERGED == "gate_first" else 0
         copy_weight(up, up_tile, barrier, feature, k_start, UP, LAYOUT, SECOND, HALF)
-    elif HALF > 0:
+    elif HALF > 1:
         copy_weight(up, up_tile, barrier, feature, k_start, HALF, LAYOUT, SECOND, HALF)
     elif SECOND > 0:
         copy_weight(up, up_tile, barrier, feature, k_start, BLOCK_N, LAYOUT, SECOND, HALF)

@@ -111,7 +111,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             yield from _tile_violations(plan, shape, dev)
         else:
             yield from _hopper_violations(plan, shape, work, dev)
-        if shape.rotated and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
+        turned = any(p.rope for p in _projections(work))
+        if turned and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
@@ -213,6 +214,8 @@ def _hopper_violations(
                 f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
                 "registers"
             )
+        if any(p.rope for p in _projections(work)) and plan.block_n > 192:
+            yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
@@ -233,6 +236,8 @@ def _copy_violations(
     if narrow and "kn" in shape.layouts:
         yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
     for rope in (p.rope for p in _projections(work) if p.rope is not None):
+        if rope.distance == 1 and plan.family == "persistent":
+            continue
         apart = f"pairs of rotated features are {rope.distance} apart"
         if rope.distance % columns and columns % rope.distance:
             yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
