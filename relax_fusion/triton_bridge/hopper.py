@@ -56,8 +56,8 @@ def _arguments(
     columns, second, _ = _columns(c, products[0])
 
     def weight_map(p: Product, weight: Any, features: int) -> TensorMap:
-        # Pairs of rotated features lie side by side in runs of half a head
-        box = min(features, p.half) if p.half else features
+        # Pairs of rotated features lie side by side in runs of their distance
+        box = min(features, p.half) if p.half > 1 else features
         shape = (box, c.plan.block_k) if p.layout == "nk" else (c.plan.block_k, box)
         return TensorMap(weight, shape)
 
@@ -72,7 +72,7 @@ def _arguments(
 def _columns(c: Contraction, p: Product) -> tuple[int, int, int]:
     """Return the columns of both accumulators, and by how many a tile is behind the one before."""
     gated = p.up is not None
-    columns, second = accumulator_columns(c.plan, gated=gated, rotated=p.half > 0)
+    columns, second = accumulator_columns(c.plan, gated=gated, rotated=p.half > 1)
     return columns, second, columns if gated else columns + second
 
 

@@ -25,6 +25,12 @@ class Angles:
     sin: Any
 
     @property
+    def pairs(self) -> tuple[int, ...]:
+        """Which pairs turn, as `turned_pairs` of the kernels has it."""
+        rope = self.rope
+        return rope.features, rope.period or 0, rope.head_dim, rope.width, rope.columns
+
+    @property
     def positions(self) -> Any:
         """The rows of both where they repeat themselves, as an argument."""
         dynamic = isinstance(self.rope.positions, DynamicDim)
@@ -71,7 +77,7 @@ class Product:
             activation=self.activation,
             residual=self.residual_place,
             half=self.half,
-            rotated=self.angles.rope.features if self.angles else 0,
+            rotated=self.angles.pairs if self.angles else None,
         )
 
     def tensors(self, parts: Any = None, w: Any = None, up: Any = None) -> Tensors:
@@ -153,14 +159,14 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
             activation=steps[0],
             residual_place=steps[1],
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
-            half=p.rope.half if p.rope else 0,
+            half=p.rope.distance if p.rope else 0,
         )
 
 
 def _alike(products: Sequence[Product]) -> tuple[Product, ...]:
-    """Return products of one launch, all of which pair features if one does."""
+    """Return products of one launch, all of which pair features if one does that lie apart."""
     half = max(p.half for p in products)
-    return tuple(replace(p, half=half) for p in products)
+    return tuple(replace(p, half=half) if half > 1 else p for p in products)
 
 
 def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:

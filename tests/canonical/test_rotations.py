@@ -22,6 +22,19 @@ d = R.multiply(r, e)
 y = R.add(a, d)
 """
 
+NEIGHBOURS = """
+h1 = R.strided_slice(t, (3,), (1,), (8,), (2,))
+h0 = R.strided_slice(t, (3,), (0,), (8,), (2,))
+m1 = R.negative(h1)
+m2 = R.expand_dims(m1, axis=[4])
+m3 = R.expand_dims(h0, axis=[4])
+m4 = R.concat((m2, m3), axis=-1)
+r = R.reshape(m4, R.shape([b, s, 2, 8]))
+a = R.multiply(t, c)
+d = R.multiply(r, e)
+y = R.add(a, d)
+"""
+
 
 def heads(angles: str, movement: str, dtype: str = "float32", plus: bool = False) -> ir.IRModule:
     """Return a module with heads that are normalised, moved and rotated."""
@@ -81,6 +94,18 @@ def test_heads_that_are_rows_too(rows: str) -> None:
         f"t = R.reshape(n, R.shape({rows}))\n" + ROTATION.replace("(3,)", "(2,)"),
     )
     assert FuseNormRotation()(before).same_as(before)
+
+
+def test_neighbours() -> None:
+    params = (
+        "x: R.Tensor(('b', 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
+        "c: R.Tensor(('s', 1, 8), 'float32'), e: R.Tensor(('s', 1, 8), 'float32')"
+    )
+    norm = "t = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+    before = module(params, norm + NEIGHBOURS)
+    after = FuseNormRotation()(before)
+    assert operators(after) == ["call_tir"]
+    assert_same_numbers(before, after, rtol=1e-6)
 
 
 def test_something_in_between() -> None:

@@ -60,3 +60,23 @@ def store_pairs(p, low, high, m_start, pair_start, M, F: gl.constexpr):
         low += load_bias(p.bias, first, False, F.n, "no")[None, :]
         high += load_bias(p.bias, first + F.half, False, F.n, "no")[None, :]
     store_rotated(p, low, high, m_index, pair_index, M, F)
+
+
+@gluon.jit
+def store_neighbours(p, acc, m_start, n_start, M, F: gl.constexpr):
+    """Add biases to a float32 tile, rotate pairs of neighbouring columns, and store it."""
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    PAIRS: gl.constexpr = COLUMNS // 2
+    OUT: gl.constexpr = row_layout(COLUMNS)
+    HALVES: gl.constexpr = gl.BlockedLayout([1, 4], OUT.threads_per_warp, [4, 1], [1, 0])
+    acc = gl.convert_layout(acc, OUT)
+    if F.has_bias:
+        n_index = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
+        acc += load_bias(p.bias, n_index, False, F.n, "no")[None, :]
+    low, high = gl.split(gl.reshape(acc, [ROWS, PAIRS, 2]))
+    low = gl.convert_layout(low, HALVES)
+    high = gl.convert_layout(high, HALVES)
+    m_index = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, HALVES))
+    pair_index = n_start // 2 + gl.arange(0, PAIRS, gl.SliceLayout(0, HALVES))
+    store_rotated(p, low, high, m_index, pair_index, M, F)

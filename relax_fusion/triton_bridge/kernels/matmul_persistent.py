@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .hopper_epilogue import store_pairs, store_tile
+from .hopper_epilogue import store_neighbours, store_pairs, store_tile
 from .products import column_tiles, of_product
 from .ring import (
     allocate_weight,
@@ -105,18 +105,27 @@ def multiply_tiles(
 
 
 @gluon.jit
+def store_columns(p, acc, m_start, n_start, M, F: gl.constexpr):
+    """Finish and store an accumulator whose columns lie side by side in the result."""
+    if F.half == 1:
+        store_neighbours(p, acc, m_start, n_start, M, F)
+    else:
+        store_tile(p, acc, acc, m_start, n_start, M, F)
+
+
+@gluon.jit
 def store_sums(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
     """Finish and store both accumulators of a column tile."""
     acc, second, m_start, M = args
-    if F.half > 0:
+    if F.half > 1:
         store_pairs(p, acc, second, m_start, tile_n * C.block_n, M, F)
     elif F.gated:
         store_tile(p, acc, second, m_start, tile_n * C.block_n, M, F)
     else:
         n_start = tile_n * (C.block_n + C.second)
-        store_tile(p, acc, second, m_start, n_start, M, F)
+        store_columns(p, acc, m_start, n_start, M, F)
         if C.second > 0:
-            store_tile(p, second, second, m_start, n_start + C.block_n, M, F)
+            store_columns(p, second, m_start, n_start + C.block_n, M, F)
 
 
 @gluon.jit
@@ -162,9 +171,11 @@ def matmul_persistent(
     p0, p1, p2 : Tensors
         With tensor maps of weights ``[n, k]``, blocks ``[block_n, block_k]`` and, of `up`,
         ``[second, block_k]``; of ``[k, n]``, blocks ``[block_k, ...]``.  The layout and whether
-        features are paired is the same for all.  Of pairs, a block has at most `half` features.
+        features are paired is the same for all.  Of pairs that are no neighbours, a
+        block has at most `half` features.
     C : Constants
-        `second` columns of the second accumulator: `block_n` for pairs, else 0 or more.
+        `second` columns of the second accumulator: `block_n` for pairs that are no neighbours,
+        else 0 or more.
     """
     x_tiles = gl.allocate_shared_memory(x.dtype, [C.stages, C.block_m, C.block_k], x.layout)
     w_tiles = allocate_weight(p0.w, C.stages, C.block_n, F0.layout)

@@ -39,7 +39,7 @@ class Tensors(NamedTuple):
     """float32, where k is split: ``[split_k, 1 + gated, rows, n]`` partial sums, then of a norm
     inside ``[split_k, rows]`` partial sums of squares."""
     cos: Any
-    """``[positions, 2 half]``, of any float dtype, as `sin`: of the angles of rotated features."""
+    """``[positions, columns]``, of any float dtype, as `sin`: of the angles of rotated features."""
     sin: Any
     positions: Any
     """int32: row i takes row ``i % positions`` of the angles; None for row i."""
@@ -63,8 +63,8 @@ class Form(NamedTuple):
     """``"before"`` or ``"after"`` the activation."""
     half: int = 0
     """Distance between the features of a pair; 0 where none are paired."""
-    rotated: int = 0
-    """How many features, from the first on, are turned by angles of their rows."""
+    rotated: tuple[int, ...] | None = None
+    """Which pairs are turned by angles of their rows: see `tiles.turned_pairs`."""
 
 
 class Constants(NamedTuple):

@@ -103,12 +103,13 @@ def copy_weight(
     """Ask for `FEATURES` features of a weight, `OFFSET` behind `feature`.
 
     With `HALF`, `feature` counts pairs, and their first features are meant.  They lie side by side
-    in runs of `HALF`, so the boxes of a copy are no longer than that.
+    in runs of `HALF`, so the boxes of a copy are no longer than that.  Where that is 1, columns are
+    copied as they lie.
     """
-    BOX: gl.constexpr = HALF if HALF > 0 and HALF < FEATURES else FEATURES
+    BOX: gl.constexpr = HALF if HALF > 1 and HALF < FEATURES else FEATURES
     for i in gl.static_range(FEATURES // BOX):
         start = feature + i * BOX
-        if HALF > 0:
+        if HALF > 1:
             start = first_of_pair(start, HALF)
         if LAYOUT == "nk":
             part = tile.slice(i * BOX, BOX, dim=0)
@@ -127,7 +128,7 @@ def copy_weights(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
     where they begin along k.
     """
     w_tile, up_tile, barrier, k_start = args
-    PAIRED: gl.constexpr = F.gated or F.half > 0
+    PAIRED: gl.constexpr = F.gated or F.half > 1
     feature = tile_n * (C.block_n if PAIRED else C.block_n + C.second)
     # `half_start`, but as constants, which Triton 3.6 does not return from a function
     FIRST: gl.constexpr = F.n if F.merged == "up_first" else 0
@@ -135,7 +136,7 @@ def copy_weights(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
     if F.gated:
         UP: gl.constexpr = F.n if F.merged == "gate_first" else 0
         copy_weight(p.up, up_tile, barrier, feature, k_start, UP, F.layout, C.second, F.half)
-    elif F.half > 0:
+    elif F.half > 1:
         copy_weight(p.up, up_tile, barrier, feature, k_start, F.half, F.layout, C.second, F.half)
     elif C.second > 0:
         copy_weight(p.up, up_tile, barrier, feature, k_start, C.block_n, F.layout, C.second, F.half)

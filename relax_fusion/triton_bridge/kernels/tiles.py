@@ -3,8 +3,9 @@
 A weight is ``[n, k]`` (layout ``"nk"``) or ``[k, n]`` (``"kn"``).  Either way a tile is seen as
 ``[n, k]`` here: the strides differ, and Triton's coalescing follows the contiguous dimension.
 
-Where heads are rotated (rope), the two features of a pair lie half a head apart, and a tile has
-both of each of its pairs: see `tile_features`.
+Where heads are rotated (rope), all features come in pairs `HALF` apart: half of what is rotated of
+a head, or 1.  A tile has both of each of its pairs, see `tile_features`; `ROTATED` says which pairs
+turn, see `turned_pairs`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def swizzled_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def first_of_pair(pair_index, HALF: tl.constexpr):
-    """Return the first feature of pairs of features `HALF` apart, heads being ``2 HALF`` wide."""
+    """Return the first feature of pairs of features `HALF` apart, in groups of ``2 HALF``."""
     return pair_index + pair_index // HALF * HALF
 
 
@@ -42,8 +43,8 @@ def first_of_pair(pair_index, HALF: tl.constexpr):
 def tile_features(tile_n, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
     """Return the features ``[BLOCK_N]`` of a column tile.
 
-    With `HALF`, it has whole heads where they fit, as they lie; else a part of one (or of more),
-    the first features of half as many pairs, then the second ones.
+    With `HALF`, it has whole groups of ``2 HALF`` where they fit, as they lie; else a part of one
+    (or of more), the first features of half as many pairs, then the second ones.
     """
     column = tl.arange(0, BLOCK_N)
     if HALF == 0 or BLOCK_N % (2 * HALF) == 0:
@@ -191,27 +192,63 @@ def load_angles(cos_ptrs, sin_ptrs, mask):
 
 
 @triton.jit
+def turned_pairs(pair_index, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """Tell which pairs are rotated.
+
+    `ROTATED` is ``(features, period, head_dim, width, columns)``: in each `period` of features, or
+    once if that is 0, the first `features` are heads of `head_dim`, of which the first `width`
+    features turn by angles in rows of `columns`.
+    """
+    if ROTATED[1] == 0:
+        turns = first_of_pair(pair_index, HALF) < ROTATED[0]
+    else:
+        turns = pair_index % (ROTATED[1] // 2) < ROTATED[0] // 2
+    if ROTATED[3] < ROTATED[2]:
+        turns &= pair_index % (ROTATED[2] // 2) < ROTATED[3] // 2
+    return turns
+
+
+@triton.jit
+def angle_column(pair_index, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """Return the column of the angle of the first feature of a pair, any for one that stays."""
+    PAIRS: tl.constexpr = ROTATED[3] // 2
+    if ROTATED[2] % ROTATED[3] != 0:
+        pair_index = pair_index % (ROTATED[2] // 2)
+    if HALF < PAIRS and ROTATED[4] == ROTATED[3]:
+        return pair_index % PAIRS * 2
+    else:
+        return pair_index % PAIRS
+
+
+@triton.jit
 def store_rotated(p, low, high, m_index, pair_index, M, F: tl.constexpr):
     """Rotate pairs ``[m, pairs]`` by the angles of their rows, and store them.
 
     Features that stay are not multiplied: an infinite one would make NaN of its partner.
     """
-    first = first_of_pair(pair_index, F.half)
-    offsets, mask = tile_offsets(m_index, first, M, F.n)
+    offsets, mask = tile_offsets(m_index, first_of_pair(pair_index, F.half), M, F.n)
     new_low, new_high = low, high
-    if F.rotated > 0:
+    if F.rotated is not None:
         angle_row = m_index if p.positions is None else m_index % p.positions
-        lanes = (pair_index % F.half)[None, :]
-        angles = angle_row.to(tl.int64)[:, None] * (2 * F.half) + lanes
-        turns = mask & (first < F.rotated)[None, :]
+        columns = angle_column(pair_index, F.half, F.rotated)
+        angles = angle_row.to(tl.int64)[:, None] * F.rotated[4] + columns[None, :]
+        turns = mask & turned_pairs(pair_index, F.half, F.rotated)[None, :]
         # One side after the other, so that the angles of one are in registers at a time.
         cos, sin = load_angles(p.cos + angles, p.sin + angles, turns)
         new_low = tl.where(turns, low * cos - high * sin, low)
-    tl.store(p.out + offsets, new_low.to(p.out.dtype.element_ty), mask=mask)
-    if F.rotated > 0:
-        cos, sin = load_angles(p.cos + angles + F.half, p.sin + angles + F.half, turns)
+    new_low = new_low.to(p.out.dtype.element_ty)
+    if F.half > 1:
+        tl.store(p.out + offsets, new_low, mask=mask)
+    if F.rotated is not None:
+        if F.rotated[4] == F.rotated[3]:
+            cos, sin = load_angles(p.cos + angles + F.half, p.sin + angles + F.half, turns)
         new_high = tl.where(turns, high * cos + low * sin, high)
-    tl.store(p.out + offsets + F.half, new_high.to(p.out.dtype.element_ty), mask=mask)
+    new_high = new_high.to(p.out.dtype.element_ty)
+    if F.half > 1:
+        tl.store(p.out + offsets + F.half, new_high, mask=mask)
+    else:
+        both = tl.join(offsets, offsets + 1)
+        tl.store(p.out + both, tl.join(new_low, new_high), mask=tl.join(mask, mask))
 
 
 @triton.jit
@@ -229,9 +266,8 @@ def part_of(x, part: tl.constexpr, COLUMNS: tl.constexpr):
 def store_rotated_tile(p, acc, m_index, tile_n, M, F: tl.constexpr):
     """Rotate the pairs of a float32 tile ``[m, n]`` of `tile_features`, and store them.
 
-    Row i takes row ``i % p.positions`` of the cosines and sines ``[positions, 2 half]``, row i
-    where that is None.  The first ``F.rotated`` features are rotated, the others stored as they
-    are.
+    Row i takes row ``i % p.positions`` of the cosines and sines, row i where that is None.  The
+    pairs of `turned_pairs` are rotated, the others stored as they are.
     """
     ROWS: tl.constexpr = acc.shape[0]
     PAIRS: tl.constexpr = acc.shape[1] // 2

@@ -39,8 +39,8 @@ def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | No
 class Case:
     """One chain; the names are those of the kernels' parameters.
 
-    With `head_dim`, the first `rotated` features are rotated by angles of dtype `angles`; row i has
-    those of row ``i % positions`` (0: of row i).
+    With `head_dim`, the first `rotated` features (of each `period`) are rotated by angles of dtype
+    `angles`; row i has those of row ``i % positions`` (0: of row i).
     """
 
     rows: int = 3
@@ -59,6 +59,10 @@ class Case:
     rotated: int = 0
     positions: int = 0
     angles: str = "float32"
+    width: int = 0
+    period: int = 0
+    neighbours: bool = False
+    by_pair: bool = False
 
     def tensors(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """Return values (exact in the dtype) and dtypes of every tensor."""
@@ -84,7 +88,7 @@ class Case:
         exact["both_bias"] = np.concatenate(both)
         dtypes |= {"both": self.dtype, "both_bias": self.dtype}
         if self.head_dim:
-            turns = rng.uniform(0, 2 * np.pi, (self.positions or self.rows, self.head_dim))
+            turns = rng.uniform(0, 2 * np.pi, (self.positions or self.rows, self.columns))
             for name, angle in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
                 exact[name] = angle.astype(self.angles).astype(np.float64)
                 dtypes[name] = self.angles
@@ -109,18 +113,30 @@ class Case:
         return self.turned(out, t) if self.head_dim else out
 
     def turned(self, x: np.ndarray, t: dict[str, np.ndarray]) -> np.ndarray:
-        """Rotate the first features, as Hugging Face writes it."""
-        row = np.arange(self.rows) % (self.positions or self.rows)
-        heads = x[:, : self.rotated].reshape(self.rows, -1, self.head_dim)
-        low, high = np.split(heads, 2, -1)
-        half_turned = np.concatenate([-high, low], -1)
-        cos, sin = t["cos"][row][:, None], t["sin"][row][:, None]
-        heads = (heads * cos + half_turned * sin).reshape(self.rows, -1)
-        return np.concatenate([heads, x[:, self.rotated :]], -1)
+        """Rotate pairs of features, one after the other."""
+        row, width = np.arange(self.rows) % (self.positions or self.rows), self.columns
+        out, pairs = x.copy(), (self.width or self.head_dim) // 2
+        period = self.period or self.n
+        for head in range(0, self.n, self.head_dim):
+            for j in range(pairs) if head % period < self.rotated else ():
+                a, b = (2 * j, 2 * j + 1) if self.neighbours else (j, j + pairs)
+                for own, other, sign in ((a, b, -1), (b, a, 1)):
+                    lane = j if width == pairs else own
+                    cos, sin = t["cos"][row, lane], t["sin"][row, lane]
+                    out[:, head + own] = x[:, head + own] * cos + sign * x[:, head + other] * sin
+        return out
+
+    @property
+    def columns(self) -> int:
+        """Columns of the angles."""
+        return (self.width or self.head_dim) // (2 if self.by_pair else 1)
 
     def product(self, step: int, split: int = 1) -> dict[str, Any]:
         """Return the tensors, by name, and the form of the one product, in tiles of `step`."""
         merged, turned = self.merged != "no", self.head_dim > 0
+        width = self.width or self.head_dim
+        half = 1 if self.neighbours else width // 2
+        pairs = (self.rotated, self.period, self.head_dim, width, self.columns)
         tensors = Tensors(
             w="both" if merged else "w",
             up=("both" if merged else "up") if self.gated else None,
@@ -135,7 +151,7 @@ class Case:
         )
         form = Form(
             *(-(-self.n // step), self.n, self.layout, self.gated, self.merged, self.bias),
-            *(self.activation, self.residual, self.head_dim // 2, self.rotated),
+            *(self.activation, self.residual, half, pairs if turned else None),
         )
         return {"p0": tensors, "F0": form}
 
@@ -168,8 +184,14 @@ ROTATIONS = [
     Case(rows=5, n=64, head_dim=16, rotated=32, positions=3, bias=True),
     Case(rows=5, n=64, head_dim=16, rotated=48, positions=1, layout="kn", angles="float16"),
     Case(rows=5, n=48, head_dim=8, rotated=32),
+    Case(rows=5, n=96, head_dim=32, rotated=64, width=16),
+    Case(rows=5, n=96, head_dim=16, rotated=32, period=48, bias=True),
 ]
 ODD_HEADS = [  # which no copied tile holds
     Case(rows=3, n=36, head_dim=12, rotated=24, bias=True),
     Case(rows=3, n=64, head_dim=64, rotated=64),
+    Case(rows=3, n=96, head_dim=16, rotated=32, period=48, width=8, by_pair=True),
+    Case(rows=3, n=48, head_dim=16, rotated=32, neighbours=True, bias=True),
+    Case(rows=3, n=48, head_dim=16, rotated=16, neighbours=True, width=12, by_pair=True),
+    Case(rows=3, n=60, head_dim=10, rotated=20, neighbours=True, width=6, period=30, layout="kn"),
 ]

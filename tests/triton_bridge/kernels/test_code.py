@@ -23,22 +23,23 @@ FORM = Form(96, 6144, "nk")
 NARROW_FORM = Form(16, 1024, "nk")
 GATED = FORM._replace(n=14336, gated=True, activation="silu", merged="gate_first")
 KN = FORM._replace(layout="kn")
-ROPE = {"half": 64, "rotated": 5120}
+ROPE = {"half": 64, "rotated": (5120, 0, 128, 128, 128)}
+PART = {"half": 16, "rotated": (256, 384, 128, 32, 32)}
+NEIGHBOURS = {"half": 1, "rotated": (5120, 0, 128, 64, 32)}
 GEMV = Constants(4096, 1, 2, 4096, True, norm="rms")
 POINTER = Constants(4096, 16, 64, 64, True, swap=True, stages=8)
 OLDER = POINTER._replace(block_m=128, block_n=128, block_k=32, swap=False, stages=4, pdl=False)
 REDUCE = Constants(4096, 1, 1024, 0, True, norm="rms", split_k=3)
 NORM = {"WIDTH": 4096, "BLOCK": 4096, "ROWS": 1, "NORM": "rms", "HAS_RESIDUAL": True, "PDL": True}
 NORM |= {"HAS_BETA": False, "STORE_SUM": True, "EARLY": True, "UNIT_OFFSET": False}
-QKV = [
-    FORM._replace(n=4096, half=64, rotated=4096),
-    *(NARROW_FORM._replace(half=64, rotated=r) for r in (1024, 0)),
-]
+QKV = [FORM._replace(half=64, rotated=(6144, 0, 128, 128, 128))]
+QKV += [NARROW_FORM._replace(half=64, rotated=r) for r in ((1024, 0, 128, 128, 128), None)]
 
 CASES = {
     "gemv": (gemv, [FORM], GEMV, 4, {"loads"}),
     "gemv-gated": (gemv, [GATED], GEMV._replace(block_k=2048), 4, {"loads"}),
     "gemv-rope": (gemv, [FORM._replace(**ROPE)], GEMV, 4, {"wide loads"}),
+    "gemv-rope-neighbours": (gemv, [FORM._replace(**NEIGHBOURS)], GEMV, 4, {"wide loads"}),
     "gemv-three": (gemv, QKV, GEMV, 4, {"wide loads"}),
     "gemv-unit_offset": (gemv, [FORM], GEMV._replace(unit_offset=True), 4, {"loads"}),
     "norm": (row_norm, [], NORM, 8, {"loads"}),
@@ -58,12 +59,20 @@ CASES = {
             "1000": ([KN._replace(n=1000)], POINTER._replace(k=776)),
             "two": ([KN, KN._replace(n=1000)], POINTER),
             "rope": ([KN._replace(**ROPE)], POINTER),
+            "rope-neighbours": ([KN._replace(**NEIGHBOURS)], POINTER),
             "gated": ([GATED._replace(layout="kn")], POINTER),
             "tall": ([KN], POINTER._replace(block_m=64, swap=False)),
         }.items()
     },
     "pointer-sm80": (matmul_pointer, [FORM], OLDER, 8, {"copies", "mma"}),
     "pointer-sm89": (matmul_pointer, [FORM], OLDER, 8, {"copies", "mma"}),
+    **{
+        f"pointer-rope-{name}": (
+            *(matmul_pointer, [FORM._replace(**rope)], POINTER, 4),
+            {"copies", "wgmma"},
+        )
+        for name, rope in (("part", PART), ("neighbours", NEIGHBOURS))
+    },
     "reduce": (split_reduce, [FORM], REDUCE, 4, set()),
     "reduce-rope": (split_reduce, [FORM._replace(**ROPE)], REDUCE, 4, set()),
     "reduce-three": (split_reduce, QKV, REDUCE, 4, set()),
@@ -106,7 +115,7 @@ def compiled(
 
 def tensors(form: Form, dtype: str, split: bool) -> dict[str, str | None]:
     """Return the types of a product's tensors, None for those that it does not have."""
-    turned = form.rotated > 0
+    turned = form.rotated is not None
     return Tensors(
         w=f"*{dtype}",
         up=f"*{dtype}" if form.gated else None,

@@ -38,6 +38,11 @@ ACTIVATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu")),))
 ADDED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual")),))
 KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
 ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
+PART = replace(ROPE, features=256, rotary_dim=32, period=384)
+PART_ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), PART),))
+NEIGHBOURS = replace(ROPE, rotary_dim=64, pairing="neighbours")
+TURNED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), NEIGHBOURS),))
+TURNED_KN = replace(PLAIN, outputs=(Projection(6144, "kn", (), NEIGHBOURS),))
 GATED = GatedFFN(ROWS, 4096, 14336, "nk", True, True, "silu", None, "float16", "float16", bias=True)
 GATED_KN = replace(GATED, layout="kn", activation="gelu", merged=False)
 QKV = replace(
@@ -76,6 +81,7 @@ CASES = {
     "stream-kn": (KN, stream(16, 64, 64, 10)),
     "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
     "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
+    "stream-rope-part": (PART_ROTATED, stream(16, 64, 64, 6)),
     "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
     "stream-three": (QKV, stream(16, 64, 64, 6)),
     "stream-three-split": (QKV, stream(16, 64, 64, 6, split=2)),
@@ -92,6 +98,10 @@ CASES = {
     "persistent-gated": (GATED, persistent(128, 4)),
     "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
     "persistent-rope": (ROTATED, persistent(128, 6)),
+    "persistent-rope-neighbours-160": (TURNED, persistent(160, 5)),
+    "persistent-rope-neighbours-192": (TURNED, persistent(192, 5)),
+    "persistent-rope-neighbours-kn": (TURNED_KN, persistent(128, 6)),
+    "persistent-rope-part": (PART_ROTATED, persistent(128, 6)),
 }
 
 

@@ -112,7 +112,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             yield from _tile_violations(plan, shape, dev)
         else:
             yield from _hopper_violations(plan, shape, work, dev)
-        if shape.rotated and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
+        turned = any(p.rope for p in _projections(work))
+        if turned and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
@@ -214,6 +215,8 @@ def _hopper_violations(
                 f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
                 "registers"
             )
+        if any(p.rope for p in _projections(work)) and plan.block_n > 192:
+            yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
@@ -234,10 +237,13 @@ def _copy_violations(
     if narrow and "kn" in shape.layouts:
         yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
     for rope in (p.rope for p in _projections(work) if p.rope is not None):
-        if rope.half % columns and columns % rope.half:
-            yield f"block_n is {plan.block_n}, {columns} pairs do not divide heads of {rope.half}"
-        if rope.half % 8:
-            yield f"head_dim is {rope.head_dim}, family {plan.family!r} needs a multiple of 16"
+        if rope.distance == 1 and plan.family == "persistent":
+            continue
+        apart = f"pairs of rotated features are {rope.distance} apart"
+        if rope.distance % columns and columns % rope.distance:
+            yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
+        if rope.distance % 8:
+            yield f"{apart}, family {plan.family!r} needs a multiple of 8"
 
 
 def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:

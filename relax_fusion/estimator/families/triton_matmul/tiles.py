@@ -64,8 +64,9 @@ def split_epilogue(steps: tuple[Step, ...]) -> tuple[str, str] | None:
 def launches(work: NormMatmul | GatedFFN) -> list[list[int]]:
     """Return the numbers of the projections of each launch.
 
-    Up to `MOST_TOGETHER` share one, in order.  Their weights lie alike, and if some are rotated,
-    the others consist of heads of that width, with no more behind them than a bias.
+    Up to `MOST_TOGETHER` share one, in order.  Their weights lie alike; if pairs of features of
+    some are turned that are no neighbours, the others consist of such pairs too, with no more
+    behind them than a bias.
     """
     if isinstance(work, GatedFFN):
         return [[0]]
@@ -83,11 +84,11 @@ def _fit_together(projections: Sequence[Projection]) -> bool:
     """Tell whether one kernel can compute projections."""
     if len({p.layout for p in projections}) > 1:
         return False
-    heads = {p.rope.head_dim for p in projections if p.rope is not None}
-    return not heads or (
-        len(heads) == 1
-        and all(p.n % max(heads) == 0 and set(p.epilogue) <= {"bias"} for p in projections)
-    )
+    apart = {p.rope.distance for p in projections if p.rope is not None}
+    if not apart or apart == {1}:
+        return True
+    plain = all(p.n % (2 * max(apart)) == 0 and set(p.epilogue) <= {"bias"} for p in projections)
+    return len(apart) == 1 and plain
 
 
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
