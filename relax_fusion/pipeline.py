@@ -24,6 +24,7 @@ from tvm.target import Target
 from .canonical import (
     FuseNormRotation,
     MendImports,
+    MergeDuplicates,
     MoveReshapes,
     MoveTransposes,
     RecogniseOperators,
@@ -112,6 +113,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         MendImports(),
+        MergeDuplicates(),
         MoveReshapes(),
         MoveTransposes(),
         RecogniseOperators(),

@@ -1,5 +1,6 @@
 """The canonical form of a graph, which the fusing passes look at."""
 
+from .duplicates import MergeDuplicates
 from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
@@ -9,6 +10,7 @@ from .transposes import MoveTransposes
 __all__ = [
     "FuseNormRotation",
     "MendImports",
+    "MergeDuplicates",
     "MoveReshapes",
     "MoveTransposes",
     "RecogniseOperators",
