@@ -24,6 +24,7 @@ from tvm.target import Target
 from .canonical import (
     FuseNormRotation,
     MendImports,
+    MergeDuplicates,
     MoveReshapes,
     MoveTransposes,
     MultiplyConvolutions,
@@ -113,6 +114,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         MendImports(),
+        MergeDuplicates(),
         MultiplyConvolutions(),
         MoveReshapes(),
         MoveTransposes(),

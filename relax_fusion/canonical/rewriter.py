@@ -77,18 +77,19 @@ class Rewriter:
         builder: relax.BlockBuilder,
     ):
         self.memory, self.rules, self.sizes, self.builder = memory, rules, sizes, builder
-        self.applied, self.hint, self.late = 0, "", False
+        self.applied, self.late = 0, False
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
-        self.made: dict[tuple[str | relax.Var, ...], list[relax.Var]] = {}
+        self.inner: dict[tuple[str | relax.Var, ...], list[relax.Var]] = {}
         self.read: set[relax.Var] = set()
+        self.var = relax.Var("none")
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Return a block rewritten; itself if it is no dataflow block."""
         if not isinstance(block, relax.DataflowBlock):
             return block
-        self.bindings, self.defs, self.names, self.made = [], {}, {}, {}
+        self.bindings, self.defs, self.names, self.inner = [], {}, {}, {}
         self.read = {v for binding in block.bindings for v in reads_of(binding.value)}
         for binding in block.bindings:
             self._binding(binding)
@@ -96,7 +97,7 @@ class Rewriter:
 
     def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, self._renamed(binding.value)
-        self.hint = var.name
+        self.var = var
         shared = not isinstance(var, relax.DataflowVar) and var in self.read
         if shared or isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
             self._keep(var, value, isinstance(binding, relax.MatchCast))
@@ -121,6 +122,8 @@ class Rewriter:
         """Bind a value to a variable, or to one of its name where more is known of its type."""
         if isinstance(var, relax.DataflowVar) and not structural_equal(value.ty, var.ty):
             var = relax.DataflowVar(var.name, value.ty)
+        if isinstance(var, relax.DataflowVar):
+            self.inner.setdefault(_key(value), []).append(var)
         self.defs[var] = value
         self._keep(var, value)
         return var
@@ -149,7 +152,7 @@ class Rewriter:
         while (rule := self.rules.get(_name(value))) is not None and not is_empty(value):
             self.late = False
             new = rule(self, value)
-            if new is None or self.late or self._is_written(new):
+            if new is None or self.late or self.is_written(new):
                 break
             self.applied += 1
             value = self.builder.normalize(new)
@@ -158,20 +161,23 @@ class Rewriter:
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind a value that a rule made, made canonical too; return what it is called.
 
-        A value that a rule made before is not bound again.
+        A value that is bound already is not bound again.
         """
         late, new = self.late, self._rewritten(self.builder.normalize(value))
-        self.late = late or self._is_written(new)
+        self.late = late or self.is_written(new)
         if isinstance(new, relax.Var):
             return new
-        alike = self.made.setdefault((_name(new), *free_vars(new)), [])
-        for var in alike:
-            if structural_equal(self.defs[var], new):
-                return var
-        alike.append(self._bound(new, relax.DataflowVar(self.hint, new.ty)))
-        return alike[-1]
+        var = self.bound(new)
+        if var is None:
+            var = self._bound(new, relax.DataflowVar(self.var.name, new.ty))
+        return var
 
-    def _is_written(self, value: relax.Expr) -> bool:
+    def bound(self, value: relax.Expr) -> relax.Var | None:
+        """Return the variable inside the block that a value is bound to already."""
+        alike = self.inner.get(_key(value), ())
+        return next((var for var in alike if structural_equal(self.defs[var], value)), None)
+
+    def is_written(self, value: relax.Expr) -> bool:
         """Tell whether a value reads what is written somewhere: here it may not be what it was."""
         return not all(v in self.defs or self.memory.is_constant(v) for v in free_vars(value))
 
@@ -211,6 +217,11 @@ def is_empty(expr: relax.Expr) -> bool:
     """Tell whether a tensor has no elements, whatever its symbolic sizes are."""
     sizes = (size for size in shape_of(expr) or () if isinstance(size, tirx.IntImm))
     return any(int(size) <= 0 for size in sizes)  # TVM infers negative ones, too
+
+
+def _key(value: relax.Expr) -> tuple[str | relax.Var, ...]:
+    """Return what equal values have in common."""
+    return (_name(value), *free_vars(value))
 
 
 def same_type(a: relax.Expr, b: relax.Expr) -> bool:

@@ -12,7 +12,7 @@ from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .movements import BINARY, REDUCTIONS, UNARY
-from .rewriter import ITEM, Rewriter, Rule, canonicalise
+from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
 
 @tvm.transform.module_pass(opt_level=0, name="MoveTransposes")
@@ -190,6 +190,8 @@ def _expand(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Regroup neighbouring axes, which a transpose leaves neighbours, in front of it."""
+    if same_type(call.args[0], call):
+        return call.args[0]
     found, old, new = transposed(rewriter, call.args[0]), shape_of(call.args[0]), shape_of(call)
     if found is None or old is None or new is None:
         return None

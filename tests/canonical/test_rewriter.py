@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from relax_fusion.canonical import MoveReshapes
+from relax_fusion.canonical import MoveReshapes, MoveTransposes
 
 from .common import module, operators
 
@@ -42,3 +42,12 @@ def test_what_nothing_reads_is_no_reader() -> None:
         "h = R.reshape(x, R.shape([b * s, 4]))\ny = R.exp(h)\nz = R.negative(y)\nw = z",
     )
     assert operators(MoveReshapes()(before)) == ["exp", "reshape"]
+
+
+def test_results_of_one_shape_are_views_once() -> None:
+    before = module(
+        "x: R.Tensor((2, 1, 4), 'float32')",
+        "a = R.permute_dims(x, axes=[1, 0, 2])\ny = R.reshape(a, R.shape([1, 2, 4]))",
+        "",
+    )
+    assert MoveTransposes()(before).same_as(before)

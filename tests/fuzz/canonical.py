@@ -9,6 +9,7 @@ from tvm.ir.transform import Pass
 from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
+    MergeDuplicates,
     MoveReshapes,
     MoveTransposes,
     RecogniseOperators,
@@ -20,7 +21,7 @@ from .bindings import Function, writes
 from .matches import TOLERANCE, Wrong
 
 STAGE: tuple[Pass, ...] = (
-    *(MendImports(), MoveReshapes(), MoveTransposes()),
+    *(MendImports(), MergeDuplicates(), MoveReshapes(), MoveTransposes()),
     *(RecogniseOperators(), FuseNormRotation()),
 )
 """In the order of the pipeline."""
