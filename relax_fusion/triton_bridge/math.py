@@ -88,23 +88,58 @@ def glu(gate, up, ACTIVATION: tl.constexpr):
     return activate(gate, ACTIVATION) * up
 
 
+@triton.constexpr_function
+def count_of(steps):
+    """Return how many steps an epilogue has, written as ``"times:0.5 add:0:whole gelu"``."""
+    return len(steps.split())
+
+
+@triton.constexpr_function
+def kind_of(steps, index):
+    """Return what a step is called."""
+    return steps.split()[index].split(":")[0]
+
+
+@triton.constexpr_function
+def number_of(steps, index):
+    """Return the number that a step multiplies by; else 0."""
+    kind, *rest = steps.split()[index].split(":")
+    return float(rest[0]) if kind == "times" else 0.0
+
+
+@triton.constexpr_function
+def operand_of(steps, index):
+    """Return which operand a step has, 0 where it has none."""
+    kind, *rest = steps.split()[index].split(":")
+    return int(rest[0]) if kind in ("add", "multiply") else 0
+
+
+@triton.constexpr_function
+def along_of(steps, index):
+    """Return whether a step's operand is a ``"row"`` or a ``"whole"`` tensor; "" without one."""
+    rest = steps.split()[index].split(":")
+    return rest[2] if len(rest) > 2 else ""
+
+
 @triton.jit
-def finish(acc, residual, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr):
-    """Apply activation and residual to a sum that already has its bias.
+def after_step(x, operand, KIND: tl.constexpr, NUMBER: tl.constexpr):
+    """Return a float32 tensor after one step of an epilogue.
 
     Parameters
     ----------
-    acc, residual : float32 tensors of one shape
-        `residual` is ignored (and may be a scalar) where `RESIDUAL` is ``"none"``.
-    RESIDUAL : {"none", "before", "after"}
-        Whether the residual is added before or after the activation.
+    x, operand : float32 tensors
+        `operand`, which is broadcast to `x`, is ignored by steps that have none.
+    KIND : str
+        ``"add"`` or ``"multiply"``, by the operand; ``"times"``, by `NUMBER`; or an activation.
     """
-    if RESIDUAL == "before":
-        acc += residual
-    acc = activate(acc, ACTIVATION)
-    if RESIDUAL == "after":
-        acc += residual
-    return acc
+    if KIND == "add":
+        return x + operand
+    elif KIND == "multiply":
+        return x * operand
+    elif KIND == "times":
+        return x * NUMBER
+    else:
+        return activate(x, KIND)
 
 
 @triton.jit

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, tirx
 
-from ..errors import LoweringError
-from ..estimator.families.triton_matmul.tiles import split_epilogue
+from ..estimator.families.triton_matmul.tiles import kernel_steps
 from ..launch.arguments import Out
-from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
+from ..workload import (
+    ACTIVATIONS,
+    DynamicDim,
+    GatedFFN,
+    NormMatmul,
+    Rope,
+    Step,
+    Workload,
+    operand_names,
+)
 
 
 @dataclass(frozen=True)
@@ -47,9 +56,9 @@ class Product:
     up: Any = None
     bias: Any = None
     up_bias: Any = None
-    residual: Any = None
     activation: str = "none"
-    residual_place: str = "none"
+    steps: str = ""
+    operands: tuple[Any, ...] = ()
     merged: str = "no"
     angles: Angles | None = None
 
@@ -72,7 +81,7 @@ class Product:
             "GATED": self.up is not None,
             "HAS_BIAS": self.bias is not None,
             "ACTIVATION": self.activation,
-            "RESIDUAL": self.residual_place,
+            "STEPS": self.steps,
             "MERGED": self.merged,
             **(self.angles.constants if self.angles else {}),
         }
@@ -82,7 +91,7 @@ class Product:
         found = {
             "bias_ptr": self.bias,
             "up_bias_ptr": self.up_bias,
-            "residual_ptr": self.residual,
+            "operands": _pointers(self.operands) if self.operands else None,
         }
         return {
             **{name: unused if v is None else v for name, v in found.items()},
@@ -108,13 +117,7 @@ class Operands:
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
-    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel.
-
-    Raises
-    ------
-    LoweringError
-        If the kernels lack an epilogue.
-    """
+    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel."""
     given = named_operands(work, inputs)
     products: Iterable[Product]
     products = [_gated(work, given)] if isinstance(work, GatedFFN) else _products(work, given)
@@ -138,19 +141,37 @@ def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
 
 def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
     for index, p in enumerate(work.outputs):
-        extra = {s: given.get(operand_name(str(s), index, at)) for at, s in enumerate(p.epilogue)}
-        steps = split_epilogue(p.epilogue)
-        if steps is None:
-            found = ", ".join(map(str, p.epilogue))
-            raise LoweringError(f"no Triton kernel has the epilogue {found}")
+        steps = kernel_steps(p.epilogue)
+        names = operand_names(p.epilogue, index)
+        first = given[names.pop(0)] if steps is not p.epilogue else None
         yield Product(
             *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
-            bias=extra.get("bias"),
-            residual=extra.get("residual"),
-            activation=steps[0],
-            residual_place=steps[1],
+            bias=first,
+            steps=" ".join(_spelled(steps)),
+            operands=tuple(given[name] for name in names),
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
         )
+
+
+def _spelled(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield each step as the kernels have it: its kind, and its number, or which operand it has."""
+    count = 0
+    for step in steps:
+        if isinstance(step, float):
+            yield f"times:{step!r}"
+        elif step in ACTIVATIONS:
+            yield step
+        else:
+            yield f"{_KINDS[step]}:{count}:{'whole' if step == 'residual' else 'row'}"
+            count += 1
+
+
+_KINDS = {"bias": "add", "scale": "multiply", "residual": "add"}
+
+
+def _pointers(operands: Sequence[Any]) -> Any:
+    """Return operands as a named tuple, which a kernel takes for one parameter."""
+    return namedtuple("Operands", [f"operand{i}" for i in range(len(operands))])(*operands)
 
 
 def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:

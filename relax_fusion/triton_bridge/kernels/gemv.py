@@ -81,7 +81,7 @@ def gemv(
     up_ptr,
     bias_ptr,
     up_bias_ptr,
-    residual_ptr,
+    operands,
     out_ptr,
     M,
     eps,
@@ -93,7 +93,7 @@ def gemv(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    STEPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     PDL: tl.constexpr,
@@ -113,7 +113,7 @@ def gemv(
     x_ptr : [M, K];  gamma_ptr, beta_ptr : [K]
     w_ptr, up_ptr : [N, K] or [K, N]
         The weight, or the gate's; the up projection's where `GATED`.
-    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
     M : int32;  eps : float32
     NORM : {"none", "rms", "layer"};  LAYOUT : {"nk", "kn"}
     GATED : bool
@@ -182,8 +182,8 @@ def gemv(
         total *= scale
         total_up *= scale
     store_output(
-        out_ptr, residual_ptr, bias_ptr, up_bias_ptr,
+        out_ptr, operands, bias_ptr, up_bias_ptr,
         total[None, :], total_up[None, :], row + tl.arange(0, 1), n_index, M,
-        N, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL,
+        N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
         (cos_ptr, sin_ptr, positions, tl.program_id(0)), HALF, ROTATED,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..math import finish, glu
-from .tiles import first_of_pair, load_bias, store_rotated, tile_offsets
+from ..math import after_step, along_of, count_of, glu, kind_of, number_of, operand_of
+from .tiles import first_of_pair, load_bias, load_row, store_rotated, tile_offsets
 
 
 @gluon.constexpr_function
@@ -34,10 +34,10 @@ def store_tile(
     MERGED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    RESIDUAL: gl.constexpr,
+    STEPS: gl.constexpr,
 ):
-    """Add biases to a float32 tile ``[m, n]``, gate, activate, add the residual, and store it."""
-    bias_ptr, up_bias_ptr, residual_ptr, out_ptr = pointers
+    """Add biases to a float32 tile ``[m, n]``, gate, go through `STEPS`, and store it."""
+    bias_ptr, up_bias_ptr, operands, out_ptr = pointers
     L: gl.constexpr = acc.type.layout
     ROWS: gl.constexpr = acc.shape[0]
     COLUMNS: gl.constexpr = acc.shape[1]
@@ -52,11 +52,14 @@ def store_tile(
     m_out = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     n_out = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
     offsets, mask = tile_offsets(m_out, n_out, M, N)
-    residual = 0.0
-    if RESIDUAL != "none":
-        loaded = gl.load(residual_ptr + offsets, mask=mask, other=0.0)
-        residual = gl.convert_layout(loaded, L).to(gl.float32)
-    acc = finish(acc, residual, "none" if GATED else ACTIVATION, RESIDUAL)
+    for i in gl.static_range(count_of(STEPS)):
+        operand = 0.0
+        if along_of(STEPS, i) == "whole":
+            loaded = gl.load(operands[operand_of(STEPS, i)] + offsets, mask=mask, other=0.0)
+            operand = gl.convert_layout(loaded, L).to(gl.float32)
+        elif along_of(STEPS, i) == "row":
+            operand = load_row(operands[operand_of(STEPS, i)], n_index, N)[None, :]
+        acc = after_step(acc, operand, kind_of(STEPS, i), number_of(STEPS, i))
     y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT)
     gl.store(out_ptr + offsets, y, mask=mask)
 

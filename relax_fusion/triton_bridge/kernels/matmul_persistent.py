@@ -140,7 +140,7 @@ def consume(
     MERGED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    RESIDUAL: gl.constexpr,
+    STEPS: gl.constexpr,
     HALF: gl.constexpr,
     ROTATED: gl.constexpr,
     GROUP: gl.constexpr,
@@ -175,12 +175,12 @@ def consume(
         else:
             store_tile(
                 pointers, acc, second, m_start, n_start, M,
-                N, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL,
+                N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
             )  # fmt: skip
             if SECOND > 0 and not GATED:
                 store_tile(
                     pointers, second, second, m_start, n_start + BLOCK_N, M,
-                    N, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL,
+                    N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
                 )  # fmt: skip
 
 
@@ -191,7 +191,7 @@ def matmul_persistent(
     up,
     bias_ptr,
     up_bias_ptr,
-    residual_ptr,
+    operands,
     out_ptr,
     M,
     N: gl.constexpr,
@@ -200,7 +200,7 @@ def matmul_persistent(
     GATED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    RESIDUAL: gl.constexpr,
+    STEPS: gl.constexpr,
     BLOCK_N: gl.constexpr,
     SECOND: gl.constexpr,
     BLOCK_K: gl.constexpr,
@@ -223,7 +223,7 @@ def matmul_persistent(
         Layout ``"kn"``: of [K, N], blocks [BLOCK_K, ...].  `up` is the up projection's weight, or
         the same one again where merged and where not `GATED`.  With `HALF`: at most `HALF`
         features a block.
-    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
     M : int32
     SECOND : int
         Columns of the second accumulator: `BLOCK_N` with `GATED` or `HALF`, else 0 or more.
@@ -243,18 +243,18 @@ def matmul_persistent(
         second_tiles = allocate_weight(up, STAGES, SECOND, LAYOUT)
     full, empty = make_barriers(STAGES, 2)
     ring = (x_tiles, w_tiles, second_tiles, full, empty)
-    pointers = (bias_ptr, up_bias_ptr, residual_ptr, out_ptr)
+    pointers = (bias_ptr, up_bias_ptr, operands, out_ptr)
     rotation = (cos_ptr, sin_ptr, positions, 0)
     gl.warp_specialize(
         [
             (consume, (
                 ring, pointers, rotation, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HAS_BIAS,
-                ACTIVATION, RESIDUAL, HALF, ROTATED, 0, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
+                ACTIVATION, STEPS, HALF, ROTATED, 0, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
                 STAGES, PDL,
             )),
             (consume, (
                 ring, pointers, rotation, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HAS_BIAS,
-                ACTIVATION, RESIDUAL, HALF, ROTATED, 1, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
+                ACTIVATION, STEPS, HALF, ROTATED, 1, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
                 STAGES, PDL,
             )),
             (request_tiles, (

@@ -155,7 +155,7 @@ def matmul_pointer(
     up_ptr,
     bias_ptr,
     up_bias_ptr,
-    residual_ptr,
+    operands,
     out_ptr,
     workspace_ptr,
     M,
@@ -167,7 +167,7 @@ def matmul_pointer(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    STEPS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -191,7 +191,7 @@ def matmul_pointer(
     Parameters
     ----------
     x_ptr : [M, K];  gamma_ptr : [K];  w_ptr, up_ptr : [N, K] or [K, N]
-    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
     workspace_ptr : float32
         Used where ``SPLIT_K > 1``: ``[SPLIT_K, 1 + GATED, M, N]`` partial sums, then
         ``[SPLIT_K, M]`` partial sums of squares.
@@ -232,7 +232,7 @@ def matmul_pointer(
             acc, acc_up = acc * scale, acc_up * scale
         store_output(
             out_ptr,
-            residual_ptr,
+            operands,
             bias_ptr,
             up_bias_ptr,
             acc,
@@ -245,7 +245,7 @@ def matmul_pointer(
             MERGED,
             HAS_BIAS,
             ACTIVATION,
-            RESIDUAL,
+            STEPS,
             (cos_ptr, sin_ptr, positions, tile_n),
             HALF,
             ROTATED,

@@ -163,7 +163,7 @@ def consume(
     MERGED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    RESIDUAL: gl.constexpr,
+    STEPS: gl.constexpr,
     HALF: gl.constexpr,
     ROTATED: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -201,10 +201,10 @@ def consume(
     elif SPLIT_K > 1:
         store_parts(workspace_ptr, acc, acc_up, acc, m_index, n_index, M, N, GATED, "none", SPLIT_K)
     else:
-        bias_ptr, up_bias_ptr, residual_ptr, out_ptr = pointers
+        bias_ptr, up_bias_ptr, operands, out_ptr = pointers
         store_output(
-            out_ptr, residual_ptr, bias_ptr, up_bias_ptr, acc, acc_up, m_index, n_index, M,
-            N, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL,
+            out_ptr, operands, bias_ptr, up_bias_ptr, acc, acc_up, m_index, n_index, M,
+            N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
         )  # fmt: skip
 
 
@@ -215,7 +215,7 @@ def matmul_stream(
     up,
     bias_ptr,
     up_bias_ptr,
-    residual_ptr,
+    operands,
     out_ptr,
     workspace_ptr,
     M,
@@ -225,7 +225,7 @@ def matmul_stream(
     GATED: gl.constexpr,
     HAS_BIAS: gl.constexpr,
     ACTIVATION: gl.constexpr,
-    RESIDUAL: gl.constexpr,
+    STEPS: gl.constexpr,
     BLOCK_M: gl.constexpr,
     BLOCK_N: gl.constexpr,
     BLOCK_K: gl.constexpr,
@@ -250,7 +250,7 @@ def matmul_stream(
     w, up : tensor maps of [N, K], block [BLOCK_N, BLOCK_K]
         Layout ``"kn"``: of [K, N], block [BLOCK_K, BLOCK_N].  Merged: both of the whole weight.
         With `HALF`: both of the one weight, at most `HALF` features a block.
-    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
     workspace_ptr : float32
         Used where ``SPLIT_K > 1``: ``[SPLIT_K, 1 + GATED, M, N]`` partial sums.
     M : int32
@@ -279,13 +279,13 @@ def matmul_stream(
         up_tiles = allocate_weight(up, STAGES, 64, LAYOUT)
     full, empty = make_barriers(STAGES, 1)
     ring = (x_tiles, w_tiles, up_tiles, full, empty)
-    pointers = (bias_ptr, up_bias_ptr, residual_ptr, out_ptr)
+    pointers = (bias_ptr, up_bias_ptr, operands, out_ptr)
     rotation = (cos_ptr, sin_ptr, positions, 0)
     gl.warp_specialize(
         [
             (consume, (
                 ring, pointers, workspace_ptr, rotation, m_start, feature, k_end - k_begin, M,
-                N, LAYOUT, GATED, MERGED, HAS_BIAS, ACTIVATION, RESIDUAL, HALF, ROTATED,
+                N, LAYOUT, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS, HALF, ROTATED,
                 BLOCK_M, BLOCK_N, SPLIT_K, STAGES, PDL,
             )),
             (request_tiles, (

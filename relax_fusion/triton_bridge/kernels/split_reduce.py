@@ -24,7 +24,7 @@ def split_reduce(
     workspace_ptr,
     bias_ptr,
     up_bias_ptr,
-    residual_ptr,
+    operands,
     out_ptr,
     M,
     eps,
@@ -34,7 +34,7 @@ def split_reduce(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    STEPS: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -52,7 +52,7 @@ def split_reduce(
     ----------
     workspace_ptr : float32
         ``[SPLIT_K, 1 + GATED, M, N]``, then (NORM ``"rms"``) ``[SPLIT_K, M]`` sums of squares.
-    bias_ptr, up_bias_ptr : [N];  residual_ptr, out_ptr : [M, N]
+    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
     M : int32;  eps : float32
     cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
         With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
@@ -86,7 +86,7 @@ def split_reduce(
         acc_up *= scale
     store_output(
         out_ptr,
-        residual_ptr,
+        operands,
         bias_ptr,
         up_bias_ptr,
         acc,
@@ -99,7 +99,7 @@ def split_reduce(
         MERGED,
         HAS_BIAS,
         ACTIVATION,
-        RESIDUAL,
+        STEPS,
         (cos_ptr, sin_ptr, positions, tl.program_id(1)),
         HALF,
         ROTATED,

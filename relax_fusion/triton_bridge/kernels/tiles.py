@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import finish, glu
+from ..math import after_step, along_of, count_of, glu, kind_of, number_of, operand_of
 
 MOST_PAIRS = tl.constexpr(8192)
 """Pairs of features that a program turns at once: with more, their angles spill registers."""
@@ -147,8 +147,13 @@ def load_in_range(
 @triton.jit
 def load_bias(bias_ptr, n_index, UP: tl.constexpr, N: tl.constexpr, MERGED: tl.constexpr):
     """Return the float32 biases ``[n]`` of those features, zero beyond the last."""
-    pointers = bias_ptr + half_start(UP, N, MERGED) + n_index
-    return tl.load(pointers, mask=n_index < N, other=0.0).to(tl.float32)
+    return load_row(bias_ptr + half_start(UP, N, MERGED), n_index, N)
+
+
+@triton.jit
+def load_row(row_ptr, n_index, N: tl.constexpr):
+    """Return the float32 elements ``[n]`` of those features, zero beyond the last."""
+    return tl.load(row_ptr + n_index, mask=n_index < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -161,7 +166,7 @@ def tile_offsets(m_index, n_index, M, N: tl.constexpr):
 @triton.jit
 def store_output(
     out_ptr,
-    residual_ptr,
+    operands,
     bias_ptr,
     up_bias_ptr,
     acc,
@@ -174,12 +179,12 @@ def store_output(
     MERGED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr,
-    RESIDUAL: tl.constexpr,
+    STEPS: tl.constexpr,
     rope=None,
     HALF: tl.constexpr = 0,
     ROTATED: tl.constexpr = 0,
 ):
-    """Add biases, gate, activate, add the residual, and store ``[m, n]`` in the dtype of `out`.
+    """Add biases, gate, go through `STEPS`, and store ``[m, n]`` in the dtype of `out`.
 
     `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not `GATED`.  With
     `HALF`, heads are rotated after the bias, and nothing else is done: see `store_rotated_tile`.
@@ -194,10 +199,15 @@ def store_output(
             acc_up += load_bias(up_bias_ptr, n_index, True, N, MERGED)[None, :]
         acc = glu(acc, acc_up, ACTIVATION)
     offsets, mask = tile_offsets(m_index, n_index, M, N)
-    residual = 0.0
-    if RESIDUAL != "none":
-        residual = tl.load(residual_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-    acc = finish(acc, residual, "none" if GATED else ACTIVATION, RESIDUAL)
+    for i in tl.static_range(count_of(STEPS)):
+        operand = 0.0
+        if along_of(STEPS, i) == "whole":
+            operand = tl.load(operands[operand_of(STEPS, i)] + offsets, mask=mask, other=0.0).to(
+                tl.float32
+            )
+        elif along_of(STEPS, i) == "row":
+            operand = load_row(operands[operand_of(STEPS, i)], n_index, N)[None, :]
+        acc = after_step(acc, operand, kind_of(STEPS, i), number_of(STEPS, i))
     tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -33,11 +33,26 @@ def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | No
     return x if beta is None else x + beta
 
 
+class Operands(NamedTuple):
+    """The operands of steps, in the order in which `spelled` counts them."""
+
+    residual: Any = "residual"
+    scale: Any = "scale"
+
+
+def spelled(step: str | float) -> str:
+    """Return a step as the kernels have it."""
+    if isinstance(step, float):
+        return f"times:{step!r}"
+    return {"residual": "add:0:whole", "scale": "multiply:1:row"}.get(step, step)
+
+
 @dataclass(frozen=True)
 class Case:
     """One chain; the names are those of the kernels' parameters.
 
-    With `head_dim`, the first `rotated` features are rotated by angles of dtype `angles`; row i has
+    `steps` follow the bias, or the product of a gated pair, whose gate has `activation`.  With
+    `head_dim`, the first `rotated` features are rotated by angles of dtype `angles`; row i has
     those of row ``i % positions`` (0: of row i).
     """
 
@@ -51,7 +66,7 @@ class Case:
     merged: str = "no"
     bias: bool = False
     activation: str = "none"
-    residual: str = "none"
+    steps: tuple[str | float, ...] = ()
     dtype: str = "float16"
     head_dim: int = 0
     rotated: int = 0
@@ -72,6 +87,7 @@ class Case:
             "bias": rng.standard_normal(self.n),
             "up_bias": rng.standard_normal(self.n),
             "residual": rng.standard_normal((self.rows, self.n)),
+            "scale": rng.standard_normal(self.n),
         }
         exact = {n: v.astype(DTYPES[self.dtype]).astype(np.float64) for n, v in values.items()}
         dtypes = dict.fromkeys((*exact, "out", "y"), self.dtype)
@@ -98,12 +114,14 @@ class Case:
         products = [x @ (w.T if self.layout == "nk" else w) for w in (t["w"], t["up"])]
         if self.bias:
             products = [p + b for p, b in zip(products, (t["bias"], t["up_bias"]), strict=True)]
-        act = ACTIVATIONS[self.activation]
+        out = products[0]
         if self.gated:
-            out = act(products[0]) * products[1]
-        else:
-            out = act(products[0] + (t["residual"] if self.residual == "before" else 0))
-        out = out + (t["residual"] if self.residual == "after" else 0)
+            out = ACTIVATIONS[self.activation](out) * products[1]
+        for step in self.steps:
+            if isinstance(step, float) or step == "scale":
+                out = out * (step if isinstance(step, float) else t["scale"])
+            else:
+                out = out + t["residual"] if step == "residual" else ACTIVATIONS[step](out)
         return self.turned(out, t) if self.head_dim else out
 
     def turned(self, x: np.ndarray, t: dict[str, np.ndarray]) -> np.ndarray:
@@ -118,6 +136,9 @@ class Case:
 
     def pointers(self, *names: str) -> dict[str, Any]:
         """Return pointer arguments by the names of their tensors."""
+        if "operands" in names:
+            names = tuple(n for n in names if n != "operands")
+            return {**self.pointers(*names), "operands": Operands()}
         if self.merged == "no":
             return {f"{n}_ptr": n for n in names}
         both = {"w": "both", "up": "both", "bias": "both_bias", "up_bias": "both_bias"}
@@ -132,7 +153,7 @@ class Case:
             "MERGED": self.merged,
             "HAS_BIAS": self.bias,
             "ACTIVATION": self.activation,
-            "RESIDUAL": self.residual,
+            "STEPS": " ".join(map(spelled, self.steps)),
             "PDL": False,
             "HALF": self.head_dim // 2,
             "ROTATED": self.rotated,
@@ -158,14 +179,16 @@ class Case:
 
 EPILOGUES = [  # in float16: the interpreter has no bfloat16 matmul
     Case(),
-    Case(bias=True, activation="silu", residual="after"),
-    Case(bias=True, activation="gelu", residual="before"),
-    Case(activation="gelu_tanh", n=32, k=64),
-    Case(activation="relu", layout="kn"),
+    Case(bias=True, steps=("silu", "residual")),
+    Case(bias=True, steps=("residual", "gelu")),
+    Case(steps=("gelu_tanh",), n=32, k=64),
+    Case(steps=("relu",), layout="kn"),
+    Case(bias=True, steps=(0.5, "scale", "residual", "residual"), n=32),
+    Case(steps=(0.1, "tanh", 10.0), n=32),
     Case(gated=True, activation="silu"),
     Case(gated=True, activation="silu", merged="gate_first", bias=True),
     Case(gated=True, activation="silu", merged="up_first", layout="kn", n=32),
-    Case(gated=True, activation="gelu", bias=True, residual="after", layout="kn"),
+    Case(gated=True, activation="gelu", bias=True, steps=("residual",), layout="kn"),
 ]
 
 ROTATIONS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...support.interpreted import Launch
 from .cases import EPS, Case
 
-OUTPUTS = ("bias", "up_bias", "residual", "out")
+OUTPUTS = ("bias", "up_bias", "operands", "out")
 WEIGHTS = ("w", "up", *OUTPUTS)
 
 

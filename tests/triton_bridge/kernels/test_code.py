@@ -20,7 +20,7 @@ from relax_fusion.triton_bridge.kernels.split_reduce import split_reduce
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 WORK = {"N": 6144, "K": 4096, "GATED": False, "MERGED": "no", "HAS_BIAS": False}
-WORK |= {"ACTIVATION": "none", "RESIDUAL": "none", "HALF": 0, "ROTATED": 0}
+WORK |= {"ACTIVATION": "none", "STEPS": "", "HALF": 0, "ROTATED": 0}
 GATED = {"GATED": True, "N": 14336, "ACTIVATION": "silu", "MERGED": "gate_first"}
 GEMV = {**WORK, "LAYOUT": "nk", "NORM": "rms", "HAS_BETA": False, "BLOCK_N": 2, "BLOCK_K": 4096}
 POINTER = {**WORK, "LAYOUT": "nk", "NORM": "none", "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 64}

@@ -20,9 +20,9 @@ from .tiles import (
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
+    kernel_steps,
     norm_inside,
     smem_bytes,
-    split_epilogue,
     triton_plan,
 )
 
@@ -72,9 +72,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             return None
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
-        wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
-        lacking = "is none of bias, a residual and an activation, which the kernels have"
-        return f"the epilogue {', '.join(map(str, wrong[0]))} {lacking}" if wrong else None
+        return None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
@@ -204,15 +202,10 @@ def _hopper_violations(
             text = ", ".join(map(str, allowed))
             yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
             return
-        both = any(
-            "residual" in p.epilogue and set(p.epilogue) & set(ACTIVATIONS)
-            for p in _projections(work)
-        )
-        if both and plan.block_n > 128:
-            yield (
-                f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
-                "registers"
-            )
+        most = min(map(_most_columns, _projections(work)))
+        if plan.block_n > most:
+            steps = "a residual and other steps behind the bias"
+            yield f"block_n is {plan.block_n}, with {steps} more than {most} spill registers"
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
@@ -237,6 +230,14 @@ def _copy_violations(
             yield f"block_n is {plan.block_n}, {columns} pairs do not divide heads of {rope.half}"
         if rope.half % 8:
             yield f"head_dim is {rope.head_dim}, family {plan.family!r} needs a multiple of 16"
+
+
+def _most_columns(p: Projection) -> int:
+    """Return the columns of a persistent tile with which a thread keeps all in its registers."""
+    steps = kernel_steps(p.epilogue)
+    if "residual" not in steps or len(steps) == 1:
+        return max(PERSISTENT_COLUMNS)
+    return 128 if set(steps) & set(ACTIVATIONS) else 192
 
 
 def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:
