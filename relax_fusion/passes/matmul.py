@@ -5,11 +5,8 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from ..estimator.families.triton_matmul.tiles import split_epilogue
-from ..estimator.prediction import HALF_DTYPES
 from ..matching import epilogue, linear, norm_matmul, plain_prologue, with_rope
 from ..matching.pattern import BlockView, Match
-from ..matching.shapes import dtype_of
 from .driver import FusingPass
 
 
@@ -19,8 +16,6 @@ class FuseMatmulEpilogue(FusingPass):
 
     These are the output and down projections of a transformer, and its lm_head.  A matmul with no
     step after it is taken too, so that every projection of a model is scheduled by our rules.
-    Where Triton emits the kernels, the steps from the first on that those lack stay behind, such as
-    a second residual: without tensor cores the matmul would cost more than another kernel does.
 
     rewrite::
 
@@ -44,9 +39,5 @@ class FuseMatmulEpilogue(FusingPass):
         lin = linear(view, var)
         if lin is None:
             return None
-        half = dtype_of(lin.x) in HALF_DTYPES and self.options.backend != "tir"
-        chain = epilogue(
-            view, lin, set(), lambda steps: not half or split_epilogue(steps) is not None
-        )
-        chain = with_rope(view, chain, set(), self.options.bounds)
+        chain = with_rope(view, epilogue(view, lin, set()), set(), self.options.bounds)
         return norm_matmul(view, plain_prologue(lin.x), [chain], self.options.bounds)

@@ -89,22 +89,24 @@ def glu(gate, up, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, residual, ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr):
-    """Apply activation and residual to a sum that already has its bias.
+def after_step(x, operand, KIND: tl.constexpr, NUMBER: tl.constexpr):
+    """Return a float32 tensor after one step of an epilogue.
 
     Parameters
     ----------
-    acc, residual : float32 tensors of one shape
-        `residual` is ignored (and may be a scalar) where `RESIDUAL` is ``"none"``.
-    RESIDUAL : {"none", "before", "after"}
-        Whether the residual is added before or after the activation.
+    x, operand : float32 tensors
+        `operand`, which is broadcast to `x`, is ignored by steps that have none.
+    KIND : str
+        ``"add"`` or ``"multiply"``, by the operand; ``"times"``, by `NUMBER`; or an activation.
     """
-    if RESIDUAL == "before":
-        acc += residual
-    acc = activate(acc, ACTIVATION)
-    if RESIDUAL == "after":
-        acc += residual
-    return acc
+    if KIND == "add":
+        return x + operand
+    elif KIND == "multiply":
+        return x * operand
+    elif KIND == "times":
+        return x * NUMBER
+    else:
+        return activate(x, KIND)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""Named tuples as parameters of kernels: as many arguments as they have fields.
+"""Tuples as parameters of kernels: as many arguments as they have fields.
 
-A field has a name like ``"x.stride"``.
+A field has a name like ``"x.stride"``, or ``"x.operands.0"`` in a tuple without names.
 """
 
 from __future__ import annotations
@@ -13,26 +13,38 @@ import triton.language as tl
 
 
 def fields(name: str, value: Any) -> dict[str, Any]:
-    """Return the fields of a named tuple, or any other value under its own name."""
-    if not hasattr(value, "_fields"):
+    """Return the fields of a tuple and of those in it, or any other value under its own name."""
+    if not isinstance(value, tuple):
         return {name: value}
-    return {f"{name}.{field}": each for field, each in zip(value._fields, value, strict=True)}
+    names = getattr(value, "_fields", range(len(value)))
+    found: dict[str, Any] = {}
+    for field, each in zip(names, value, strict=True):
+        found |= fields(f"{name}.{field}", each)
+    return found
 
 
 def nested(types: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
     """Return Triton's type of every parameter, and where in them each of `types` is."""
-    parameters: dict[str, dict[str, str]] = {}
+    tree: dict[str, Any] = {}
     position: dict[str, tuple[int, ...]] = {}
     for name, kind in types.items():
-        parameter, _, field = name.partition(".")
-        inside = parameters.setdefault(parameter, {})
-        index = len(parameters) - 1
-        position[name] = (index, len(inside)) if field else (index,)
-        inside[field] = kind
-    return {
-        name: inside[""] if "" in inside else namedtuple(name, inside)(**inside)
-        for name, inside in parameters.items()
-    }, position
+        *outer, last = name.split(".")
+        inside, place = tree, []
+        for part in outer:
+            inside.setdefault(part, {})
+            place.append(list(inside).index(part))
+            inside = inside[part]
+        inside[last] = kind
+        position[name] = (*place, len(inside) - 1)
+    return {name: _tuple(name, kind) for name, kind in tree.items()}, position
+
+
+def _tuple(name: str, kind: Any) -> Any:
+    """Return the types of a parameter as the tuple that it is, with names if it has them."""
+    if not isinstance(kind, dict):
+        return kind
+    inside = [_tuple(field, each) for field, each in kind.items()]
+    return tuple(inside) if "0" in kind else namedtuple(name, list(kind))(*inside)
 
 
 def constant(value: Any) -> Any:

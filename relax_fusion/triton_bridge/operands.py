@@ -8,11 +8,19 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from ..errors import LoweringError
-from ..estimator.families.triton_matmul.tiles import launches, split_epilogue
+from ..estimator.families.triton_matmul.tiles import kernel_steps, launches
 from ..estimator.prediction import ceil_div
 from ..launch.arguments import Out
-from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
+from ..workload import (
+    ACTIVATIONS,
+    DynamicDim,
+    GatedFFN,
+    NormMatmul,
+    Rope,
+    Step,
+    Workload,
+    operand_names,
+)
 from .kernels.products import Form, Tensors
 
 
@@ -53,9 +61,9 @@ class Product:
     up: Any = None
     bias: Any = None
     up_bias: Any = None
-    residual: Any = None
     activation: str = "none"
-    residual_place: str = "none"
+    steps: str = ""
+    operands: tuple[Any, ...] = ()
     merged: str = "no"
     angles: Angles | None = None
     half: int = 0
@@ -75,7 +83,7 @@ class Product:
             merged=self.merged,
             has_bias=self.bias is not None,
             activation=self.activation,
-            residual=self.residual_place,
+            steps=self.steps,
             half=self.half,
             rotated=self.angles.pairs if self.angles else None,
         )
@@ -84,14 +92,16 @@ class Product:
         """Return its arguments; `w` and `up` replace the weights themselves."""
         turns = self.angles
         return Tensors(
-            given_or(w, self.weight),
-            given_or(up, self.up),
-            self.bias,
-            self.up_bias,
-            self.residual,
-            self.out,
-            parts,
-            *((turns.cos, turns.sin, turns.positions) if turns else (None, None, None)),
+            w=given_or(w, self.weight),
+            up=given_or(up, self.up),
+            bias=self.bias,
+            up_bias=self.up_bias,
+            out=self.out,
+            parts=parts,
+            cos=turns and turns.cos,
+            sin=turns and turns.sin,
+            positions=turns and turns.positions,
+            operands=self.operands or None,
         )
 
 
@@ -113,13 +123,7 @@ class Operands:
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
-    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel.
-
-    Raises
-    ------
-    LoweringError
-        If the kernels lack an epilogue.
-    """
+    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel."""
     given = named_operands(work, inputs)
     together: tuple[tuple[Product, ...], ...]
     if isinstance(work, GatedFFN):
@@ -147,20 +151,33 @@ def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
 
 def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
     for index, p in enumerate(work.outputs):
-        extra = {s: given.get(operand_name(str(s), index, at)) for at, s in enumerate(p.epilogue)}
-        steps = split_epilogue(p.epilogue)
-        if steps is None:
-            found = ", ".join(map(str, p.epilogue))
-            raise LoweringError(f"no Triton kernel has the epilogue {found}")
+        steps = kernel_steps(p.epilogue)
+        names = operand_names(p.epilogue, index)
+        first = given[names.pop(0)] if steps is not p.epilogue else None
         yield Product(
             *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
-            bias=extra.get("bias"),
-            residual=extra.get("residual"),
-            activation=steps[0],
-            residual_place=steps[1],
+            bias=first,
+            steps=" ".join(_spelled(steps)),
+            operands=tuple(given[name] for name in names),
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
             half=p.rope.distance if p.rope else 0,
         )
+
+
+def _spelled(steps: Sequence[Step]) -> Iterator[str]:
+    """Yield each step as the kernels have it: its kind, and its number, or which operand it has."""
+    count = 0
+    for step in steps:
+        if isinstance(step, float):
+            yield f"times:{step!r}"
+        elif step in ACTIVATIONS:
+            yield step
+        else:
+            yield f"{_KINDS[step]}:{count}:{'whole' if step == 'residual' else 'row'}"
+            count += 1
+
+
+_KINDS = {"bias": "add", "scale": "multiply", "residual": "add"}
 
 
 def _alike(products: Sequence[Product]) -> tuple[Product, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -34,6 +34,11 @@ def not_dependent(constexprs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: False if name == "PDL" else value for name, value in constexprs.items()}
 
 
+def same_tuple(like: tuple, values: Iterable[Any]) -> tuple:
+    """Return values as a tuple with the names of another, if that has some."""
+    return type(like)(*values) if hasattr(like, "_fields") else tuple(values)
+
+
 def run(
     tensors: dict[str, np.ndarray],
     dtypes: dict[str, str],
@@ -53,7 +58,7 @@ def run(
 
     def value(argument: Any) -> Any:
         if isinstance(argument, tuple):
-            return type(argument)(*map(value, argument))
+            return same_tuple(argument, map(value, argument))
         return held[argument] if isinstance(argument, str) else argument
 
     for launch in launches:

@@ -22,7 +22,7 @@ from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, Workload
 from relax_fusion.workload.reference import sizes_of
 
-from .interpreted import Interpreter, Launch, not_dependent
+from .interpreted import Interpreter, Launch, not_dependent, same_tuple
 from .workloads import Arrays, shape_of
 
 H200 = device("h200")
@@ -98,7 +98,7 @@ def launch_of(
 
     def known(value: Any) -> Any:
         if isinstance(value, tuple):
-            return type(value)(*map(known, value))
+            return same_tuple(value, map(known, value))
         if isinstance(value, Workspace):
             room = f"room{id(value)}"
             tensors.setdefault(room, np.full([values(n) for n in value.shape], np.nan))

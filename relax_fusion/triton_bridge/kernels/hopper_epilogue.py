@@ -10,8 +10,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ..math import finish, glu
-from .tiles import first_of_pair, load_bias, store_rotated, tile_offsets
+from ..math import after_step, glu
+from .products import along_of, count_of, kind_of, number_of, operand_of
+from .tiles import first_of_pair, load_bias, load_row, store_rotated, tile_offsets
 
 
 @gluon.constexpr_function
@@ -23,7 +24,7 @@ def row_layout(columns):
 
 @gluon.jit
 def store_tile(p, acc, acc_up, m_start, n_start, M, F: gl.constexpr):
-    """Add biases to a float32 tile ``[m, n]``, gate, activate, add the residual, and store it."""
+    """Add biases to a float32 tile ``[m, n]``, gate, go through ``F.steps``, and store it."""
     L: gl.constexpr = acc.type.layout
     ROWS: gl.constexpr = acc.shape[0]
     COLUMNS: gl.constexpr = acc.shape[1]
@@ -38,11 +39,14 @@ def store_tile(p, acc, acc_up, m_start, n_start, M, F: gl.constexpr):
     m_out = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     n_out = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
     offsets, mask = tile_offsets(m_out, n_out, M, F.n)
-    residual = 0.0
-    if F.residual != "none":
-        loaded = gl.load(p.residual + offsets, mask=mask, other=0.0)
-        residual = gl.convert_layout(loaded, L).to(gl.float32)
-    acc = finish(acc, residual, "none" if F.gated else F.activation, F.residual)
+    for i in gl.static_range(count_of(F.steps)):
+        operand = 0.0
+        if along_of(F.steps, i) == "whole":
+            loaded = gl.load(p.operands[operand_of(F.steps, i)] + offsets, mask=mask, other=0.0)
+            operand = gl.convert_layout(loaded, L).to(gl.float32)
+        elif along_of(F.steps, i) == "row":
+            operand = load_row(p.operands[operand_of(F.steps, i)], n_index, F.n)[None, :]
+        acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))
     y = gl.convert_layout(acc.to(p.out.dtype.element_ty), OUT)
     gl.store(p.out + offsets, y, mask=mask)
 

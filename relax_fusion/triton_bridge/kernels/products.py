@@ -32,9 +32,8 @@ class Tensors(NamedTuple):
     bias: Any
     """``[n]``, as `up_bias`."""
     up_bias: Any
-    residual: Any
-    """``[rows, n]``, as `out`."""
     out: Any
+    """``[rows, n]``"""
     parts: Any
     """float32, where k is split: ``[split_k, 1 + gated, rows, n]`` partial sums, then of a norm
     inside ``[split_k, rows]`` partial sums of squares."""
@@ -43,6 +42,8 @@ class Tensors(NamedTuple):
     sin: Any
     positions: Any
     """int32: row i takes row ``i % positions`` of the angles; None for row i."""
+    operands: Any
+    """A tuple, in order: of the steps of the epilogue, ``[n]`` or ``[rows, n]``."""
 
 
 class Form(NamedTuple):
@@ -59,8 +60,11 @@ class Form(NamedTuple):
     """``"gate_first"`` or ``"up_first"`` where both weights (and biases) lie in one tensor."""
     has_bias: bool = False
     activation: str = "none"
-    residual: str = "none"
-    """``"before"`` or ``"after"`` the activation."""
+    """Of a gate."""
+    steps: str = ""
+    """What follows the bias, or the product of a gated pair, as ``"times:0.5 add:0:whole gelu"``: a
+    product with a number; a sum or product with an operand, which is a ``"row"`` for all rows or a
+    ``"whole"`` tensor; an activation."""
     half: int = 0
     """Distance between the features of a pair; 0 where none are paired."""
     rotated: tuple[int, ...] | None = None
@@ -90,6 +94,39 @@ class Constants(NamedTuple):
     swap: bool = False
     stages: int = 1
     second: int = 0
+
+
+@triton.constexpr_function
+def count_of(steps):
+    """Return how many steps an epilogue has."""
+    return len(steps.split())
+
+
+@triton.constexpr_function
+def kind_of(steps, index):
+    """Return what a step is called."""
+    return steps.split()[index].split(":")[0]
+
+
+@triton.constexpr_function
+def number_of(steps, index):
+    """Return the number that a step multiplies by; else 0."""
+    kind, *rest = steps.split()[index].split(":")
+    return float(rest[0]) if kind == "times" else 0.0
+
+
+@triton.constexpr_function
+def operand_of(steps, index):
+    """Return which operand a step has, 0 where it has none."""
+    kind, *rest = steps.split()[index].split(":")
+    return int(rest[0]) if kind in ("add", "multiply") else 0
+
+
+@triton.constexpr_function
+def along_of(steps, index):
+    """Return whether a step's operand is a ``"row"`` or a ``"whole"`` tensor; "" without one."""
+    rest = steps.split()[index].split(":")
+    return rest[2] if len(rest) > 2 else ""
 
 
 @triton.constexpr_function

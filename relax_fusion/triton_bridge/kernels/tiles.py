@@ -13,7 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..math import finish, glu
+from ..math import after_step, glu
+from .products import along_of, count_of, kind_of, number_of, operand_of
 
 MOST_PAIRS = tl.constexpr(8192)
 """Pairs of features that a program turns at once: with more, their angles spill registers."""
@@ -148,8 +149,13 @@ def load_in_range(
 @triton.jit
 def load_bias(bias_ptr, n_index, UP: tl.constexpr, N: tl.constexpr, MERGED: tl.constexpr):
     """Return the float32 biases ``[n]`` of those features, zero beyond the last."""
-    pointers = bias_ptr + half_start(UP, N, MERGED) + n_index
-    return tl.load(pointers, mask=n_index < N, other=0.0).to(tl.float32)
+    return load_row(bias_ptr + half_start(UP, N, MERGED), n_index, N)
+
+
+@triton.jit
+def load_row(row_ptr, n_index, N: tl.constexpr):
+    """Return the float32 elements ``[n]`` of those features, zero beyond the last."""
+    return tl.load(row_ptr + n_index, mask=n_index < N, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -161,7 +167,7 @@ def tile_offsets(m_index, n_index, M, N: tl.constexpr):
 
 @triton.jit
 def store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F: tl.constexpr):
-    """Add biases, gate, activate, add the residual, and store ``[m, n]`` in the dtype of ``p.out``.
+    """Add biases, gate, go through ``F.steps``, and store ``[m, n]`` in the dtype of ``p.out``.
 
     `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not ``F.gated``.  With
     ``F.half``, heads are rotated after the bias, and nothing else is done: see
@@ -177,10 +183,14 @@ def store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F: tl.constexpr):
             acc_up += load_bias(p.up_bias, n_index, True, F.n, F.merged)[None, :]
         acc = glu(acc, acc_up, F.activation)
     offsets, mask = tile_offsets(m_index, n_index, M, F.n)
-    residual = 0.0
-    if F.residual != "none":
-        residual = tl.load(p.residual + offsets, mask=mask, other=0.0).to(tl.float32)
-    acc = finish(acc, residual, "none" if F.gated else F.activation, F.residual)
+    for i in tl.static_range(count_of(F.steps)):
+        operand = 0.0
+        if along_of(F.steps, i) == "whole":
+            whole = tl.load(p.operands[operand_of(F.steps, i)] + offsets, mask=mask, other=0.0)
+            operand = whole.to(tl.float32)
+        elif along_of(F.steps, i) == "row":
+            operand = load_row(p.operands[operand_of(F.steps, i)], n_index, F.n)[None, :]
+        acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))
     tl.store(p.out + offsets, acc.to(p.out.dtype.element_ty), mask=mask)
 
 

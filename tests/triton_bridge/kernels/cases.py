@@ -35,11 +35,19 @@ def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | No
     return x if beta is None else x + beta
 
 
+def spelled(step: str | float) -> str:
+    """Return a step as the kernels have it."""
+    if isinstance(step, float):
+        return f"times:{step!r}"
+    return {"residual": "add:0:whole", "scale": "multiply:1:row"}.get(step, step)
+
+
 @dataclass(frozen=True)
 class Case:
     """One chain; the names are those of the kernels' parameters.
 
-    With `head_dim`, the first `rotated` features (of each `period`) are rotated by angles of dtype
+    `steps` follow the bias, or the product of a gated pair, whose gate has `activation`.  With
+    `head_dim`, the first `rotated` features (of each `period`) are rotated by angles of dtype
     `angles`; row i has those of row ``i % positions`` (0: of row i).
     """
 
@@ -53,7 +61,7 @@ class Case:
     merged: str = "no"
     bias: bool = False
     activation: str = "none"
-    residual: str = "none"
+    steps: tuple[str | float, ...] = ()
     dtype: str = "float16"
     head_dim: int = 0
     rotated: int = 0
@@ -78,6 +86,7 @@ class Case:
             "bias": rng.standard_normal(self.n),
             "up_bias": rng.standard_normal(self.n),
             "residual": rng.standard_normal((self.rows, self.n)),
+            "scale": rng.standard_normal(self.n),
         }
         exact = {n: v.astype(DTYPES[self.dtype]).astype(np.float64) for n, v in values.items()}
         dtypes = dict.fromkeys((*exact, "out", "y"), self.dtype)
@@ -104,12 +113,14 @@ class Case:
         products = [x @ (w.T if self.layout == "nk" else w) for w in (t["w"], t["up"])]
         if self.bias:
             products = [p + b for p, b in zip(products, (t["bias"], t["up_bias"]), strict=True)]
-        act = ACTIVATIONS[self.activation]
+        out = products[0]
         if self.gated:
-            out = act(products[0]) * products[1]
-        else:
-            out = act(products[0] + (t["residual"] if self.residual == "before" else 0))
-        out = out + (t["residual"] if self.residual == "after" else 0)
+            out = ACTIVATIONS[self.activation](out) * products[1]
+        for step in self.steps:
+            if isinstance(step, float) or step == "scale":
+                out = out * (step if isinstance(step, float) else t["scale"])
+            else:
+                out = out + t["residual"] if step == "residual" else ACTIVATIONS[step](out)
         return self.turned(out, t) if self.head_dim else out
 
     def turned(self, x: np.ndarray, t: dict[str, np.ndarray]) -> np.ndarray:
@@ -142,16 +153,17 @@ class Case:
             up=("both" if merged else "up") if self.gated else None,
             bias=("both_bias" if merged else "bias") if self.bias else None,
             up_bias=("both_bias" if merged else "up_bias") if self.bias and self.gated else None,
-            residual="residual" if self.residual != "none" else None,
             out="out",
             parts="workspace" if split > 1 else None,
             cos="cos" if turned else None,
             sin="sin" if turned else None,
             positions=self.positions or None,
+            operands=("residual", "scale"),
         )
         form = Form(
             *(-(-self.n // step), self.n, self.layout, self.gated, self.merged, self.bias),
-            *(self.activation, self.residual, half, pairs if turned else None),
+            *(self.activation, " ".join(map(spelled, self.steps))),
+            *(half, pairs if turned else None),
         )
         return {"p0": tensors, "F0": form}
 
@@ -169,14 +181,16 @@ class Case:
 
 EPILOGUES = [  # in float16: the interpreter has no bfloat16 matmul
     Case(),
-    Case(bias=True, activation="silu", residual="after"),
-    Case(bias=True, activation="gelu", residual="before"),
-    Case(activation="gelu_tanh", n=32, k=64),
-    Case(activation="relu", layout="kn"),
+    Case(bias=True, steps=("silu", "residual")),
+    Case(bias=True, steps=("residual", "gelu")),
+    Case(steps=("gelu_tanh",), n=32, k=64),
+    Case(steps=("relu",), layout="kn"),
+    Case(bias=True, steps=(0.5, "scale", "residual", "residual"), n=32),
+    Case(steps=(0.1, "tanh", 10.0), n=32),
     Case(gated=True, activation="silu"),
     Case(gated=True, activation="silu", merged="gate_first", bias=True),
     Case(gated=True, activation="silu", merged="up_first", layout="kn", n=32),
-    Case(gated=True, activation="gelu", bias=True, residual="after", layout="kn"),
+    Case(gated=True, activation="gelu", bias=True, steps=("residual",), layout="kn"),
 ]
 
 ROTATIONS = [

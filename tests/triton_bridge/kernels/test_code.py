@@ -121,12 +121,12 @@ def tensors(form: Form, dtype: str, split: bool) -> dict[str, str | None]:
         up=f"*{dtype}" if form.gated else None,
         bias=None,
         up_bias=None,
-        residual=None,
         out=f"*{dtype}",
         parts="*fp32" if split else None,
         cos="*fp32" if turned else None,
         sin="*fp32" if turned else None,
         positions="i32" if turned else None,
+        operands=None,
     )._asdict()
 
 

@@ -36,6 +36,8 @@ PLAIN = NormMatmul(ROWS, 4096, (Projection(6144, "nk"),), None, "float16", "floa
 FULL = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu", "residual")),))
 ACTIVATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "gelu")),))
 ADDED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual")),))
+TWICE = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual", "residual")),))
+SCALED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", 0.22, "scale", "residual")),))
 KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
 ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
 PART = replace(ROPE, features=256, rotary_dim=32, period=384)
@@ -92,6 +94,12 @@ CASES = {
     "192-columns": (ADDED, persistent(192, 5)),
     "160-columns": (ADDED, persistent(160, 5)),
     "128-columns": (FULL, persistent(128, 6)),
+    "64-rows-twice": (TWICE, stream(64, 64, 128, 4)),
+    "16-rows-scaled": (SCALED, stream(16, 64, 128, 5)),
+    "128-columns-twice": (TWICE, persistent(128, 6)),
+    "192-columns-twice": (TWICE, persistent(192, 5)),
+    "192-columns-scaled": (SCALED, persistent(192, 5)),
+    "256-columns-added": (ADDED, persistent(256, 4)),
     "128-columns-kn": (KN, persistent(128, 6)),
     "96-columns": (FULL, persistent(96, 6)),
     "64-columns": (FULL, persistent(64, 6)),

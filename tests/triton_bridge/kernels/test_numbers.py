@@ -55,12 +55,13 @@ def test_matmul_pointer(interpreter: Interpreter, case: Case, split: int) -> Non
 @pytest.mark.parametrize("split", [1, 3])
 @pytest.mark.parametrize("gated", [False, True])
 def test_rms_norm_rides_along(interpreter: Interpreter, split: int, gated: bool) -> None:
-    case = Case(rows=5, norm="rms", gated=gated, activation="silu", bias=True)
+    steps = () if gated else ("silu",)
+    case = Case(rows=5, norm="rms", gated=gated, activation="silu", steps=steps, bias=True)
     check(interpreter, case, matmul_pointer(case, split, swap=True))
 
 
 def test_many_row_tiles(interpreter: Interpreter) -> None:
-    case = Case(rows=70, n=40, residual="after")
+    case = Case(rows=70, n=40, steps=("residual",))
     check(interpreter, case, matmul_pointer(case, 1, swap=False))
 
 

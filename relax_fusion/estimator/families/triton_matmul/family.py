@@ -20,10 +20,10 @@ from .tiles import (
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
+    kernel_steps,
     launches,
     norm_inside,
     smem_bytes,
-    split_epilogue,
     triton_plan,
 )
 
@@ -73,9 +73,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             return None
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
-        wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
-        lacking = "is none of bias, a residual and an activation, which the kernels have"
-        return f"the epilogue {', '.join(map(str, wrong[0]))} {lacking}" if wrong else None
+        return None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
@@ -206,15 +204,10 @@ def _hopper_violations(
             text = ", ".join(map(str, allowed))
             yield f"block_n is {plan.block_n}, family 'persistent' has {text} for this"
             return
-        both = any(
-            "residual" in p.epilogue and set(p.epilogue) & set(ACTIVATIONS)
-            for p in _projections(work)
-        )
-        if both and plan.block_n > 128:
-            yield (
-                f"block_n is {plan.block_n}, with an activation and a residual more than 128 spill "
-                "registers"
-            )
+        most = min(map(_most_columns, _projections(work)))
+        if plan.block_n > most:
+            steps = "a residual and other steps behind the bias"
+            yield f"block_n is {plan.block_n}, with {steps} more than {most} spill registers"
         if any(p.rope for p in _projections(work)) and plan.block_n > 192:
             yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
     for name, value in given.items():
@@ -244,6 +237,14 @@ def _copy_violations(
             yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
         if rope.distance % 8:
             yield f"{apart}, family {plan.family!r} needs a multiple of 8"
+
+
+def _most_columns(p: Projection) -> int:
+    """Return the columns of a persistent tile with which a thread keeps all in its registers."""
+    steps = kernel_steps(p.epilogue)
+    if "residual" not in steps or len(steps) == 1:
+        return max(PERSISTENT_COLUMNS)
+    return 128 if set(steps) & set(ACTIVATIONS) else 192
 
 
 def _projections(work: NormMatmul | GatedFFN) -> tuple[Projection, ...]:

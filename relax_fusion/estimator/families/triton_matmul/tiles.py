@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection, Step
+from ....workload import GatedFFN, NormMatmul, Projection, Step
 from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
@@ -42,23 +42,9 @@ SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persist
 """Shared memory beside the stages: barriers and layout conversions."""
 
 
-def split_epilogue(steps: tuple[Step, ...]) -> tuple[str, str] | None:
-    """Return activation and place of the residual of an epilogue that the kernels can express.
-
-    They add a bias, then a residual ``"before"`` the activation or ``"after"`` it; others: None.
-    """
-    rest = steps[1:] if steps[:1] == ("bias",) else steps
-    activation, place = "none", "none"
-    for step in rest:
-        if step == "residual" and place == "none":
-            place = "before" if activation == "none" else "after"
-        elif step in ACTIVATIONS and activation == "none":
-            activation = str(step)
-        else:
-            return None
-    if activation == "none" and place == "before":
-        place = "after"
-    return activation, place
+def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return the steps behind the bias that comes first, which kernels add by themselves."""
+    return steps[1:] if steps[:1] == ("bias",) else steps
 
 
 def launches(work: NormMatmul | GatedFFN) -> list[list[int]]:
