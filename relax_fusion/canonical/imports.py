@@ -8,6 +8,8 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
+from ..matching.axes import is_one
+from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
@@ -33,6 +35,10 @@ class MendImports:
         y = R.take(x, -2, axis=1)              # counted from the end; no mode of take does
             ->
         y = R.take(x, n - 2, axis=1)           # a slice, where n is a number
+
+        y = R.slice_scatter(R.slice_scatter(z, a, 0, 4, 1, axis=1), b, 4, 8, 1, axis=1)
+            ->
+        y = R.concat((a, b), axis=1)           # where that is all of the axis
 
         y = R.tile(x, [b, 1])                  # of axes of size 1; also repeat
             ->
@@ -82,6 +88,8 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     dtype, below = str(array.dtype), indices
     if isinstance(shape[axis], tirx.IntImm):
+        if array.min() < -int(shape[axis]):
+            return None
         below = relax.const(np.where(array < 0, array + int(shape[axis]), array), dtype)
     else:
         sizes = rewriter.emit(relax.op.shape_to_tensor(rewriter.emit(relax.op.shape_of(x))))
@@ -109,14 +117,43 @@ def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if before is None or after is None or len(before) > len(after):
         return None
     kept = zip([tirx.IntImm("int64", 1)] * (len(after) - len(before)) + before, after, strict=True)
-    if any(not same_shape([a], [b]) and not same_shape([a], [1]) for a, b in kept):
+    if any(not same_shape([a], [b]) and not is_one(a) for a, b in kept):
         return None
     return relax.op.broadcast_to(call.args[0], after)
+
+
+def _scattered(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
+    """Lay slices side by side that are put over the whole of an axis, one after the other."""
+    shape, axis = shape_of(call), int(call.attrs.axis)
+    parts: list[tuple[int, int, relax.Expr]] = []
+    value: relax.Expr = call
+    while shape and is_call(value, "relax.slice_scatter") and int(value.attrs.axis) == axis:
+        found = _put(value, shape[axis])
+        if found is None or any(found[0] < end and begin < found[1] for begin, end, _ in parts):
+            break  # of one that is put over by a later one, a part may be left
+        parts.append(found)
+        value = rewriter.definition(value.args[0])
+    parts.sort(key=lambda part: part[0])
+    begins, ends = [p[0] for p in parts], [p[1] for p in parts]
+    if not shape or len(parts) < 2 or [*begins, int(shape[axis])] != [0, *ends]:
+        return None
+    return relax.op.concat([part for _, _, part in parts], axis)
+
+
+def _put(call: relax.Call, size: tirx.Expr) -> tuple[int, int, relax.Expr] | None:
+    """Return where along an axis neighbouring places are replaced, and by what."""
+    _, part, *where = call.args
+    if not isinstance(size, tirx.IntImm) or not all(isinstance(w, tirx.IntImm) for w in where):
+        return None
+    begin, end, step = map(int, where)
+    end = min(end, int(size))
+    return (begin, end, part) if step == 1 and 0 <= begin < end else None
 
 
 IMPORTS: dict[str, Rule] = {
     "relax.equal": _compared,
     "relax.not_equal": _compared,
+    "relax.slice_scatter": _scattered,
     "relax.take": _take,
     "relax.tile": _repeated,
     "relax.repeat": _repeated,

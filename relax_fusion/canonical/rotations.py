@@ -9,9 +9,10 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, tirx
 
+from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
-from ..matching.shapes import same_shape, shape_of
+from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -29,12 +30,18 @@ class FuseNormRotation:
             ->
         y = R.call_tir(rms_norm_rotation, (q, g, cos, sin))
 
+        n = R.reshape(R.nn.rms_norm(q, g, axes=[-1]), [..., heads, d])    # q as [..., heads * d]
+        y = R.add(R.multiply(n, cos), R.multiply(rotate_half(n), sin))
+            ->
+        y = R.reshape(R.call_tir(rms_norm_rotation, (q, g, cos, sin)), [..., heads, d])
+
     Neighbours are rotated as halves are.  Norm and rotation are computed in float32, and rounded
     once.  `MoveTransposes` has put transposes of the heads behind.
 
     declines when:
-        the norm is over another axis than the last; the angles are of another shape than the heads,
-        where they are not broadcast.
+        the norm is over another axis than the last, or its features are not cut into heads; the
+        angles are of another shape than the heads, where they are not broadcast; the dtype is
+        float64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -47,14 +54,20 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     found = rotation_at(rewriter, rewriter.probe(call))
     if found is None or found.by_pair:
         return None
-    norm = rewriter.call(found.source, "relax.nn.rms_norm")
-    shape = shape_of(norm) if norm is not None else None
-    if norm is None or not shape or not isinstance(shape[-1], tirx.IntImm):
+    shape = shape_of(found.source)
+    cut = rewriter.call(found.source, "relax.reshape")
+    norm = rewriter.call(found.source if cut is None else cut.args[0], "relax.nn.rms_norm")
+    rows = shape_of(norm) if norm is not None else None
+    if norm is None or not shape or not rows or not isinstance(shape[-1], tirx.IntImm):
         return None
-    if [int(a) % len(shape) for a in norm.attrs.axes] != [len(shape) - 1]:
+    if dtype_of(norm) == "float64":
+        return None
+    if [int(a) % len(rows) for a in norm.attrs.axes] != [len(rows) - 1]:
         return None
     angles = (found.cos, found.sin)
     if not all(_fits(angle, shape) for angle in angles):
+        return None
+    if cut is not None and not (len(shape) > 2 and same_shape(shape[:-2], rows[:-1])):
         return None
     x, gamma = norm.args
     plus = 0.0
@@ -63,11 +76,13 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if value is not None and same_shape(shape_of(row), shape_of(gamma)):
             gamma, plus = row, value
             break
-    distance = int(shape[-1]) // 2 if found.pairing == "halves" else 1
-    eps = float(norm.attrs.epsilon)
-    kernel = partial(norm_rotation, eps=eps, plus=plus, distance=distance)
+    half = int(shape[-1]) // 2 if found.pairing == "halves" else 1
+    added = float(norm.attrs.epsilon), plus
+    layout = int(shape[-1]), half, cut is not None
+    kernel = partial(norm_rotation, heads=layout, added=added)
     name = "rms_norm_rotation"
-    return rewriter.builder.call_te(kernel, x, gamma, angles, primfunc_name_hint=name)
+    made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
+    return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
 
 
 def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
@@ -76,34 +91,37 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
     if own is None or len(own) > len(shape) or not same_shape(own[-1:], shape[-1:]):
         return False
     pairs = zip(own, shape[len(shape) - len(own) :], strict=True)
-    return all(same_shape([a], [1]) or same_shape([a], [b]) for a, b in pairs)
+    return all(is_one(a) or same_shape([a], [b]) for a, b in pairs)
 
 
 def norm_rotation(
     x: te.Tensor,
     gamma: te.Tensor,
-    angles: tuple[te.Tensor, te.Tensor],
-    eps: float,
-    plus: float,
-    distance: int,
+    cos: te.Tensor,
+    sin: te.Tensor,
+    heads: tuple[int, int, bool],
+    added: tuple[float, float],
 ) -> te.Tensor:
-    """RMSNorm over the last axis, of which pairs are then rotated.
+    """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 
     Parameters
     ----------
     x : te.Tensor
-        Heads, of any rank.
+        Of any rank.
     gamma : te.Tensor
-        Of one head.
-    angles : tuple of te.Tensor
-        Cosines and sines, broadcast to `x`.
-    eps, plus : float
+        Of the last axis.
+    cos, sin : te.Tensor
+        Broadcast to the heads.
+    heads : tuple of (int, int, bool)
+        Features of a head, the distance between those of a pair, and whether the last axis holds
+        several heads; angles have one for heads then, in front of the last.
+    added : tuple of float
         What is added to the mean square, and to gamma.
     distance : int
         Distance between the features of a pair.
     """
     *_, width = x.shape
-    cos, sin = angles
+    (head, distance, cut), (eps, plus) = heads, added
     k = te.reduce_axis((0, width), name="k")
 
     def wide(value: tirx.Expr) -> tirx.Expr:
@@ -120,16 +138,18 @@ def norm_rotation(
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
-        return wide(of(*(0 if isinstance(d, tirx.IntImm) and int(d) == 1 else i for d, i in own)))
+        return wide(of(*(0 if is_one(d) else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:
-        *row, lane = at
-        halves = 2 * distance == int(width)
+        *row, feature = at
+        which, lane = tirx.floordiv(feature, head), tirx.floormod(feature, head)
+        halves = 2 * distance == head
         is_first = lane < distance if halves else lane % 2 < 1
-        partner = (lane + distance) % int(width) if halves else lane + 1 - lane % 2 * 2
-        other = normed(row, partner)
+        partner = (lane + distance) % head if halves else lane + 1 - lane % 2 * 2
+        other = normed(row, which * head + partner)
         sign = tirx.Select(is_first, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
-        turned = normed(row, lane) * angle(cos, at) + sign * other * angle(sin, at)
+        place = [*row, which, lane] if cut else at
+        turned = normed(row, feature) * angle(cos, place) + sign * other * angle(sin, place)
         return turned.astype(x.dtype)
 
     return te.compute(x.shape, element, "rotated")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import te, tirx
 
 from ..errors import LoweringError
+from .attention_exp import tanh
 
 ACCUMULATE = "float32"
 """The dtype that sums and activations are computed in."""
@@ -36,4 +37,8 @@ def activate(name: str, x: tirx.Expr) -> tirx.Expr:
         cubic = x + tirx.const(0.044715, ACCUMULATE) * x * x * x
         # (1 + tanh(y)) / 2 is sigmoid(2 y): one exponential, and no difference of close numbers.
         return x / (one + te.exp(tirx.const(-2.0 * _SQRT_2_OVER_PI, ACCUMULATE) * cubic))
+    if name == "sigmoid":
+        return one / (one + te.exp(-x))
+    if name == "tanh":
+        return tanh(x, on_gpu=True)
     raise LoweringError(f"no formula for activation {name!r}")

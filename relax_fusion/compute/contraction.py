@@ -34,7 +34,7 @@ from ctypes import c_float
 from tvm import te, tirx
 
 from ..estimator.tile_plan import TilePlan
-from ..workload import GatedFFN, Norm, NormMatmul, Projection, operand_name
+from ..workload import GatedFFN, Norm, NormMatmul, Projection
 from .activations import ACCUMULATE, activate
 from .rope import in_order, rotated_projection
 from .stages import (
@@ -48,6 +48,7 @@ from .stages import (
     int64,
     round_up,
     stack_parts,
+    stepped,
     tiles_of,
     weight_at,
 )
@@ -180,29 +181,12 @@ def _projection(
     acc = accumulate(
         data, lambda p, j, r: weight_at(layout, w, j, r), (1, n), f"acc{index}", padding
     )
-    value = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
-    for position, step in enumerate(projection.epilogue):
-        value = _step(stages, step, value, operand_name(step, index, position))
+    total = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
+    value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"
     )
     stages.give(f"out{index}", out)
-
-
-def _step(
-    stages: Stages,
-    step: str,
-    value: Callable[[tirx.Expr, tirx.Expr], tirx.Expr],
-    operand: str,
-) -> Callable[[tirx.Expr, tirx.Expr], tirx.Expr]:
-    """Return the function after one more step of the epilogue."""
-    if step == "bias":
-        bias = stages[operand]
-        return lambda i, j: value(i, j) + bias(j).astype(ACCUMULATE)
-    if step == "residual":
-        residual = stages[operand]
-        return lambda i, j: value(i, j) + residual(i, j).astype(ACCUMULATE)
-    return lambda i, j: activate(step, value(i, j))
 
 
 def _gated(

@@ -25,9 +25,10 @@ from ..estimator.families.cpu_chain import is_packed, panel_columns
 from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
-from ..workload import ACTIVATIONS, MatmulChain, WeightLayout, operand_name
-from .activations import ACCUMULATE, activate
+from ..workload import MatmulChain, WeightLayout
+from .activations import ACCUMULATE
 from .stages import (
+    Element,
     Padding,
     Size,
     Stages,
@@ -36,11 +37,9 @@ from .stages import (
     clamped,
     int64,
     round_up,
+    stepped,
     weight_at,
 )
-
-Element = Callable[..., tirx.Expr]
-"""A function of the indices of an element: (batch,) row and column."""
 
 
 def matmul_chain_prim_func(work: MatmulChain, plan: TilePlan) -> tirx.PrimFunc:
@@ -65,7 +64,7 @@ def _in_a_row(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
         layout, w = work.layouts[which], stages[f"w{which}"]
         padding = Padding(plan.block_m, plan.block_n if layout == "nk" else 1)
         acc = accumulate(data, _reader(layout, w), (1, n), f"acc{which}", padding)
-        value = _stepped(stages, which, steps, _at(acc, tirx.IntImm("int64", 0)), n)
+        value = stepped(stages, which, steps, _at(acc, tirx.IntImm("int64", 0)), n)
         data = te.compute(int64((rows, n)), _rounded(value, dtype), f"out{which}")
     stages.give("out1", data)
 
@@ -83,7 +82,7 @@ def _whole(stages: Stages, work: MatmulChain) -> None:
     x = stages["x"]
     lead, shape = _outside(x)
     acc = _product(stages, work, 0, shape, x)
-    value = _stepped(stages, 0, work.inner, acc, work.r)
+    value = stepped(stages, 0, work.inner, acc, work.r)
     middle = te.compute(int64((*shape, work.r)), lambda *at: value(*at).astype(work.dtype), "out0")
     _result(stages, work, (lead, shape[1]), _product(stages, work, 1, shape, middle))
 
@@ -99,7 +98,7 @@ def _result(
 ) -> None:
     """Add the steps after the second matmul, and the output."""
     lead, rows = size
-    value = _stepped(stages, 1, work.outer, sums, work.n)
+    value = stepped(stages, 1, work.outer, sums, work.n)
     first = () if lead else (tirx.IntImm("int64", 0),)
     out = te.compute(
         int64((*lead, rows, work.n)),
@@ -137,7 +136,7 @@ def _in_blocks(stages: Stages, work: MatmulChain, plan: TilePlan) -> None:
         data = te.compute(int64((batch, padded, work.k)), x_at, "x_wide")
     inner = _over_panels(stages, (work, plan, 0), (batch, padded), data)
     width = panel_columns(plan, work, 0)
-    value = _stepped(stages, 0, work.inner, inner, work.r, width)
+    value = stepped(stages, 0, work.inner, inner, work.r, width)
     middle = te.compute(
         int64((batch, padded, round_up(work.r, width))),
         lambda *at: as_stored(value(*at), work.dtype),
@@ -182,40 +181,3 @@ def _over_panels(
         lambda b, i, j: te.sum(data(b, i, r) * read(b, j, r), axis=r),
         f"acc{index}",
     )
-
-
-def _stepped(
-    stages: Stages,
-    which: int,
-    steps: tuple[str | float, ...],
-    value: Element,
-    columns: int,
-    width: int = 1,
-) -> Element:
-    """Return the element after the steps.
-
-    Columns beyond the last of `columns`, up to a multiple of `width`, have the last one's bias.
-    """
-    for position, step in enumerate(steps):
-        if isinstance(step, float) or step in ACTIVATIONS:
-            value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
-            continue
-        operand = stages[operand_name(step, which, position)]
-        if step == "bias":
-            term = lambda *at, b=operand: b(clamped(at[-1], columns, width))  # noqa: E731
-        else:
-            term = lambda *at, t=operand: t(*at[len(at) - len(t.shape) :])  # noqa: E731
-        value = _sum(value, term)
-    return value
-
-
-def _sum(value: Element, term: Element) -> Element:
-    return lambda *at: value(*at) + term(*at).astype(ACCUMULATE)
-
-
-def _scaled(value: Element, factor: float) -> Element:
-    return lambda *at: value(*at) * tirx.const(factor, ACCUMULATE)
-
-
-def _active(value: Element, name: str) -> Element:
-    return lambda *at: activate(name, value(*at))

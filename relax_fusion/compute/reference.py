@@ -119,7 +119,6 @@ FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
     "minimum": tirx.min,
     "finite": _finite,
     "exp": te.exp,
-    "tanh": te.tanh,
     "rsqrt": te.rsqrt,
     **{name: lambda x, name=name: activate(name, x) for name in ACTIVATIONS},
 }

@@ -102,7 +102,7 @@ def rotated_projection(
         weight = stack_parts(layout, (n // 2, work.k), weight, f"w_parts{index}")
     acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
     if projection.epilogue not in ((), ("bias",)):
-        steps = ", ".join(projection.epilogue)
+        steps = ", ".join(map(str, projection.epilogue))
         raise LoweringError(f"a matmul is rotated after {steps}; only a bias can precede it")
     bias = stages[operand_name("bias", index, 0)] if projection.epilogue else None
 

@@ -10,13 +10,16 @@ from tvm import te, tirx
 
 from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.tile_plan import TilePlan
-from ..workload import INTEGER_DTYPES, Graph, Operand, WeightLayout
-from .activations import ACCUMULATE
+from ..workload import ACTIVATIONS, INTEGER_DTYPES, Graph, Operand, Step, WeightLayout, operand_name
+from .activations import ACCUMULATE, activate
 
 Size: TypeAlias = tirx.Expr | int
 
 Edges = Literal["clamp", "zero", "none"]
 """How rows and columns beyond the last are filled, where there are such."""
+
+Element = Callable[..., tirx.Expr]
+"""A function of the indices of an element: (batch,) row and column."""
 
 Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """The element of a weight: a function of part, column and k."""
@@ -197,3 +200,44 @@ def stack_parts(layout: WeightLayout, sizes: tuple[int, int], weight: Reader, na
         return lambda p, j, r: both(p, j, r)
     both = te.compute(int64((2, k, n)), lambda p, r, j: weight(p, j, r), name)
     return lambda p, j, r: both(p, r, j)
+
+
+def stepped(
+    stages: Stages,
+    which: int,
+    steps: Sequence[Step],
+    value: Element,
+    columns: int,
+    width: int = 1,
+) -> Element:
+    """Return the element after the steps behind matmul number `which`.
+
+    Columns beyond the last of `columns`, up to a multiple of `width`, have the last one's operands.
+    """
+    for position, step in enumerate(steps):
+        if isinstance(step, float) or step in ACTIVATIONS:
+            value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
+            continue
+        operand = stages[operand_name(step, which, position)]
+        if step == "residual":
+            term = lambda *at, t=operand: t(*at[len(at) - len(t.shape) :])  # noqa: E731
+        else:
+            term = lambda *at, t=operand: t(clamped(at[-1], columns, width))  # noqa: E731
+        value = (_product if step == "scale" else _sum)(value, term)
+    return value
+
+
+def _sum(value: Element, term: Element) -> Element:
+    return lambda *at: value(*at) + term(*at).astype(ACCUMULATE)
+
+
+def _product(value: Element, factor: Element) -> Element:
+    return lambda *at: value(*at) * factor(*at).astype(ACCUMULATE)
+
+
+def _scaled(value: Element, factor: float) -> Element:
+    return lambda *at: value(*at) * tirx.const(factor, ACCUMULATE)
+
+
+def _active(value: Element, name: str) -> Element:
+    return lambda *at: activate(name, value(*at))

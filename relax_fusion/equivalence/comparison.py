@@ -35,7 +35,8 @@ _LEAST, _MOST = 0.05, 8.0
 """Scores and sums are made this large: exponentials and activations are neither flat nor steep."""
 
 
-_FORMULAS = (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715, 1.702)
+_TANH = math.sqrt(2 / math.pi)
+_FORMULAS = (math.sqrt(0.5), _TANH, 0.044715, 1.702, 2 * _TANH, 2 * _TANH * 0.044715)
 """Constants of activations, which graphs multiply or divide by in few digits, kernels in all."""
 
 

@@ -12,7 +12,7 @@ and `elements` what its elements are.
 
 from .activations import activation
 from .constants import binary
-from .epilogue import Chain, epilogue
+from .epilogue import Chain, epilogue, named
 from .linear import Linear, linear
 from .matmul_chain import Side, matmul_chain
 from .movements import ungrouped
@@ -38,6 +38,7 @@ __all__ = [
     "linear",
     "made_by",
     "matmul_chain",
+    "named",
     "norm_matmul",
     "norm_prologue",
     "normalisation",

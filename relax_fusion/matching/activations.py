@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import relax
 
-from .constants import binary, near, scalar, scaled
+from .constants import binary, near, scalar
 from .pattern import Definitions
+from .polynomials import Terms, polynomial
 from .shapes import dtype_of
 
 _ACTIVATION_OPS = {
@@ -16,6 +18,8 @@ _ACTIVATION_OPS = {
     "relax.nn.gelu": "gelu",
     "relax.nn.gelu_tanh": "gelu_tanh",
     "relax.nn.relu": "relu",
+    "relax.sigmoid": "sigmoid",
+    "relax.tanh": "tanh",
 }
 
 
@@ -31,9 +35,10 @@ class Activated:
 def activation(view: Definitions, var: relax.Expr) -> Activated | None:
     """Recognise the activation that defines `var`.
 
-    Spellings: the operator; ``x * sigmoid(x)``, also of ``1.702 x``; ``maximum(x, 0)``, and squares
-    of it; ``0.5 x (1 + erf(x / sqrt 2))`` and
-    ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products.
+    Spellings: the operator; ``maximum(x, 0)``, and squares of it; ``x * sigmoid(x)``, also of
+    ``1.702 x``; ``0.5 x (1 + erf(x / sqrt 2))`` and
+    ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` with their products in any order and
+    their polynomials in any form.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -43,19 +48,8 @@ def activation(view: Definitions, var: relax.Expr) -> Activated | None:
     for source, zero in binary(view, var, "relax.maximum"):
         if scalar(view, zero) == 0.0:
             return Activated("relu", source, (var,))
-    for source, gate in binary(view, var, "relax.multiply"):
-        sigmoid = view.call(gate, "relax.sigmoid")
-        if sigmoid is not None and sigmoid.args[0].same_as(source):
-            return Activated("silu", source, (gate, var))
-        if sigmoid is None:
-            continue
-        found = scaled(view, sigmoid.args[0])
-        if found is None or not found[0].same_as(source):
-            continue
-        if near(found[1], 1.702, dtype_of(source)):
-            return Activated("quick_gelu", source, (sigmoid.args[0], gate, var))
     squared = _squared_relu(view, var)
-    return squared if squared is not None else _decomposed_gelu(view, var)
+    return squared if squared is not None else _written_out(view, var)
 
 
 def _squared_relu(view: Definitions, var: relax.Var) -> Activated | None:
@@ -77,24 +71,58 @@ def _squared_relu(view: Definitions, var: relax.Var) -> Activated | None:
     return Activated("relu2", found.source, (*found.covers, var))
 
 
-def _decomposed_gelu(view: Definitions, var: relax.Var) -> Activated | None:
-    """Recognise ``0.5 * x * (1 + f(x))`` for the erf and the tanh form of GELU."""
+def _written_out(view: Definitions, var: relax.Var) -> Activated | None:
+    """Recognise ``x * f(x)`` for the gates that SiLU and the forms of GELU multiply by.
+
+    f is a sigmoid, or half of ``1 + erf`` or ``1 + tanh``, of a polynomial of x.
+    """
     factors, covers = _factors(view, var)
-    halves = [f for f in factors if scalar(view, f) == 0.5]
+    number = math.prod(n for n in (scalar(view, f) for f in factors) if n is not None)
     rest = [f for f in factors if scalar(view, f) is None]
-    if len(halves) != 1 or len(rest) != 2:
+    if len(rest) != 2:
         return None
-    for source, one_plus in (rest, rest[::-1]):
-        for inner, one in binary(view, one_plus, "relax.add"):
-            if scalar(view, one) != 1.0:
-                continue
-            spellings = (("erf", "gelu", _erf_source), ("tanh", "gelu_tanh", _tanh_source))
-            for op, name, read in spellings:
-                call = view.call(inner, f"relax.{op}")
-                found = read(view, call.args[0], source) if call is not None else None
-                if found is not None:
-                    return Activated(name, source, (*found, inner, one_plus, *covers))
+    for source, gate in (rest, rest[::-1]):
+        for function, half, inside in _gates(view, gate):
+            found = polynomial(view, inside[-1], source)
+            name = _name(function, found[0], dtype_of(source)) if found is not None else None
+            if found is not None and name is not None and number == half:
+                return Activated(name, source, (*found[1], *inside[:-1], *covers))
     return None
+
+
+def _gates(
+    view: Definitions, gate: relax.Expr
+) -> Iterator[tuple[str, float, tuple[relax.Expr, ...]]]:
+    """Yield each reading of a gate: its function, its factor, its bindings and its argument."""
+    call = view.call(gate, "relax.sigmoid")
+    if call is not None:
+        yield "sigmoid", 1.0, (gate, call.args[0])
+    for inner, one in binary(view, gate, "relax.add"):
+        call = view.call(inner, "relax.erf", "relax.tanh")
+        if call is not None and scalar(view, one) == 1.0:
+            name = str(call.op.name).removeprefix("relax.")
+            yield name, 0.5, (inner, gate, call.args[0])
+
+
+def _name(function: str, terms: Terms, dtype: str) -> str | None:
+    """Return the activation whose gate is that function of that polynomial."""
+    for name, wanted in _POLYNOMIALS[function].items():
+        ratios = ((terms.get(degree, 0.0), factor) for degree, factor in wanted.items())
+        if set(terms) == set(wanted) and all(near(a, b, dtype) for a, b in ratios):
+            return name
+    return None
+
+
+_TANH = math.sqrt(2 / math.pi)
+_POLYNOMIALS: dict[str, dict[str, Terms]] = {
+    "erf": {"gelu": {1: math.sqrt(0.5)}},
+    "tanh": {"gelu_tanh": {1: _TANH, 3: 0.044715 * _TANH}},
+    "sigmoid": {
+        "silu": {1: 1.0},
+        "quick_gelu": {1: 1.702},
+        "gelu_tanh": {1: 2 * _TANH, 3: 2 * 0.044715 * _TANH},
+    },
+}
 
 
 def _factors(view: Definitions, var: relax.Expr) -> tuple[list[relax.Expr], tuple[relax.Var, ...]]:
@@ -112,44 +140,3 @@ def _factors(view: Definitions, var: relax.Expr) -> tuple[list[relax.Expr], tupl
         else:
             factors.append(arg)
     return factors, covers
-
-
-def _erf_source(
-    view: Definitions, arg: relax.Expr, source: relax.Expr
-) -> tuple[relax.Var, ...] | None:
-    found = scaled(view, arg)
-    wanted = math.sqrt(0.5)
-    if found is None or not found[0].same_as(source) or not near(found[1], wanted, dtype_of(arg)):
-        return None
-    return (arg,)
-
-
-def _tanh_source(
-    view: Definitions, arg: relax.Expr, source: relax.Expr
-) -> tuple[relax.Var, ...] | None:
-    outer = scaled(view, arg)
-    if outer is None or not near(outer[1], math.sqrt(2 / math.pi), dtype_of(arg)):
-        return None
-    for plain, cubic in binary(view, outer[0], "relax.add"):
-        term = scaled(view, cubic)
-        dtype = dtype_of(cubic)
-        if plain.same_as(source) and term is not None and near(term[1], 0.044715, dtype):
-            cube = _cube(view, term[0], source)
-            if cube is not None:
-                return (*cube, cubic, outer[0], arg)
-    return None
-
-
-def _cube(view: Definitions, expr: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
-    power = view.call(expr, "relax.power")
-    if power is not None and power.args[0].same_as(source) and scalar(view, power.args[1]) == 3.0:
-        return (expr,)
-    for square, single in binary(view, expr, "relax.multiply"):
-        call = view.call(square, "relax.multiply")
-        if (
-            call is not None
-            and single.same_as(source)
-            and all(a.same_as(source) for a in call.args)
-        ):
-            return (square, expr)
-    return None

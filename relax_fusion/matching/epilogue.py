@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from tvm import relax, tirx
 
 from ..errors import Decline
-from ..workload import ACTIVATIONS, Projection
+from ..workload import ACTIVATIONS, Projection, Step
 from .activations import activation
 from .casts import narrows
-from .constants import binary
+from .constants import binary, scaled
 from .linear import Linear
+from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
 from .shapes import dtype_of, same_shape, shape_of
 
@@ -49,7 +50,7 @@ def epilogue(
     view: BlockView,
     start: Linear,
     forbidden: set[relax.Var],
-    accepts: Callable[[tuple[str, ...]], bool] = lambda steps: True,
+    accepts: Callable[[tuple[Step, ...]], bool] = lambda steps: True,
 ) -> Chain:
     """Follow the single-use steps after a projection as far as a kernel can absorb them.
 
@@ -86,13 +87,21 @@ def epilogue(
         chain = longer
 
 
-def few_activations(steps: Sequence[str | float]) -> bool:
+def few_activations(steps: Sequence[Step]) -> bool:
     """Tell whether one kernel may have the activations among `steps`."""
     return sum(step in ACTIVATIONS for step in steps) <= MOST_ACTIVATIONS
 
 
+def named(steps: Sequence[Step]) -> list[str]:
+    """Return what reports call the steps."""
+    return ["scale" if isinstance(step, float) else step for step in steps]
+
+
 def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain | None:
-    """Absorb the next step: a bias, a residual, an activation or a cast, else None."""
+    """Absorb the next step, if it is one: an activation, a cast, a sum or a product.
+
+    A reshape in front of it may group the rows anew.
+    """
     users = view.uses(chain.out)
     if view.escapes(chain.out) or not users or _is_rounded(chain):
         return None
@@ -102,6 +111,8 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     if len(users) != 1 or not view.is_free(users[0]):
         return None
     user = users[0]
+    if is_call(view.defs[user], "relax.reshape") and keeps_features(chain.out, user):
+        return _extend(view, replace(chain, covers=(*chain.covers, user), out=user), forbidden)
     if is_call(view.defs[user], "relax.astype"):
         dtype = dtype_of(user)
         if dtype not in ("float16", "bfloat16", "float32"):
@@ -109,10 +120,22 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
         if dtype == "float32" != chain.out_dtype and narrows(view, chain.out):
             return None  # rounded on purpose
         return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
-    for data, other in binary(view, user, "relax.add"):
-        if data.same_as(chain.out) and not view.depends_on(other, forbidden):
-            return _add(view, chain, user, other)
+    number = scaled(view, user)
+    if number is not None and number[0].same_as(chain.out):
+        return _longer(chain, user, number[1])
+    for operator in ("add", "multiply"):
+        for data, other in binary(view, user, f"relax.{operator}"):
+            if data.same_as(chain.out) and not view.depends_on(other, forbidden):
+                return _combined(chain, user, other, operator)
     return None
+
+
+def _longer(chain: Chain, out: relax.Var, step: Step, *args: KernelArg) -> Chain:
+    """Return the chain with one more step, which `out` is."""
+    steps = (*chain.projection.epilogue, step)
+    projection = replace(chain.projection, epilogue=steps)
+    args, covers = (*chain.args, *args), (*chain.covers, out)
+    return replace(chain, projection=projection, args=args, covers=covers, out=out)
 
 
 def _is_rounded(chain: Chain) -> bool:
@@ -120,8 +143,8 @@ def _is_rounded(chain: Chain) -> bool:
     return chain.out_dtype not in ("float32", dtype_of(chain.linear.x))
 
 
-def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> Chain | None:
-    """Absorb ``out + other`` as a bias (last axis only) or a residual (same shape)."""
+def _combined(chain: Chain, user: relax.Var, other: relax.Expr, operator: str) -> Chain | None:
+    """Absorb a sum or product with a vector along the last axis, or a sum with a whole tensor."""
     shape, other_shape = shape_of(chain.out), shape_of(other)
     if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
         return None
@@ -129,19 +152,11 @@ def _add(view: BlockView, chain: Chain, user: relax.Var, other: relax.Expr) -> C
         return None  # all inputs of a kernel are of one dtype
     ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
-        arg, kind = KernelArg(other), "residual"
-    elif other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones:
-        arg, kind = KernelArg(other, (chain.projection.n,)), "bias"
-    else:
+        return _longer(chain, user, "residual", KernelArg(other)) if operator == "add" else None
+    if not (other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones):
         return None
-    projection = replace(chain.projection, epilogue=(*chain.projection.epilogue, kind))
-    return replace(
-        chain,
-        projection=projection,
-        args=(*chain.args, arg),
-        covers=(*chain.covers, user),
-        out=user,
-    )
+    step = "bias" if operator == "add" else "scale"
+    return _longer(chain, user, step, KernelArg(other, (chain.projection.n,)))
 
 
 def _activation_after(view: BlockView, chain: Chain) -> Chain | None:

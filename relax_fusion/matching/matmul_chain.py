@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from ..errors import Reason
-from .constants import scaled
+from ..workload import Step
 from .dequantized import refuse_dequantized
-from .epilogue import epilogue, few_activations
+from .epilogue import epilogue
 from .linear import Linear, linear, untransposed
 from .movements import keeps_features, ungrouped
 from .norms import normalisation
@@ -29,7 +29,7 @@ class Side:
     batch : sequence of PrimExpr
         Leading dimensions that its weight has too; empty for a two-dimensional one.
     steps : tuple of str or float
-        As in `relax_fusion.workload.MatmulChain`.
+        As in `relax_fusion.workload.Projection`.
     args : tuple of KernelArg
         Operands of the steps, in order.
     covers : tuple of relax.Var
@@ -42,7 +42,7 @@ class Side:
 
     linear: Linear
     batch: Shape
-    steps: tuple[str | float, ...]
+    steps: tuple[Step, ...]
     args: tuple[KernelArg, ...]
     covers: tuple[relax.Var, ...]
     out: relax.Var
@@ -111,31 +111,12 @@ def _with_steps(
     start: Linear,
     batch: Shape,
     forbidden: set[relax.Var],
-    accepts: Callable[[tuple[str, ...]], bool],
+    accepts: Callable[[tuple[Step, ...]], bool],
 ) -> Side:
-    """Follow the steps after a matmul, multiplications by a number among them."""
-    side = Side(start, batch, (), (), (), start.var, "")
-    at = start
-
-    def short(steps: tuple[str, ...]) -> bool:
-        return accepts(steps) and few_activations((*side.steps, *steps))
-
-    while True:
-        chain = epilogue(view, at, forbidden | set(side.covers), short)
-        side = replace(
-            side,
-            steps=(*side.steps, *chain.projection.epilogue),
-            args=(*side.args, *chain.args),
-            covers=(*side.covers, *chain.covers),
-            out=chain.out,
-            dtype=chain.out_dtype,
-        )
-        user = view.only_user(chain.out)
-        found = None if user is None or not view.is_free(user) else scaled(view, user)
-        if user is None or found is None or not found[0].same_as(chain.out):
-            return side
-        side = replace(side, steps=(*side.steps, float(found[1])))
-        at = replace(start, var=user, covers=(user,))
+    """Follow the steps after a matmul."""
+    chain = epilogue(view, start, forbidden, accepts)
+    steps, made = chain.projection.epilogue, (chain.covers, chain.out, chain.out_dtype)
+    return Side(start, batch, steps, chain.args, *made)
 
 
 def _reader(view: BlockView, inner: Side) -> tuple[Side, relax.Var | None]:

@@ -10,7 +10,7 @@ from tvm import relax
 from ..errors import Reason
 from ..workload import Norm, NormMatmul, operand_names
 from .constants import binary
-from .epilogue import Chain
+from .epilogue import Chain, named
 from .linear import Linear, linear
 from .movements import keeps_features
 from .norms import Normed
@@ -211,6 +211,6 @@ def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
     parts = [before.spelling] if before.norm else []
     parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")
     parts += sorted({"nk": "NT", "kn": "NN"}[layout] for layout in layouts)
-    parts += [step for c in chains[:1] for step in c.projection.epilogue]
+    parts += named(chains[0].projection.epilogue)
     parts += ["rope"] if any(c.projection.rope for c in chains) else []
     return " ".join(parts)

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from ..errors import Reason
 from ..workload import Rope
 from .casts import refuse_kept_roundings
-from .epilogue import Chain
+from .epilogue import Chain, named
 from .movements import Moved, Run, moves, same_expr, through_views
 from .pattern import BlockView, KernelArg, PrimExpr, Refused, guard
 from .rotation import Rotation, rotation_of
@@ -72,7 +72,7 @@ def _rotated(
     """Check that the rotations are one of heads at equal distances, and take them along."""
     tensors, turned = found
     steps = chain.projection.epilogue
-    detail = f"the heads are rotated after {', '.join(steps)}; only a bias can come before"
+    detail = f"the heads are rotated after {', '.join(named(steps))}; only a bias can come before"
     guard(steps in ((), ("bias",)), Reason.ATTRIBUTE, detail)
     angles = [_angles(view, t, bounds) for t in turned]
     rope, cos, sin = angles[0]

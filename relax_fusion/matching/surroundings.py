@@ -19,7 +19,10 @@ GIVEN = ("a parameter", "a constant")
 _MOST_STEPS = 12
 """Between scores and their softmax, or that and the values."""
 
-_ARITHMETIC = [f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "negative")]
+_ARITHMETIC = [
+    f"relax.{name}"
+    for name in ("add", "subtract", "multiply", "divide", "negative", "minimum", "maximum")
+]
 
 
 class Surroundings:

@@ -83,6 +83,8 @@ class FuseGatedFFN(FusingPass):
 
     def _product(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the product of an activated gate and its other half, in either order."""
+        if activation(view, var) is not None:  # ``x * sigmoid(x)``
+            return None
         for gate, up in binary(view, var, "relax.multiply"):
             found = self._gated(view, var, gate, up)
             if found is not None:

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax
 
 from ..errors import Reason
-from ..matching import Side, matmul_chain
+from ..matching import Side, matmul_chain, named
 from ..matching.pattern import BlockView, KernelArg, KernelOut, Match, PrimExpr, check_inner, guard
 from ..matching.shapes import (
     as_dims,
@@ -116,5 +116,4 @@ def _operands(side: Side, which: int, wide: tuple[PrimExpr | int, ...]) -> dict[
 
 def _spelling(side: Side) -> str:
     layout = {"nk": "NT", "kn": "NN"}[side.linear.layout]
-    steps = ("scale" if isinstance(step, float) else step for step in side.steps)
-    return " ".join([f"{'batched ' if side.batch else ''}matmul {layout}", *steps])
+    return " ".join([f"{'batched ' if side.batch else ''}matmul {layout}", *named(side.steps)])

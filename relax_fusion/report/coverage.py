@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..workload import Attention, GatedFFN, NormMatmul, Workload
+from ..workload import Attention, GatedFFN, NormMatmul, Step, Workload
 from ..workload.operators import ACTIVATIONS
 from .decision import Decision
 
@@ -160,14 +160,14 @@ def _chains_of(work: Workload) -> Counter[str]:
     if isinstance(work, Attention):
         return Counter(attention=1)
     if isinstance(work, NormMatmul):
-        steps = [step for out in work.outputs for step in out.epilogue]
+        steps: list[Step] = [step for out in work.outputs for step in out.epilogue]
         projections, norms = len(work.outputs), int(work.norm is not None)
         ropes = sum(out.rope is not None for out in work.outputs)
     elif isinstance(work, GatedFFN):
         steps, ropes = [work.activation], 0
         projections, norms = 1 if work.merged else 2, int(work.norm is not None)
     else:
-        steps, ropes = [s for s in (*work.inner, *work.outer) if isinstance(s, str)], 0
+        steps, ropes = [*work.inner, *work.outer], 0
         projections, norms = 2, 0
     return Counter(
         {

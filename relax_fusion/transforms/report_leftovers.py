@@ -27,6 +27,9 @@ _ASKED = {
 }
 """The passes that look at an operation, whose refusal says most first."""
 
+_OF_PROJECTIONS = ("relax.exp", "relax.clip")
+"""What is an activation, or a part of one, only behind a projection."""
+
 
 @tvm.transform.module_pass(opt_level=0, name="ReportLeftovers")
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class _Looker:
         }
         for found in self.around.found:
             reason, chain = why[found.kind](found)
+            if not chain and is_call(self.view.defs[found.var], *_OF_PROJECTIONS):
+                continue
             refusal = self._refusal(found)
             if in_branch:
                 reason = "it stands in a branch of a condition, which no pass looks into"
@@ -174,9 +179,10 @@ class _Looker:
             found.covers[0] if joined else found.var, "relax.add", "relax.subtract"
         )
         first, second = map(self.around.sources, total.args) if total is not None else ([], [])
-        turned = next((a for a in first if any(a.same_as(b) for b in second)), None)
-        if turned is None:
+        both = [a for a in first if any(a.same_as(b) for b in second)]
+        if not both:
             return "it turns a parameter", "rope"
+        turned = next((a for a in both if self.around.is_projection(a)), both[0])
         product = self.view.call(total.args[0], "relax.multiply") if total is not None else None
         ways = [root_of(self.view, a) for a in product.args] if product is not None else []
         steps = next((steps for root, steps in ways if root.same_as(turned)), [])

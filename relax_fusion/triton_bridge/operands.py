@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 
 from ..errors import LoweringError
-from ..estimator.families.triton_matmul.tiles import split_epilogue
+from ..estimator.families.triton_matmul.tiles import launches, split_epilogue
+from ..estimator.prediction import ceil_div
 from ..launch.arguments import Out
 from ..workload import DynamicDim, GatedFFN, NormMatmul, Rope, Workload, operand_name
+from .kernels.products import Form, Tensors
 
 
 @dataclass(frozen=True)
@@ -23,24 +25,26 @@ class Angles:
     sin: Any
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The run-time arguments of a rotation."""
-        positions: Any = self.rope.positions
-        if isinstance(positions, DynamicDim):
-            positions = tirx.Cast("int32", self.cos.ty.shape.values[0])
-        return {"cos_ptr": self.cos, "sin_ptr": self.sin, "positions": positions}
+    def pairs(self) -> tuple[int, ...]:
+        """Which pairs turn, as `turned_pairs` of the kernels has it."""
+        rope = self.rope
+        return rope.features, rope.period or 0, rope.head_dim, rope.width, rope.columns
 
     @property
-    def constants(self) -> dict[str, Any]:
-        """The constexprs of a rotation."""
-        rope = self.rope
-        turned = (rope.features, rope.period or 0, rope.head_dim, rope.width, rope.columns)
-        return {"HALF": rope.distance, "ROTATED": turned}
+    def positions(self) -> Any:
+        """The rows of both where they repeat themselves, as an argument."""
+        dynamic = isinstance(self.rope.positions, DynamicDim)
+        rows = self.cos.ty.shape.values[0]
+        return tirx.Cast("int32", rows) if dynamic else self.rope.positions
 
 
 @dataclass(frozen=True)
 class Product:
-    """One matmul, or a gated pair of them, and where it reads and writes."""
+    """One matmul, or a gated pair of them, and where it reads and writes.
+
+    `half` is the distance between the features of a pair, where they are paired: to be rotated, or
+    as those of other products of the same launch are.
+    """
 
     weight: Any
     n: int
@@ -54,55 +58,49 @@ class Product:
     residual_place: str = "none"
     merged: str = "no"
     angles: Angles | None = None
+    half: int = 0
 
     @property
-    def rotated(self) -> bool:
-        """Whether pairs of features are turned that are not neighbours."""
-        return self.angles is not None and self.angles.rope.distance > 1
+    def weights(self) -> list[Any]:
+        """The tensors of its weights."""
+        return [w for w in (self.weight, self.up) if w is not None]
 
-    @property
-    def paired(self) -> bool:
-        """Whether a kernel with two accumulators needs both for one tile of columns."""
-        return self.up is not None or self.rotated
+    def form(self, step: int) -> Form:
+        """Return what a kernel is compiled for, whose tiles have `step` columns."""
+        return Form(
+            ceil_div(self.n, step),
+            self.n,
+            self.layout,
+            gated=self.up is not None,
+            merged=self.merged,
+            has_bias=self.bias is not None,
+            activation=self.activation,
+            residual=self.residual_place,
+            half=self.half,
+            rotated=self.angles.pairs if self.angles else None,
+        )
 
-    @property
-    def tiled_columns(self) -> int:
-        """Columns that such a kernel cuts into tiles: of rotated heads, the first half."""
-        return self.n // 2 if self.rotated else self.n
-
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The constexprs that every family has, and those of a rotation, where there is one."""
-        return {
-            "N": self.n,
-            "LAYOUT": self.layout,
-            "GATED": self.up is not None,
-            "HAS_BIAS": self.bias is not None,
-            "ACTIVATION": self.activation,
-            "RESIDUAL": self.residual_place,
-            "MERGED": self.merged,
-            **(self.angles.constants if self.angles else {}),
-        }
-
-    def pointers(self, unused: Any) -> dict[str, Any]:
-        """Return the arguments behind the weights; `unused` for pointers that are switched off."""
-        found = {
-            "bias_ptr": self.bias,
-            "up_bias_ptr": self.up_bias,
-            "residual_ptr": self.residual,
-        }
-        return {
-            **{name: unused if v is None else v for name, v in found.items()},
-            "out_ptr": self.out,
-            **(self.angles.arguments if self.angles else {}),
-        }
+    def tensors(self, parts: Any = None, w: Any = None, up: Any = None) -> Tensors:
+        """Return its arguments; `w` and `up` replace the weights themselves."""
+        turns = self.angles
+        return Tensors(
+            given_or(w, self.weight),
+            given_or(up, self.up),
+            self.bias,
+            self.up_bias,
+            self.residual,
+            self.out,
+            parts,
+            *((turns.cos, turns.sin, turns.positions) if turns else (None, None, None)),
+        )
 
 
 @dataclass(frozen=True)
 class Operands:
     """What a contraction reads and writes; None for what its workload does not have.
 
-    `total` and `normed` are the outputs for the sum in front of the norm and for the norm.
+    `total` and `normed` are the outputs for the sum in front of the norm and for the norm,
+    `launches` the products, those together that one launch computes.
     """
 
     x: Any
@@ -111,7 +109,7 @@ class Operands:
     beta: Any
     total: Out | None
     normed: Out | None
-    products: tuple[Product, ...]
+    launches: tuple[tuple[Product, ...], ...]
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
@@ -120,11 +118,15 @@ def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Ope
     Raises
     ------
     LoweringError
-        If an epilogue has an order that the kernels lack.
+        If the kernels lack an epilogue.
     """
     given = named_operands(work, inputs)
-    products: Iterable[Product]
-    products = [_gated(work, given)] if isinstance(work, GatedFFN) else _products(work, given)
+    together: tuple[tuple[Product, ...], ...]
+    if isinstance(work, GatedFFN):
+        together = ((_gated(work, given),),)
+    else:
+        products = list(_products(work, given))
+        together = tuple(_alike([products[i] for i in indices]) for indices in launches(work))
     return Operands(
         given["x"],
         residual=given.get("residual"),
@@ -132,7 +134,7 @@ def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Ope
         beta=given.get("beta"),
         total=given.get("x_sum"),
         normed=given.get("x_norm"),
-        products=tuple(products),
+        launches=together,
     )
 
 
@@ -145,10 +147,11 @@ def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
 
 def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
     for index, p in enumerate(work.outputs):
-        extra = {s: given.get(operand_name(s, index, at)) for at, s in enumerate(p.epilogue)}
+        extra = {s: given.get(operand_name(str(s), index, at)) for at, s in enumerate(p.epilogue)}
         steps = split_epilogue(p.epilogue)
         if steps is None:
-            raise LoweringError(f"no Triton kernel has the epilogue {', '.join(p.epilogue)}")
+            found = ", ".join(map(str, p.epilogue))
+            raise LoweringError(f"no Triton kernel has the epilogue {found}")
         yield Product(
             *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
             bias=extra.get("bias"),
@@ -156,7 +159,14 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
             activation=steps[0],
             residual_place=steps[1],
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
+            half=p.rope.distance if p.rope else 0,
         )
+
+
+def _alike(products: Sequence[Product]) -> tuple[Product, ...]:
+    """Return products of one launch, all of which pair features if one does that lie apart."""
+    half = max(p.half for p in products)
+    return tuple(replace(p, half=half) if half > 1 else p for p in products)
 
 
 def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
@@ -171,3 +181,8 @@ def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
         activation=work.activation,
         merged=merged,
     )
+
+
+def given_or(value: Any, otherwise: Any) -> Any:
+    """Return `value`, or `otherwise` where it is None."""
+    return otherwise if value is None else value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 from ..errors import GraphError
@@ -84,7 +85,7 @@ def _wrong_steps(work: Any) -> Iterator[str]:
         for projection in work.outputs:
             yield from _wrong_projection(projection)
     if isinstance(work, MatmulChain):
-        yield from _unknown([s for s in (*work.inner, *work.outer) if not isinstance(s, float)])
+        yield from _unknown((*work.inner, *work.outer))
 
 
 def _wrong_heads(work: Attention) -> Iterator[str]:
@@ -136,5 +137,5 @@ def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:
 
 def _unknown(steps: Any) -> Iterator[str]:
     for step in steps:
-        if step not in EPILOGUE_STEPS:
-            yield f"a step is {shown(step)}, must be of {', '.join(EPILOGUE_STEPS)}"
+        if step not in EPILOGUE_STEPS and not (isinstance(step, float) and isfinite(step)):
+            yield f"a step is {shown(step)}, must be a number or of {', '.join(EPILOGUE_STEPS)}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
 
 from .base import Atom, Described
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
-from .dtypes import DTYPE_BYTES
 from .graph import Graph
-from .norm_matmul import NormMatmul, Projection, WeightLayout, epilogue
+from .norm_matmul import NormMatmul, Projection, Step, WeightLayout, epilogue
 from .values import Axis
 
 
@@ -30,8 +28,7 @@ class MatmulChain(Described):
     layouts : tuple of {"nk", "kn"}
         Of A and of B: "nk" is the transposed ``[r, k]`` and ``[n, r]``.
     inner, outer : tuple of str or float
-        Steps on the intermediate and on the result, in order: members of `EPILOGUE_STEPS` (inside,
-        no residual), or the number that multiplies.
+        Steps on the intermediate (no residual) and on the result, as `Projection` has them.
     dtype, out_dtype : str
         Of x, A, B and the intermediate, and of the result.  Sums are kept in float32.
     batch : Dim, optional
@@ -43,8 +40,8 @@ class MatmulChain(Described):
     r: int
     n: int
     layouts: tuple[WeightLayout, WeightLayout]
-    inner: tuple[str | float, ...]
-    outer: tuple[str | float, ...]
+    inner: tuple[Step, ...]
+    outer: tuple[Step, ...]
     dtype: str
     out_dtype: str
     batch: Dim | None = None
@@ -53,44 +50,22 @@ class MatmulChain(Described):
 
     @cached_property
     def matmuls(self) -> tuple[NormMatmul, NormMatmul]:
-        """The matmuls of one matrix of the batch, with all steps but the numbers."""
-        a, b = (tuple(s for s in steps if isinstance(s, str)) for steps in (self.inner, self.outer))
-        return self._with_steps(a, b)
-
-    def _with_steps(
-        self, inner: tuple[str, ...], outer: tuple[str, ...]
-    ) -> tuple[NormMatmul, NormMatmul]:
-        a, b = (
-            Projection(self.r, self.layouts[0], inner),
-            Projection(self.n, self.layouts[1], outer),
-        )
+        """The matmuls of one matrix of the batch, each with its steps."""
+        a = Projection(self.r, self.layouts[0], self.inner)
+        b = Projection(self.n, self.layouts[1], self.outer)
         first = NormMatmul(self.rows, self.k, (a,), None, self.dtype, self.dtype)
         return first, NormMatmul(self.rows, self.r, (b,), None, self.dtype, self.out_dtype)
 
-    @cached_property
-    def _parts(self) -> tuple[NormMatmul, NormMatmul]:
-        """The matmuls as passes fuse them: with the steps in front of the first number."""
-        a, b = (takewhile(lambda s: isinstance(s, str), s) for s in (self.inner, self.outer))
-        return self._with_steps(tuple(map(str, a)), tuple(map(str, b)))
-
     def apart(self, **sizes: int) -> list[Atom]:
-        """Return both matmuls, and the steps that passes leave, which follow as kernels.
+        """Return both matmuls.
 
         No pass fuses a matmul of a batch; the rule for generic matmuls takes all steps along.
         """
         rows = extent(self.rows, sizes["rows"])
-        if self.batch is not None:
-            count = extent(self.batch, sizes["batch"])
-            return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
-        atoms = []
-        for part, steps in zip(self._parts, (self.inner, self.outer), strict=True):
-            (projection,) = part.outputs
-            atoms.append(Atom(0, part, rows))
-            rest = steps[len(projection.epilogue) :]
-            if rest:
-                each = rows * projection.n * DTYPE_BYTES[part.out_dtype]
-                atoms.append(Atom((2 + rest.count("residual")) * each))
-        return atoms
+        if self.batch is None:
+            return [Atom(0, part, rows) for part in self.matmuls]
+        count = extent(self.batch, sizes["batch"])
+        return [Atom(0, part, rows, count, "rule") for part in self.matmuls]
 
     def _graph(self) -> Graph:
         g = GraphBuilder()

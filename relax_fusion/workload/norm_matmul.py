@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
@@ -15,7 +15,10 @@ from .graph import Graph
 from .operators import ACTIVATIONS
 from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
 
-EPILOGUE_STEPS = ("bias", "residual", *ACTIVATIONS)
+EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
+
+Step: TypeAlias = str | float
+"""A step after a matmul: one of `EPILOGUE_STEPS`, or a number that multiplies."""
 
 WeightLayout = Literal["nk", "kn"]
 
@@ -126,15 +129,17 @@ class Projection:
         Output features.
     layout : {"nk", "kn"}
         Whether the weight lies as ``[n, k]`` (rows are outputs, PyTorch's Linear) or ``[k, n]``.
-    epilogue : tuple of str
-        Members of `EPILOGUE_STEPS` in the order in which they are applied.
+    epilogue : tuple of str or float
+        The steps behind it, in the order in which they are applied: ``"bias"`` adds and ``"scale"``
+        multiplies by a vector along the last axis, ``"residual"`` adds a tensor, an activation is
+        called by its name, a number multiplies.
     rope : Rope, optional
         A rotation after the epilogue, which then has no step but a bias.
     """
 
     n: int
     layout: WeightLayout
-    epilogue: tuple[str, ...] = ()
+    epilogue: tuple[Step, ...] = ()
     rope: Rope | None = None
 
 
@@ -265,11 +270,11 @@ def product(
 
 
 def operand_name(step: str, index: int, position: int) -> str:
-    """Return how a graph calls the bias or residual at a position of a projection's steps."""
+    """Return how a graph calls the operand of the step at a position of a projection's steps."""
     return f"{step}{index}_{position}"
 
 
-def operand_names(steps: Sequence[str | float], index: int) -> list[str]:
+def operand_names(steps: Sequence[Step], index: int) -> list[str]:
     """Return how a graph calls the operands of the steps of projection number `index`, in order."""
     named = ((s, p) for p, s in enumerate(steps) if isinstance(s, str) and s not in ACTIVATIONS)
     return [operand_name(step, index, position) for step, position in named]
@@ -277,15 +282,12 @@ def operand_names(steps: Sequence[str | float], index: int) -> list[str]:
 
 def epilogue(
     g: GraphBuilder,
-    steps: tuple[str | float, ...],
+    steps: tuple[Step, ...],
     element: tuple[Expr, tuple[Axis, ...]],
     dtype: str,
     index: int,
 ) -> Expr:
-    """Write down the operands of steps after a matmul; return an element behind them.
-
-    A bias runs along the last axis, a residual along all; a number multiplies.
-    """
+    """Write down the operands of steps after a matmul; return an element behind them."""
     value, axes = element
     for position, step in enumerate(steps):
         if isinstance(step, float):
@@ -293,9 +295,10 @@ def epilogue(
         elif step in ACTIVATIONS:
             value = apply(step, value)
         else:
-            along = axes[-1:] if step == "bias" else axes
+            along = axes if step == "residual" else axes[-1:]
             name = operand_name(step, index, position)
-            value = value + g.input(name, [a.size for a in along], dtype)[along]
+            operand = g.input(name, [a.size for a in along], dtype)[along]
+            value = value * operand if step == "scale" else value + operand
     return value
 
 

@@ -45,10 +45,11 @@ OPERATORS = {
     "gelu_tanh": _function("gelu_tanh", flops=9),
     "quick_gelu": _function("quick_gelu", flops=4),
     "relu2": _function("relu2", flops=2),
+    "sigmoid": _function("sigmoid", flops=2),
 }
 """By name: what a value may be computed with.  :mod:`.reference` has what each computes.
 
 ``finite`` is 0 for minus infinity, and ``ratio`` 0 for a divisor of 0: a softmax over nothing.
 """
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2", "sigmoid", "tanh")

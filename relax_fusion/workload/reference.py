@@ -50,6 +50,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": lambda x: x * np.exp(-np.logaddexp(0, -1.702 * x)),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
 }
 """What each of the operators of a graph computes."""
 

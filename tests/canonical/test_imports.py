@@ -64,6 +64,11 @@ def test_indices_from_the_front_stay() -> None:
     assert MendImports()(before).same_as(before)
 
 
+def test_indices_beyond_the_start_stay() -> None:
+    before = module(X, 'i = R.const([0, -9], "int64")\ny = R.take(x, i, axis=2)')
+    assert MendImports()(before).same_as(before)
+
+
 @pytest.mark.parametrize("index", [0, 3, -1, -8])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_place_is_a_slice(index: int, rank: int) -> None:
@@ -94,3 +99,43 @@ def test_what_is_repeated_along_one(params: str, body: str, expected: str) -> No
     assert operators(after) == [expected, "negative"]
     if expected == "broadcast_to":
         assert_same_numbers(before, after)
+
+
+SLICES = {
+    "in order": (
+        "v = R.slice_scatter(x, a, 0, 3, 1, axis=1)\ny = R.slice_scatter(v, e, 3, 8, 1, axis=1)",
+        "concat",
+    ),
+    "last first": (
+        "v = R.slice_scatter(x, e, 3, 8, 1, axis=1)\ny = R.slice_scatter(v, a, 0, 3, 1, axis=1)",
+        "concat",
+    ),
+    "apart": (
+        "v = R.slice_scatter(x, a, 0, 3, 1, axis=1)\ny = R.slice_scatter(v, a, 3, 6, 1, axis=1)",
+        "slice_scatter",
+    ),
+    "over one another": (
+        "v = R.slice_scatter(x, a, 1, 4, 1, axis=1)\ny = R.slice_scatter(v, e, 0, 5, 1, axis=1)",
+        "slice_scatter",
+    ),
+    "along two axes": (
+        "v = R.slice_scatter(x, e, 3, 8, 1, axis=1)\ny = R.slice_scatter(v, x, 0, 2, 1, axis=0)",
+        "slice_scatter",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SLICES)
+def test_slices_that_cover_an_axis_lie_side_by_side(case: str) -> None:
+    body, expected = SLICES[case]
+    params = ", ".join(
+        f"{n}: R.Tensor((2, {size}), 'float32')" for n, size in (("x", 8), ("a", 3), ("e", 5))
+    )
+    before = module(params, body, "")
+    after = MendImports()(before)
+    assert operators(after)[-1] == expected
+    arrays = [
+        np.arange(n, n + size * 2, dtype="float32").reshape(2, size)
+        for n, size in ((0, 8), (100, 3), (200, 5))
+    ]
+    np.testing.assert_array_equal(run(after, *arrays), run(before, *arrays))

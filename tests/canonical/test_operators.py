@@ -125,6 +125,11 @@ OTHERS = {
         "R.multiply(v, R.rsqrt", "R.multiply(x, R.rsqrt"
     ),
     "a sum": rms(SQUARES[0], ROOTS[0], "y = R.abs(h)").replace("R.mean", "R.sum"),
+    "another polynomial": "c = R.multiply(x, x)\nd = R.multiply(c, R.const(0.05, 'float32'))\n"
+    "e = R.add(d, R.const(1.0, 'float32'))\nf = R.multiply(e, x)\n"
+    "t = R.tanh(R.multiply(f, R.const(0.79788456, 'float32')))\n"
+    "p = R.add(t, R.const(1.0, 'float32'))\nh = R.multiply(x, R.const(0.5, 'float32'))\n"
+    "y = R.multiply(h, p)",
     "another activation": "a = R.sigmoid(R.negative(x))\nz = R.multiply(a, x)\ny = R.add(z, v)",
 }
 
@@ -141,6 +146,12 @@ def test_gamma_by_rows_is_no_gamma() -> None:
     after = RecogniseOperators()(before)
     assert operators(after) == ["negative", "nn.rms_norm", "multiply"]
     assert_same_numbers(before, after)
+
+
+def test_a_vector_has_no_rows() -> None:
+    params = "x: R.Tensor((8,), 'float32')"
+    before = module(params, "v = R.negative(x)\n" + rms(SQUARES[0], ROOTS[0], "y = R.abs(h)"), "")
+    assert RecogniseOperators()(before).same_as(before)
 
 
 def test_casts_to_the_same_dtype_go() -> None:

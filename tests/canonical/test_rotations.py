@@ -67,6 +67,35 @@ def test_transposed_heads(angles: str, axes: list[int]) -> None:
     assert_same_numbers(before, after, rtol=1e-6)
 
 
+@pytest.mark.parametrize("angles", ["('s', 1, 8)", "('b', 's', 2, 8)", "(8,)", "(1, 1, 's', 8)"])
+def test_a_norm_of_all_heads_together(angles: str) -> None:
+    moved = angles == "(1, 1, 's', 8)"
+    before = module(
+        "x: R.Tensor(('b', 's', 16), 'float32'), g: R.Tensor((16,), 'float32'), "
+        f"c: R.Tensor({angles}, 'float32'), e: R.Tensor({angles}, 'float32')",
+        "n = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+        f"{'v' if moved else 't'} = R.reshape(n, R.shape([b, s, 2, 8]))\n"
+        + "t = R.permute_dims(v, axes=[0, 2, 1, 3])\n" * moved
+        + ROTATION,
+    )
+    after = FuseNormRotation()(MoveTransposes()(before))
+    moves = ["reshape"] + ["permute_dims"] * moved
+    assert [o for o in operators(after) if o != "expand_dims"][-len(moves) :] == moves
+    assert "call_tir" in operators(after) and "nn.rms_norm" not in operators(after)
+    assert_same_numbers(before, after, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ["[b, s * 2, 8]", "[b * s, 2, 8]"])
+def test_heads_that_are_rows_too(rows: str) -> None:
+    before = module(
+        "x: R.Tensor(('b', 's', 16), 'float32'), g: R.Tensor((16,), 'float32'), "
+        "c: R.Tensor((8,), 'float32'), e: R.Tensor((8,), 'float32')",
+        "n = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+        f"t = R.reshape(n, R.shape({rows}))\n" + ROTATION.replace("(3,)", "(2,)"),
+    )
+    assert FuseNormRotation()(before).same_as(before)
+
+
 def test_neighbours() -> None:
     params = (
         "x: R.Tensor(('b', 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
@@ -81,6 +110,11 @@ def test_neighbours() -> None:
 
 def test_something_in_between() -> None:
     before = heads("('s', 1, 8)", "t = R.tanh(n)")
+    assert FuseNormRotation()(before).same_as(before)
+
+
+def test_kernels_of_float32_are_none_for_float64() -> None:
+    before = heads("('s', 1, 8)", "t = n", "float64")
     assert FuseNormRotation()(before).same_as(before)
 
 

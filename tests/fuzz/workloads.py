@@ -88,7 +88,7 @@ class Chooser:
                 positions = None
             rope = Rope(head, features, self.pick("float32", self.dtype), positions)
             return Projection(head * heads, self._layout(), self.pick((), ("bias",)), rope)
-        steps = self._steps("bias", "bias", "residual", *ACTIVATIONS)
+        steps = self._steps("bias", "bias", "residual", "scale", 0.5, *ACTIVATIONS)
         return Projection(n, self._layout(), steps)  # type: ignore[arg-type]
 
     def _contraction(self) -> Case:
@@ -112,7 +112,7 @@ class Chooser:
 
     def _chain(self) -> Case:
         rows, size = self._rows()
-        steps = ("bias", 0.5, 2.0, *ACTIVATIONS)
+        steps = ("bias", "scale", 0.5, 2.0, *ACTIVATIONS)
         batch = self.pick(None, None, None, 1, 2, 3, DynamicDim("batch"))
         if batch is not None:
             steps = (0.5, *ACTIVATIONS)

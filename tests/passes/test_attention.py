@@ -407,12 +407,6 @@ def test_declines_dtype() -> None:
     assert_declined(module([chain]), PASS, Reason.DTYPE, "float64")
 
 
-def test_a_scale_after_the_mask_is_another_function() -> None:
-    body = scored(f"s1 = R.add(s0, m); s = R.multiply(s1, {C})")
-    mod = module([Chain("main", BNSH + " m[5,7]", body, "o")])
-    assert_declined(mod, PASS, Reason.ATTRIBUTE, "in front of a scale by 0.25")
-
-
 def test_scores_of_unknown_size_are_left() -> None:
     chain = Chain(
         "main", BNSH.replace("[2,", "[b,") + " m[c,1,5,7]", scored("s = R.add(s0, m)"), "o"

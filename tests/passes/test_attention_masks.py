@@ -137,6 +137,14 @@ WINDOWS = [
         replace(SIX, window=3),
     ),
     kept(
+        "window_of_the_last_query",
+        positions("1", offset=6)
+        + f"i2 = R.subtract(i, {const(3, 'int64')}); c = R.greater(j, i2)\n",
+        f"c, s0, {INF}",
+        replace(BASE, q_len=1, causal="bottom_right", window=3),
+        QKV.replace("q[2,4,5,8]", "q[2,4,1,8]"),
+    ),
+    kept(
         "window_to_both_sides_stays_a_mask",
         positions("6", "6")
         + f"d = R.subtract(i, j); c0 = R.less(d, {const(3, 'int64')})\n"
@@ -253,6 +261,31 @@ DATA = [
         ),
         replace(SIX, causal="top_left", bias_dims=(False, True, True, True)),
         "q k v y",
+    ),
+    Rewrite(
+        Chain(
+            "mask_and_then_a_scale",
+            SQUARE,
+            attention(
+                positions("6", "6")
+                + f"c = R.less_equal(j, i); m = R.where(c, {const(0.0)}, {LOW})\n"
+                + f"s1 = R.add(s0, m); s = R.multiply(s1, {const(0.125)})"
+            ),
+            "o",
+        ),
+        replace(SIX, causal="top_left", scale=0.125),
+        "q k v",
+    ),
+    Rewrite(
+        Chain(
+            "bias_and_then_a_scale",
+            QKV + " y[2,1,1,7]",
+            attention(f"s1 = R.subtract(s0, y); s = R.multiply(s1, {const(0.125)})"),
+            "o",
+        ),
+        replace(BASE, bias_dims=(True, False, False, True), scale=0.125),
+        "q k v made",
+        ("multiply",),
     ),
     Rewrite(
         Chain(

@@ -38,6 +38,8 @@ ACTIVATION_SPELLINGS = {
         "quick_gelu",
         'd = R.multiply(p, R.const(1.702, "float32")); e = R.sigmoid(d); a = R.multiply(p, e)',
     ),
+    "sigmoid": ("sigmoid", "a = R.sigmoid(p)"),
+    "tanh": ("tanh", "a = R.tanh(p)"),
     "relu2_by_power": ("relu2", 'e = R.nn.relu(p); a = R.power(e, R.const(2.0, "float32"))'),
     "relu2_by_multiply": ("relu2", "e = R.nn.relu(p); a = R.multiply(e, e)"),
     "relu2_by_square": ("relu2", 'e = R.maximum(p, R.const(0.0, "float32")); a = R.square(e)'),
@@ -67,6 +69,20 @@ ACTIVATION_SPELLINGS = {
         'f = R.multiply(e, R.const(0.79788456, "float32")); t = R.tanh(f)\n'
         'o = R.add(t, R.const(1.0, "float32")); q = R.multiply(p, o)\n'
         'a = R.multiply(R.const(0.5, "float32"), q)',
+    ),
+    "gelu_by_tanh_factored": (
+        "gelu_tanh",
+        'q = R.multiply(p, R.const(0.5, "float32"))\n'
+        'e = R.multiply(p, R.const(0.79788456, "float32"))\n'
+        'c = R.multiply(p, R.const(0.044715, "float32")); d = R.multiply(c, p)\n'
+        'f = R.add(d, R.const(1.0, "float32")); s = R.multiply(e, f); t = R.tanh(s)\n'
+        'o = R.add(t, R.const(1.0, "float32")); a = R.multiply(q, o)',
+    ),
+    "gelu_by_sigmoid_of_a_cubic": (
+        "gelu_tanh",
+        's = R.square(p); c = R.multiply(s, R.const(0.0713548, "float32"))\n'
+        'd = R.add(c, R.const(1.5957691, "float32")); e = R.multiply(d, p)\n'
+        "f = R.sigmoid(e); a = R.multiply(p, f)",
     ),
 }
 
@@ -496,22 +512,6 @@ UNTOUCHED = [
         "y",
     ),
     (
-        "inputs_of_other_features",
-        "x[6,32] Wg[64,48] Wu[64,48]",
-        "f = R.reshape(x, R.shape([3, 64])); k = R.reshape(x, R.shape([3, 64]))\n"
-        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([1, 3, 48]))\n"
-        "b = R.reshape(u, R.shape([1, 3, 48]))\n" + GATE,
-        "y",
-    ),
-    (
-        "reshapes_of_two_inputs",
-        "x[2,3,32] z[2,3,32] Wg[32,48] Wu[32,48]",
-        "f = R.reshape(x, R.shape([6, 32])); k = R.reshape(z, R.shape([6, 32]))\n"
-        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([2, 3, 48]))\n"
-        "b = R.reshape(u, R.shape([2, 3, 48]))\n" + GATE,
-        "y",
-    ),
-    (
         "narrower_than_the_input",
         "x[6,32] Wg[32,48] Wu[32,48]",
         "p = R.matmul(x, Wg); b0 = R.matmul(x, Wu); b = R.reshape(b0, R.shape([2, 3, 48]))\n"
@@ -555,6 +555,35 @@ def test_is_no_gate(case: tuple[str, str, str, str]) -> None:
     if case[0] == "odd":  # ceil(3 / 2) and 1 features, of which the second is broadcast
         assert [int(d) for d in mod["odd"].ret_ty.shape.values] == [6, 2]
     assert_untouched(mod, PASS)
+
+
+HALVES = [
+    (
+        "inputs_of_other_features",
+        "x[6,32] Wg[64,48] Wu[64,48]",
+        "f = R.reshape(x, R.shape([3, 64])); k = R.reshape(x, R.shape([3, 64]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([1, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([1, 3, 48]))\n" + GATE,
+        "y",
+    ),
+    (
+        "reshapes_of_two_inputs",
+        "x[2,3,32] z[2,3,32] Wg[32,48] Wu[32,48]",
+        "f = R.reshape(x, R.shape([6, 32])); k = R.reshape(z, R.shape([6, 32]))\n"
+        "p = R.matmul(f, Wg); u = R.matmul(k, Wu); a = R.reshape(p, R.shape([2, 3, 48]))\n"
+        "b = R.reshape(u, R.shape([2, 3, 48]))\n" + GATE,
+        "y",
+    ),
+]
+"""Products whose halves are of two inputs: the gate's projection takes its activation alone."""
+
+
+@pytest.mark.parametrize("case", HALVES, ids=lambda case: case[0])
+def test_half_of_a_product_is_a_projection_with_an_activation(case: tuple[str, ...]) -> None:
+    func, decision = fused(Chain(*case), PASS)
+    assert isinstance(decision.workload, NormMatmul)
+    assert decision.workload.outputs[0].epilogue == ("silu",)
+    assert sorted({*calls(func)} - {"reshape"}) == ["call_tir", "matmul", "multiply"]
 
 
 @pytest.mark.parametrize("up_first", [False, True])

@@ -9,6 +9,7 @@ import tvm
 from tvm import relax
 
 from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
+from relax_fusion.workload import Step
 
 from ..support.chains import (
     Chain,
@@ -25,7 +26,7 @@ PASS = "FuseMatmulEpilogue"
 
 
 def work(
-    *steps: str,
+    *steps: Step,
     rows: int | DynamicDim = 6,
     layout: str = "kn",
     n: int = 48,
@@ -40,20 +41,36 @@ STEPS = {
     "bias": "{0} = R.add({1}, b)",
     "residual": "{0} = R.add(r, {1})",
     "gelu": "{0} = R.nn.gelu({1})",
+    "scale": "{0} = R.multiply(g, {1})",
+    0.5: '{0} = R.multiply({1}, R.const(0.5, "float32"))',
+    0.25: '{0} = R.divide({1}, R.const(4.0, "float32"))',
 }
+OPERANDS = {"bias": "b", "residual": "r", "scale": "g"}
 
 
-def in_order(steps: tuple[str, ...]) -> Rewrite:
+def in_order(steps: tuple[Step, ...]) -> Rewrite:
     names = ["m", *(f"v{i}" for i in range(1, len(steps))), "y"]
     lines = [STEPS[s].format(names[i + 1], names[i]) for i, s in enumerate(steps)]
-    args = [{"bias": "b", "residual": "r"}[s] for s in steps if s != "gelu"]
-    chain = Chain("_".join(steps), "x[6,32] W[32,48] b[48] r[6,48]", M + "; ".join(lines), "y")
+    args = [OPERANDS[s] for s in steps if s in OPERANDS]
+    name = "_".join(f"by{100 * s:.0f}" if isinstance(s, float) else s for s in steps)
+    chain = Chain(name, "x[6,32] W[32,48] b[48] g[48] r[6,48]", M + "; ".join(lines), "y")
     return Rewrite(chain, work(*steps), " ".join(["x W", *args]))
 
 
+OF_MODELS: tuple[tuple[Step, ...], ...] = (
+    ("bias", 0.5, "residual"),
+    (0.25,),
+    ("bias", "scale", "residual"),
+    ("scale", "bias", "gelu"),
+    ("bias", "residual", "residual"),
+    (0.5, "residual", "bias", "residual", "scale"),
+)
+"""Granite's factor, Cohere's logits, LayerScale, a norm in inference, parallel blocks, and more."""
+
 REWRITES = [
     Rewrite(Chain("alone", "x[6,32] W[32,48]", "y = R.matmul(x, W)", "y"), work(), "x W"),
-    *(in_order(steps) for steps in itertools.permutations(STEPS)),
+    *(in_order(steps) for steps in itertools.permutations(("bias", "residual", "gelu"))),
+    *(in_order(steps) for steps in OF_MODELS),
     Rewrite(
         Chain(
             "symbolic_float16_nt",
@@ -67,6 +84,27 @@ REWRITES = [
         "x W c r",
     ),
     Rewrite(
+        Chain(
+            "rows_grouped_anew",
+            "x[6,32] W[32,48] b[48] r[2,3,48]",
+            M + "n = R.add(m, b); g = R.reshape(n, [2, 3, 48]); y = R.add(r, g)",
+            "y",
+        ),
+        work("bias", "residual"),
+        "x W b r",
+    ),
+    Rewrite(
+        Chain(
+            "features_cut",
+            "x[6,32] W[32,48] r[6,4,12]",
+            M + "g = R.reshape(m, [6, 4, 12]); y = R.add(r, g)",
+            "y",
+        ),
+        work(),
+        "x W",
+        ("add",),
+    ),
+    Rewrite(
         Chain("bias_with_ones", "x[2,3,32] W[32,48] b[1,1,48]", M + "y = R.add(m, b)", "y"),
         work("bias"),
         "x W b",
@@ -76,6 +114,24 @@ REWRITES = [
         work(),
         "x W",
         ("add",),
+    ),
+    Rewrite(
+        Chain("column_multiplied", "x[6,32] W[32,48] g[6,1]", M + "y = R.multiply(m, g)", "y"),
+        work(),
+        "x W",
+        ("multiply",),
+    ),
+    Rewrite(
+        Chain("tensor_multiplied", "x[6,32] W[32,48] r[6,48]", M + "y = R.multiply(m, r)", "y"),
+        work(),
+        "x W",
+        ("multiply",),
+    ),
+    Rewrite(
+        Chain("squared", "x[6,32] W[32,48]", M + "y = R.multiply(m, m)", "y"),
+        work(),
+        "x W",
+        ("multiply",),
     ),
     Rewrite(
         Chain("column_added", "x[6,32] W[32,48] b[6,1]", M + "y = R.add(m, b)", "y"),

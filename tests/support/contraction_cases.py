@@ -150,8 +150,12 @@ def _epilogues() -> list[Case]:
         ("bias", "gelu"),
         ("bias", "residual"),
         ("silu", "residual"),
+        ("bias", "scale", 0.5, "residual", "residual"),
     ]
-    return [Case("_".join(s), replace(BASE, outputs=(plain(48, *s),), norm=None)) for s in steps]
+    return [
+        Case("_".join(map(str, s)), replace(BASE, outputs=(plain(48, *s),), norm=None))
+        for s in steps
+    ]
 
 
 def _gated() -> list[Case]:

@@ -162,13 +162,28 @@ CASES = {
     ),
     "an activation that no kernel has": (
         ROWS_AND,
-        "h = x @ w\ny = R.tanh(h)",
+        "h = x @ w\ny = R.nn.leakyrelu(h)",
         [
             (
-                *("activation", "y", "tanh of what FuseMatmulEpilogue made"),
+                *("activation", "y", "leakyrelu of what FuseMatmulEpilogue made"),
                 "projection -> activation",
             )
         ],
+    ),
+    "an activation written as no pass reads it": (
+        ROWS_AND,
+        "h = x @ w\ne = R.exp(R.minimum(h, R.const(0.0, 'float32')))\ny = R.subtract(e, h)",
+        [("activation", "e", "exp of what FuseMatmulEpilogue made", "projection -> activation")],
+    ),
+    "a rotation by parts of one table": (
+        ROWS_AND + ", z: R.Tensor((s, 128), 'float32')",
+        """a = R.split(R.exp(z), 2, axis=-1)
+        p = x @ w
+        q = R.multiply(p, p)
+        h = R.split(q, 2, axis=-1)
+        m = R.concat((R.negative(h[1]), h[0]), axis=-1)
+        y = R.add(R.multiply(q, a[0]), R.multiply(m, a[1]))""",
+        [("rope", "y", "it turns what FuseMatmulEpilogue made", "rope")],
     ),
     "what nothing reads": (ROWS_AND, "h = R.nn.rms_norm(x, g, axes=[-1])\ny = R.exp(x)", []),
 }

@@ -59,8 +59,7 @@ EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
         CHAIN,
         [
             Atom(0, alone(Projection(16, "nk", ("bias", "gelu"))), 10),
-            Atom(0, NormMatmul(ROWS, 16, (Projection(32, "nk"),), None, *HALF), 10),
-            Atom(3 * 10 * 32 * 2),  # no pass takes the number, nor the residual behind it
+            Atom(0, replace(alone(Projection(32, "nk", (2.0, "residual"))), k=16), 10),
         ],
     ),
     "batch": (

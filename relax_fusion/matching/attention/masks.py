@@ -29,15 +29,15 @@ class Parts:
         Keys that are seen by their position.
     seen : tuple of (Aligned, bool)
         Boolean tensors, and which of their values lets a query see a key.
-    biases : tuple of (Aligned, bool)
-        What is added, and whether it is subtracted.
+    biases : tuple of (Aligned, float)
+        What is added, and what it is multiplied by.
     slopes : tuple of Slopes
         What is added as ALiBi.
     """
 
     band: Band = field(default_factory=Band)
     seen: tuple[tuple[Aligned, bool], ...] = ()
-    biases: tuple[tuple[Aligned, bool], ...] = ()
+    biases: tuple[tuple[Aligned, float], ...] = ()
     slopes: tuple[Slopes, ...] = ()
 
     def and_also(self, other: Parts) -> Parts | None:
@@ -56,8 +56,8 @@ class Parts:
 def added(grid: Grid, addend: Addend) -> Parts:
     """Read what is added to the scores."""
     at = grid.aligned(addend.expr, addend.shape)
-    whole = Parts(biases=((at.source(), addend.negated),))
-    return _if_simple(grid, _added(at, addend.negated), whole)
+    whole = Parts(biases=((at.source(), addend.factor),))
+    return _if_simple(grid, _added(at, addend.factor), whole)
 
 
 def kept(grid: Grid, condition: Condition) -> Parts:
@@ -70,7 +70,7 @@ def kept(grid: Grid, condition: Condition) -> Parts:
 def held(grid: Grid, least: Addend) -> Parts:
     """Read `least` of ``minimum(scores, least)``: a bound of scores, as `biases` are here."""
     at = grid.aligned(least.expr, least.shape)
-    return _if_simple(grid, _held(at), Parts(biases=((at.source(), False),)))
+    return _if_simple(grid, _held(at), Parts(biases=((at.source(), 1.0),)))
 
 
 def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
@@ -82,44 +82,43 @@ def _if_simple(grid: Grid, parts: Parts | None, whole: Parts) -> Parts:
     return parts if sight_of(parts.band, *grid.sizes[2:]) is not None else whole
 
 
-def _added(at: Aligned, negated: bool) -> Parts | None:
+def _added(at: Aligned, factor: float) -> Parts | None:
     """Take an addend to pieces."""
-    key, found = (at.at.expr, at.at.axes, negated), at.grid.addends
+    key, found = (at.at.expr, at.at.axes, factor), at.grid.addends
     if key not in found:
-        found[key] = _addend_parts(at, negated)
+        found[key] = _addend_parts(at, factor)
     return found[key]
 
 
-def _addend_parts(at: Aligned, negated: bool) -> Parts | None:
+def _addend_parts(at: Aligned, factor: float) -> Parts | None:
     def adds_nothing(number: float) -> bool | None:
-        hides = (-number if negated else number) <= HIDDEN
-        return number == 0 if number == 0 or hides else None
+        return number == 0 if number == 0 or number * factor <= HIDDEN else None
 
     band = _band_where(at, adds_nothing)
     if band is not None:
         return Parts(band)
     view, expr = at.grid.view, at.at.expr
     call = view.call(expr, "relax.where")
-    if call is not None and not negated:
-        found = _chosen(at, call)
+    if call is not None and factor > 0:
+        found = _chosen(at, call, factor)
         if found is not None:
-            rest = _added(found[0], negated)
+            rest = _added(found[0], factor)
             return None if rest is None or found[1] is None else found[1].and_also(rest)
     call = view.call(expr, "relax.add", "relax.subtract")
     if call is not None:
-        flipped = negated != (call.op.name == "relax.subtract")
-        operands = zip(map(at.operand, call.args), (negated, flipped), strict=True)
-        parts = _all_of(None if a is None else _added(a, sign) for a, sign in operands)
+        second = -factor if call.op.name == "relax.subtract" else factor
+        operands = zip(map(at.operand, call.args), (factor, second), strict=True)
+        parts = _all_of(None if a is None else _added(a, by) for a, by in operands)
         if parts is not None and (parts.seen or not parts.band.is_open) and len(parts.biases) < 2:
             return parts
     slopes = slopes_of(at)
-    if slopes is not None and not negated:
+    if slopes is not None and factor == 1.0:
         return Parts(slopes=(slopes,))
     before = at.behind() if view.call(expr, *VIEW_OR_COPY, "relax.tile") is not None else None
-    parts = _added(before, negated) if before is not None else None
+    parts = _added(before, factor) if before is not None else None
     if parts is not None and (parts.seen or parts.slopes):
         return parts
-    return Parts(biases=((at.source(), negated),))
+    return Parts(biases=((at.source(), factor),))
 
 
 def _all_of(found: Iterable[Parts | None]) -> Parts | None:
@@ -130,13 +129,20 @@ def _all_of(found: Iterable[Parts | None]) -> Parts | None:
     return parts
 
 
-def _chosen(at: Aligned, call: relax.Call) -> tuple[Aligned, Parts | None] | None:
+def _chosen(
+    at: Aligned, call: relax.Call, factor: float = 1.0
+) -> tuple[Aligned, Parts | None] | None:
     """Read ``where(mask, bias, -inf)`` as a bias, and where scores are kept."""
     condition, then, other = call.args
     for inner, filler, value in ((then, other, True), (other, then, False)):
         constant = at.elements.uniform(filler)
         rest, mask = at.operand(inner), at.operand(condition)
-        if constant is not None and constant <= HIDDEN and rest is not None and mask is not None:
+        if (
+            constant is not None
+            and constant * factor <= HIDDEN
+            and rest is not None
+            and mask is not None
+        ):
             return rest, _seen(mask, value)
     return None
 
@@ -173,7 +179,7 @@ def _held(at: Aligned) -> Parts | None:
         most = found[0].elements.uniform(found[0].at.expr)
         if most is not None and most >= -HIDDEN:
             return found[1]
-    return Parts(biases=((at.source(), False),))
+    return Parts(biases=((at.source(), 1.0),))
 
 
 def _seen(at: Aligned, value: bool) -> Parts | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
 
 from ...errors import Reason
 from ...workload import BiasOp, Causal, MaskDims
+from ..casts import refuse_kept_roundings
 from ..pattern import KernelArg, Refused, guard
 from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from .alibi import Slopes
@@ -84,14 +86,14 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     guard(found is not None, Reason.ATTRIBUTE, detail)
     assert found is not None
     sight = _one_sight(sight, found)
-    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks)
+    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks, scores.covers)
     guard(
         not (parts.slopes and scores.least),
         Reason.ATTRIBUTE,
         "a bias by position beside a bound of the scores",
     )
     slopes = _slopes(grid, parts.slopes, sight, shifts=sinks is None and not bounds.biases)
-    found_bias = _operand(*biases[0], "negative") if biases else None
+    found_bias = _bias(*biases[0]) if biases else None
     if found_bias is not None:
         check_dtype(dtype_of(found_bias[0].expr), "the mask")
     return Modifiers(
@@ -99,7 +101,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
         sight.window,
         found_bias,
         "min" if bounds.biases else "add",
-        _operand(parts.seen[0][0], not parts.seen[0][1], "logical_not") if parts.seen else None,
+        _mask(*parts.seen[0]) if parts.seen else None,
         slopes,
         sinks,
     )
@@ -125,12 +127,21 @@ def _one_sight(said: Sight, found: Sight) -> Sight:
     return Sight(said.causal, min(windows, default=None))
 
 
-def _operand(at: Aligned, turned: bool, operator: str) -> tuple[KernelArg, MaskDims]:
-    """Return a mask as an operand, negated where a kernel has it the other way round."""
-    if not turned:
+def _bias(at: Aligned, factor: float) -> tuple[KernelArg, MaskDims]:
+    """Return a bias as an operand, multiplied by what its sum with the scores is."""
+    expr = at.at.expr
+    if factor == 1.0:
         return at.arg()
-    make = {"negative": relax.op.negative, "logical_not": relax.op.logical_not}[operator]
-    return at.arg(relax.BlockBuilder().normalize(make(at.at.expr)))
+    number = relax.const(factor, dtype_of(expr))
+    value = relax.op.negative(expr) if factor == -1.0 else relax.op.multiply(expr, number)
+    return at.arg(relax.BlockBuilder().normalize(value))
+
+
+def _mask(at: Aligned, sees: bool) -> tuple[KernelArg, MaskDims]:
+    """Return a mask as an operand, negated where it is true of hidden keys."""
+    if sees:
+        return at.arg()
+    return at.arg(relax.BlockBuilder().normalize(relax.op.logical_not(at.at.expr)))
 
 
 def _slopes(
@@ -153,15 +164,18 @@ def _slopes(
     return slopes.arg
 
 
-def _sinks(grid: Grid, expr: relax.Expr) -> KernelArg:
-    """Return the sinks, one for each head."""
+def _sinks(grid: Grid, expr: relax.Expr, covers: Sequence[relax.Var]) -> KernelArg:
+    """Return the sinks, one for each head, which the bindings `covers` read."""
     column = Grid(grid.view, (*grid.sizes[:3], 1))
     shape = known_shape(expr, "a sink")
     at: Aligned | None = column.aligned(expr, shape)
+    path = list(covers)
     while at is not None:
         if at.at.flat == at.heads:
             check_dtype(dtype_of(at.at.expr), "the sinks")
+            refuse_kept_roundings(grid.view, path)
             return KernelArg(at.at.expr, (grid.sizes[1],))
+        path.append(at.at.expr)
         cast = grid.view.call(at.at.expr, "relax.astype")
         at = at.operand(cast.args[0]) if cast is not None else at.behind()
     raise Refused(Reason.SHAPE, f"sinks of {shape_text(shape)} differ within a head")

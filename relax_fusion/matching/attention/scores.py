@@ -16,11 +16,14 @@ HIDDEN = -1e4
 
 @dataclass(frozen=True)
 class Addend:
-    """What is added to the scores, or is the most that they can be, where they had `shape`."""
+    """What is added to the scores, or is the most that they can be, where they had `shape`.
+
+    `factor` multiplies it: what the sum is multiplied by, and -1 where it is subtracted.
+    """
 
     expr: relax.Expr
     shape: tuple[PrimExpr, ...]
-    negated: bool = False
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -105,18 +105,18 @@ def _added(view: BlockView, at: Scores) -> Steps:
         yield _with_addend(at, inner, addend)
     call = view.call(at.expr, "relax.subtract")
     if call is not None:
-        yield _with_addend(at, *call.args, negated=True)
+        yield _with_addend(at, *call.args, sign=-1.0)
 
 
-def _with_addend(
-    at: Scores, inner: relax.Expr, addend: relax.Expr, *, negated: bool = False
-) -> Scores:
-    masked = _after_mask(at.inside(inner), "a mask is added")
+def _with_addend(at: Scores, inner: relax.Expr, addend: relax.Expr, *, sign: float = 1.0) -> Scores:
+    masked = at.inside(inner)
+    if at.softcap is not None:
+        masked = _after_mask(masked, "a mask is added")
     if not same_shape(masked.shape, at.shape):
         sizes = shape_text(masked.shape), shape_text(at.shape)
         detail = f"scores of {sizes[0]} and the mask are {sizes[1]} together"
         masked = masked.refused(Reason.SHAPE, detail)
-    return replace(masked, added=(Addend(addend, at.shape, negated), *masked.added))
+    return replace(masked, added=(Addend(addend, at.shape, sign * at.factor), *masked.added))
 
 
 def _where(view: BlockView, at: Scores) -> Steps:

@@ -9,6 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from relax_fusion.triton_bridge.kernels.products import Form, Tensors
+
 EPS = 1e-5
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ACTIVATIONS = {
@@ -19,6 +21,8 @@ ACTIVATIONS = {
     "quick_gelu": lambda v: v / (1 + np.exp(-1.702 * v)),
     "relu": lambda v: np.maximum(v, 0),
     "relu2": lambda v: np.maximum(v, 0) ** 2,
+    "sigmoid": lambda v: 1 / (1 + np.exp(-v)),
+    "tanh": np.tanh,
 }
 
 
@@ -127,35 +131,29 @@ class Case:
         """Columns of the angles."""
         return (self.width or self.head_dim) // (2 if self.by_pair else 1)
 
-    def pointers(self, *names: str) -> dict[str, Any]:
-        """Return pointer arguments by the names of their tensors."""
-        if self.merged == "no":
-            return {f"{n}_ptr": n for n in names}
-        both = {"w": "both", "up": "both", "bias": "both_bias", "up_bias": "both_bias"}
-        return {f"{n}_ptr": both.get(n, n) for n in names}
-
-    def constants(self) -> dict[str, Any]:
-        """Return the constexprs that every matmul has."""
+    def product(self, step: int, split: int = 1) -> dict[str, Any]:
+        """Return the tensors, by name, and the form of the one product, in tiles of `step`."""
+        merged, turned = self.merged != "no", self.head_dim > 0
         width = self.width or self.head_dim
-        turned = (self.rotated, self.period, self.head_dim, width, self.columns)
-        return {
-            "N": self.n,
-            "K": self.k,
-            "GATED": self.gated,
-            "MERGED": self.merged,
-            "HAS_BIAS": self.bias,
-            "ACTIVATION": self.activation,
-            "RESIDUAL": self.residual,
-            "PDL": False,
-            "HALF": 1 if self.neighbours else width // 2,
-            "ROTATED": turned,
-        }
-
-    def rope(self) -> dict[str, Any]:
-        """Return the arguments of a rotation, where there is one."""
-        if not self.head_dim:
-            return {}
-        return {"cos_ptr": "cos", "sin_ptr": "sin", "positions": self.positions or None}
+        half = 1 if self.neighbours else width // 2
+        pairs = (self.rotated, self.period, self.head_dim, width, self.columns)
+        tensors = Tensors(
+            w="both" if merged else "w",
+            up=("both" if merged else "up") if self.gated else None,
+            bias=("both_bias" if merged else "bias") if self.bias else None,
+            up_bias=("both_bias" if merged else "up_bias") if self.bias and self.gated else None,
+            residual="residual" if self.residual != "none" else None,
+            out="out",
+            parts="workspace" if split > 1 else None,
+            cos="cos" if turned else None,
+            sin="sin" if turned else None,
+            positions=self.positions or None,
+        )
+        form = Form(
+            *(-(-self.n // step), self.n, self.layout, self.gated, self.merged, self.bias),
+            *(self.activation, self.residual, half, pairs if turned else None),
+        )
+        return {"p0": tensors, "F0": form}
 
     def check(self, result: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> None:
         """Compare with float64: the result rounds once, and float32 sums are far finer.

@@ -20,6 +20,7 @@ from .tiles import (
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
+    launches,
     norm_inside,
     smem_bytes,
     split_epilogue,
@@ -73,8 +74,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
         wrong = [p.epilogue for p in work.outputs if split_epilogue(p.epilogue) is None]
-        lacking = "has an order that the kernels lack"
-        return f"the epilogue {', '.join(wrong[0])} {lacking}" if wrong else None
+        lacking = "is none of bias, a residual and an activation, which the kernels have"
+        return f"the epilogue {', '.join(map(str, wrong[0]))} {lacking}" if wrong else None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
@@ -128,13 +129,13 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         moved = shape.weight_bytes + side
-        # One launch for each projection; they follow one another without a gap
-        following = (len(shape.n_parts) - 1) * cost.NEXT_PROJECTION_S
+        columns = [[shape.n_parts[i] for i in together] for together in launches(work)]
+        following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
         seconds = dev.launch_s + cost.FILL_S[plan.family] + following
         terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
         waves = 0
-        for n in shape.n_parts:
-            for count, dram, feed, compute in cost.waves(shape, plan, dev, (rows, n)):
+        for together in columns:
+            for count, dram, feed, compute in cost.waves(shape, plan, dev, rows, together):
                 terms["dram"] += count * dram
                 terms["l2"] += count * feed
                 terms["compute"] += count * compute
@@ -142,7 +143,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
                 seconds += count * (longest + cost.OVERLAP * second)
                 waves += count
         if plan.split_k > 1:
-            seconds += len(shape.n_parts) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
+            seconds += len(columns) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
         if work.norm is not None:
             if norm_inside(work, plan):
                 seconds += cost.NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
