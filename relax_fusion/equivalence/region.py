@@ -150,12 +150,13 @@ def _results(view: BlockView, match: Match) -> tuple[tuple[relax.Var, ...], list
     """Return what is read behind a chain, and bindings outside of it that lead there.
 
     Where a kernel rotates some of its features, the tensors on the way to them are others than in
-    the graph, but what is cut out of them for others is the same.
+    the graph, but what is cut out of them for others is the same; what nobody reads may differ.
     """
     inside = set(match.covers)
     outs = [o.var for o in match.outs]
     after = dict(match.after)
     moved = {v for value in after.values() for v in free_vars(value)}
+    moved |= {v for v, value in after.items() if value.same_as(view.defs[v])}
     read = [v for v in (*after, *outs) if view.escapes(v) or v not in moved]
     behind: list[Bound] = []
     stack = [u for v in moved & {*after, *outs} for u in view.uses(v) if u not in inside]
@@ -163,7 +164,7 @@ def _results(view: BlockView, match: Match) -> tuple[tuple[relax.Var, ...], list
         user = stack.pop()
         behind.append((user, view.defs[user]))
         onward = isinstance(view.defs[user], relax.Tuple) or view.call(user, *_WHOLE) is not None
-        if view.escapes(user) or not onward:
+        if view.escapes(user) or (not onward and view.uses(user)):
             read.append(user)
         else:
             stack += view.uses(user)

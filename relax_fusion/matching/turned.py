@@ -72,7 +72,8 @@ def after_the_kernel(
 
     covers = (*chain.covers, *sorted(inside, key=view.index.__getitem__))
     for var in covers[len(chain.covers) :]:
-        if view.escapes(var) or set(view.uses(var)) - inside:
+        users = view.uses(var)
+        if view.escapes(var) or not users or set(users) - inside:
             emit(var)
     return replace(chain, covers=covers, after=tuple(after.items()))
 

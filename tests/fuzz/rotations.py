@@ -14,8 +14,21 @@ Angles = tuple[relax.Expr, relax.Expr]
 
 
 def turned(w: Writer, x: relax.Var, angles: Angles) -> relax.Var:
-    """Rotate the last axis, as Hugging Face writes it: ``x * cos + rotate_half(x) * sin``."""
+    """Rotate the last axis, as Hugging Face writes it: ``x * cos + rotate_half(x) * sin``.
+
+    Its halves, or neighbours; sometimes its first features alone, put together with the others.
+    """
     axis, half = len(w.shape(x)) - 1, w.shape(x)[-1] // 2
+    if half > 1 and w.chance(25):
+        first = w(op.strided_slice, x, [axis], [0], [2])
+        cut = [w(op.strided_slice, a, [axis], [0], [2]) for a in angles]
+        rest = w(op.strided_slice, x, [axis], [2], [w.pick(END, 2 * half)])
+        return w(op.concat, [turned(w, first, (cut[0], cut[1])), rest], w.pick(-1, axis))
+    if w.chance(25):
+        low, high = (w(op.strided_slice, x, [axis], [i], [END], [2]) for i in range(2))
+        parts = [w(op.expand_dims, part, [axis + 1]) for part in (w(op.negative, high), low)]
+        pairs = w(op.concat, parts if w.chance(96) else parts[::-1], -1)
+        return _sum(w, x, w(op.reshape, pairs, w.shape(x)), angles)
     middle = half if w.chance(97) else 1
     if w.chance(25):
         parts = w.emit(op.split(x, w.pick(2, [half]), w.pick(-1, axis)))
@@ -24,7 +37,10 @@ def turned(w: Writer, x: relax.Var, angles: Angles) -> relax.Var:
         low = w(op.strided_slice, x, [axis], [0], [middle])
         high = w(op.strided_slice, x, [axis], [middle], [w.pick(END, 2 * half)])
     parts = [w(op.negative, high), low] if w.chance(96) else [low, w(op.negative, high)]
-    rotated = w(op.concat, parts, w.pick(-1, axis))
+    return _sum(w, x, w(op.concat, parts, w.pick(-1, axis)), angles)
+
+
+def _sum(w: Writer, x: relax.Var, rotated: relax.Var, angles: Angles) -> relax.Var:
     cos, sin = angles if w.chance(96) else angles[::-1]
     first = w.either(op.multiply, x, cos)
     return w.either(op.add, first, w.either(op.multiply, rotated, sin))

@@ -347,6 +347,30 @@ FORMS = [
         ("exp", *EXPANDS, "strided_slice"),
     ),
     Rewrite(
+        Chain(
+            "rest_cut_again",
+            HALF_WIDE,
+            PARTLY
+            + "z = R.concat((y, qk), axis=-1)\n"
+            + "r = R.strided_slice(q, axes=[3], begin=[12], end=[16]); e = R.exp(r)",
+            "(z, e)",
+        ),
+        work(replace(rope(64, 6), rotary_dim=8)),
+        "x W C S",
+        ("exp", *EXPANDS, "strided_slice"),
+    ),
+    Rewrite(
+        Chain(
+            "cut_that_nobody_reads",
+            INPUTS,
+            Q4 + "r = R.strided_slice(q, axes=[3], begin=[0], end=[2])\n" + turn("q", "c", "s"),
+            "y",
+        ),
+        work(rope(64, 6)),
+        "x W C S",
+        (*EXPANDS, "strided_slice"),
+    ),
+    Rewrite(
         Chain("neighbours", INPUTS, Q4 + neighbours("q", "c", "s"), "y"),
         work(replace(rope(64, 6), pairing="neighbours")),
         "x W C S",
