@@ -33,7 +33,8 @@ def activation(view: Definitions, var: relax.Expr) -> Activated | None:
 
     Spellings: the operator; ``x * sigmoid(x)``, also of ``1.702 x``; ``maximum(x, 0)``, and squares
     of it; ``0.5 x (1 + erf(x / sqrt 2))`` and
-    ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products.
+    ``0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`` in any order of their products, the latter
+    also with x factored out of its sum.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -127,29 +128,65 @@ def _erf_source(
 def _tanh_source(
     view: Definitions, arg: relax.Expr, source: relax.Expr
 ) -> tuple[relax.Var, ...] | None:
-    outer = scaled(view, arg)
-    if outer is None or not near(outer[1], math.sqrt(2 / math.pi), dtype_of(arg)):
+    """Read ``c (x + k x^3)``, or factored, ``c x (1 + k x^2)``."""
+    root, outer = math.sqrt(2 / math.pi), scaled(view, arg)
+    if outer is not None and near(outer[1], root, dtype_of(arg)):
+        for plain, cubic in binary(view, outer[0], "relax.add"):
+            covers = _cubic_term(view, cubic, source, 3)
+            if plain.same_as(source) and covers is not None:
+                return (*covers, outer[0], arg)
+    factors, product = _factors(view, arg)
+    for gate in factors:
+        rest = [_monomial(view, f, source) for f in factors if f is not gate]
+        if any(m is None for m in rest) or sum(m.degree for m in rest if m) != 1:
+            continue
+        if not near(math.prod(m.factor for m in rest if m), root, dtype_of(arg)):
+            continue
+        for one, square in binary(view, gate, "relax.add"):
+            covers = _cubic_term(view, square, source, 2)
+            if scalar(view, one) == 1.0 and covers is not None:
+                inner = [v for m in rest if m for v in m.covers]
+                return (*inner, *covers, gate, *product)
+    return None
+
+
+def _cubic_term(
+    view: Definitions, expr: relax.Expr, source: relax.Expr, degree: int
+) -> tuple[relax.Var, ...] | None:
+    """Return what computes the term of the tanh form, which is factored or not."""
+    found = _monomial(view, expr, source)
+    if found is None or found.degree != degree:
         return None
-    for plain, cubic in binary(view, outer[0], "relax.add"):
-        term = scaled(view, cubic)
-        dtype = dtype_of(cubic)
-        if plain.same_as(source) and term is not None and near(term[1], 0.044715, dtype):
-            cube = _cube(view, term[0], source)
-            if cube is not None:
-                return (*cube, cubic, outer[0], arg)
-    return None
+    return found.covers if near(found.factor, 0.044715, dtype_of(expr)) else None
 
 
-def _cube(view: Definitions, expr: relax.Expr, source: relax.Expr) -> tuple[relax.Var, ...] | None:
-    power = view.call(expr, "relax.power")
-    if power is not None and power.args[0].same_as(source) and scalar(view, power.args[1]) == 3.0:
-        return (expr,)
-    for square, single in binary(view, expr, "relax.multiply"):
-        call = view.call(square, "relax.multiply")
-        if (
-            call is not None
-            and single.same_as(source)
-            and all(a.same_as(source) for a in call.args)
-        ):
-            return (square, expr)
-    return None
+@dataclass(frozen=True)
+class _Monomial:
+    """``factor * x ** degree``, computed by the bindings `covers`."""
+
+    factor: float
+    degree: int
+    covers: tuple[relax.Var, ...] = ()
+
+
+def _monomial(
+    view: Definitions, expr: relax.Expr, source: relax.Expr, depth: int = 3
+) -> _Monomial | None:
+    """Read a product of numbers and powers of `source`."""
+    if expr.same_as(source):
+        return _Monomial(1.0, 1)
+    number = scalar(view, expr)
+    if number is not None:
+        return _Monomial(number, 0)
+    power = view.call(expr, "relax.power", "relax.square")
+    if power is not None and power.args[0].same_as(source):
+        degree = scalar(view, power.args[1]) if len(power.args) == 2 else 2.0
+        return _Monomial(1.0, int(degree), (expr,)) if degree in (2.0, 3.0) else None
+    product = view.call(expr, "relax.multiply")
+    if product is None or not depth:
+        return None
+    first, second = (_monomial(view, arg, source, depth - 1) for arg in product.args)
+    if first is None or second is None:
+        return None
+    covers = (*first.covers, *second.covers, expr)
+    return _Monomial(first.factor * second.factor, first.degree + second.degree, covers)
