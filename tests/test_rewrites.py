@@ -21,6 +21,7 @@ from relax_fusion import PATTERNS, FuseDequantize, FuseOptions, make_target
 from relax_fusion.canonical import (
     FuseNormRotation,
     MendImports,
+    MergeDuplicates,
     MoveReshapes,
     MoveTransposes,
     MultiplyConvolutions,
@@ -77,6 +78,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "InlineItemGroups": InlineItemGroups(),
     "FuseNormRotation": FuseNormRotation(),
     "MendImports": MendImports(),
+    "MergeDuplicates": MergeDuplicates(),
     "LegalizeNorms": LegalizeNorms(),
     "MoveReshapes": MoveReshapes(),
     "MoveTransposes": MoveTransposes(),

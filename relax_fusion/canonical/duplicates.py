@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
+from ..matching.effects import free_vars
 from .rewriter import ITEM, Rewriter, Rule, canonicalise
 
 
@@ -28,8 +29,8 @@ class MergeDuplicates:
     one tensor of two results; this pass does neither.
 
     declines when:
-        the value is a result, or no operator of tensors; something writes to it, or to what it
-        reads.
+        the value is a result, or no operator; something writes to it, or to what it reads; it is
+        made of no tensor, as positions are, which each kernel makes for itself.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -40,6 +41,8 @@ class MergeDuplicates:
 def _merged(rewriter: Rewriter, value: relax.Call | relax.TupleGetItem) -> relax.Expr | None:
     """Return the tensor that is the same; results keep memory of their own."""
     if not isinstance(rewriter.var, relax.DataflowVar) or rewriter.is_written(value):
+        return None
+    if not any(isinstance(v.ty, relax.TensorType | relax.TupleType) for v in free_vars(value)):
         return None
     return rewriter.bound(value)
 

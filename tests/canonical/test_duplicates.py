@@ -57,6 +57,8 @@ KEPT = {
     "c = R.call_pure_packed('f', x, ty_args=(R.Tensor(ndim=3),))\ny = R.add(a, c)",
     "what is drawn": "a = R.nn.dropout(x, rate=0.5)\nc = R.nn.dropout(x, rate=0.5)\n"
     "d = a[0]\ne = c[0]\ny = R.add(d, e)",
+    "positions": "a = R.arange(0, 4, 1, 'float32')\nc = R.arange(0, 4, 1, 'float32')\n"
+    "d = R.add(x, a)\ny = R.multiply(d, c)",
     "a result": "a = R.exp(x)\nc = R.negative(a)\ny = R.exp(x)",
 }
 

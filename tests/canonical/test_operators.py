@@ -118,6 +118,32 @@ def test_activations(name: str) -> None:
     assert_same_numbers(before, after, rtol=1e-6)  # constants are of float32
 
 
+TERMS = {
+    "a product": "q = R.multiply(x, R.multiply(x, x))\nk = R.multiply(q, {k})\nd = R.add(x, k)",
+    "a square": "q = R.multiply(R.square(x), x)\nk = R.multiply({k}, q)\nd = R.add(k, x)",
+    "scaled first": "q = R.multiply({k}, x)\nk = R.multiply(R.multiply(q, x), x)\nd = R.add(x, k)",
+    "factored": "q = R.multiply(R.multiply({k}, x), x)\ng = R.add(R.const(1.0, 'float32'), q)\n"
+    "d = R.multiply(x, g)",
+    "factored, by a power": "q = R.power(x, R.const(2.0, 'float32'))\nk = R.multiply(q, {k})\n"
+    "g = R.add(k, R.const(1.0, 'float32'))\nd = R.multiply(g, x)",
+}
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("number,expected", [(0.044715, ["nn.gelu_tanh"]), (0.0457, None)])
+def test_terms_of_the_tanh_form(term: str, number: float, expected: list[str] | None) -> None:
+    body = (
+        TERMS[term].format(k=f"R.const({number}, 'float32')")
+        + "\nf = R.multiply(d, R.const(0.7978845608028654, 'float32'))\nt = R.tanh(f)\n"
+        "p = R.add(t, R.const(1.0, 'float32'))\nh = R.multiply(x, R.const(0.5, 'float32'))\n"
+        "y = R.multiply(h, p)"
+    )
+    before = module(X, body.replace("'", '"'))
+    after = RecogniseOperators()(before)
+    assert after.same_as(before) if expected is None else operators(after) == expected
+    assert_same_numbers(before, after, rtol=1e-6)
+
+
 OTHERS = {
     "a mean over rows": rms(SQUARES[0], ROOTS[0], "y = R.abs(h)").replace("axis=[-1]", "axis=[1]"),
     "the square of something else": rms("R.multiply(v, x)", ROOTS[0], "y = R.abs(h)"),
