@@ -34,6 +34,7 @@ SUITES = {
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
         "cpu": ("cpu:Cpu", "chains on this CPU against TVM, MLC-LLM's pipeline and torch"),
         "demo": ("demo:Demo", "the demo models on this CPU against TVM's default pipeline"),
+        "imported": ("imported:Imported", "models of PyTorch on this CPU against their peers"),
         "compile": ("compile:Compile", "LLaMA-3.1-8B for an H200: seconds and memory"),
     },
     "judge": {

@@ -80,12 +80,17 @@ class Call:
             self.graph.replay()
 
     def checked_result(self) -> torch.Tensor:
-        """Return what one more launch computes; it cannot be a left-over of an earlier one."""
+        """Return what one more launch computes; it cannot be a left-over of an earlier one.
+
+        Several results are put side by side.
+        """
         if self.graph is not None:
-            as_torch(self._result).fill_(float("nan"))
+            for part in parts_of(self._result):
+                part.fill_(float("nan"))
         self.launch()
         torch.cuda.synchronize()
-        return as_torch(self._result)
+        parts = parts_of(self._result)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 @cache
@@ -96,6 +101,12 @@ def _capture_stream() -> torch.cuda.Stream:
 def as_torch(tensor: Any) -> torch.Tensor:
     """Return a tensor of TVM as one of torch, sharing its memory."""
     return tensor if isinstance(tensor, torch.Tensor) else torch.from_dlpack(tensor)
+
+
+def parts_of(result: Any) -> list[torch.Tensor]:
+    """Return the tensors of a result."""
+    alone = hasattr(result, "shape")
+    return [as_torch(part) for part in ([result] if alone else result)]
 
 
 class Sampler:

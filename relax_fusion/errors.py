@@ -91,3 +91,11 @@ class PipelineError(RelaxFusionError, ValueError):
 
 class KernelError(RelaxFusionError, ValueError):
     """A Triton kernel, its arguments, its options and its device do not fit together."""
+
+
+class ModelFileError(RelaxFusionError, ValueError):
+    """A file that cannot be imported as a model."""
+
+
+class MissingPackageError(RelaxFusionError, ImportError):
+    """What was asked for needs a package that is not installed."""

@@ -24,8 +24,10 @@ from tvm.target import Target
 from .canonical import (
     FuseNormRotation,
     MendImports,
+    MergeDuplicates,
     MoveReshapes,
     MoveTransposes,
+    MultiplyConvolutions,
     RecogniseOperators,
 )
 from .dlight_rules import (
@@ -112,6 +114,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
         MendImports(),
+        MergeDuplicates(),
+        MultiplyConvolutions(),
         MoveReshapes(),
         MoveTransposes(),
         RecogniseOperators(),

@@ -14,8 +14,7 @@ import argparse
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,10 @@ import torch
 import transformers
 import tvm_ffi
 from tvm import ir, relax
-from tvm.relax.frontend.torch import from_exported_program
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from relax_fusion.frontends.torch import from_exported_program
 from tests.support.imported import pack, parse, without_constants
 
 WIDTH, INNER, WORDS, LAYERS, HEADS = 256, 512, 512, 2, 4
@@ -72,11 +71,15 @@ def _decoder(name: str, **options: Any) -> Callable[[str], Made]:
         )
         suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
         model = getattr(transformers, name + suffix)(config)
-        b, s = _dims()
-        called = _Called(model, ("input_ids",), "logits", use_cache=False)
-        return called, (_ids(),), ({0: b, 1: s},)
+        return _reading_ids(model, "logits", use_cache=False)
 
     return make
+
+
+def _reading_ids(model: torch.nn.Module, result: str, **options: Any) -> Made:
+    """Return a model of tokens only, whose batch and length are dynamic."""
+    b, s = _dims()
+    return _Called(model, ("input_ids",), result, **options), (_ids(),), ({0: b, 1: s},)
 
 
 _DECODER = {
@@ -104,9 +107,7 @@ def _t5_encoder(attention: str) -> Made:
         feed_forward_proj="relu",
         attn_implementation=attention,
     )
-    b, s = _dims()
-    called = _Called(transformers.T5EncoderModel(config), ("input_ids",), "last_hidden_state")
-    return called, (_ids(),), ({0: b, 1: s},)
+    return _reading_ids(transformers.T5EncoderModel(config), "last_hidden_state")
 
 
 def _distilbert(attention: str) -> Made:
@@ -119,9 +120,7 @@ def _distilbert(attention: str) -> Made:
         max_position_embeddings=128,
         attn_implementation=attention,
     )
-    b, s = _dims()
-    called = _Called(transformers.DistilBertModel(config), ("input_ids",), "last_hidden_state")
-    return called, (_ids(),), ({0: b, 1: s},)
+    return _reading_ids(transformers.DistilBertModel(config), "last_hidden_state")
 
 
 def _vit(attention: str) -> Made:
@@ -202,7 +201,7 @@ def imported(family: str, variant: tuple[str, str, str, str]) -> ir.IRModule:
     inputs = tuple(x.to(kind) if x.is_floating_point() else x for x in inputs)
     # torch names the star argument of `forward`, whose tensors are one tuple.
     dynamic = {"dynamic_shapes": (dims,)} if shape == "dyn" else {}
-    with torch.no_grad(), _results_of_operands(dtype == "f16"):
+    with torch.no_grad():
         if way == "onnx":
             mod = _by_onnx(model, inputs, dynamic)
         else:
@@ -221,28 +220,6 @@ def _by_onnx(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...], dynamic: 
             model, inputs, path, dynamo=True, external_data=False, opset_version=18, **dynamic
         )
         return from_onnx(onnx.load(path), keep_params_in_input=False)
-
-
-@contextmanager
-def _results_of_operands(half: bool) -> Iterator[None]:
-    """Let matmuls and convolutions give the dtype of their operands.
-
-    TVM's importer asks for float32 results, which no model of half precision has.
-    """
-    places = [(relax.op, "matmul"), (relax.op.linear_algebra, "matmul")]
-    places += [(relax.op.nn, f"conv{rank}d") for rank in (1, 2, 3)]
-    kept = [getattr(*place) for place in places]
-
-    def plain(operator: Callable[..., relax.Expr]) -> Callable[..., relax.Expr]:
-        return lambda *args, out_dtype=None, **named: operator(*args[:2], *args[2:], **named)
-
-    for place, operator in zip(places if half else (), kept, strict=False):
-        setattr(*place, plain(operator))
-    try:
-        yield
-    finally:
-        for place, operator in zip(places, kept, strict=True):
-            setattr(*place, operator)
 
 
 def main() -> None:

@@ -133,6 +133,9 @@ def launched(work: Workload, plan: TilePlan) -> Iterator[str]:
             return f"workspace{number}, {value.dtype} [{', '.join(map(shown, value.shape))}]"
         if isinstance(value, Out):
             return f"out{value.index}"
+        if hasattr(value, "_fields"):
+            fields = value._asdict().items()
+            return f"({', '.join(f'{n} {shown(v)}' for n, v in fields if v is not None)})"
         if isinstance(value, tuple):
             return f"({', '.join(map(shown, value))})"
         if isinstance(value, TensorMap):

@@ -23,6 +23,7 @@ from relax_fusion.canonical import (
     MendImports,
     MoveReshapes,
     MoveTransposes,
+    MultiplyConvolutions,
     RecogniseOperators,
 )
 from relax_fusion.options import make_options
@@ -79,6 +80,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "LegalizeNorms": LegalizeNorms(),
     "MoveReshapes": MoveReshapes(),
     "MoveTransposes": MoveTransposes(),
+    "MultiplyConvolutions": MultiplyConvolutions(),
     "NameInPlaceResults": NameInPlaceResults(),
     "NarrowVectors": NarrowVectors(4),
     "PlanMemory": PlanMemory(),

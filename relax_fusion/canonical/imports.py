@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
+from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
@@ -87,6 +88,8 @@ def _take(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         return None
     dtype, below = str(array.dtype), indices
     if isinstance(shape[axis], tirx.IntImm):
+        if array.min() < -int(shape[axis]):
+            return None
         below = relax.const(np.where(array < 0, array + int(shape[axis]), array), dtype)
     else:
         sizes = rewriter.emit(relax.op.shape_to_tensor(rewriter.emit(relax.op.shape_of(x))))
@@ -114,7 +117,7 @@ def _repeated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if before is None or after is None or len(before) > len(after):
         return None
     kept = zip([tirx.IntImm("int64", 1)] * (len(after) - len(before)) + before, after, strict=True)
-    if any(not same_shape([a], [b]) and not same_shape([a], [1]) for a, b in kept):
+    if any(not same_shape([a], [b]) and not is_one(a) for a, b in kept):
         return None
     return relax.op.broadcast_to(call.args[0], after)
 

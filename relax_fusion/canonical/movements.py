@@ -13,9 +13,10 @@ import tvm
 from tvm import ir, relax, tirx
 from tvm_ffi import structural_equal
 
+from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
-from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
+from .rewriter import ITEM, Rewriter, Rule, canonicalise, is_empty, same_type
 
 UNARY = (
     *("abs", "astype", "cos", "erf", "exp", "log", "negative", "rsqrt", "sigmoid", "sin", "sqrt"),
@@ -124,11 +125,7 @@ def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 def _is_row(expr: relax.Expr, rank: int) -> bool:
     """Tell whether a tensor is the same for all rows of one of `rank` dimensions."""
     shape = shape_of(expr)
-    return shape is not None and len(shape) <= rank and all(map(_is_one, shape[:-1]))
-
-
-def _is_one(size: tirx.Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
+    return shape is not None and len(shape) <= rank and all(map(is_one, shape[:-1]))
 
 
 def _matmul(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
@@ -162,7 +159,7 @@ def _without_batch(rewriter: Rewriter, weight: relax.Expr) -> relax.Expr | None:
     before = shape_of(call.args[0])
     if before is None or not same_shape(before[-2:], shape[-2:]):
         return None
-    if not all(map(_is_one, before[:-2])):
+    if not all(map(is_one, before[:-2])):
         return None
     return call.args[0] if len(before) == 2 else _without_batch(rewriter, call.args[0])
 
@@ -171,6 +168,8 @@ def _norm(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     source = _regrouped(rewriter, call.args[0])
     rank = len(shape_of(call.args[0]) or ())
     if source is None or [int(a) % rank for a in call.attrs.axes] != [rank - 1]:
+        return None
+    if len(shape_of(source) or ()) < 2:  # TVM has no kernel that normalises one row
         return None
     attrs = {"axes": [-1], "epsilon": call.attrs.epsilon}
     if is_call(call, "relax.nn.rms_norm"):
@@ -223,7 +222,7 @@ def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Drop a slice that is the whole; say of one within its bounds that it is."""
     x, axes, begin, end, *strides = call.args
-    if any(not _is_one(s) for given in strides for s in given.fields):
+    if any(not is_one(s) for given in strides for s in given.fields):
         return None
     if same_type(x, call):
         return x
@@ -253,16 +252,12 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not isinstance(call.args[0], relax.Tuple):
         return None
     fields = list(call.args[0].fields)
-    kept = [f for f in fields if not _is_empty(f)]
+    kept = [f for f in fields if not is_empty(f)]
     if len(kept) == 1 and same_type(kept[0], call):
         return kept[0]
     if not kept or len(kept) == len(fields):
         return None
     return relax.op.concat(kept, call.attrs.axis)
-
-
-def _is_empty(expr: relax.Expr) -> bool:
-    return any(isinstance(d, tirx.IntImm) and int(d) == 0 for d in shape_of(expr) or ())
 
 
 RESHAPES: dict[str, Rule] = {

@@ -10,8 +10,10 @@ from tvm import ir, relax, tirx
 from tvm_ffi import structural_equal
 
 from ..matching.activations import activation
+from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.shapes import dtype_of, same_shape, shape_of
+from ..workload import FLOAT_BYTES
 from .rewriter import Rewriter, Rule, canonicalise, same_type
 
 _NORMS = ("relax.nn.rms_norm", "relax.nn.layer_norm")
@@ -56,7 +58,7 @@ class RecogniseOperators:
 
     declines when:
         the mean is over another axis than the last; gamma or beta is no vector along it; the
-        features are dynamic; something writes to a tensor in between.
+        features are dynamic, or there are no rows; something writes to a tensor in between.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -99,22 +101,29 @@ def _inverse_root(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
 
 def _normalised(rewriter: Rewriter, data: relax.Expr, root: relax.Expr) -> relax.Expr | None:
     """Return the norm of which `data` is normalised by the root of ``mean(data^2) + eps``."""
-    width = (shape_of(data) or [None])[-1]
-    if not isinstance(width, tirx.IntImm):
-        return None
+    *rows, width = shape_of(data) or (None,)
+    dtype = dtype_of(data)
+    if not rows or not isinstance(width, tirx.IntImm) or dtype not in FLOAT_BYTES:
+        return None  # TVM has no kernel that normalises a vector
+    ones, zeros = (_filled(value, int(width), dtype) for value in (1.0, 0.0))
     for mean, added in binary(rewriter, root, "relax.add"):
         eps, square = scalar(rewriter, added), _mean_of(rewriter, mean)
         if eps is None or square is None or not _is_square(rewriter, square, data):
             continue
-        ones, dtype = _filled(1.0, int(width), dtype_of(data)), dtype_of(data)
-        centred = rewriter.call(data, "relax.subtract")
-        if centred is not None and dtype:
-            middle = _mean_of(rewriter, centred.args[1])
-            if middle is not None and _same(rewriter, middle, centred.args[0]):
-                zeros = _filled(0.0, int(width), dtype)
-                return relax.op.nn.layer_norm(centred.args[0], ones, zeros, axes=[-1], epsilon=eps)
-        return relax.op.nn.rms_norm(data, ones, axes=[-1], epsilon=eps)
+        attrs, whole = {"axes": [-1], "epsilon": eps}, _centred(rewriter, data)
+        if whole is not None:
+            return relax.op.nn.layer_norm(whole, ones, zeros, **attrs)
+        return relax.op.nn.rms_norm(data, ones, **attrs)
     return None
+
+
+def _centred(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
+    """Return what `expr` is without its mean."""
+    call = rewriter.call(expr, "relax.subtract")
+    mean = _mean_of(rewriter, call.args[1]) if call is not None else None
+    if call is None or mean is None or not _same(rewriter, mean, call.args[0]):
+        return None
+    return call.args[0]
 
 
 def _mean_of(rewriter: Rewriter, expr: relax.Expr) -> relax.Expr | None:
@@ -211,7 +220,7 @@ def _vector(rewriter: Rewriter, expr: relax.Expr, like: relax.Expr) -> relax.Exp
     shape, width = shape_of(expr), shape_of(like)
     if shape is None or width is None or not same_shape(shape[-1:], width):
         return None
-    if any(not isinstance(d, tirx.IntImm) or int(d) != 1 for d in shape[:-1]):
+    if not all(map(is_one, shape[:-1])):
         return None
     return expr if len(shape) == 1 else rewriter.emit(relax.op.reshape(expr, width))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from tvm import ir, relax
+from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
@@ -48,11 +48,13 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
         if belongs_to_a_library(func):
             continue
         rewriter = Rewriter(Memory(func, mod), rules, _sizes(func), builder)
+        results = free_vars(func.body.body)
         builder.begin_scope(func.params)  # sizes of tensors are no less than 0
-        blocks = [rewriter.block(block) for block in func.body.blocks]
+        read = _without_unread(func.body.blocks, results, rewriter.memory)
+        blocks = [rewriter.block(block) for block in read]
         builder.end_scope()
         if rewriter.applied:
-            blocks = _without_unread(blocks, free_vars(func.body.body), rewriter.memory)
+            blocks = _without_unread(blocks, results, rewriter.memory)
             body = relax.SeqExpr(blocks, func.body.body)
             new = relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
             builder.update_func(gvar, new)
@@ -75,18 +77,19 @@ class Rewriter:
         builder: relax.BlockBuilder,
     ):
         self.memory, self.rules, self.sizes, self.builder = memory, rules, sizes, builder
-        self.applied, self.hint, self.late = 0, "", False
+        self.applied, self.late = 0, False
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
-        self.made: dict[str, list[relax.Var]] = {}
+        self.inner: dict[tuple[str | relax.Var, ...], list[relax.Var]] = {}
         self.read: set[relax.Var] = set()
+        self.var = relax.Var("none")
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
         """Return a block rewritten; itself if it is no dataflow block."""
         if not isinstance(block, relax.DataflowBlock):
             return block
-        self.bindings, self.defs, self.names, self.made = [], {}, {}, {}
+        self.bindings, self.defs, self.names, self.inner = [], {}, {}, {}
         self.read = {v for binding in block.bindings for v in reads_of(binding.value)}
         for binding in block.bindings:
             self._binding(binding)
@@ -94,12 +97,10 @@ class Rewriter:
 
     def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, self._renamed(binding.value)
-        self.hint = var.name
+        self.var = var
         shared = not isinstance(var, relax.DataflowVar) and var in self.read
         if shared or isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
-            cast = isinstance(binding, relax.MatchCast)
-            kept = relax.MatchCast(var, value, binding.ty) if cast else relax.VarBinding(var, value)
-            self.bindings.append(kept)
+            self._keep(var, value, isinstance(binding, relax.MatchCast))
             return
         applied, new = self.applied, self._rewritten(value)
         if isinstance(var, relax.DataflowVar):
@@ -121,9 +122,18 @@ class Rewriter:
         """Bind a value to a variable, or to one of its name where more is known of its type."""
         if isinstance(var, relax.DataflowVar) and not structural_equal(value.ty, var.ty):
             var = relax.DataflowVar(var.name, value.ty)
+        if isinstance(var, relax.DataflowVar):
+            self.inner.setdefault(_key(value), []).append(var)
         self.defs[var] = value
-        self.bindings.append(relax.VarBinding(var, value))
+        self._keep(var, value)
         return var
+
+    def _keep(self, var: relax.Var, value: relax.Expr, is_cast: bool = False) -> None:
+        """Bind a value, with a check of its sizes where those of the variable read otherwise."""
+        if is_cast or not var.ty.is_base_of(value.ty):
+            self.bindings.append(relax.MatchCast(var, value, var.ty))
+        else:
+            self.bindings.append(relax.VarBinding(var, value))
 
     def _renamed(self, value: relax.Expr) -> relax.Expr:
         """Return a value with its operands renamed, and its type inferred from theirs."""
@@ -135,11 +145,14 @@ class Rewriter:
         return self.builder.normalize(relax.TupleGetItem(new.tuple_value, new.index))
 
     def _rewritten(self, value: relax.Expr) -> relax.Expr:
-        """Apply rules until none has anything to say."""
-        while (rule := self.rules.get(_name(value))) is not None:
+        """Apply rules until none has anything to say; none where there are no elements.
+
+        A size of 0 means another one in a reshape.
+        """
+        while (rule := self.rules.get(_name(value))) is not None and not is_empty(value):
             self.late = False
             new = rule(self, value)
-            if new is None or self.late or self._is_written(new):
+            if new is None or self.late or self.is_written(new):
                 break
             self.applied += 1
             value = self.builder.normalize(new)
@@ -148,20 +161,23 @@ class Rewriter:
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind a value that a rule made, made canonical too; return what it is called.
 
-        A value that a rule made before is not bound again.
+        A value that is bound already is not bound again.
         """
         late, new = self.late, self._rewritten(self.builder.normalize(value))
-        self.late = late or self._is_written(new)
+        self.late = late or self.is_written(new)
         if isinstance(new, relax.Var):
             return new
-        alike = self.made.setdefault(_name(new), [])
-        for var in alike:
-            if structural_equal(self.defs[var], new):
-                return var
-        alike.append(self._bound(new, relax.DataflowVar(self.hint, new.ty)))
-        return alike[-1]
+        var = self.bound(new)
+        if var is None:
+            var = self._bound(new, relax.DataflowVar(self.var.name, new.ty))
+        return var
 
-    def _is_written(self, value: relax.Expr) -> bool:
+    def bound(self, value: relax.Expr) -> relax.Var | None:
+        """Return the variable inside the block that a value is bound to already."""
+        alike = self.inner.get(_key(value), ())
+        return next((var for var in alike if structural_equal(self.defs[var], value)), None)
+
+    def is_written(self, value: relax.Expr) -> bool:
         """Tell whether a value reads what is written somewhere: here it may not be what it was."""
         return not all(v in self.defs or self.memory.is_constant(v) for v in free_vars(value))
 
@@ -197,6 +213,17 @@ def _name(value: relax.Expr) -> str:
     return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, ir.Op) else ""
 
 
+def is_empty(expr: relax.Expr) -> bool:
+    """Tell whether a tensor has no elements, whatever its symbolic sizes are."""
+    sizes = (size for size in shape_of(expr) or () if isinstance(size, tirx.IntImm))
+    return any(int(size) <= 0 for size in sizes)  # TVM infers negative ones, too
+
+
+def _key(value: relax.Expr) -> tuple[str | relax.Var, ...]:
+    """Return what equal values have in common."""
+    return (_name(value), *free_vars(value))
+
+
 def same_type(a: relax.Expr, b: relax.Expr) -> bool:
     """Tell whether two tensors have one shape, provably, and one dtype."""
     return dtype_of(a) == dtype_of(b) and same_shape(shape_of(a), shape_of(b))
@@ -205,13 +232,14 @@ def same_type(a: relax.Expr, b: relax.Expr) -> bool:
 def _without_unread(
     blocks: list[relax.BindingBlock], results: list[relax.Var], memory: Memory
 ) -> list[relax.BindingBlock]:
-    """Leave out what dataflow blocks compute by operators and nothing reads."""
+    """Leave out what dataflow blocks compute by operators, or name again, and nothing reads."""
     read, left = set(results), []
     for block in reversed(blocks):
         kept = []
         for binding in reversed(block.bindings):
             effect = memory.effects.get(binding.var)
-            plain = _name(binding.value) and not (effect is not None and effect.written)
+            named = bool(_name(binding.value)) or isinstance(binding.value, relax.Var | relax.Tuple)
+            plain = named and not (effect is not None and effect.written)
             inner = isinstance(binding.var, relax.DataflowVar)
             if binding.var in read or not inner or not plain:
                 kept.append(binding)

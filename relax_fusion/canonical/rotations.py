@@ -9,9 +9,10 @@ from functools import partial
 import tvm
 from tvm import ir, relax, te, tirx
 
+from ..matching.axes import is_one
 from ..matching.constants import binary, scalar
 from ..matching.rotation import rotation_at
-from ..matching.shapes import same_shape, shape_of
+from ..matching.shapes import dtype_of, same_shape, shape_of
 from .rewriter import Rewriter, Rule, canonicalise
 
 ARITHMETIC = "float32"
@@ -34,12 +35,13 @@ class FuseNormRotation:
             ->
         y = R.reshape(R.call_tir(rms_norm_rotation, (q, g, cos, sin)), [..., heads, d])
 
-    Both are computed in float32, and rounded once.  `MoveTransposes` has put transposes of the
-    heads behind.
+    Neighbours are rotated as halves are.  Norm and rotation are computed in float32, and rounded
+    once.  `MoveTransposes` has put transposes of the heads behind.
 
     declines when:
         the norm is over another axis than the last, or its features are not cut into heads; the
-        angles are of another shape than the heads, where they are not broadcast.
+        angles are of another shape than the heads, where they are not broadcast; the dtype is
+        float64.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -50,13 +52,15 @@ class FuseNormRotation:
 def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Read the sum at the end of a rotation of what a norm made."""
     found = rotation_at(rewriter, rewriter.probe(call))
-    if found is None:
+    if found is None or found.by_pair:
         return None
     shape = shape_of(found.source)
     cut = rewriter.call(found.source, "relax.reshape")
     norm = rewriter.call(found.source if cut is None else cut.args[0], "relax.nn.rms_norm")
     rows = shape_of(norm) if norm is not None else None
     if norm is None or not shape or not rows or not isinstance(shape[-1], tirx.IntImm):
+        return None
+    if dtype_of(norm) == "float64":
         return None
     if [int(a) % len(rows) for a in norm.attrs.axes] != [len(rows) - 1]:
         return None
@@ -72,8 +76,10 @@ def _rotated(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
         if value is not None and same_shape(shape_of(row), shape_of(gamma)):
             gamma, plus = row, value
             break
+    half = int(shape[-1]) // 2 if found.pairing == "halves" else 1
     added = float(norm.attrs.epsilon), plus
-    kernel = partial(norm_rotation, head=int(shape[-1]), cut=cut is not None, added=added)
+    layout = int(shape[-1]), half, cut is not None
+    kernel = partial(norm_rotation, heads=layout, added=added)
     name = "rms_norm_rotation"
     made = rewriter.builder.call_te(kernel, x, gamma, *angles, primfunc_name_hint=name)
     return made if cut is None else relax.op.reshape(rewriter.emit(made), shape)
@@ -85,7 +91,7 @@ def _fits(angle: relax.Expr, shape: Sequence[tirx.Expr]) -> bool:
     if own is None or len(own) > len(shape) or not same_shape(own[-1:], shape[-1:]):
         return False
     pairs = zip(own, shape[len(shape) - len(own) :], strict=True)
-    return all(same_shape([a], [1]) or same_shape([a], [b]) for a, b in pairs)
+    return all(is_one(a) or same_shape([a], [b]) for a, b in pairs)
 
 
 def norm_rotation(
@@ -93,11 +99,10 @@ def norm_rotation(
     gamma: te.Tensor,
     cos: te.Tensor,
     sin: te.Tensor,
-    head: int,
-    cut: bool,
+    heads: tuple[int, int, bool],
     added: tuple[float, float],
 ) -> te.Tensor:
-    """RMSNorm over the last axis, then a rotation of the two halves of each head.
+    """RMSNorm over the last axis, then a rotation of pairs of features of each head.
 
     Parameters
     ----------
@@ -107,16 +112,16 @@ def norm_rotation(
         Of the last axis.
     cos, sin : te.Tensor
         Broadcast to the heads.
-    head : int
-        Features of a head.
-    cut : bool
-        Whether the last axis holds several heads; angles have one for heads then, in front of the
-        last.
+    heads : tuple of (int, int, bool)
+        Features of a head, the distance between those of a pair, and whether the last axis holds
+        several heads; angles have one for heads then, in front of the last.
     added : tuple of float
         What is added to the mean square, and to gamma.
+    distance : int
+        Distance between the features of a pair.
     """
     *_, width = x.shape
-    half, (eps, plus) = head // 2, added
+    (head, distance, cut), (eps, plus) = heads, added
     k = te.reduce_axis((0, width), name="k")
 
     def wide(value: tirx.Expr) -> tirx.Expr:
@@ -133,13 +138,16 @@ def norm_rotation(
 
     def angle(of: te.Tensor, at: Sequence[tirx.Expr]) -> tirx.Expr:
         own = zip(of.shape, at[len(at) - len(of.shape) :], strict=True)
-        return wide(of(*(0 if isinstance(d, tirx.IntImm) and int(d) == 1 else i for d, i in own)))
+        return wide(of(*(0 if is_one(d) else i for d, i in own)))
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, feature = at
         which, lane = tirx.floordiv(feature, head), tirx.floormod(feature, head)
-        other = normed(row, which * head + (lane + half) % head)
-        sign = tirx.Select(lane < half, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
+        halves = 2 * distance == head
+        is_first = lane < distance if halves else lane % 2 < 1
+        partner = (lane + distance) % head if halves else lane + 1 - lane % 2 * 2
+        other = normed(row, which * head + partner)
+        sign = tirx.Select(is_first, tirx.const(-1, ARITHMETIC), tirx.const(1, ARITHMETIC))
         place = [*row, which, lane] if cut else at
         turned = normed(row, feature) * angle(cos, place) + sign * other * angle(sin, place)
         return turned.astype(x.dtype)

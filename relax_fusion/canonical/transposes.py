@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax, tirx
 
+from ..matching.axes import is_one
 from ..matching.pattern import is_call
 from ..matching.shapes import permutation, same_shape, shape_of
 from .movements import BINARY, REDUCTIONS, UNARY
-from .rewriter import ITEM, Rewriter, Rule, canonicalise
+from .rewriter import ITEM, Rewriter, Rule, canonicalise, same_type
 
 
 @tvm.transform.module_pass(opt_level=0, name="MoveTransposes")
@@ -41,7 +42,7 @@ class MoveTransposes:
 
 
 @dataclass(frozen=True)
-class _Transposed:
+class Transposed:
     """What a transpose is of, and which of its axes each axis of the result is."""
 
     source: relax.Expr
@@ -57,18 +58,19 @@ class _Transposed:
         return relax.op.permute_dims(value, self.axes)
 
 
-def _transposed(rewriter: Rewriter, expr: relax.Expr) -> _Transposed | None:
+def transposed(rewriter: Rewriter, expr: relax.Expr) -> Transposed | None:
+    """Return the transpose that defines `expr`, None if there is none to see."""
     call = rewriter.call(expr, "relax.permute_dims")
     shape = shape_of(expr)
     if call is None or shape is None:
         return None
-    return _Transposed(call.args[0], permutation(call, len(shape)))
+    return Transposed(call.args[0], permutation(call, len(shape)))
 
 
 def _permute(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Make one transpose of two, and none of one that moves nothing."""
     rank = len(shape_of(call) or ())
-    axes, first = permutation(call, rank), _transposed(rewriter, call.args[0])
+    axes, first = permutation(call, rank), transposed(rewriter, call.args[0])
     if rank and axes == list(range(rank)):
         return call.args[0]
     if first is None:
@@ -77,14 +79,14 @@ def _permute(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _unary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    found = _transposed(rewriter, call.args[0])
+    found = transposed(rewriter, call.args[0])
     if found is None:
         return None
     return found.back(rewriter.emit(relax.Call(call.op, [found.source], call.attrs)))
 
 
 def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    known = [_transposed(rewriter, arg) for arg in call.args]
+    known = [transposed(rewriter, arg) for arg in call.args]
     whole = [same_shape(shape_of(arg), shape_of(call)) for arg in call.args]  # not broadcast
     found = next((t for t, is_whole in zip(known, whole, strict=True) if t and is_whole), None)
     if found is None:
@@ -98,16 +100,16 @@ def _binary(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return found.back(rewriter.emit(relax.Call(call.op, args, call.attrs)))
 
 
-def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> relax.Expr | None:
+def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: Transposed) -> relax.Expr | None:
     """Return what is broadcast to a transposed tensor as it is broadcast to the source."""
     shape, rank = shape_of(expr), len(found.axes)
     if shape is None or len(shape) > rank:
         return None
-    if all(map(_is_one, shape)):
+    if all(map(is_one, shape)):
         return expr if not shape or len(shape) == 1 else rewriter.emit(relax.op.reshape(expr, [1]))
     full = [tirx.IntImm("int64", 1)] * (rank - len(shape)) + list(shape)
     target = [full[found.axes.index(a)] for a in range(rank)]
-    moved = [found.axes[i] for i, size in enumerate(full) if not _is_one(size)]
+    moved = [found.axes[i] for i, size in enumerate(full) if not is_one(size)]
     if moved == sorted(moved):
         target = _without_ones(target)
         same = same_shape(target, shape)
@@ -120,19 +122,15 @@ def _laid_back(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> rela
     return rewriter.emit(relax.op.permute_dims(whole, inverse))
 
 
-def _is_one(size: tirx.Expr) -> bool:
-    return isinstance(size, tirx.IntImm) and int(size) == 1
-
-
 def _without_ones(shape: Sequence[tirx.Expr]) -> list[tirx.Expr]:
     """Leave out leading axes of size 1."""
-    first = next((i for i, size in enumerate(shape) if not _is_one(size)), len(shape) - 1)
+    first = next((i for i, size in enumerate(shape) if not is_one(size)), len(shape) - 1)
     return list(shape[first:])
 
 
 def _last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Compute a norm, or a sum that is kept as an axis of size 1, of the last axis in front."""
-    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call.args[0]) or ())
+    found, rank = transposed(rewriter, call.args[0]), len(shape_of(call.args[0]) or ())
     is_norm = is_call(call, "relax.nn.rms_norm", "relax.nn.layer_norm")
     axes = call.attrs.axes if is_norm else call.attrs.axis
     if found is None or not found.keeps_last or axes is None:
@@ -144,7 +142,7 @@ def _last(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _slice(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call) or ())
+    found, rank = transposed(rewriter, call.args[0]), len(shape_of(call) or ())
     if found is None or not rank:
         return None
     axes = [found.axes[int(a) % rank] for a in call.args[1].fields]
@@ -157,7 +155,7 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     if not isinstance(call.args[0], relax.Tuple) or call.attrs.axis is None:
         return None
     fields = list(call.args[0].fields)
-    known = [_transposed(rewriter, field) for field in fields]
+    known = [transposed(rewriter, field) for field in fields]
     first = next((t for t in known if t is not None), None)
     if first is None or any(t is not None and t.axes != first.axes for t in known):
         return None
@@ -171,7 +169,7 @@ def _concat(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     return first.back(rewriter.emit(relax.op.concat(sources, axis)))
 
 
-def _spread(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> relax.Expr | None:
+def _spread(rewriter: Rewriter, expr: relax.Expr, found: Transposed) -> relax.Expr | None:
     """Return what is broadcast to a shape, broadcast to that in front of a transpose."""
     call, shape = rewriter.call(expr, "relax.broadcast_to"), shape_of(expr)
     laid = _laid_back(rewriter, call.args[0], found) if call is not None else None
@@ -183,7 +181,7 @@ def _spread(rewriter: Rewriter, expr: relax.Expr, found: _Transposed) -> relax.E
 
 def _expand(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
     """Add an axis behind the last one in front."""
-    found, rank = _transposed(rewriter, call.args[0]), len(shape_of(call) or ())
+    found, rank = transposed(rewriter, call.args[0]), len(shape_of(call) or ())
     if found is None or [int(a) % rank for a in call.attrs.axis] != [rank - 1]:
         return None
     made = rewriter.emit(relax.op.expand_dims(found.source, [rank - 1]))
@@ -191,24 +189,43 @@ def _expand(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
 
 
 def _reshape(rewriter: Rewriter, call: relax.Call) -> relax.Expr | None:
-    """Regroup the last axes, which a transpose leaves where they are, in front of it."""
-    found, new = _transposed(rewriter, call.args[0]), shape_of(call)
-    old = shape_of(found.source) if found is not None else None
+    """Regroup neighbouring axes, which a transpose leaves neighbours, in front of it."""
+    if same_type(call.args[0], call):
+        return call.args[0]
+    found, old, new = transposed(rewriter, call.args[0]), shape_of(call.args[0]), shape_of(call)
     if found is None or old is None or new is None:
         return None
-    lead = max(i + 1 for i, a in enumerate(found.axes) if a != i)
-    if lead >= min(len(old), len(new)):
+    lead, last = _common(old, new)
+    axes, count = found.axes, len(new) - lead - last
+    regrouped = axes[lead : len(axes) - last]
+    if not regrouped or regrouped != list(range(regrouped[0], regrouped[0] + len(regrouped))):
         return None
-    if not same_shape(new[:lead], [old[a] for a in found.axes[:lead]]):
-        return None
-    made = rewriter.emit(relax.op.reshape(found.source, [*old[:lead], *new[lead:]]))
-    return relax.op.permute_dims(made, [*found.axes[:lead], *range(lead, len(new))])
+    first, more = regrouped[0], count - len(regrouped)
+    shape, inner = shape_of(found.source) or [], new[lead : lead + count]
+    made = relax.op.reshape(
+        found.source, [*shape[:first], *inner, *shape[first + len(regrouped) :]]
+    )
+    after = [
+        *(a if a < first else a + more for a in axes[:lead]),
+        *range(first, first + count),
+        *(a if a < first else a + more for a in axes[len(axes) - last :]),
+    ]
+    return relax.op.permute_dims(rewriter.emit(made), after)
+
+
+def _common(a: Sequence[tirx.Expr], b: Sequence[tirx.Expr]) -> tuple[int, int]:
+    """Return how many axes two shapes begin and end with alike, at least one left of each."""
+    most = min(len(a), len(b)) - 1
+    lead = next((i for i in range(most) if not same_shape(a[i : i + 1], b[i : i + 1])), most)
+    ends = ((a[-i - 1], b[-i - 1]) for i in range(max(most - lead, 0)))
+    last = next((i for i, (x, y) in enumerate(ends) if not same_shape([x], [y])), most - lead)
+    return lead, max(last, 0)
 
 
 def _item(rewriter: Rewriter, item: relax.TupleGetItem) -> relax.Expr | None:
     """Take a part of a split in front."""
     split = rewriter.call(item.tuple_value, "relax.split")
-    found = _transposed(rewriter, split.args[0]) if split is not None else None
+    found = transposed(rewriter, split.args[0]) if split is not None else None
     if split is None or found is None:
         return None
     axis = found.axes[int(split.attrs.axis) % len(found.axes)]

@@ -116,6 +116,31 @@ def staged(out: Path, *, force: bool = False) -> Iterator[Path]:
             os.close(lock)
 
 
+@contextmanager
+def staged_file(out: Path) -> Iterator[Path]:
+    """Give a file to fill; it becomes `out` at the end, or vanishes if anything fails.
+
+    Raises
+    ------
+    CliError
+        If `out` is there by then.
+    """
+    made = [path for path in out.parents if not path.exists()]
+    stage, lock = _new_stage(out)
+    _stages[stage] = made
+    try:
+        yield stage / out.name
+        with _moving:
+            try:
+                os.link(stage / out.name, out)  # unlike a rename, it replaces nothing
+            except FileExistsError as err:
+                raise CliError(f"{out} exists already; choose another", code=2) from err
+    finally:
+        _discard(stage)
+        if lock is not None:
+            os.close(lock)
+
+
 def remove_stages() -> None:
     """Remove what is being filled; for a process that ends at once, whatever else it is doing."""
     with _moving:

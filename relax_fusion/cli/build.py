@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import tvm
 from tvm import relax
@@ -13,7 +13,6 @@ from tvm.support import cc
 from tvm.target import Target
 
 from ..errors import RelaxFusionError
-from ..models import ExportedModel
 from ..validation import shown
 from .console import CliError, first_line
 
@@ -26,7 +25,15 @@ _KERNEL = {
 }
 
 
-def build(exported: ExportedModel, target: Target, **pipeline: Any) -> relax.VMExecutable:
+class Compilable(Protocol):
+    """A model of any origin."""
+
+    @property
+    def mod(self) -> tvm.IRModule:
+        """Its functions."""
+
+
+def build(exported: Compilable, target: Target, **pipeline: Any) -> relax.VMExecutable:
     """Compile with the pipeline ``relax_fusion``.
 
     Parameters
@@ -43,7 +50,7 @@ def build(exported: ExportedModel, target: Target, **pipeline: Any) -> relax.VME
     return guarded(lambda: tvm.compile(exported.mod, target=target, relax_pipeline=made), target)
 
 
-def build_default(exported: ExportedModel, target: Target) -> relax.VMExecutable:
+def build_default(exported: Compilable, target: Target) -> relax.VMExecutable:
     """Compile with the pipeline that TVM itself takes for `target`."""
     made = relax.get_default_pipeline(target)
     with target:

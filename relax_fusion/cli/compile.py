@@ -14,7 +14,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ..hardware.target import device_of
-from ..models import ExportedModel, load_weights
 from ..report import Report
 from ..validation import read_json
 from .artifact import check_output, place, staged
@@ -30,10 +29,11 @@ from .manifest import (
     Weights,
     file_sums,
     parameters,
+    signature_of,
     versions,
     write_manifest,
 )
-from .source import Source, export_for, open_source
+from .source import Model, Source, bounds, open_source
 
 
 def compile_command(args: argparse.Namespace, console: Console) -> int:
@@ -45,10 +45,11 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     require_linker()
     device = device_of(args.target)
     source = open_source(args.source)
+    source.check(args)
     if not args.no_weights:
         source.require_weights()
     console.step(f"exporting {source.name}")
-    exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
+    exported = source.model(args)
     compiled = _compiled(source, exported, args)
     report = Report()
     with staged(out, force=args.force) as stage:
@@ -65,7 +66,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "source": source.name,
         "target": str(args.target),
         "dtype": exported.dtype,
-        "max_seq_len": exported.max_seq_len,
+        "max_seq_len": compiled.max_seq_len,
         "weights": compiled.weights,
         "compile_s": round(seconds, 3),
         "cuda_kernels": kernels,
@@ -87,7 +88,7 @@ def _check_dump(dump: str | None, out: Path) -> None:
 
 def _write_weights(
     source: Source,
-    exported: ExportedModel,
+    exported: Model,
     weights: Weights,
     stage: Path,
     console: Console,
@@ -95,23 +96,22 @@ def _write_weights(
     """Copy what `run` needs besides the library."""
     if source.tokenizer is not None:
         shutil.copyfile(source.tokenizer, stage / TOKENIZER)
-    if weights != "file" or source.directory is None:
+    if weights != "file":
         return
     console.step("reading the weights")
-    arrays = load_weights(source.directory, exported)
-    names = [param.name for param in exported.params]
+    arrays = source.weights(exported)
     file = stage / PARAMS
     file.touch()
     mode = file.stat().st_mode  # what the umask says; safetensors lets nobody else read its files
     try:
-        save_file(dict(zip(names, arrays, strict=True)), file)
+        save_file(dict(arrays), file)
     except SafetensorError as err:
         raise CliError(f"{PARAMS} cannot be written: {err}") from err
     file.chmod(mode)
 
 
 def _write_library(
-    exported: ExportedModel,
+    exported: Model,
     compiled: Compiled,
     stage: Path,
     report: Report,
@@ -119,6 +119,7 @@ def _write_library(
     console: Console,
 ) -> int:
     """Compile and link; return the number of CUDA kernels."""
+    known = bounds(exported)
     executable = build(
         exported,
         args.target,
@@ -132,13 +133,14 @@ def _write_library(
         use_cuda_graph=not args.no_cuda_graph,
         debug_dump=args.debug_dump,
         progress=console.step,
+        **({"variable_bounds": known} if known else {}),
     )
     console.step(f"linking {LIBRARY}")
     guarded(lambda: executable.export_library(str(stage / LIBRARY)), args.target)
     return len(cuda_kernels(executable))
 
 
-def _compiled(source: Source, exported: ExportedModel, args: argparse.Namespace) -> Compiled:
+def _compiled(source: Source, exported: Model, args: argparse.Namespace) -> Compiled:
     """Describe what will be compiled.
 
     Raises
@@ -146,18 +148,15 @@ def _compiled(source: Source, exported: ExportedModel, args: argparse.Namespace)
     CliError
         If `run` could not read it from a manifest, which takes less than ``config.json`` may hold.
     """
-    assert isinstance(exported.batch, int), "the command line gives a number"
-    weights: Weights = "random" if source.directory is None else "file"
+    kept = source.kept(exported)
     compiled = Compiled(
         source=source.name,
-        config=dict(source.data),
         dtype=exported.dtype,
-        max_seq_len=exported.max_seq_len,
-        batch=exported.batch,
         target=str(args.target),
         functions=exported.functions,
-        weights="none" if args.no_weights else weights,
         versions=versions(),
+        signature=signature_of(exported),
+        **{**kept, "weights": "none" if args.no_weights else kept["weights"]},
     )
     where = f"the config of {source.name} cannot be kept"
     try:

@@ -31,15 +31,16 @@ from ..report import (
 from ..report.decision import Decision
 from .build import guarded
 from .console import Console, table
-from .source import export_for, open_source
+from .source import bounds, described, open_source
 
 
 def explain_command(args: argparse.Namespace, console: Console) -> int:
     """Run the phases that decide, and print what they decided."""
     source = open_source(args.source)
+    source.check(args)
     device = device_of(args.target)
     console.step(f"exporting {source.name}")
-    exported = export_for(source.config, args.target, args.dtype, args.max_seq_len, args.batch)
+    model = source.model(args)
     report = Report()
     options = PipelineOptions(
         args.target,
@@ -49,19 +50,20 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         validate=args.validate,
         backend=args.backend,
         report=report,
+        variable_bounds=bounds(model),
     )
     console.step(f"looking for chains to fuse for {device.description}")
     with options.target:
-        mod = guarded(lambda: _fused(exported.mod, options), args.target)
+        mod = guarded(lambda: _fused(model.mod, options), args.target)
         console.step("looking for rules that schedule the kernels")
         guarded(lambda: _scheduled(mod, options), args.target)
     facts = {
         "source": source.name,
         "target": str(args.target),
         "device": device.description,
-        "dtype": exported.dtype,
-        "max_seq_len": exported.max_seq_len,
-        "batch": exported.batch,
+        "dtype": model.dtype,
+        "max_seq_len": getattr(model, "max_seq_len", None),
+        "batch": getattr(model, "batch", None),
         "fused": len(report.fused),
         "declined": len(report.declined),
     }
@@ -75,7 +77,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         console.json({**facts, **{name: json.loads(text) for name, text in records.items()}})
         return 0
     console.result(
-        f"{source.name}, {exported.dtype}, batch {exported.batch}, for {device.description}: "
+        f"{source.name}, {described(model)}, for {device.description}: "
         f"{len(report.fused)} chains fused, {len(report.declined)} left to TVM"
     )
     for part in _parts(report, args):

@@ -16,8 +16,10 @@ from safetensors import SafetensorError, safe_open
 from tvm import relax
 
 from .. import __version__
-from ..models import ExportedModel, config_from_dict, export
-from ..validation import Count, read_file, read_json, shown
+from ..frontends import ImportedModel, Signature, TensorSpec
+from ..models import BertConfig, ExportedModel, config_from_dict, export
+from ..models.export import LENGTH
+from ..validation import Count, Natural, read_file, read_json, shown
 from .build import FOREIGN_ERRORS
 from .console import CliError
 
@@ -26,7 +28,7 @@ PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
 FileName = Literal["lib.so", "params.safetensors", "tokenizer.json"]
-FORMAT = 2
+FORMAT = 3
 """Raised when an older `run` could not read what `compile` writes."""
 
 Weights = Literal["file", "random", "none"]
@@ -52,7 +54,7 @@ class Parameter:
     __pydantic_config__: ClassVar[ConfigDict] = _EXACT
 
     name: str
-    shape: tuple[Count, ...]
+    shape: tuple[Natural, ...]
     dtype: str
 
 
@@ -74,10 +76,12 @@ class Compiled:
     ----------
     source : str
         Name of the model.
-    config : mapping
-        The content of its ``config.json``.
-    dtype, max_seq_len, batch
-        As it was exported.
+    config : mapping, optional
+        The content of its ``config.json``, where it was built from one.
+    dtype : str
+        Of its weights.
+    max_seq_len, batch : int, optional
+        As it was exported, where it was built from a configuration.
     target : str
         The TVM target, as JSON.
     functions : tuple of str
@@ -86,24 +90,27 @@ class Compiled:
         Whether they are in the directory, are to be made up, or were left out.
     versions : Versions
         Of this package and of TVM.
+    signature : Signature, optional
+        What the function takes and returns; None where it generates text.
     """
 
     source: str
-    config: dict[str, Any]
     dtype: str
-    max_seq_len: Count
-    batch: Count
     target: str
     functions: tuple[str, ...]
     weights: Weights
     versions: Versions
+    config: dict[str, Any] | None = None
+    max_seq_len: Count | None = None
+    batch: Count | None = None
+    signature: Signature | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """Return the ``metadata`` with which the pipeline puts this into the library."""
         return {_METADATA: json.dumps(asdict(self))}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest(Compiled):
     """What a compiled directory holds.
 
@@ -121,7 +128,7 @@ class Manifest(Compiled):
 
     parameters: tuple[Parameter, ...]
     files: dict[FileName, FileSum]
-    format: Literal[2] = 2
+    format: Literal[3] = 3
 
 
 def versions() -> Versions:
@@ -129,7 +136,24 @@ def versions() -> Versions:
     return Versions(__version__, tvm.__version__)
 
 
-def parameters(exported: ExportedModel) -> tuple[Parameter, ...]:
+def signature_of(model: ExportedModel | ImportedModel) -> Signature | None:
+    """Say what the function of a model takes and returns; None if it generates text."""
+    if isinstance(model, ImportedModel):
+        return model.signature
+    if not isinstance(model.config, BertConfig):
+        return None
+    shape = (model.batch, LENGTH)
+    inputs = ("input_ids", "token_type_ids", "attention_mask")
+    wide = (model.config.vocab_size if model.config.masked_lm else model.config.hidden_size,)
+    name = "logits" if model.config.masked_lm else "hidden_states"
+    return Signature(
+        tuple(TensorSpec(name, shape, "int32") for name in inputs),
+        (TensorSpec(name, shape + wide, "float32"),),
+        {LENGTH: (1, model.max_seq_len)},
+    )
+
+
+def parameters(exported: ExportedModel | ImportedModel) -> tuple[Parameter, ...]:
     """Describe the weights of a model, in order."""
     return tuple(Parameter(p.name, p.shape, p.dtype) for p in exported.params)
 
@@ -235,6 +259,8 @@ def check_library(library: tvm.runtime.Module, manifest: Manifest, file: Path) -
 
 def exported_again(manifest: Manifest) -> ExportedModel:
     """Rebuild the description of the model that the library was compiled from."""
+    if manifest.config is None or manifest.batch is None:
+        raise CliError(f"{MANIFEST} is damaged: it has no config of {manifest.source}")
     exported = export(
         config_from_dict(manifest.config),
         dtype=manifest.dtype,

@@ -32,11 +32,14 @@ examples:
   relax-fusion compile ./my-llama --target h200 -o my-llama.h200
                                                        cross-compile; no GPU is needed
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
+  relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
+  relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
 """
 
 SRC_HELP = (
     "a Hugging Face directory (config.json and safetensors), a config.json alone (random weights), "
-    f"or a bundled configuration: {', '.join(ZOO)}"
+    "an ONNX file (.onnx), a program that torch.export saved (.pt2), or a bundled configuration: "
+    f"{', '.join(ZOO)}"
 )
 
 
@@ -133,16 +136,35 @@ def _add_compile(commands) -> None:
 
 def _add_run(commands) -> None:
     parser = _command(
-        commands, "run", run_command, "generate tokens, greedily, with what `compile` made"
+        commands,
+        "run",
+        run_command,
+        "generate tokens, greedily, or call a function with arrays, by what `compile` made",
+        "Of a decoder, a prompt is continued. Every other model takes its inputs as arrays.",
     )
     parser.add_argument("out", type=_path, metavar="OUT", help="a directory that `compile` made")
-    prompt = parser.add_mutually_exclusive_group(required=True)
+    prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
         "--prompt-ids", type=_token_ids, metavar="1,2,3", help="the prompt as token numbers"
     )
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; needs OUT/tokenizer.json")
+    prompt.add_argument(
+        "--input",
+        action="append",
+        type=_path,
+        dest="inputs",
+        metavar="NAME=FILE.npy",
+        help="an input of a model that generates no text, or FILE.npz with several by their names; "
+        "can be repeated",
+    )
     parser.add_argument(
-        "--max-new-tokens", type=_positive, default=16, metavar="N", help="default: 16"
+        "--output",
+        type=_path,
+        metavar="DIR",
+        help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=_positive, metavar="N", help="of a prompt (default: 16)"
     )
     parser.add_argument(
         "--seed",
@@ -194,7 +216,16 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="most tokens of a sequence (default: the model's own, at most 4096)",
     )
     parser.add_argument(
-        "--batch", type=_positive, default=1, metavar="N", help="sequences at once (default: 1)"
+        "--batch", type=_positive, metavar="N", help="sequences at once (default: 1)"
+    )
+    parser.add_argument(
+        "--bound",
+        action="append",
+        type=_bound,
+        default=[],
+        metavar="NAME=N",
+        help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
+        "planned; can be repeated",
     )
     _add_fusing_arguments(parser)
 
@@ -248,7 +279,7 @@ def _target(name: str) -> Target:
 
 def _path(text: str) -> str:
     if not text:  # a variable of a shell that is not set; the working directory is "."
-        raise argparse.ArgumentTypeError("it is empty; give a directory")
+        raise argparse.ArgumentTypeError("it is empty; give a path")
     if "\0" in text:
         raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
     return text
@@ -260,6 +291,13 @@ def _positive(text: str) -> int:
 
 def _natural(text: str) -> int:
     return _integer(text, 0)
+
+
+def _bound(text: str) -> tuple[str, int]:
+    name, _, number = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N")
+    return name, _positive(number)
 
 
 def _integer(text: str, least: int) -> int:

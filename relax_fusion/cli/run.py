@@ -1,4 +1,4 @@
-"""``relax-fusion run``: greedy generation with a compiled directory."""
+"""``relax-fusion run``: generation, or a call with arrays, by a compiled directory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import tvm
 
-from ..errors import TargetError
-from ..hardware.target import device_of, host_target, is_cpu, make_target
 from ..models import (
     BertConfig,
     ExportedModel,
@@ -26,15 +24,14 @@ from ..models import (
 )
 from ..models.threads import use_all_cores
 from ..validation import shown
-from .build import FOREIGN_ERRORS
-from .console import CliError, Console, first_line
+from .call import call_command
+from .console import CliError, Console
+from .library import device_for, load_library
 from .manifest import (
-    LIBRARY,
     MANIFEST,
     TOKENIZER,
     Manifest,
     check_files,
-    check_library,
     exported_again,
     read_manifest,
     stored_weights,
@@ -57,33 +54,56 @@ class Timing:
 
 
 def run_command(args: argparse.Namespace, console: Console) -> int:
-    """Generate from a prompt, print the tokens and the times."""
+    """Call what a directory holds: generate from a prompt, or compute outputs of arrays."""
     use_all_cores()  # before TVM has made its threads
     directory = Path(args.out)
     manifest = read_manifest(directory)
+    _check_arguments(manifest, args)
     _check_runnable(manifest, args)
+    if "decode" not in manifest.functions:
+        return call_command(args, console, manifest)
+    return _generate_command(args, console, manifest)
+
+
+def _check_arguments(manifest: Manifest, args: argparse.Namespace) -> None:
+    """Refuse arguments that are for models of the other kind."""
+    prompted = args.prompt is not None or args.prompt_ids is not None
+    if "decode" in manifest.functions:
+        if args.inputs is not None or args.output is not None:
+            raise CliError(
+                f"{manifest.source} generates text; give --prompt or --prompt-ids, and no arrays",
+                code=2,
+            )
+        if not prompted:
+            raise CliError("one of the arguments --prompt-ids --prompt is required", code=2)
+    elif prompted or args.max_new_tokens is not None:
+        raise CliError(
+            f"{manifest.source} generates no text; give its inputs by --input NAME=FILE.npy, or an "
+            "encoder's to relax_fusion.models.Encoder",
+            code=2,
+        )
+
+
+def _generate_command(args: argparse.Namespace, console: Console, manifest: Manifest) -> int:
+    """Generate from a prompt, print the tokens and the times."""
+    directory = Path(args.out)
+    new = 16 if args.max_new_tokens is None else args.max_new_tokens
     config = _config(directory, manifest)
     tokenizer = _tokenizer(directory, manifest) if args.prompt is not None else None
     prompt = args.prompt_ids if tokenizer is None else _encoded(tokenizer, args.prompt)
     _check_prompt(prompt, config.vocab_size)
-    _check_room(len(prompt), args.max_new_tokens, manifest)
+    _check_room(len(prompt), new, manifest)
     check_files(directory, manifest)
-    device = _device(directory, manifest, console)
+    device = device_for(directory, manifest, console)
     console.step("loading the library and the weights")
     generator = _generator(directory, manifest, device, args.seed or 0)
     console.step("generating")
-    timing = _generate(generator, prompt, args.max_new_tokens, config.end_tokens)
+    timing = _generate(generator, prompt, new, config.end_tokens)
     _print(args, console, prompt, timing, tokenizer)
     return 0
 
 
 def _check_runnable(manifest: Manifest, args: argparse.Namespace) -> None:
-    if "decode" not in manifest.functions:
-        raise CliError(
-            f"{manifest.source} is an encoder, which has no generation; call it from Python with "
-            "relax_fusion.models.Encoder",
-            code=2,
-        )
     if manifest.weights == "none":
         raise CliError(f"{args.out} was compiled with --no-weights; compile it with weights to run")
     if manifest.weights == "file" and args.seed is not None:
@@ -95,7 +115,7 @@ def _check_runnable(manifest: Manifest, args: argparse.Namespace) -> None:
 
 def _config(directory: Path, manifest: Manifest) -> LlamaConfig | GPT2Config:
     try:
-        config = config_from_dict(manifest.config)
+        config = config_from_dict(manifest.config or {})
     except ModelError as err:
         raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
     if isinstance(config, BertConfig):
@@ -112,10 +132,11 @@ def _check_prompt(prompt: list[int], vocab_size: int) -> None:
 
 
 def _check_room(prompt: int, new: int, manifest: Manifest) -> None:
+    most = manifest.max_seq_len or 0
     # The last new token is never fed back, so it takes no room.
-    if prompt + new - 1 > manifest.max_seq_len:
+    if prompt + new - 1 > most:
         raise CliError(
-            f"{prompt} prompt tokens and {new} new ones do not fit the {manifest.max_seq_len} that "
+            f"{prompt} prompt tokens and {new} new ones do not fit the {most} that "
             "the model was compiled for; ask for fewer, or compile with a larger --max-seq-len"
         )
 
@@ -154,34 +175,10 @@ def _asked(call: Callable[[], Any], failed: str) -> Any:
         raise CliError(f"{failed}: {err}") from err
 
 
-def _device(directory: Path, manifest: Manifest, console: Console) -> tvm.runtime.Device:
-    try:
-        target = make_target(manifest.target)
-        device_of(target)  # refuses what no library of ours is for
-    except TargetError as err:
-        raise CliError(f"{directory / MANIFEST} is damaged: {err}") from err
-    if is_cpu(target):
-        made, here = target.attrs.get("mcpu"), host_target().attrs.get("mcpu")
-        if made and made != here:
-            console.warn(f"compiled for a {made} processor, this is a {here}; it may stop at once")
-        return tvm.cpu()
-    device = tvm.device(target.kind.name)
-    if not device.exist:
-        raise CliError(
-            f"compiled for {target.kind.name}, and TVM finds no such device here; copy the "
-            "directory to a machine that has one, or compile with --target llvm"
-        )
-    return device
-
-
 def _generator(
     directory: Path, manifest: Manifest, device: tvm.runtime.Device, seed: int
 ) -> Generator:
-    try:
-        library = tvm.runtime.load_module(str(directory / LIBRARY))
-    except FOREIGN_ERRORS as err:
-        raise CliError(f"{directory / LIBRARY} cannot be loaded: {first_line(err)}") from err
-    check_library(library, manifest, directory / LIBRARY)
+    library = load_library(directory, manifest)
     exported: ExportedModel = exported_again(manifest)
     weights: Iterable[np.ndarray] = (
         stored_weights(directory, manifest)

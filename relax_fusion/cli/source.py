@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeAlias
 
-from tvm.target import Target
+import numpy as np
 
+from ..frontends import SUFFIXES, ImportedModel, read_model
+from ..frontends.imported import shape_text
 from ..hardware.target import is_gpu
-from ..models import Config, ExportedModel, config_from_dict, export
+from ..models import Config, ConfigError, ExportedModel, config_from_dict, export, load_weights
 from ..models.checkpoint import INDEX, SINGLE
 from ..models.config import read_config
 from ..models.zoo import CONFIGS
+from ..validation import shown
 from .console import CliError
 
 ZOO = tuple(CONFIGS)
@@ -25,8 +29,8 @@ DEFAULT_MAX_SEQ_LEN = 4096
 
 
 @dataclass(frozen=True)
-class Source:
-    """A model to compile.
+class ConfigSource:
+    """A model to compile that is built from its configuration.
 
     Parameters
     ----------
@@ -51,6 +55,15 @@ class Source:
         file = None if self.directory is None else self.directory / "tokenizer.json"
         return file if file is not None and file.is_file() else None
 
+    def check(self, args: argparse.Namespace) -> None:
+        """Complain about options that are for other sources."""
+        if args.bound:
+            raise CliError(
+                f"--bound is for models from {' and '.join(SUFFIXES)} files; {self.name} takes "
+                "--max-seq-len and --batch",
+                code=2,
+            )
+
     def require_weights(self) -> None:
         """Complain, before anything is compiled, about a directory without weights."""
         directory = self.directory
@@ -60,9 +73,111 @@ class Source:
                 f"--no-weights, or give {directory / 'config.json'} to run with random ones"
             )
 
+    def model(self, args: argparse.Namespace) -> ExportedModel:
+        """Build the model, choosing the type and the length that were left open."""
+        return export(
+            self.config,
+            dtype=args.dtype or ("float16" if is_gpu(args.target) else "float32"),
+            max_seq_len=args.max_seq_len or min(self.config.max_position, DEFAULT_MAX_SEQ_LEN),
+            batch=args.batch or 1,
+        )
+
+    def kept(self, model: Any) -> dict[str, Any]:
+        """Return what the manifest keeps, so that the model can be described again."""
+        return {
+            "config": dict(self.data),
+            "max_seq_len": model.max_seq_len,
+            "batch": model.batch,
+            "weights": "random" if self.directory is None else "file",
+        }
+
+    def weights(self, model: Any) -> Mapping[str, np.ndarray]:
+        """Read the weights."""
+        assert self.directory is not None, "weights of a configuration alone are random"
+        names = [param.name for param in model.params]
+        return dict(zip(names, load_weights(self.directory, model), strict=True))
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """A model to compile that is imported from a file.
+
+    Parameters
+    ----------
+    name : str
+        Its name without the suffix.
+    path : Path
+        The file.
+    """
+
+    name: str
+    path: Path
+    tokenizer: ClassVar[None] = None
+
+    def check(self, args: argparse.Namespace) -> None:
+        """Complain about options that are for other sources."""
+        for option in ("dtype", "max_seq_len", "batch"):
+            if getattr(args, option) is not None:
+                raise CliError(
+                    f"--{option.replace('_', '-')} is for models from a configuration; "
+                    f"{self.path} has types and sizes of its own, and takes --bound",
+                    code=2,
+                )
+
+    def require_weights(self) -> None:
+        """Nothing is required: they are in the file."""
+
+    def model(self, args: argparse.Namespace) -> ImportedModel:
+        """Import the model, with the bounds of its sizes that were given."""
+        model = read_model(self.path)
+        sizes = dict(model.signature.sizes)
+        for name, bound in args.bound:
+            if name not in sizes:
+                known = ", ".join(sizes) or "none"
+                raise CliError(
+                    f"--bound names {shown(name)}, which is no size of {self.path}; it has {known}",
+                    code=2,
+                )
+            least, most = sizes[name]
+            if bound < least or (most is not None and bound > most):
+                limit = f"{least} to {most}" if most is not None else f"{least} on"
+                raise CliError(
+                    f"--bound {name}={bound}: {self.path} was exported for {name} from {limit}",
+                    code=2,
+                )
+            sizes[name] = (least, bound)
+        return replace(model, signature=replace(model.signature, sizes=sizes))
+
+    def kept(self, model: Any) -> dict[str, Any]:
+        """Return what the manifest keeps besides the signature."""
+        return {"weights": "file"}
+
+    def weights(self, model: Any) -> Mapping[str, np.ndarray]:
+        """Return the weights."""
+        return model.weights
+
+
+Source: TypeAlias = ConfigSource | FileSource
+Model: TypeAlias = ExportedModel | ImportedModel
+
+
+def described(model: Model) -> str:
+    """Say of what type and sizes a model is."""
+    if isinstance(model, ExportedModel):
+        return f"{model.dtype}, batch {model.batch}"
+    inputs = ", ".join(f"{spec.name} {shape_text(spec.shape)}" for spec in model.signature.inputs)
+    return f"{model.dtype}, {inputs}" if inputs else model.dtype
+
+
+def bounds(model: Model) -> dict[str, int]:
+    """Return how large sizes can become, where a file or the command line says so."""
+    if isinstance(model, ExportedModel):
+        return {}
+    return {name: most for name, (_, most) in model.signature.sizes.items() if most}
+
 
 def open_source(text: str) -> Source:
-    """Find out what `text` means: a directory, a ``config.json``, or a bundled name.
+    """Find out what `text` means: a directory, a file, or the name of a bundled configuration.
 
     Raises
     ------
@@ -70,26 +185,29 @@ def open_source(text: str) -> Source:
         If it is none of them, or its configuration cannot be used.
     """
     path = Path(text)
+    suffix = path.suffix.lower()
+    if suffix in SUFFIXES and not path.is_dir():
+        path.stat()
+        return FileSource(os.fsencode(path.stem).decode(errors="replace"), path)
     if path.exists():
-        data = read_config(path)
+        data = _config_of(path)
         name = (path if path.is_dir() else path.parent).resolve().name
         name = os.fsencode(name).decode(errors="replace")  # names of files need not be text
-        return Source(name, data, config_from_dict(data), path if path.is_dir() else None)
+        return ConfigSource(name, data, config_from_dict(data), path if path.is_dir() else None)
     if text in CONFIGS:
-        return Source(text, CONFIGS[text], config_from_dict(CONFIGS[text]))
+        return ConfigSource(text, CONFIGS[text], config_from_dict(CONFIGS[text]))
     raise CliError(
-        f"{text!r} is neither a directory, a config.json, nor a bundled configuration "
-        f"({', '.join(ZOO)})"
+        f"{text!r} is neither a directory, a config.json, a file in {' or '.join(SUFFIXES)}, nor a "
+        f"bundled configuration ({', '.join(ZOO)})"
     )
 
 
-def export_for(
-    config: Config, target: Target, dtype: str | None, max_seq_len: int | None, batch: int
-) -> ExportedModel:
-    """Export a configuration, choosing the type and the length that were left open."""
-    return export(
-        config,
-        dtype=dtype or ("float16" if is_gpu(target) else "float32"),
-        max_seq_len=max_seq_len or min(config.max_position, DEFAULT_MAX_SEQ_LEN),
-        batch=batch,
-    )
+def _config_of(path: Path) -> dict[str, Any]:
+    """Read a configuration; what else the file could have been meant to be is told."""
+    try:
+        return read_config(path)
+    except ConfigError as err:
+        if path.is_dir() or path.suffix.lower() in ("", ".json"):
+            raise
+        hint = f"files of models end in {' or '.join(SUFFIXES)}, configurations in .json"
+        raise CliError(f"{err}; {hint}") from err

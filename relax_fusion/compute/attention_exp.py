@@ -60,7 +60,7 @@ def _tanh_of_scalar(x: tirx.Expr) -> tirx.Expr:
     unrolled, TVM 0.27 shares what one copy's variable is used for before the next defines it.
     """
     square, one, two = x * x, _const(1.0), _const(2.0)
-    near = x + x * square * _polynomial(NEAR_ZERO, square)
+    near = x + x * square * polynomial(NEAR_ZERO, square)
     size = tirx.Select(x < _const(0.0), -x, x)
     far = one - two / (tirx.exp(two * size) + one)
     signed = tirx.Select(x < _const(0.0), -far, far)
@@ -102,13 +102,13 @@ def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx
     def finish(n: tirx.Var) -> tirx.Expr:
         r = let("whole", n.astype(FLOAT), rest)
         return let(
-            "p", power(n), lambda p: let("r", r, lambda r: use(p, _polynomial(SERIES, r) * r))
+            "p", power(n), lambda p: let("r", r, lambda r: use(p, polynomial(SERIES, r) * r))
         )
 
     return let("n", n, finish)
 
 
-def _polynomial(coefficients: Sequence[float], x: tirx.Expr) -> tirx.Expr:
+def polynomial(coefficients: Sequence[float], x: tirx.Expr) -> tirx.Expr:
     """Return ``c0 + c1 x + c2 x^2 ...`` by Horner's rule."""
     total = _const(coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):

@@ -18,7 +18,8 @@ last."""
 
 def feature_of(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
     """Return the output feature that is a part (0 or 1) of a pair."""
-    return pair // rope.half * rope.head_dim + part * rope.half + pair % rope.half
+    distance = rope.distance
+    return pair // distance * (2 * distance) + part * distance + pair % distance
 
 
 def in_order(func: tirx.PrimFunc, name: str, rope: Rope) -> tirx.PrimFunc:
@@ -51,18 +52,38 @@ def rotated(rope: Rope, value: Pairs, angles: tuple[te.Tensor, te.Tensor]) -> Pa
         Cosines and sines.
     """
     cos, sin = angles
-    pairs = rope.features // 2
 
     def element(i: tirx.Expr, j: tirx.Expr, p: tirx.Expr) -> tirx.Expr:
         row = i if rope.positions is None else i % cos.shape[0]
-        lane = p * rope.half + j % rope.half
+        column = _column(rope, p, j)
         own, other = value(p, i, j), value(1 - p, i, j)
         signed = te.if_then_else(p == 0, -other, other)
-        turned = own * cos(row, lane).astype(ACCUMULATE)
-        turned = turned + signed * sin(row, lane).astype(ACCUMULATE)
-        return te.if_then_else(j < pairs, turned, own)
+        turned = own * cos(row, column).astype(ACCUMULATE)
+        turned = turned + signed * sin(row, column).astype(ACCUMULATE)
+        return te.if_then_else(_turns(rope, j), turned, own)
 
     return element
+
+
+def _column(rope: Rope, part: tirx.Expr, pair: tirx.Expr) -> tirx.Expr:
+    """Return where the angle of a part of a pair is, anywhere for a pair that stays."""
+    pairs = rope.width // 2
+    if rope.head_dim % rope.width:
+        pair = pair % (rope.head_dim // 2)
+    if rope.by_pair:
+        return pair % pairs
+    if rope.pairing == "halves":
+        return part * pairs + pair % pairs
+    return pair % pairs * 2 + part
+
+
+def _turns(rope: Rope, pair: tirx.Expr) -> tirx.Expr:
+    """Tell whether a pair is rotated."""
+    place = pair if rope.period is None else pair % (rope.period // 2)
+    turns = place < rope.features // 2
+    if rope.width < rope.head_dim:
+        turns = tirx.And(turns, pair % (rope.head_dim // 2) < rope.width // 2)
+    return turns
 
 
 def rotated_projection(

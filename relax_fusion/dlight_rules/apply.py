@@ -14,10 +14,11 @@ from ..compute import description
 from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
-from ..hardware.target import is_gpu
+from ..hardware.target import is_cpu, is_gpu
 from ..matching.expressions import found_in
 from ..report.decision import Scheduling
 from ..transforms.modules import functions_of, with_functions
+from .cpu.vector_math import with_vector_math
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
@@ -74,6 +75,8 @@ class ScheduleKernels:
                 self.record.append(scheduling)
             if schedule is not None:
                 func = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
+            if is_cpu(target):
+                func = with_vector_math(func)
             if not is_gpu(target) and has_blocks(func):
                 func = with_starts(func)
             elif is_gpu(target) and scheduling.rule != TRITON:

@@ -16,8 +16,9 @@ from ..hardware.target import device_of, is_cpu, is_gpu
 from ..matching.expressions import variables_of
 from ..workload import FLOAT_BYTES
 from . import steps
+from .generic_matmul.layout import is_unit
 from .generic_matmul.matmul import generic_matmul
-from .row_blocks import RowBlock, blocks_of_rows, inline, is_plain
+from .row_blocks import RowBlock, blocks_of_rows, count_rows_first, inline, is_plain
 from .safe_rule import SafeRule
 
 VECTORS_PER_THREAD = 2
@@ -32,7 +33,8 @@ class NormRule(SafeRule):
     """Schedule functions that gather statistics of rows, and use them on the same rows.
 
     On a GPU a thread block has one row: its threads read vectors, and share the statistics.  On a
-    CPU rows are spread over the cores, and a vector of partial sums runs along each.
+    CPU rows are spread over the cores, and a vector of partial sums runs along each.  A row may be
+    a group of channels, with all that they have in space.
 
     rewrite::
 
@@ -51,6 +53,7 @@ class NormRule(SafeRule):
             return None
         sch = s_tir.Schedule(func)
         inline(sch, func, every=is_gpu(target))
+        count_rows_first(sch)
         blocks = blocks_of_rows(sch)
         if blocks is None:
             return None
@@ -118,12 +121,14 @@ def _row_and_columns(sch: s_tir.Schedule, block: RowBlock) -> tuple[LoopRV, list
 
 
 def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
-    """Return the elements of a vector that divide the columns, and which TVM can compute with."""
+    """Return the elements of a vector that divide the last axis, and which TVM can compute with."""
     found = sch.get(block.rv)
+    wide = [v.dom.extent for v in found.iter_vars if not is_unit(v.dom.extent)]
+    last = int(wide[-1]) if wide and isinstance(wide[-1], tirx.IntImm) else 1
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
     sizes = [FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
     most = VECTOR_LOAD_BYTES // max(ARITHMETIC_BYTES, *sizes, 1)
-    return most if block.columns == 1 else math.gcd(block.columns or 1, most)
+    return most if block.columns == 1 else math.gcd(last, most)
 
 
 def _has_columns(block: s_tir.SBlock, region: tirx.BufferRegion) -> bool:

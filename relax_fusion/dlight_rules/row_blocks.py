@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
+from ..matching.expressions import substitute
 from . import steps
 from .generic_matmul.layout import is_unit
 
@@ -65,6 +67,49 @@ def inline(sch: s_tir.Schedule, func: tirx.PrimFunc, every: bool) -> None:
             steps.inline_if_possible(sch, block)
 
 
+def count_rows_first(sch: s_tir.Schedule) -> None:
+    """Let the blocks that use statistics of a part of an axis count their rows first.
+
+    rewrite: ``for n, c: y[n, c] = f(s[n, c // 8])`` ->
+    ``for n, g, i: y[n, g * 8 + i] = f(s[n, g])``
+    """
+    rows_of: dict[tirx.Var, Callable[[list[tirx.Expr]], list[tirx.Expr]]] = {}
+    for block in _children(sch):
+        found = sch.get(block)
+        if steps.is_reduction(sch, block):
+            rows_of |= {w.source: list for w in found.writes}
+            continue
+        read = next((r for r in found.reads if r.source in rows_of), None)
+        if read is None:
+            continue
+        rows = rows_of[read.source]([r.min for r in read.region])
+        variables = [v.var for v in found.iter_vars]
+        for written in found.writes:
+            places = [r.min for r in written.region]
+            rows_of[written.source] = partial(_at, rows, places)
+        if any(isinstance(index, tirx.FloorDiv) for index in rows):
+            order = _rows_first(rows, variables)
+            if order is not None:
+                sch.transform_block_layout(block, tirx.IndexMap(variables, order, None))
+
+
+def _at(
+    rows: list[tirx.Expr], places: list[tirx.Expr], indices: list[tirx.Expr]
+) -> list[tirx.Expr]:
+    """Return the row of an element, by its indices instead of `places`."""
+    return [substitute(row, dict(zip(places, indices, strict=True))) for row in rows]
+
+
+def _rows_first(rows: list[tirx.Expr], variables: list[tirx.Var]) -> list[tirx.Expr] | None:
+    """Return the variables with the rows in front, and what is left of those in parts."""
+    rows = [index for index in rows if not isinstance(index, tirx.IntImm)]
+    parts = {i.a: i.b for i in rows if isinstance(i, tirx.FloorDiv)}
+    whole = [index for index in rows if not isinstance(index, tirx.FloorDiv)]
+    if not {*parts, *whole} <= set(variables):
+        return None
+    return [*rows, *(v % parts[v] if v in parts else v for v in variables if v not in whole)]
+
+
 def blocks_of_rows(sch: s_tir.Schedule, contiguous: bool = True) -> list[RowBlock] | None:
     """Tell rows from columns in every block; None if they do not agree or nothing is reduced.
 
@@ -107,11 +152,25 @@ def _runs_along_memory(reduction: s_tir.SBlock) -> bool:
     wide = [v for v in reduction.iter_vars if not is_unit(v.dom.extent)]
     reduced = [v.var for v in wide if v.iter_type == tirx.IterVar.CommReduce]
     for region in reduction.reads:
-        indices = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
+        extents = {v.var: v.dom.extent for v in reduction.iter_vars}
+        found = [r.min for r in region.region if not isinstance(r.min, tirx.IntImm)]
+        indices = [digit for index in found for digit in _digits(index, extents)]
         used = {i for i in indices if isinstance(i, tirx.Var)}
         if len(used) == len(indices) and all(v.var in used for v in wide):
             return bool(reduced) and indices[-1].same_as(reduced[-1])
     return False
+
+
+def _digits(index: tirx.Expr, extents: Mapping[tirx.Var, tirx.Expr]) -> tuple[tirx.Expr, ...]:
+    """Return the variables of ``outer * size + inner``; any other index as it is."""
+    if not isinstance(index, tirx.Add) or index.b not in extents:
+        return (index,)
+    outer, size = index.a, extents[index.b]
+    if is_unit(size):
+        return (outer,)
+    if isinstance(outer, tirx.Mul) and tvm_ffi.structural_equal(outer.b, size):
+        return outer.a, index.b
+    return (index,)
 
 
 def _sizes(variables: Iterable[tirx.IterVar]) -> list[tirx.Expr]:

@@ -39,7 +39,6 @@ _CALLS: Mapping[str, Callable[..., Any]] = {
     "tirx.rsqrt": lambda x: 1 / np.sqrt(x),
     "tirx.erf": erf,
     "tirx.sigmoid": lambda x: 1 / (1 + np.exp(-x)),
-    "tirx.if_then_else": np.where,
     "tirx.shift_left": np.left_shift,
     "tirx.shift_right": np.right_shift,
     "tirx.bitwise_and": np.bitwise_and,
@@ -86,11 +85,12 @@ def computed(func: tirx.PrimFunc, arrays: Sequence[Array], shrink: Shrink) -> An
 
 @dataclass
 class _Run:
-    """The buffers so far, and the variables of the stage at hand."""
+    """The buffers so far, the variables of the stage at hand, and how many choices are open."""
 
     buffers: dict[ir.Var, Array]
     sizes: Sizes
     places: dict[ir.Var, Array] = field(default_factory=dict)
+    choices: int = 0
 
     def execute(self, stage: Stage) -> None:
         """Compute a stage."""
@@ -117,7 +117,7 @@ class _Run:
         if isinstance(expr, ir.Var):
             return self.places[expr] if expr in self.places else self.sizes.of(expr)
         if isinstance(expr, ir.TensorLoad):
-            return self.buffers[expr.source][tuple(self.value(i) for i in expr.indices)]
+            return self.load(expr)
         if isinstance(expr, tirx.Cast):
             inner, dtype = np.asarray(self.value(expr.value)), str(expr.ty.dtype)
             return inner.astype("float64" if "float" in dtype else dtype)
@@ -128,7 +128,28 @@ class _Run:
         if isinstance(expr, tirx.Select):
             sides = (self.value(expr.true_value), self.value(expr.false_value))
             return np.where(self.value(expr.condition), *sides)
+        if name == "Call" and expr.op.same_as(_CHOICE):
+            return self.choice(*expr.args)
         called = expr.op.name if name == "Call" and isinstance(expr.op, ir.Op) else name
         if called not in _CALLS:
             raise Uninterpreted(f"{called} in a PrimFunc")
         return _CALLS[called](*map(self.value, expr.args))
+
+    def load(self, load: ir.TensorLoad) -> Any:
+        """Read a tensor; where a choice may be for another value, also beside it."""
+        array, places = self.buffers[load.source], [self.value(i) for i in load.indices]
+        if self.choices:
+            ends = zip(places, array.shape, strict=True)
+            places = [np.clip(place, 0, size - 1) for place, size in ends]
+        return array[tuple(places)]
+
+    def choice(self, condition: tirx.Expr, *sides: tirx.Expr) -> Any:
+        """Compute both sides of an `if_then_else`, of which one is not executed."""
+        chosen = self.value(condition)
+        self.choices += 1
+        values = [self.value(side) for side in sides]
+        self.choices -= 1
+        return np.where(chosen, *values)
+
+
+_CHOICE = ir.Op.get("prim.if_then_else")

@@ -6,7 +6,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..workload import DTYPE_BYTES, Attention, DynamicDim, GatedFFN, NormMatmul, Workload
+from ..workload import (
+    DTYPE_BYTES,
+    Attention,
+    DynamicDim,
+    GatedFFN,
+    NormMatmul,
+    Projection,
+    Workload,
+)
 
 
 class AttentionSize(NamedTuple):
@@ -39,7 +47,8 @@ class MatmulShape:
     n_parts : tuple of int
         Columns of each projection that are tiled, one projection after the other.
     contiguous : tuple of int
-        Columns that lie side by side in each weight: all, or half a head of a rotated one.
+        Columns that lie side by side in each weight: all, or of a rotated one those up to the
+        other feature of a pair.
     parts : int
         Accumulators of a tile column: 2 for a gate and an up, and for a pair that is rotated.
     layouts : frozenset of str
@@ -55,6 +64,8 @@ class MatmulShape:
         else is read or written per row (epilogue residuals, the sum and the norm as outputs).
     row_flops : float
         Floating-point operations of the matmuls for each row.
+    rotated : bool
+        Whether pairs of features are turned that are not neighbours.
     """
 
     k: int
@@ -112,7 +123,8 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
     else:
         parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
         n_parts = tuple(-(-p.n // parts) for p in work.outputs)
-        contiguous = tuple(p.rope.half if p.rope else p.n for p in work.outputs)
+        runs = ((p, p.rope if pairs or _apart(p) else None) for p in work.outputs)
+        contiguous = tuple(rope.distance if rope else p.n for p, rope in runs)
         layouts = frozenset(p.layout for p in work.outputs)
     x_row = sum(row[name] for name in ("x", "residual") if name in row)
     out_row = sum(each for name, each in row.items() if name.startswith("out"))
@@ -130,9 +142,14 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         side_row_bytes=sum(row.values()) - x_row - out_row,
         row_flops=free.flops(rows=1),
         has_norm=work.norm is not None,
-        rotated=isinstance(work, NormMatmul) and any(p.rope for p in work.outputs),
+        rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
     )
+
+
+def _apart(projection: Projection) -> bool:
+    """Tell whether pairs of features are rotated that do not lie side by side."""
+    return projection.rope is not None and projection.rope.distance > 1
 
 
 def attention_size(work: Attention, size: Size) -> AttentionSize:

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tvm import relax, tirx
+import numpy as np
+from tvm import ir, relax, tirx
 
 from .pattern import BlockView, Definitions, PrimExpr
-from .shapes import permutation, product, same_shape, shape_of
+from .shapes import permutation, same_shape, shape_of
 
-FEATURES, HEAD, LANE = -1, -2, -3
-"""What an axis holds, beside rows, which are counted: features of heads, heads, features of one."""
+VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze")
+"""Operators that only see a tensor in another shape."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """`size` features, `step` apart; 0 for one that is repeated."""
+
+    size: int
+    step: int
+
+
+Features = tuple[Run, ...]
+"""The features along an axis, the outermost run first; none for an axis of size 1."""
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor that holds features `start` to `stop` of a projection, moved but not changed.
+    """A tensor that holds features of a projection, moved or repeated but not changed.
 
-    `axes` says what each axis holds, `path` are the bindings from the projection to it.
+    `axes` says what each axis holds: rows, which are counted, or features, of which `start` is the
+    first.  `path` are the bindings from the projection to it.
     """
 
     var: relax.Var
-    axes: tuple[int, ...]
-    start: int
-    stop: int
+    axes: tuple[int | Features, ...]
+    start: int = 0
     path: tuple[relax.Var, ...] = ()
 
     @property
@@ -32,8 +46,16 @@ class Moved:
         """The dimensions."""
         return shape_of(self.var) or []
 
+    def features(self, axes: slice = slice(None)) -> np.ndarray:
+        """Return the features that it holds, or those at the beginning of the other axes."""
+        places = np.array([self.start])
+        for held in self.axes[axes]:
+            for run in held if isinstance(held, tuple) else ():
+                places = np.add.outer(places, np.arange(run.size) * run.step).ravel()
+        return np.unique(places)
 
-def moves(view: BlockView, at: Moved, depth: int = 6) -> Iterator[Moved]:
+
+def moves(view: BlockView, at: Moved, depth: int = 8) -> Iterator[Moved]:
     """Yield `at` and what is made of it by data movements."""
     yield at
     for user in view.uses(at.var) if depth else ():
@@ -42,55 +64,105 @@ def moves(view: BlockView, at: Moved, depth: int = 6) -> Iterator[Moved]:
 
 
 def moved_by(view: BlockView, at: Moved, user: relax.Var) -> Iterator[Moved]:
-    """Yield the tensors that `user` makes of `at` by moving its elements."""
-    path = (*at.path, user)
-    if isinstance(view.defs[user], relax.Var):  # another name: what made `at` is not done again
-        yield replace(at, var=user, path=path)
-    elif view.call(user, "relax.reshape") is not None:
-        axes = _reshaped_axes(at, shape_of(user) or [])
-        if axes is not None:
-            yield replace(at, var=user, axes=axes, path=path)
-    elif (call := view.call(user, "relax.permute_dims")) is not None:
-        axes = tuple(at.axes[a] for a in permutation(call, len(at.axes)))
-        yield replace(at, var=user, axes=axes, path=path)
-    elif (parts := split_parts(view, user)) is not None:
+    """Yield the tensors that `user` makes of `at` by moving or repeating its elements."""
+    at = replace(at, path=(*at.path, user))
+    if (parts := split_parts(view, user)) is not None:
         for item in view.uses(user):
             value = view.defs[item]
             if isinstance(value, relax.TupleGetItem):
-                ends = (*parts.starts, parts.extent)
-                section = ends[int(value.index)], ends[int(value.index) + 1]
-                yield from _section(replace(at, var=item, path=(*path, item)), parts.axis, section)
+                path = (*at.path, item)
+                section = (*parts.starts, parts.extent)[value.index : value.index + 2]
+                yield from _section(replace(at, var=item, path=path), parts.axis, section)
+        return
+    at = replace(at, var=user)
+    if isinstance(view.defs[user], relax.Var):  # another name: what made `at` is not done again
+        yield at
+    elif (call := view.call(user, "relax.permute_dims")) is not None:
+        yield replace(at, axes=tuple(at.axes[a] for a in permutation(call, len(at.axes))))
+    elif view.call(user, *VIEWS) is not None:
+        yield from _regrouped(at)
+    elif (call := view.call(user, "relax.broadcast_to")) is not None:
+        yield from _repeated(at, shape_of(call.args[0]) or [])
+    elif (cut := static_index(view, user)) is not None:
+        for one in _section(at, cut.axis, (cut.start, cut.stop)):
+            yield replace(one, axes=(*one.axes[: cut.axis], *one.axes[cut.axis + 1 :]))
     elif (cut := static_slice(view, user)) is not None:
-        yield from _section(replace(at, var=user, path=path), cut.axis, (cut.start, cut.stop))
+        yield from _section(at, cut.axis, (cut.start, cut.stop))
 
 
-def _section(at: Moved, axis: int, section: tuple[int, int]) -> Iterator[Moved]:
-    """Yield `at` as what is left of it by a cut along the features or the heads."""
-    start, stop = section
-    if at.axes[axis] == FEATURES:
-        yield replace(at, start=at.start + start, stop=at.start + stop)
-    elif at.axes[axis] == HEAD and LANE in at.axes:
-        width = int(at.shape[at.axes.index(LANE)])
-        yield replace(at, start=at.start + start * width, stop=at.start + stop * width)
+def _section(at: Moved, axis: int, section: Sequence[int]) -> Iterator[Moved]:
+    """Yield `at` as what is left of it by a cut along an axis of features."""
+    held, (start, stop) = at.axes[axis], section
+    if not isinstance(held, tuple) or start >= stop:
+        return
+    first, *rest = held or (Run(1, 0),)
+    inner = math.prod(run.size for run in rest)
+    if start % inner == 0 == stop % inner:
+        kept = _merged([Run((stop - start) // inner, first.step), *rest])
+        axes = (*at.axes[:axis], kept, *at.axes[axis + 1 :])
+        yield replace(at, axes=axes, start=at.start + start // inner * first.step)
 
 
-def _reshaped_axes(at: Moved, shape: list[PrimExpr]) -> tuple[int, ...] | None:
-    """Return what the axes hold after a reshape that keeps rows and features apart."""
-    rows = [a for a in at.axes if a >= 0]
-    before = at.axes[len(rows) :]
-    if rows != sorted(rows) or at.axes[: len(rows)] != tuple(rows):
-        return None
-    last = at.shape[len(rows) :]
-    for after in ((FEATURES,), (HEAD, LANE)):
-        count = len(shape) - len(after)
-        if count < 1 or not same_shape((product(shape[count:]),), (product(last),)):
-            continue
-        whole = after == before and same_shape(shape[count:], last)
-        regrouped = {after, before} == {(FEATURES,), (HEAD, LANE)}
-        known = all(isinstance(d, tirx.IntImm) for d in shape[count:])
-        if known and (whole or regrouped):
-            return (*range(count), *after)
-    return None
+def _regrouped(at: Moved) -> Iterator[Moved]:
+    """Yield `at`, whose axes are of a tensor of another shape, if rows and features stay apart."""
+    rows = [a for a in at.axes if isinstance(a, int)]
+    if rows != sorted(rows) or list(at.axes[: len(rows)]) != rows:
+        return
+    runs = _merged(run for held in at.axes if isinstance(held, tuple) for run in held)
+    size, shape = math.prod(run.size for run in runs), at.shape
+    sizes: list[int] = []
+    for count in reversed(range(1, len(shape))):
+        if not isinstance(shape[count], tirx.IntImm):
+            return
+        sizes.insert(0, int(shape[count]))
+        if math.prod(sizes) == size:
+            axes = _cut(runs, sizes)
+            if axes is not None:
+                yield replace(at, axes=(*range(count), *axes))
+            return
+
+
+def _merged(runs: Iterable[Run]) -> Features:
+    """Return the same features in as few runs as they can be."""
+    found: list[Run] = []
+    for run in runs:
+        if found and found[-1].step == run.step * run.size:
+            run = Run(found.pop().size * run.size, run.step)
+        if run.size > 1:
+            found.append(run)
+    return tuple(found)
+
+
+def _cut(runs: Features, sizes: Sequence[int]) -> list[Features] | None:
+    """Return the runs along axes of these sizes, None if one would end within another."""
+    rest, axes = list(runs), list[Features]()
+    for size in reversed(sizes):
+        held: list[Run] = []
+        while size > 1:
+            run = rest.pop()
+            inner = math.gcd(size, run.size)
+            if inner not in (size, run.size):
+                return None
+            if inner < run.size:
+                rest.append(Run(run.size // inner, run.step * inner))
+            held.insert(0, Run(inner, run.step))
+            size //= inner
+        axes.insert(0, tuple(held))
+    return axes
+
+
+def _repeated(at: Moved, before: Sequence[PrimExpr]) -> Iterator[Moved]:
+    """Yield `at`, whose axes are of a tensor of shape `before`, if only features are repeated."""
+    shape = at.shape
+    axes: list[int | Features] = list(at.axes)
+    if len(shape) != len(before):
+        return
+    for axis, (old, new) in enumerate(zip(before, shape, strict=True)):
+        if not same_shape((old,), (new,)):
+            if axes[axis] != () or not isinstance(new, tirx.IntImm):
+                return
+            axes[axis] = (Run(int(new), 0),)
+    yield replace(at, axes=tuple(axes))
 
 
 @dataclass(frozen=True)
@@ -105,15 +177,15 @@ class Cut:
     stop: int
 
 
-def static_slice(view: Definitions, expr: relax.Expr) -> Cut | None:
-    """Read a slice along one static axis, without a stride, between static ends."""
+def static_slice(view: Definitions, expr: relax.Expr, stride: int = 1) -> Cut | None:
+    """Read a slice along one static axis, of every `stride`-th element, between static ends."""
     call = view.call(expr, "relax.strided_slice")
     shape = shape_of(call.args[0]) if call is not None else None
     if call is None or shape is None:
         return None
     axes, begin, end = (_ints(a) for a in call.args[1:4])
     strides = _ints(call.args[4]) if len(call.args) > 4 else [1]
-    if axes is None or begin is None or end is None or strides != [1]:
+    if axes is None or begin is None or end is None or strides != [stride]:
         return None
     if not len(axes) == len(begin) == len(end) == 1:
         return None
@@ -123,6 +195,24 @@ def static_slice(view: Definitions, expr: relax.Expr) -> Cut | None:
     extent = int(shape[axis])
     start, stop = (min(v + extent if v < 0 else v, extent) for v in (begin[0], end[0]))
     return Cut(call.args[0], axis, len(shape), extent, start, stop)
+
+
+def static_index(view: Definitions, expr: relax.Expr) -> Cut | None:
+    """Read ``take(x, i)`` with a constant number, by which an axis goes away."""
+    call = view.call(expr, "relax.take")
+    shape = shape_of(call.args[0]) if call is not None else None
+    if call is None or shape is None or call.attrs.axis is None:
+        return None
+    index, axis = view.definition(call.args[1]), int(call.attrs.axis) % len(shape)
+    extent = shape[axis]
+    if not isinstance(extent, tirx.IntImm) or not isinstance(index, ir.GenericConst):
+        return None
+    if shape_of(index) != []:
+        return None
+    start = int(index.value.numpy())
+    if not 0 <= start < int(extent):
+        return None
+    return Cut(call.args[0], axis, len(shape), int(extent), start, start + 1)
 
 
 @dataclass(frozen=True)
@@ -196,8 +286,6 @@ def same_expr(view: BlockView, a: relax.Expr, b: relax.Expr) -> bool:
 
 def through_views(view: BlockView, expr: relax.Expr) -> relax.Expr:
     """Return the tensor of which `expr` is only another view of all elements."""
-    while (
-        call := view.call(expr, "relax.expand_dims", "relax.reshape", "relax.squeeze")
-    ) is not None:
+    while (call := view.call(expr, *VIEWS)) is not None:
         expr = call.args[0]
     return expr

@@ -27,9 +27,7 @@ OPERATORS: dict[str, Kind] = {
     **dict.fromkeys((f"relax.nn.attention{n}" for n in ("", "_bias", "_var_len")), "attention"),
     **dict.fromkeys((f"relax.nn.{n}" for n in ("silu", "gelu", "gelu_tanh")), "activation"),
     **dict.fromkeys((f"relax.nn.{n}" for n in ("relu", "leakyrelu", "softplus")), "activation"),
-    **dict.fromkeys(
-        (f"relax.{n}" for n in ("tanh", "sigmoid", "erf", "exp", "clip")), "activation"
-    ),
+    **dict.fromkeys((f"relax.{n}" for n in ("tanh", "sigmoid", "erf", "exp")), "activation"),
 }
 """Operators that are such an operation by themselves."""
 

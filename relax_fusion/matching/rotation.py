@@ -1,22 +1,33 @@
-"""Rotary embeddings written out: ``t * cos + rotate_half(t) * sin``, by whatever angles."""
+"""Rotary embeddings written out: pairs of the last axis turned by whatever angles."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from tvm import relax
 
 from .constants import binary, scalar
-from .movements import split_parts, static_slice
-from .pattern import BlockView, Definitions, is_call
-from .shapes import shape_of
+from .movements import VIEWS, split_parts, static_index, static_slice
+from .pattern import BlockView, Definitions, PrimExpr, is_call
+from .shapes import same_shape, shape_of
+
+Pairing = Literal["halves", "neighbours"]
+
+MOST_STEPS = 8
+"""Bindings from the source of a rotation to its end, along any way."""
+
+MOST_READERS = 48
+"""Bindings that are looked at on the way."""
 
 
 @dataclass(frozen=True)
 class Rotation:
     """A rotation of the last axis: `end` is `source` turned by the angles of `cos` and `sin`.
 
-    `covers` are its bindings, `end` among them.
+    `covers` are its bindings, `end` among them.  Elements are paired by halves or with their
+    neighbours; `by_pair` tells that there is an angle for each pair, else for each element.
     """
 
     source: relax.Expr
@@ -24,14 +35,27 @@ class Rotation:
     sin: relax.Expr
     covers: tuple[relax.Var, ...]
     end: relax.Var
+    pairing: Pairing = "halves"
+    by_pair: bool = False
 
 
 @dataclass(frozen=True)
-class _Half:
-    """The first (`part` 0) or second half of the last axis of `source`."""
+class _Part:
+    """The first (`part` 0) or second elements of the pairs of the last axis of `source`."""
 
     source: relax.Expr
+    pairing: Pairing
     part: int
+    covers: tuple[relax.Var, ...]
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """First and second elements of pairs that were put together again."""
+
+    low: relax.Expr
+    high: relax.Expr
+    pairing: Pairing
     covers: tuple[relax.Var, ...]
 
 
@@ -49,45 +73,136 @@ def rotation_of(view: BlockView, source: relax.Var) -> Rotation | None:
 
 
 def _rotation_from(view: BlockView, source: relax.Var) -> Rotation | None:
-    """Look for the sum at the end of a rotation two steps behind its source."""
-    for product in view.uses(source):
-        for end in view.uses(product):
+    """Look for the end of a rotation behind its source, the nearest first."""
+    met: dict[relax.Var, None] = {}
+    level = [source]
+    for _ in range(MOST_STEPS):
+        level = [u for v in level for u in view.uses(v) if u not in met]
+        for end in dict.fromkeys(level):
             found = rotation_at(view, end)
             if found is not None and found.source.same_as(source):
                 return found
+        met.update(dict.fromkeys(level))
+        if len(met) > MOST_READERS:
+            break
     return None
 
 
 def rotation_at(view: Definitions, end: relax.Var) -> Rotation | None:
-    """Read ``t * cos + concat(-t[half:], t[:half]) * sin``, operands in any order."""
+    """Read a rotation of the last axis, operands of sums and products in any order.
+
+    rewrite::
+
+        t * cos + joined(-second(t), first(t)) * sin
+        joined(first(t) * cos - second(t) * sin, second(t) * cos + first(t) * sin)
+
+    The parts are halves, put together by a concatenation, or neighbours, by a further axis.
+    """
     for first, second in binary(view, end, "relax.add"):
         for source, cos in binary(view, first, "relax.multiply"):
             for turned, sin in binary(view, second, "relax.multiply"):
-                halves = _half_turned(view, turned)
-                if halves is not None and halves.source.same_as(source):
-                    covers = (first, *halves.covers, second, end)
-                    return Rotation(source, cos, sin, covers, end)
-    return None
+                for part in _turned(view, turned, source):
+                    covers = (first, *part.covers, second, end)
+                    return Rotation(source, cos, sin, covers, end, part.pairing)
+    return next((found for joined in _joined(view, end) for found in _by_pair(view, joined)), None)
 
 
-def _half_turned(view: Definitions, expr: relax.Expr) -> _Half | None:
-    """Read ``concat(-t[half:], t[:half])``; `part` says nothing here."""
-    call = view.call(expr, "relax.concat")
-    shape = shape_of(expr)
-    if call is None or shape is None or not isinstance(call.args[0], relax.Tuple):
-        return None
+def _turned(view: Definitions, expr: relax.Expr, source: relax.Expr) -> Iterator[_Part]:
+    """Yield `source` with its pairs exchanged, the new first elements negated."""
+    for joined in _joined(view, expr):
+        minus = _negated(view, joined.low)
+        low, high = _parts(view, joined.high), [] if minus is None else _parts(view, minus)
+        for a in low:
+            for b in high:
+                if _are_pairs(a, b, joined.pairing) and a.source.same_as(source):
+                    covers = (*a.covers, *b.covers, joined.low, *joined.covers)
+                    yield replace(a, covers=tuple(dict.fromkeys(covers)))
+
+
+def _by_pair(view: Definitions, joined: _Joined) -> Iterator[Rotation]:
+    """Yield rotations whose first and second elements are computed apart."""
+    minus = view.call(joined.low, "relax.subtract")
+    if minus is None:
+        return
+    ac, bs = minus.args
+    for bc, as_ in binary(view, joined.high, "relax.add"):
+        for a, cos in binary(view, ac, "relax.multiply"):
+            for b, sin in binary(view, bs, "relax.multiply"):
+                if not _multiplies(view, bc, b, cos) or not _multiplies(view, as_, a, sin):
+                    continue
+                for low in _parts(view, a):
+                    for high in _parts(view, b):
+                        if not _are_pairs(low, high, joined.pairing):
+                            continue
+                        made = (ac, bs, joined.low, bc, as_, joined.high, *joined.covers)
+                        covers = tuple(dict.fromkeys((*low.covers, *high.covers, *made)))
+                        yield Rotation(
+                            low.source, cos, sin, covers, covers[-1], joined.pairing, by_pair=True
+                        )
+
+
+def _multiplies(view: Definitions, expr: relax.Expr, a: relax.Expr, b: relax.Expr) -> bool:
+    return any(x.same_as(a) and y.same_as(b) for x, y in binary(view, expr, "relax.multiply"))
+
+
+def _are_pairs(low: _Part, high: _Part, pairing: Pairing) -> bool:
+    """Tell whether two parts are the first and the second elements of the same pairs."""
+    same = low.source.same_as(high.source) and low.pairing == high.pairing == pairing
+    return same and (low.part, high.part) == (0, 1)
+
+
+def _joined(view: Definitions, expr: relax.Expr) -> Iterator[_Joined]:
+    """Yield what two parts `expr` is put together of, in the shape that they have without it."""
+    shape, whole = shape_of(expr), view.call(expr, "relax.reshape")
+    made = expr if whole is None else whole.args[0]
+    covers = tuple(dict.fromkeys((made, expr)))
+    inner, call = shape_of(made), view.call(made, "relax.concat", "relax.stack")
+    if call is None or not shape or not inner or not isinstance(call.args[0], relax.Tuple):
+        return
     fields = call.args[0].fields
-    axis = 0 if call.attrs.axis is None else int(call.attrs.axis)
-    if len(fields) != 2 or axis % len(shape) != len(shape) - 1:
+    axis = (0 if call.attrs.axis is None else int(call.attrs.axis)) % len(inner)
+    last, pairing = len(inner) - 1, _pairing_of(inner, shape)
+    if whole is None:
+        pairing = "halves" if axis == last and is_call(call, "relax.concat") else None
+    elif (pairing, axis) not in (("neighbours", last), ("halves", last - 1)):
+        pairing = None
+    half = _half_of(shape)
+    if pairing is None or len(fields) != 2 or half is None:
+        return
+    parts = [found for f in fields if (found := _seen_as(view, f, half)) is not None]
+    if len(parts) == 2:
+        (low, low_views), (high, high_views) = parts
+        yield _Joined(low, high, pairing, (*low_views, *high_views, *covers))
+
+
+def _half_of(shape: list[PrimExpr]) -> list[PrimExpr | int] | None:
+    """Return a shape with half of the last axis, None if that is odd or unknown."""
+    last = shape[-1]
+    size = int(last) if hasattr(last, "value") else 1
+    return None if size % 2 else [*shape[:-1], size // 2]
+
+
+def _pairing_of(pairs: list[PrimExpr], shape: list[PrimExpr]) -> Pairing | None:
+    """Return how a shape splits the last axis of another one into pairs."""
+    half = _half_of(shape)
+    if half is None or len(pairs) != len(half) + 1:
         return None
-    minus = _negated(view, fields[0])
-    high = _half(view, minus) if minus is not None else None
-    low = _half(view, fields[1])
-    if high is None or low is None or (low.part, high.part) != (0, 1):
-        return None
-    if not low.source.same_as(high.source):
-        return None
-    return _Half(low.source, 0, (*low.covers, *high.covers, fields[0], expr))
+    if same_shape(pairs, [*half, 2]):
+        return "neighbours"
+    return "halves" if same_shape(pairs, [*half[:-1], 2, half[-1]]) else None
+
+
+def _seen_as(
+    view: Definitions, expr: relax.Expr, shape: list[PrimExpr | int]
+) -> tuple[relax.Expr, tuple[relax.Var, ...]] | None:
+    """Return `expr` in front of the views that took it from `shape`, and those views."""
+    covers: tuple[relax.Var, ...] = ()
+    while not same_shape(shape_of(expr), shape):
+        call = view.call(expr, *VIEWS)
+        if call is None:
+            return None
+        expr, covers = call.args[0], (expr, *covers)
+    return expr, covers
 
 
 def _negated(view: Definitions, expr: relax.Expr) -> relax.Expr | None:
@@ -101,20 +216,46 @@ def _negated(view: Definitions, expr: relax.Expr) -> relax.Expr | None:
     return None
 
 
-def _half(view: Definitions, expr: relax.Expr) -> _Half | None:
-    """Read a slice or a part of a split as half of the last axis."""
+def _parts(view: Definitions, expr: relax.Expr) -> list[_Part]:
+    """Return what `expr` may be a part of: each second element of the last axis, or half of it.
+
+    Written as a slice or a split of that axis, or of one of size 2 into which it was reshaped.
+    """
+    covers: tuple[relax.Var, ...] = (expr,)
+    shape = shape_of(expr)
+    while (call := view.call(expr, "relax.reshape", "relax.squeeze")) is not None:
+        expr, covers = call.args[0], (call.args[0], *covers)
     value = view.definition(expr)
+    found = []
     if isinstance(value, relax.TupleGetItem):
         parts = split_parts(view, value.tuple_value)
-        if parts is None or parts.axis != parts.rank - 1 or len(parts.starts) != 2:
-            return None
-        equal = parts.starts[1] * 2 == parts.extent
-        covers = (value.tuple_value, expr)
-        return _Half(parts.source, int(value.index), covers) if equal else None
-    cut = static_slice(view, expr)
-    if cut is None or cut.axis != cut.rank - 1 or cut.extent % 2:
-        return None
-    half = cut.extent // 2
-    if (cut.start, cut.stop) not in ((0, half), (half, cut.extent)):
-        return None
-    return _Half(cut.source, int(cut.start > 0), (expr,))
+        if parts is None:
+            return []
+        start, stop = (*parts.starts, parts.extent)[value.index : value.index + 2]
+        source, axis, extent, step = parts.source, parts.axis, parts.extent, 1
+        covers = (value.tuple_value, *covers)
+    else:
+        for step in (1, 2):
+            cut = static_slice(view, expr, step) or static_index(view, expr)
+            if cut is not None:
+                break
+        else:
+            return []
+        source, axis, extent, start, stop = cut.source, cut.axis, cut.extent, cut.start, cut.stop
+    whole = shape_of(source)
+    if not whole or extent % 2:
+        return []
+    last = len(whole) - 1
+    if same_shape(shape, _half_of(whole)) and axis == last:
+        if step == 2 and start in (0, 1) and stop >= extent - 1 + start:
+            found.append(_Part(source, "neighbours", start, covers))
+        elif step == 1 and (start, stop) in ((0, extent // 2), (extent // 2, extent)):
+            found.append(_Part(source, "halves", int(start > 0), covers))
+    pairs = view.call(source, "relax.reshape")
+    before = shape_of(pairs.args[0]) if pairs is not None else None
+    if pairs is not None and before and same_shape(shape, _half_of(before)):
+        pairing = _pairing_of(whole, before)
+        own = last if pairing == "neighbours" else last - 1
+        if pairing is not None and (axis, extent, stop - start) == (own, 2, 1):
+            found.append(_Part(pairs.args[0], pairing, start, (source, *covers)))
+    return found

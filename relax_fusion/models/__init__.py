@@ -1,4 +1,4 @@
-"""LLaMA, GPT-2 and BERT in Relax, and the loader of Hugging Face model directories.
+"""GPT-2, BERT, LLaMA and decoders like it in Relax, and the loader of Hugging Face directories.
 
 ``load_config`` reads a ``config.json``, ``export`` builds the module, ``load_weights`` reads the
 safetensors files, and ``Generator`` or ``Encoder`` runs what ``tvm.compile`` made of it::

@@ -1,6 +1,6 @@
 """Model configurations: frozen records made from a Hugging Face ``config.json``.
 
-Field names follow one spelling across the three families, so that the rest of the package never
+Field names follow one spelling across the families, so that the rest of the package never
 asks which family it has before reading ``num_layers``; ``from_dict`` knows the spellings of each.
 """
 
@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import Field, InstanceOf
 
 from ..validation import Count, Natural, check, read, shown
+from .decoders import ARCHITECTURES, MODEL_TYPES, decoder_fields
 from .errors import ConfigError, UnknownArchitectureError, UnsupportedFeatureError
 from .rope import Positive, RopeScaling
 
@@ -41,7 +42,33 @@ _Family = TypeVar("_Family", "LlamaConfig", "GPT2Config", "BertConfig")
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """A LLaMA 2 or 3 decoder: RMSNorm, rotary positions, grouped-query attention, gated FFN."""
+    """A decoder like LLaMA: RMSNorm, rotary positions, grouped-query attention, gated FFN.
+
+    Qwen 2 and 3, Mistral, Phi-3, Gemma 2 and 3 differ from LLaMA in these fields:
+
+    Parameters
+    ----------
+    attention_bias, output_bias : bool
+        Of queries, keys and values; of the projection behind attention (None: the same).
+    qk_norm : bool
+        Whether queries and keys are normalised before they are rotated.
+    query_scale : float, optional
+        Factor on scores, instead of one over the root of `head_dim`.
+    windows : tuple of int or None
+        How many keys a query sees, itself included, for each layer; empty: all of them.
+    local_rope_theta : float, optional
+        Base of the angles in layers with a window; these have no `rope_scaling` then.
+    attention_softcap, logit_softcap : float, optional
+        Limits that scores and logits approach by tanh.
+    embedding_scale : float, optional
+        Factor on embeddings.
+    norm_offset : bool
+        Whether weights of norms are stored less 1.
+    post_norms : bool
+        Whether the results of attention and FFN are normalised, too, before they are added.
+    merged_checkpoint : bool
+        Whether a checkpoint holds the merged projections as we do.
+    """
 
     family: ClassVar[str] = "llama"
 
@@ -61,6 +88,17 @@ class LlamaConfig:
     mlp_bias: bool = False
     hidden_act: Activation = "silu"
     end_tokens: EndTokens = ()
+    output_bias: bool | None = None
+    qk_norm: bool = False
+    query_scale: Positive | None = None
+    windows: tuple[Count | None, ...] = ()
+    local_rope_theta: Positive | None = None
+    attention_softcap: Positive | None = None
+    logit_softcap: Positive | None = None
+    embedding_scale: Positive | None = None
+    norm_offset: bool = False
+    post_norms: bool = False
+    merged_checkpoint: bool = False
 
     def __post_init__(self) -> None:
         check(self, ConfigError, "LLaMA config")
@@ -71,17 +109,19 @@ class LlamaConfig:
                 f"LLaMA config: {self.num_heads} heads of head_dim {self.head_dim} have more than "
                 f"{MAX_WIDTH} features"
             )
+        if self.windows and len(self.windows) != self.num_layers:
+            raise ConfigError(
+                f"LLaMA config: windows is {shown(self.windows)}; must have one of each of the "
+                f"{self.num_layers} layers"
+            )
+
+    def window(self, layer: int) -> int | None:
+        """Return how many keys a query of a layer sees; None for all."""
+        return self.windows[layer] if self.windows else None
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> LlamaConfig:
-        """Make the record from the keys of a Hugging Face LLaMA ``config.json``."""
-        rope = _mapping(data, "rope_parameters") or _mapping(data, "rope_scaling")
-        for part in (data, rope):
-            if part.get("partial_rotary_factor") not in (None, 1.0):
-                raise UnsupportedFeatureError(
-                    f"partial_rotary_factor is {shown(part['partial_rotary_factor'])}; only 1.0 is "
-                    "supported for LLaMA"
-                )
+        """Make the record from a ``config.json`` of a decoder like LLaMA."""
         hidden, heads = (data.get(key) for key in ("hidden_size", "num_attention_heads"))
         defaults = {
             "max_position_embeddings": 2048,
@@ -89,10 +129,7 @@ class LlamaConfig:
         }
         if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
             defaults["head_dim"] = hidden // heads
-        own: dict[str, Any] = {"rope_scaling": RopeScaling.from_dict(rope)}
-        if rope.get("rope_theta") is not None:  # as in transformers, before the one beside it
-            own["rope_theta"] = rope["rope_theta"]
-        return _read(cls, {**defaults, **_given(data), **own}, "LLaMA config")
+        return _read(cls, {**defaults, **_given(data), **decoder_fields(data)}, "LLaMA config")
 
 
 @dataclass(frozen=True)
@@ -193,9 +230,11 @@ _BY_ARCHITECTURE: dict[str, type[Config]] = {
     "BertForMaskedLM": BertConfig,
     "BertForPreTraining": BertConfig,
     "BertModel": BertConfig,
+    **dict.fromkeys(ARCHITECTURES, LlamaConfig),
 }
 _BY_MODEL_TYPE: dict[str, type[Config]] = {
-    cls.family: cls for cls in (LlamaConfig, GPT2Config, BertConfig)
+    **{cls.family: cls for cls in (LlamaConfig, GPT2Config, BertConfig)},
+    **dict.fromkeys(MODEL_TYPES, LlamaConfig),
 }
 
 
@@ -298,13 +337,6 @@ def _given(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(cls: type[_Family], data: Mapping[str, Any], where: str) -> _Family:
     return read(cls, data, ConfigError, where, unknown="ignore")
-
-
-def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = data.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise ConfigError(f"{key} is {shown(value)}; must be a mapping")
-    return value or {}
 
 
 def _refuse(data: Mapping[str, Any], key: str) -> None:

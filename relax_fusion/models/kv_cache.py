@@ -78,6 +78,50 @@ def append(
     return copied, keys, values
 
 
+def write(
+    k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var
+) -> tuple[Tensor, Tensor]:
+    """Write keys and values ``[batch, seq_len, kv, dim]`` in place; return the updated caches."""
+    _, max_len, heads, dim = cache[0].shape
+    keys, values = op.tensor_ir_inplace_op(
+        kv_write(heads, dim, max_len, k.dtype),
+        "kv_write",
+        args=[k, v, *cache, total_len],
+        inplace_indices=[2, 3],
+        out=list(cache),
+    )
+    return keys, values
+
+
+@cache
+def kv_write(heads: int, dim: int, max_len: int, dtype: str) -> tirx.PrimFunc:
+    """Build the PrimFunc that appends keys and values that are tensors of their own."""
+    hkv, width, max_rows = map(_int64, (heads, dim, max_len))
+
+    @T.prim_func(private=True, s_tir=True)
+    def func(
+        k_handle: T.handle,
+        v_handle: T.handle,
+        keys_handle: T.handle,
+        values_handle: T.handle,
+        total_len: T.int64,
+    ):
+        T.func_attr({"op_pattern": INJECTIVE_OPAQUE, "tirx.noalias": True})
+        batch = T.int64()
+        seq_len = T.int64()
+        k = T.match_buffer(k_handle, (batch, seq_len, hkv, width), dtype)
+        v = T.match_buffer(v_handle, (batch, seq_len, hkv, width), dtype)
+        keys = T.match_buffer(keys_handle, (batch, max_rows, hkv, width), dtype)
+        values = T.match_buffer(values_handle, (batch, max_rows, hkv, width), dtype)
+        for iters in T.grid(batch, seq_len, hkv, width):
+            with T.sblock("kv_write"):
+                b, s, h, d = T.axis.remap("SSSS", iters)
+                keys[b, total_len - seq_len + s, h, d] = k[b, s, h, d]
+                values[b, total_len - seq_len + s, h, d] = v[b, s, h, d]
+
+    return func
+
+
 @cache
 def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
     """Build the PrimFunc that appends keys and values and copies the queries out.

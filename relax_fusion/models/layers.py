@@ -62,7 +62,70 @@ def last_position(x: Tensor) -> Tensor:
     return slice_rows(x, 1, seq_len - 1, seq_len)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+class OffsetRMSNorm(nn.Module):
+    """RMSNorm by a weight that is kept less 1."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        self.weight = nn.Parameter((width,))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis in float32, where 1 and a small rest have a sum, rounded once."""
+        gamma = in_float32(self.weight) + 1.0
+        wide = op.rms_norm(in_float32(x), gamma, axes=[-1], epsilon=self.eps)
+        return wide if x.dtype == "float32" else op.astype(wide, x.dtype)
+
+
+def in_float32(x: Tensor) -> Tensor:
+    """Cast to float32 what is of another type."""
+    return x if x.dtype == "float32" else op.astype(x, "float32")
+
+
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """``cap * tanh(x / cap)``: about x where it is small, and never beyond the cap."""
+    return op.tanh(x / cap) * cap
+
+
+def capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, cap: float, window: int | None
+) -> Tensor:
+    """Causal attention whose scores are soft-capped; shapes as of `attention`."""
+    batch, seq_len, heads, dim = q.shape
+    context, group = k.shape[1], heads // k.shape[2]
+    if group > 1:
+        k, v = op.repeat(k, group, axis=2), op.repeat(v, group, axis=2)
+    q, v = (op.permute_dims(x, [0, 2, 1, 3]) for x in (q, v))
+    scores = op.matmul(q, op.permute_dims(k, [0, 2, 3, 1])) * scale
+    scores = op.where(_seen(seq_len, context, window), soft_capped(scores, cap), _lowest(q.dtype))
+    weights = op.astype(op.softmax(in_float32(scores), axis=-1), q.dtype)
+    mixed = op.permute_dims(op.matmul(weights, v), [0, 2, 1, 3])
+    return op.reshape(mixed, (batch, seq_len, heads * dim))
+
+
+def _lowest(dtype: str) -> Tensor:
+    return wrap_nested(relax.const(float("-inf"), dtype), "lowest")
+
+
+def _seen(seq_len: tirx.Expr | int, context: tirx.Expr, window: int | None) -> Tensor:
+    """Tell which keys each query sees, ``[seq_len, context]``; the last query sees the last key."""
+    keys = relax.op.reshape(relax.op.arange(0, context, 1, "int64"), (1, context))
+    first = context - seq_len
+    queries = relax.op.reshape(relax.op.arange(first, context, 1, "int64"), (seq_len, 1))
+    seen = relax.op.less_equal(keys, queries)
+    if window is not None:
+        after = relax.op.subtract(queries, relax.const(window, "int64"))
+        seen = relax.op.logical_and(seen, relax.op.greater(keys, after))
+    return wrap_nested(seen, "seen")
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
+    window: int | None = None,
+) -> Tensor:
     """Scaled dot-product attention; causal unless an additive ``bias`` is given.
 
     Parameters
@@ -75,6 +138,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
         Factor on the scores.
     bias : Tensor, optional
         ``[batch, 1, 1, context]``, added to the scores of an encoder.
+    window : int, optional
+        How many keys each query sees, itself included; all before it by default.
 
     Returns
     -------
@@ -95,6 +160,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None
         scale=tirx.FloatImm(str(q.dtype), scale),
         # The last query sees the whole context, however much of it was cached before.
         causal_mask="BottomRight" if bias is None else None,
+        window_size=window,
     )
     return op.reshape(wrap_nested(call, "attention"), (batch, seq_len, heads * dim))
 

@@ -1,4 +1,4 @@
-"""LLaMA 2 and 3 on ``tvm.relax.frontend.nn``, with merged projections and a plain KV cache."""
+"""LLaMA and decoders like it on ``tvm.relax.frontend.nn``: merged projections, a plain KV cache."""
 
 from __future__ import annotations
 
@@ -13,35 +13,98 @@ from . import kv_cache
 from .config import LlamaConfig
 from .layers import (
     Embedding,
+    OffsetRMSNorm,
     activation,
     attention,
+    capped_attention,
     last_position,
     project_to_vocabulary,
     slice_rows,
+    soft_capped,
 )
 from .recipes import Recipe
-from .rope import Angles, inverse_frequencies, rope_table
+from .rope import Angles, RopeScaling, inverse_frequencies, rope_table
+
+
+def _norm(config: LlamaConfig, width: int) -> nn.Module:
+    if config.norm_offset:
+        return OffsetRMSNorm(width, config.norm_eps)
+    return nn.RMSNorm(width, -1, config.norm_eps, bias=False)
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention with one merged query, key, value projection."""
+    """Grouped-query attention, whose queries, keys and values subclasses make."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
         self.heads = kv_cache.Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.scale = config.head_dim**-0.5
-        bias = config.attention_bias
-        self.qkv_proj = nn.Linear(config.hidden_size, self.heads.merged, bias=bias)
+        self.scale = config.query_scale or config.head_dim**-0.5
+        self.cap, self.window = config.attention_softcap, config.window(layer)
+        bias = config.attention_bias if config.output_bias is None else config.output_bias
         self.o_proj = nn.Linear(self.heads.query * self.heads.dim, config.hidden_size, bias=bias)
 
     def forward(
         self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
-        qkv = angles.turn_first(self.qkv_proj(x), self.heads.query + self.heads.kv)
-        q, keys, values = kv_cache.append(qkv, cache, total_len, self.heads)
+        q, keys, values = self.appended(x, cache, total_len, angles)
         k = slice_rows(keys, 1, 0, total_len)
         v = slice_rows(values, 1, 0, total_len)
-        return self.o_proj(attention(q, k, v, self.scale)), (keys, values)
+        if self.cap is None:
+            out = attention(q, k, v, self.scale, window=self.window)
+        else:
+            out = capped_attention(q, k, v, self.scale, cap=self.cap, window=self.window)
+        return self.o_proj(out), (keys, values)
+
+
+class MergedAttention(LlamaAttention):
+    """One projection gives queries, keys and values, which are rotated in it."""
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        merged = self.heads.merged
+        self.qkv_proj = nn.Linear(config.hidden_size, merged, bias=config.attention_bias)
+
+    def appended(
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, and the caches with what was appended."""
+        qkv = angles.turn_first(self.qkv_proj(x), self.heads.query + self.heads.kv)
+        return kv_cache.append(qkv, cache, total_len, self.heads)
+
+
+class NormedAttention(LlamaAttention):
+    """Heads of queries and keys are normalised before they are rotated.
+
+    Projections are apart, which costs no launch: a merged one would have to be cut for the norms.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        hidden, dim, bias = config.hidden_size, config.head_dim, config.attention_bias
+        self.q_proj = nn.Linear(hidden, self.heads.query * dim, bias=bias)
+        self.k_proj = nn.Linear(hidden, self.heads.kv * dim, bias=bias)
+        self.v_proj = nn.Linear(hidden, self.heads.kv * dim, bias=bias)
+        self.q_norm, self.k_norm = _norm(config, dim), _norm(config, dim)
+        self.eps, self.offset = config.norm_eps, config.norm_offset
+
+    def appended(
+        self, x: Tensor, cache: tuple[Tensor, Tensor], total_len: tirx.Var, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, and the caches with what was appended."""
+        batch, seq_len, _ = x.shape
+        projected = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        counts = (self.heads.query, self.heads.kv, self.heads.kv)
+        q, k, v = (
+            op.reshape(part, (batch, seq_len, heads, self.heads.dim))
+            for part, heads in zip(projected, counts, strict=True)
+        )
+        q = angles.turn(self._normed(q, self.q_norm.weight))
+        k = angles.turn(self._normed(k, self.k_norm.weight))
+        return q, *kv_cache.write(k, v, cache, total_len)
+
+    def _normed(self, heads: Tensor, weight: Tensor) -> Tensor:
+        gamma = weight + 1.0 if self.offset else weight
+        return op.rms_norm(heads, gamma, axes=[-1], epsilon=self.eps)
 
 
 class LlamaMLP(nn.Module):
@@ -60,13 +123,22 @@ class LlamaMLP(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm and a residual add."""
+    """Attention and feed-forward, each behind a norm, perhaps before another, and a residual add.
 
-    def __init__(self, config: LlamaConfig) -> None:
-        hidden, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm = nn.RMSNorm(hidden, -1, eps, bias=False)
-        self.self_attn = LlamaAttention(config)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, -1, eps, bias=False)
+    Names of norms are those of checkpoints, where the second is what its name says only with norms
+    behind: otherwise it is the one in front of the feed-forward network.
+    """
+
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        hidden = config.hidden_size
+        self.post_norms = config.post_norms
+        self.input_layernorm = _norm(config, hidden)
+        attention = NormedAttention if config.qk_norm else MergedAttention
+        self.self_attn = attention(config, layer)
+        self.post_attention_layernorm = _norm(config, hidden)
+        if config.post_norms:
+            self.pre_feedforward_layernorm = _norm(config, hidden)
+            self.post_feedforward_layernorm = _norm(config, hidden)
         self.mlp = LlamaMLP(config)
 
     def forward(
@@ -74,8 +146,23 @@ class LlamaLayer(nn.Module):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Map ``[batch, seq_len, hidden]`` to itself; return the updated cache too."""
         attended, cache = self.self_attn(self.input_layernorm(x), cache, total_len, angles)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), cache
+        if not self.post_norms:
+            x = x + attended
+            return x + self.mlp(self.post_attention_layernorm(x)), cache
+        x = x + self.post_attention_layernorm(attended)
+        wide = self.mlp(self.pre_feedforward_layernorm(x))
+        return x + self.post_feedforward_layernorm(wide), cache
+
+
+class RopeTables(nn.Module):
+    """Cosines and sines of all positions, float32 ``[max_seq_len, head_dim]`` each."""
+
+    def __init__(self, max_seq_len: int, head_dim: int) -> None:
+        self.cos = nn.Parameter((max_seq_len, head_dim), dtype="float32")
+        self.sin = nn.Parameter((max_seq_len, head_dim), dtype="float32")
+
+    def to(self, dtype: str | None = None) -> None:
+        """Keep float32: angles are exact to as many digits as they have."""
 
 
 class LlamaModel(nn.Module):
@@ -85,8 +172,10 @@ class LlamaModel(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.rope_cos = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
         self.rope_sin = nn.Parameter((max_seq_len, config.head_dim), dtype="float32")
-        self.layers = nn.ModuleList([LlamaLayer(config) for _ in range(config.num_layers)])
-        self.norm = nn.RMSNorm(config.hidden_size, -1, config.norm_eps, bias=False)
+        if config.local_rope_theta is not None:
+            self.local_rope = RopeTables(max_seq_len, config.head_dim)
+        self.layers = nn.ModuleList([LlamaLayer(config, i) for i in range(config.num_layers)])
+        self.norm = _norm(config, config.hidden_size)
 
 
 class LlamaForCausalLM(nn.Module):
@@ -96,7 +185,7 @@ class LlamaForCausalLM(nn.Module):
         self.model = LlamaModel(config, max_seq_len)
         if not config.tie_word_embeddings:
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.tied = config.tie_word_embeddings
+        self.config, self.tied = config, config.tie_word_embeddings
         self.to(dtype)
         for table in (self.model.rope_cos, self.model.rope_sin):
             table.to("float32")
@@ -104,16 +193,31 @@ class LlamaForCausalLM(nn.Module):
     def prefill(self, input_ids: Tensor, total_len: tirx.Var, caches: list[Tensor]):
         """Run ``[batch, seq_len]`` tokens; logits of the last one, and the caches."""
         x = self.model.embed_tokens(input_ids)
-        tables = self.model.rope_cos, self.model.rope_sin
-        angles = Angles.of(*tables, input_ids.shape[1], total_len)
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
+        angles, local = self._angles(input_ids.shape[1], total_len, x.dtype)
         updated: list[Tensor] = []
         for i, layer in enumerate(self.model.layers):
             pair = (caches[2 * i], caches[2 * i + 1])
-            x, pair = layer(x, pair, total_len, angles)
+            x, pair = layer(x, pair, total_len, angles if self.config.window(i) is None else local)
             updated.extend(pair)
         x = self.model.norm(last_position(x))
         head = self.model.embed_tokens.weight if self.tied else self.lm_head.weight
-        return project_to_vocabulary(x, head), updated
+        logits = project_to_vocabulary(x, head)
+        cap = self.config.logit_softcap
+        return logits if cap is None else soft_capped(logits, cap), updated
+
+    def _angles(
+        self, seq_len: tirx.Expr | int, total_len: tirx.Var, dtype: str
+    ) -> tuple[Angles, Angles]:
+        """Return the angles of layers without a window, and of those with one."""
+        wide = Angles.of(self.model.rope_cos, self.model.rope_sin, seq_len, total_len)
+        wide = wide.to(dtype) if self.config.qk_norm else wide
+        if self.config.local_rope_theta is None:
+            return wide, wide
+        tables = self.model.local_rope.cos, self.model.local_rope.sin
+        local = Angles.of(*tables, seq_len, total_len)
+        return wide, local.to(dtype) if self.config.qk_norm else local
 
     decode = prefill
     """Prefill of one token per sequence."""
@@ -122,22 +226,32 @@ class LlamaForCausalLM(nn.Module):
 def recipes(config: LlamaConfig, max_seq_len: int) -> dict[str, Recipe]:
     """Where each parameter of `LlamaForCausalLM` comes from in a Hugging Face checkpoint."""
     freq = inverse_frequencies(config.rope_theta, config.head_dim, config.rope_scaling)
+    tables = {"model.rope_": freq}
+    if config.local_rope_theta is not None:
+        plain = RopeScaling()
+        local = inverse_frequencies(config.local_rope_theta, config.head_dim, plain)
+        tables["model.local_rope."] = local
     found = {
-        f"model.rope_{name}": Recipe(compute=partial(rope_table, freq, max_seq_len, function))
+        f"{prefix}{name}": Recipe(compute=partial(rope_table, table, max_seq_len, function))
+        for prefix, table in tables.items()
         for name, function in (("cos", np.cos), ("sin", np.sin))
     }
-    query, kv, wide = (
-        config.num_heads * config.head_dim,
-        config.num_kv_heads * config.head_dim,
-        config.intermediate_size,
-    )
-    for i in range(config.num_layers):
-        attn, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
-        for kind in ("weight", "bias"):
+    for i in range(0 if config.merged_checkpoint else config.num_layers):
+        found |= _merged(config, f"model.layers.{i}")
+    return found
+
+
+def _merged(config: LlamaConfig, layer: str) -> dict[str, Recipe]:
+    """Return how the merged projections of a layer are made of those that a checkpoint holds."""
+    attn, mlp, found = f"{layer}.self_attn", f"{layer}.mlp", {}
+    query, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    wide = config.intermediate_size
+    for kind in ("weight", "bias"):
+        if not config.qk_norm:
             found[f"{attn}.qkv_proj.{kind}"] = Recipe(
                 tuple(f"{attn}.{part}_proj.{kind}" for part in "qkv"), rows=(query, kv, kv)
             )
-            found[f"{mlp}.gate_up_proj.{kind}"] = Recipe(
-                tuple(f"{mlp}.{part}_proj.{kind}" for part in ("gate", "up")), rows=(wide, wide)
-            )
+        found[f"{mlp}.gate_up_proj.{kind}"] = Recipe(
+            tuple(f"{mlp}.{part}_proj.{kind}" for part in ("gate", "up")), rows=(wide, wide)
+        )
     return found

@@ -19,7 +19,7 @@ from tvm.relax.frontend.nn import Tensor, op
 
 from ..validation import Count, check, read, shown
 from .errors import ConfigError, UnsupportedFeatureError
-from .layers import slice_rows
+from .layers import in_float32, slice_rows
 
 Positive = Annotated[float, Field(gt=0)]
 
@@ -137,15 +137,21 @@ class Angles:
         rows = (slice_rows(table, 0, total_len - seq_len, total_len) for table in (cos, sin))
         return Angles(*(op.reshape(r, (seq_len, 1, r.shape[1])) for r in rows))
 
+    def to(self, dtype: str) -> Angles:
+        """Round cosines and sines to the type of the heads, as transformers does."""
+        if dtype == "float32":
+            return self
+        return Angles(op.astype(self.cos, dtype), op.astype(self.sin, dtype))
+
     def turn(self, x: Tensor) -> Tensor:
-        """Rotate heads ``[batch, seq_len, heads, head_dim]`` in float32, rounded once.
+        """Rotate heads ``[batch, seq_len, heads, head_dim]`` in the angles' type, rounded once.
 
         Lane ``d`` pairs with lane ``d + head_dim / 2``, the order of Hugging Face checkpoints.
         """
-        wide = x if x.dtype == "float32" else op.astype(x, "float32")
+        wide = x if x.dtype == self.cos.dtype else in_float32(x)
         low, high = op.split(wide, 2, axis=-1)
         turned = wide * self.cos + op.concat([op.negative(high), low], dim=-1) * self.sin
-        return turned if x.dtype == "float32" else op.astype(turned, x.dtype)
+        return turned if x.dtype == wide.dtype else op.astype(turned, x.dtype)
 
     def turn_first(self, qkv: Tensor, heads: int) -> Tensor:
         """Rotate the first heads of a merged projection ``[batch, seq_len, features]``.

@@ -43,11 +43,16 @@ class FuseRMSNormMatmul(FusingPass):
         q1 = R.call_tir(fuse_rms_norm_matmul_..., (x, g, Wq, cos, sin, ...))
         y  = R.permute_dims(R.reshape(q1, [b, s, heads, d]), [0, 2, 1, 3])
 
+    The first features of each head may be rotated alone, and put together with the others again;
+    pairs may be neighbours; heads of queries, keys and values may come in turns, as in
+    ``R.split(R.reshape(qkv, [b, s, heads, 3 * d]), 3, axis=-1)``; angles may be one for each pair.
+
     Heads stay unrotated, and the report says why, when:
         an unrotated one is read elsewhere; angles differ between heads, or are the same along a
-        later dimension of the rows than they differ in; the rotated features are not the first
-        ones; parts of a projection turn by different angles; an activation or a residual comes
-        before; the result has another dtype than the matmul.
+        later dimension of the rows than they differ in; the rotated heads are not the first ones of
+        the projection or of each turn, or do not divide into what is rotated of them; parts of a
+        projection turn by different angles; an activation or a residual comes before; the result
+        has another dtype than the matmul.
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read

@@ -103,12 +103,14 @@ def layer_length(kernels: Sequence[str]) -> int | None:
     It is the distance at which the longest run of kernels comes again.  Kernels count as the same
     when the pass that made them, or the operators in them, are.  First and last layers may differ
     a little from the others: a run need not be a whole layer, but has to be longer than half of
-    one.
+    one.  Whole layers may have their kernels in another order, as parallel branches do.
 
     Examples
     --------
     >>> layer_length(["take", "norm", "ffn", "norm", "ffn", "head"])
     2
+    >>> layer_length(["take", "qkv", "attention", "ffn", "ffn", "qkv", "attention", "head"])
+    3
     """
     best = (0, 0)
     names = [_what_it_does(kernel) for kernel in kernels]
@@ -118,6 +120,12 @@ def layer_length(kernels: Sequence[str]) -> int | None:
             run = run + 1 if one == other else 0
             if 2 * run > distance:
                 best = max(best, (run, -distance))
+        layers = [sorted(names[i : i + distance]) for i in range(len(names) - distance + 1)]
+        runs = [0] * len(layers)
+        for i, layer in enumerate(layers[distance:], distance):
+            if layer == layers[i - distance]:
+                runs[i] = runs[i - distance] + distance
+        best = max(best, (max(runs), -distance))
     return -best[1] or None
 
 

@@ -23,6 +23,7 @@ from ..matching.effects import Memory, free_vars
 from ..matching.pattern import is_call
 from ..matching.shapes import same_shape, shape_of
 from .modules import functions_of, rewritten
+from .norms import group_norm
 
 
 def attention(
@@ -116,9 +117,14 @@ def _layer_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return bb.call_te(layer_norm, *call.args, attrs, primfunc_name_hint="layer_norm")
 
 
+def _group_norm(bb: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return bb.call_te(group_norm, *call.args, call.attrs, primfunc_name_hint="group_norm")
+
+
 LEGALIZE_MAP: Mapping[str, Callable] = {
     "relax.nn.attention": _attention,
     "relax.nn.attention_bias": _attention,
+    "relax.nn.group_norm": _group_norm,
     "relax.nn.layer_norm": _layer_norm,
 }
 """For ``relax.transform.LegalizeOps(LEGALIZE_MAP)``."""

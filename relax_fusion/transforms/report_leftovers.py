@@ -27,7 +27,7 @@ _ASKED = {
 }
 """The passes that look at an operation, whose refusal says most first."""
 
-_OF_PROJECTIONS = ("relax.exp", "relax.clip")
+_OF_PROJECTIONS = ("relax.exp",)
 """What is an activation, or a part of one, only behind a projection."""
 
 

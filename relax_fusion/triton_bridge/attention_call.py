@@ -15,7 +15,8 @@ from ..launch.arguments import OUT, Part, Workspace, row_major_strides
 from ..workload import Attention, HeadLayout, MaskDims
 from .kernel import KernelOptions
 from .kernels.attention_core import LOG2_E, Constants, HeadTensor
-from .steps import FEW_ROWS, Step, given_or
+from .operands import given_or
+from .steps import FEW_ROWS, Step
 
 Case = tuple[Any, list[Step]]
 """A condition, and the launches, in order, where it is the first of several that holds."""

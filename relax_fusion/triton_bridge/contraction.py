@@ -22,8 +22,16 @@ from .hopper import persistent_steps, stream_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer
 from .kernels.row_norm import row_norm
-from .operands import Operands, Product, read_operands
-from .steps import GROUP_M, NOTHING_FIXED, Contraction, FixedWeights, Step, ceil_div, given_or
+from .operands import Operands, Product, given_or, read_operands
+from .steps import (
+    NOTHING_FIXED,
+    Contraction,
+    FixedWeights,
+    Step,
+    ceil_div,
+    forms_of,
+    tensors_of,
+)
 
 SWAP_COLUMNS = 64
 """Columns of a pointer tile up to which the weight is the left operand of the tensor cores, whose
@@ -68,9 +76,9 @@ def contraction_steps(
     c = Contraction(work, plan, rows, most_rows, dev, workspaces, fixed)
     if work.norm is None or norm_inside(work, plan):
         norm = work.norm
-        return [s for p in found.products for s in _matmul(c, p, found.x, found, norm)]
+        return [s for p in found.launches for s in _matmul(c, p, found.x, found, norm)]
     y: Any = found.normed or c.workspace("norm", (rows, work.k), work.dtype)
-    rest = [s for p in found.products for s in _matmul(c, p, y, found, None)]
+    rest = [s for p in found.launches for s in _matmul(c, p, y, found, None)]
     return [_row_norm(c, work.norm, found, y), *rest]
 
 
@@ -98,90 +106,65 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
         "STORE_SUM": found.total is not None,
         "PDL": c.dependent,
         "EARLY": c.dependent and c.few_rows,
-        **_offset(norm),
+        "UNIT_OFFSET": norm.unit_offset,
     }
     return Step(row_norm, (c.rows,), args, constants, c.options(num_warps=warps, num_stages=3))
 
 
-def _offset(norm: Norm | None) -> dict[str, bool]:
-    """Return the constant of a kernel that multiplies by ``1 + gamma``."""
-    return {"UNIT_OFFSET": True} if norm is not None and norm.unit_offset else {}
-
-
 def _matmul(
-    c: Contraction, p: Product, x: Any, found: Operands, norm: Norm | None
+    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
 ) -> Iterator[Step]:
-    """Yield the launches of one product of x, which `norm` inside normalises."""
+    """Yield the launches of products of x, which `norm` inside normalises."""
     family = c.plan.family
     if family == "gemv":
-        yield _gemv(c, p, x, found, norm)
+        yield _gemv(c, products, x, found, norm)
     elif family == "pointer":
-        yield from _pointer(c, p, x, found, norm)
+        yield from _pointer(c, products, x, found, norm)
     elif family == "stream":
-        yield from stream_steps(c, p, x)
+        yield from stream_steps(c, products, x)
     elif family == "persistent":
-        yield from persistent_steps(c, p, x)
+        yield from persistent_steps(c, products, x)
     else:
         raise LoweringError(f"plan {c.plan.key}: no kernel family {family!r}")
 
 
-def _gemv(c: Contraction, p: Product, x: Any, found: Operands, norm: Norm | None) -> Step:
-    beta = found.beta if norm else None
+def _gemv(
+    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
+) -> Step:
     args = {
         "x_ptr": x,
-        "gamma_ptr": found.gamma if norm else x,
-        "beta_ptr": given_or(beta, x),
-        "w_ptr": p.weight,
-        "up_ptr": given_or(p.up, p.weight),
-        **p.pointers(x),
+        "gamma_ptr": found.gamma if norm else None,
+        "beta_ptr": found.beta if norm else None,
         "M": c.m,
         "eps": float(norm.eps) if norm else 0.0,
+        **tensors_of(p.tensors() for p in products),
     }
-    constants = {
-        **p.constants,
-        "K": c.work.k,
-        "NORM": norm.kind if norm else "none",
-        "HAS_BETA": beta is not None,
-        "BLOCK_N": c.plan.block_n,
-        "BLOCK_K": c.plan.block_k,
-        "PDL": c.dependent,
-        "EARLY": c.early(p, x),
-        **_offset(norm),
-    }
-    grid = (ceil_div(p.n, c.plan.block_n), c.rows)
-    return Step(gemv, grid, args, constants, c.options())
+    beta = bool(norm and norm.beta)
+    constants = c.constants(early=c.early(products, x), has_beta=beta, **_norm(norm))
+    forms, tiles = forms_of(products, c.plan.block_n)
+    return Step(gemv, (tiles, c.rows), args, {**forms, "C": constants}, c.options())
 
 
 def _pointer(
-    c: Contraction, p: Product, x: Any, found: Operands, norm: Norm | None
+    c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
 ) -> Iterator[Step]:
-    plan = c.plan
-    kind, eps = (norm.kind, float(norm.eps)) if norm else ("none", 0.0)
+    plan, split = c.plan, c.plan.split_k > 1
+    eps = float(norm.eps) if norm else 0.0
     args = {
         "x_ptr": x,
-        "gamma_ptr": found.gamma if norm else x,
-        "w_ptr": p.weight,
-        "up_ptr": given_or(p.up, p.weight),
-        **p.pointers(x),
-        "workspace_ptr": c.parts(p) if plan.split_k > 1 else x,
+        "gamma_ptr": found.gamma if norm else None,
         "M": c.m,
         "eps": eps,
+        **tensors_of(p.tensors(c.parts(p) if split else None) for p in products),
     }
-    constants = {
-        **p.constants,
-        "K": c.work.k,
-        "NORM": kind,
-        "BLOCK_M": plan.block_m,
-        "BLOCK_N": plan.block_n,
-        "BLOCK_K": plan.block_k,
-        "SPLIT_K": plan.split_k,
-        "GROUP_M": GROUP_M,
-        "SWAP": plan.block_n <= SWAP_COLUMNS,
-        "NUM_STAGES": plan.num_stages,
-        "PDL": c.dependent,
-        **_offset(norm),
-    }
-    tiles = ceil_div(c.rows, plan.block_m) * ceil_div(p.n, plan.block_n)
-    yield Step(matmul_pointer, (tiles, plan.split_k), args, constants, c.options())
-    if plan.split_k > 1:
-        yield c.split_reduce(p, kind, eps)
+    constants = c.constants(swap=plan.block_n <= SWAP_COLUMNS, **_norm(norm))
+    forms, tiles = forms_of(products, plan.block_n)
+    grid = (ceil_div(c.rows, plan.block_m) * tiles, plan.split_k)
+    yield Step(matmul_pointer, grid, args, {**forms, "C": constants}, c.options())
+    if split:
+        yield c.split_reduce(products, constants.norm, eps)
+
+
+def _norm(norm: Norm | None) -> dict[str, Any]:
+    """Return the constants of a kernel that normalises."""
+    return {"norm": norm.kind, "unit_offset": norm.unit_offset} if norm is not None else {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -11,85 +11,69 @@ from ..estimator.families.triton_matmul.tiles import accumulator_columns
 from ..launch.arguments import TensorMap
 from .kernels.matmul_persistent import matmul_persistent
 from .kernels.matmul_stream import matmul_stream
-from .operands import Product
-from .steps import GROUP_M, Contraction, Step, ceil_div, given_or
+from .kernels.products import Tensors
+from .operands import Product, given_or
+from .steps import Contraction, Step, ceil_div, forms_of, tensors_of
 
 STREAM_REGISTERS = 128
 """Registers of a thread of `matmul_stream`, so that two of its blocks, or one and the kernel in
 front, fit a multiprocessor."""
 
 
-def stream_steps(c: Contraction, p: Product, x: Any) -> Iterator[Step]:
-    """Yield the launches for a few rows: the matmul, and the sum of its parts."""
-    plan = c.plan
-    columns, _ = _columns(c, p)
-    split = plan.split_k > 1
-    args = {
-        **_maps(c, p, x),
-        **p.pointers(p.out),
-        "workspace_ptr": c.parts(p) if split else p.out,
-        "M": c.m,
-    }
-    constants = {
-        **p.constants,
-        "K": c.work.k,
-        "BLOCK_M": plan.block_m,
-        "BLOCK_N": columns,
-        "BLOCK_K": plan.block_k,
-        "SPLIT_K": plan.split_k,
-        "STAGES": plan.num_stages,
-        "PDL": c.dependent,
-        "EARLY": c.early(p, x),
-    }
-    tiles = ceil_div(c.rows, plan.block_m) * ceil_div(p.tiled_columns, columns)
+def stream_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[Step]:
+    """Yield the launches for a few rows: the matmuls, and the sum of their parts."""
+    plan, split = c.plan, c.plan.split_k > 1
+    columns, second, step = _columns(c, products[0])
+    parts = [c.parts(p) if split else None for p in products]
+    args = _arguments(c, products, x, parts)
+    forms, tiles = forms_of(products, step)
+    early = c.early(products, x)
+    constants = c.constants(block_n=columns, second=second, early=early)
+    grid = (ceil_div(c.rows, plan.block_m) * tiles, plan.split_k)
     options = c.options(maxnreg=STREAM_REGISTERS)
-    yield Step(matmul_stream, (tiles, plan.split_k), args, constants, options)
+    yield Step(matmul_stream, grid, args, {**forms, "C": constants}, options)
     if split:
-        yield c.split_reduce(p)
+        yield c.split_reduce(products)
 
 
-def persistent_steps(c: Contraction, p: Product, x: Any) -> Iterator[Step]:
+def persistent_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[Step]:
     """Yield the launch for many rows."""
     plan = c.plan
-    columns, second = _columns(c, p)
-    args = {**_maps(c, p, x), **p.pointers(p.out), "M": c.m}
-    constants = {
-        **p.constants,
-        "K": c.work.k,
-        "BLOCK_N": columns,
-        "SECOND": second,
-        "BLOCK_K": plan.block_k,
-        "GROUP_M": GROUP_M,
-        "STAGES": plan.num_stages,
-        "PDL": c.dependent,
-    }
-    step = columns if p.paired else columns + second
-    tiles = ceil_div(c.rows, plan.block_m) * ceil_div(p.tiled_columns, step)
-    grid = (_least(tiles, c.dev.sm_count),)
+    columns, second, step = _columns(c, products[0])
+    args = _arguments(c, products, x, [None] * len(products))
+    forms, tiles = forms_of(products, step)
+    constants = c.constants(block_n=columns, second=second)
+    grid = (_least(ceil_div(c.rows, plan.block_m) * tiles, c.dev.sm_count),)
     # Half of the plan's warps are the kernel's own; those of the other half are specialised
     options = c.options(num_warps=plan.num_warps // 2)
-    yield Step(matmul_persistent, grid, args, constants, options)
+    yield Step(matmul_persistent, grid, args, {**forms, "C": constants}, options)
 
 
-def _maps(c: Contraction, p: Product, x: Any) -> dict[str, TensorMap]:
-    """Return the operands as tensor maps that the host encodes."""
-    columns, second = _columns(c, p)
+def _arguments(
+    c: Contraction, products: Sequence[Product], x: Any, parts: Sequence[Any]
+) -> dict[str, Any]:
+    """Return the arguments, with operands as tensor maps that the host encodes."""
+    columns, second, _ = _columns(c, products[0])
 
-    def weight_map(weight: Any, features: int) -> TensorMap:
-        # Pairs of rotated features lie side by side in runs of half a head
-        box = min(features, p.angles.rope.half) if p.angles else features
+    def weight_map(p: Product, weight: Any, features: int) -> TensorMap:
+        # Pairs of rotated features lie side by side in runs of their distance
+        box = min(features, p.half) if p.half > 1 else features
         shape = (box, c.plan.block_k) if p.layout == "nk" else (c.plan.block_k, box)
         return TensorMap(weight, shape)
 
-    return {
-        "x": TensorMap(x, (c.plan.block_m, c.plan.block_k)),
-        "w": weight_map(p.weight, columns),
-        "up": weight_map(given_or(p.up, p.weight), second or columns),
-    }
+    def tensors(p: Product, own_parts: Any) -> Tensors:
+        up = weight_map(p, given_or(p.up, p.weight), second) if second else None
+        return p.tensors(own_parts, weight_map(p, p.weight, columns), up)
+
+    found = tensors_of(map(tensors, products, parts))
+    return {"x": TensorMap(x, (c.plan.block_m, c.plan.block_k)), "M": c.m, **found}
 
 
-def _columns(c: Contraction, p: Product) -> tuple[int, int]:
-    return accumulator_columns(c.plan, gated=p.up is not None, rotated=p.angles is not None)
+def _columns(c: Contraction, p: Product) -> tuple[int, int, int]:
+    """Return the columns of both accumulators, and by how many a tile is behind the one before."""
+    gated = p.up is not None
+    columns, second = accumulator_columns(c.plan, gated=gated, rotated=p.half > 1)
+    return columns, second, columns if gated else columns + second
 
 
 def _least(a: Any, b: int) -> Any:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, tirx
 
-from ..estimator.families.triton_matmul.tiles import kernel_steps
+from ..errors import LoweringError
+from ..estimator.families.triton_matmul.tiles import MOST_OPERANDS, kernel_steps, launches
+from ..estimator.prediction import ceil_div
 from ..launch.arguments import Out
 from ..workload import (
     ACTIVATIONS,
@@ -21,6 +22,7 @@ from ..workload import (
     Workload,
     operand_names,
 )
+from .kernels.products import Form, Tensors
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,26 @@ class Angles:
     sin: Any
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """The run-time arguments of a rotation."""
-        positions: Any = self.rope.positions
-        if isinstance(positions, DynamicDim):
-            positions = tirx.Cast("int32", self.cos.ty.shape.values[0])
-        return {"cos_ptr": self.cos, "sin_ptr": self.sin, "positions": positions}
+    def pairs(self) -> tuple[int, ...]:
+        """Which pairs turn, as `turned_pairs` of the kernels has it."""
+        rope = self.rope
+        return rope.features, rope.period or 0, rope.head_dim, rope.width, rope.columns
 
     @property
-    def constants(self) -> dict[str, Any]:
-        """The constexprs of a rotation."""
-        return {"HALF": self.rope.half, "ROTATED": self.rope.features}
+    def positions(self) -> Any:
+        """The rows of both where they repeat themselves, as an argument."""
+        dynamic = isinstance(self.rope.positions, DynamicDim)
+        rows = self.cos.ty.shape.values[0]
+        return tirx.Cast("int32", rows) if dynamic else self.rope.positions
 
 
 @dataclass(frozen=True)
 class Product:
-    """One matmul, or a gated pair of them, and where it reads and writes."""
+    """One matmul, or a gated pair of them, and where it reads and writes.
+
+    `half` is the distance between the features of a pair, where they are paired: to be rotated, or
+    as those of other products of the same launch are.
+    """
 
     weight: Any
     n: int
@@ -61,50 +67,52 @@ class Product:
     operands: tuple[Any, ...] = ()
     merged: str = "no"
     angles: Angles | None = None
+    half: int = 0
 
     @property
-    def paired(self) -> bool:
-        """Whether a kernel with two accumulators needs both for one tile of columns."""
-        return self.up is not None or self.angles is not None
+    def weights(self) -> list[Any]:
+        """The tensors of its weights."""
+        return [w for w in (self.weight, self.up) if w is not None]
 
-    @property
-    def tiled_columns(self) -> int:
-        """Columns that such a kernel cuts into tiles: of rotated heads, the first half."""
-        return self.n // 2 if self.angles else self.n
+    def form(self, step: int) -> Form:
+        """Return what a kernel is compiled for, whose tiles have `step` columns."""
+        return Form(
+            ceil_div(self.n, step),
+            self.n,
+            self.layout,
+            gated=self.up is not None,
+            merged=self.merged,
+            has_bias=self.bias is not None,
+            activation=self.activation,
+            steps=self.steps,
+            half=self.half,
+            rotated=self.angles.pairs if self.angles else None,
+        )
 
-    @property
-    def constants(self) -> dict[str, Any]:
-        """The constexprs that every family has, and those of a rotation, where there is one."""
-        return {
-            "N": self.n,
-            "LAYOUT": self.layout,
-            "GATED": self.up is not None,
-            "HAS_BIAS": self.bias is not None,
-            "ACTIVATION": self.activation,
-            "STEPS": self.steps,
-            "MERGED": self.merged,
-            **(self.angles.constants if self.angles else {}),
-        }
-
-    def pointers(self, unused: Any) -> dict[str, Any]:
-        """Return the arguments behind the weights; `unused` for pointers that are switched off."""
-        found = {
-            "bias_ptr": self.bias,
-            "up_bias_ptr": self.up_bias,
-            "operands": _pointers(self.operands) if self.operands else None,
-        }
-        return {
-            **{name: unused if v is None else v for name, v in found.items()},
-            "out_ptr": self.out,
-            **(self.angles.arguments if self.angles else {}),
-        }
+    def tensors(self, parts: Any = None, w: Any = None, up: Any = None) -> Tensors:
+        """Return its arguments; `w` and `up` replace the weights themselves."""
+        turns = self.angles
+        first, second, third = (*self.operands, None, None, None)[:MOST_OPERANDS]
+        return Tensors(
+            given_or(w, self.weight),
+            given_or(up, self.up),
+            self.bias,
+            self.up_bias,
+            first,
+            second,
+            third,
+            self.out,
+            parts,
+            *((turns.cos, turns.sin, turns.positions) if turns else (None, None, None)),
+        )
 
 
 @dataclass(frozen=True)
 class Operands:
     """What a contraction reads and writes; None for what its workload does not have.
 
-    `total` and `normed` are the outputs for the sum in front of the norm and for the norm.
+    `total` and `normed` are the outputs for the sum in front of the norm and for the norm,
+    `launches` the products, those together that one launch computes.
     """
 
     x: Any
@@ -113,14 +121,24 @@ class Operands:
     beta: Any
     total: Out | None
     normed: Out | None
-    products: tuple[Product, ...]
+    launches: tuple[tuple[Product, ...], ...]
 
 
 def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Operands:
-    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel."""
+    """Give inputs and outputs, in the order of ``work.graph``, their parts in a kernel.
+
+    Raises
+    ------
+    LoweringError
+        If the kernels lack an epilogue.
+    """
     given = named_operands(work, inputs)
-    products: Iterable[Product]
-    products = [_gated(work, given)] if isinstance(work, GatedFFN) else _products(work, given)
+    together: tuple[tuple[Product, ...], ...]
+    if isinstance(work, GatedFFN):
+        together = ((_gated(work, given),),)
+    else:
+        products = list(_products(work, given))
+        together = tuple(_alike([products[i] for i in indices]) for indices in launches(work))
     return Operands(
         given["x"],
         residual=given.get("residual"),
@@ -128,7 +146,7 @@ def read_operands(work: NormMatmul | GatedFFN, inputs: Sequence[ir.Expr]) -> Ope
         beta=given.get("beta"),
         total=given.get("x_sum"),
         normed=given.get("x_norm"),
-        products=tuple(products),
+        launches=together,
     )
 
 
@@ -142,6 +160,10 @@ def named_operands(work: Workload, inputs: Sequence[ir.Expr]) -> dict[str, Any]:
 def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
     for index, p in enumerate(work.outputs):
         steps = kernel_steps(p.epilogue)
+        if steps is None:
+            raise LoweringError(
+                f"no Triton kernel has the epilogue {', '.join(map(str, p.epilogue))}"
+            )
         names = operand_names(p.epilogue, index)
         first = given[names.pop(0)] if steps is not p.epilogue else None
         yield Product(
@@ -150,6 +172,7 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
             steps=" ".join(_spelled(steps)),
             operands=tuple(given[name] for name in names),
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
+            half=p.rope.distance if p.rope else 0,
         )
 
 
@@ -169,9 +192,10 @@ def _spelled(steps: Sequence[Step]) -> Iterator[str]:
 _KINDS = {"bias": "add", "scale": "multiply", "residual": "add"}
 
 
-def _pointers(operands: Sequence[Any]) -> Any:
-    """Return operands as a named tuple, which a kernel takes for one parameter."""
-    return namedtuple("Operands", [f"operand{i}" for i in range(len(operands))])(*operands)
+def _alike(products: Sequence[Product]) -> tuple[Product, ...]:
+    """Return products of one launch, all of which pair features if one does that lie apart."""
+    half = max(p.half for p in products)
+    return tuple(replace(p, half=half) if half > 1 else p for p in products)
 
 
 def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
@@ -186,3 +210,8 @@ def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
         activation=work.activation,
         merged=merged,
     )
+
+
+def given_or(value: Any, otherwise: Any) -> Any:
+    """Return `value`, or `otherwise` where it is None."""
+    return otherwise if value is None else value

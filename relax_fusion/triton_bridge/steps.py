@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..hardware import DeviceSpec
 from ..launch.arguments import Out, Workspace
 from ..workload import GatedFFN, NormMatmul
 from .kernel import KernelOptions
+from .kernels.products import Constants, Form, Tensors
 from .kernels.split_reduce import split_reduce
 from .operands import Product
 
@@ -110,15 +111,15 @@ class Contraction:
         """Whether the launch behind the norm may begin when that one does, not at its end."""
         return self.most_rows is not None and self.most_rows <= FEW_ROWS
 
-    def early(self, product: Product, x: Any) -> bool:
-        """Whether the weights of `product` may be read while the kernel in front still runs.
+    def early(self, products: Sequence[Product], x: Any) -> bool:
+        """Whether the weights of `products` may be read while the kernel in front still runs.
 
         That is one of ours, or whatever the function or its caller launched before.  Ours let the
         next one begin only when all before them have ended, so no other can be meant.
         """
         if not self.dependent or (self.fixed.leads and not isinstance(x, Workspace | Out)):
             return False
-        weights = [w for w in (product.weight, product.up) if w is not None]
+        weights = [w for p in products for w in p.weights]
         return all(any(w is v for v in self.fixed.inputs) for w in weights)
 
     def workspace(self, role: Any, shape: tuple[Any, ...], dtype: str) -> Workspace:
@@ -137,30 +138,37 @@ class Contraction:
         given = {"num_warps": self.plan.num_warps, "num_stages": self.plan.num_stages}
         return KernelOptions(**{**given, "dependent_launch": self.dependent, **others})
 
-    def split_reduce(self, p: Product, norm: str = "none", eps: float = 0.0) -> Step:
-        """Return the launch that adds the parts of a matmul."""
+    def constants(self, **others: Any) -> Constants:
+        """Return what a kernel is compiled for; tiles are the plan's by default."""
+        plan = self.plan
+        tiles = {"block_m": plan.block_m, "block_n": plan.block_n, "block_k": plan.block_k}
+        given = {"k": self.work.k, "pdl": self.dependent, "split_k": plan.split_k, **tiles}
+        return Constants(**{**given, "group_m": GROUP_M, "stages": plan.num_stages, **others})
+
+    def split_reduce(
+        self, products: Sequence[Product], norm: str = "none", eps: float = 0.0
+    ) -> Step:
+        """Return the launch that adds the parts of matmuls."""
         block_m, block_n = REDUCE_TILE
-        parts = self.parts(p)
-        args = {"workspace_ptr": parts, **p.pointers(parts), "M": self.m, "eps": eps}
-        constants = {
-            **p.constants,
-            "K": self.work.k,
-            "NORM": norm,
-            "SPLIT_K": self.plan.split_k,
-            "BLOCK_M": block_m,
-            "BLOCK_N": block_n,
-            "PDL": self.dependent,
-        }
-        del constants["LAYOUT"]
-        grid = (ceil_div(self.rows, block_m), ceil_div(p.n, block_n))
-        return Step(split_reduce, grid, args, constants, self.options(num_warps=4))
+        tensors = (p.tensors(self.parts(p))._replace(w=None, up=None) for p in products)
+        args = {"M": self.m, "eps": eps, **tensors_of(tensors)}
+        constants = self.constants(norm=norm, block_m=block_m, block_n=block_n)
+        forms, tiles = forms_of(products, block_n)
+        grid = (ceil_div(self.rows, block_m), tiles)
+        return Step(split_reduce, grid, args, {**forms, "C": constants}, self.options(num_warps=4))
+
+
+def tensors_of(products: Iterable[Tensors]) -> dict[str, Tensors]:
+    """Return the arguments of a kernel that are its products' tensors."""
+    return {f"p{i}": p for i, p in enumerate(products)}
+
+
+def forms_of(products: Sequence[Product], step: int) -> tuple[dict[str, Form], int]:
+    """Return the constants of a kernel for its products, and their tiles of `step` columns."""
+    forms = {f"F{i}": p.form(step) for i, p in enumerate(products)}
+    return forms, sum(form.tiles for form in forms.values())
 
 
 def ceil_div(a: Any, b: int) -> Any:
     """Return ``ceil(a / b)`` of an integer or an expression."""
     return (a + (b - 1)) // b
-
-
-def given_or(value: Any, otherwise: Any) -> Any:
-    """Return `value`, or `otherwise` where it is None."""
-    return otherwise if value is None else value

@@ -15,7 +15,7 @@ from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
 from .heads import Heads
 from .matmul_chain import MatmulChain
-from .norm_matmul import EPILOGUE_STEPS, NormMatmul, Projection
+from .norm_matmul import EPILOGUE_STEPS, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
 
 _SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
@@ -114,10 +114,24 @@ def _wrong_projection(projection: Projection) -> Iterator[str]:
         return
     if projection.epilogue not in ((), ("bias",)):
         yield f"steps are {shown(projection.epilogue)}, only a bias can come before a rotation"
+    yield from _wrong_rope(rope, n)
+
+
+def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:
+    """Yield what is wrong with the features that are rotated."""
+    period = n if rope.period is None else rope.period
     if rope.head_dim < 2 or rope.head_dim % 2:
-        yield f"head_dim is {rope.head_dim}, must be even to have halves"
-    elif rope.features % rope.head_dim or n % rope.head_dim or not 0 < rope.features <= n:
-        sizes = f"{rope.features} of {n} features"
+        yield f"head_dim is {rope.head_dim}, must be even to have pairs"
+    elif rope.pairing not in ("halves", "neighbours"):
+        yield f"pairing is {shown(rope.pairing)}, must be 'halves' or 'neighbours'"
+    elif not 2 <= rope.width <= rope.head_dim or rope.width % 2:
+        yield f"rotary_dim is {rope.width}, must be even and at most head_dim={rope.head_dim}"
+    elif rope.pairing == "halves" and rope.head_dim % rope.width:
+        yield f"rotary_dim is {rope.width}, must divide head_dim={rope.head_dim}"
+    elif period < 1 or n % period or period % rope.head_dim:
+        yield f"period is {period}, must be whole heads of {rope.head_dim} and divide n={n}"
+    elif rope.features % rope.head_dim or not 0 < rope.features <= period:
+        sizes = f"{rope.features} of {period} features"
         yield f"{sizes} are rotated, must be whole heads of {rope.head_dim}"
 
 

@@ -17,7 +17,7 @@ from benchmarks.report import bandwidth_part, ratio
 from benchmarks.report import summary as summary_of
 from benchmarks.runner import Runner, draw, resumed
 from benchmarks.suites.matmul import ours, report
-from benchmarks.suites.matmul.cases import CASES, ROWS, SIZES, Chain, Size, targets
+from benchmarks.suites.matmul.cases import CASES, ROWS, SEPARABLE, SIZES, Chain, Size, targets
 from benchmarks.suites.matmul.peers import Problem, Weights, matmul64
 from benchmarks.suites.matmul.suite import Matmul
 from benchmarks.targets import verdict
@@ -138,7 +138,9 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     lost = {"size": "1b", "case": "out", "rows": 4, "error": "OutOfMemoryError: 3 GB"}
     made = record(entry(rows=1), slow, wrong, lost)
     text = suite().markdown(made)
-    assert "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  |  | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
+    assert (
+        "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  |  |  | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
+    )
     assert "| 8b qkv 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
     assert "| 8b gate_up 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text
     assert "| 8b gate_up 256 | tvm | a / b |" in text
@@ -234,6 +236,11 @@ def test_ours_computes_what_pytorch_does(case, tiny, cpu_in_place_of_a_gpu) -> N
     assert timing.error_of(problem.eager(), reference) < 1e-5
     assert timing.error_of(out, reference) < 1e-5
     assert out.shape[-1] == problem.chain.out_features
+    if case in SEPARABLE:
+        separate = ours.build(ours.Job(problem.chain, "separate", None, "float32", "llvm"))
+        parts = timing.parts_of(separate.call(problem.inputs, problem.weights.by_name)())
+        assert timing.error_of(torch.cat(parts, -1), reference) < 1e-5
+        assert len(separate.built.report.fused) == len(compiled.built.report.fused)
     assert problem.bare()().shape[0] == 5
 
 

@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import tvm
 
 import relax_fusion
 from benchmarks.__main__ import SUITES, main, plotted, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
-from benchmarks.suites import cpu, demo, launch
+from benchmarks.suites import cpu, demo, imported, launch
 from benchmarks.suites.matmul import cases
 from relax_fusion.cli.measure import Run
 from relax_fusion.models import LlamaConfig
@@ -40,6 +41,7 @@ OPTIONS = {
     "run launch": "target output",
     "run cpu": "models rows dtypes rounds",
     "run demo": "models prompts rounds",
+    "run imported": "families rounds contenders",
     "run compile": "model target max-seq-len validate",
     "judge estimator": "sizes cases rows dtype target most from note",
     "judge attention": "cases dtype target most from note",
@@ -161,6 +163,39 @@ def test_demo_and_its_goals(run, monkeypatch) -> None:
     assert entry["seconds"]["decode"] == {"tvm": [3.0] * 2, "ours": [1.0] * 10}
     monkeypatch.setattr(demo, "GOALS", {"prefill": 3.0, "decode": 3.0})
     assert run("run demo --models a --prompts 4 --rounds 1")[0] == 0
+
+
+class Patches(torch.nn.Module):
+    """A convolution that exports with one attention only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = torch.nn.Conv2d(3, 8, 4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.convolution(x).flatten(2).transpose(1, 2)
+
+
+def test_imported(run, monkeypatch) -> None:
+    def make(attention: str):
+        if attention == "sdpa":
+            raise ValueError("no such attention")
+        return Patches(), (torch.ones(2, 3, 8, 8),), ()
+
+    def by_us(program, inputs):
+        return lambda: program.module()(*inputs)
+
+    monkeypatch.setattr(imported, "by_us", by_us)
+    monkeypatch.setattr(imported, "families", lambda: {"patches": make})
+    monkeypatch.setattr(imported, "LEAST", 0.0)
+    monkeypatch.setattr(imported, "LEAST_MEAN", 0.0)
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    status, record = run("run imported --rounds 1 --contenders ours eager")
+    (entry,) = record["cases"]
+    assert status == 0 and entry["wrong"] == [] and not entry["failed"]
+    assert set(entry["seconds"]) == {"ours", "eager"} and entry["errors"]["ours"] < 1e-6
+    with pytest.raises(SystemExit, match="'vit' is no family; there are patches"):
+        run("run imported --families vit")
 
 
 def test_compile(run, monkeypatch) -> None:

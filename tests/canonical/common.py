@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tvm
 from tvm import ir, relax
+from tvm.ir.transform import Pass
 
 from relax_fusion.equivalence.interpreter import Interpreter
 from relax_fusion.equivalence.sizes import Sizes
@@ -40,17 +41,31 @@ def operators(mod: ir.IRModule) -> list[str]:
     return [c.op.name.removeprefix("relax.") for c in calls if isinstance(c.op, ir.Op)]
 
 
-def computed(mod: ir.IRModule, symbols: Mapping[str, int], seed: int = 0) -> np.ndarray:
-    """Return the result of ``main`` for random inputs; every inferred shape is checked."""
-    func = mod["main"]
-    rng = np.random.default_rng(seed)
-    variables = relax.analysis.defined_symbolic_vars(func)
-    sizes = Sizes({v: symbols[v.name] for v in variables})
-    values = {}
+def drawn(mod: ir.IRModule, symbols: Mapping[str, int], seed: int = 0) -> dict[str, np.ndarray]:
+    """Return random inputs of ``main`` by name."""
+    func, rng, values = mod["main"], np.random.default_rng(seed), {}
+    sizes = _sizes(func, symbols)
     for param in func.params:
         shape, dtype = sizes.shape(param.ty.shape.values), str(param.ty.dtype)
-        drawn = rng.integers(0, 4, shape) if "int" in dtype else rng.standard_normal(shape)
-        values[param] = drawn.astype("int64" if "int" in dtype else "float64")
+        value = rng.integers(0, 4, shape) if "int" in dtype else rng.standard_normal(shape)
+        values[param.name] = value.astype("int64" if "int" in dtype else "float64")
+    return values
+
+
+def _sizes(func: relax.Function, symbols: Mapping[str, int]) -> Sizes:
+    return Sizes({v: symbols[v.name] for v in relax.analysis.defined_symbolic_vars(func)})
+
+
+def computed(
+    mod: ir.IRModule,
+    symbols: Mapping[str, int],
+    seed: int = 0,
+    inputs: Mapping[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Return the result of ``main``, for random inputs by default; every shape is checked."""
+    func = mod["main"]
+    sizes, arrays = _sizes(func, symbols), inputs or drawn(mod, symbols, seed)
+    values = {param: arrays[param.name] for param in func.params}
     bound = [(b.var, b.value) for block in func.body.blocks for b in block.bindings]
     worker = Interpreter(mod=mod)
     worker.run(bound, values, sizes)
@@ -65,3 +80,17 @@ def assert_same_numbers(before: ir.IRModule, after: ir.IRModule, rtol: float = 1
         symbols = {name: b if name == "b" else s for name in names}
         want, got = computed(before, symbols, seed), computed(after, symbols, seed)
         np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
+
+
+def assert_chains_keep_numbers(
+    canonical: Pass, drawn: Callable[[int], ir.IRModule], seeds: Iterable[int]
+) -> None:
+    """Compare random modules before and after a pass; a second run finds nothing."""
+    changed = 0
+    for seed in seeds:
+        before = drawn(seed)
+        after = canonical(before)
+        changed += not after.same_as(before)
+        assert_same_numbers(before, after)
+        assert canonical(after).same_as(after), f"a second run changes the module of seed {seed}"
+    assert changed > 3

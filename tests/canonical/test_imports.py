@@ -64,6 +64,11 @@ def test_indices_from_the_front_stay() -> None:
     assert MendImports()(before).same_as(before)
 
 
+def test_indices_beyond_the_start_stay() -> None:
+    before = module(X, 'i = R.const([0, -9], "int64")\ny = R.take(x, i, axis=2)')
+    assert MendImports()(before).same_as(before)
+
+
 @pytest.mark.parametrize("index", [0, 3, -1, -8])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_one_place_is_a_slice(index: int, rank: int) -> None:

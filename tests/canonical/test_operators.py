@@ -148,6 +148,12 @@ def test_gamma_by_rows_is_no_gamma() -> None:
     assert_same_numbers(before, after)
 
 
+def test_a_vector_has_no_rows() -> None:
+    params = "x: R.Tensor((8,), 'float32')"
+    before = module(params, "v = R.negative(x)\n" + rms(SQUARES[0], ROOTS[0], "y = R.abs(h)"), "")
+    assert RecogniseOperators()(before).same_as(before)
+
+
 def test_casts_to_the_same_dtype_go() -> None:
     before = module(X, "v = R.astype(x, 'float32')\nw = R.negative(v)\ny = R.astype(w, 'float32')")
     after = RecogniseOperators()(before)

@@ -22,6 +22,19 @@ d = R.multiply(r, e)
 y = R.add(a, d)
 """
 
+NEIGHBOURS = """
+h1 = R.strided_slice(t, (3,), (1,), (8,), (2,))
+h0 = R.strided_slice(t, (3,), (0,), (8,), (2,))
+m1 = R.negative(h1)
+m2 = R.expand_dims(m1, axis=[4])
+m3 = R.expand_dims(h0, axis=[4])
+m4 = R.concat((m2, m3), axis=-1)
+r = R.reshape(m4, R.shape([b, s, 2, 8]))
+a = R.multiply(t, c)
+d = R.multiply(r, e)
+y = R.add(a, d)
+"""
+
 
 def heads(angles: str, movement: str, dtype: str = "float32", plus: bool = False) -> ir.IRModule:
     """Return a module with heads that are normalised, moved and rotated."""
@@ -83,8 +96,25 @@ def test_heads_that_are_rows_too(rows: str) -> None:
     assert FuseNormRotation()(before).same_as(before)
 
 
+def test_neighbours() -> None:
+    params = (
+        "x: R.Tensor(('b', 's', 2, 8), 'float32'), g: R.Tensor((8,), 'float32'), "
+        "c: R.Tensor(('s', 1, 8), 'float32'), e: R.Tensor(('s', 1, 8), 'float32')"
+    )
+    norm = "t = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+    before = module(params, norm + NEIGHBOURS)
+    after = FuseNormRotation()(before)
+    assert operators(after) == ["call_tir"]
+    assert_same_numbers(before, after, rtol=1e-6)
+
+
 def test_something_in_between() -> None:
     before = heads("('s', 1, 8)", "t = R.tanh(n)")
+    assert FuseNormRotation()(before).same_as(before)
+
+
+def test_kernels_of_float32_are_none_for_float64() -> None:
+    before = heads("('s', 1, 8)", "t = n", "float64")
     assert FuseNormRotation()(before).same_as(before)
 
 

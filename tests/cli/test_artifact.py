@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from relax_fusion.cli import artifact, manifest
-from relax_fusion.cli.artifact import check_output, place, remove_stages, staged
+from relax_fusion.cli.artifact import check_output, place, remove_stages, staged, staged_file
 from relax_fusion.cli.console import CliError
 
 
@@ -258,6 +258,22 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch) -> None:
     with staged(tmp_path / "out") as part:
         fill(part)
     assert sorted(tmp_path.iterdir()) == [left, tmp_path / "out"]
+
+
+def test_a_file_takes_its_place_as_a_whole_and_replaces_nothing(tmp_path: Path) -> None:
+    with staged_file(tmp_path / "new" / "out.npz") as file:
+        file.write_text("all")
+        assert [path.name for path in (tmp_path / "new").iterdir()] != ["out.npz"]
+    assert (tmp_path / "new" / "out.npz").read_text() == "all"
+    late = tmp_path / "late.npz"
+    with pytest.raises(CliError, match=r"late\.npz exists already"), staged_file(late) as file:
+        file.write_text("mine")
+        late.write_text("somebody's")
+    with pytest.raises(FileNotFoundError), staged_file(tmp_path / "cut") as file:
+        file.write_text("half")
+        remove_stages()
+    assert late.read_text() == "somebody's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["late.npz", "new"]
 
 
 def test_names_as_long_as_they_can_be(tmp_path: Path) -> None:

@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
-from tvm import relax, te
+from tvm import relax
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
-from relax_fusion.dlight_rules.cpu.vector_exp import with_vector_exp
 from relax_fusion.estimator.families.panels import PanelPlan
 from relax_fusion.estimator.tile_plan import PlanTable
-from relax_fusion.hardware.target import host_target
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..support.chains import Chain, module
@@ -128,25 +126,6 @@ def test_activations_read_bfloat16_as_numbers(step: str) -> None:
     """TVM 0.27 takes the bits for an integer in a value that is bound to a name."""
     work = NormMatmul(4, 8, (Projection(8, "kn", ("bias", step)),), None, "bfloat16", "float32")
     check(Case("bits", work), built(work, PlanTable.single(panels(work, (2, 4), 4))))
-
-
-def test_vector_exponential() -> None:
-    values = np.concatenate(
-        [np.linspace(-100, 100, 4001), [np.inf, -np.inf, np.nan, 0.0, -0.0]]
-    ).astype(np.float32)
-    x = te.placeholder(values.shape, "float32", "x")
-    func = te.create_prim_func([x, te.compute(values.shape, lambda i: te.exp(x(i)), "y")])
-    library = tvm.compile(with_vector_exp(func), target=host_target())
-    out = tvm.runtime.empty(values.shape, "float32")
-    library["main"](tvm.runtime.tensor(values), out)
-    with np.errstate(over="ignore"):
-        expected = np.exp(values.astype(np.float64)).astype(np.float32)
-    tiny = np.finfo(np.float32).tiny
-    got, want = out.numpy(), np.where(expected < tiny, 0, expected)
-    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
-    finite = np.isfinite(want) & (values < 87)
-    np.testing.assert_allclose(got[finite], want[finite], rtol=4 * np.finfo(np.float32).eps)
-    assert np.isinf(got[values > 89]).all()
 
 
 def test_the_check_notices_an_error_in_the_panels() -> None:

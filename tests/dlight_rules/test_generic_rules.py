@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import tvm
 from tvm import te, tirx
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import CPUSpatialRule, ScalarMatmulRule
+from relax_fusion.dlight_rules.steps import block_names
 
 
 def elementwise(rows: int, columns: int) -> tirx.PrimFunc:
@@ -31,6 +35,34 @@ def test_large_elementwise_functions_are_spread_over_the_cores() -> None:
 def test_small_ones_stay_on_one_core() -> None:
     text = CPUSpatialRule().apply(elementwise(8, 8), host_target(), False).mod.script()
     assert "T.parallel" not in text
+
+
+def steps_of(read: Callable[..., tirx.Expr], shape: tuple[int, ...]) -> list[str]:
+    """Return the steps that are left of an exponential and one that reads it."""
+    x = te.placeholder((16, 16), "float32", "x")
+    first = te.compute(x.shape, lambda i, j: te.exp(x[i, j]), "first")
+    func = te.create_prim_func([x, te.compute(shape, partial(read, first), "last")])
+    return block_names(CPUSpatialRule().apply(func, host_target(), False).mod["main"])
+
+
+def test_a_step_is_computed_where_it_is_read() -> None:
+    assert steps_of(lambda first, i, j: first[i, j] * 2.0, (16, 16)) == ["last"]
+    assert steps_of(lambda first, i, j: first[j, i], (16, 8)) == ["last"]
+
+
+def test_no_step_is_computed_more_often_than_before() -> None:
+    twice = steps_of(lambda first, i, j: first[i, j] + first[i, 15 - j], (16, 16))
+    repeated = steps_of(lambda first, b, i, j: first[i, j], (4, 16, 16))
+    assert twice == repeated == ["first", "last"]
+
+
+def test_what_is_only_moved_is_read_where_it_lies() -> None:
+    x = te.placeholder((16, 16), "float32", "x")
+    moved = te.compute(x.shape, lambda i, j: x[j, i], "moved")
+    last = te.compute((4, *x.shape), lambda b, i, j: moved[i, j] + moved[i, 15 - j], "last")
+    func = te.create_prim_func([x, last])
+    left = CPUSpatialRule().apply(func, host_target(), False).mod["main"]
+    assert block_names(left) == ["last"]
 
 
 def test_the_cpu_rule_takes_only_elementwise_functions_of_a_cpu() -> None:

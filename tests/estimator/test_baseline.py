@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from relax_fusion.errors import Decline
 from relax_fusion.estimator import Choice, choose, predict, predict_unfused, violations
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.workload import MatmulChain, NormMatmul, Projection
+from relax_fusion.workload.norm_matmul import WeightLayout
 
 from ..support.estimator_cases import GPU, RMS, ROWS
 
@@ -68,13 +68,20 @@ def test_what_is_left_apart_is_priced_near_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("rows", [64, 256, 512])
-def test_projections_of_different_widths_are_left_apart(rows: int) -> None:
+def test_projections_that_need_launches_of_their_own_are_left_apart(rows: int) -> None:
     """One plan for all three leaves most of the device idle in the narrow ones."""
-    projections = tuple(Projection(n, "nk") for n in (8192, 1024, 1024))
-    work = NormMatmul(rows, 8192, projections, RMS, "float16", "float16")
-    assert isinstance(choose(work, GPU, backend="triton"), Decline)
-    even = replace(work, outputs=(Projection(10240, "nk"),))
-    assert isinstance(choose(even, GPU, backend="triton"), Choice)
+
+    def chosen(*layouts: WeightLayout) -> Choice | Decline:
+        widths = (8192, 1024, 1024)[: len(layouts)] if len(layouts) > 1 else (10240,)
+        projections = tuple(map(Projection, widths, layouts))
+        work = NormMatmul(rows, 8192, projections, RMS, "float16", "float16")
+        return choose(work, GPU, backend="triton")
+
+    assert isinstance(chosen("nk", "kn", "nk"), Decline)
+    together, merged = chosen("nk", "nk", "nk"), chosen("nk")
+    assert isinstance(together, Choice) and isinstance(merged, Choice)
+    seconds = [c.predictions[0].fused.seconds for c in (together, merged)]
+    assert seconds[0] == pytest.approx(seconds[1], rel=0.05)
 
 
 def plain(rows: int, k: int, r: int, n: int, batch: int = 1) -> MatmulChain:

@@ -167,7 +167,7 @@ def test_a_matmul_alone_is_taken_where_our_schedule_is_faster():
 UNEVEN = NormMatmul(
     DynamicDim("rows"),
     8192,
-    (Projection(8192, "nk"), Projection(1024, "nk"), Projection(1024, "nk")),
+    (Projection(8192, "nk"), Projection(1024, "kn"), Projection(1024, "nk")),
     Norm("rms", 1e-5),
     "float16",
     "float16",

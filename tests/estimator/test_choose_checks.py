@@ -13,6 +13,21 @@ from relax_fusion.workload import Attention, Heads, NormMatmul, Projection, Rope
 
 MATMUL = NormMatmul(4, 8, (Projection(8, "nk"),), None, "float32", "float32")
 HEADS = Attention(1, 2, 2, 4, 2, 8, 8, 1.0, "none", None, "float32", "float32")
+ROPE = Rope(8, 16, "float32")
+ROPES = [
+    (replace(ROPE, head_dim=7), "head_dim is 7, must be even to have pairs"),
+    (replace(ROPE, pairing="both"), "pairing is 'both', must be 'halves' or 'neighbours'"),
+    (replace(ROPE, rotary_dim=3), "rotary_dim is 3, must be even and at most head_dim=8"),
+    (replace(ROPE, rotary_dim=16), "rotary_dim is 16, must be even and at most head_dim=8"),
+    (replace(ROPE, rotary_dim=6), "rotary_dim is 6, must divide head_dim=8"),
+    (replace(ROPE, period=12), "period is 12, must be whole heads of 8 and divide n=48"),
+    (replace(ROPE, period=32), "period is 32, must be whole heads of 8 and divide n=48"),
+    (replace(ROPE, period=8), "16 of 8 features are rotated, must be whole heads of 8"),
+]
+
+
+def turned(rope: Rope) -> NormMatmul:
+    return replace(MATMUL, outputs=(Projection(48, "nk", (), rope),))
 
 
 @pytest.mark.parametrize(
@@ -27,6 +42,7 @@ HEADS = Attention(1, 2, 2, 4, 2, 8, 8, 1.0, "none", None, "float32", "float32")
         (replace(MATMUL, outputs=(Projection(8, "nk", ("tan",)),)), "a step is 'tan', must be of"),
         (replace(MATMUL, dtype="float99"), "dtype is 'float99', must be of float64, float32"),
         (replace(MATMUL, outputs=(Projection(9, "nk", (), Rope(4, 8, "float32")),)), "whole heads"),
+        *((turned(rope), sentence) for rope, sentence in ROPES),
         (replace(HEADS, q_heads=5), "kv_heads is 2, does not divide q_heads=5"),
         (replace(HEADS, kv_heads=0), "kv_heads is 0, must be an integer from 1 on"),
         (replace(HEADS, window=0), "window is 0, must be an integer from 1 on"),

@@ -46,6 +46,15 @@ def rotated(head_dim: int = 128, layout: str = "nk") -> NormMatmul:
     return replace(norm_matmul(), outputs=(Projection(48 * head_dim, layout, (), rope),))
 
 
+NEIGHBOURS = rotated()
+NEIGHBOURS = replace(
+    NEIGHBOURS,
+    outputs=tuple(
+        replace(p, rope=replace(p.rope, pairing="neighbours")) for p in NEIGHBOURS.outputs
+    ),
+)
+
+
 ROTATED = rotated()
 
 
@@ -242,12 +251,18 @@ COPY_SENTENCES = [
         norm_matmul(n=104, layout="kn"),
         "block_n is 128, of a weight [k, n] boxes have a multiple of 64 features",
     ),
-    (PERSISTENT, rotated(96), "block_n is 128, 64 pairs do not divide heads of 48"),
-    (PERSISTENT, rotated(24), "head_dim is 24, family 'persistent' needs a multiple of 16"),
+    (replace(PERSISTENT, block_n=256), NEIGHBOURS, "block_n is 256, rotated more than 192"),
+    (STREAM, NEIGHBOURS, "pairs of rotated features are 1 apart, family 'stream' needs"),
+    (PERSISTENT, rotated(96), "block_n is 128, 64 pairs are no whole runs: pairs of"),
+    (
+        PERSISTENT,
+        rotated(24),
+        "pairs of rotated features are 12 apart, family 'persistent' needs a multiple of 8",
+    ),
     (
         replace(STREAM, block_n=128),
         rotated(40),
-        "head_dim is 40, family 'stream' needs a multiple of 16",
+        "pairs of rotated features are 20 apart, family 'stream' needs a multiple of 8",
     ),
 ]
 ON_THE_H200 = [*GEMV_SENTENCES, *TILE_SENTENCES, *HOPPER_SENTENCES, *COPY_SENTENCES]

@@ -94,13 +94,15 @@ def run(
     args: Sequence[Any],
     decisions: Sequence[Decision] = (),
     meant: bool = True,
+    mod: ir.IRModule | None = None,
 ) -> tuple[list[Array], list[Array]]:
     """Return the results of a function, and its parameters after it.
 
     `meant`: numbers that are nearly those of an activation's formula are taken for them.
+    `mod`: where the PrimFuncs are that no decision made.
     """
     kernels = {d.kernel: kernel(d.workload) for d in decisions if d.workload and d.kernel}
-    interpreter = WholeFunction(kernels, **({"constant": as_meant} if meant else {}))
+    interpreter = WholeFunction(kernels, mod, **({"constant": as_meant} if meant else {}))
     values = dict(zip(func.params, _copied(args), strict=True))
     for block in func.body.blocks:
         bindings = [(b.var, b.value) for b in block.bindings]

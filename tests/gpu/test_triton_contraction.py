@@ -24,7 +24,16 @@ LARGER = NormMatmul(ROWS, 256, (plain(384),), RMS, "float16", "float16")
 LARGER_GATED = GatedFFN(ROWS, 256, 192, "nk", True, True, "silu", RMS, "bfloat16", "bfloat16")
 ROPE = Rope(64, 256, "float32", DynamicDim("s"))
 LARGER_ROTATED = replace(LARGER, outputs=(turned(ROPE, 384, "bias"),))
-LARGER_WORKS = {"norm_matmul": LARGER, "gated": LARGER_GATED, "rotated": LARGER_ROTATED}
+QUERIES, KEYS = (turned(replace(ROPE, features=n), n, "bias") for n in (384, 128))
+LARGER_TOGETHER = replace(LARGER, outputs=(QUERIES, KEYS, plain(128)))
+LARGER_TWO = replace(LARGER, norm=None, outputs=(plain(192, "bias"), plain(72, "gelu", "residual")))
+LARGER_WORKS = {
+    "norm_matmul": LARGER,
+    "gated": LARGER_GATED,
+    "rotated": LARGER_ROTATED,
+    "together": LARGER_TOGETHER,
+    "two": LARGER_TWO,
+}
 
 
 def _halved(case: Case) -> Case:
@@ -80,7 +89,7 @@ def test_ranges_are_picked_at_run_time(work: NormMatmul | GatedFFN) -> None:
     plans = _one_of_each(work)
     uppers = [1, 16, 64, *range(100, 1000, 25)][: len(plans) - 1]
     table = PlanTable(tuple(zip([*uppers, None], plans, strict=True)))
-    executable = build_triton(work, table, 1, gpu_target())
+    executable = build_triton(work, table, len(work.graph.outputs), gpu_target())
     for rows in (1, 2, 16, 17, 64, 65, 100, 101, 257, 1000):
         case = Case(f"rows_{rows}", work, rows)
         arrays = case.inputs()

@@ -258,6 +258,19 @@ REFUSALS = [
         "differ within a head",
     ),
     Refusal(
+        "sinks_that_are_rounded_on_the_way",
+        QKV + " W[4]",
+        PRODUCT
+        + SINK.format(shift="", scores="j")
+        .replace(
+            "[2, 4, 5, 1])",
+            '[2, 4, 5, 1]); n = R.astype(c, "float16"); f = R.astype(n, "float32")',
+        )
+        .replace("(s0, c)", "(s0, f)"),
+        Reason.DTYPE,
+        "n is rounded to float16, and read as more by f",
+    ),
+    Refusal(
         "alibi_from_the_first_key_with_sinks",
         QKV + " W[4] u[4]",
         PRODUCT

@@ -137,6 +137,14 @@ WINDOWS = [
         replace(SIX, window=3),
     ),
     kept(
+        "window_of_the_last_query",
+        positions("1", offset=6)
+        + f"i2 = R.subtract(i, {const(3, 'int64')}); c = R.greater(j, i2)\n",
+        f"c, s0, {INF}",
+        replace(BASE, q_len=1, causal="bottom_right", window=3),
+        QKV.replace("q[2,4,5,8]", "q[2,4,1,8]"),
+    ),
+    kept(
         "window_to_both_sides_stays_a_mask",
         positions("6", "6")
         + f"d = R.subtract(i, j); c0 = R.less(d, {const(3, 'int64')})\n"

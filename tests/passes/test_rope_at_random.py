@@ -18,7 +18,8 @@ from relax_fusion.workload import NormMatmul, reference
 
 from ..support.chain_reference import evaluate
 from ..support.chains import Chain, module, run_pass
-from .test_rope import MATMUL, turn
+from .test_rope import MATMUL, cut, neighbours
+from .test_rope import turn as turned_halves
 
 WIDTH = 8
 PERMUTATIONS = {4: ([0, 2, 1, 3], [1, 0, 2, 3], [2, 0, 1, 3], [1, 2, 0, 3]), 3: ([1, 0, 2],)}
@@ -48,26 +49,44 @@ class Draft:
         return f"C{name}", f"S{name}"
 
 
+@dataclass
+class Form:
+    """How pairs are chosen, of how many features of a head, and what becomes of the parts of it."""
+
+    pairing: str
+    width: int
+    end: str
+
+
 def draw(seed: int) -> Chain:
     """Draw a matmul of which some heads are rotated behind movements."""
     draft = Draft(random.Random(seed))
     dice = draft.dice
     rows, head = [dice.choice([1, 2, 3]), dice.choice([1, 4, 6])], dice.choice([2, 4, 6])
     parts = [dice.choice([1, 2, 3]) for _ in range(dice.choice([1, 1, 2, 3]))]
-    n = sum(parts) * head
+    if draft.chance(0.5):
+        parts = parts[:1] * len(parts)
+    turns = dice.choice([1, 1, 2])
+    n = turns * sum(parts) * head
     draft.inputs += [f"x[{rows[0]},{rows[1]},{WIDTH}]", f"W[{WIDTH},{n}]"]
     draft.lines.append("m = R.matmul(x, W)")
     if draft.chance(0.15):
         draft.lines.append("z = R.exp(m)")
         draft.results.append("z")
-    names = [f"t{i}" for i in range(len(parts))] if len(parts) > 1 else ["m"]
+    whole = "m" if turns == 1 else "w"
+    if turns > 1:
+        draft.lines.append(f"w = R.reshape(m, R.shape({[*rows, turns, n // turns]}))")
+    names = [f"t{i}" for i in range(len(parts))] if len(parts) > 1 else [whole]
     if len(parts) > 1:
         ends = list(np.cumsum(parts)[:-1] * head)
-        draft.lines.append(f"p = R.split(m, {[int(e) for e in ends]}, axis=-1)")
+        draft.lines.append(f"p = R.split({whole}, {[int(e) for e in ends]}, axis=-1)")
         draft.lines += [f"{name} = p[{i}]" for i, name in enumerate(names)]
     shared: dict[tuple[int, ...], tuple[str, str]] = {}
+    pairing = dice.choice(["halves", "halves", "neighbours", "by_pair"])
+    width = head if draft.chance(0.6) else 2
+    form = Form(pairing, width, dice.choice(["joined", "joined", "apart"]))
     for i, (name, heads) in enumerate(zip(names, parts, strict=True)):
-        part(draft, f"{i}", name, (rows, heads, head), shared)
+        part(draft, f"{i}", name, (rows, turns * heads, head), (form, shared))
     return Chain(f"seed{seed}", " ".join(draft.inputs), "\n".join(draft.lines), results(draft))
 
 
@@ -80,10 +99,11 @@ def part(
     tag: str,
     name: str,
     sizes: tuple[list[int], int, int],
-    shared: dict[tuple[int, ...], tuple[str, str]],
+    how: tuple[Form, dict[tuple[int, ...], tuple[str, str]]],
 ) -> None:
     """Move a part of the projection to heads, and rotate it or not."""
     rows, heads, head = sizes
+    form, shared = how
     shape = [*rows, heads, head] if draft.chance(0.7) else [rows[0] * rows[1], heads, head]
     draft.lines.append(f"q{tag} = R.reshape({name}, R.shape({shape}))")
     moved, head_axis = f"q{tag}", len(shape) - 2
@@ -94,13 +114,44 @@ def part(
     if draft.chance(0.25):
         draft.results.append(moved)
         return
+    turned, shape = (moved, shape) if form.width == head else (f"{moved}f", [*shape[:-1], 2])
+    columns = form.width // 2 if form.pairing == "by_pair" else form.width
     found = shared.get(tuple(shape))
     if found is None or draft.chance(0.2):
-        found = shared[tuple(shape)] = draft.angles(tag, shape, head_axis)
-    draft.lines.append(turn(moved, *found, f"y{tag}", len(shape) - 1, head // 2))
-    draft.results.append(f"y{tag}")
+        found = draft.angles(tag, [*shape[:-1], columns], head_axis)
+        shared[tuple(shape)] = found
+    if turned != moved:
+        draft.lines.append(cut(moved, form.width, head, len(shape) - 1))
+    rotate = {"halves": turn, "neighbours": neighbours, "by_pair": by_pair}[form.pairing]
+    draft.lines.append(rotate(turned, *found, f"y{tag}", shape))
+    if turned == moved or form.end == "apart":
+        draft.results.append(f"y{tag}")
+    else:
+        draft.lines.append(f"z{tag} = R.concat((y{tag}, {moved}k), axis=-1)")
+        draft.results.append(f"z{tag}")
     if draft.chance(0.15):
         draft.results.append(draft.dice.choice([moved, f"y{tag}h", f"y{tag}a"]))
+
+
+def turn(source: str, cos: str, sin: str, end: str, shape: list[int]) -> str:
+    """Return a rotation of halves."""
+    return turned_halves(source, cos, sin, end, len(shape) - 1, shape[-1] // 2)
+
+
+def by_pair(source: str, cos: str, sin: str, end: str, shape: list[int]) -> str:
+    """Return a rotation of neighbours by an angle for each pair."""
+    e, last = end, len(shape)
+    return (
+        f"{e}g = R.reshape({source}, R.shape({[*shape[:-1], shape[-1] // 2, 2]}))\n"
+        f"{e}l = R.take({e}g, R.const(0), axis={last})\n"
+        f"{e}h = R.take({e}g, R.const(1), axis={last})\n"
+        f"{e}a = R.multiply({e}l, {cos})\n"
+        f"{e}1 = R.subtract({e}a, R.multiply({e}h, {sin}))\n"
+        f"{e}2 = R.add(R.multiply({e}l, {sin}), R.multiply({e}h, {cos}))\n"
+        f"{e}j = R.concat((R.expand_dims({e}1, axis=[{last}]), "
+        f"R.expand_dims({e}2, axis=[{last}])), axis=-1)\n"
+        f"{e} = R.reshape({e}j, R.shape({shape}))\n"
+    )
 
 
 def kernel(work: NormMatmul) -> Callable[..., np.ndarray]:

@@ -66,6 +66,7 @@ def test_a_decision_without_predictions() -> None:
         ("a1 b c2 d a2 b c3 d", 4),
         ("first b c d b c last", 3),  # a layer that begins or ends otherwise
         ("n n a n n a n n a", 3),
+        ("take n a e f e f n a e e head", 5),  # the branches of a layer in another order
         ("fuse_x_0123abcd_1x2_9 r fuse_x_3210dcba_4 r1", 2),
     ],
 )

@@ -7,6 +7,7 @@ run all of them, and a machine with a GPU runs the same ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import ml_dtypes
 import numpy as np
@@ -181,6 +182,21 @@ def turned(rope: Rope, n: int, *epilogue: str, layout: WeightLayout = "nk") -> P
 
 
 ROPE = Rope(16, 48, "float32")
+PART = replace(ROPE, rotary_dim=8)
+NEIGHBOURS = replace(ROPE, pairing="neighbours")
+TURNS = replace(ROPE, features=32, period=48)
+FORMS = {
+    "part": PART,
+    "part_by_pair": replace(PART, rotary_dim=4, by_pair=True),
+    "neighbours": NEIGHBOURS,
+    "neighbours_by_pair": replace(NEIGHBOURS, by_pair=True, positions=3),
+    "neighbours_part": replace(NEIGHBOURS, rotary_dim=6),
+    "neighbours_part_by_pair": replace(NEIGHBOURS, rotary_dim=12, by_pair=True),
+    "turns": TURNS,
+    "turns_part": replace(TURNS, rotary_dim=4, positions=3),
+    "turns_neighbours": replace(TURNS, rotary_dim=8, pairing="neighbours"),
+}
+"""What of a head is rotated, beside all of it by halves, and which heads; for 96 features."""
 
 
 def _rotated() -> list[Case]:
@@ -204,6 +220,10 @@ def _rotated() -> list[Case]:
         ),
         "rope_one_row": replace(BASE, outputs=(turned(ROPE, 64),), rows=1),
     }
+    layouts: tuple[WeightLayout, ...] = ("nk", "kn")
+    for (name, rope), layout in product(FORMS.items(), layouts):
+        outputs = (turned(rope, 96, "bias", layout=layout),)
+        found[f"rope_{name}_{layout}"] = replace(BASE, outputs=outputs)
     return [Case(name, work) for name, work in found.items()]
 
 
@@ -264,6 +284,10 @@ def tensor_core_cases() -> list[Case]:
         "rope_odd_heads": replace(HALF, outputs=(turned(Rope(6, 18, "float32"), 30),)),
         "rope_positions": replace(HALF, outputs=(turned(replace(ROPE, positions=3), 64),)),
         "three": replace(HALF, outputs=(turned(ROPE, 48), plain(32, "bias"), plain(16))),
+        **{
+            f"rope_{name}": replace(HALF, outputs=(turned(rope, 96, "bias"),))
+            for name, rope in FORMS.items()
+        },
     }
     return [Case(f"tensor_{name}", work) for name, work in found.items()]
 
@@ -297,6 +321,8 @@ def few_rows_cases() -> list[Case]:
         "gated_rms": replace(gated, norm=RMS, gate_first=False),
         "gated_separate": replace(gated, merged=False, bias=True),
         "rope": replace(few, outputs=(turned(HALF_ROPE, 64),), norm=RMS),
+        "rope_part": replace(few, outputs=(turned(FORMS["turns_part"], 96),)),
+        "rope_neighbours": replace(few, outputs=(turned(FORMS["neighbours_part"], 96, "bias"),)),
         "rope_kn": replace(few, outputs=(turned(ROPE, 80, "bias", layout="kn"),)),
         "three": replace(few, outputs=(turned(ROPE, 48), plain(32, "bias"), plain(16)), norm=RMS),
     }

@@ -30,7 +30,7 @@ class Launch:
 def not_dependent(constexprs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the constants of a launch that waits for no other."""
     if "C" in constexprs:
-        return {"C": constexprs["C"]._replace(pdl=False)}
+        return {**constexprs, "C": constexprs["C"]._replace(pdl=False)}
     return {name: False if name == "PDL" else value for name, value in constexprs.items()}
 
 

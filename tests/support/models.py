@@ -68,6 +68,42 @@ def llama(**changes) -> transformers.PreTrainedModel:
     return randomize(transformers.LlamaForCausalLM(config))
 
 
+DECODERS = {
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 32},
+    "Mistral": {"head_dim": 32, "sliding_window": 5},
+    "Phi3": {"sliding_window": 5},
+    "Gemma2": {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24},
+    "Gemma3Text": {
+        "head_dim": 32,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 24,
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+"""Decoders like LLaMA, and what differs from `decoder`'s fields."""
+
+
+def decoder(name: str, **changes) -> transformers.PreTrainedModel:
+    """A decoder of `DECODERS`, of one layer where all layers are alike."""
+    fields = {
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 112,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    config = getattr(transformers, f"{name}Config")(**(fields | DECODERS[name] | changes))
+    cls = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")
+    return randomize(cls(config))
+
+
 def gpt2(**changes) -> transformers.PreTrainedModel:
     """A GPT-2 of two layers."""
     fields = {
@@ -166,10 +202,12 @@ class Float64RMSNorm(torch.nn.Module):
 
     def __init__(self, norm: torch.nn.Module) -> None:
         super().__init__()
-        self.weight, self.eps = norm.weight, norm.variance_epsilon
+        self.weight, self.added = norm.weight, float("Gemma" in type(norm).__name__)
+        self.eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+        return (self.weight + self.added) * normed
 
 
 def to_float64(model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
@@ -177,13 +215,13 @@ def to_float64(model: transformers.PreTrainedModel) -> transformers.PreTrainedMo
     exact = type(model)(model.config)
     exact.load_state_dict(model.state_dict())
     exact = exact.double().eval()
+    for module in list(exact.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__.endswith("RMSNorm"):
+                setattr(module, name, Float64RMSNorm(child))
     if isinstance(model.config, transformers.LlamaConfig):
         inner = getattr(exact, "model", exact)
         inner.rotary_emb = Float64Rope(model.config)
-        inner.norm = Float64RMSNorm(inner.norm)
-        for layer in inner.layers:
-            layer.input_layernorm = Float64RMSNorm(layer.input_layernorm)
-            layer.post_attention_layernorm = Float64RMSNorm(layer.post_attention_layernorm)
     return exact
 
 

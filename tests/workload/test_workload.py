@@ -70,6 +70,10 @@ def test_every_field_of_a_rotation_is_in_the_key() -> None:
         replace(ROPE, features=768),
         replace(ROPE, dtype="float16"),
         replace(ROPE, positions=None),
+        replace(ROPE, rotary_dim=32),
+        replace(ROPE, pairing="neighbours"),
+        replace(ROPE, period=512),
+        replace(ROPE, by_pair=True),
     ]
     works = [replace(ROTATED, outputs=(Projection(768, "nk", (), rope),)) for rope in ropes]
     assert len({work.key for work in works}) == len(ropes)

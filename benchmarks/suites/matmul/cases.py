@@ -36,8 +36,11 @@ ROPE = ("cos", "sin")
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 DTYPES = ("float16", "bfloat16")
-OURS = ("ours", "unfused", "tir", "mixed")
+OURS = ("ours", "unfused", "separate", "tir", "mixed")
 """What our own code computes: a wrong result of these fails the run."""
+
+SEPARABLE = ("qkv", "qkv_rope", "gate_up", "ffn")
+"""Those whose weight can be several."""
 
 CONTENDERS = (*OURS, "eager", "compile", "cublas", "tvm")
 
@@ -87,6 +90,15 @@ class Chain:
         absent += () if s.biases else ("beta", "b")
         down = {"down": (s.hidden, s.wide)} if self.case == "ffn" else {}
         return {name: shape for name, shape in shapes.items() if name not in absent} | down
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """Features of the weights that together are `w`: of q, k and v, or of gate and up."""
+        s = self.widths
+        if self.case in ("gate_up", "ffn"):
+            return s.wide, s.wide
+        narrow = (s.qkv - s.hidden) // 2
+        return (s.hidden, narrow, narrow) if self.case in SEPARABLE else (self.out_features,)
 
     @property
     def out_features(self) -> int:

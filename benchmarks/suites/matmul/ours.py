@@ -17,41 +17,54 @@ WAYS = {
     "ours": (),
     "tir": (),
     "mixed": (),
+    "separate": (),
     "unfused": ("FuseRMSNormMatmul", "FuseGatedFFN"),
 }
 """The passes that each contender of ours does without."""
 
 
 class Module(nn.Module):
-    """One chain; parameters have the names of `Chain.weights`."""
+    """One chain; parameters have the names of `Chain.weights`.
 
-    def __init__(self, chain: Chain) -> None:
+    Separate ones have weights called ``w.0`` and so on, and of q, k and v as many results.
+    """
+
+    def __init__(self, chain: Chain, separate: bool) -> None:
         shapes, size = chain.weights, chain.widths
-        self.case, self.heads = chain.case, (size.hidden + size.qkv) // 2 // size.head  # of q and k
-        self.w, self.down = (
-            nn.Linear(*shapes[name][::-1], bias=size.biases) if name in shapes else None
-            for name in ("w", "down")
-        )
+        self.case, self.head = chain.case, size.head
+        self.separate = separate
+        parts = chain.parts if separate else shapes["w"][:1]
+        k = shapes["w"][1]
+        self.w = nn.ModuleList([nn.Linear(k, n, bias=size.biases) for n in parts])
+        self.turned_features = (size.hidden + size.qkv) // 2  # of q and k
+        self.down = nn.Linear(*shapes["down"][::-1], bias=False) if "down" in shapes else None
         if "gamma" in shapes:
-            (k,) = shapes["gamma"]
             rms = not size.biases
             self.gamma = nn.RMSNorm(k, -1, EPS, bias=False) if rms else nn.LayerNorm(k, eps=EPS)
 
-    def main(self, x: nn.Tensor) -> nn.Tensor:
-        product = self.w(self.gamma(x))
+    def main(self, x: nn.Tensor) -> nn.Tensor | tuple[nn.Tensor, ...]:
+        normed = self.gamma(x)
+        products = tuple(w(normed) for w in self.w)
         if self.case == "qkv":
-            return product
+            return products if self.separate else products[0]
         if self.case == "up":
-            return nn.op.gelu(product, approximate="tanh")
-        gate, up = nn.op.split(product, 2, axis=-1)
+            return nn.op.gelu(products[0], approximate="tanh")
+        gate, up = products if self.separate else nn.op.split(products[0], 2, axis=-1)
         between = nn.op.silu(gate) * up
         return between if self.case == "gate_up" else x + self.down(between)
 
-    def turned(self, x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor) -> nn.Tensor:
-        return Angles(cos, sin).turn_first(self.w(self.gamma(x)), self.heads)
+    def turned(
+        self, x: nn.Tensor, cos: nn.Tensor, sin: nn.Tensor
+    ) -> nn.Tensor | tuple[nn.Tensor, ...]:
+        normed, turn = self.gamma(x), Angles(cos, sin).turn_first
+        products = [w(normed) for w in self.w]
+        if not self.separate:
+            return turn(products[0], self.turned_features // self.head)
+        q, k, v = products
+        return (*(turn(p, int(p.shape[-1]) // self.head) for p in (q, k)), v)
 
     def added(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
-        return residual + self.w(x)
+        return residual + self.w[0](x)
 
 
 @dataclass(frozen=True)
@@ -84,11 +97,12 @@ class Job:
 
 @dataclass
 class Compiled:
-    """What a job gives: the module, its function, and the order of its parameters."""
+    """What a job gives: the module, its function, the order of its parameters, the chain."""
 
     built: Built
     function: str
     parameters: list[str]
+    chain: Chain
 
     def kernels(self, rows: int) -> list[str]:
         """Say what was fused, with the plans for `rows` rows, and what was not."""
@@ -115,12 +129,20 @@ class Compiled:
     def call(self, inputs: dict[str, Any], weights: dict[str, Any]) -> Callable[[], Any]:
         """Return the call of the module on tensors of torch, whose memory it shares."""
         tensors = [t.unsqueeze(1 if n in ROPE else 0) for n, t in inputs.items()]
-        return self.built.call(self.function, tensors + [weights[n] for n in self.parameters])
+        held = {**weights, **_parts("w", weights, self.chain), **_parts("b", weights, self.chain)}
+        return self.built.call(self.function, tensors + [held[n] for n in self.parameters])
+
+
+def _parts(name: str, weights: dict[str, Any], chain: Chain) -> dict[str, Any]:
+    """Return the parts of a weight or bias, which lie one behind the other."""
+    parts = weights[name].split(chain.parts) if name in weights else ()
+    return {f"{name}.{index}": part for index, part in enumerate(parts)}
 
 
 def exported(job: Job) -> tuple[ir.IRModule, str, list[str]]:
     """Return a chain as a module, its function, and the names of that one's parameters."""
-    module = Module(job.chain)
+    separate = job.way == "separate"
+    module = Module(job.chain, separate)
     module.to(job.dtype)
     function = {"qkv_rope": "turned", "out": "added", "down": "added"}.get(job.chain.case, "main")
     rows = "rows" if job.rows is None else job.rows
@@ -131,16 +153,23 @@ def exported(job: Job) -> tuple[ir.IRModule, str, list[str]]:
         for name, features in job.chain.inputs.items()
     }
     mod, params = module.export_tvm(spec={function: spec})
-    biases = {"gamma.bias": "beta", "w.bias": "b"}
-    names = [biases.get(name, name.removesuffix(".weight")) for name, _ in params]
-    return mod, function, names
+    return mod, function, [_name(name, separate) for name, _ in params]
+
+
+def _name(parameter: str, separate: bool) -> str:
+    """Return the name that a weight or bias has in `Chain.weights`, or its part there."""
+    owner, _, kind = parameter.rpartition(".")
+    name, _, index = owner.partition(".")
+    if kind == "bias":
+        name = {"gamma": "beta", "w": "b"}[name]
+    return f"{name}.{index}" if separate and index else name
 
 
 def build(job: Job) -> Compiled:
     """Compile a chain."""
     mod, function, names = exported(job)
     if job.way == "tvm":
-        return Compiled(compiled_by_tvm(mod, job.target), function, names)
+        return Compiled(compiled_by_tvm(mod, job.target), function, names, job.chain)
     backend = job.way if job.way in ("tir", "mixed") else "auto"
     built = compiled(mod, job.target, disable=WAYS[job.way], backend=backend)
-    return Compiled(built, function, names)
+    return Compiled(built, function, names, job.chain)

@@ -27,6 +27,7 @@ from benchmarks.targets import PEAK_TFLOPS
 LABELS = {
     "ours": "ours",
     "unfused": "ours unfused",
+    "separate": "ours, separate weights",
     "tir": "ours by TIR",
     "mixed": "ours by both",
     "eager": "eager",
@@ -34,7 +35,7 @@ LABELS = {
     "cublas": "cuBLAS, bare",
     "tvm": "TVM as it comes",
 }
-RATIOS = ("compile", "cublas", "tvm", "unfused", "tir", "mixed")
+RATIOS = ("compile", "cublas", "tvm", "unfused", "separate", "tir", "mixed")
 COLOURS = {"qkv": "C0", "qkv_rope": "C5", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 

@@ -6,7 +6,8 @@
     python -m benchmarks plot DATE-bench_matmul.json                  # the picture, without a GPU
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
-without Triton, by TIR, and by both (if asked for: --contenders ours tir mixed cublas); PyTorch
+with separate weights, without Triton, by TIR, and by both (if asked for: --contenders ours separate
+tir mixed cublas); PyTorch
 eager; torch.compile max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute
 on the same tensors, are captured into CUDA graphs and timed in turn, L2 flushed before each sample.
 Every result is compared with float64; the exit status is 1 if one of ours is wrong or fails. JSON
@@ -23,7 +24,16 @@ from typing import Any, ClassVar
 from benchmarks.report import Entry, Verdict
 from benchmarks.runner import Suite
 from benchmarks.suites.matmul import report
-from benchmarks.suites.matmul.cases import CASES, CONTENDERS, DTYPES, OURS, ROWS, SIZES, Chain
+from benchmarks.suites.matmul.cases import (
+    CASES,
+    CONTENDERS,
+    DTYPES,
+    OURS,
+    ROWS,
+    SEPARABLE,
+    SIZES,
+    Chain,
+)
 
 TVM_ROWS = (1, 16, 256, 1024)
 
@@ -40,7 +50,7 @@ class Matmul(Suite):
     plain: ClassVar = {"dtype": "float16", "rows": "symbolic"}
     key = ("size", "case", "rows")
     cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
-    usual = tuple(name for name in CONTENDERS if name not in ("tir", "mixed"))
+    usual = tuple(name for name in CONTENDERS if name not in ("separate", "tir", "mixed"))
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
@@ -87,10 +97,11 @@ class Matmul(Suite):
         }
 
     def absent(self, item: Item) -> set[str]:
-        """There is no other way of ours for a matmul that has no norm."""
+        """There is one way of ours for a matmul that has no norm and one weight."""
         chain, rows = item
         absent = {
             "unfused": chain.case in ("out", "down"),
+            "separate": chain.case not in SEPARABLE,
             "compile": self.args.no_compile,
             "tvm": rows not in self.args.tvm_rows,
         }

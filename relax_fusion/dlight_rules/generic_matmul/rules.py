@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import dlight as dl
 from tvm.target import Target
 
 from ...errors import Decline
 from ...hardware.target import is_cpu, is_gpu, without_tensor_cores
+from ...matching.expressions import loads_of
 from .. import steps
 from ..safe_rule import SafeRule, apply_tvm_rule
 from .kernel import matmul_kernel
+from .layout import product
 from .matmul import generic_matmul
 
 SERIAL_ELEMENTS = 16384
@@ -69,7 +71,12 @@ class ScalarMatmulRule(SafeRule):
 class CPUSpatialRule(SafeRule):
     """Spread element-wise PrimFuncs over the cores of a CPU; TVM leaves them on one.
 
-    rewrite: ``for i, j: S(i, j)`` -> ``parallel for ij: S(ij // n, ij % n)``
+    rewrite::
+
+        for i, j: t[i, j] = f(x[i, j])    ->    parallel for ij: y[i, j] = g(f(x[i, j]))
+        for i, j: y[i, j] = g(t[i, j])
+
+    A step is computed in its reader's loop unless it would be computed more often there.
     """
 
     def schedule(self, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
@@ -81,6 +88,9 @@ class CPUSpatialRule(SafeRule):
         if not blocks or not all(_is_spatial(sch, block) for block in blocks):
             return None
         for block in blocks:
+            if _is_used_once(sch, block):
+                steps.inline_if_possible(sch, block)
+        for block in map(sch.get_sblock, steps.block_names(sch.mod["main"])):
             loops = sch.get_loops(block)
             extents = [steps.extent(sch, loop) for loop in loops]
             if len(loops) < 2 or _small(extents):
@@ -95,6 +105,22 @@ def _is_spatial(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
     loops = sch.get_loops(block)
     one_store = isinstance(found.body, tirx.BufferStore)
     return spatial and one_store and len(loops) == len(found.iter_vars)
+
+
+def _is_used_once(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> bool:
+    """Tell whether each element of a step is read once by one other; or is only moved."""
+    readers = [sch.get(reader) for reader in sch.get_consumers(block)]
+    if len(readers) != 1:
+        return False
+    made, (reader,) = sch.get(block), readers
+    if isinstance(made.body.value, ir.TensorLoad):
+        return True
+    buffer, sizes = (
+        made.body.buffer,
+        [product([v.dom.extent for v in found.iter_vars]) for found in (made, reader)],
+    )
+    loads = [load for load in loads_of(reader.body.value) if load.source.same_as(buffer)]
+    return len(loads) == 1 and sym.Analyzer().can_prove(sizes[1] <= sizes[0])
 
 
 def _small(extents: list[int | None]) -> bool:

@@ -98,7 +98,7 @@ class Panels(KernelFamily[MatmulWork]):
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the tall half of the register tiles of each width."""
         shape = matmul_shape(work)
-        lanes = _lanes(shape, dev)
+        lanes = dev.vector_bytes // 4
         widths = [lanes * vectors for vectors in VECTORS]
         exact = [w for w in widths if all(n % w == 0 for n in shape.n_parts)]
         little = [w for w in widths if _columns(shape, w) <= shape.n * (1 + MAX_PADDING)]
@@ -157,15 +157,6 @@ class Panels(KernelFamily[MatmulWork]):
         regions = len(shape.n_parts) + 1 + int(shape.has_norm)
         traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
         return finish(traffic, dev, shape.flops(rows))
-
-
-def _lanes(shape: MatmulShape, dev: DeviceSpec) -> int:
-    """Return the widest vector; of a rotated pair, the widest that does not leave half a head."""
-    lanes = dev.vector_bytes // 4
-    if shape.contiguous != shape.n_parts:
-        while any(n % lanes for n in shape.contiguous):
-            lanes //= 2
-    return lanes
 
 
 def sum_length(k: int) -> int:

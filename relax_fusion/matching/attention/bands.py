@@ -122,7 +122,10 @@ def sight_of(band: Band, q_len: PrimExpr | int, kv_len: PrimExpr | int) -> Sight
     corner = kv_len - q_len
     causal: Causal = "none"
     offset: PrimExpr | int = 0
-    if band.upto is not None and not _ANALYZER.can_prove(band.upto >= kv_len - 1):
+    ends = band.upto is not None and not _ANALYZER.can_prove(band.upto >= kv_len - 1)
+    if not ends and band.above is not None and same_shape((q_len,), (1,)):
+        causal, offset = "bottom_right", corner  # the one query is the last, which sees all keys
+    elif ends:
         if same_shape((band.upto,), (0,)):
             causal = "top_left"
         elif same_shape((band.upto,), (corner,)):

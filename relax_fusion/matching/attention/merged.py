@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm import ir, relax, tirx
+from tvm import relax, tirx
 
 from ...workload import Heads
 from ..axes import Atom, Placed, size_of
-from ..movements import Cut, split_parts, static_slice
+from ..movements import Cut, split_parts, static_index, static_slice
 from ..pattern import BlockView, PrimExpr
-from ..shapes import same_shape, shape_of
+from ..shapes import same_shape
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def uncut(
     view: BlockView, at: Placed, kept: tuple[Kept, ...]
 ) -> tuple[Placed, tuple[Kept, ...]] | None:
     """Return the tensor of which `at` is a static part, and what was kept of its atoms."""
-    indexed = _index(view, at.expr)
+    indexed = static_index(view, at.expr)
     if indexed is not None:  # the axis is not there any more
         at = replace(at, axes=(*at.axes[: indexed.axis], (), *at.axes[indexed.axis :]))
     cut = indexed or _section(view, at.expr)
@@ -83,20 +83,6 @@ def _section(view: BlockView, expr: relax.Expr) -> Cut | None:
         return None
     start, stop = (*parts.starts, parts.extent)[value.index : value.index + 2]
     return Cut(parts.source, parts.axis, parts.rank, parts.extent, start, stop)
-
-
-def _index(view: BlockView, expr: relax.Expr) -> Cut | None:
-    """Read ``take(x, i)`` with a constant number, by which an axis goes away."""
-    call = view.call(expr, "relax.take")
-    shape = shape_of(call.args[0]) if call is not None else None
-    if call is None or shape is None or call.attrs.axis is None:
-        return None
-    index, axis = view.definition(call.args[1]), int(call.attrs.axis) % len(shape)
-    extent = _number(shape[axis])
-    if extent is None or not isinstance(index, ir.GenericConst) or shape_of(index) != []:
-        return None
-    start = int(index.value.numpy())
-    return Cut(call.args[0], axis, len(shape), extent, start, start + 1)
 
 
 def heads_left(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
 
 from ...errors import Reason
 from ...workload import BiasOp, Causal, MaskDims
+from ..casts import refuse_kept_roundings
 from ..pattern import KernelArg, Refused, guard
 from ..shapes import check_dtype, dtype_of, known_shape, same_shape, shape_text
 from .alibi import Slopes
@@ -84,7 +86,7 @@ def modifiers(chain: AttentionChain, grid: Grid) -> Modifiers:
     guard(found is not None, Reason.ATTRIBUTE, detail)
     assert found is not None
     sight = _one_sight(sight, found)
-    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks)
+    sinks = None if chain.sinks is None else _sinks(grid, chain.sinks, scores.covers)
     guard(
         not (parts.slopes and scores.least),
         Reason.ATTRIBUTE,
@@ -162,15 +164,18 @@ def _slopes(
     return slopes.arg
 
 
-def _sinks(grid: Grid, expr: relax.Expr) -> KernelArg:
-    """Return the sinks, one for each head."""
+def _sinks(grid: Grid, expr: relax.Expr, covers: Sequence[relax.Var]) -> KernelArg:
+    """Return the sinks, one for each head, which the bindings `covers` read."""
     column = Grid(grid.view, (*grid.sizes[:3], 1))
     shape = known_shape(expr, "a sink")
     at: Aligned | None = column.aligned(expr, shape)
+    path = list(covers)
     while at is not None:
         if at.at.flat == at.heads:
             check_dtype(dtype_of(at.at.expr), "the sinks")
+            refuse_kept_roundings(grid.view, path)
             return KernelArg(at.at.expr, (grid.sizes[1],))
+        path.append(at.at.expr)
         cast = grid.view.call(at.at.expr, "relax.astype")
         at = at.operand(cast.args[0]) if cast is not None else at.behind()
     raise Refused(Reason.SHAPE, f"sinks of {shape_text(shape)} differ within a head")

@@ -30,7 +30,7 @@ file                   queries and keys             what runs after it
 
 Every tensor is compact and row-major; those of attention have strides.  Sizes that a model fixes
 (features) are constexprs, so that masks vanish where tiles divide them and Triton sees the
-alignment of rows; numbers of rows and of keys are run-time arguments.  A pointer whose constexpr
-switches it off may be any valid pointer.  `PDL` (programmatic dependent launch, sm_90 on) makes a
-kernel wait for its predecessor itself.
+alignment of rows; numbers of rows and of keys are run-time arguments.  A pointer
+that a constexpr switches off may be None, or any pointer.  `pdl` (programmatic dependent launch,
+sm_90 on) makes a kernel wait for its predecessor itself.
 """

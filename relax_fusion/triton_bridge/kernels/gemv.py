@@ -4,7 +4,7 @@ Regime: weight bytes.  ``2 n k`` bytes of a 16-bit weight are read once (gated: 
 everything else is smaller by a factor of n or k; four operations a weight.  The time is that of
 streaming the weight, so all that matters is how many bytes are in flight.
 
-Shape: `BLOCK_N` weight rows a program, `BLOCK_K` elements of each at a time, 16 bytes a lane.
+Shape: `block_n` weight rows a program, `block_k` elements of each at a time, 16 bytes a lane.
 Splitting k over the lanes and warps of a program gives more parallelism than any n in use needs, so
 there is no split over programs.  Each lane adds up what it loads together, in float32, and keeps
 that sum, not one for each of its elements: in the registers that this saves, more programs fit a
@@ -13,7 +13,7 @@ together.  (With an accumulator an element and sums one after the other, norm ->
 took 54.7 us on an H200 instead of 43.4, and lost to a norm kernel in front.)
 
 Every program computes the statistics of the row again, from L2: that is ``2 k`` bytes beside
-``2 k BLOCK_N``, and it saves a launch.  With ``BLOCK_K >= K`` the weights are requested before
+``2 k block_n``, and it saves a launch.  With ``block_k >= k`` the weights are requested before
 anything else and the statistics are computed while they come.
 """
 
@@ -24,6 +24,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..math import affine, inverse_rms
+from .products import of_product
 from .tiles import (
     half_pointer,
     load_in_range,
@@ -73,117 +74,81 @@ def add_triples(a, b, c, d, e, f):
 
 
 @triton.jit
-def gemv(
-    x_ptr,
-    gamma_ptr,
-    beta_ptr,
-    w_ptr,
-    up_ptr,
-    bias_ptr,
-    up_bias_ptr,
-    operands,
-    out_ptr,
-    M,
-    eps,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    LAYOUT: tl.constexpr,
-    NORM: tl.constexpr,
-    HAS_BETA: tl.constexpr,
-    GATED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    STEPS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    PDL: tl.constexpr,
-    EARLY: tl.constexpr = False,
-    MERGED: tl.constexpr = "no",
-    cos_ptr=None,
-    sin_ptr=None,
-    positions=None,
-    HALF: tl.constexpr = 0,
-    ROTATED: tl.constexpr = 0,
-    UNIT_OFFSET: tl.constexpr = False,
-):
-    """Compute `BLOCK_N` outputs of one row.  Grid: ``(ceil(N / BLOCK_N), M)``.
-
-    Parameters
-    ----------
-    x_ptr : [M, K];  gamma_ptr, beta_ptr : [K]
-    w_ptr, up_ptr : [N, K] or [K, N]
-        The weight, or the gate's; the up projection's where `GATED`.
-    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
-    M : int32;  eps : float32
-    NORM : {"none", "rms", "layer"};  LAYOUT : {"nk", "kn"}
-    GATED : bool
-        ``activation(gate) * up`` (plus the residual, if ``"after"``).
-    MERGED : {"no", "gate_first", "up_first"}
-        Whether both weights (and biases) lie in one tensor, which both pointers then point to.
-    cos_ptr, sin_ptr : [positions, 2 HALF], any float dtype
-        With `HALF`: of the angles by which pairs of features `HALF` apart are turned.
-    positions : int32
-        Row i takes row ``i % positions`` of them; None for row i.
-    HALF, ROTATED : int
-        Half the width of a head, and how many features are rotated; 0 for no rotation.
-    UNIT_OFFSET : bool
-        Multiply by ``1 + gamma``.
-    """
-    if PDL and (NORM == "layer" or not EARLY):
-        gdc_wait()
-    EVEN_N: tl.constexpr = N % BLOCK_N == 0
-    EVEN_K: tl.constexpr = K % BLOCK_K == 0
-    w_ptr = half_pointer(w_ptr, False, N, K, LAYOUT, MERGED)
-    up_ptr = half_pointer(up_ptr, True, N, K, LAYOUT, MERGED)
+def dot_products(args, p, tile_n, F: tl.constexpr, C: tl.constexpr):
+    """Compute `block_n` outputs of one row."""
+    x_ptr, gamma_ptr, beta_ptr, M, eps = args
+    EVEN_N: tl.constexpr = F.n % C.block_n == 0
+    EVEN_K: tl.constexpr = C.k % C.block_k == 0
+    w_ptr = half_pointer(p.w, False, F.n, C.k, F.layout, F.merged)
     row = tl.program_id(1)
-    n_index = tile_features(tl.program_id(0), BLOCK_N, HALF)
-    x_row_ptr = x_ptr + row.to(tl.int64) * K
+    n_index = tile_features(tile_n, C.block_n, F.half)
+    x_row_ptr = x_ptr + row.to(tl.int64) * C.k
     mean, scale = 0.0, 1.0
-    if NORM == "layer":
-        mean, scale = layer_statistics(x_row_ptr, eps, K, BLOCK_K)
-    RUN: tl.constexpr = 8 if LAYOUT == "nk" else 1
-    acc = tl.zeros([BLOCK_N, BLOCK_K // RUN], tl.float32)
-    acc_up = tl.zeros([BLOCK_N, BLOCK_K // RUN], tl.float32)
-    squares = tl.zeros([BLOCK_N, BLOCK_K // RUN], tl.float32)
-    for start in tl.static_range(0, K, BLOCK_K):
-        k_index = start + tl.arange(0, BLOCK_K)
-        w_offsets = weight_offsets(n_index, k_index, N, K, LAYOUT, MERGED)
+    if C.norm == "layer":
+        mean, scale = layer_statistics(x_row_ptr, eps, C.k, C.block_k)
+    RUN: tl.constexpr = 8 if F.layout == "nk" else 1
+    acc = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
+    acc_up = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
+    squares = tl.zeros([C.block_n, C.block_k // RUN], tl.float32)
+    for start in tl.static_range(0, C.k, C.block_k):
+        k_index = start + tl.arange(0, C.block_k)
+        w_offsets = weight_offsets(n_index, k_index, F.n, C.k, F.layout, F.merged)
         # A weight is read once: it should not push x out of the caches.
-        w = load_in_range(w_ptr + w_offsets, n_index, k_index, N, K, EVEN_N, EVEN_K, "evict_first")
-        if GATED:
-            up = load_in_range(
-                up_ptr + w_offsets, n_index, k_index, N, K, EVEN_N, EVEN_K, "evict_first"
-            )
-        if PDL and start == 0:
+        ptrs = w_ptr + w_offsets
+        w = load_in_range(ptrs, n_index, k_index, F.n, C.k, EVEN_N, EVEN_K, "evict_first")
+        if F.gated:
+            ptrs = half_pointer(p.up, True, F.n, C.k, F.layout, F.merged) + w_offsets
+            up = load_in_range(ptrs, n_index, k_index, F.n, C.k, EVEN_N, EVEN_K, "evict_first")
+        if C.pdl and start == 0:
             # The first weights are then under way; what else is read may come from a predecessor.
             gdc_wait()
             gdc_launch_dependents()
-        x = load_row(x_row_ptr, k_index, K, EVEN_K)
-        if NORM != "none":
-            gamma = load_row(gamma_ptr, k_index, K, EVEN_K)
-            if UNIT_OFFSET:
+        x = load_row(x_row_ptr, k_index, C.k, EVEN_K)
+        if C.norm != "none":
+            gamma = load_row(gamma_ptr, k_index, C.k, EVEN_K)
+            if C.unit_offset:
                 gamma += 1.0
-            beta = load_row(beta_ptr, k_index, K, EVEN_K) if HAS_BETA else 0.0
+            beta = load_row(beta_ptr, k_index, C.k, EVEN_K) if C.has_beta else 0.0
             # As wide as the other sums, to lie as they do: the rows of it are the same registers
-            squares += sum_runs(tl.broadcast_to((x * x)[None, :], [BLOCK_N, BLOCK_K]), RUN)
-            x = affine((x - mean) * scale, gamma, beta, HAS_BETA)
+            wide = tl.broadcast_to((x * x)[None, :], [C.block_n, C.block_k])
+            squares += sum_runs(wide, RUN)
+            x = affine((x - mean) * scale, gamma, beta, C.has_beta)
         acc += sum_runs(w.to(tl.float32) * x[None, :], RUN)
-        if GATED:
+        if F.gated:
             acc_up += sum_runs(up.to(tl.float32) * x[None, :], RUN)
-    if GATED or NORM == "rms":
+    if F.gated or C.norm == "rms":
         # All at a time: what costs is that warps wait for one another
         total, total_up, squares = tl.reduce((acc, acc_up, squares), 1, add_triples)
     else:
         total = tl.sum(acc, axis=1)
         total_up = total
-    if NORM == "rms":
+    if C.norm == "rms":
         # One number for the row, so it waits until after the sum
-        scale = inverse_rms(squares, K, eps)
+        scale = inverse_rms(squares, C.k, eps)
         total *= scale
         total_up *= scale
-    store_output(
-        out_ptr, operands, bias_ptr, up_bias_ptr,
-        total[None, :], total_up[None, :], row + tl.arange(0, 1), n_index, M,
-        N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
-        (cos_ptr, sin_ptr, positions, tl.program_id(0)), HALF, ROTATED,
-    )  # fmt: skip
+    rows = row + tl.arange(0, 1)
+    store_output(p, total[None, :], total_up[None, :], rows, n_index, tile_n, M, F)
+
+
+@triton.jit
+def gemv(
+    x_ptr, gamma_ptr, beta_ptr, M, eps, p0, F0: tl.constexpr, C: tl.constexpr,
+    p1=None, F1: tl.constexpr = None, p2=None, F2: tl.constexpr = None,
+):  # fmt: skip
+    """Compute `block_n` outputs of one row.  Grid: ``(column tiles, M)``.
+
+    Parameters
+    ----------
+    x_ptr : [M, k];  gamma_ptr, beta_ptr : [k]
+        The latter two may be None where there is no norm, or no shift.
+    M : int32;  eps : float32
+    p0, p1, p2 : Tensors
+        With weights that are pointers.
+    C : Constants
+        `norm` is ``"none"``, ``"rms"`` or ``"layer"``.
+    """
+    if C.pdl and (C.norm == "layer" or not C.early):
+        gdc_wait()
+    args = (x_ptr, gamma_ptr, beta_ptr, M, eps)
+    of_product(dot_products, tl.program_id(0), args, (p0, p1, p2), F0, F1, F2, C)

@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..math import after_step, along_of, count_of, glu, kind_of, number_of, operand_of
-from .tiles import first_of_pair, load_bias, load_row, store_rotated, tile_offsets
+from .tiles import first_of_pair, load_bias, load_row, operand_at, store_rotated, tile_offsets
 
 
 @gluon.constexpr_function
@@ -22,71 +22,65 @@ def row_layout(columns):
 
 
 @gluon.jit
-def store_tile(
-    pointers,
-    acc,
-    acc_up,
-    m_start,
-    n_start,
-    M,
-    N: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    STEPS: gl.constexpr,
-):
-    """Add biases to a float32 tile ``[m, n]``, gate, go through `STEPS`, and store it."""
-    bias_ptr, up_bias_ptr, operands, out_ptr = pointers
+def store_tile(p, acc, acc_up, m_start, n_start, M, F: gl.constexpr):
+    """Add biases to a float32 tile ``[m, n]``, gate, go through ``F.steps``, and store it."""
     L: gl.constexpr = acc.type.layout
     ROWS: gl.constexpr = acc.shape[0]
     COLUMNS: gl.constexpr = acc.shape[1]
     OUT: gl.constexpr = row_layout(COLUMNS)
     n_index = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, L))
-    if HAS_BIAS:
-        acc += load_bias(bias_ptr, n_index, False, N, MERGED)[None, :]
-    if GATED:
-        if HAS_BIAS:
-            acc_up += load_bias(up_bias_ptr, n_index, True, N, MERGED)[None, :]
-        acc = glu(acc, acc_up, ACTIVATION)
+    if F.has_bias:
+        acc += load_bias(p.bias, n_index, False, F.n, F.merged)[None, :]
+    if F.gated:
+        if F.has_bias:
+            acc_up += load_bias(p.up_bias, n_index, True, F.n, F.merged)[None, :]
+        acc = glu(acc, acc_up, F.activation)
     m_out = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, OUT))
     n_out = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
-    offsets, mask = tile_offsets(m_out, n_out, M, N)
-    for i in gl.static_range(count_of(STEPS)):
+    offsets, mask = tile_offsets(m_out, n_out, M, F.n)
+    for i in gl.static_range(count_of(F.steps)):
         operand = 0.0
-        if along_of(STEPS, i) == "whole":
-            loaded = gl.load(operands[operand_of(STEPS, i)] + offsets, mask=mask, other=0.0)
+        if along_of(F.steps, i) == "whole":
+            pointers = operand_at(p, operand_of(F.steps, i)) + offsets
+            loaded = gl.load(pointers, mask=mask, other=0.0)
             operand = gl.convert_layout(loaded, L).to(gl.float32)
-        elif along_of(STEPS, i) == "row":
-            operand = load_row(operands[operand_of(STEPS, i)], n_index, N)[None, :]
-        acc = after_step(acc, operand, kind_of(STEPS, i), number_of(STEPS, i))
-    y = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT)
-    gl.store(out_ptr + offsets, y, mask=mask)
+        elif along_of(F.steps, i) == "row":
+            operand = load_row(operand_at(p, operand_of(F.steps, i)), n_index, F.n)[None, :]
+        acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))
+    y = gl.convert_layout(acc.to(p.out.dtype.element_ty), OUT)
+    gl.store(p.out + offsets, y, mask=mask)
 
 
 @gluon.jit
-def store_pairs(
-    pointers,
-    rotation,
-    low,
-    high,
-    m_start,
-    pair_start,
-    M,
-    N: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    HALF: gl.constexpr,
-    ROTATED: gl.constexpr,
-):
+def store_pairs(p, low, high, m_start, pair_start, M, F: gl.constexpr):
     """Add biases to float32 tiles of first and second features, rotate the pairs, and store."""
-    bias_ptr, _, _, out_ptr = pointers
     OUT: gl.constexpr = row_layout(low.shape[1])
     low = gl.convert_layout(low, OUT)
     high = gl.convert_layout(high, OUT)
     m_index = m_start + gl.arange(0, low.shape[0], gl.SliceLayout(1, OUT))
     pair_index = pair_start + gl.arange(0, low.shape[1], gl.SliceLayout(0, OUT))
-    if HAS_BIAS:
-        first = first_of_pair(pair_index, HALF)
-        low += load_bias(bias_ptr, first, False, N, "no")[None, :]
-        high += load_bias(bias_ptr, first + HALF, False, N, "no")[None, :]
-    store_rotated(out_ptr, low, high, m_index, pair_index, M, N, rotation, HALF, ROTATED)
+    if F.has_bias:
+        first = first_of_pair(pair_index, F.half)
+        low += load_bias(p.bias, first, False, F.n, "no")[None, :]
+        high += load_bias(p.bias, first + F.half, False, F.n, "no")[None, :]
+    store_rotated(p, low, high, m_index, pair_index, M, F)
+
+
+@gluon.jit
+def store_neighbours(p, acc, m_start, n_start, M, F: gl.constexpr):
+    """Add biases to a float32 tile, rotate pairs of neighbouring columns, and store it."""
+    ROWS: gl.constexpr = acc.shape[0]
+    COLUMNS: gl.constexpr = acc.shape[1]
+    PAIRS: gl.constexpr = COLUMNS // 2
+    OUT: gl.constexpr = row_layout(COLUMNS)
+    HALVES: gl.constexpr = gl.BlockedLayout([1, 4], OUT.threads_per_warp, [4, 1], [1, 0])
+    acc = gl.convert_layout(acc, OUT)
+    if F.has_bias:
+        n_index = n_start + gl.arange(0, COLUMNS, gl.SliceLayout(0, OUT))
+        acc += load_bias(p.bias, n_index, False, F.n, "no")[None, :]
+    low, high = gl.split(gl.reshape(acc, [ROWS, PAIRS, 2]))
+    low = gl.convert_layout(low, HALVES)
+    high = gl.convert_layout(high, HALVES)
+    m_index = m_start + gl.arange(0, ROWS, gl.SliceLayout(1, HALVES))
+    pair_index = n_start // 2 + gl.arange(0, PAIRS, gl.SliceLayout(0, HALVES))
+    store_rotated(p, low, high, m_index, pair_index, M, F)

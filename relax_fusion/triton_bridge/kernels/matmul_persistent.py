@@ -9,7 +9,7 @@ by its power: the same matmul takes cuBLAS as long, within 2 %, at 1024 and 4096
 Shape: one program a multiprocessor walks tiles `num_programs` apart, grouped for L2.  The two warp
 groups take 64 rows each and share the weight tile.  They are in step only through the ring, so
 one stores its results while the other has the matrix units to itself.  Each holds two accumulators:
-gate and up, both features of a rotated pair, or `BLOCK_N` columns and `SECOND` more, which allows
+gate and up, both features of a rotated pair, or `block_n` columns and `second` more, which allows
 widths like 96 and 192 that cut n into as many tiles as there are multiprocessors.
 
 A norm inside (x through registers, times gamma, squares summed on the way) was 5 to 30 % slower
@@ -27,7 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .hopper_epilogue import store_pairs, store_tile
+from .hopper_epilogue import store_neighbours, store_pairs, store_tile
+from .products import column_tiles, of_product
 from .ring import (
     allocate_weight,
     copy_tile,
@@ -42,48 +43,27 @@ from .tiles import swizzled_tile
 
 @gluon.jit
 def request_tiles(
-    x,
-    w,
-    up,
-    ring,
-    tiles_m,
-    M,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HALF: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SECOND: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    TILES_N: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
+    x, products, ring, M, F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr, C: gl.constexpr
 ):
     """Fill the ring for every tile of this program."""
     x_tiles, w_tiles, second_tiles, full, empty = ring
-    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N + SECOND) * BLOCK_K * 2
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
-    if PDL:
+    BYTES: gl.constexpr = (C.block_m + C.block_n + C.second) * C.block_k * 2
+    TILES_N: gl.constexpr = column_tiles(F0, F1, F2)
+    tiles_m = (M + C.block_m - 1) // C.block_m
+    if C.pdl:
         gdc_wait()
         gdc_launch_dependents()
     turn = 0
     for tile in range(gl.program_id(0), tiles_m * TILES_N, gl.num_programs(0)):
-        tile_m, tile_n = swizzled_tile(tile, tiles_m, TILES_N, GROUP_M)
-        m_start = first_row(tile_m, M, BLOCK_M)
-        for k_start in range(0, K, BLOCK_K):
-            slot = wait_empty(empty, turn, STAGES)
+        tile_m, tile_n = swizzled_tile(tile, tiles_m, TILES_N, C.group_m)
+        m_start = first_row(tile_m, M, C.block_m)
+        for k_start in range(0, C.k, C.block_k):
+            slot = wait_empty(empty, turn, C.stages)
             barrier = full.index(slot)
             mbarrier.expect(barrier, BYTES)
             copy_tile(x, [m_start, k_start], barrier, x_tiles.index(slot))
-            tiles = (w_tiles.index(slot), second_tiles.index(slot))
-            copy_weights(
-                w, up, tiles, barrier, tile_n * STEP, k_start,
-                N, LAYOUT, GATED, MERGED, HALF, BLOCK_N, SECOND,
-            )  # fmt: skip
+            args = (w_tiles.index(slot), second_tiles.index(slot), barrier, k_start)
+            of_product(copy_weights, tile_n, args, products, F0, F1, F2, C)
             turn += 1
 
 
@@ -91,177 +71,126 @@ def request_tiles(
 def multiply_tiles(
     ring,
     turn,
-    K_TILES: gl.constexpr,
     LAYOUT: gl.constexpr,
     GROUP: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SECOND: gl.constexpr,
-    STAGES: gl.constexpr,
+    C: gl.constexpr,
     L: gl.constexpr,
     L2: gl.constexpr,
 ):
-    """Return both accumulators ``[64, n]`` of a warp group over `K_TILES` turns from `turn` on."""
+    """Return both accumulators ``[64, n]`` of a warp group over all of k, from turn `turn` on."""
     x_tiles, w_tiles, second_tiles, full, empty = ring
-    acc = gl.zeros([64, BLOCK_N], gl.float32, L)
-    second = gl.zeros([64, SECOND if SECOND > 0 else BLOCK_N], gl.float32, L2)
+    K_TILES: gl.constexpr = (C.k + C.block_k - 1) // C.block_k
+    acc = gl.zeros([64, C.block_n], gl.float32, L)
+    second = gl.zeros([64, C.second if C.second > 0 else C.block_n], gl.float32, L2)
     for k_tile in range(K_TILES):
-        slot = wait_full(full, turn + k_tile, STAGES)
+        slot = wait_full(full, turn + k_tile, C.stages)
         x = x_tiles.index(slot).slice(GROUP * 64, 64, dim=0)
         w = w_tiles.index(slot).permute((1, 0)) if LAYOUT == "nk" else w_tiles.index(slot)
         acc = warpgroup_mma(x, w, acc, is_async=True)
         # The products of the turn before are then done, and its tiles read
-        if SECOND > 0:
+        if C.second > 0:
             tile = second_tiles.index(slot)
             right = tile.permute((1, 0)) if LAYOUT == "nk" else tile
             second = warpgroup_mma(x, right, second, is_async=True)
             acc, second = warpgroup_mma_wait(2, deps=[acc, second])
         else:
             acc = warpgroup_mma_wait(1, deps=[acc])
-        mbarrier.arrive(empty.index((turn + k_tile + STAGES - 1) % STAGES), pred=k_tile > 0)
-    if SECOND > 0:
+        mbarrier.arrive(empty.index((turn + k_tile + C.stages - 1) % C.stages), pred=k_tile > 0)
+    if C.second > 0:
         acc, second = warpgroup_mma_wait(0, deps=[acc, second])
     else:
         acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(empty.index((turn + K_TILES - 1) % STAGES), count=1)
+    mbarrier.arrive(empty.index((turn + K_TILES - 1) % C.stages), count=1)
     return acc, second
+
+
+@gluon.jit
+def store_columns(p, acc, m_start, n_start, M, F: gl.constexpr):
+    """Finish and store an accumulator whose columns lie side by side in the result."""
+    if F.half == 1:
+        store_neighbours(p, acc, m_start, n_start, M, F)
+    else:
+        store_tile(p, acc, acc, m_start, n_start, M, F)
+
+
+@gluon.jit
+def store_sums(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
+    """Finish and store both accumulators of a column tile."""
+    acc, second, m_start, M = args
+    if F.half > 1:
+        store_pairs(p, acc, second, m_start, tile_n * C.block_n, M, F)
+    elif F.gated:
+        store_tile(p, acc, second, m_start, tile_n * C.block_n, M, F)
+    else:
+        n_start = tile_n * (C.block_n + C.second)
+        store_columns(p, acc, m_start, n_start, M, F)
+        if C.second > 0:
+            store_columns(p, second, m_start, n_start + C.block_n, M, F)
 
 
 @gluon.jit
 def consume(
     ring,
-    pointers,
-    rotation,
-    tiles_m,
+    products,
     M,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    STEPS: gl.constexpr,
-    HALF: gl.constexpr,
-    ROTATED: gl.constexpr,
+    F0: gl.constexpr,
+    F1: gl.constexpr,
+    F2: gl.constexpr,
     GROUP: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SECOND: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    TILES_N: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
+    C: gl.constexpr,
 ):
     """Multiply and store 64 rows of every tile of this program: those of warp group `GROUP`."""
-    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    WIDE: gl.constexpr = SECOND if SECOND > 0 else BLOCK_N
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_n, 16])
+    WIDE: gl.constexpr = C.second if C.second > 0 else C.block_n
     L2: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
-    K_TILES: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    if PDL:
+    K_TILES: gl.constexpr = (C.k + C.block_k - 1) // C.block_k
+    TILES_N: gl.constexpr = column_tiles(F0, F1, F2)
+    tiles_m = (M + C.block_m - 1) // C.block_m
+    if C.pdl:
         gdc_wait()
     turn = 0
     for tile in range(gl.program_id(0), tiles_m * TILES_N, gl.num_programs(0)):
-        tile_m, tile_n = swizzled_tile(tile, tiles_m, TILES_N, GROUP_M)
-        acc, second = multiply_tiles(
-            ring, turn, K_TILES, LAYOUT, GROUP, BLOCK_N, SECOND, STAGES, L, L2
-        )
+        tile_m, tile_n = swizzled_tile(tile, tiles_m, TILES_N, C.group_m)
+        acc, second = multiply_tiles(ring, turn, F0.layout, GROUP, C, L, L2)
         turn += K_TILES
-        m_start, n_start = first_row(tile_m, M, 128) + GROUP * 64, tile_n * STEP
-        if HALF > 0:
-            store_pairs(
-                pointers, rotation, acc, second, m_start, n_start, M, N, HAS_BIAS, HALF, ROTATED
-            )
-        else:
-            store_tile(
-                pointers, acc, second, m_start, n_start, M,
-                N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
-            )  # fmt: skip
-            if SECOND > 0 and not GATED:
-                store_tile(
-                    pointers, second, second, m_start, n_start + BLOCK_N, M,
-                    N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
-                )  # fmt: skip
+        m_start = first_row(tile_m, M, C.block_m) + GROUP * 64
+        of_product(store_sums, tile_n, (acc, second, m_start, M), products, F0, F1, F2, C)
 
 
 @gluon.jit
 def matmul_persistent(
-    x,
-    w,
-    up,
-    bias_ptr,
-    up_bias_ptr,
-    operands,
-    out_ptr,
-    M,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    STEPS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SECOND: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
-    MERGED: gl.constexpr = "no",
-    cos_ptr=None,
-    sin_ptr=None,
-    positions=None,
-    HALF: gl.constexpr = 0,
-    ROTATED: gl.constexpr = 0,
-):
+    x, M, p0, F0: gl.constexpr, C: gl.constexpr,
+    p1=None, F1: gl.constexpr = None, p2=None, F2: gl.constexpr = None,
+):  # fmt: skip
     """Compute every ``num_programs``-th tile of 128 rows.  Grid: ``(min(tiles, SMs),)``.
 
     Parameters
     ----------
-    x : tensor map of [M, K], block [128, BLOCK_K]
-    w, up : tensor maps of [N, K], blocks [BLOCK_N, BLOCK_K] and [SECOND, BLOCK_K]
-        Layout ``"kn"``: of [K, N], blocks [BLOCK_K, ...].  `up` is the up projection's weight, or
-        the same one again where merged and where not `GATED`.  With `HALF`: at most `HALF`
-        features a block.
-    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
+    x : tensor map of [M, k], block [block_m, block_k]
     M : int32
-    SECOND : int
-        Columns of the second accumulator: `BLOCK_N` with `GATED` or `HALF`, else 0 or more.
-    MERGED : {"no", "gate_first", "up_first"}
-        Whether both weights (and biases) lie in one tensor.
-    cos_ptr, sin_ptr, positions, HALF, ROTATED
-        As in `matmul_pointer`.
+    p0, p1, p2 : Tensors
+        With tensor maps of weights ``[n, k]``, blocks ``[block_n, block_k]`` and, of `up`,
+        ``[second, block_k]``; of ``[k, n]``, blocks ``[block_k, ...]``.  The layout and whether
+        features are paired is the same for all.  Of pairs that are no neighbours, a
+        block has at most `half` features.
+    C : Constants
+        `second` columns of the second accumulator: `block_n` for pairs that are no neighbours,
+        else 0 or more.
     """
-    COLUMNS: gl.constexpr = N // 2 if HALF > 0 else N
-    STEP: gl.constexpr = BLOCK_N if GATED or HALF > 0 else BLOCK_N + SECOND
-    TILES_N: gl.constexpr = (COLUMNS + STEP - 1) // STEP
-    tiles_m = (M + 127) // 128
-    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, 128, BLOCK_K], x.layout)
-    w_tiles = allocate_weight(w, STAGES, BLOCK_N, LAYOUT)
+    x_tiles = gl.allocate_shared_memory(x.dtype, [C.stages, C.block_m, C.block_k], x.layout)
+    w_tiles = allocate_weight(p0.w, C.stages, C.block_n, F0.layout)
     second_tiles = w_tiles
-    if SECOND > 0:
-        second_tiles = allocate_weight(up, STAGES, SECOND, LAYOUT)
-    full, empty = make_barriers(STAGES, 2)
+    if C.second > 0:
+        second_tiles = allocate_weight(p0.up, C.stages, C.second, F0.layout)
+    full, empty = make_barriers(C.stages, 2)
     ring = (x_tiles, w_tiles, second_tiles, full, empty)
-    pointers = (bias_ptr, up_bias_ptr, operands, out_ptr)
-    rotation = (cos_ptr, sin_ptr, positions, 0)
+    products = (p0, p1, p2)
     gl.warp_specialize(
         [
-            (consume, (
-                ring, pointers, rotation, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HAS_BIAS,
-                ACTIVATION, STEPS, HALF, ROTATED, 0, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
-                STAGES, PDL,
-            )),
-            (consume, (
-                ring, pointers, rotation, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HAS_BIAS,
-                ACTIVATION, STEPS, HALF, ROTATED, 1, BLOCK_N, SECOND, BLOCK_K, TILES_N, GROUP_M,
-                STAGES, PDL,
-            )),
-            (request_tiles, (
-                x, w, up, ring, tiles_m, M, N, K, LAYOUT, GATED, MERGED, HALF, 128, BLOCK_N, SECOND,
-                BLOCK_K, TILES_N, GROUP_M, STAGES, PDL,
-            )),
+            (consume, (ring, products, M, F0, F1, F2, 0, C)),
+            (consume, (ring, products, M, F0, F1, F2, 1, C)),
+            (request_tiles, (x, products, ring, M, F0, F1, F2, C)),
         ],
         [4, 1],
         [232, 24],
-    )  # fmt: skip
+    )

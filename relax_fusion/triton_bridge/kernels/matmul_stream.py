@@ -5,10 +5,10 @@
 Regime: weight bytes, ``2 n k`` of a 16-bit weight (gated: twice), up to about 128 rows; the matrix
 units take a fraction of the time even where most of a tile is padding.
 
-Shape: one program a tile of `BLOCK_N` features, ``acc[n, m] = W[n, k] @ x[m, k]^T``: the left
+Shape: one program a tile of `block_n` features, ``acc[n, m] = W[n, k] @ x[m, k]^T``: the left
 operand of a matrix instruction has 64 rows, which are features here, and the right one as many
 columns as there are rows of x, so few of them waste nothing.  Fewer than 64 features leave a part
-of the left operand unused, for the sake of more programs.  `SPLIT_K` programs may share a tile;
+of the left operand unused, for the sake of more programs.  `split_k` programs may share a tile;
 `split_reduce` adds their parts.
 
 A norm is a launch of `row_norm` in front, nearly free because the ring is filled with weights
@@ -29,6 +29,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .hopper_epilogue import row_layout
 from .matmul_pointer import store_parts
+from .products import column_tiles, of_product
 from .ring import (
     allocate_weight,
     copy_tile,
@@ -43,101 +44,57 @@ from .tiles import first_of_pair, load_bias, store_output, store_rotated, swizzl
 
 @gluon.jit
 def request_weights(
-    w,
-    up,
-    ring,
-    turn,
-    feature,
-    k_start,
-    N: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HALF: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BYTES: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    products, ring, turn, tile_n, k_start, BYTES: gl.constexpr,
+    F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
     """Ask for the weights of a turn, once its slot is free; `BYTES` will come with the rows."""
     _, w_tiles, up_tiles, full, empty = ring
-    SECOND: gl.constexpr = BLOCK_N if GATED or HALF > 0 else 0
-    slot = wait_empty(empty, turn, STAGES)
+    slot = wait_empty(empty, turn, C.stages)
     barrier = full.index(slot)
     mbarrier.expect(barrier, BYTES)
-    tiles = (w_tiles.index(slot), up_tiles.index(slot))
-    copy_weights(
-        w, up, tiles, barrier, feature, k_start, N, LAYOUT, GATED, MERGED, HALF, BLOCK_N, SECOND
-    )
+    args = (w_tiles.index(slot), up_tiles.index(slot), barrier, k_start)
+    of_product(copy_weights, tile_n, args, products, F0, F1, F2, C)
 
 
 @gluon.jit
 def request_tiles(
-    x,
-    w,
-    up,
-    ring,
-    m_start,
-    feature,
-    k_begin,
-    k_end,
-    N: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HALF: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    BYTES: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
-    EARLY: gl.constexpr,
-):
+    x, products, ring, m_start, tile_n, k_begin, k_end,
+    F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
     """Fill the ring: first the weights of all slots, then the rows, then both as slots get free."""
     x_tiles, _, _, full, _ = ring
-    if PDL and not EARLY:
+    BYTES: gl.constexpr = (C.block_m + C.block_n + C.second) * C.block_k * 2
+    if C.pdl and not C.early:
         gdc_wait()
-    ahead = gl.minimum(k_begin + STAGES, k_end)
+    ahead = gl.minimum(k_begin + C.stages, k_end)
     for k in range(k_begin, ahead):
-        request_weights(
-            w, up, ring, k - k_begin, feature, k * BLOCK_K,
-            N, LAYOUT, GATED, MERGED, HALF, BLOCK_N, BYTES, STAGES,
-        )  # fmt: skip
-    if PDL and EARLY:
+        k_start = k * C.block_k
+        request_weights(products, ring, k - k_begin, tile_n, k_start, BYTES, F0, F1, F2, C)
+    if C.pdl and C.early:
         gdc_wait()
-    if PDL:
+    if C.pdl:
         gdc_launch_dependents()
     for k in range(k_begin, ahead):
-        slot = (k - k_begin) % STAGES
-        copy_tile(x, [m_start, k * BLOCK_K], full.index(slot), x_tiles.index(slot))
+        slot = (k - k_begin) % C.stages
+        copy_tile(x, [m_start, k * C.block_k], full.index(slot), x_tiles.index(slot))
     for k in range(ahead, k_end):
-        slot = (k - k_begin) % STAGES
-        request_weights(
-            w, up, ring, k - k_begin, feature, k * BLOCK_K,
-            N, LAYOUT, GATED, MERGED, HALF, BLOCK_N, BYTES, STAGES,
-        )  # fmt: skip
-        copy_tile(x, [m_start, k * BLOCK_K], full.index(slot), x_tiles.index(slot))
+        slot, k_start = (k - k_begin) % C.stages, k * C.block_k
+        request_weights(products, ring, k - k_begin, tile_n, k_start, BYTES, F0, F1, F2, C)
+        copy_tile(x, [m_start, k_start], full.index(slot), x_tiles.index(slot))
 
 
 @gluon.jit
-def multiply_tiles(
-    ring,
-    count,
-    LAYOUT: gl.constexpr,
-    PAIRED: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    STAGES: gl.constexpr,
-    L: gl.constexpr,
-):
-    """Return both accumulators ``[64, m]`` over `count` turns; the second is for `PAIRED`."""
+def multiply_tiles(ring, count, LAYOUT: gl.constexpr, C: gl.constexpr, L: gl.constexpr):
+    """Return both accumulators ``[64, m]`` over `count` turns; the second is for `C.second`."""
     x_tiles, w_tiles, up_tiles, full, empty = ring
-    acc = gl.zeros([64, BLOCK_M], gl.float32, L)
-    acc_up = gl.zeros([64, BLOCK_M], gl.float32, L)
+    acc = gl.zeros([64, C.block_m], gl.float32, L)
+    acc_up = gl.zeros([64, C.block_m], gl.float32, L)
     for turn in range(count):
-        slot = wait_full(full, turn, STAGES)
+        slot = wait_full(full, turn, C.stages)
         x = x_tiles.index(slot).permute((1, 0))
         w = w_tiles.index(slot) if LAYOUT == "nk" else w_tiles.index(slot).permute((1, 0))
         acc = warpgroup_mma(w, x, acc, is_async=True)
-        if PAIRED:
+        if C.second > 0:
             up = up_tiles.index(slot) if LAYOUT == "nk" else up_tiles.index(slot).permute((1, 0))
             acc_up = warpgroup_mma(up, x, acc_up, is_async=True)
             acc, acc_up = warpgroup_mma_wait(0, deps=[acc, acc_up])
@@ -148,151 +105,87 @@ def multiply_tiles(
 
 
 @gluon.jit
-def consume(
-    ring,
-    pointers,
-    workspace_ptr,
-    rotation,
-    m_start,
-    feature,
-    count,
-    M,
-    N: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    STEPS: gl.constexpr,
-    HALF: gl.constexpr,
-    ROTATED: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
-):
-    """Multiply what arrives, and store the tile, or this program's part of it."""
-    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
+def store_sums(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
+    """Finish and store the tile ``[m, features]`` of a product, or this program's part of it."""
+    acc, acc_up, m_start, M = args
     OUT: gl.constexpr = row_layout(64)
-    acc, acc_up = multiply_tiles(ring, count, LAYOUT, GATED or HALF > 0, BLOCK_M, STAGES, L)
-    if PDL:
+    m_index = m_start + gl.arange(0, C.block_m, gl.SliceLayout(1, OUT))
+    column = gl.arange(0, 64, gl.SliceLayout(0, OUT))
+    n_index = tile_n * C.block_n + column
+    if C.block_n < 64:
+        n_index = gl.where(column < C.block_n, n_index, F.n)  # n and more: none
+    if F.half > 0:
+        first = first_of_pair(n_index, F.half)
+        if C.split_k > 1:
+            store_parts(p, acc, None, None, m_index, first, M, F, C)
+            store_parts(p, acc_up, None, None, m_index, first + F.half, M, F, C)
+        else:
+            if F.has_bias:
+                acc += load_bias(p.bias, first, False, F.n, "no")[None, :]
+                acc_up += load_bias(p.bias, first + F.half, False, F.n, "no")[None, :]
+            store_rotated(p, acc, acc_up, m_index, n_index, M, F)
+    elif C.split_k > 1:
+        store_parts(p, acc, acc_up, None, m_index, n_index, M, F, C)
+    else:
+        store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F)
+
+
+@gluon.jit
+def consume(
+    ring, products, m_start, tile_n, count, M,
+    F0: gl.constexpr, F1: gl.constexpr, F2: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """Multiply what arrives, and store the tile."""
+    L: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, C.block_m, 16])
+    OUT: gl.constexpr = row_layout(64)
+    acc, acc_up = multiply_tiles(ring, count, F0.layout, C, L)
+    if C.pdl:
         gdc_wait()  # Before this group reads or writes what an earlier kernel may still use
     acc = gl.convert_layout(acc.permute((1, 0)), OUT)
     acc_up = gl.convert_layout(acc_up.permute((1, 0)), OUT)
-    m_index = m_start + gl.arange(0, BLOCK_M, gl.SliceLayout(1, OUT))
-    column = gl.arange(0, 64, gl.SliceLayout(0, OUT))
-    n_index = feature + column
-    if BLOCK_N < 64:
-        n_index = gl.where(column < BLOCK_N, n_index, N)  # N and more: none
-    if HALF > 0:
-        first = first_of_pair(n_index, HALF)
-        if SPLIT_K > 1:
-            store_parts(workspace_ptr, acc, acc, acc, m_index, first, M, N, False, "none", SPLIT_K)
-            first += HALF
-            store_parts(
-                workspace_ptr, acc_up, acc, acc, m_index, first, M, N, False, "none", SPLIT_K
-            )
-        else:
-            if HAS_BIAS:
-                acc += load_bias(pointers[0], first, False, N, "no")[None, :]
-                acc_up += load_bias(pointers[0], first + HALF, False, N, "no")[None, :]
-            store_rotated(pointers[3], acc, acc_up, m_index, n_index, M, N, rotation, HALF, ROTATED)
-    elif SPLIT_K > 1:
-        store_parts(workspace_ptr, acc, acc_up, acc, m_index, n_index, M, N, GATED, "none", SPLIT_K)
-    else:
-        bias_ptr, up_bias_ptr, operands, out_ptr = pointers
-        store_output(
-            out_ptr, operands, bias_ptr, up_bias_ptr, acc, acc_up, m_index, n_index, M,
-            N, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS,
-        )  # fmt: skip
+    of_product(store_sums, tile_n, (acc, acc_up, m_start, M), products, F0, F1, F2, C)
 
 
 @gluon.jit
 def matmul_stream(
-    x,
-    w,
-    up,
-    bias_ptr,
-    up_bias_ptr,
-    operands,
-    out_ptr,
-    workspace_ptr,
-    M,
-    N: gl.constexpr,
-    K: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    HAS_BIAS: gl.constexpr,
-    ACTIVATION: gl.constexpr,
-    STEPS: gl.constexpr,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    PDL: gl.constexpr,
-    EARLY: gl.constexpr,
-    MERGED: gl.constexpr = "no",
-    cos_ptr=None,
-    sin_ptr=None,
-    positions=None,
-    HALF: gl.constexpr = 0,
-    ROTATED: gl.constexpr = 0,
-):
-    """Compute `BLOCK_N` features (with `HALF`: pairs of them) of `BLOCK_M` rows.
+    x, M, p0, F0: gl.constexpr, C: gl.constexpr,
+    p1=None, F1: gl.constexpr = None, p2=None, F2: gl.constexpr = None,
+):  # fmt: skip
+    """Compute `block_n` features (or pairs of them) of `block_m` rows.
 
-    Grid: ``(ceil(M / BLOCK_M) * ceil(N / BLOCK_N), SPLIT_K)``, with `HALF` half as many.
+    Grid: ``(ceil(M / block_m) * column tiles, split_k)``.
 
     Parameters
     ----------
-    x : tensor map of [M, K], block [BLOCK_M, BLOCK_K]
-    w, up : tensor maps of [N, K], block [BLOCK_N, BLOCK_K]
-        Layout ``"kn"``: of [K, N], block [BLOCK_K, BLOCK_N].  Merged: both of the whole weight.
-        With `HALF`: both of the one weight, at most `HALF` features a block.
-    bias_ptr, up_bias_ptr : [N];  out_ptr : [M, N];  operands : pointers, as `STEPS` say
-    workspace_ptr : float32
-        Used where ``SPLIT_K > 1``: ``[SPLIT_K, 1 + GATED, M, N]`` partial sums.
+    x : tensor map of [M, k], block [block_m, block_k]
     M : int32
-    BLOCK_N : 16, 32 or 64
-    PDL, EARLY : bool
-        Launched while a predecessor may still run; whether weights may be read all the same.
-    MERGED : {"no", "gate_first", "up_first"}
-        Whether both weights (and biases) lie in one tensor.
-    cos_ptr, sin_ptr, positions, HALF, ROTATED
-        As in `matmul_pointer`.
+    p0, p1, p2 : Tensors
+        With tensor maps of weights ``[n, k]``, block ``[block_n, block_k]``; of ``[k, n]``, block
+        ``[block_k, block_n]``.  The layout and whether features are paired is the same for all.
+        Of pairs, `up` is the one weight again, and a block has at most `half` features.
+    C : Constants
+        `block_n` is 16, 32 or 64; `second` is as many where features are paired, or 0.
     """
-    COLUMNS: gl.constexpr = N // 2 if HALF > 0 else N
-    PAIRED: gl.constexpr = GATED or HALF > 0
-    K_TILES: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    BYTES: gl.constexpr = (BLOCK_M + BLOCK_N * (2 if PAIRED else 1)) * BLOCK_K * 2
-    tile_m, tile_n = swizzled_tile(
-        gl.program_id(0), (M + BLOCK_M - 1) // BLOCK_M, (COLUMNS + BLOCK_N - 1) // BLOCK_N, 8
-    )
-    m_start, feature = first_row(tile_m, M, BLOCK_M), tile_n * BLOCK_N
-    k_begin = gl.program_id(1) * K_TILES // SPLIT_K
-    k_end = (gl.program_id(1) + 1) * K_TILES // SPLIT_K
-    x_tiles = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, BLOCK_K], x.layout)
-    w_tiles = allocate_weight(w, STAGES, 64, LAYOUT)
+    K_TILES: gl.constexpr = (C.k + C.block_k - 1) // C.block_k
+    TILES_N: gl.constexpr = column_tiles(F0, F1, F2)
+    tiles_m = (M + C.block_m - 1) // C.block_m
+    tile_m, tile_n = swizzled_tile(gl.program_id(0), tiles_m, TILES_N, C.group_m)
+    m_start = first_row(tile_m, M, C.block_m)
+    k_begin = gl.program_id(1) * K_TILES // C.split_k
+    k_end = (gl.program_id(1) + 1) * K_TILES // C.split_k
+    x_tiles = gl.allocate_shared_memory(x.dtype, [C.stages, C.block_m, C.block_k], x.layout)
+    w_tiles = allocate_weight(p0.w, C.stages, 64, F0.layout)
     up_tiles = w_tiles
-    if PAIRED:
-        up_tiles = allocate_weight(up, STAGES, 64, LAYOUT)
-    full, empty = make_barriers(STAGES, 1)
+    if C.second > 0:
+        up_tiles = allocate_weight(p0.up, C.stages, 64, F0.layout)
+    full, empty = make_barriers(C.stages, 1)
     ring = (x_tiles, w_tiles, up_tiles, full, empty)
-    pointers = (bias_ptr, up_bias_ptr, operands, out_ptr)
-    rotation = (cos_ptr, sin_ptr, positions, 0)
+    products = (p0, p1, p2)
     gl.warp_specialize(
         [
-            (consume, (
-                ring, pointers, workspace_ptr, rotation, m_start, feature, k_end - k_begin, M,
-                N, LAYOUT, GATED, MERGED, HAS_BIAS, ACTIVATION, STEPS, HALF, ROTATED,
-                BLOCK_M, BLOCK_N, SPLIT_K, STAGES, PDL,
-            )),
-            (request_tiles, (
-                x, w, up, ring, m_start, feature, k_begin, k_end,
-                N, LAYOUT, GATED, MERGED, HALF, BLOCK_N, BLOCK_K, BYTES, STAGES, PDL, EARLY,
-            )),
+            (consume, (ring, products, m_start, tile_n, k_end - k_begin, M, F0, F1, F2, C)),
+            (request_tiles, (x, products, ring, m_start, tile_n, k_begin, k_end, F0, F1, F2, C)),
         ],
         [1],
         [40],
-    )  # fmt: skip
+    )

@@ -103,12 +103,13 @@ def copy_weight(
     """Ask for `FEATURES` features of a weight, `OFFSET` behind `feature`.
 
     With `HALF`, `feature` counts pairs, and their first features are meant.  They lie side by side
-    in runs of `HALF`, so the boxes of a copy are no longer than that.
+    in runs of `HALF`, so the boxes of a copy are no longer than that.  Where that is 1, columns are
+    copied as they lie.
     """
-    BOX: gl.constexpr = HALF if HALF > 0 and HALF < FEATURES else FEATURES
+    BOX: gl.constexpr = HALF if HALF > 1 and HALF < FEATURES else FEATURES
     for i in gl.static_range(FEATURES // BOX):
         start = feature + i * BOX
-        if HALF > 0:
+        if HALF > 1:
             start = first_of_pair(start, HALF)
         if LAYOUT == "nk":
             part = tile.slice(i * BOX, BOX, dim=0)
@@ -119,34 +120,23 @@ def copy_weight(
 
 
 @gluon.jit
-def copy_weights(
-    w,
-    up,
-    tiles,
-    barrier,
-    feature,
-    k_start,
-    N: gl.constexpr,
-    LAYOUT: gl.constexpr,
-    GATED: gl.constexpr,
-    MERGED: gl.constexpr,
-    HALF: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    SECOND: gl.constexpr,
-):
-    """Ask for the tiles of both accumulators, the second of `SECOND` features, or none.
+def copy_weights(args, p, tile_n, F: gl.constexpr, C: gl.constexpr):
+    """Ask for the tiles of both accumulators of a column tile, the second of `C.second` features.
 
     It holds the up projection (a weight of its own, or in the merged one), the second features of
-    rotated pairs, or the columns to the right of the first.
+    rotated pairs, or the columns to the right of the first.  `args` are both tiles, a barrier, and
+    where they begin along k.
     """
-    w_tile, up_tile = tiles
+    w_tile, up_tile, barrier, k_start = args
+    PAIRED: gl.constexpr = F.gated or F.half > 1
+    feature = tile_n * (C.block_n if PAIRED else C.block_n + C.second)
     # `half_start`, but as constants, which Triton 3.6 does not return from a function
-    FIRST: gl.constexpr = N if MERGED == "up_first" else 0
-    copy_weight(w, w_tile, barrier, feature, k_start, FIRST, LAYOUT, BLOCK_N, HALF)
-    if GATED:
-        UP: gl.constexpr = N if MERGED == "gate_first" else 0
-        copy_weight(up, up_tile, barrier, feature, k_start, UP, LAYOUT, SECOND, HALF)
-    elif HALF > 0:
-        copy_weight(up, up_tile, barrier, feature, k_start, HALF, LAYOUT, SECOND, HALF)
-    elif SECOND > 0:
-        copy_weight(up, up_tile, barrier, feature, k_start, BLOCK_N, LAYOUT, SECOND, HALF)
+    FIRST: gl.constexpr = F.n if F.merged == "up_first" else 0
+    copy_weight(p.w, w_tile, barrier, feature, k_start, FIRST, F.layout, C.block_n, F.half)
+    if F.gated:
+        UP: gl.constexpr = F.n if F.merged == "gate_first" else 0
+        copy_weight(p.up, up_tile, barrier, feature, k_start, UP, F.layout, C.second, F.half)
+    elif F.half > 1:
+        copy_weight(p.up, up_tile, barrier, feature, k_start, F.half, F.layout, C.second, F.half)
+    elif C.second > 0:
+        copy_weight(p.up, up_tile, barrier, feature, k_start, C.block_n, F.layout, C.second, F.half)

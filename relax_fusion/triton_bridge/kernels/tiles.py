@@ -3,8 +3,9 @@
 A weight is ``[n, k]`` (layout ``"nk"``) or ``[k, n]`` (``"kn"``).  Either way a tile is seen as
 ``[n, k]`` here: the strides differ, and Triton's coalescing follows the contiguous dimension.
 
-Where heads are rotated (rope), the two features of a pair lie half a head apart, and a tile has
-both of each of its pairs: see `tile_features`.
+Where heads are rotated (rope), all features come in pairs `HALF` apart: half of what is rotated of
+a head, or 1.  A tile has both of each of its pairs, see `tile_features`; `ROTATED` says which pairs
+turn, see `turned_pairs`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def swizzled_tile(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 
 @triton.jit
 def first_of_pair(pair_index, HALF: tl.constexpr):
-    """Return the first feature of pairs of features `HALF` apart, heads being ``2 HALF`` wide."""
+    """Return the first feature of pairs of features `HALF` apart, in groups of ``2 HALF``."""
     return pair_index + pair_index // HALF * HALF
 
 
@@ -42,8 +43,8 @@ def first_of_pair(pair_index, HALF: tl.constexpr):
 def tile_features(tile_n, BLOCK_N: tl.constexpr, HALF: tl.constexpr):
     """Return the features ``[BLOCK_N]`` of a column tile.
 
-    With `HALF`, it has whole heads where they fit, as they lie; else a part of one (or of more),
-    the first features of half as many pairs, then the second ones.
+    With `HALF`, it has whole groups of ``2 HALF`` where they fit, as they lie; else a part of one
+    (or of more), the first features of half as many pairs, then the second ones.
     """
     column = tl.arange(0, BLOCK_N)
     if HALF == 0 or BLOCK_N % (2 * HALF) == 0:
@@ -64,7 +65,7 @@ def column_run(N, BLOCK_N, HALF):
 
 
 @triton.jit
-def weight_rows(n_index, N: tl.constexpr, LAYOUT: tl.constexpr, RUN: tl.constexpr):
+def weight_rows(n_index, N, LAYOUT: tl.constexpr, RUN: tl.constexpr):
     """Return indices within the weight for the columns of a tile, any for those beyond the end.
 
     In ``[k, n]`` runs of columns stay runs: else each element would be a load of its own.
@@ -92,7 +93,7 @@ def half_start(UP: tl.constexpr, N: tl.constexpr, MERGED: tl.constexpr):
 
 @triton.jit
 def weight_offsets(
-    n_index, k_index, N: tl.constexpr, K: tl.constexpr, LAYOUT: tl.constexpr, MERGED: tl.constexpr
+    n_index, k_index, N, K: tl.constexpr, LAYOUT: tl.constexpr, MERGED: tl.constexpr
 ):
     """Return int64 element offsets ``[n, k]`` of a weight tile from its row and column indices."""
     n64 = n_index.to(tl.int64)
@@ -157,6 +158,17 @@ def load_row(row_ptr, n_index, N: tl.constexpr):
 
 
 @triton.jit
+def operand_at(p, WHICH: tl.constexpr):
+    """Return one of the operands of steps."""
+    if WHICH == 0:
+        return p.operand0
+    elif WHICH == 1:
+        return p.operand1
+    else:
+        return p.operand2
+
+
+@triton.jit
 def tile_offsets(m_index, n_index, M, N: tl.constexpr):
     """Return the int64 offsets and the mask ``[m, n]`` of a tile of a compact ``[M, N]`` tensor."""
     offsets = m_index.to(tl.int64)[:, None] * N + n_index[None, :]
@@ -164,51 +176,32 @@ def tile_offsets(m_index, n_index, M, N: tl.constexpr):
 
 
 @triton.jit
-def store_output(
-    out_ptr,
-    operands,
-    bias_ptr,
-    up_bias_ptr,
-    acc,
-    acc_up,
-    m_index,
-    n_index,
-    M,
-    N: tl.constexpr,
-    GATED: tl.constexpr,
-    MERGED: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    STEPS: tl.constexpr,
-    rope=None,
-    HALF: tl.constexpr = 0,
-    ROTATED: tl.constexpr = 0,
-):
-    """Add biases, gate, go through `STEPS`, and store ``[m, n]`` in the dtype of `out`.
+def store_output(p, acc, acc_up, m_index, n_index, tile_n, M, F: tl.constexpr):
+    """Add biases, gate, go through ``F.steps``, and store ``[m, n]`` in the dtype of ``p.out``.
 
-    `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not `GATED`.  With
-    `HALF`, heads are rotated after the bias, and nothing else is done: see `store_rotated_tile`.
+    `acc` and `acc_up` are float32 ``[m, n]``; `acc_up` is ignored where not ``F.gated``.  With
+    ``F.half``, heads are rotated after the bias, and nothing else is done: see
+    `store_rotated_tile`.
     """
-    if HAS_BIAS:
-        acc += load_bias(bias_ptr, n_index, False, N, MERGED)[None, :]
-    if HALF > 0:
-        store_rotated_tile(out_ptr, acc, m_index, M, N, rope, HALF, ROTATED)
+    if F.has_bias:
+        acc += load_bias(p.bias, n_index, False, F.n, F.merged)[None, :]
+    if F.half > 0:
+        store_rotated_tile(p, acc, m_index, tile_n, M, F)
         return
-    if GATED:
-        if HAS_BIAS:
-            acc_up += load_bias(up_bias_ptr, n_index, True, N, MERGED)[None, :]
-        acc = glu(acc, acc_up, ACTIVATION)
-    offsets, mask = tile_offsets(m_index, n_index, M, N)
-    for i in tl.static_range(count_of(STEPS)):
+    if F.gated:
+        if F.has_bias:
+            acc_up += load_bias(p.up_bias, n_index, True, F.n, F.merged)[None, :]
+        acc = glu(acc, acc_up, F.activation)
+    offsets, mask = tile_offsets(m_index, n_index, M, F.n)
+    for i in tl.static_range(count_of(F.steps)):
         operand = 0.0
-        if along_of(STEPS, i) == "whole":
-            operand = tl.load(operands[operand_of(STEPS, i)] + offsets, mask=mask, other=0.0).to(
-                tl.float32
-            )
-        elif along_of(STEPS, i) == "row":
-            operand = load_row(operands[operand_of(STEPS, i)], n_index, N)[None, :]
-        acc = after_step(acc, operand, kind_of(STEPS, i), number_of(STEPS, i))
-    tl.store(out_ptr + offsets, acc.to(out_ptr.dtype.element_ty), mask=mask)
+        if along_of(F.steps, i) == "whole":
+            pointers = operand_at(p, operand_of(F.steps, i)) + offsets
+            operand = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        elif along_of(F.steps, i) == "row":
+            operand = load_row(operand_at(p, operand_of(F.steps, i)), n_index, F.n)[None, :]
+        acc = after_step(acc, operand, kind_of(F.steps, i), number_of(F.steps, i))
+    tl.store(p.out + offsets, acc.to(p.out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -219,35 +212,63 @@ def load_angles(cos_ptrs, sin_ptrs, mask):
 
 
 @triton.jit
-def store_rotated(
-    out_ptr,
-    low,
-    high,
-    m_index,
-    pair_index,
-    M,
-    N: tl.constexpr,
-    rope,
-    HALF: tl.constexpr,
-    ROTATED: tl.constexpr,
-):
+def turned_pairs(pair_index, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """Tell which pairs are rotated.
+
+    `ROTATED` is ``(features, period, head_dim, width, columns)``: in each `period` of features, or
+    once if that is 0, the first `features` are heads of `head_dim`, of which the first `width`
+    features turn by angles in rows of `columns`.
+    """
+    if ROTATED[1] == 0:
+        turns = first_of_pair(pair_index, HALF) < ROTATED[0]
+    else:
+        turns = pair_index % (ROTATED[1] // 2) < ROTATED[0] // 2
+    if ROTATED[3] < ROTATED[2]:
+        turns &= pair_index % (ROTATED[2] // 2) < ROTATED[3] // 2
+    return turns
+
+
+@triton.jit
+def angle_column(pair_index, HALF: tl.constexpr, ROTATED: tl.constexpr):
+    """Return the column of the angle of the first feature of a pair, any for one that stays."""
+    PAIRS: tl.constexpr = ROTATED[3] // 2
+    if ROTATED[2] % ROTATED[3] != 0:
+        pair_index = pair_index % (ROTATED[2] // 2)
+    if HALF < PAIRS and ROTATED[4] == ROTATED[3]:
+        return pair_index % PAIRS * 2
+    else:
+        return pair_index % PAIRS
+
+
+@triton.jit
+def store_rotated(p, low, high, m_index, pair_index, M, F: tl.constexpr):
     """Rotate pairs ``[m, pairs]`` by the angles of their rows, and store them.
 
     Features that stay are not multiplied: an infinite one would make NaN of its partner.
     """
-    cos_ptr, sin_ptr, positions, _ = rope
-    first = first_of_pair(pair_index, HALF)
-    offsets, mask = tile_offsets(m_index, first, M, N)
-    angle_row = m_index if positions is None else m_index % positions
-    angles = angle_row.to(tl.int64)[:, None] * (2 * HALF) + (pair_index % HALF)[None, :]
-    turns = mask & (first < ROTATED)[None, :]
-    # One side after the other, so that the angles of one are in registers at a time.
-    cos, sin = load_angles(cos_ptr + angles, sin_ptr + angles, turns)
-    new_low = tl.where(turns, low * cos - high * sin, low)
-    tl.store(out_ptr + offsets, new_low.to(out_ptr.dtype.element_ty), mask=mask)
-    cos, sin = load_angles(cos_ptr + angles + HALF, sin_ptr + angles + HALF, turns)
-    new_high = tl.where(turns, high * cos + low * sin, high)
-    tl.store(out_ptr + offsets + HALF, new_high.to(out_ptr.dtype.element_ty), mask=mask)
+    offsets, mask = tile_offsets(m_index, first_of_pair(pair_index, F.half), M, F.n)
+    new_low, new_high = low, high
+    if F.rotated is not None:
+        angle_row = m_index if p.positions is None else m_index % p.positions
+        columns = angle_column(pair_index, F.half, F.rotated)
+        angles = angle_row.to(tl.int64)[:, None] * F.rotated[4] + columns[None, :]
+        turns = mask & turned_pairs(pair_index, F.half, F.rotated)[None, :]
+        # One side after the other, so that the angles of one are in registers at a time.
+        cos, sin = load_angles(p.cos + angles, p.sin + angles, turns)
+        new_low = tl.where(turns, low * cos - high * sin, low)
+    new_low = new_low.to(p.out.dtype.element_ty)
+    if F.half > 1:
+        tl.store(p.out + offsets, new_low, mask=mask)
+    if F.rotated is not None:
+        if F.rotated[4] == F.rotated[3]:
+            cos, sin = load_angles(p.cos + angles + F.half, p.sin + angles + F.half, turns)
+        new_high = tl.where(turns, high * cos + low * sin, high)
+    new_high = new_high.to(p.out.dtype.element_ty)
+    if F.half > 1:
+        tl.store(p.out + offsets + F.half, new_high, mask=mask)
+    else:
+        both = tl.join(offsets, offsets + 1)
+        tl.store(p.out + both, tl.join(new_low, new_high), mask=tl.join(mask, mask))
 
 
 @triton.jit
@@ -262,23 +283,20 @@ def part_of(x, part: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
-def store_rotated_tile(
-    out_ptr, acc, m_index, M, N: tl.constexpr, rope, HALF: tl.constexpr, ROTATED: tl.constexpr
-):
+def store_rotated_tile(p, acc, m_index, tile_n, M, F: tl.constexpr):
     """Rotate the pairs of a float32 tile ``[m, n]`` of `tile_features`, and store them.
 
-    `rope` is ``(cos_ptr, sin_ptr, positions, tile_n)``: row i takes row ``i % positions`` of the
-    cosines and sines ``[positions, 2 HALF]``, row i where that is None.  The first `ROTATED`
-    features are rotated, the others stored as they are.
+    Row i takes row ``i % p.positions`` of the cosines and sines, row i where that is None.  The
+    pairs of `turned_pairs` are rotated, the others stored as they are.
     """
     ROWS: tl.constexpr = acc.shape[0]
     PAIRS: tl.constexpr = acc.shape[1] // 2
-    RUN: tl.constexpr = HALF if PAIRS % HALF == 0 else PAIRS
+    RUN: tl.constexpr = F.half if PAIRS % F.half == 0 else PAIRS
     low, high = tl.split(tl.permute(tl.reshape(acc, [ROWS, PAIRS // RUN, 2, RUN]), (0, 1, 3, 2)))
     low = tl.reshape(low, [ROWS, PAIRS])
     high = tl.reshape(high, [ROWS, PAIRS])
     PART: tl.constexpr = PAIRS // 2 if ROWS * PAIRS > MOST_PAIRS else PAIRS
     for part in tl.static_range(PAIRS // PART):
-        pair_index = rope[3] * PAIRS + part * PART + tl.arange(0, PART)
+        pair_index = tile_n * PAIRS + part * PART + tl.arange(0, PART)
         left, right = part_of(low, part, PART), part_of(high, part, PART)
-        store_rotated(out_ptr, left, right, m_index, pair_index, M, N, rope, HALF, ROTATED)
+        store_rotated(p, left, right, m_index, pair_index, M, F)

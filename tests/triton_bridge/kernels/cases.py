@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from relax_fusion.triton_bridge.kernels.products import Form, Tensors
 
 EPS = 1e-5
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -33,13 +35,6 @@ def normalise(x: np.ndarray, norm: str, gamma: np.ndarray, beta: np.ndarray | No
     return x if beta is None else x + beta
 
 
-class Operands(NamedTuple):
-    """The operands of steps, in the order in which `spelled` counts them."""
-
-    residual: Any = "residual"
-    scale: Any = "scale"
-
-
 def spelled(step: str | float) -> str:
     """Return a step as the kernels have it."""
     if isinstance(step, float):
@@ -52,8 +47,8 @@ class Case:
     """One chain; the names are those of the kernels' parameters.
 
     `steps` follow the bias, or the product of a gated pair, whose gate has `activation`.  With
-    `head_dim`, the first `rotated` features are rotated by angles of dtype `angles`; row i has
-    those of row ``i % positions`` (0: of row i).
+    `head_dim`, the first `rotated` features (of each `period`) are rotated by angles of dtype
+    `angles`; row i has those of row ``i % positions`` (0: of row i).
     """
 
     rows: int = 3
@@ -72,6 +67,10 @@ class Case:
     rotated: int = 0
     positions: int = 0
     angles: str = "float32"
+    width: int = 0
+    period: int = 0
+    neighbours: bool = False
+    by_pair: bool = False
 
     def tensors(self) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         """Return values (exact in the dtype) and dtypes of every tensor."""
@@ -98,7 +97,7 @@ class Case:
         exact["both_bias"] = np.concatenate(both)
         dtypes |= {"both": self.dtype, "both_bias": self.dtype}
         if self.head_dim:
-            turns = rng.uniform(0, 2 * np.pi, (self.positions or self.rows, self.head_dim))
+            turns = rng.uniform(0, 2 * np.pi, (self.positions or self.rows, self.columns))
             for name, angle in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
                 exact[name] = angle.astype(self.angles).astype(np.float64)
                 dtypes[name] = self.angles
@@ -125,45 +124,49 @@ class Case:
         return self.turned(out, t) if self.head_dim else out
 
     def turned(self, x: np.ndarray, t: dict[str, np.ndarray]) -> np.ndarray:
-        """Rotate the first features, as Hugging Face writes it."""
-        row = np.arange(self.rows) % (self.positions or self.rows)
-        heads = x[:, : self.rotated].reshape(self.rows, -1, self.head_dim)
-        low, high = np.split(heads, 2, -1)
-        half_turned = np.concatenate([-high, low], -1)
-        cos, sin = t["cos"][row][:, None], t["sin"][row][:, None]
-        heads = (heads * cos + half_turned * sin).reshape(self.rows, -1)
-        return np.concatenate([heads, x[:, self.rotated :]], -1)
+        """Rotate pairs of features, one after the other."""
+        row, width = np.arange(self.rows) % (self.positions or self.rows), self.columns
+        out, pairs = x.copy(), (self.width or self.head_dim) // 2
+        period = self.period or self.n
+        for head in range(0, self.n, self.head_dim):
+            for j in range(pairs) if head % period < self.rotated else ():
+                a, b = (2 * j, 2 * j + 1) if self.neighbours else (j, j + pairs)
+                for own, other, sign in ((a, b, -1), (b, a, 1)):
+                    lane = j if width == pairs else own
+                    cos, sin = t["cos"][row, lane], t["sin"][row, lane]
+                    out[:, head + own] = x[:, head + own] * cos + sign * x[:, head + other] * sin
+        return out
 
-    def pointers(self, *names: str) -> dict[str, Any]:
-        """Return pointer arguments by the names of their tensors."""
-        if "operands" in names:
-            names = tuple(n for n in names if n != "operands")
-            return {**self.pointers(*names), "operands": Operands()}
-        if self.merged == "no":
-            return {f"{n}_ptr": n for n in names}
-        both = {"w": "both", "up": "both", "bias": "both_bias", "up_bias": "both_bias"}
-        return {f"{n}_ptr": both.get(n, n) for n in names}
+    @property
+    def columns(self) -> int:
+        """Columns of the angles."""
+        return (self.width or self.head_dim) // (2 if self.by_pair else 1)
 
-    def constants(self) -> dict[str, Any]:
-        """Return the constexprs that every matmul has."""
-        return {
-            "N": self.n,
-            "K": self.k,
-            "GATED": self.gated,
-            "MERGED": self.merged,
-            "HAS_BIAS": self.bias,
-            "ACTIVATION": self.activation,
-            "STEPS": " ".join(map(spelled, self.steps)),
-            "PDL": False,
-            "HALF": self.head_dim // 2,
-            "ROTATED": self.rotated,
-        }
-
-    def rope(self) -> dict[str, Any]:
-        """Return the arguments of a rotation, where there is one."""
-        if not self.head_dim:
-            return {}
-        return {"cos_ptr": "cos", "sin_ptr": "sin", "positions": self.positions or None}
+    def product(self, step: int, split: int = 1) -> dict[str, Any]:
+        """Return the tensors, by name, and the form of the one product, in tiles of `step`."""
+        merged, turned = self.merged != "no", self.head_dim > 0
+        width = self.width or self.head_dim
+        half = 1 if self.neighbours else width // 2
+        pairs = (self.rotated, self.period, self.head_dim, width, self.columns)
+        tensors = Tensors(
+            w="both" if merged else "w",
+            up=("both" if merged else "up") if self.gated else None,
+            bias=("both_bias" if merged else "bias") if self.bias else None,
+            up_bias=("both_bias" if merged else "up_bias") if self.bias and self.gated else None,
+            operand0="residual",
+            operand1="scale",
+            operand2=None,
+            out="out",
+            parts="workspace" if split > 1 else None,
+            cos="cos" if turned else None,
+            sin="sin" if turned else None,
+            positions=self.positions or None,
+        )
+        form = Form(
+            *(-(-self.n // step), self.n, self.layout, self.gated, self.merged, self.bias),
+            *(self.activation, " ".join(map(spelled, self.steps)), half, pairs if turned else None),
+        )
+        return {"p0": tensors, "F0": form}
 
     def check(self, result: dict[str, np.ndarray], tensors: dict[str, np.ndarray]) -> None:
         """Compare with float64: the result rounds once, and float32 sums are far finer.
@@ -196,8 +199,14 @@ ROTATIONS = [
     Case(rows=5, n=64, head_dim=16, rotated=32, positions=3, bias=True),
     Case(rows=5, n=64, head_dim=16, rotated=48, positions=1, layout="kn", angles="float16"),
     Case(rows=5, n=48, head_dim=8, rotated=32),
+    Case(rows=5, n=96, head_dim=32, rotated=64, width=16),
+    Case(rows=5, n=96, head_dim=16, rotated=32, period=48, bias=True),
 ]
 ODD_HEADS = [  # which no copied tile holds
     Case(rows=3, n=36, head_dim=12, rotated=24, bias=True),
     Case(rows=3, n=64, head_dim=64, rotated=64),
+    Case(rows=3, n=96, head_dim=16, rotated=32, period=48, width=8, by_pair=True),
+    Case(rows=3, n=48, head_dim=16, rotated=32, neighbours=True, bias=True),
+    Case(rows=3, n=48, head_dim=16, rotated=16, neighbours=True, width=12, by_pair=True),
+    Case(rows=3, n=60, head_dim=10, rotated=20, neighbours=True, width=6, period=30, layout="kn"),
 ]

@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from relax_fusion.triton_bridge.kernels.products import Constants
+
 from ...support.interpreted import Launch
 from .cases import EPS, Case
-
-OUTPUTS = ("bias", "up_bias", "operands", "out")
-WEIGHTS = ("w", "up", *OUTPUTS)
 
 
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def constants(case: Case, *blocks: int, **others: Any) -> Constants:
+    beta = {"has_beta": True} if case.beta else {}
+    return Constants(case.k, *blocks, pdl=False, norm=case.norm, **beta, **others)
+
+
+def launch(
+    kernel: str, grid: tuple[int, ...], case: Case, made: tuple[dict[str, Any], Constants]
+) -> Launch:
+    product, constants = made
+    rows = {"x_ptr": "x", "gamma_ptr": "gamma"} if kernel != "split_reduce" else {}
+    rows |= {"beta_ptr": "beta"} if kernel == "gemv" else {}
+    scalars = {"M": case.rows, "eps": EPS, "p0": product["p0"]}
+    return Launch(kernel, grid, {**rows, **scalars}, {"F0": product["F0"], "C": constants})
+
+
 def gemv(case: Case) -> list[Launch]:
-    constants = {"LAYOUT": case.layout, "NORM": case.norm, "HAS_BETA": case.beta}
-    return [
-        Launch(
-            "gemv",
-            (cdiv(case.n, 4), case.rows),
-            {
-                **case.pointers("x", "gamma", "beta", *WEIGHTS),
-                **case.rope(),
-                "M": case.rows,
-                "eps": EPS,
-            },
-            {**case.constants(), **constants, "BLOCK_N": 4, "BLOCK_K": 16},
-        )
-    ]
+    made = case.product(4), constants(case, 1, 4, 16)
+    return [launch("gemv", (cdiv(case.n, 4), case.rows), case, made)]
 
 
 def matmul_pointer(case: Case, split: int, swap: bool, tile: int = 16) -> list[Launch]:
-    tiles = {"BLOCK_M": tile, "BLOCK_N": tile, "BLOCK_K": tile, "SPLIT_K": split, "GROUP_M": 2}
-    scalars = {**case.rope(), "M": case.rows, "eps": EPS}
-    first = Launch(
-        "matmul_pointer",
-        (cdiv(case.rows, tile) * cdiv(case.n, tile), split),
-        {**case.pointers("x", "gamma", *WEIGHTS, "workspace"), **scalars},
-        {
-            **case.constants(),
-            **tiles,
-            "LAYOUT": case.layout,
-            "NORM": case.norm,
-            "SWAP": swap,
-            "NUM_STAGES": 2,
-        },
-    )
-    if split == 1:
-        return [first]
-    second = Launch(
-        "split_reduce",
-        (cdiv(case.rows, 2), cdiv(case.n, 16)),
-        {**case.pointers("workspace", *OUTPUTS), **scalars},
-        {**case.constants(), "NORM": case.norm, "SPLIT_K": split, "BLOCK_M": 2, "BLOCK_N": 16},
-    )
-    return [first, second]
+    how = {"split_k": split, "group_m": 2, "swap": swap, "stages": 2}
+    tiles = cdiv(case.rows, tile) * cdiv(case.n, tile)
+    made = case.product(tile, split), constants(case, tile, tile, tile, **how)
+    found = [launch("matmul_pointer", (tiles, split), case, made)]
+    if split > 1:
+        reduced = case.product(16, split), constants(case, 2, 16, 0, split_k=split)
+        grid = (cdiv(case.rows, 2), cdiv(case.n, 16))
+        found.append(launch("split_reduce", grid, case, reduced))
+    return found

@@ -22,6 +22,7 @@ from relax_fusion.hardware import device
 from relax_fusion.launch.kernel import CompiledKernel
 from relax_fusion.triton_bridge.compile import compile_kernels
 from relax_fusion.triton_bridge.contraction import contraction_steps
+from relax_fusion.triton_bridge.kernels.split_reduce import split_reduce
 from relax_fusion.triton_bridge.specialize import specialize
 from relax_fusion.triton_bridge.steps import FixedWeights
 from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, Rope
@@ -39,8 +40,22 @@ TWICE = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", "residual", "res
 SCALED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias", 0.22, "scale", "residual")),))
 KN = replace(PLAIN, outputs=(Projection(6144, "kn"),))
 ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), ROPE),))
+PART = replace(ROPE, features=256, rotary_dim=32, period=384)
+PART_ROTATED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), PART),))
+NEIGHBOURS = replace(ROPE, rotary_dim=64, pairing="neighbours")
+TURNED = replace(PLAIN, outputs=(Projection(6144, "nk", ("bias",), NEIGHBOURS),))
+TURNED_KN = replace(PLAIN, outputs=(Projection(6144, "kn", (), NEIGHBOURS),))
 GATED = GatedFFN(ROWS, 4096, 14336, "nk", True, True, "silu", None, "float16", "float16", bias=True)
 GATED_KN = replace(GATED, layout="kn", activation="gelu", merged=False)
+QKV = replace(
+    PLAIN,
+    outputs=(
+        Projection(4096, "nk", ("bias",), replace(ROPE, features=4096)),
+        Projection(1024, "nk", ("bias",), replace(ROPE, features=1024)),
+        Projection(1024, "nk"),
+    ),
+)
+TWO = replace(PLAIN, outputs=(ADDED.outputs[0], Projection(1000, "nk", ("gelu",))))
 
 
 def stream(rows: int, columns: int, k: int, stages: int, split: int = 1) -> TilePlan:
@@ -68,7 +83,13 @@ CASES = {
     "stream-kn": (KN, stream(16, 64, 64, 10)),
     "stream-split": (PLAIN, stream(16, 64, 128, 4, split=2)),
     "stream-rope": (ROTATED, stream(16, 64, 64, 6)),
+    "stream-rope-part": (PART_ROTATED, stream(16, 64, 64, 6)),
     "stream-rope-split": (ROTATED, stream(16, 64, 64, 6, split=2)),
+    "stream-three": (QKV, stream(16, 64, 64, 6)),
+    "stream-three-split": (QKV, stream(16, 64, 64, 6, split=2)),
+    "stream-two": (TWO, stream(16, 64, 128, 5)),
+    "persistent-three": (QKV, persistent(128, 6)),
+    "persistent-two": (TWO, persistent(192, 5)),
     "256-columns": (ACTIVATED, persistent(256, 4)),
     "192-columns": (ADDED, persistent(192, 5)),
     "160-columns": (ADDED, persistent(160, 5)),
@@ -85,21 +106,29 @@ CASES = {
     "persistent-gated": (GATED, persistent(128, 4)),
     "persistent-gated-kn": (GATED_KN, persistent(64, 6)),
     "persistent-rope": (ROTATED, persistent(128, 6)),
+    "persistent-rope-neighbours-160": (TURNED, persistent(160, 5)),
+    "persistent-rope-neighbours-192": (TURNED, persistent(192, 5)),
+    "persistent-rope-neighbours-kn": (TURNED_KN, persistent(128, 6)),
+    "persistent-rope-part": (PART_ROTATED, persistent(128, 6)),
 }
 
 
 def compiled(
     work: NormMatmul | GatedFFN, plan: TilePlan, fixed: FixedWeights | None = None
 ) -> CompiledKernel:
-    """Compile the first kernel that a plan launches."""
+    """Compile the last kernel that a plan launches but for a `split_reduce`."""
     assert violations(plan, work, H200) == ()
     func = build_prim_func(work, PlanTable.single(plan))
     types = [relax.TensorType(list(p.ty.shape), str(p.ty.dtype)) for p in func.params]
-    inputs = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:-1])]
+    count = len(work.graph.outputs)
+    inputs = [relax.Var(f"p{i}", ty) for i, ty in enumerate(types[:-count])]
     if fixed is None:
         fixed = FixedWeights(inputs, leads=False)
-    step = contraction_steps(work, plan, inputs, 64, H200, {}, fixed)[0]
-    source, _ = specialize(step.function, step.args, step.constexprs, step.options, types[-1:], 90)
+    steps = contraction_steps(work, plan, inputs, 64, H200, {}, fixed)
+    step = [s for s in steps if s.function is not split_reduce][-1]
+    source, _ = specialize(
+        step.function, step.args, step.constexprs, step.options, types[-count:], 90
+    )
     return compile_kernels([source])[0]
 
 

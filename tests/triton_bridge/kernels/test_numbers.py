@@ -7,9 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
+from relax_fusion.workload.reference import evaluate
+
 from ...support.interpreted import Interpreter, Launch
+from ...support.launches import interpreted, launch_cases, parameters
+from ...support.workloads import shape_of
 from .cases import EPILOGUES, EPS, ODD_HEADS, ROTATIONS, Case, normalise
 from .launches import gemv, matmul_pointer
+
+POINTER = TilePlan(16, 16, 64, num_stages=2, num_warps=4, backend="triton", family="pointer")
+GEMV = TilePlan(1, 4, 16, num_warps=4, backend="triton", family="gemv")
 
 
 def label(case: Case) -> str:
@@ -80,6 +89,47 @@ def test_gemv_rotates_bfloat16(interpreter: Interpreter, norm: str) -> None:
     check(interpreter, case, gemv(case))
 
 
+TURNED = Rope(16, 32, "float32", DynamicDim("s"))
+KEYS = Projection(32, "nk", ("bias",), TURNED)
+TOGETHER = {
+    "queries-keys-values": (
+        [Projection(48, "nk", ("bias",), replace(TURNED, features=48)), KEYS, Projection(16, "nk")],
+        1,
+    ),
+    "keys-values": (
+        [Projection(24, "nk", ("bias",)), Projection(40, "nk", ("silu", "residual"))],
+        1,
+    ),
+    "kn": ([Projection(24, "kn"), Projection(16, "kn", ("bias",)), Projection(8, "kn")], 1),
+    "four": ([Projection(8 * n, "nk") for n in (3, 1, 2, 2)], 2),
+    "two-layouts": ([Projection(24, "nk"), Projection(24, "kn")], 2),
+    "no-heads": ([KEYS, Projection(24, "nk")], 2),
+    "activated": ([KEYS, Projection(32, "nk", ("relu",))], 2),
+}
+"""Projections of one input, and how many launches compute them."""
+
+
+@pytest.mark.parametrize("norm", [None, Norm("rms", EPS, unit_offset=True)], ids=["plain", "norm"])
+@pytest.mark.parametrize("name", TOGETHER)
+def test_projections_share_a_launch(interpreter: Interpreter, name: str, norm: Norm | None) -> None:
+    projections, launches = TOGETHER[name]
+    dim = DynamicDim("rows")
+    work = NormMatmul(dim, 40, tuple(projections), norm, "float16", "float16")
+    rng = np.random.default_rng(3)
+    sizes = dict.fromkeys(work.graph.dims, 5)
+    inputs = {
+        o.name: rng.standard_normal(shape_of(o, sizes)).astype(o.dtype) for o in work.graph.inputs
+    }
+    want = evaluate(work.graph, inputs)
+    for plan in (POINTER, replace(POINTER, split_k=2), GEMV):
+        steps = launch_cases(work, plan, parameters(work))[0][1]
+        names = [step.function.__name__ for step in steps]
+        assert names.count(names[0]) == launches and set(names[1:]) <= {names[0], "split_reduce"}
+        got = interpreted(interpreter, work, plan, inputs)
+        for out in work.graph.outputs:
+            np.testing.assert_allclose(got[out.name], want[out.name], rtol=4e-3, atol=2e-2)
+
+
 def test_a_rotation_does_not_mix_features_that_stay(interpreter: Interpreter) -> None:
     case = Case(rows=1, n=32, head_dim=16, rotated=16, bias=True)
     tensors, dtypes = case.tensors()
@@ -98,7 +148,7 @@ def test_row_norm(interpreter: Interpreter, norm: str, dtype: str) -> None:
         "row_norm",
         (3,),
         {
-            **case.pointers("x", "residual", "gamma", "beta", "y"),
+            **{f"{name}_ptr": name for name in ("x", "residual", "gamma", "beta", "y")},
             "sum_ptr": "out",
             "M": case.rows,
             "eps": EPS,

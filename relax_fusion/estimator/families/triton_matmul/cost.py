@@ -9,7 +9,7 @@ L2: `2026-11-21-judge_estimator.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ....hardware import DeviceSpec
 from ...prediction import ceil_div
@@ -41,8 +41,8 @@ STEP_S = {"pointer": 0.0, "stream": 0.037e-6, "persistent": 0.0}
 """What a step along k adds to the time of its products.  A consumer of the ring waits for them
 before it gives the slot back.  In persistent programs the other warp group multiplies meanwhile."""
 
-NEXT_PROJECTION_S = 2.0e-6
-"""What the launch of another projection of the same rows costs."""
+NEXT_LAUNCH_S = 2.0e-6
+"""What a further launch for other projections of the same rows costs; it follows without a gap."""
 
 LATENCY_S = 0.9e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
@@ -86,20 +86,22 @@ STREAM_THREADS, STREAM_REGISTERS = 256, 128
 
 
 def waves(
-    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, size: tuple[int, int]
+    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int, columns: Sequence[int]
 ) -> Iterator[tuple[int, float, float, float]]:
-    """Yield how many waves there are, and their times in memory, L2 and tensor cores.
+    """Yield how many waves a launch has, and their times in memory, L2 and tensor cores.
 
-    The last, which may fill only a part of the device, comes by itself.
+    The last, which may fill only a part of the device, comes by itself.  `columns` are those of
+    each product.
     """
-    rows, n = size
+    n = sum(columns)
     read = dev.dram_bytes_per_s * READ_EFFICIENCY
     weight_bytes = n * shape.parts * shape.k * shape.in_bytes
     if plan.family == "gemv":
         idle = ceil_div(shape.k, plan.block_k) * plan.block_k / shape.k - 1
         yield 1, weight_bytes * (1 + IDLE_LANES * idle) * rows / read, 0.0, 0.0
         return
-    tiles = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
+    column_tiles = sum(ceil_div(c, plan.block_n) for c in columns)
+    tiles = ceil_div(rows, plan.block_m) * column_tiles * plan.split_k
     slots = dev.sm_count * _resident(plan, shape, dev)
     full, rest = divmod(tiles, slots)
     in_flight = shape.parts * plan.block_n * plan.num_stages * plan.block_k * shape.in_bytes

@@ -17,10 +17,12 @@ from ..matmuls import MatmulWork
 from . import cost
 from .tiles import (
     FAMILIES,
+    MOST_OPERANDS,
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
     kernel_steps,
+    launches,
     norm_inside,
     smem_bytes,
     triton_plan,
@@ -72,7 +74,9 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             return None
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
-        return None
+        wrong = [p.epilogue for p in work.outputs if kernel_steps(p.epilogue) is None]
+        most = f"has more operands than a bias and {MOST_OPERANDS} others"
+        return f"the epilogue {', '.join(map(str, wrong[0]))} {most}" if wrong else None
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the plans of all kernels."""
@@ -109,7 +113,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             yield from _tile_violations(plan, shape, dev)
         else:
             yield from _hopper_violations(plan, shape, work, dev)
-        if shape.rotated and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
+        turned = any(p.rope for p in _projections(work))
+        if turned and plan.family not in HOPPER_FAMILIES and plan.block_n % 2:
             yield f"block_n is {plan.block_n}, rotated features come 2 at a time"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
@@ -125,13 +130,13 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         moved = shape.weight_bytes + side
-        # One launch for each projection; they follow one another without a gap
-        following = (len(shape.n_parts) - 1) * cost.NEXT_PROJECTION_S
+        columns = [[shape.n_parts[i] for i in together] for together in launches(work)]
+        following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
         seconds = dev.launch_s + cost.FILL_S[plan.family] + following
         terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
         waves = 0
-        for n in shape.n_parts:
-            for count, dram, feed, compute in cost.waves(shape, plan, dev, (rows, n)):
+        for together in columns:
+            for count, dram, feed, compute in cost.waves(shape, plan, dev, rows, together):
                 terms["dram"] += count * dram
                 terms["l2"] += count * feed
                 terms["compute"] += count * compute
@@ -139,7 +144,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
                 seconds += count * (longest + cost.OVERLAP * second)
                 waves += count
         if plan.split_k > 1:
-            seconds += len(shape.n_parts) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
+            seconds += len(columns) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
         if work.norm is not None:
             if norm_inside(work, plan):
                 seconds += cost.NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
@@ -205,7 +210,9 @@ def _hopper_violations(
         most = min(map(_most_columns, _projections(work)))
         if plan.block_n > most:
             steps = "a residual and other steps behind the bias"
-            yield f"block_n is {plan.block_n}, with {steps} more than {most} spill registers"
+            yield f"block_n is {plan.block_n}, with {steps} more than {most} spill"
+        if any(p.rope for p in _projections(work)) and plan.block_n > 192:
+            yield f"block_n is {plan.block_n}, rotated more than 192 spill registers"
     for name, value in given.items():
         if getattr(plan, name) != value:
             yield f"{name} is {getattr(plan, name)}, family {plan.family!r} has {value}"
@@ -226,15 +233,18 @@ def _copy_violations(
     if narrow and "kn" in shape.layouts:
         yield f"block_n is {plan.block_n}, of a weight [k, n] boxes have a multiple of 64 features"
     for rope in (p.rope for p in _projections(work) if p.rope is not None):
-        if rope.half % columns and columns % rope.half:
-            yield f"block_n is {plan.block_n}, {columns} pairs do not divide heads of {rope.half}"
-        if rope.half % 8:
-            yield f"head_dim is {rope.head_dim}, family {plan.family!r} needs a multiple of 16"
+        if rope.distance == 1 and plan.family == "persistent":
+            continue
+        apart = f"pairs of rotated features are {rope.distance} apart"
+        if rope.distance % columns and columns % rope.distance:
+            yield f"block_n is {plan.block_n}, {columns} pairs are no whole runs: {apart}"
+        if rope.distance % 8:
+            yield f"{apart}, family {plan.family!r} needs a multiple of 8"
 
 
 def _most_columns(p: Projection) -> int:
     """Return the columns of a persistent tile with which a thread keeps all in its registers."""
-    steps = kernel_steps(p.epilogue)
+    steps = kernel_steps(p.epilogue) or ()
     if "residual" not in steps or len(steps) == 1:
         return max(PERSISTENT_COLUMNS)
     return 128 if set(steps) & set(ACTIVATIONS) else 192

@@ -12,12 +12,17 @@ Families, by the kernels of `relax_fusion.triton_bridge.kernels`:
 
 from __future__ import annotations
 
-from ....workload import GatedFFN, NormMatmul, Step
+from collections.abc import Sequence
+
+from ....workload import GatedFFN, NormMatmul, Projection, Step
 from ...prediction import ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 
 FAMILIES = ("gemv", "pointer", "stream", "persistent")
+
+MOST_TOGETHER = 3
+"""Projections that share a launch at most: queries, keys and values."""
 
 NORM_INSIDE_ROWS, NORM_INSIDE_K = 16, 64
 """Pointer tiles in which a norm inside does not stall the loop: with 128 elements of k at once,
@@ -37,9 +42,48 @@ SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persist
 """Shared memory beside the stages: barriers and layout conversions."""
 
 
-def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """Return the steps behind the bias that comes first, which kernels add by themselves."""
-    return steps[1:] if steps[:1] == ("bias",) else steps
+MOST_OPERANDS = 3
+"""Of the steps behind a bias."""
+
+
+def kernel_steps(steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    """Return the steps behind the bias that comes first, which kernels add by themselves.
+
+    None where more than `MOST_OPERANDS` of them have an operand.
+    """
+    rest = steps[1:] if steps[:1] == ("bias",) else steps
+    count = sum(step in ("bias", "scale", "residual") for step in rest)
+    return rest if count <= MOST_OPERANDS else None
+
+
+def launches(work: NormMatmul | GatedFFN) -> list[list[int]]:
+    """Return the numbers of the projections of each launch.
+
+    Up to `MOST_TOGETHER` share one, in order.  Their weights lie alike; if pairs of features of
+    some are turned that are no neighbours, the others consist of such pairs too, with no more
+    behind them than a bias.
+    """
+    if isinstance(work, GatedFFN):
+        return [[0]]
+    found: list[list[int]] = []
+    for index, projection in enumerate(work.outputs):
+        last = [work.outputs[i] for i in found[-1]] if found else []
+        if 0 < len(last) < MOST_TOGETHER and _fit_together([*last, projection]):
+            found[-1].append(index)
+        else:
+            found.append([index])
+    return found
+
+
+def _fit_together(projections: Sequence[Projection]) -> bool:
+    """Tell whether one kernel can compute projections."""
+    if len({p.layout for p in projections}) > 1:
+        return False
+    apart = {p.rope.distance for p in projections if p.rope is not None}
+    if not apart or apart == {1}:
+        return True
+    plain = all(p.n % (2 * max(apart)) == 0 and set(p.epilogue) <= {"bias"} for p in projections)
+    return len(apart) == 1 and plain
 
 
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:

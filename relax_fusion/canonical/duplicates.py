@@ -1,0 +1,62 @@
+"""Common subexpressions: what is computed twice of the same tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import ir, relax
+
+from .rewriter import ITEM, Rewriter, Rule, canonicalise
+
+
+@tvm.transform.module_pass(opt_level=0, name="MergeDuplicates")
+@dataclass(frozen=True)
+class MergeDuplicates:
+    """Compute once what a dataflow block computes twice, casts and movements among it.
+
+    rewrite::
+
+        a = R.astype(x, "float32")
+        b = R.astype(x, "float32")
+        y = R.multiply(a, b)
+            ->
+        a = R.astype(x, "float32")
+        y = R.multiply(a, a)
+
+    TVM's `EliminateCommonSubexpr` merges what an in-place call overwrites in between, and makes
+    one tensor of two results; this pass does neither.
+
+    declines when:
+        the value is a result, or no operator of tensors; something writes to it, or to what it
+        reads.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every function of `mod`."""
+        return canonicalise(mod, DUPLICATES)
+
+
+def _merged(rewriter: Rewriter, value: relax.Call | relax.TupleGetItem) -> relax.Expr | None:
+    """Return the tensor that is the same; results keep memory of their own."""
+    if not isinstance(rewriter.var, relax.DataflowVar) or rewriter.is_written(value):
+        return None
+    return rewriter.bound(value)
+
+
+def _repeatable() -> list[str]:
+    """Return the operators whose results depend on nothing but their operands."""
+    names = (n.removeprefix("relax.") for n in ir.Op.list_op_names() if n.startswith("relax."))
+    plain = (n for n in names if "." not in n.removeprefix("nn.") and n != "nn.dropout")
+    called = ("call_", "invoke_", "make_")
+    return [n for n in plain if not n.startswith(called) and _is_pure(n)]
+
+
+def _is_pure(name: str) -> bool:
+    return bool(ir.Op.get(f"relax.{name}").get_attr("FPurity"))
+
+
+DUPLICATES: dict[str, Rule] = {
+    **{f"relax.{name}": _merged for name in _repeatable()},
+    ITEM: _merged,
+}

@@ -1,0 +1,114 @@
+"""Exponentials and what is made of them, as arithmetic that a CPU does a vector at a time.
+
+LLVM calls the C library for each element.  The error function is ``x + x P(x^2)`` near 0, and
+elsewhere ``1 - e^Q(|x|)`` with the sign of x.  P and Q are least squares, reweighted until the
+error was level: 9e-9 of the result by P, and 2e-9 by Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from ...compute.attention_exp import LN2_HIGH, LN2_LOW, LOG2_E, SERIES, polynomial, tanh
+from ...compute.attention_tile import let
+from ...matching.expressions import found_in
+from .vector_transpose import float32_bits
+
+LEAST, MOST = -104.0, 89.0
+"""Where the exponential is 0 in float32, and where it is infinity."""
+
+NEAR = 0.875
+FAR = 3.95
+"""Where P ends, and where the error function is 1 in float32."""
+
+P = (0.128379157, -0.376125505, 0.112824553, -0.0267914619, 0.00503217978, -0.000620324752)
+Q = (
+    *(-0.000144211287, -1.12788939, -0.636820654, -0.104250199),
+    *(0.0223810285, -0.00308199552, 0.000199901321),
+)
+
+
+def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return `func` with exp, sigmoid, tanh and erf of float32 and float16 as arithmetic.
+
+    rewrite: ``exp(x)`` -> ``n = round(x / ln 2); 2^n * series(x - n ln 2)``
+
+    A function that rounds to bfloat16 stays as it is: TVM 0.27 repeats what it rounds, with the
+    names bound in it, and then refuses names that are bound twice.  What is read as bfloat16 is
+    made float32 here: TVM 0.27 takes bits for an integer in a value that is bound to a name.
+    """
+    if any(str(cast.ty.dtype) == "bfloat16" for cast in found_in(func.body, tirx.Cast)):
+        return func
+    body = tvm_ffi.structural_map(func.body, (ir.Call, _rewritten))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _rewritten(call: ir.Call) -> tirx.Expr:
+    formula = _FORMULAS.get(getattr(call.op, "name", ""))
+    if formula is None or str(call.ty.dtype) not in ("float32", "float16"):
+        return call
+    value = tvm_ffi.structural_map(call.args[0], (tirx.Cast, _widened))
+    return let("x", value.astype("float32"), formula).astype(str(call.ty.dtype))
+
+
+def _widened(cast: tirx.Cast) -> tirx.Expr:
+    dtypes = str(cast.value.ty.dtype), str(cast.ty.dtype)
+    return float32_bits(cast.value) if dtypes == ("bfloat16", "float32") else cast
+
+
+def _const(value: float) -> tirx.Expr:
+    return tirx.const(value, "float32")
+
+
+def exp(x: tirx.Var) -> tirx.Expr:
+    """Return ``e^x`` by two powers of 2, of which neither overflows where the result does not.
+
+    NaN has no integer, and comes out in the series.
+    """
+    high, low = _const(MOST), _const(LEAST)
+    number = tirx.Select(x > low, tirx.Select(x < high, x, high), low)
+    finite = tirx.Select(x > high, high, tirx.Select(x < low, low, x))
+    half = tirx.Select(x < _const(0.0), _const(-0.5), _const(0.5))
+    n = (number * _const(LOG2_E) + half).astype("int32")
+
+    def finish(n: tirx.Var) -> tirx.Expr:
+        whole, first = n.astype("float32"), n >> tirx.const(1, "int32")
+        r = finite - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW)
+        series = let("r", r, lambda r: polynomial(SERIES, r) * r + _const(1.0))
+        return series * _power(first) * _power(n - first)
+
+    return let("n", n, finish)
+
+
+def _power(n: tirx.Expr) -> tirx.Expr:
+    """Return ``2^n`` for a normal number."""
+    exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
+    return tirx.reinterpret("float32", exponent)
+
+
+def sigmoid(x: tirx.Var) -> tirx.Expr:
+    """Return ``1 / (1 + e^-x)``."""
+    one = _const(1.0)
+    return one / (one + let("minus", -x, exp))
+
+
+def erf(x: tirx.Var) -> tirx.Expr:
+    """Return the error function, exact to two units in the last place."""
+    near = x + x * let("square", x * x, lambda square: polynomial(P, square))
+    size = tirx.Select(x < _const(0.0), -x, x)
+    inside = tirx.Select(size > _const(FAR), _const(FAR), size)
+    power = let("size", inside, lambda size: polynomial(Q, size))
+    far = _const(1.0) - let("power", power, exp)
+    signed = let("far", far, lambda far: tirx.Select(x < _const(0.0), -far, far))
+    return tirx.Select(size < _const(NEAR), near, signed)
+
+
+_FORMULAS: Mapping[str, Callable[[tirx.Var], tirx.Expr]] = {
+    "tirx.exp": exp,
+    "tirx.sigmoid": sigmoid,
+    "tirx.tanh": lambda x: tanh(x, on_gpu=False),
+    "tirx.erf": erf,
+}

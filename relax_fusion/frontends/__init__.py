@@ -1,0 +1,86 @@
+"""Models from files: ONNX, and programs of ``torch.export``.
+
+The packages onnx and torch are optional, and imported only where a file needs them::
+
+    model = read_model(Path("model.onnx"))
+    compiled = tvm.compile(model.mod, target, relax_pipeline=pipeline)
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import MappingProxyType
+from typing import TypeAlias
+
+from ..errors import MissingPackageError, ModelFileError
+from ..validation import check_regular
+from .imported import ImportedModel, Signature, TensorSpec
+
+__all__ = ["SUFFIXES", "ImportedModel", "Signature", "TensorSpec", "read_model"]
+
+
+Reader: TypeAlias = Callable[[Path], ImportedModel]
+
+
+def _onnx() -> Reader:
+    import onnx  # noqa: F401  (optional)
+
+    from .onnx import read_onnx
+
+    return read_onnx
+
+
+def _torch() -> Reader:
+    from .torch import read_exported  # TVM's importer imports torch
+
+    return read_exported
+
+
+SUFFIXES: Mapping[str, tuple[str, Callable[[], Reader]]] = MappingProxyType(
+    {".onnx": ("onnx", _onnx), ".pt2": ("torch", _torch)}
+)
+"""By the suffix of a file, in lower case: the package that is needed, and what imports the reader.
+
+The package has the name of the extra that installs it.
+"""
+
+
+def read_model(path: Path) -> ImportedModel:
+    """Import the model of a file.
+
+    Parameters
+    ----------
+    path : Path
+        An ONNX file (``.onnx``) or one that ``torch.export.save`` wrote (``.pt2``).
+
+    Returns
+    -------
+    ImportedModel
+        The module, what it takes and returns, and its weights.
+
+    Raises
+    ------
+    MissingPackageError
+        If the package onnx or torch is needed and not installed.
+    ModelFileError, OSError
+        If the file cannot be read, or holds what TVM's importer does not take.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise ModelFileError(f"{path} has the suffix {path.suffix!r}; known ones: {known}")
+    if check_regular(path).st_size == 0:
+        raise ModelFileError(f"{path} is empty; export the model again")
+    package, reader = SUFFIXES[path.suffix.lower()]
+    try:
+        read = reader()
+    except ImportError as err:
+        raise MissingPackageError(
+            f"{path} needs the package {package} ({err}); pip install 'relax-fusion[{package}]'"
+        ) from err
+    with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")  # importers tell what they rename, and what they deprecate
+        return read(path)

@@ -1,0 +1,142 @@
+"""Models in ONNX, through TVM's importer."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import onnx
+import tvm_ffi
+from onnx.inliner import inline_local_functions
+from onnx.numpy_helper import to_array
+from tvm import ir, relax
+from tvm.relax.frontend.onnx import from_onnx
+
+from ..errors import ModelFileError
+from ..matching.pattern import is_call
+from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+
+LARGEST_CONSTANT = 4096
+"""Elements up to which a constant stays in the code: passes look into such ones."""
+
+_READERS = (
+    *("relax.matmul", "relax.take", "relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d"),
+    *("relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose"),
+)
+_MOVEMENTS = (
+    *("relax.permute_dims", "relax.reshape", "relax.astype"),
+    *("relax.expand_dims", "relax.squeeze", "relax.broadcast_to"),
+)
+
+
+def read_onnx(path: Path) -> ImportedModel:
+    """Import an ONNX file.
+
+    Constants of more than `LARGEST_CONSTANT` elements that are factors of a matmul, kernels of a
+    convolution or tables become weights; the others stay in the module.
+
+    Parameters
+    ----------
+    path : Path
+        The file; data that it keeps in others is read from beside it.
+
+    Raises
+    ------
+    ModelFileError
+        If the file cannot be read, or holds what TVM's importer does not take.
+    """
+    try:
+        model = onnx.load(path)
+    except Exception as err:  # of protobuf and of onnx, with no common class
+        raise ModelFileError(
+            f"{path} cannot be read as ONNX ({reason(err)}); it is truncated, or another file"
+        ) from err
+    if not model.graph.output:
+        raise ModelFileError(f"{path} holds no ONNX graph with outputs; it is truncated, or empty")
+    try:
+        return _imported(model)
+    except ModelFileError as err:
+        raise ModelFileError(f"{path}: {err}") from err
+    except Exception as err:  # whatever stands in the way of TVM's importer
+        raise ModelFileError(f"TVM's importer does not take {path}: {reason(err)}") from err
+
+
+def _imported(model: onnx.ModelProto) -> ImportedModel:
+    if model.functions:
+        model = inline_local_functions(model)
+    names = _named(model)
+    mod = from_onnx(model)
+    signature = signature_of(mod, names, [output.name for output in model.graph.output])
+    mod, weights = _with_weights(with_clipped_indices(mod), _names(model))
+    return ImportedModel(mod, signature, weights)
+
+
+def _named(model: onnx.ModelProto) -> list[str]:
+    """Return the names of the inputs; their axes without a size or a name get one."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    inputs = [taken for taken in model.graph.input if taken.name not in stored]
+    for taken in inputs:
+        if taken.type.WhichOneof("value") != "tensor_type":
+            raise ModelFileError(f"the input {taken.name!r} is no tensor")
+    dims = [(t, n, d) for t in inputs for n, d in enumerate(t.type.tensor_type.shape.dim)]
+    alone = {dim.dim_param for *_, dim in dims if dim.dim_param.isidentifier()}
+    for taken, axis, dim in dims:
+        words = re.split(r"[-+*/ ]+", dim.dim_param)
+        if dim.dim_value or all(word in alone or word.isdecimal() for word in words):
+            continue
+        stem = re.sub(r"\W", "_", dim.dim_param or f"{taken.name}_{axis}")
+        dim.dim_param = stem if stem.isidentifier() else f"size_{stem}"
+    return [taken.name for taken in inputs]
+
+
+def _names(model: onnx.ModelProto) -> dict[bytes, str]:
+    """Return the names of large initialisers by what they hold."""
+    large = (t for t in model.graph.initializer if prod(t.dims) > LARGEST_CONSTANT)
+    return {_digest(to_array(tensor)): tensor.name for tensor in large}
+
+
+def _digest(array: np.ndarray) -> bytes:
+    header = f"{array.dtype} {array.shape}".encode()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return hashlib.blake2b(content, key=header[:64]).digest()
+
+
+def _with_weights(
+    mod: ir.IRModule, names: Mapping[bytes, str]
+) -> tuple[ir.IRModule, dict[str, np.ndarray]]:
+    """Make parameters of the large constants that `_READERS` read, and return what they hold."""
+    func = mod[FUNCTION]
+    weights: dict[str, np.ndarray] = {}
+    params: dict[ir.GenericConst, relax.Var] = {}
+    for const in _read_constants(func):
+        array = const.value.numpy()
+        if array.size > LARGEST_CONSTANT and const not in params:
+            name = names.get(_digest(array), f"weight_{len(weights)}")
+            while name in weights:
+                name += "_"
+            weights[name] = array
+            params[const] = relax.Var(re.sub(r"\W", "_", name), const.ty)
+    body = tvm_ffi.structural_map(func.body, (ir.GenericConst, lambda c: params.get(c, c)))
+    every = [*func.params, *params.values()]
+    new = relax.Function(every, body, func.ret_ty, func.is_pure, func.attrs)
+    others = {gvar: other for gvar, other in mod.functions.items() if gvar.name_hint != FUNCTION}
+    return ir.IRModule({mod.get_global_var(FUNCTION): new, **others}), weights
+
+
+def _read_constants(func: relax.Function) -> Iterator[ir.GenericConst]:
+    """Return the constants that stand, moved or not, as operands of `_READERS`."""
+    bindings = [b for block in func.body.blocks for b in block.bindings]
+    values = {b.var: b.value for b in bindings if isinstance(b, relax.VarBinding)}
+    for binding in bindings:
+        value = values.get(binding.var)
+        for arg in value.args if is_call(value, *_READERS) else ():
+            arg = values.get(arg, arg) if isinstance(arg, relax.Var) else arg
+            while is_call(arg, *_MOVEMENTS):
+                arg = arg.args[0]
+                arg = values.get(arg, arg) if isinstance(arg, relax.Var) else arg
+            if isinstance(arg, ir.GenericConst) and hasattr(arg.value, "numpy"):
+                yield arg

@@ -1,0 +1,140 @@
+"""Programs that ``torch.export`` made, through TVM's importer."""
+
+from __future__ import annotations
+
+import logging
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import torch
+from tvm import ir, relax
+from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
+
+from ..errors import ModelFileError
+from ..matching.pattern import is_call
+from ..matching.shapes import dtype_of
+from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
+
+_HALVES = ("float16", "bfloat16")
+
+
+class _Builder(relax.BlockBuilder):
+    """Gives results of half precision to products of half precision."""
+
+    def emit(self, expr: relax.Expr, name_hint: str = "") -> relax.Var:
+        """Bind a value."""
+        if not isinstance(expr, relax.Call) or getattr(expr.attrs, "out_dtype", None) != "float32":
+            return super().emit(expr, name_hint)
+        operands = {dtype_of(arg) for arg in expr.args}
+        if len(operands) != 1 or not operands <= {*_HALVES}:
+            return super().emit(expr, name_hint)
+        if is_call(expr, "relax.matmul"):
+            return super().emit(relax.op.matmul(*expr.args), name_hint)
+        return super().emit(relax.op.astype(super().emit(expr, name_hint), operands.pop()))
+
+
+class _Importer(ExportedProgramImporter):
+    """TVM's importer, but for the dtype of products."""
+
+    @property
+    def block_builder(self) -> relax.BlockBuilder | None:
+        """What emits the calls."""
+        return self._builder
+
+    @block_builder.setter
+    def block_builder(self, builder: relax.BlockBuilder | None) -> None:
+        self._builder = None if builder is None else _Builder()
+
+
+def from_exported_program(
+    program: torch.export.ExportedProgram,
+    *,
+    keep_params_as_input: bool = False,
+    unwrap_unit_return_tuple: bool = False,
+) -> ir.IRModule:
+    """Import a program as `tvm.relax.frontend.torch.from_exported_program` does.
+
+    TVM 0.27 gives every matmul and convolution a float32 result.  In a model of half precision,
+    biases do not fit it then, and what follows is float32 as well.  Here results have the dtype of
+    their operands, as in PyTorch.  A pass could not tell afterwards which values were meant to be
+    float32.
+
+    Parameters
+    ----------
+    program : torch.export.ExportedProgram
+        What ``torch.export.export`` returned.
+    keep_params_as_input : bool
+        Whether weights are parameters of the function, instead of constants; their values are then
+        its attribute ``params``, for `tvm.relax.frontend.detach_params`.
+    unwrap_unit_return_tuple : bool
+        Whether a single result is returned as it is, instead of as a tuple.
+
+    Returns
+    -------
+    IRModule
+        Its function is ``main``.
+    """
+    return _Importer().from_exported_program(
+        program.run_decompositions(), keep_params_as_input, unwrap_unit_return_tuple, False, None
+    )
+
+
+def read_exported(path: Path) -> ImportedModel:
+    """Import a file that ``torch.export.save`` wrote.
+
+    PyTorch unpickles parts of such files: open those only whose origin you trust.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    ModelFileError
+        If the file cannot be read, or holds what TVM's importer does not take.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ModelFileError(
+            f"{path} cannot be read as a program of torch.export (it is no archive); it is "
+            "truncated, or another file"
+        )
+    logger = logging.getLogger("torch.export")
+    disabled = logger.disabled
+    logger.disabled = True  # it would print tracebacks of what is raised here
+    try:
+        program = torch.export.load(path)
+    except Exception as err:  # of zipfile, pickle, json and torch, with no common class
+        raise ModelFileError(
+            f"{path} cannot be read as a program of torch.export ({reason(err)}); it is truncated, "
+            "or another file"
+        ) from err
+    finally:
+        logger.disabled = disabled
+    try:
+        return _imported(program)
+    except ModelFileError as err:
+        raise ModelFileError(f"{path}: {err}") from err
+    except Exception as err:  # whatever stands in the way of TVM's importer
+        raise ModelFileError(f"TVM's importer does not take {path}: {reason(err)}") from err
+
+
+def _imported(program: torch.export.ExportedProgram) -> ImportedModel:
+    mod = from_exported_program(program, keep_params_as_input=True)
+    mod, _ = relax.frontend.detach_params(with_clipped_indices(mod))
+    func = mod[FUNCTION]
+    count = int(func.attrs["num_input"])
+    names = [var.name for var in func.params]
+    targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+    weights = {targets[name]: _array(program.state_dict[targets[name]]) for name in names[count:]}
+    return ImportedModel(mod, signature_of(mod, names[:count], []), weights)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """Return a tensor of any dtype that NumPy knows, by ml_dtypes, as an array."""
+    kept = tensor.detach().cpu().contiguous()
+    if kept.dtype == torch.bfloat16:
+        return kept.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
+    return kept.numpy()

@@ -1,0 +1,243 @@
+"""What the ``config.json`` of LLaMA and of decoders like it say, as fields of one description."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..validation import shown
+from .errors import ConfigError, UnsupportedFeatureError
+from .rope import RopeScaling
+
+Data = Mapping[str, Any]
+Fields = dict[str, Any]
+
+_COMMON = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "hidden_act"),
+    *("tie_word_embeddings", "eos_token_id", "architectures", "model_type", "quantization_config"),
+)
+"""Fields that are read for every decoder."""
+
+_IRRELEVANT = (
+    *("auto_map", "bos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id"),
+    *("transformers_version", "torch_dtype", "dtype", "use_cache", "initializer_range", "id2label"),
+    *("label2id", "num_labels", "pretraining_tp", "attention_dropout", "attn_implementation"),
+    *("resid_pdrop", "embd_pdrop", "hidden_dropout", "return_dict", "tokenizer_class", "prefix"),
+    *("finetuning_task", "problem_type", "chunk_size_feed_forward", "cache_implementation"),
+    *("max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences"),
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty"),
+    *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "diversity_penalty"),
+    *("original_max_position_embeddings", "task_specific_params", "unsloth_fixed"),
+    *("unsloth_version", "rope_interleaved", "max_sequence_length", "neftune_noise_alpha"),
+)
+"""Fields that change nothing of what a model computes."""
+
+
+def decoder_fields(data: Data) -> Fields:
+    """Read the fields of a decoder that are no field of LLaMA's, or are spelt otherwise.
+
+    Parameters
+    ----------
+    data : mapping
+        The content of a ``config.json``.
+
+    Returns
+    -------
+    dict
+        Fields of `LlamaConfig`, by the names that it reads.
+
+    Raises
+    ------
+    UnsupportedFeatureError
+        If `data` has a field that changes what the model computes, and that is not built; it names
+        the field and its value.
+    """
+    name = (data.get("architectures") or [data.get("model_type")])[0]
+    family = _BY_NAME[name]
+    known = (*_COMMON, *_IRRELEVANT, *family.fields)
+    for key, value in data.items():
+        own = isinstance(key, str) and not key.startswith("_") and key not in known
+        if own and value not in (None, False, [], {}):
+            raise UnsupportedFeatureError(
+                f"a config of {name} with {key} {shown(value)} is not supported"
+            )
+    defaults = {key: value for key, value in family.defaults.items() if key not in data}
+    return {**defaults, **family.read({**defaults, **data})}
+
+
+def _llama(data: Data) -> Fields:
+    return {"output_bias": data.get("attention_bias"), **_rope(data)}
+
+
+def _qwen2(data: Data) -> Fields:
+    return {"attention_bias": True, "output_bias": False, **_windows(data), **_rope(data)}
+
+
+def _qwen3(data: Data) -> Fields:
+    return {"qk_norm": True, **_windows(data), **_llama(data)}
+
+
+def _mistral(data: Data) -> Fields:
+    """Read one window for all layers."""
+    window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
+    return {"windows": _repeated(window, layers), **_rope(data)}
+
+
+def _phi3(data: Data) -> Fields:
+    return {"merged_checkpoint": True, **_mistral(data)}
+
+
+def _gemma(data: Data) -> Fields:
+    """Read what Gemma 2 and 3 share."""
+    hidden, scale, tied = (
+        data.get(key) for key in ("hidden_size", "query_pre_attn_scalar", "tie_word_embeddings")
+    )
+    act = data.get("hidden_activation") or data.get("hidden_act") or "gelu_pytorch_tanh"
+    return {
+        "norm_offset": True,
+        "post_norms": True,
+        "hidden_act": act,
+        "tie_word_embeddings": True if tied is None else tied,
+        "query_scale": _root(scale, -0.5),
+        "embedding_scale": _root(hidden, 0.5),
+        "attention_softcap": data.get("attn_logit_softcapping"),
+        "logit_softcap": data.get("final_logit_softcapping"),
+        "output_bias": data.get("attention_bias"),
+    }
+
+
+def _gemma2(data: Data) -> Fields:
+    return {**_gemma(data), **_windows(data, every=2), **_rope(data)}
+
+
+def _gemma3(data: Data) -> Fields:
+    every = data.get("sliding_window_pattern") or data.get("_sliding_window_pattern") or 6
+    if not isinstance(every, int) or every < 1:
+        raise ConfigError(f"sliding_window_pattern is {shown(every)}; must be an integer from 1 on")
+    rope = _mapping(data, "rope_parameters")
+    local = _mapping(rope, "sliding_attention")
+    if RopeScaling.from_dict(local).kind != "default":
+        raise UnsupportedFeatureError(
+            f"rope_parameters with sliding_attention {shown(local)} is not supported"
+        )
+    wide = _mapping(rope, "full_attention")
+    return {
+        **_gemma(data),
+        **_windows(data, every),
+        **_rope({**data, "rope_parameters": wide} if wide else data),
+        "qk_norm": True,
+        "local_rope_theta": local.get("rope_theta") or data.get("rope_local_base_freq"),
+    }
+
+
+def _root(value: Any, power: float) -> Any:
+    """Return a power of a positive number; anything else as it is, which the record refuses."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) ** power if is_number else value
+
+
+def _repeated(window: Any, layers: Any) -> tuple[Any, ...]:
+    return (window,) * layers if window is not None and isinstance(layers, int) else ()
+
+
+def _windows(data: Data, every: int = 0) -> Fields:
+    """Return how many keys each layer sees; ``every`` how many-th layer has no window."""
+    window, layers = data.get("sliding_window"), data.get("num_hidden_layers")
+    kinds = data.get("layer_types")
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers > 10_000:
+        return {}  # which the checks of the record refuse
+    if every:
+        window = 4096 if window is None else window
+        slides = [(n + 1) % every != 0 for n in range(layers)]
+    else:
+        first = data.get("max_window_layers", 28)
+        uses = bool(data.get("use_sliding_window")) and window is not None
+        slides = [uses and n >= first for n in range(layers)]
+    if kinds is not None:
+        known = ("full_attention", "sliding_attention")
+        if not isinstance(kinds, list) or len(kinds) != layers:
+            raise ConfigError(f"layer_types is {shown(kinds)}; must be a list of {layers} names")
+        for kind in kinds:
+            if kind not in known:
+                raise UnsupportedFeatureError(
+                    f"layer_types with {shown(kind)} is not supported; known: {', '.join(known)}"
+                )
+        slides = [kind == "sliding_attention" and window is not None for kind in kinds]
+    return {"windows": tuple(window if s else None for s in slides) if any(slides) else ()}
+
+
+def _rope(data: Data) -> Fields:
+    """Read the rotary positions in the spellings of transformers 4 and 5."""
+    rope = _mapping(data, "rope_parameters") or _mapping(data, "rope_scaling")
+    for part in (data, rope):
+        if part.get("partial_rotary_factor") not in (None, 1.0):
+            raise UnsupportedFeatureError(
+                f"partial_rotary_factor is {shown(part['partial_rotary_factor'])}; only 1.0 is "
+                "supported"
+            )
+    found: Fields = {"rope_scaling": RopeScaling.from_dict(rope)}
+    if rope.get("rope_theta") is not None:  # as in transformers, before the one beside it
+        found["rope_theta"] = rope["rope_theta"]
+    return found
+
+
+def _mapping(data: Data, key: str) -> Data:
+    value = data.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {shown(value)}; must be a mapping")
+    return value or {}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """An architecture: the fields that it adds, what reads them, and what is left out of a file."""
+
+    architecture: str
+    model_type: str
+    fields: tuple[str, ...]
+    read: Callable[[Data], Fields]
+    defaults: Data = field(default_factory=dict)
+
+
+_SLIDING = ("sliding_window", "layer_types")
+_QWEN = (*_SLIDING, "use_sliding_window", "max_window_layers")
+_GEMMA = (
+    *("hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping", "attention_bias"),
+    *("final_logit_softcapping", *_SLIDING),
+)
+_GEMMA_DEFAULTS = {
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "num_key_value_heads": 4,
+}
+_FAMILIES = (
+    _Family("LlamaForCausalLM", "llama", ("attention_bias", "mlp_bias"), _llama),
+    _Family(
+        *("MistralForCausalLM", "mistral", ("sliding_window",), _mistral),
+        {"sliding_window": 4096, "num_key_value_heads": 8},
+    ),
+    _Family("Qwen2ForCausalLM", "qwen2", _QWEN, _qwen2, {"num_key_value_heads": 32}),
+    _Family(
+        *("Qwen3ForCausalLM", "qwen3", (*_QWEN, "attention_bias"), _qwen3),
+        {"num_key_value_heads": 32, "head_dim": 128},
+    ),
+    _Family("Phi3ForCausalLM", "phi3", _SLIDING, _phi3, {"rms_norm_eps": 1e-5}),
+    _Family(
+        *("Gemma2ForCausalLM", "gemma2", _GEMMA, _gemma2),
+        {**_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    ),
+    _Family(
+        *("Gemma3ForCausalLM", "gemma3_text"),
+        *((*_GEMMA, "rope_local_base_freq", "sliding_window_pattern"), _gemma3),
+        {**_GEMMA_DEFAULTS, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    ),
+)
+ARCHITECTURES = tuple(family.architecture for family in _FAMILIES)
+"""Values of ``architectures`` that `LlamaConfig` describes."""
+MODEL_TYPES = tuple(family.model_type for family in _FAMILIES)
+"""The same of ``model_type``."""
+_BY_NAME = {name: f for f in _FAMILIES for name in (f.architecture, f.model_type)}

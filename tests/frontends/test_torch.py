@@ -1,0 +1,96 @@
+"""Programs of torch.export: half precision, sizes, weights, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from relax_fusion.errors import MissingPackageError, ModelFileError
+from relax_fusion.frontends import TensorSpec, read_model
+from relax_fusion.frontends.torch import from_exported_program
+from relax_fusion.matching.pattern import is_call
+
+from ..support.files import WIDE, WIDTH, program, weights, write_program
+
+
+def dtypes(mod, op: str) -> list[str]:
+    """Return the dtypes of the results of an operator."""
+    bindings = [b for block in mod["main"].body.blocks for b in block.bindings]
+    return [str(b.var.ty.dtype) for b in bindings if is_call(b.value, op)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_products_have_the_dtype_of_their_operands(dtype: str, bias: bool) -> None:
+    if dtype == "bfloat16":
+        exported = program("float32", bias).module().to(torch.bfloat16)
+        x = torch.ones(2, 3, WIDTH, dtype=torch.bfloat16)
+        exported = torch.export.export(exported, (torch.ones(2, 3, dtype=torch.int64), x))
+    else:
+        exported = program(dtype, bias)
+    mod = from_exported_program(exported)
+    assert dtypes(mod, "relax.matmul") == [dtype]
+    assert "float32" not in mod.script() or dtype == "float32"
+
+
+def test_convolutions_have_the_dtype_of_their_operands() -> None:
+    layer = torch.nn.Conv1d(4, 8, 3).half().eval()
+    with torch.no_grad():
+        exported = torch.export.export(layer, (torch.ones(2, 4, 9, dtype=torch.float16),))
+    mod = from_exported_program(exported)
+    assert dtypes(mod, "relax.nn.conv1d") == ["float32"]  # rounded once, behind the sum
+    assert dtypes(mod, "relax.astype") == dtypes(mod, "relax.add") == ["float16"]
+
+
+def test_branches_are_imported_alike() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda v: v @ v, lambda v: v - 1, (x,))
+
+    exported = torch.export.export(Model(), (torch.ones(4, 4, dtype=torch.float16),))
+    mod = from_exported_program(exported)
+    assert "R.matmul" in mod.script() and 'out_dtype="float32"' not in mod.script()
+
+
+def test_sizes_and_weights_are_those_of_the_file(tmp_path: Path) -> None:
+    model = read_model(write_program(tmp_path / "model.pt2"))
+    (ids, x), (hidden, total) = model.signature.inputs, model.signature.outputs
+    batch, seq = ids.shape
+    assert x == TensorSpec("x", (batch, seq, WIDTH), "float32")
+    assert (hidden.name, hidden.shape) == ("output_0", (batch, seq, WIDE))
+    assert (total.name, total.shape) == ("output_1", (batch, seq))
+    assert model.signature.sizes == {batch: (2, 8), seq: (0, 16)}
+    assert list(model.weights) == ["table.weight", "linear.weight", "linear.bias"]
+    np.testing.assert_array_equal(model.weights["linear.weight"], weights()["w"].T)
+    assert 'mode="fast"' not in model.mod.script()
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_a_file_cut_short(tmp_path: Path, keep: float) -> None:
+    file = write_program(tmp_path / "model.pt2")
+    data = file.read_bytes()
+    file.write_bytes(data[: int(len(data) * keep)])
+    with pytest.raises(ModelFileError, match=r"model\.pt2 (is empty|cannot be read as a program)"):
+        read_model(file)
+
+
+def test_an_archive_of_something_else(tmp_path: Path, caplog) -> None:
+    file = tmp_path / "model.pt2"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("notes.txt", "hello")
+    with pytest.raises(ModelFileError, match=r"model\.pt2 cannot be read as a program of torch"):
+        read_model(file)
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]  # PyTorch's traceback
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "model.pt2").write_text("x")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "relax_fusion.frontends.torch", raising=False)
+    with pytest.raises(MissingPackageError, match=r"pip install 'relax-fusion\[torch\]'"):
+        read_model(tmp_path / "model.pt2")

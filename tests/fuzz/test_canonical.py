@@ -1,0 +1,17 @@
+"""A share of the functions that the canonical passes are tried on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .canonical import check
+from .movements import draw
+
+
+@pytest.mark.filterwarnings("ignore:Mean of empty slice")
+@pytest.mark.parametrize("first", range(0, 60, 15))
+def test_random_functions(first: int) -> None:
+    found = Counter(check(draw(seed), seed) for seed in range(first, first + 15))
+    assert found["compared"] >= 3

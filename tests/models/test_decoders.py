@@ -1,0 +1,158 @@
+"""Decoders like LLaMA: against transformers, what is fused, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+import tvm
+
+from relax_fusion import Report
+from relax_fusion.models import (
+    ConfigError,
+    Generator,
+    UnsupportedFeatureError,
+    config_from_dict,
+    export,
+    load_config,
+    load_weights,
+)
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import (
+    count_launches,
+    phase0_annotate,
+    phase1_fuse,
+    phase2_lower,
+    phase3_tir,
+)
+
+from ..support import models
+from .test_imported import CPU
+
+
+def make_generator(path: Path, dtype: str = "float32", length: int = models.SHORT_SEQ_LEN):
+    exported = export(load_config(path), dtype=dtype, max_seq_len=length)
+    return Generator(models.compile_for_test(exported), exported, load_weights(path, exported))
+
+
+def config_of(name: str, **changes) -> dict:
+    """Return the ``config.json`` of a model."""
+    return config_at(models.decoder(name, **changes).config)
+
+
+def config_at(config: transformers.PreTrainedConfig) -> dict:
+    return {key: value for key, value in config.to_dict().items() if key != "transformers_version"}
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+def test_logits_match_transformers(name: str, tmp_path: Path) -> None:
+    model = models.decoder(name)
+    models.check_decoder(make_generator(models.save(model, tmp_path)), model)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Gemma3Text"])
+def test_half_is_accurate(name: str, tmp_path: Path) -> None:
+    model = models.decoder(name, num_hidden_layers=1, layer_types=None)
+    models.check_half_decoder(make_generator, model, tmp_path, "float16", models.SHORT_SEQ_LEN)
+
+
+LAUNCHES = {
+    "Qwen2": 6,
+    "Mistral": 6,
+    "Phi3": 6,
+    "Qwen3": 8,
+    "Gemma2": 8,
+    "Gemma3Text": 10,
+}
+"""Kernels of a layer, that of the cache among them."""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", models.DECODERS)
+def test_every_chain_is_fused(name: str, dtype: str) -> None:
+    fields = {"num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 3}
+    wide = {"hidden_size": 256, "intermediate_size": 512}
+    if name in ("Qwen2", "Qwen3"):
+        fields |= {"use_sliding_window": True, "max_window_layers": 0}
+    elif name in ("Mistral", "Phi3"):
+        del fields["layer_types"]
+    exported = export(config_from_dict(config_of(name, **fields, **wide)), dtype=dtype)
+    report = Report()
+    options = make_options(CPU, {"report": report})
+    phases = (phase0_annotate, phase1_fuse, phase2_lower, phase3_tir, count_launches)
+    passes = [p for phase in phases for p in phase(options) if p.info.name != "FoldConstants"]
+    with CPU:
+        tvm.transform.Sequential(passes)(exported.mod)
+    for coverage in report.coverage:
+        assert coverage.per_layer == LAUNCHES[name]
+        chains = dict(coverage.chains)
+        if name == "Gemma2":  # the cap of the logits is no activation of a chain
+            assert chains.pop("projection -> activation") == (3, 4)
+        assert all(found == there > 0 for found, there in chains.values())
+
+
+def test_windows_of_layers() -> None:
+    def windows(name: str, **fields) -> tuple:
+        config = config_of(name) | {"num_hidden_layers": 4, "layer_types": None} | fields
+        return config_from_dict(config).windows
+
+    assert windows("Gemma2") == (5, None, 5, None)
+    assert windows("Gemma3Text", sliding_window_pattern=3) == (5, 5, None, 5)
+    assert windows("Qwen2", sliding_window=7) == ()
+    sliding = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 3}
+    assert windows("Qwen2", **sliding) == (None, None, None, 7)
+    assert windows("Mistral", sliding_window=None) == ()
+    kinds = ["full_attention"] * 3 + ["sliding_attention"]
+    assert windows("Gemma2", layer_types=kinds) == (None, None, None, 5)
+
+
+def test_defaults_of_short_configs() -> None:
+    short = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 1}
+    short |= {"num_attention_heads": 32}
+    for kind in ("Mistral", "Qwen2", "Qwen3", "Phi3", "Gemma2", "Gemma3Text"):
+        reference = getattr(transformers, f"{kind}Config")(**short)
+        model_type = "gemma3_text" if kind == "Gemma3Text" else kind.lower()
+        config = config_from_dict(short | {"model_type": model_type})
+        assert config.norm_eps == reference.rms_norm_eps
+        assert config.num_kv_heads == reference.num_key_value_heads
+        assert config.head_dim == getattr(reference, "head_dim", 64 // 32)
+        assert config.tie_word_embeddings == reference.tie_word_embeddings
+        window = None if kind.startswith("Q") else reference.sliding_window
+        assert config.window(0) == window
+
+
+def test_rotary_positions_of_both_spellings_of_gemma() -> None:
+    new = config_from_dict(config_of("Gemma3Text"))
+    old = {k: v for k, v in config_of("Gemma3Text").items() if k != "rope_parameters"}
+    old |= {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None}
+    assert new == config_from_dict(old)
+    assert (new.rope_theta, new.local_rope_theta) == (1e6, 1e4)
+    scaled = config_from_dict(old | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    assert scaled.rope_scaling.factor == 8.0
+
+
+@pytest.mark.parametrize(
+    "name, changes, message",
+    [
+        ("Qwen2", {"num_experts": 8}, "qwen2 with num_experts 8 is not supported"),
+        ("Gemma3Text", {"use_bidirectional_attention": True}, "use_bidirectional_attention True"),
+        ("Phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75"),
+        ("Phi3", {"rope_scaling": {"type": "longrope"}, "rope_parameters": None}, "'longrope'"),
+        ("Qwen3", {"layer_types": ["linear_attention"]}, "layer_types with 'linear_attention'"),
+        ("Gemma2", {"layer_types": ["full_attention"] * 2}, "must be a list of 1 names"),
+        ("Gemma2", {"sliding_window": -1}, "-1"),
+        ("Gemma2", {"query_pre_attn_scalar": "x"}, "query_scale is 'x'"),
+        ("Gemma3Text", {"sliding_window_pattern": "x"}, "sliding_window_pattern is 'x'"),
+        (
+            "Gemma3Text",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "sliding_attention .* is not supported",
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused(name: str, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config_from_dict(config_of(name) | changes)
+    if "not supported" in message:
+        assert isinstance(caught.value, UnsupportedFeatureError)
