@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PACKAGES = ("relax-fusion", "apache-tvm", "triton", "numpy", "torch")
+PACKAGES = (
+    *("relax-fusion", "apache-tvm", "triton", "numpy"),
+    *("torch", "transformers", "onnxruntime", "openvino"),
+)
 
 
 def facts() -> dict[str, Any]:

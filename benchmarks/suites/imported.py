@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 import tvm
-from tvm import relax
+from tvm import ir, relax
 from tvm.relax.frontend.torch import from_exported_program
 
 from benchmarks.host_timing import in_turn, seconds
@@ -79,9 +79,9 @@ class Imported(Suite):
     def measured(self, item: tuple[str]) -> Entry:
         """Time every contender in turn, round after round."""
         torch.manual_seed(0)
-        model, inputs, program = exported(self.makers[item[0]])
+        model, inputs, module = brought(self.makers[item[0]])
         makers: dict[str, Callable[[], Call]] = {
-            "ours": partial(by_us, program, inputs),
+            "ours": partial(by_us, *module, inputs),
             "eager": lambda: lambda: model(*inputs),
             "onnxruntime": partial(by_onnxruntime, model, inputs),
             "openvino": partial(by_openvino, model, inputs),
@@ -149,27 +149,32 @@ def families() -> dict[str, Make]:
     return FAMILIES
 
 
-def exported(make: Make) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Any]:
-    """Return a model, its inputs and its export, with PyTorch's attention if it exports with it."""
+def brought(make: Make) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], Any]:
+    """Return a model, its inputs and its import, with PyTorch's attention if that is imported."""
     try:
-        return with_export(*make("sdpa")[:2])
+        return with_import(*make("sdpa")[:2])
     except ValueError:
-        return with_export(*make("eager")[:2])
+        return with_import(*make("eager")[:2])
 
 
-def with_export(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+def with_import(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     model = model.eval()
-    return model, inputs, torch.export.export(model, inputs, strict=False)
+    return model, inputs, as_relax(model, inputs)
+
+
+def as_relax(model: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[Any, Any]:
+    """Return the module of a model, and its weights by function."""
+    program = torch.export.export(model, inputs, strict=False)
+    mod = from_exported_program(program, keep_params_as_input=True)
+    return relax.frontend.detach_params(mod)
 
 
 def turn(call: Call, _: int) -> list[float]:
     return [seconds(call) for _ in range(CALLS)]
 
 
-def by_us(program: Any, inputs: tuple[torch.Tensor, ...]) -> Call:
-    """Compile an export; the weights stay parameters."""
-    mod = from_exported_program(program, keep_params_as_input=True)
-    mod, params = relax.frontend.detach_params(mod)
+def by_us(mod: ir.IRModule, params: Any, inputs: tuple[torch.Tensor, ...]) -> Call:
+    """Compile a module; the weights stay parameters."""
     target = host_target()
     pipeline = relax.get_pipeline("relax_fusion", target=target)
     main = relax.VirtualMachine(tvm.compile(mod, target, relax_pipeline=pipeline), tvm.cpu())[

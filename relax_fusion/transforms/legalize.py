@@ -1,4 +1,4 @@
-"""Legalisations that TVM lacks: attention of strongly negative scores, bfloat16 LayerNorm.
+"""Legalisations that TVM lacks: attention of strongly negative scores, bfloat16 norms, GroupNorm.
 
 TVM 0.27's attention writes 0 over masked scores and subtracts the maximum of the row *including*
 those zeros. Where every visible score of a row is below about -17 (float16) or -104 (float32),
@@ -6,7 +6,8 @@ each exponential underflows to 0, and the row becomes 0 / 0. The first token of 
 sees only itself, is the usual victim; its NaN then reaches every later token. TVM also keeps
 scores and sums in float16. Here they are float32, and a masked score is minus infinity. It has no
 windows at all.
-Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``.
+Its LayerNorm refuses bfloat16, and ignores ``scale`` and ``center``, as its GroupNorm does, whose
+reshapes hide what a row is.
 """
 
 from __future__ import annotations

@@ -182,9 +182,10 @@ def test_imported(run, monkeypatch) -> None:
             raise ValueError("no such attention")
         return Patches(), (torch.ones(2, 3, 8, 8),), ()
 
-    def by_us(program, inputs):
-        return lambda: program.module()(*inputs)
+    def by_us(model, params, inputs):
+        return lambda: model(*inputs)
 
+    monkeypatch.setattr(imported, "as_relax", lambda model, inputs: (model, {}))
     monkeypatch.setattr(imported, "by_us", by_us)
     monkeypatch.setattr(imported, "families", lambda: {"patches": make})
     monkeypatch.setattr(imported, "LEAST", 0.0)

@@ -119,6 +119,13 @@ def test_one_element_is_not_copied() -> None:
     assert "call_tir" not in operators(after)
 
 
+def test_the_dtype_of_the_result_is_kept() -> None:
+    before = convolution((1, 3, 6), (4, 3, 3), {"out_dtype": "float32"}, "float16")
+    after = MultiplyConvolutions()(before)
+    assert "matmul" in operators(after)
+    tvm.ir.assert_structural_equal(after["main"].ret_ty, before["main"].ret_ty)
+
+
 KEPT: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], str]] = {
     "channels by themselves": ((1, 4, 6), (4, 1, 3), {"groups": 4}, ""),
     "integers": ((1, 4, 6), (4, 4, 3), {"out_dtype": "int32"}, "int8"),

@@ -154,10 +154,10 @@ CASES = {
         [("rope", "y", "it turns what exp made behind split", "rope")],
     ),
     "no rotation": (HEADS, "m = R.concat((q, k), axis=-1)\ny = R.add(m, R.multiply(m, m))", []),
-    "an activation of a convolution": (
-        "x: R.Tensor((b, 8, 16), 'float32'), w: R.Tensor((8, 8, 3), 'float32'), "
+    "an activation of a convolution of each channel": (
+        "x: R.Tensor((b, 8, 16), 'float32'), w: R.Tensor((8, 1, 3), 'float32'), "
         "a: R.Tensor((1, 8, 1), 'float32')",
-        "h = R.add(R.nn.conv1d(x, w), a)\ny = R.nn.gelu(h)",
+        "h = R.add(R.nn.conv1d(x, w, groups=8), a)\ny = R.nn.gelu(h)",
         [("activation", "y", "gelu of what nn.conv1d made", "")],
     ),
     "an activation that no kernel has": (
