@@ -165,6 +165,8 @@ def _times_gamma(rewriter: Rewriter, data: relax.Expr, gamma: relax.Expr) -> rel
     norm = rewriter.call(cast.args[0] if cast is not None else data, *_NORMS)
     if norm is None or not _is_constant(norm.args[1], 1.0):
         return None
+    if not all(_is_constant(beta, 0.0) for beta in norm.args[2:]):
+        return None  # it is multiplied, too
     row = _vector(rewriter, gamma, norm.args[1])
     if row is None:
         return None

@@ -174,6 +174,15 @@ def test_gamma_by_rows_is_no_gamma() -> None:
     assert_same_numbers(before, after)
 
 
+def test_beta_in_front_of_gamma_is_multiplied() -> None:
+    body = "u = R.mean(x, axis=[2], keepdims=True)\nv = R.subtract(x, u)\n"
+    body += rms(SQUARES[0], ROOTS[0], "k = R.add(h, c)\ny = R.multiply(k, g)")
+    before = module(f"{X}, {G}, {B}", body)
+    after = RecogniseOperators()(before)
+    assert operators(after) == ["nn.layer_norm", "multiply"]
+    assert_same_numbers(before, after)
+
+
 def test_a_vector_has_no_rows() -> None:
     params = "x: R.Tensor((8,), 'float32')"
     before = module(params, "v = R.negative(x)\n" + rms(SQUARES[0], ROOTS[0], "y = R.abs(h)"), "")
