@@ -31,6 +31,7 @@ from .passes import (
     FuseGatedFFN,
     FuseMatmulChain,
     FuseMatmulEpilogue,
+    FuseProjections,
     FuseRMSNormMatmul,
     register_pass,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "FuseMatmulChain",
     "FuseMatmulEpilogue",
     "FuseOptions",
+    "FuseProjections",
     "FuseRMSNormMatmul",
     "FusingPass",
     "GatedFFN",

@@ -15,12 +15,14 @@ from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
 from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
+from .projections import FuseProjections
 
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
     "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
     "FuseAttentionChain": FuseAttentionChain,
+    "FuseProjections": FuseProjections,
     "FuseMatmulEpilogue": FuseMatmulEpilogue,
 }
 """Every pass by name, in the order in which the pipeline runs them: longer chains first.
@@ -64,6 +66,7 @@ __all__ = [
     "FuseGatedFFN",
     "FuseMatmulChain",
     "FuseMatmulEpilogue",
+    "FuseProjections",
     "FuseRMSNormMatmul",
     "register_pass",
 ]
