@@ -142,7 +142,9 @@ def norm_rotation(
 
     def element(*at: tirx.Expr) -> tirx.Expr:
         *row, feature = at
-        which, lane = tirx.floordiv(feature, head), tirx.floormod(feature, head)
+        several = int(width) > head
+        which = tirx.floordiv(feature, head) if several else 0
+        lane = tirx.floormod(feature, head) if several else feature
         halves = 2 * distance == head
         is_first = lane < distance if halves else lane % 2 < 1
         partner = (lane + distance) % head if halves else lane + 1 - lane % 2 * 2
