@@ -16,6 +16,7 @@ from tvm import tirx
 from tvm.relax.frontend.nn import ExternModule
 from tvm.target import Target
 
+from .canonical import CANONICAL
 from .errors import PipelineError
 from .hardware.target import has_triton, make_target, require_tf32
 from .passes import PATTERNS
@@ -39,8 +40,8 @@ def _demand(holds: Callable[[Any], bool], needs: str) -> AfterValidator:
 
 
 def _known_pass(name: str) -> str:
-    if name not in PATTERNS:
-        raise ValueError(f"must be one of {', '.join(PATTERNS)}")
+    if name not in PATTERNS and name not in CANONICAL:
+        raise ValueError(f"must be one of {', '.join([*CANONICAL, *PATTERNS])}")
     return name
 
 
@@ -100,7 +101,7 @@ class PipelineOptions:
         Interpret what every kernel replaces beside what it computes, by numpy, and leave a chain
         alone where they differ; "strict" raises `EquivalenceError` there.
     disable : iterable of str
-        Names of passes that are left out.
+        Names of passes that are left out: fusing ones, and those of `relax_fusion.canonical`.
     report : Report, optional
         Receives every decision, and which rule scheduled which function.
     progress : callable, optional

@@ -21,15 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import (
-    FuseNormRotation,
-    MendImports,
-    MergeDuplicates,
-    MoveReshapes,
-    MoveTransposes,
-    MultiplyConvolutions,
-    RecogniseOperators,
-)
+from .canonical import CANONICAL
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -113,14 +105,8 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         CopyConstants(),
         relax.transform.ConvertToDataflow(min_size=1),
         relax.transform.CanonicalizeBindings(),
-        MendImports(),
-        MergeDuplicates(),
-        MultiplyConvolutions(),
-        MoveReshapes(),
-        MoveTransposes(),
-        RecogniseOperators(),
-        FuseNormRotation(),
     ]
+    passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
     passes += [FuseDequantize(), SeparateWrites()]
     if options.cublas_gemm:

@@ -1,5 +1,10 @@
 """The canonical form of a graph, which the fusing passes look at."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 from .convolutions import MultiplyConvolutions
 from .duplicates import MergeDuplicates
 from .imports import MendImports
@@ -8,12 +13,15 @@ from .operators import RecogniseOperators
 from .rotations import FuseNormRotation
 from .transposes import MoveTransposes
 
-__all__ = [
-    "FuseNormRotation",
-    "MendImports",
-    "MergeDuplicates",
-    "MoveReshapes",
-    "MoveTransposes",
-    "MultiplyConvolutions",
-    "RecogniseOperators",
-]
+CANONICAL: dict[str, Callable[[], Any]] = {
+    "MendImports": MendImports,
+    "MergeDuplicates": MergeDuplicates,
+    "MultiplyConvolutions": MultiplyConvolutions,
+    "MoveReshapes": MoveReshapes,
+    "MoveTransposes": MoveTransposes,
+    "RecogniseOperators": RecogniseOperators,
+    "FuseNormRotation": FuseNormRotation,
+}
+"""Every pass by name, in the order in which the pipeline runs them."""
+
+__all__ = ["CANONICAL", *CANONICAL]

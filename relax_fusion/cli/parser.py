@@ -11,6 +11,7 @@ from typing import NoReturn
 from tvm.target import Target
 
 from .. import __version__
+from ..canonical import CANONICAL
 from ..errors import TargetError
 from ..hardware import DEVICES
 from ..hardware.target import make_target
@@ -234,10 +235,10 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--disable",
         action="append",
-        choices=tuple(PATTERNS),
+        choices=(*CANONICAL, *PATTERNS),
         default=[],
         metavar="PASS",
-        help=f"leave out a pass; can be repeated: {', '.join(PATTERNS)}",
+        help=f"leave out a pass; can be repeated: {', '.join([*CANONICAL, *PATTERNS])}",
     )
     parser.add_argument(
         "--always-fuse",

@@ -18,6 +18,7 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from ..errors import ModelFileError
 from ..matching.pattern import is_call
+from ..transforms.modules import with_functions
 from .imported import FUNCTION, ImportedModel, reason, signature_of, with_clipped_indices
 
 LARGEST_CONSTANT = 4096
@@ -123,8 +124,7 @@ def _with_weights(
     body = tvm_ffi.structural_map(func.body, (ir.GenericConst, lambda c: params.get(c, c)))
     every = [*func.params, *params.values()]
     new = relax.Function(every, body, func.ret_ty, func.is_pure, func.attrs)
-    others = {gvar: other for gvar, other in mod.functions.items() if gvar.name_hint != FUNCTION}
-    return ir.IRModule({mod.get_global_var(FUNCTION): new, **others}), weights
+    return with_functions(mod, {mod.get_global_var(FUNCTION): new}), weights
 
 
 def _read_constants(func: relax.Function) -> Iterator[ir.GenericConst]:

@@ -174,10 +174,10 @@ class _Looker:
 
     def _rope(self, found: Operation) -> tuple[str, str]:
         """Say what is turned: what both products of the sum are made of."""
-        joined = is_call(self.view.defs[found.var], "relax.concat", "relax.stack")
-        total = self.view.call(
-            found.covers[0] if joined else found.var, "relax.add", "relax.subtract"
+        ends = (
+            self.view.call(v, "relax.add", "relax.subtract") for v in (found.var, *found.covers)
         )
+        total = next((call for call in ends if call is not None), None)
         first, second = map(self.around.sources, total.args) if total is not None else ([], [])
         both = [a for a in first if any(a.same_as(b) for b in second)]
         if not both:

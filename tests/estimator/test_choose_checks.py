@@ -39,7 +39,10 @@ def turned(rope: Rope) -> NormMatmul:
         (replace(MATMUL, outputs=()), "n is 0, must be an integer from 1 on"),
         (replace(MATMUL, outputs=(Projection(0, "nk"), Projection(8, "nk"))), "n of a projection"),
         (replace(MATMUL, outputs=(Projection(8, "qq"),)), "layout is 'qq', must be 'nk' or 'kn'"),
-        (replace(MATMUL, outputs=(Projection(8, "nk", ("tan",)),)), "a step is 'tan', must be of"),
+        (
+            replace(MATMUL, outputs=(Projection(8, "nk", ("tan",)),)),
+            "step is 'tan', must be a number or",
+        ),
         (replace(MATMUL, dtype="float99"), "dtype is 'float99', must be of float64, float32"),
         (replace(MATMUL, outputs=(Projection(9, "nk", (), Rope(4, 8, "float32")),)), "whole heads"),
         *((turned(rope), sentence) for rope, sentence in ROPES),

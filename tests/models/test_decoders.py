@@ -86,10 +86,7 @@ def test_every_chain_is_fused(name: str, dtype: str) -> None:
         tvm.transform.Sequential(passes)(exported.mod)
     for coverage in report.coverage:
         assert coverage.per_layer == LAUNCHES[name]
-        chains = dict(coverage.chains)
-        if name == "Gemma2":  # the cap of the logits is no activation of a chain
-            assert chains.pop("projection -> activation") == (3, 4)
-        assert all(found == there > 0 for found, there in chains.values())
+        assert all(found == there > 0 for found, there in coverage.chains.values())
 
 
 def test_windows_of_layers() -> None:

@@ -26,7 +26,7 @@ def arrays(batch: int = 2, seq: int = 3, dtype: str = "float32") -> dict[str, np
     return {"ids=1": ids, "x.in": rng.standard_normal((batch, seq, WIDTH)).astype(dtype)}
 
 
-def reference(given: dict[str, np.ndarray]) -> list[np.ndarray]:
+def expected(given: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Return what the model computes."""
     kept = {name: array.astype("float64") for name, array in weights().items()}
     rows = kept["table"][np.minimum(given["ids=1"], WORDS - 1)] + given["x.in"].astype("float64")
