@@ -6,8 +6,8 @@ programs of all fill the device together and read the rows from the same caches.
 found by comparing the column tile with constants; what follows is compiled once for each, so no
 address is less aligned, and no mask more needed, than in a kernel of its own.
 
-A loop that copies ahead is not a part of what is compiled several times: LLVM merges the equal
-ends of such branches, and the tiles of both then take room in shared memory at the same time.
+A loop that copies ahead is not a part of what is compiled several times: the compiler merges the
+equal ends of such branches, and the tiles of both then take room in shared memory at once.
 """
 
 from __future__ import annotations
