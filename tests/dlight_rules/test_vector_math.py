@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -28,7 +27,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., tirx.Expr], Callable[..., np.ndarray], 
     "exp": (te.exp, np.exp, 3),
     "sigmoid": (te.sigmoid, sigmoid, 4),
     "tanh": (te.tanh, np.tanh, 4),
-    "erf": (te.erf, np.vectorize(math.erf), 2),
 }
 """The function, what it is, and how many units in the last place it may err by."""
 
@@ -65,9 +63,8 @@ def test_numbers(name: str, dtype: str) -> None:
     assert (np.abs(got[np.abs(want) < np.finfo(dtype).tiny]) <= np.finfo(dtype).tiny).all()
 
 
-@pytest.mark.parametrize("name", ["erf", "tanh"])
-def test_odd(name: str) -> None:
-    func = with_vector_math(element_wise(FUNCTIONS[name][0], "float32"))
+def test_tanh_is_odd() -> None:
+    func = with_vector_math(element_wise(te.tanh, "float32"))
     got, turned = computed(func, VALUES), computed(func, -VALUES)
     np.testing.assert_array_equal(got, -turned)
     assert np.nanmax(np.abs(got)) == 1

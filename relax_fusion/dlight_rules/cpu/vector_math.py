@@ -1,8 +1,7 @@
 """Exponentials and what is made of them, as arithmetic that a CPU does a vector at a time.
 
-LLVM calls the C library for each element.  The error function is ``x + x P(x^2)`` near 0, and
-elsewhere ``1 - e^Q(|x|)`` with the sign of x.  P and Q are least squares, reweighted until the
-error was level: 9e-9 of the result by P, and 2e-9 by Q.
+LLVM calls the C library for each element.  The error function stays such a call: the names that its
+arithmetic binds inside of each other take TVM 0.27 minutes in kernels with unrolled tiles.
 """
 
 from __future__ import annotations
@@ -20,23 +19,9 @@ from .vector_transpose import float32_bits
 LEAST, MOST = -104.0, 89.0
 """Where the exponential is 0 in float32, and where it is infinity."""
 
-NEAR = 0.875
-FAR = 3.95
-"""Where P ends, and where the error function is 1 in float32."""
-
-MOST_ERF = 1
-"""Error functions in a function that become arithmetic: of kernels for several ranges of rows, TVM
-takes minutes to compile the names that are bound inside of each other."""
-
-P = (0.128379157, -0.376125505, 0.112824553, -0.0267914619, 0.00503217978, -0.000620324752)
-Q = (
-    *(-0.000144211287, -1.12788939, -0.636820654, -0.104250199),
-    *(0.0223810285, -0.00308199552, 0.000199901321),
-)
-
 
 def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Return `func` with exp, sigmoid, tanh and erf of float32 and float16 as arithmetic.
+    """Return `func` with exp, sigmoid and tanh of float32 and float16 as arithmetic.
 
     rewrite: ``exp(x)`` -> ``n = round(x / ln 2); 2^n * series(x - n ln 2)``
 
@@ -46,11 +31,7 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if any(str(cast.ty.dtype) == "bfloat16" for cast in found_in(func.body, tirx.Cast)):
         return func
-    names = [getattr(call.op, "name", "") for call in found_in(func.body, ir.Call)]
-    left = {"tirx.erf"} if names.count("tirx.erf") > MOST_ERF else set()
-    body = tvm_ffi.structural_map(
-        func.body, (ir.Call, lambda c: c if getattr(c.op, "name", "") in left else _rewritten(c))
-    )
+    body = tvm_ffi.structural_map(func.body, (ir.Call, _rewritten))
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -103,23 +84,8 @@ def sigmoid(x: tirx.Var) -> tirx.Expr:
     return one / (one + let("minus", -x, exp))
 
 
-def erf(x: tirx.Var) -> tirx.Expr:
-    """Return the error function, exact to two units in the last place.
-
-    With few names: TVM's passes visit one that is bound inside of another twice as often.
-    """
-    near = x + x * polynomial(P, x * x)
-    negative = x < _const(0.0)
-    size = tirx.Select(negative, -x, x)
-    inside = tirx.Select(size > _const(FAR), _const(FAR), size)
-    far = _const(1.0) - let("power", polynomial(Q, inside), exp)
-    signed = far * tirx.Select(negative, _const(-1.0), _const(1.0))
-    return tirx.Select(size < _const(NEAR), near, signed)
-
-
 _FORMULAS: Mapping[str, Callable[[tirx.Var], tirx.Expr]] = {
     "tirx.exp": exp,
     "tirx.sigmoid": sigmoid,
     "tirx.tanh": lambda x: tanh(x, on_gpu=False),
-    "tirx.erf": erf,
 }
