@@ -34,7 +34,7 @@ from ctypes import c_float
 from tvm import te, tirx
 
 from ..estimator.tile_plan import TilePlan
-from ..workload import GatedFFN, Norm, NormMatmul, Projection
+from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
 from .activations import ACCUMULATE, activate
 from .rope import in_order, rotated_projection
 from .stages import (
@@ -50,7 +50,6 @@ from .stages import (
     stack_parts,
     stepped,
     tiles_of,
-    weight_at,
 )
 
 
@@ -86,16 +85,30 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     if padding.panels:
         data = tiles_of(data, padding.rows)
     if isinstance(work, GatedFFN):
-        _gated(stages, work, (rows, data), padding, stacked=edges == "zero")
+        stacked = _stacked(work.layout, work.packed, edges, parts=2)
+        _gated(stages, work, (rows, data), padding, stacked)
     else:
         for index, projection in enumerate(work.outputs):
-            which = work, projection, index
-            _projection(stages, which, (rows, data), padding, stacked=edges == "zero")
+            which, parts = (work, projection, index), 2 if projection.rope else 1
+            stacked = _stacked(projection.layout, projection.packed, edges, parts)
+            _projection(stages, which, (rows, data), padding, stacked)
     func = stages.func()
     for index, projection in enumerate(work.outputs if isinstance(work, NormMatmul) else ()):
         if projection.rope is not None:
             func = in_order(func, f"out{index}", projection.rope)
     return func
+
+
+def _stacked(
+    layout: WeightLayout, packed: Packed | None, edges: Edges, parts: int
+) -> WeightLayout | None:
+    """Return in which layout a weight is a stage of its own; None if it is read as it lies.
+
+    Tensor cores read what is unpacked along k.
+    """
+    if packed is not None and edges != "clamp":
+        return "nk" if edges == "none" else layout
+    return layout if edges == "zero" and parts == 2 else None
 
 
 def _sum(stages: Stages, x: te.Tensor, edges: Edges) -> te.Tensor:
@@ -165,22 +178,23 @@ def _projection(
     which: tuple[NormMatmul, Projection, int],
     source: tuple[Size, te.Tensor],
     padding: Padding,
-    stacked: bool,
+    stacked: WeightLayout | None,
 ) -> None:
     """Add one matmul and its epilogue."""
     work, projection, index = which
     rows, data = source
     n, layout = projection.n, projection.layout
-    w = stages[f"w{index}"]
     # Columns are vectorised there, and a clamped column would be a gather.
     if layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)
     if projection.rope is not None:
-        rotated_projection(stages, which, (rows, data, w), padding, stacked)
+        rotated_projection(stages, which, source, padding, stacked)
         return
-    acc = accumulate(
-        data, lambda p, j, r: weight_at(layout, w, j, r), (1, n), f"acc{index}", padding
-    )
+    w = stages.weight(f"w{index}", layout)
+    weight: Reader = lambda p, j, r: w(j, r)  # noqa: E731
+    if stacked is not None:
+        weight = stack_parts(stacked, (1, n, work.k), weight, f"w_parts{index}")
+    acc = accumulate(data, weight, (1, n), f"acc{index}", padding)
     total = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
     value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(
@@ -194,15 +208,15 @@ def _gated(
     work: GatedFFN,
     source: tuple[Size, te.Tensor],
     padding: Padding,
-    stacked: bool,
+    stacked: WeightLayout | None,
 ) -> None:
     """Add gate and up as one accumulation of two parts, and their product."""
     rows, data = source
     n = work.n
     gate_part = 0 if work.gate_first else 1
     weight, bias = _gated_weights(stages, work)
-    if stacked:
-        weight = stack_parts(work.layout, (n, work.k), weight, "w_parts0")
+    if stacked is not None:
+        weight = stack_parts(stacked, (2, n, work.k), weight, "w_parts0")
     if work.layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)
     acc = accumulate(data, weight, (2, n), "acc0", padding)
@@ -224,16 +238,11 @@ def _gated_weights(
     """Return readers of both halves of the weight and the bias: merged, or gate then up."""
     n = work.n
     if work.merged:
-        w = stages["w0"]
+        w = stages.weight("w0", work.layout)
         b = stages["bias0"] if work.bias else None
         bias = (lambda p, j: b(p * n + j)) if b is not None else None
-        return lambda p, j, r: weight_at(work.layout, w, p * n + j, r), bias
-    first, second = stages["w0"], stages["w1"]
+        return lambda p, j, r: w(p * n + j, r), bias
+    first, second = (stages.weight(name, work.layout) for name in ("w0", "w1"))
     biases = [stages["bias0"], stages["bias1"]] if work.bias else []
     bias = (lambda p, j: biases[p](j)) if biases else None
-    return (
-        lambda p, j, r: te.if_then_else(
-            p == 0, weight_at(work.layout, first, j, r), weight_at(work.layout, second, j, r)
-        ),
-        bias,
-    )
+    return lambda p, j, r: te.if_then_else(p == 0, first(j, r), second(j, r)), bias

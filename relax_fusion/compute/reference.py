@@ -19,6 +19,7 @@ from ..workload.graph import Block
 from ..workload.json import WORKLOAD_ATTR, to_json
 from ..workload.values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
 from .activations import ACCUMULATE, activate
+from .packed import unpacked
 from .stages import as_stored
 
 
@@ -233,13 +234,9 @@ class _Writer:
         form = self.graph[read.tensor].format
         if form is None:
             return self.buffers[read.tensor][tuple(at)].astype(self.dtype)
-        words, scales = (self.buffers[o.name] for o in self.graph[read.tensor].operands())
-        *lead, last = at
-        word = words[(*lead, last // _int64(form.fields))]
-        shift = (last % _int64(form.fields) * _int64(form.bits)).astype(form.word)
-        field = word >> shift & tirx.const(2**form.bits - 1, form.word)
-        scale = scales[(*lead, last // _int64(form.group))].astype(self.dtype)
-        return (field.astype(self.dtype) - tirx.const(form.zero, self.dtype)) * scale
+        stored = [self.buffers[o.name] for o in self.graph[read.tensor].operands()]
+        loads = [lambda *place, b=buffer: b[place] for buffer in stored]
+        return unpacked(form, loads, at, self.dtype)
 
     def _index(self, at: At) -> tirx.Expr:
         """Return a coordinate."""

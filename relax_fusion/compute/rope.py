@@ -7,9 +7,9 @@ from collections.abc import Callable
 from tvm import s_tir, te, tirx
 
 from ..errors import LoweringError
-from ..workload import NormMatmul, Projection, Rope, operand_name
+from ..workload import NormMatmul, Projection, Rope, WeightLayout, operand_name
 from .activations import ACCUMULATE
-from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts, weight_at
+from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts
 
 Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """An element of part p of a pair: of an accumulator by part, row and pair; of a result the part is
@@ -89,17 +89,18 @@ def _turns(rope: Rope, pair: tirx.Expr) -> tirx.Expr:
 def rotated_projection(
     stages: Stages,
     which: tuple[NormMatmul, Projection, int],
-    source: tuple[Size, te.Tensor, te.Tensor],
+    source: tuple[Size, te.Tensor],
     padding: Padding,
-    stacked: bool,
+    stacked: WeightLayout | None,
 ) -> None:
     """Add one matmul whose heads are rotated: the features of a pair are two parts of a column."""
-    (work, projection, index), (rows, data, w) = which, source
-    rope, n, layout = projection.rope, projection.n, projection.layout
+    (work, projection, index), (rows, data) = which, source
+    rope, n = projection.rope, projection.n
     assert rope is not None
-    weight: Reader = lambda p, j, r: weight_at(layout, w, feature_of(rope, p, j), r)  # noqa: E731
-    if stacked:
-        weight = stack_parts(layout, (n // 2, work.k), weight, f"w_parts{index}")
+    w = stages.weight(f"w{index}", projection.layout)
+    weight: Reader = lambda p, j, r: w(feature_of(rope, p, j), r)  # noqa: E731
+    if stacked is not None:
+        weight = stack_parts(stacked, (2, n // 2, work.k), weight, f"w_parts{index}")
     acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
     if projection.epilogue not in ((), ("bias",)):
         steps = ", ".join(map(str, projection.epilogue))

@@ -10,8 +10,17 @@ from tvm import te, tirx
 
 from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.tile_plan import TilePlan
-from ..workload import ACTIVATIONS, INTEGER_DTYPES, Graph, Operand, Step, WeightLayout, operand_name
+from ..workload import (
+    ACTIVATIONS,
+    INTEGER_DTYPES,
+    Graph,
+    Operand,
+    Step,
+    WeightLayout,
+    operand_name,
+)
 from .activations import ACCUMULATE, activate
+from .packed import unpacked
 
 Size: TypeAlias = tirx.Expr | int
 
@@ -23,6 +32,9 @@ Element = Callable[..., tirx.Expr]
 
 Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """The element of a weight: a function of part, column and k."""
+
+Column = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
+"""The element of a weight: a function of column and k."""
 
 
 class Stages:
@@ -51,6 +63,18 @@ class Stages:
     def __getitem__(self, name: str) -> te.Tensor:
         """Return an input."""
         return self._inputs[name]
+
+    def weight(self, name: str, layout: WeightLayout) -> Column:
+        """Return what reads an input as a weight, unpacked where it is packed."""
+        tensor = self._graph[name]
+        stored = [self._inputs[o.name] for o in tensor.operands()]
+        form = tensor.format
+
+        def element(j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+            at = (j, k) if layout == "nk" else (k, j)
+            return stored[0](*at) if form is None else unpacked(form, stored, at, tensor.dtype)
+
+        return element
 
     def give(self, name: str, tensor: te.Tensor) -> None:
         """Add an output; other names are intermediates."""
@@ -188,17 +212,24 @@ def _accumulate_packed(
     return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
 
 
-def stack_parts(layout: WeightLayout, sizes: tuple[int, int], weight: Reader, name: str) -> Reader:
-    """Put both parts into one tensor ``[2, n, k]``, so that a tile of both is one small box.
+def stack_parts(
+    layout: WeightLayout, sizes: tuple[int, int, int], weight: Reader, name: str
+) -> Reader:
+    """Put all parts into one tensor ``[parts, n, k]``, so that a tile of them is one small box.
 
     In a merged weight the tiles of gate and up lie n rows apart, those of rotated pairs half a
     head, and a schedule that stages them in shared memory would stage everything between them.
+
+    Parameters
+    ----------
+    sizes : tuple of int
+        Parts, their columns, and k.
     """
-    n, k = sizes
+    parts, n, k = sizes
     if layout == "nk":
-        both = te.compute(int64((2, n, k)), lambda p, j, r: weight(p, j, r), name)
+        both = te.compute(int64((parts, n, k)), lambda p, j, r: weight(p, j, r), name)
         return lambda p, j, r: both(p, j, r)
-    both = te.compute(int64((2, k, n)), lambda p, r, j: weight(p, j, r), name)
+    both = te.compute(int64((parts, k, n)), lambda p, r, j: weight(p, j, r), name)
     return lambda p, j, r: both(p, r, j)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -10,6 +11,7 @@ from tvm.target import Target
 
 from ..compute import contraction_prim_func
 from ..estimator.families.dot_products import is_dot_product, stages_norm
+from ..estimator.shape import matmul_shape
 from ..estimator.tile_plan import TilePlan
 from ..hardware.target import device_of
 from ..workload import DTYPE_BYTES, GatedFFN, NormMatmul
@@ -18,9 +20,14 @@ from . import steps
 
 Threads = tuple[int, int]
 
+COMPUTED_LANES = 4
+"""Most elements of a vector that a GPU computes, rather than loads: TVM 0.27 has none of eight."""
+
 
 def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the kernels of a plan for scalar instructions."""
+    if matmul_shape(work).unpacked_bytes:
+        plan = replace(plan, lanes=min(plan.lanes, COMPUTED_LANES))
     return schedule_gpu(contraction_prim_func(work, plan, gpu=True), plan, target)
 
 

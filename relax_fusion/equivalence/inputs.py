@@ -107,6 +107,8 @@ def _value(rng: np.random.Generator, ty: ir.Type, sizes: Sizes, name: str) -> An
 def _array(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, name: str) -> Array:
     if dtype == "bool":
         return rng.random(shape) < 0.7
+    if dtype.startswith("uint") and name.startswith("w"):  # words of packed weights
+        return rng.integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
     if "int" in dtype:
         return stored(rng.integers(0 if dtype[0] == "u" else -3, 4, shape), dtype, rounds=False)
     values = rng.standard_normal(shape)

@@ -30,6 +30,10 @@ _BINARY: Mapping[str, Callable[..., Any]] = {
     "NE": np.not_equal,
     "And": np.logical_and,
     "Or": np.logical_or,
+    "BitwiseAnd": np.bitwise_and,
+    "BitwiseOr": np.bitwise_or,
+    "LShift": np.left_shift,
+    "RShift": np.right_shift,
 }
 
 _CALLS: Mapping[str, Callable[..., Any]] = {

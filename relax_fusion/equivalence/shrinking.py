@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax
 
 from ..matching.pattern import is_call
-from ..workload import Attention, DynamicDim, Workload
+from ..workload import Attention, DynamicDim, Packed, Workload
 from .region import Region
 from .sizes import WHOLE, Shrink, Sizes
 
@@ -105,7 +105,7 @@ def shrunk(work: Workload, shrink: Shrink) -> Workload:
 
 
 def _shrunk(value: Any, shrink: Shrink) -> Any:
-    if isinstance(value, bool | DynamicDim):
+    if isinstance(value, bool | DynamicDim | Packed):
         return value
     if isinstance(value, int):
         return shrink.of(value)

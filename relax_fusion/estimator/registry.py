@@ -21,6 +21,7 @@ from .families.cpu_chain import CpuChain
 from .families.cpu_tiles import CpuTiles
 from .families.dot_products import DotProducts
 from .families.few_rows.family import FewRows
+from .families.few_rows.packed import PackedRows
 from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
 from .families.mma_attention import MmaAttention
@@ -39,7 +40,7 @@ Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
     *(TritonMatmul(), TritonAttention()),
-    *(DotProducts(), FewRows(), TensorCores(), FmaTiles()),
+    *(DotProducts(), FewRows(), PackedRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
     *(CpuTiles(), Panels(), CpuAttention(), CpuChain()),
 ]

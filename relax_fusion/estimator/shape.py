@@ -66,6 +66,8 @@ class MatmulShape:
         Floating-point operations of the matmuls for each row.
     rotated : bool
         Whether pairs of features are turned that are not neighbours.
+    unpacked_bytes : int
+        All weights that are packed, as elements of `dtype`; 0 where none is.
     """
 
     k: int
@@ -83,6 +85,7 @@ class MatmulShape:
     has_norm: bool
     rotated: bool
     allow_tf32: bool
+    unpacked_bytes: int = 0
 
     @property
     def paired(self) -> bool:
@@ -126,6 +129,10 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         runs = ((p, p.rope if pairs or _apart(p) else None) for p in work.outputs)
         contiguous = tuple(rope.distance if rope else p.n for p, rope in runs)
         layouts = frozenset(p.layout for p in work.outputs)
+    packed = isinstance(work, GatedFFN) and work.packed is not None
+    if isinstance(work, NormMatmul):
+        packed = any(p.packed is not None for p in work.outputs)
+    unpacked = sum(n_parts) * parts * work.k * DTYPE_BYTES[work.dtype]
     x_row = sum(row[name] for name in ("x", "residual") if name in row)
     out_row = sum(each for name, each in row.items() if name.startswith("out"))
     return MatmulShape(
@@ -144,6 +151,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         has_norm=work.norm is not None,
         rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
+        unpacked_bytes=unpacked if packed else 0,
     )
 
 

@@ -72,7 +72,7 @@ def epilogue(
     """
     chain = Chain(
         start,
-        Projection(start.n, start.layout),
+        Projection(start.n, start.layout, packed=start.form),
         (),
         start.covers,
         start.var,

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
-from ..workload import WeightLayout
+from ..workload import Packed, WeightLayout
 from .dequantized import refuse_dequantized
-from .pattern import BlockView, PrimExpr, is_call
+from .packed import PackedWeight, packed_weight
+from .pattern import BlockView, KernelArg, PrimExpr, is_call
 from .shapes import permutation, shape_of, static
 
 
 @dataclass(frozen=True)
 class Linear:
-    """``x @ W``: `x` of shape [..., k], `weight` a two-dimensional tensor in `layout`."""
+    """``x @ W``: `x` of shape [..., k], `weight` a two-dimensional tensor in `layout`.
+
+    `packed` is what the weight is decoded from, if it is.
+    """
 
     var: relax.Var
     x: relax.Expr
@@ -25,13 +29,24 @@ class Linear:
     n: int
     k: int
     covers: tuple[relax.Var, ...]
+    packed: PackedWeight | None = None
+
+    @property
+    def form(self) -> Packed | None:
+        """How the weight is stored, None if its elements lie one after the other."""
+        return self.packed.form if self.packed is not None else None
+
+    def weights(self, name: str) -> dict[str, KernelArg]:
+        """Return what a kernel reads of the weight, which its graph calls `name`."""
+        return self.packed.args(name) if self.packed else {name: KernelArg(self.weight)}
 
 
 def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     """Recognise the projection that defines `var`.
 
     Spellings: ``matmul(x, W)``, ``matmul(x, permute_dims(W))``, and the call of an NT matmul
-    PrimFunc that TVM's FuseTransposeMatmul leaves.  Refuses one whose weight is decoded first.
+    PrimFunc that TVM's FuseTransposeMatmul leaves.  Refuses one whose weight is decoded first, from
+    a format that no kernel reads.
     """
     if not isinstance(var, relax.Var) or var not in view.defs:
         return None
@@ -45,9 +60,20 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     if shape is None or len(shape) != 2 or len(shape_of(x) or ()) < 2:
         return None
     source, layout, covers = untransposed(view, weight)
-    refuse_dequantized(view, source)
     n, k = static(shape[1], "the weight's output features"), static(shape[0], "its input features")
-    return Linear(var, x, source, layout, n, k, (*covers, var))
+    packed, decoding = _packed(view, source)
+    return Linear(var, x, source, layout, n, k, (*decoding, *covers, var), packed)
+
+
+def _packed(
+    view: BlockView, weight: relax.Expr
+) -> tuple[PackedWeight | None, tuple[relax.Var, ...]]:
+    """Return what a weight is decoded from, and the decoding if nothing else reads it."""
+    packed = packed_weight(view, weight)
+    if packed is None:
+        refuse_dequantized(view, weight)
+        return None, ()
+    return packed, () if view.only_user(weight) is None else (packed.var,)
 
 
 def untransposed(
@@ -76,9 +102,9 @@ def _nt_matmul(view: BlockView, var: relax.Var, call: relax.Call) -> Linear | No
     body = view.mod[call.args[0]]
     if not isinstance(body, tirx.PrimFunc) or not _computes_nt_matmul(body, len(x_shape)):
         return None
-    refuse_dequantized(view, weight)
     n, k = static(w_shape[0], "the weight's output features"), static(w_shape[1], "its features")
-    return Linear(var, x, weight, "nk", n, k, (var,))
+    packed, decoding = _packed(view, weight)
+    return Linear(var, x, weight, "nk", n, k, (*decoding, var), packed)
 
 
 def _computes_nt_matmul(func: tirx.PrimFunc, rank: int) -> bool:

@@ -73,7 +73,9 @@ def _matmul(view: BlockView, var: relax.Expr) -> tuple[Linear, Shape] | None:
     """Recognise a projection, or a matmul of two batches of matrices."""
     try:
         found = linear(view, var)
-        return (found, ()) if found is not None else _batched(view, var)
+        if found is None:
+            return _batched(view, var)
+        return (found, ()) if found.packed is None else None
     except Refused:
         return None  # FuseMatmulEpilogue says why
 

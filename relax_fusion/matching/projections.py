@@ -171,6 +171,7 @@ def norm_matmul(
     source = before.source
     dtype = check_dtype(dtype_of(source.expr), "the input")
     args, outs, covers = dict(before.args), dict(before.outs), list(before.covers)
+    weights: dict[str, KernelArg] = {}
     for index, chain in enumerate(chains):
         guard(
             chain.linear.k == source.k,
@@ -180,12 +181,16 @@ def norm_matmul(
         n = chain.projection.n
         rows = (KernelArg(a.expr, a.shape or (source.rows, n)) for a in chain.args)
         names = operand_names(chain.projection.epilogue, index)
-        args |= {f"w{index}": KernelArg(chain.linear.weight), **dict(zip(names, rows, strict=True))}
+        args |= zip(names, rows, strict=True)
+        weights |= chain.linear.weights(f"w{index}")
         outs[f"out{index}"] = _out(chain.out, source, n, chain.out_dtype)
         covers += chain.covers
-    check_operands([a.expr for a in args.values()], dtype)
+    check_operands([*(a.expr for a in args.values()), *(c.linear.weight for c in chains)], dtype)
+    args |= weights
     for index, chain in enumerate(chains):  # of any dtype
         args |= zip((f"cos{index}", f"sin{index}"), chain.angles, strict=False)
+    forms = {c.linear.form for c in chains}
+    guard(len(forms) == 1, Reason.LAYOUT, "the weights are stored in different formats")
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
     check_dtype(next(iter(out_dtypes)), "the result")
@@ -211,6 +216,7 @@ def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
     parts = [before.spelling] if before.norm else []
     parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")
     parts += sorted({"nk": "NT", "kn": "NN"}[layout] for layout in layouts)
+    parts += ["packed"] if any(c.linear.packed for c in chains) else []
     parts += named(chains[0].projection.epilogue)
     parts += ["rope"] if any(c.projection.rope for c in chains) else []
     return " ".join(parts)

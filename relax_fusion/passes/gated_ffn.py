@@ -150,13 +150,21 @@ class FuseGatedFFN(FusingPass):
         guard(merged or u.linear.n == n, Reason.SHAPE, f"gate has {n} features, up {u.linear.n}")
         guard((g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias")
         weights = [g] if merged else [g, u]
+        guard(
+            g.linear.form == u.linear.form,
+            Reason.LAYOUT,
+            "the weights of gate and up are stored in different formats",
+        )
         args = dict(before.args)
         for p, half in enumerate(weights):
-            args[f"w{p}"] = KernelArg(half.linear.weight)
             if half.bias is not None:
                 args[f"bias{p}"] = KernelArg(half.bias)
         dtype = dtype_of(before.source.expr)
-        check_operands([a.expr for a in args.values()], dtype)
+        check_operands(
+            [*(a.expr for a in args.values()), *(h.linear.weight for h in weights)], dtype
+        )
+        for p, half in enumerate(weights):
+            args |= half.linear.weights(f"w{p}")
         work = GatedFFN(
             as_dim(before.source.rows, self.options.bounds),
             before.source.k,
@@ -169,12 +177,14 @@ class FuseGatedFFN(FusingPass):
             dtype,
             check_dtype(dtype_of(var), "the result"),
             g.bias is not None,
+            packed=g.linear.form,
         )
         outs = {**before.outs, "out0": KernelOut(var, (before.source.rows, n), work.out_dtype)}
         everything = tuple(dict.fromkeys((*before.covers, *covers)))
         check_inner(view, everything, {o.var for o in outs.values()})
         refuse_kept_roundings(view, everything)
-        spelling = f"{before.spelling} {'merged' if merged else 'separate'} {act}"
+        packed = " packed" * (work.packed is not None)
+        spelling = f"{before.spelling} {'merged' if merged else 'separate'}{packed} {act}"
         return Match.of(spelling, everything, (args, outs), work)
 
     def _plain(self, view: BlockView, var: relax.Var) -> Match | None:

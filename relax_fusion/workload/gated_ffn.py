@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .base import Atom, Described
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
+from .formats import Packed
 from .graph import Graph
 from .norm_matmul import Norm, NormMatmul, Projection, WeightLayout, normalised
 from .values import Axis, Expr, apply
@@ -34,6 +35,8 @@ class GatedFFN(Described):
         One of `ACTIVATIONS`, applied to the gate.
     bias : bool
         Whether gate and up each have a bias (merged: one of ``2 n``).
+    packed : Packed, optional
+        How the weights are stored, as in `Projection`.
     """
 
     rows: Dim
@@ -48,6 +51,7 @@ class GatedFFN(Described):
     out_dtype: str
     bias: bool = False
     allow_tf32: bool = False
+    packed: Packed | None = None
 
     __hash__ = Described.__hash__
 
@@ -61,10 +65,10 @@ class GatedFFN(Described):
     def _parts(self) -> list[NormMatmul]:
         """What is left without the product; of two weights, the gate's takes the activation."""
         bias = ("bias",) * self.bias
-        gate = Projection(self.n, self.layout, (*bias, self.activation))
-        outputs: tuple[Projection, ...] = (gate, Projection(self.n, self.layout, bias))
+        gate = Projection(self.n, self.layout, (*bias, self.activation), packed=self.packed)
+        outputs: tuple[Projection, ...] = (gate, replace(gate, epilogue=bias))
         if self.merged:
-            outputs = (Projection(2 * self.n, self.layout, bias),)
+            outputs = (replace(gate, n=2 * self.n, epilogue=bias),)
         dtypes = self.dtype, self.out_dtype, self.allow_tf32
         grouped = [outputs] if self.norm else [(p,) for p in outputs]
         return [NormMatmul(self.rows, self.k, each, self.norm, *dtypes) for each in grouped]
@@ -77,7 +81,7 @@ class GatedFFN(Described):
         count = 2 * self.n if self.merged else self.n
         shape = (count, self.k) if self.layout == "nk" else (self.k, count)
         tensors = 1 if self.merged else 2
-        weights = [g.input(f"w{p}", shape, self.dtype) for p in range(tensors)]
+        weights = [g.input(f"w{p}", shape, self.dtype, self.packed) for p in range(tensors)]
         biases = [g.input(f"bias{p}", (count,), self.dtype) for p in range(tensors * self.bias)]
         parts: list[Expr] = []
         for p in range(2):

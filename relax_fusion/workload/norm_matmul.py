@@ -11,6 +11,7 @@ from .base import Atom, Described
 from .builder import GraphBuilder, Handle
 from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
+from .formats import Packed
 from .graph import Graph
 from .operators import ACTIVATIONS
 from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
@@ -135,12 +136,15 @@ class Projection:
         called by its name, a number multiplies.
     rope : Rope, optional
         A rotation after the epilogue, which then has no step but a bias.
+    packed : Packed, optional
+        How the weight is stored, where it takes fewer bits than its dtype has.
     """
 
     n: int
     layout: WeightLayout
     epilogue: tuple[Step, ...] = ()
     rope: Rope | None = None
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,8 @@ class NormMatmul(Described):
         """Write down one matmul and its epilogue."""
         i, k, x = source
         j, out = Axis(f"j{index}", projection.n), f"out{index}"
-        value: Expr = product(g, (x, i, k, j), projection.layout, self.dtype, index)
+        weight = projection.layout, projection.packed
+        value: Expr = product(g, (x, i, k, j), weight, self.dtype, index)
         value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, index)
         if projection.rope is None:
             g.output(g.map(out, (i, j), value, self.out_dtype))
@@ -257,14 +262,14 @@ def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtyp
 def product(
     g: GraphBuilder,
     source: tuple[Handle, Axis, Axis, Axis],
-    layout: WeightLayout,
+    weight: tuple[WeightLayout, Packed | None],
     dtype: str,
     index: int,
 ) -> Read:
     """Write down a weight and the matmul of x ``[i, k]`` by it; return an element ``[i, j]``."""
-    x, i, k, j = source
+    (x, i, k, j), (layout, packed) = source, weight
     shape = (j.size, k.size) if layout == "nk" else (k.size, j.size)
-    w = g.input(f"w{index}", shape, dtype)
+    w = g.input(f"w{index}", shape, dtype, packed)
     factor = w[j, k] if layout == "nk" else w[k, j]
     return g.sum(f"acc{index}", (i, j), (k,), x[i, k] * factor, accumulator(dtype))[i, j]
 

@@ -310,15 +310,17 @@ def _unpacked(tensor: Tensor, inputs: Mapping[str, Any]) -> Array:
     """Return the elements of an operand."""
     if tensor.format is None:
         return np.asarray(inputs[tensor.name])
-    last = tensor.shape[-1]
-    assert isinstance(last, int)
+    elements = tensor.shape[tensor.format.axis]
+    assert isinstance(elements, int)
     words, scale = (np.asarray(inputs[o.name]) for o in tensor.operands())
-    return decoded(tensor.format, words, scale.astype("float64"), last)
+    return decoded(tensor.format, words, scale.astype("float64"), elements)
 
 
-def decoded(form: Packed, words: Array, scale: Array, last: int) -> Array:
-    """Return packed elements, of which there are `last` along the last dimension, in float64."""
+def decoded(form: Packed, words: Array, scale: Array, elements: int) -> Array:
+    """Return packed elements, of which there are so many along their dimension, in float64."""
+    words, scale = (np.moveaxis(a, form.axis, -1) for a in (words, scale))
     shifts = np.arange(form.fields, dtype="uint64") * np.uint64(form.bits)
     fields = words[..., None].astype("uint64") >> shifts & np.uint64(2**form.bits - 1)
-    flat = fields.reshape(*words.shape[:-1], -1)[..., :last].astype("float64")
-    return (flat - form.zero) * np.repeat(scale, form.group, axis=-1)[..., :last]
+    flat = fields.reshape(*words.shape[:-1], -1)[..., :elements].astype("float64")
+    found = (flat - form.zero) * np.repeat(scale, form.group, axis=-1)[..., :elements]
+    return np.moveaxis(found, -1, form.axis)

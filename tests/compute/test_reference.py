@@ -88,7 +88,7 @@ def test_packed_weights_are_decoded() -> None:
     rng = np.random.default_rng(1)
     given = {
         "x": rng.standard_normal((3, 40)).astype("float32"),
-        "w": rng.integers(0, 2**32, (4, 5), dtype="uint32"),
+        "w": rng.integers(0, 2**32, (4, 8), dtype="uint32"),
         "w_scale": rng.standard_normal((4, 2)).astype("float16"),
     }
     (got,) = computed(graph, given, [((3, 4), "float32")])

@@ -58,10 +58,12 @@ def test_packed_weights_are_words_and_scales() -> None:
     form = Packed(4, 32, 7)
     assert form.fields == 8
     assert Tensor("w", (6, 100), "float16", form).operands() == (
-        Operand("w", (6, 13), "uint32"),
+        Operand("w", (6, 16), "uint32"),
         Operand("w_scale", (6, 4), "float16"),
     )
     assert Packed(3, 40, 3).fields == 10
+    columns = Packed(3, 40, 3, axis=-2).operands("w", (100, 6))
+    assert [o.shape for o in columns] == [(12, 6), (3, 6)]
     with pytest.raises(GraphError, match=r"w: the packed dimension is .*'n'.*; must be a number"):
         Tensor("w", (6, DynamicDim("n")), "float16", form).operands()
 
@@ -104,6 +106,7 @@ WRONG = {
     "9 bits; must be 1 to 8, as uint8": lambda: Packed(9, 32, 7, word="uint8"),
     "0 bits; must be": lambda: Packed(0, 32, 7),
     "a group is of 0": lambda: Packed(4, 0, 7),
+    "axis is 0; must be -1 or -2": lambda: Packed(4, 32, 7, axis=0),
     "no operator 'sin'; there are add": lambda: Op("sin", (READ,)),
     "exp has 2 operands; must have 1": lambda: Op("exp", (READ, READ)),
     "is no coordinate; must be an axis": lambda: at(READ),  # a gather

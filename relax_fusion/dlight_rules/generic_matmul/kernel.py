@@ -23,7 +23,7 @@ from ...hardware.target import device_of, is_gpu
 from ...matching.expressions import different, loads_of, substitute, variables_of
 from ...workload import NormMatmul
 from .. import steps
-from ..contraction_gpu import schedule_gpu
+from ..contraction_gpu import COMPUTED_LANES, schedule_gpu
 from ..cpu.contraction import schedule_cpu
 from ..tensor_cores.contraction import schedule_mma
 from .layout import unravel
@@ -33,9 +33,6 @@ from .views import through_views
 
 WARP = 32
 """Threads of a warp, on every device that has tensor cores of ours."""
-
-COMPUTED_LANES = 4
-"""Most elements of a vector that a GPU computes, rather than loads: TVM 0.27 has none of eight."""
 
 Index = Callable[..., tirx.Expr]
 

@@ -38,9 +38,16 @@ def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.Pr
 def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Schedule a contraction: a kernel for its norm, and one for every product.
 
-    Products begin while the norm is computed, where the target has dependent launches.
+    Products begin while the norm is computed, where the target has dependent launches.  Packed
+    weights are unpacked by a kernel in front, for few rows in registers.
     """
     sch = s_tir.Schedule(func)
+    for name in steps.block_names(func):
+        if name.startswith("w_parts") and plan.family == few_rows.FAMILY:
+            sch.compute_inline(sch.get_sblock(name))
+        elif name.startswith("w_parts"):
+            block, threads = sch.get_sblock(name), plan.num_warps * LANES
+            steps.element_wise_kernel(sch, block, threads, plan.lanes)
     if "x_norm" in steps.block_names(func) and not _normalises(plan):
         normalise_rows(sch, plan.num_warps * LANES)
     return with_mma(sch.mod["main"], plan, dependent.is_possible(target))

@@ -169,6 +169,8 @@ class TensorCores(KernelFamily[MatmulWork]):
             seconds += dev.launch_s + moved / bandwidth
         moved = shape.weight_bytes + side
         seconds = max(seconds, dev.launch_s + moved / bandwidth)
+        if shape.unpacked_bytes:  # by a kernel in front, which writes them
+            seconds += dev.launch_s + (shape.weight_bytes + shape.unpacked_bytes) / bandwidth
         return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
 
 

@@ -69,6 +69,8 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             return f"dtype is {work.dtype}, the Triton kernels take {' and '.join(HALF_DTYPES)}"
         if MMA[work.dtype] not in dev.capabilities.matrix_instructions:
             return f"the {dev.label} has no tensor cores for {work.dtype}"
+        if matmul_shape(work).unpacked_bytes:
+            return "the Triton kernels read weights that are not packed"
         if isinstance(work, GatedFFN):
             return None
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):

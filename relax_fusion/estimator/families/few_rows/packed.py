@@ -1,0 +1,187 @@
+"""Tensor cores for at most 16 rows and packed weights, which are unpacked in registers.
+
+A kernel is bound by memory, by how many words are on their way at once, or by how fast warps unpack
+them.  Not fitted yet: the constants were set to agree with the timings of
+`2026-11-21-foreign_matmul.log`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+from ....hardware import DeviceSpec
+from ....workload import GatedFFN, NormMatmul, Packed
+from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ...gpu_cost import ISSUE_PER_CLOCK, resident_blocks
+from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...shape import Size, matmul_shape, rows_of
+from ...steps import Footprint
+from ...tile_plan import TilePlan
+from ..fma_tiles import FmaTiles
+from ..matmuls import MatmulWork, columns_fit, matmul_limits
+from ..tensor_cores import tiles as mma
+from .dequantised import COLUMNS, MEMBERS, PIECE, STAGES, WARPS, width
+from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
+
+READ_EFFICIENCY = 0.95
+"""Part of the peak bandwidth at which words can be read."""
+
+INSTRUCTIONS_PER_WEIGHT = 2.0
+"""Of a thread: half of a shift, of a mask and of a sum, a product, and a share of the loads."""
+
+LATENCY_S = 0.9e-6
+"""From asking for words to having them, on a busy device."""
+
+OVERLAP = 3.0
+"""Exponent of the sum of all these: the larger, the better the shorter ones are hidden."""
+
+FILL_S = 2.0e-6
+"""From the start of a kernel to the first product, and from the last one to the last store."""
+
+NORM_S = 1.3e-6
+"""What a kernel in front for the norm adds, where words are on their way meanwhile."""
+
+OVERHEAD_REGISTERS = 48
+"""Of a thread, beside sums, rows and words: addresses, and what is being unpacked."""
+
+
+class PackedRows(KernelFamily[MatmulWork]):
+    """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
+
+    names = (FAMILY,)
+    takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
+    error = OWN_BASELINE_ERROR
+    instead_of = (FmaTiles,)
+    breaks = Breaks((1, 8, 16))
+
+    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
+        """Tell weights that are unpacked from those that are copied, whose plans are others."""
+        return bool(matmul_shape(work).unpacked_bytes)
+
+    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+        """Refuse formats, dtypes and devices that its instructions are not for."""
+        form = _form(work)
+        if form is None:
+            return f"weights are not packed, this family {FAMILY!r} unpacks them"
+        if work.dtype not in HALF_DTYPES:
+            halves = " and ".join(HALF_DTYPES)
+            return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
+        if PIECE % form.fields and form.fields % PIECE:
+            return f"a word has {form.fields} fields, family {FAMILY!r} takes powers of two"
+        if work.k % PIECE:
+            return f"k is {work.k}, family {FAMILY!r} takes multiples of {PIECE}"
+        return mma.unsupported(matmul_shape(work), dev, FAMILY)
+
+    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield tiles of 8 and 16 rows."""
+        shape, rows = matmul_shape(work), work.rows
+        most = rows if isinstance(rows, int) else MOST_ROWS
+        if most > MOST_ROWS:
+            return
+        for block_m, columns, warps, stages in product(
+            (MMA_ROWS, MOST_ROWS), COLUMNS, WARPS[:2], STAGES
+        ):
+            block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
+            if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
+                continue
+            if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
+                continue
+            if stages * block_k <= work.k or (warps, stages) == (WARPS[1], 1):
+                yield TilePlan(
+                    *(block_m, block_n, block_k),
+                    reg_m=block_m,
+                    reg_n=block_n,
+                    lanes=PIECE,
+                    num_stages=stages,
+                    num_warps=warps,
+                    family=FAMILY,
+                )
+
+    def worth(
+        self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
+    ) -> Iterable[TilePlan]:
+        """Offer nothing for more rows; one instruction takes eight."""
+        if rows[1] > MOST_ROWS:
+            return ()
+        return (p for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
+
+    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what its tiles ask for, and what a block has not."""
+        family, chunk = f"family {FAMILY!r}", MEMBERS * width(work.k)
+        if plan.block_m not in (MMA_ROWS, MOST_ROWS):
+            yield f"block_m is {plan.block_m}, {family} has tiles of {MMA_ROWS} or {MOST_ROWS}"
+        given = {
+            "reg_m": plan.block_m,
+            "lanes": PIECE,
+            "split_k": 1,
+            "block_k": chunk * plan.num_warps,
+        }
+        for name, value in given.items():
+            if getattr(plan, name) != value:
+                yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
+        if plan.block_n % MMA_COLUMNS:
+            yield f"block_n is {plan.block_n}, {family} takes multiples of {MMA_COLUMNS}"
+        yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
+        """Return the sums in shared memory, and what a thread has of sums, words and rows."""
+        shape = matmul_shape(work)
+        columns = shape.parts * plan.block_n
+        sums = columns * plan.block_m // 32
+        words = plan.num_stages * columns // 8 * ceil_div(_thread_bytes(work), 4)
+        x = plan.num_stages * plan.block_m // MMA_ROWS * width(work.k) // 2
+        return Footprint(
+            SUM_BYTES * columns * plan.block_m * plan.num_warps,
+            sums + words + x + OVERHEAD_REGISTERS,
+            plan.num_warps * dev.warp_size,
+        )
+
+    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
+        """Return what the launches cost."""
+        shape, rows = matmul_shape(work), rows_of(work, size)
+        foot = self.footprint(plan, work, dev)
+        resident = resident_blocks(foot, dev)
+        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "latency": 0.0, "compute": 0.0}
+        seconds, waves = 0.0, 0
+        tall = ceil_div(rows, plan.block_m)
+        each = shape.weight_bytes / shape.n
+        for n in shape.n_parts:
+            blocks = tall * ceil_div(n, plan.block_n)
+            busiest = ceil_div(blocks, dev.sm_count)
+            columns = busiest * plan.block_n * shape.parts
+            issued = columns * shape.k * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
+            asked = min(busiest, resident) * foot.threads * plan.num_stages * _thread_bytes(work)
+            asked *= plan.block_n * shape.parts // 8
+            times = (
+                tall * n * each / (dev.dram_bytes_per_s * READ_EFFICIENCY),
+                blocks * plan.block_m * shape.k * shape.in_bytes / dev.l2_bytes_per_s,
+                LATENCY_S * busiest * plan.block_n * each / asked,
+                issued / (ISSUE_PER_CLOCK * dev.clock_hz),
+            )
+            for name, value in zip(terms, times, strict=True):
+                terms[name] += value
+            seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
+            waves += ceil_div(blocks, dev.sm_count * resident)
+        launches = len(shape.n_parts)
+        if work.norm is not None:
+            seconds += NORM_S if dev.capabilities.dependent_launch else dev.launch_s
+        terms["launch"] = launches * (dev.launch_s + FILL_S)
+        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        moved = shape.weight_bytes + side
+        return Prediction(
+            seconds + terms["launch"], moved, shape.flops(rows), waves, largest(terms)
+        )
+
+
+def _form(work: MatmulWork) -> Packed | None:
+    return work.packed if isinstance(work, GatedFFN) else work.outputs[0].packed
+
+
+def _thread_bytes(work: MatmulWork) -> int:
+    """Return the bytes of words and scales that a thread loads for a column at a time."""
+    form = _form(work)
+    assert form is not None
+    neighbours = width(work.k)
+    return neighbours * form.bits // 8 + 2 * ceil_div(neighbours, form.group)

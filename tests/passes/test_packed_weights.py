@@ -1,0 +1,100 @@
+"""Chains whose weights are packed: one kernel reads the words, and the numbers are right."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm.relax import op
+
+from relax_fusion import Report
+
+from ..support.quantised import FORMATS, numpy_dtype
+from ..support.quantised_functions import (
+    Layer,
+    add_function,
+    called,
+    lowered,
+    projected,
+    random_array,
+)
+from ..support.quick import machine, quickly
+
+K, N, ROWS = 128, 48, 5
+READ = ("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1")
+"""Formats that kernels unpack."""
+
+
+def ffn(name: str, rows) -> tvm.IRModule:
+    """norm -> gate and up, merged -> silu * up -> down + residual."""
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, FORMATS[name])
+    dtype = layer.format.dtype
+    x, gamma = layer.param((rows, K), dtype), layer.param((K,), dtype)
+    wide, narrow = layer.packed(2 * N, K), layer.packed(K, N) if N % 40 else None
+
+    def emit():
+        h = bb.emit(op.nn.rms_norm(x, gamma, axes=[-1], epsilon=1e-5))
+        halves = bb.emit(op.split(projected(layer, h, wide, 2 * N, K), 2, axis=-1))
+        y = bb.emit(op.multiply(op.nn.silu(halves[0]), halves[1]))
+        return [op.add(projected(layer, y, narrow, K, N), x)]
+
+    add_function(bb, "main", layer, emit)
+    return bb.get()
+
+
+def expected(name: str, arrays: list[np.ndarray]) -> np.ndarray:
+    format = FORMATS[name]
+    x, gamma, *packed = arrays
+    half = len(packed) // 2
+    wide, narrow = format.decoded(packed[:half], K), format.decoded(packed[half:], N)
+    x, gamma, wide, narrow = (a.astype("float64") for a in (x, gamma, wide, narrow))
+    h = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * gamma
+    gate, up = np.split(h @ wide.T, 2, axis=-1)
+    return gate / (1 + np.exp(-gate)) * up @ narrow.T + x
+
+
+def inputs(name: str, rows: int) -> list[np.ndarray]:
+    format, rng = FORMATS[name], np.random.default_rng(7)
+    shapes = [((rows, K), format.dtype), ((K,), format.dtype)]
+    shapes += format.shapes(2 * N, K) + format.shapes(K, N)
+    scale = {"float16": 0.02, "bfloat16": 0.02, "float32": 0.02}
+    return [
+        random_array(rng, *each) * (scale[each[1]] if n > 1 else 1)
+        if each[1] in scale
+        else random_array(rng, *each)
+        for n, each in enumerate(shapes)
+    ]
+
+
+@pytest.mark.parametrize("name", READ)
+def test_kernels_read_words(name: str) -> None:
+    report = Report()
+    mod = lowered(ffn(name, tirx.Var("n", "int64")), phases=2, report=report, always_fuse=True)
+    kernels = [call.args[0].name_hint for call in called(mod["main"])]
+    assert [k[:10] for k in kernels] == ["fuse_gated", "fuse_matmu"]
+    assert all("packed" in d.spelling for d in report.fused)
+
+
+@pytest.mark.parametrize("name", READ)
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_numbers(name: str, rows: int) -> None:
+    mod = ffn(name, tirx.Var("n", "int64"))
+    pipeline = relax.get_pipeline(
+        "relax_fusion", target="llvm", validate="strict", always_fuse=True
+    )
+    arrays = [a.astype(numpy_dtype(d)) for a, d in zip(inputs(name, rows), dtypes(name))]
+    (out,) = machine(quickly(mod, pipeline))["main"](*map(tvm.runtime.tensor, arrays))
+    out = out.numpy()
+    wanted = expected(name, arrays)
+    eps = float(ml_dtypes.finfo(out.dtype).eps)
+    error = np.abs(out.astype("float64") - wanted).max() / np.abs(wanted).max()
+    assert error < 4 * eps + 1e-6
+
+
+def dtypes(name: str) -> list[str]:
+    format = FORMATS[name]
+    shapes = [*format.shapes(2 * N, K), *format.shapes(K, N)]
+    return [format.dtype, format.dtype, *(dtype for _, dtype in shapes)]
