@@ -85,7 +85,9 @@ def test_numbers(name: str, rows: int) -> None:
     pipeline = relax.get_pipeline(
         "relax_fusion", target="llvm", validate="strict", always_fuse=True
     )
-    arrays = [a.astype(numpy_dtype(d)) for a, d in zip(inputs(name, rows), dtypes(name))]
+    arrays = [
+        a.astype(numpy_dtype(d)) for a, d in zip(inputs(name, rows), dtypes(name), strict=True)
+    ]
     (out,) = machine(quickly(mod, pipeline))["main"](*map(tvm.runtime.tensor, arrays))
     out = out.numpy()
     wanted = expected(name, arrays)
