@@ -16,6 +16,7 @@ from ...estimator.families.few_rows import dequantised
 from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
+from . import dependent
 from .decoded import Decoder, joined, register, unrolled
 from .few_rows_kernel import QUADS, FewRowsKernel
 from .few_rows_ring import Place
@@ -41,11 +42,14 @@ class DecodedRowsKernel(FewRowsKernel):
         What is computed.
     place : Place
         What the thread works on.
+    early : bool
+        Whether it may begin while the kernel in front of it still computes x.
     """
 
-    def __init__(self, plan: TilePlan, product: Product, place: Place) -> None:
+    def __init__(self, plan: TilePlan, product: Product, place: Place, early: bool) -> None:
         """Allocate registers, in the block that is open."""
-        self.plan, self.product, self.norm, self.place = plan, product, None, place
+        self.plan, self.product, self.norm = plan, product, None
+        self.place, self.early = place, early
         self.width = dequantised.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
@@ -63,7 +67,11 @@ class DecodedRowsKernel(FewRowsKernel):
         """Emit the whole reduction."""
         clear(self.sums)
         with unrolled(self.stages) as stage:
-            self._load_step(stage, stage)
+            self._load_weights(stage, stage)
+        if self.early:
+            T.evaluate(dependent.wait())
+        with unrolled(self.stages) as stage:
+            self._load_rows(stage, stage)
         turns = ceil_div(self.steps, self.stages)
         # What a loop loads for its next turn, no compiler moves to where it is used
         rolled = T.serial(int32(turns), annotations={"disable_unroll": True})
@@ -85,7 +93,8 @@ class DecodedRowsKernel(FewRowsKernel):
             self._multiply_step(step, stage)
         later = step + int32(self.stages)
         with T.If(later < int32(self.steps)), T.Then():
-            self._load_step(later, stage)
+            self._load_weights(later, stage)
+            self._load_rows(later, stage)
 
     # --- loads -------------------------------------------------------------------------------
 
@@ -94,13 +103,17 @@ class DecodedRowsKernel(FewRowsKernel):
         chunks = step * int32(self.plan.num_warps) + self.place.warp
         return int64(chunks * int32(dequantised.MEMBERS) + self.place.member)
 
-    def _load_step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
-        """Begin to load what a step needs."""
+    def _load_weights(self, step: tirx.Expr, stage: tirx.Expr) -> None:
+        """Begin to load what the weights of a step are made of."""
         piece, last = self._piece_at(step), self.product.depth // self.width - 1
         for decoder in self.decoders:
             for column in range(self.tiles_n * COLUMNS):
                 line = self._line(column)
                 decoder.load(self._index(stage, column), line, tirx.min(piece, int64(last)))
+
+    def _load_rows(self, step: tirx.Expr, stage: tirx.Expr) -> None:
+        """Begin to load the rows of a step."""
+        piece, last = self._piece_at(step), self.product.depth // self.width - 1
         for tile in range(self.tiles_m):
             row = self.place.first_row + int64(int32(tile * MMA_ROWS) + self.place.quad)
             inside = tirx.all(row < self.product.rows, piece <= int64(last))

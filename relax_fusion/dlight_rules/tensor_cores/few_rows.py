@@ -52,7 +52,7 @@ def few_rows_kernel(
         first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), int32(last)))
         place = Place(thread, first_row, first_column, part)
         if product.weight_is_computed:
-            kernel: FewRowsKernel = DecodedRowsKernel(plan, product, place)
+            kernel: FewRowsKernel = DecodedRowsKernel(plan, product, place, early)
         else:
             kernel = FewRowsKernel(plan, product, norm, place, early)
         kernel.accumulate()

@@ -81,7 +81,7 @@ class PackedRows(KernelFamily[MatmulWork]):
         if most > MOST_ROWS:
             return
         for block_m, columns, warps, stages in product(
-            (MMA_ROWS, MOST_ROWS), COLUMNS, WARPS[:2], STAGES
+            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS[:2], (3, *STAGES)
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
