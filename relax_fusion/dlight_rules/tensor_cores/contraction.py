@@ -12,6 +12,7 @@ from tvm.target import Target
 from ...compute import contraction_prim_func
 from ...compute.ranges import root_of
 from ...estimator.families.few_rows import tiles as few_rows
+from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
@@ -23,7 +24,7 @@ from .epilogue import MmaEpilogue
 from .few_rows import few_rows_kernel
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
-from .norm_rows import normalise_rows
+from .norm_rows import normalise_rows, order_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .sums import cluster_sums, leave_cluster, own_sums
 from .tile import MmaTile, Product, int32, int64, whole
@@ -48,7 +49,13 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
         elif name.startswith("w_parts"):
             block, threads = sch.get_sblock(name), plan.num_warps * LANES
             steps.element_wise_kernel(sch, block, threads, plan.lanes)
-    if "x_norm" in steps.block_names(func) and not _normalises(plan):
+    names = steps.block_names(func)
+    if isinstance(plan, PackedPlan) and plan.ordered:
+        order_rows(sch, "x_norm" if "x_norm" in names else "x_ordered")
+    if "x_ordered" in names:
+        copy = sch.get_sblock("x_ordered")
+        steps.element_wise_kernel(sch, copy, plan.num_warps * LANES, plan.lanes)
+    if "x_norm" in names and not _normalises(plan):
         normalise_rows(sch, plan.num_warps * LANES)
     return with_mma(sch.mod["main"], plan, dependent.is_possible(target))
 
@@ -83,7 +90,8 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
         else:
             # A kernel that decodes weights has many small blocks; that each of them waits cost 9 us
             # at 4096 x 4096 on an H200
-            announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
+            rows = (*NORM_BLOCKS, "x_ordered")
+            announced = early and any(b.name_hint in rows for b in stage_blocks)
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]

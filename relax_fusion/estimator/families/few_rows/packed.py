@@ -8,6 +8,7 @@ them.  Not fitted yet: the constants were set to agree with the timings of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 from ....hardware import DeviceSpec
@@ -46,6 +47,20 @@ OVERHEAD_REGISTERS = 48
 """Of a thread, beside sums, rows and words: addresses, and what is being unpacked."""
 
 
+@dataclass(frozen=True)
+class PackedPlan(TilePlan):
+    """Tile sizes of a kernel that unpacks weights for a few rows.
+
+    Parameters
+    ----------
+    ordered : bool
+        Whether a kernel in front, that of the norm where there is one, writes the rows in the order
+        in which threads load them.  Else they load pieces of 16 bytes from many lines.
+    """
+
+    ordered: bool = False
+
+
 class PackedRows(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections of a few rows; threads unpack what they multiply."""
 
@@ -54,6 +69,7 @@ class PackedRows(KernelFamily[MatmulWork]):
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
     instead_of = (FmaTiles,)
+    plan = PackedPlan
     breaks = Breaks((1, 8, 16))
 
     def has(self, plan: TilePlan, work: MatmulWork) -> bool:
@@ -80,16 +96,18 @@ class PackedRows(KernelFamily[MatmulWork]):
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
-        for block_m, columns, warps, stages in product(
-            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS[:2], (3, *STAGES)
+        for block_m, columns, warps, stages, ordered in product(
+            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, (3, *STAGES), (True, False)
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
                 continue
             if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
                 continue
-            if stages * block_k <= work.k or (warps, stages) == (WARPS[1], 1):
-                yield TilePlan(
+            if ordered and work.k % (MEMBERS * width(work.k)):
+                continue
+            if stages * block_k <= work.k or (warps, stages) == (WARPS[-1], 1):
+                yield PackedPlan(
                     *(block_m, block_n, block_k),
                     reg_m=block_m,
                     reg_n=block_n,
@@ -97,6 +115,7 @@ class PackedRows(KernelFamily[MatmulWork]):
                     num_stages=stages,
                     num_warps=warps,
                     family=FAMILY,
+                    ordered=ordered,
                 )
 
     def worth(
@@ -121,6 +140,8 @@ class PackedRows(KernelFamily[MatmulWork]):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
+        if PackedPlan.of(plan).ordered and work.k % chunk:
+            yield f"ordered is True, {family} orders rows of multiples of {chunk}, not of {work.k}"
         if plan.block_n % MMA_COLUMNS:
             yield f"block_n is {plan.block_n}, {family} takes multiples of {MMA_COLUMNS}"
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
