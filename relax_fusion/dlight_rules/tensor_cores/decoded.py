@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...hardware.instructions import PIECE_BYTES
 from ...matching.expressions import ramp, substitute
 from .decode import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
@@ -58,43 +59,91 @@ class Decoder:
         What they are.
     count : int
         Those that are held at once.
+    ahead : int
+        How often that many are loaded ahead.  Then `copied` goes through shared memory.
+
+    Attributes
+    ----------
+    copied : list of list of int
+        Vectors of 16 bytes, of types of which all vectors are such: what `copy_async` takes.
     """
 
-    def __init__(self, neighbours: Neighbours, count: int) -> None:
+    def __init__(self, neighbours: Neighbours, count: int, ahead: int | None = None) -> None:
         """Allocate registers, in the block that is open."""
         self.neighbours = neighbours
         self.kind = HALF_TYPES[neighbours.dtype]
         self.slots: list[tuple[str, int]] = [("", 0)] * len(neighbours.loads)
         sizes: dict[str, int] = {}
+        narrow = set() if ahead else set(map(self._dtype, range(len(self.slots))))
         for run in neighbours.vectors:
-            dtype = str(neighbours.loads[run[0]].source.ty.dtype)
+            dtype = self._dtype(run[0])
+            if dtype != "uint32" or len(run) != PIECE_BYTES // 4:
+                narrow.add(dtype)
             first = -(-sizes.get(dtype, 0) // len(run)) * len(run)  # aligned as a vector
             for offset, load in enumerate(run):
                 self.slots[load] = (dtype, first + offset)
             sizes[dtype] = first + len(run)
         self.sizes = {dtype: -(-size // 8) * 8 for dtype, size in sizes.items()}
+        self.copied = [run for run in neighbours.vectors if self._dtype(run[0]) not in narrow]
+        self.narrow = narrow
         self.raw = {
-            dtype: scratch(f"raw_{dtype}", size * count, dtype, "local")
+            dtype: scratch(
+                f"raw_{dtype}",
+                size * count * ((ahead or 1) if dtype in narrow else 1),
+                dtype,
+                "local",
+            )
             for dtype, size in self.sizes.items()
         }
 
-    def load(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> None:
-        """Emit the loads of neighbours, which become those of number `index`."""
+    def _dtype(self, load: int) -> str:
+        return str(self.neighbours.loads[load].source.ty.dtype)
+
+    def source(self, run: list[int], line: tirx.Expr, piece: tirx.Expr) -> ir.TensorLoad:
+        """Return the load of the first element of a vector."""
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
+        load = self.neighbours.loads[run[0]]
+        return load.source[tuple(substitute(i, where) for i in load.indices)]
+
+    def registers(self, run: list[int], index: tirx.Expr) -> list[tirx.Expr]:
+        """Return where a vector of neighbours number `index` is put."""
+        dtype, slot = self.slots[run[0]]
+        first = index * int32(self.sizes[dtype]) + int32(slot)
+        return [self.raw[dtype][first + int32(n)] for n in range(len(run))]
+
+    def load(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> None:
+        """Emit the loads of neighbours but for `copied`, which become those of number `index`."""
         for run in self.neighbours.vectors:
-            load = self.neighbours.loads[run[0]]
-            dtype, slot = self.slots[run[0]]
-            indices = [substitute(i, where) for i in load.indices]
-            to = index * int32(self.sizes[dtype]) + int32(slot)
+            if run in self.copied:
+                continue
+            load = self.source(run, line, piece)
+            indices, to = list(load.indices), self.registers(run, index)[0].indices[0]
             if len(run) > 1:
                 indices[-1], to = ramp(indices[-1], len(run)), ramp(to, len(run))
-            T.buffer_store(self.raw[dtype], load.source[tuple(indices)], [to])
+            T.buffer_store(self.raw[self._dtype(run[0])], load.source[tuple(indices)], [to])
 
-    def pairs(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> list[tirx.Expr]:
-        """Emit what makes the elements of neighbours; return the registers of `pairs`."""
+    def pairs(
+        self,
+        index: tirx.Expr,
+        line: tirx.Expr,
+        piece: tirx.Expr,
+        received: tirx.Expr | None = None,
+    ) -> list[tirx.Expr]:
+        """Emit what makes the elements of neighbours; return the registers of `pairs`.
+
+        Parameters
+        ----------
+        index : tirx.Expr
+            Their number.
+        line, piece : tirx.Expr
+            Which ones they are.
+        received : tirx.Expr, optional
+            Their number among those whose vectors came through shared memory.
+        """
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
         for name, (dtype, slot) in zip(self.neighbours.loaded, self.slots, strict=True):
-            where[name] = self.raw[dtype][index * int32(self.sizes[dtype]) + int32(slot)]
+            own = index if dtype in self.narrow or received is None else received
+            where[name] = self.raw[dtype][own * int32(self.sizes[dtype]) + int32(slot)]
         values = [substitute(v, where) for v in self.neighbours.values]
         return [self._pair(values[a], values[b]) for a, b in self.neighbours.pairs()]
 

@@ -22,11 +22,14 @@ from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
 from ..tensor_cores import tiles as mma
-from .dequantised import COLUMNS, MEMBERS, PIECE, STAGES, WARPS, width
+from .dequantised import COLUMNS, MEMBERS, PIECE, WARPS, width
 from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
 
 READ_EFFICIENCY = 0.95
 """Part of the peak bandwidth at which words can be read."""
+
+AHEAD = (2, 3, 4, 6)
+"""Steps that are copied ahead."""
 
 INSTRUCTIONS_PER_WEIGHT = 2.0
 """Of a thread: half of a shift, of a mask and of a sum, a product, and a share of the loads."""
@@ -97,7 +100,7 @@ class PackedRows(KernelFamily[MatmulWork]):
         if most > MOST_ROWS:
             return
         for block_m, columns, warps, stages, ordered in product(
-            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, (3, *STAGES), (True, False)
+            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD, (True, False)
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
@@ -106,7 +109,7 @@ class PackedRows(KernelFamily[MatmulWork]):
                 continue
             if ordered and work.k % (MEMBERS * width(work.k)):
                 continue
-            if stages * block_k <= work.k or (warps, stages) == (WARPS[-1], 1):
+            if stages * block_k <= work.k or (warps, stages) == (WARPS[-1], AHEAD[0]):
                 yield PackedPlan(
                     *(block_m, block_n, block_k),
                     reg_m=block_m,
@@ -147,16 +150,21 @@ class PackedRows(KernelFamily[MatmulWork]):
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
-        """Return the sums in shared memory, and what a thread has of sums, words and rows."""
+        """Return what is copied ahead or the sums of warps, and what a thread holds."""
         shape = matmul_shape(work)
-        columns = shape.parts * plan.block_n
+        columns, neighbours = shape.parts * plan.block_n, width(work.k)
         sums = columns * plan.block_m // 32
-        words = plan.num_stages * columns // 8 * ceil_div(_thread_bytes(work), 4)
-        x = plan.num_stages * plan.block_m // MMA_ROWS * width(work.k) // 2
+        held = columns // 8
+        x = plan.block_m // MMA_ROWS * neighbours // 2
+        words = held * neighbours * _bits(work) // 32
+        threads = plan.num_warps * dev.warp_size
         return Footprint(
-            SUM_BYTES * columns * plan.block_m * plan.num_warps,
-            sums + words + x + OVERHEAD_REGISTERS,
-            plan.num_warps * dev.warp_size,
+            max(
+                plan.num_stages * threads * 4 * (x + words),
+                SUM_BYTES * columns * plan.block_m * plan.num_warps,
+            ),
+            sums + words + x + plan.num_stages * held + OVERHEAD_REGISTERS,
+            threads,
         )
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
@@ -198,6 +206,12 @@ class PackedRows(KernelFamily[MatmulWork]):
 
 def _form(work: MatmulWork) -> Packed | None:
     return work.packed if isinstance(work, GatedFFN) else work.outputs[0].packed
+
+
+def _bits(work: MatmulWork) -> int:
+    form = _form(work)
+    assert form is not None
+    return form.bits
 
 
 def _thread_bytes(work: MatmulWork) -> int:
