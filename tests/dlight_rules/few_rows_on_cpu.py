@@ -171,7 +171,12 @@ class WarpsBlock(Block):
         at = address[:, None] // ELEMENT + np.arange(16 // ELEMENT)
         mine = self.active[:, None] // LANES
         assert (self.owner[at] // LANES == mine).all(), "a warp reads what it did not ask for"
-        assert (self.landed[at] < self.epoch).all(), "what a copy brought is read without a barrier"
+        own = self.owner[at] == self.active[:, None]
+        assert (own | (self.landed[at] < self.epoch)).all(), (
+            "what a copy brought is read without a barrier"
+        )
+        pending = [where for where, _ in self._on_their_way()]
+        assert not any(np.isin(at, where).any() for where in pending), "a copy is on its way"
         lines = address.reshape(-1, 8) // 16  # eight threads are served at once
         one, other = lines[:, :, None], lines[:, None]
         assert not ((one != other) & (one % 8 == other % 8)).any(), "different lines share a bank"

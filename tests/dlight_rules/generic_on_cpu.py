@@ -99,6 +99,10 @@ class Views:
             self.shared = np.zeros(0, _half(args))
         super().mma(name, args)
 
+    def call_griddepcontrol(self, args: Any) -> None:
+        """Kernels run one after the other."""
+        self.waited = True
+
     def call_tvm_thread_invariant(self, args: Any) -> Any:
         return self.value(args[0])
 
@@ -170,11 +174,11 @@ def run_generic(func: tirx.PrimFunc, like: tirx.PrimFunc) -> tuple[list[np.ndarr
     out = np.full(shape_of(result), np.nan, dtype_of(str(result.ty.dtype)))
     flat = [a.copy().reshape(-1) for a in arrays] + [out.reshape(-1)]
     tensors = {p.name: a for p, a in zip(func.params, flat, strict=True)}
-    _Launches(tensors).run(Node(func.body))
+    Launches(tensors).run(Node(func.body))
     return arrays, out
 
 
-class _Launches:
+class Launches:
     """Walks over host code, and runs the thread blocks of every launch."""
 
     def __init__(self, tensors: dict[str, np.ndarray]) -> None:
@@ -197,7 +201,8 @@ class _Launches:
                 self.host.env[axis.var] = self.host.value(value)
             for buffer in node.block.alloc_buffers:
                 size = int(np.prod([int(d) for d in buffer.ty.shape]))
-                self.tensors[buffer.name] = np.full(size, np.nan, numpy_dtype(str(buffer.ty.dtype)))
+                empty = np.full(size, np.nan, numpy_dtype(str(buffer.ty.dtype)))
+                self.tensors.setdefault(buffer.name, empty)
             self.run(node.block.body)
         elif node.kind == "IfThenElse":
             case = node.then_case if self.host.value(node.condition) else node.else_case

@@ -315,11 +315,19 @@ class Block(Matrices):
         self.active = everyone[wanted > 0]
         assert set(wanted) <= {0, size}
         if len(self.active):
-            first = self._offset(load.source, load.indices)
-            assert (first * element % size == 0).all(), "an asynchronous copy must be aligned"
-            values[wanted > 0] = self._tensor(load.source)[first[:, None] + lanes]
+            source = self._tensor(load.source)
+            parts = source.itemsize // element  # of one of its elements
+            first = np.broadcast_to(self._offset(load.source, load.indices), self.active.shape)
+            assert (first * parts * element % size == 0).all(), (
+                "an asynchronous copy must be aligned"
+            )
+            halves = source.reshape(-1).view(self.shared.dtype)
+            values[wanted > 0] = halves[first[:, None] * parts + lanes]
         self.active = everyone
-        assert (self.read[at] < self.epoch).all(), "a copy overwrites what may still be read"
+        own = self.owner[at] == self.active[:, None]
+        assert (own | (self.read[at] < self.epoch)).all(), (
+            "a copy overwrites what may still be read"
+        )
         assert not self.busy[at].any(), "a copy overwrites what is being multiplied"
         self.shared[at], self.owner[at] = _junk(self.shared.dtype), self.active[:, None]
         self.fenced[at] = self.arrived[at] = False

@@ -1,8 +1,9 @@
 """Tensor cores for at most 16 rows and packed weights, which are unpacked in registers.
 
-A kernel is bound by memory, by how many words are on their way at once, or by how fast warps unpack
-them.  Not fitted yet: the constants were set to agree with the timings of
-`2026-11-21-foreign_matmul.log`.
+A kernel is bound by memory, or by how fast warps unpack and multiply.  The constants of the price
+were fitted to 223 timings on an H200, at 1 to 16 rows of LLaMA-3.1-8B in q4f16_1: predictions err
+by 24 % (root mean square), and of the plans that were timed for a workload, those that they choose
+lose 0.3 % on average, 5 % at most (`2026-11-23-packed_plans.md`).
 """
 
 from __future__ import annotations
@@ -25,29 +26,35 @@ from ..tensor_cores import tiles as mma
 from .dequantised import COLUMNS, MEMBERS, PIECE, WARPS, width
 from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
 
+AHEAD = (2, 3, 4)
+"""Steps that are copied ahead."""
+
 READ_EFFICIENCY = 0.95
 """Part of the peak bandwidth at which words can be read."""
 
-AHEAD = (2, 3, 4, 6)
-"""Steps that are copied ahead."""
+UNPACKING, MULTIPLYING = 2.5, 1.9
+"""Instructions of a thread for each weight, and for each weight and tile of eight rows."""
 
-INSTRUCTIONS_PER_WEIGHT = 2.0
-"""Of a thread: half of a shift, of a mask and of a sum, a product, and a share of the loads."""
+OVERLAP = 8.0
+"""Exponent of the sum of these two."""
 
-LATENCY_S = 0.9e-6
-"""From asking for words to having them, on a busy device."""
-
-OVERLAP = 3.0
-"""Exponent of the sum of all these: the larger, the better the shorter ones are hidden."""
-
-FILL_S = 2.0e-6
+FILL_S = 2.2e-6
 """From the start of a kernel to the first product, and from the last one to the last store."""
 
-NORM_S = 1.3e-6
-"""What a kernel in front for the norm adds, where words are on their way meanwhile."""
+FRONT_S = 0.7e-6
+"""What a kernel in front adds, for the norm or the order of rows; words are on their way then."""
 
-OVERHEAD_REGISTERS = 48
-"""Of a thread, beside sums, rows and words: addresses, and what is being unpacked."""
+WAVE_S = 1.6e-6
+"""What further waves of thread blocks add: they begin and end as the first did."""
+
+LAST_WAVE = 0.4
+"""Part of the bytes of a full wave that is read while other blocks have ended already."""
+
+SCATTERED_BYTES_PER_S = 170e9
+"""At which a multiprocessor gets rows that are not ordered for its threads."""
+
+OVERHEAD_REGISTERS = 36
+"""Of a thread, beside sums, rows and scales: addresses, and the words that are being unpacked."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +106,15 @@ class PackedRows(KernelFamily[MatmulWork]):
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
-        for block_m, columns, warps, stages, ordered in product(
-            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD, (True, False)
+        possible = work.k % (MEMBERS * width(work.k)) == 0
+        ordered = (True,) if possible and work.norm else (False, True) if possible else (False,)
+        for block_m, columns, warps, stages, is_ordered in product(
+            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD, ordered
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
                 continue
             if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
-                continue
-            if ordered and work.k % (MEMBERS * width(work.k)):
                 continue
             if stages * block_k <= work.k or (warps, stages) == (WARPS[-1], AHEAD[0]):
                 yield PackedPlan(
@@ -118,7 +125,7 @@ class PackedRows(KernelFamily[MatmulWork]):
                     num_stages=stages,
                     num_warps=warps,
                     family=FAMILY,
-                    ordered=ordered,
+                    ordered=is_ordered,
                 )
 
     def worth(
@@ -153,54 +160,50 @@ class PackedRows(KernelFamily[MatmulWork]):
         """Return what is copied ahead or the sums of warps, and what a thread holds."""
         shape = matmul_shape(work)
         columns, neighbours = shape.parts * plan.block_n, width(work.k)
-        sums = columns * plan.block_m // 32
-        held = columns // 8
-        x = plan.block_m // MMA_ROWS * neighbours // 2
-        words = held * neighbours * _bits(work) // 32
+        held, tall = columns // 8, plan.block_m // MMA_ROWS
+        x, words = tall * neighbours // 2, held * neighbours * _bits(work) // 32
         threads = plan.num_warps * dev.warp_size
-        return Footprint(
-            max(
-                plan.num_stages * threads * 4 * (x + words),
-                SUM_BYTES * columns * plan.block_m * plan.num_warps,
-            ),
-            sums + words + x + plan.num_stages * held + OVERHEAD_REGISTERS,
-            threads,
-        )
+        copied = plan.num_stages * threads * 4 * (x + words)
+        sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
+        registers = tall * held + x + plan.num_stages * held + OVERHEAD_REGISTERS
+        return Footprint(max(copied, sums), registers, threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost."""
         shape, rows = matmul_shape(work), rows_of(work, size)
-        foot = self.footprint(plan, work, dev)
-        resident = resident_blocks(foot, dev)
-        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "latency": 0.0, "compute": 0.0}
-        seconds, waves = 0.0, 0
-        tall = ceil_div(rows, plan.block_m)
-        each = shape.weight_bytes / shape.n
+        ordered = PackedPlan.of(plan).ordered
+        resident = resident_blocks(self.footprint(plan, work, dev), dev, mma.SYSTEM_SMEM_BYTES)
+        bandwidth = dev.dram_bytes_per_s * READ_EFFICIENCY
+        tall, height = ceil_div(rows, plan.block_m), plan.block_m // MMA_ROWS
+        terms: dict[Bound, float] = {"dram": 0.0, "compute": 0.0, "latency": 0.0}
+        seconds, all_waves = 0.0, 0
         for n in shape.n_parts:
             blocks = tall * ceil_div(n, plan.block_n)
-            busiest = ceil_div(blocks, dev.sm_count)
-            columns = busiest * plan.block_n * shape.parts
-            issued = columns * shape.k * INSTRUCTIONS_PER_WEIGHT / dev.warp_size
-            asked = min(busiest, resident) * foot.threads * plan.num_stages * _thread_bytes(work)
-            asked *= plan.block_n * shape.parts // 8
-            times = (
-                tall * n * each / (dev.dram_bytes_per_s * READ_EFFICIENCY),
-                blocks * plan.block_m * shape.k * shape.in_bytes / dev.l2_bytes_per_s,
-                LATENCY_S * busiest * plan.block_n * each / asked,
-                issued / (ISSUE_PER_CLOCK * dev.clock_hz),
-            )
-            for name, value in zip(terms, times, strict=True):
-                terms[name] += value
+            busiest, waves = (ceil_div(blocks, dev.sm_count * r) for r in (1, resident))
+            moved = tall * n / shape.n * shape.weight_bytes
+            weights = busiest * plan.block_n * shape.parts * shape.k
+            issued = weights * (UNPACKING + MULTIPLYING * height) / dev.warp_size
+            times = moved / bandwidth, issued / (ISSUE_PER_CLOCK * dev.clock_hz)
+            terms["dram"] += times[0]
+            terms["compute"] += times[1]
             seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
-            waves += ceil_div(blocks, dev.sm_count * resident)
-        launches = len(shape.n_parts)
-        if work.norm is not None:
-            seconds += NORM_S if dev.capabilities.dependent_launch else dev.launch_s
-        terms["launch"] = launches * (dev.launch_s + FILL_S)
+            full = min(1.0, dev.sm_count * resident / blocks)
+            terms["latency"] += WAVE_S * (waves - 1) + LAST_WAVE * full * times[0]
+            if not ordered:
+                scattered = busiest * min(rows, plan.block_m) * shape.k * shape.in_bytes
+                terms["latency"] += scattered / SCATTERED_BYTES_PER_S
+            all_waves += waves
+        terms["launch"] = len(shape.n_parts) * (dev.launch_s + FILL_S)
+        if work.norm is not None or ordered:
+            early = dev.capabilities.dependent_launch
+            terms["launch"] += FRONT_S if early else dev.launch_s
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-        moved = shape.weight_bytes + side
         return Prediction(
-            seconds + terms["launch"], moved, shape.flops(rows), waves, largest(terms)
+            seconds + terms["launch"] + terms["latency"],
+            shape.weight_bytes + side,
+            shape.flops(rows),
+            all_waves,
+            largest(terms),
         )
 
 
@@ -212,11 +215,3 @@ def _bits(work: MatmulWork) -> int:
     form = _form(work)
     assert form is not None
     return form.bits
-
-
-def _thread_bytes(work: MatmulWork) -> int:
-    """Return the bytes of words and scales that a thread loads for a column at a time."""
-    form = _form(work)
-    assert form is not None
-    neighbours = width(work.k)
-    return neighbours * form.bits // 8 + 2 * ceil_div(neighbours, form.group)

@@ -1,0 +1,115 @@
+"""Kernels that unpack weights for few rows: numbers without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from relax_fusion.dlight_rules.tensor_cores.contraction import emit
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.few_rows.dequantised import MEMBERS, width
+from relax_fusion.estimator.families.few_rows.packed import PackedPlan
+from relax_fusion.hardware.target import device_of, make_target
+from relax_fusion.workload import (
+    GatedFFN,
+    Norm,
+    NormMatmul,
+    Packed,
+    Projection,
+    Rope,
+)
+from relax_fusion.workload.reference import evaluate, numpy_dtype
+
+from .generic_on_cpu import Launches
+from .nodes import Node
+
+H200 = device_of(make_target("h200"))
+Q4, Q8 = Packed(4, 32, 7), Packed(8, 32, 127)
+RMS = Norm("rms", 1e-5)
+HALF = ("float16", "float16")
+
+PLAIN = NormMatmul(1, 256, (Projection(64, "nk", ("residual",), packed=Q4),), None, *HALF)
+NORMED = replace(PLAIN, outputs=(Projection(40, "nk", ("bias",), packed=Q4),), norm=RMS)
+TWO = (Projection(32, "nk", packed=Q4), Projection(48, "nk", ("bias",), packed=Q4))
+ROPED = (Projection(64, "nk", rope=Rope(16, 32, "float32"), packed=Q4),)
+GATED = GatedFFN(1, 256, 48, "nk", True, True, "silu", RMS, *HALF, packed=Q4)
+COLUMNS = Packed(4, 32, 7, axis=-2)
+WORKS = {
+    "plain": PLAIN,
+    "norm": NORMED,
+    "norm of a sum": replace(NORMED, norm=replace(RMS, residual=True)),
+    "two": replace(NORMED, outputs=TWO),
+    "rope": replace(NORMED, outputs=ROPED),
+    "gated": GATED,
+    "gated apart": replace(GATED, merged=False),
+    "eight bits": replace(PLAIN, outputs=(Projection(64, "nk", packed=Q8),)),
+    "along columns": replace(PLAIN, outputs=(Projection(64, "kn", packed=COLUMNS),)),
+    "odd k": replace(NORMED, k=200),
+}
+
+
+def plans(work: Any) -> list[PackedPlan]:
+    """Return a narrow plan of each height, with ordered rows and without."""
+    found = [p for p in candidates(work, H200) if isinstance(p, PackedPlan)]
+    found.sort(key=lambda p: (p.block_n, p.num_warps))
+    chosen = {(p.block_m, p.ordered): p for p in reversed(found)}
+    return list(chosen.values())
+
+
+def arrays(work: Any) -> dict[str, np.ndarray]:
+    """Return random operands."""
+    rng, found = np.random.default_rng(3), {}
+    for o in work.graph.inputs:
+        if o.dtype.startswith("uint"):
+            found[o.name] = rng.integers(0, 2**32, o.shape, "uint32")
+        else:
+            scale = 0.02 if o.name.endswith("scale") else 1
+            found[o.name] = (rng.standard_normal(o.shape) * scale).astype(numpy_dtype(o.dtype))
+    return found
+
+
+class RowKernels(Launches):
+    """Runs the kernels that multiply; what those in front of them make is there."""
+
+    def _block(self, thread: Node) -> None:
+        if "shared_float32" in str(thread.node):
+            super()._block(thread)
+
+
+def in_front(work: Any, plan: PackedPlan, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what the kernel in front of the products makes, if there is one."""
+    x = given["x"]
+    if work.norm is not None:
+        wide = x.astype("float64") + (given["residual"] if work.norm.residual else 0)
+        wide = wide.astype("float16").astype("float64")
+        x = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + work.norm.eps) * given["gamma"]
+        x = x.astype("float16")
+    if plan.ordered:  # [tile, chunk, piece, row, member, element]
+        members = MEMBERS * width(work.k)
+        padded = np.full((-(-len(x) // 8) * 8, work.k), np.nan, "float16")
+        padded[: len(x)] = x
+        shape = (len(padded) // 8, 8, work.k // members, MEMBERS, width(work.k) // 8, 8)
+        x = padded.reshape(shape).transpose(0, 2, 4, 1, 3, 5)
+    return {"x_norm" if work.norm is not None else "x_ordered": x}
+
+
+@pytest.mark.parametrize("rows", [3, 16])
+@pytest.mark.parametrize("name", WORKS)
+def test_numbers(name: str, rows: int) -> None:
+    work = replace(WORKS[name], rows=rows)
+    given, chosen = arrays(work), plans(work)
+    assert chosen
+    for plan in chosen:
+        func = emit(work, plan, make_target("h200"))
+        wanted = evaluate(work.graph, given)
+        outs = {o.name: np.full(o.shape, np.nan, "float16") for o in work.graph.outputs}
+        every = given | outs | in_front(work, plan, given)
+        tensors = {n: a.copy().reshape(-1) for n, a in every.items()}
+        RowKernels(tensors).run(Node(func.body))
+        for out in (name for name in outs if name != "x_sum"):
+            got = tensors[out].reshape(wanted[out].shape).astype("float64")
+            scale = np.abs(wanted[out]).max()
+            np.testing.assert_allclose(got, wanted[out], atol=2e-3 * scale, err_msg=plan.text)
