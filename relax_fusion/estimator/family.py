@@ -85,6 +85,10 @@ class KernelFamily(ABC, Generic[W]):
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
 
+    def serves(self, work: W) -> bool:
+        """Tell whether it is for workloads like `work`, of which another is the counterpart."""
+        return True
+
     def has(self, plan: TilePlan, work: W) -> bool:
         """Tell whether a plan with one of `names` is of this family, where several share a name."""
         return True

@@ -126,7 +126,9 @@ def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
     return [
         family
         for family in FAMILIES
-        if (family.kind, family.backend) == (dev.kind, backend) and isinstance(work, family.takes)
+        if (family.kind, family.backend) == (dev.kind, backend)
+        and isinstance(work, family.takes)
+        and family.serves(work)
     ]
 
 

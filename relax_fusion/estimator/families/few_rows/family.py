@@ -102,14 +102,12 @@ class FewRows(KernelFamily[MatmulWork]):
     instead_of = (FmaTiles,)
     breaks = Breaks((1, 8, 16))
 
-    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
-        """Tell weights that are copied from those that are unpacked, whose plans are others."""
+    def serves(self, work: MatmulWork) -> bool:
+        """Leave packed weights to `PackedRows`."""
         return not matmul_shape(work).unpacked_bytes
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
-        """Refuse packed weights, and dtypes and devices that its instructions are not for."""
-        if matmul_shape(work).unpacked_bytes:
-            return f"weights are packed, this family {FAMILY!r} copies them as they are"
+        """Refuse dtypes and devices that its instructions are not for."""
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
             return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"

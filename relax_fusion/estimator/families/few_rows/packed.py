@@ -82,15 +82,14 @@ class PackedRows(KernelFamily[MatmulWork]):
     plan = PackedPlan
     breaks = Breaks((1, 8, 16))
 
-    def has(self, plan: TilePlan, work: MatmulWork) -> bool:
-        """Tell weights that are unpacked from those that are copied, whose plans are others."""
-        return bool(matmul_shape(work).unpacked_bytes)
+    def serves(self, work: MatmulWork) -> bool:
+        """Leave weights that are not packed to `FewRows`."""
+        return _form(work) is not None
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse formats, dtypes and devices that its instructions are not for."""
         form = _form(work)
-        if form is None:
-            return f"weights are not packed, this family {FAMILY!r} unpacks them"
+        assert form is not None
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
             return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
