@@ -133,12 +133,17 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     offset = tirx.const(1.0, ACCUMULATE)
     count = tirx.const(float(int(k)), ACCUMULATE)
     eps = tirx.const(c_float(norm.eps).value, ACCUMULATE)  # no compiler rounds what is beyond range
-    wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
-    centred = wide
+    total = None
     if norm.kind == "layer":
         r = te.reduce_axis((0, k), "r")
-        total = te.compute((padded,), lambda i: te.sum(wide(i, r), axis=r), "mean_sum")
-        centred = lambda i, j: wide(i, j) - total(i) / count  # noqa: E731
+        total = te.compute(
+            (padded,), lambda i: te.sum(x(i, r).astype(ACCUMULATE), axis=r), "mean_sum"
+        )
+
+    def centred(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        wide = x(i, j).astype(ACCUMULATE)
+        return wide if total is None else wide - total(i) / count
+
     r2 = te.reduce_axis((0, k), "r2")
     square = te.compute(
         (padded,), lambda i: te.sum(centred(i, r2) * centred(i, r2), axis=r2), "square_sum"
@@ -155,8 +160,9 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     if norm.returns_norm and edges == "none":
         stages.give("x_norm", result)
     elif norm.returns_norm:
-        rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
-        stages.give("x_norm", te.compute(int64((rows, k)), rounded, "norm_out"))
+        shape = int64((rows, k))
+        out = te.compute(shape, lambda i, j: result(i, j).astype(dtype), "norm_out")
+        stages.give("x_norm", out)
     return result
 
 
@@ -181,7 +187,10 @@ def _projection(
     acc = accumulate(
         data, lambda p, j, r: weight_at(layout, w, j, r), (1, n), f"acc{index}", padding
     )
-    total = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
+
+    def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return acc(tirx.IntImm("int64", 0), i, j)
+
     value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"

@@ -97,9 +97,13 @@ def rotated_projection(
     (work, projection, index), (rows, data, w) = which, source
     rope, n, layout = projection.rope, projection.n, projection.layout
     assert rope is not None
-    weight: Reader = lambda p, j, r: weight_at(layout, w, feature_of(rope, p, j), r)  # noqa: E731
+
+    def stored(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+        return weight_at(layout, w, feature_of(rope, p, j), r)
+
+    weight: Reader = stored
     if stacked:
-        weight = stack_parts(layout, (n // 2, work.k), weight, f"w_parts{index}")
+        weight = stack_parts(layout, (n // 2, work.k), stored, f"w_parts{index}")
     acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
     if projection.epilogue not in ((), ("bias",)):
         steps = ", ".join(map(str, projection.epilogue))
