@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import tvm_ffi
 from tvm import ir, tirx
 
-from ...compute.attention_exp import LN2_HIGH, LN2_LOW, LOG2_E, SERIES, polynomial, tanh
+from ...compute.attention_exp import LN2_HIGH, LN2_LOW, LOG2_E, SERIES, polynomial, power_of_2, tanh
 from ...compute.attention_tile import let
 from ...matching.expressions import found_in
 from .vector_transpose import float32_bits
@@ -67,15 +67,9 @@ def exp(x: tirx.Var) -> tirx.Expr:
         whole, first = n.astype("float32"), n >> tirx.const(1, "int32")
         r = finite - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW)
         series = let("r", r, lambda r: polynomial(SERIES, r) * r + _const(1.0))
-        return series * _power(first) * _power(n - first)
+        return series * power_of_2(first) * power_of_2(n - first)
 
     return let("n", n, finish)
-
-
-def _power(n: tirx.Expr) -> tirx.Expr:
-    """Return ``2^n`` for a normal number."""
-    exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
-    return tirx.reinterpret("float32", exponent)
 
 
 def sigmoid(x: tirx.Var) -> tirx.Expr:
