@@ -25,6 +25,9 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     rewrite: ``exp(x)`` -> ``n = round(x / ln 2); 2^n * series(x - n ln 2)``
 
+    A function of such a function stays a call: TVM 0.27 puts the arithmetic of the inner one in the
+    place of each use by the outer one, which takes it minutes.
+
     A function that rounds to bfloat16 stays as it is: TVM 0.27 repeats what it rounds, with the
     names bound in it, and then refuses names that are bound twice.  What is read as bfloat16 is
     made float32 here: TVM 0.27 takes bits for an integer in a value that is bound to a name.
@@ -38,6 +41,8 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _rewritten(call: ir.Call) -> tirx.Expr:
     formula = _FORMULAS.get(getattr(call.op, "name", ""))
     if formula is None or str(call.ty.dtype) not in ("float32", "float16"):
+        return call
+    if found_in(call.args[0], tirx.Let):
         return call
     value = tvm_ffi.structural_map(call.args[0], (tirx.Cast, _widened))
     return let("x", value.astype("float32"), formula).astype(str(call.ty.dtype))
