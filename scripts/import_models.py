@@ -238,7 +238,7 @@ def main() -> None:
             tag = "-".join((family, *variant))
             try:
                 mod = imported(family, variant)
-            except Exception as err:
+            except Exception as err:  # of exporters and importers, with no common class
                 print(f"{tag}: left out, {type(err).__name__}: {str(err).splitlines()[-1][:200]}")
                 continue
             if not tvm_ffi.structural_equal(parse(*without_constants(mod)), mod, True):

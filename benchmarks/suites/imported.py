@@ -92,7 +92,7 @@ class Imported(Suite):
             try:
                 calls[who] = makers[who]()
                 calls[who]()
-            except Exception as err:
+            except Exception as err:  # of three other libraries; the entry says what failed
                 failed[who] = sentence(err)
         ready = {who: partial(turn, call) for who, call in calls.items() if who not in failed}
         found = in_turn(ready, self.args.rounds)

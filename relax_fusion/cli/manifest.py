@@ -153,9 +153,11 @@ def signature_of(model: ExportedModel | ImportedModel) -> Signature | None:
     )
 
 
-def parameters(exported: ExportedModel | ImportedModel) -> tuple[Parameter, ...]:
+def parameters(model: ExportedModel | ImportedModel) -> tuple[Parameter, ...]:
     """Describe the weights of a model, in order."""
-    return tuple(Parameter(p.name, p.shape, p.dtype) for p in exported.params)
+    if isinstance(model, ImportedModel):
+        return tuple(Parameter(n, a.shape, str(a.dtype)) for n, a in model.weights.items())
+    return tuple(Parameter(p.name, p.shape, p.dtype) for p in model.params)
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

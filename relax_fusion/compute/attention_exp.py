@@ -95,17 +95,19 @@ def _parts(y: tirx.Var, use: Callable[[tirx.Var, tirx.Expr], tirx.Expr]) -> tirx
     def rest(whole: tirx.Var) -> tirx.Expr:
         return y - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW)
 
-    def power(n: tirx.Var) -> tirx.Expr:
-        exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
-        return tirx.reinterpret(FLOAT, exponent)
-
     def finish(n: tirx.Var) -> tirx.Expr:
         r = let("whole", n.astype(FLOAT), rest)
         return let(
-            "p", power(n), lambda p: let("r", r, lambda r: use(p, polynomial(SERIES, r) * r))
+            "p", power_of_2(n), lambda p: let("r", r, lambda r: use(p, polynomial(SERIES, r) * r))
         )
 
     return let("n", n, finish)
+
+
+def power_of_2(n: tirx.Expr) -> tirx.Expr:
+    """Return ``2^n`` for an int32 `n` of which it is a normal float32 number."""
+    exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
+    return tirx.reinterpret(FLOAT, exponent)
 
 
 def polynomial(coefficients: Sequence[float], x: tirx.Expr) -> tirx.Expr:

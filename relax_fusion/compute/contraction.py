@@ -150,12 +150,17 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     offset = tirx.const(1.0, ACCUMULATE)
     count = tirx.const(float(int(k)), ACCUMULATE)
     eps = tirx.const(c_float(norm.eps).value, ACCUMULATE)  # no compiler rounds what is beyond range
-    wide = lambda i, j: x(i, j).astype(ACCUMULATE)  # noqa: E731
-    centred = wide
+    total = None
     if norm.kind == "layer":
         r = te.reduce_axis((0, k), "r")
-        total = te.compute((padded,), lambda i: te.sum(wide(i, r), axis=r), "mean_sum")
-        centred = lambda i, j: wide(i, j) - total(i) / count  # noqa: E731
+        total = te.compute(
+            (padded,), lambda i: te.sum(x(i, r).astype(ACCUMULATE), axis=r), "mean_sum"
+        )
+
+    def centred(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        wide = x(i, j).astype(ACCUMULATE)
+        return wide if total is None else wide - total(i) / count
+
     r2 = te.reduce_axis((0, k), "r2")
     square = te.compute(
         (padded,), lambda i: te.sum(centred(i, r2) * centred(i, r2), axis=r2), "square_sum"
@@ -172,8 +177,9 @@ def _normalise(stages: Stages, x: te.Tensor, norm: Norm, rows: Size, edges: Edge
     if norm.returns_norm and edges == "none":
         stages.give("x_norm", result)
     elif norm.returns_norm:
-        rounded = lambda i, j: result(i, j).astype(dtype)  # noqa: E731
-        stages.give("x_norm", te.compute(int64((rows, k)), rounded, "norm_out"))
+        shape = int64((rows, k))
+        out = te.compute(shape, lambda i, j: result(i, j).astype(dtype), "norm_out")
+        stages.give("x_norm", out)
     return result
 
 
@@ -195,11 +201,18 @@ def _projection(
         rotated_projection(stages, which, source, padding, stacked)
         return
     w = stages.weight(f"w{index}", layout)
-    weight: Reader = lambda p, j, r: w(j, r)  # noqa: E731
+
+    def weight(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+        return w(j, r)
+
+    read: Reader = weight
     if stacked is not None:
-        weight = stack_parts(stacked, (1, n, work.k), weight, f"w_parts{index}")
-    acc = accumulate(data, weight, (1, n), f"acc{index}", padding)
-    total = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
+        read = stack_parts(stacked, (1, n, work.k), weight, f"w_parts{index}")
+    acc = accumulate(data, read, (1, n), f"acc{index}", padding)
+
+    def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
+        return acc(tirx.IntImm("int64", 0), i, j)
+
     value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(
         int64((rows, n)), lambda i, j: value(i, j).astype(work.out_dtype), f"out{index}"

@@ -170,11 +170,15 @@ def _over_panels(
         column = clamped(p % count * width + j, n, width)
         return weight_at(layout, _at(w, p // count), column, r).astype(ACCUMULATE)
 
+    panels = None
     if is_packed(work, plan, index):
         panels = te.compute(int64((batch * count, k, width)), packed, f"w_panels{index}")
-        read = lambda b, j, r: panels(b * count + j // width, r, j % width)  # noqa: E731
-    else:
-        read = lambda b, j, r: weight_at(layout, _at(w, b), j, r)  # noqa: E731
+
+    def read(b: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+        if panels is None:
+            return weight_at(layout, _at(w, b), j, r)
+        return panels(b * count + j // width, r, j % width)
+
     r = te.reduce_axis((0, tirx.IntImm("int64", k)), "k")
     return te.compute(
         int64((batch, rows, count * width)),

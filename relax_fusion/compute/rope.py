@@ -98,10 +98,14 @@ def rotated_projection(
     rope, n = projection.rope, projection.n
     assert rope is not None
     w = stages.weight(f"w{index}", projection.layout)
-    weight: Reader = lambda p, j, r: w(feature_of(rope, p, j), r)  # noqa: E731
+
+    def weight(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+        return w(feature_of(rope, p, j), r)
+
+    read: Reader = weight
     if stacked is not None:
-        weight = stack_parts(stacked, (2, n // 2, work.k), weight, f"w_parts{index}")
-    acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
+        read = stack_parts(stacked, (2, n // 2, work.k), weight, f"w_parts{index}")
+    acc = accumulate(data, read, (2, n // 2), f"acc{index}", padding)
     if projection.epilogue not in ((), ("bias",)):
         steps = ", ".join(map(str, projection.epilogue))
         raise LoweringError(f"a matmul is rotated after {steps}; only a bias can precede it")

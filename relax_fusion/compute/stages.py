@@ -250,12 +250,18 @@ def stepped(
             value = _scaled(value, step) if isinstance(step, float) else _active(value, step)
             continue
         operand = stages[operand_name(step, which, position)]
-        if step == "residual":
-            term = lambda *at, t=operand: t(*at[len(at) - len(t.shape) :])  # noqa: E731
-        else:
-            term = lambda *at, t=operand: t(clamped(at[-1], columns, width))  # noqa: E731
+        residual = step == "residual"
+        term = _by_last_axes(operand) if residual else _by_column(operand, columns, width)
         value = (_product if step == "scale" else _sum)(value, term)
     return value
+
+
+def _by_last_axes(tensor: te.Tensor) -> Element:
+    return lambda *at: tensor(*at[len(at) - len(tensor.shape) :])
+
+
+def _by_column(tensor: te.Tensor, columns: int, width: int) -> Element:
+    return lambda *at: tensor(clamped(at[-1], columns, width))
 
 
 def _sum(value: Element, term: Element) -> Element:

@@ -74,15 +74,6 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class WeightSpec:
-    """A weight: its name in the file, its shape and its element type."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
 class ImportedModel:
     """A model as a Relax function that takes its inputs, then its weights.
 
@@ -101,11 +92,6 @@ class ImportedModel:
     mod: ir.IRModule
     signature: Signature
     weights: Mapping[str, np.ndarray]
-
-    @property
-    def params(self) -> tuple[WeightSpec, ...]:
-        """The weights, without their numbers."""
-        return tuple(WeightSpec(n, a.shape, str(a.dtype)) for n, a in self.weights.items())
 
     @property
     def dtype(self) -> str:

@@ -56,7 +56,7 @@ CALLS: Mapping[str, tuple[str, Callable[..., np.ndarray]]] = {
     "half": ('R.multiply({}, R.const(0.5, "float32"))', lambda a: a / 2),
     "once": ('R.multiply({}, R.const(1.0, "float32"))', np.copy),
     "silu": ("R.nn.silu({})", lambda a: a / (1 + np.exp(-a))),
-    "tanh": ("R.tanh({})", np.tanh),
+    "sine": ("R.sin({})", np.sin),
     "matmul": ("R.matmul({}, {})", np.matmul),
     "transpose": ("R.permute_dims({})", lambda a: a.T.copy()),
     "flat": (f"R.reshape({{}}, ({N * N},))", lambda a: a.reshape(-1).copy()),
@@ -85,7 +85,7 @@ CHAINS = (
     "m=matmul A B; c=half m; n=matmul c C; y=add n A",
     "t=transpose B; m=matmul A t; p=softmax m; y=matmul p C",
     "f=flat A; r=square f; m=matmul r B; e=flat m; y=square e",
-    "o=once A; m=matmul o B; n=tanh m; y=add n A",
+    "o=once A; m=matmul o B; n=sine m; y=add n A",
     "q=lift A; k=lift B; t=swap k; s=matmul q t; p=softmax s; e=lift C; o=matmul p e; y=square o",
 )
 ROUTES = ("n=alias A", "p=pair v A; n=second p", "f=flat A; n=square f", "n=once A", "")

@@ -57,6 +57,12 @@ def in_order(steps: tuple[Step, ...]) -> Rewrite:
     return Rewrite(chain, work(*steps), " ".join(["x W", *args]))
 
 
+def alone(name: str, body: str, left: str, others: str = "", result: str = "y") -> Rewrite:
+    """Return a case of a matmul that takes along nothing of `body`."""
+    chain = Chain(name, "x[6,32] W[32,48]" + others, M + body, result)
+    return Rewrite(chain, work(), "x W", tuple(left.split()))
+
+
 OF_MODELS: tuple[tuple[Step, ...], ...] = (
     ("bias", 0.5, "residual"),
     (0.25,),
@@ -67,7 +73,37 @@ OF_MODELS: tuple[tuple[Step, ...], ...] = (
 )
 """Granite's factor, Cohere's logits, LayerScale, a norm in inference, parallel blocks, and more."""
 
+LEFT_BEHIND = [
+    alone("features_cut", "g = R.reshape(m, [6, 4, 12]); y = R.add(r, g)", "add", " r[6,4,12]"),
+    alone("bias_of_one", "y = R.add(m, b)", "add", " b[1]"),
+    alone("column_multiplied", "y = R.multiply(m, g)", "multiply", " g[6,1]"),
+    alone("tensor_multiplied", "y = R.multiply(m, r)", "multiply", " r[6,48]"),
+    alone("squared", "y = R.multiply(m, m)", "multiply"),
+    alone("column_added", "y = R.add(m, b)", "add", " b[6,1]"),
+    alone("rank_raised", "y = R.add(m, r)", "add", " r[1,6,48]"),
+    alone("added_to_itself", "y = R.add(m, m)", "add"),
+    alone("product_read_twice", "n = R.add(m, b); y = R.add(n, m)", "add add", " b[48]"),
+    alone("product_returned", "y = R.nn.silu(m)", "nn.silu", result="(y, m)"),
+    alone(
+        "activation_source_read_elsewhere",
+        "e = R.sigmoid(m); a = R.multiply(m, e); y = R.add(a, m)",
+        "add multiply sigmoid",
+    ),
+    alone(
+        "sigmoid_returned",
+        "e = R.sigmoid(m); y = R.multiply(m, e)",
+        "multiply sigmoid",
+        result="(y, e)",
+    ),
+    Rewrite(
+        Chain("added_per_sequence", "x[2,3,32] W[32,48] r[3,48]", M + "y = R.add(m, r)", "y"),
+        work(),
+        "x W",
+        ("add",),
+    ),
+]
 REWRITES = [
+    *LEFT_BEHIND,
     Rewrite(Chain("alone", "x[6,32] W[32,48]", "y = R.matmul(x, W)", "y"), work(), "x W"),
     *(in_order(steps) for steps in itertools.permutations(("bias", "residual", "gelu"))),
     *(in_order(steps) for steps in OF_MODELS),
@@ -94,56 +130,9 @@ REWRITES = [
         "x W b r",
     ),
     Rewrite(
-        Chain(
-            "features_cut",
-            "x[6,32] W[32,48] r[6,4,12]",
-            M + "g = R.reshape(m, [6, 4, 12]); y = R.add(r, g)",
-            "y",
-        ),
-        work(),
-        "x W",
-        ("add",),
-    ),
-    Rewrite(
         Chain("bias_with_ones", "x[2,3,32] W[32,48] b[1,1,48]", M + "y = R.add(m, b)", "y"),
         work("bias"),
         "x W b",
-    ),
-    Rewrite(
-        Chain("bias_of_one", "x[6,32] W[32,48] b[1]", M + "y = R.add(m, b)", "y"),
-        work(),
-        "x W",
-        ("add",),
-    ),
-    Rewrite(
-        Chain("column_multiplied", "x[6,32] W[32,48] g[6,1]", M + "y = R.multiply(m, g)", "y"),
-        work(),
-        "x W",
-        ("multiply",),
-    ),
-    Rewrite(
-        Chain("tensor_multiplied", "x[6,32] W[32,48] r[6,48]", M + "y = R.multiply(m, r)", "y"),
-        work(),
-        "x W",
-        ("multiply",),
-    ),
-    Rewrite(
-        Chain("squared", "x[6,32] W[32,48]", M + "y = R.multiply(m, m)", "y"),
-        work(),
-        "x W",
-        ("multiply",),
-    ),
-    Rewrite(
-        Chain("column_added", "x[6,32] W[32,48] b[6,1]", M + "y = R.add(m, b)", "y"),
-        work(),
-        "x W",
-        ("add",),
-    ),
-    Rewrite(
-        Chain("added_per_sequence", "x[2,3,32] W[32,48] r[3,48]", M + "y = R.add(m, r)", "y"),
-        work(),
-        "x W",
-        ("add",),
     ),
     Rewrite(
         Chain("broadcast_up", "x[1,32] W[32,48] r[6,48]", M + "y = R.add(m, r)", "y"),
@@ -152,21 +141,9 @@ REWRITES = [
         ("add",),
     ),
     Rewrite(
-        Chain("rank_raised", "x[6,32] W[32,48] r[1,6,48]", M + "y = R.add(m, r)", "y"),
-        work(),
-        "x W",
-        ("add",),
-    ),
-    Rewrite(
         Chain("one_row_and_bias_alike", "x[1,32] W[32,48] r[1,48]", M + "y = R.add(m, r)", "y"),
         work("residual", rows=1),
         "x W r",
-    ),
-    Rewrite(
-        Chain("added_to_itself", "x[6,32] W[32,48]", M + "y = R.add(m, m)", "y"),
-        work(),
-        "x W",
-        ("add",),
     ),
     Rewrite(
         Chain("residual_is_x", "x[6,32] W[32,32]", M + "y = R.add(m, x)", "y"),
@@ -177,45 +154,6 @@ REWRITES = [
         Chain("residual_is_the_weight", "x[32,32] W[32,32]", M + "y = R.add(m, W)", "y"),
         work("residual", n=32, rows=32),
         "x W W",
-    ),
-    Rewrite(
-        Chain(
-            "product_read_twice",
-            "x[6,32] W[32,48] b[48]",
-            M + "n = R.add(m, b); y = R.add(n, m)",
-            "y",
-        ),
-        work(),
-        "x W",
-        ("add", "add"),
-    ),
-    Rewrite(
-        Chain("product_returned", "x[6,32] W[32,48]", M + "y = R.nn.silu(m)", "(y, m)"),
-        work(),
-        "x W",
-        ("nn.silu",),
-    ),
-    Rewrite(
-        Chain(
-            "activation_source_read_elsewhere",
-            "x[6,32] W[32,48]",
-            M + "e = R.sigmoid(m); a = R.multiply(m, e); y = R.add(a, m)",
-            "y",
-        ),
-        work(),
-        "x W",
-        ("add", "multiply", "sigmoid"),
-    ),
-    Rewrite(
-        Chain(
-            "sigmoid_returned",
-            "x[6,32] W[32,48]",
-            M + "e = R.sigmoid(m); y = R.multiply(m, e)",
-            "(y, e)",
-        ),
-        work(),
-        "x W",
-        ("multiply", "sigmoid"),
     ),
     Rewrite(
         Chain(

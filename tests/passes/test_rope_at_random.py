@@ -18,8 +18,8 @@ from relax_fusion.workload import NormMatmul, reference
 
 from ..support.chain_reference import evaluate
 from ..support.chains import Chain, module, run_pass
-from .test_rope import MATMUL, cut, neighbours
-from .test_rope import turn as turned_halves
+from ..support.rope_chains import MATMUL, cut, neighbours
+from ..support.rope_chains import turn as turned_halves
 
 WIDTH = 8
 PERMUTATIONS = {4: ([0, 2, 1, 3], [1, 0, 2, 3], [2, 0, 1, 3], [1, 2, 0, 3]), 3: ([1, 0, 2],)}

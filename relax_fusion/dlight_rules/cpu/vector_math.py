@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import tvm_ffi
 from tvm import ir, tirx
 
-from ...compute.attention_exp import LN2_HIGH, LN2_LOW, LOG2_E, SERIES, polynomial, tanh
+from ...compute.attention_exp import LN2_HIGH, LN2_LOW, LOG2_E, SERIES, polynomial, power_of_2, tanh
 from ...compute.attention_tile import let
 from ...matching.expressions import found_in
 from .vector_transpose import float32_bits
@@ -24,6 +24,9 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return `func` with exp, sigmoid and tanh of float32 and float16 as arithmetic.
 
     rewrite: ``exp(x)`` -> ``n = round(x / ln 2); 2^n * series(x - n ln 2)``
+
+    A function of such a function stays a call: TVM 0.27 puts the arithmetic of the inner one in the
+    place of each use by the outer one, which takes it minutes.
 
     A function that rounds to bfloat16 stays as it is: TVM 0.27 repeats what it rounds, with the
     names bound in it, and then refuses names that are bound twice.  What is read as bfloat16 is
@@ -38,6 +41,8 @@ def with_vector_math(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _rewritten(call: ir.Call) -> tirx.Expr:
     formula = _FORMULAS.get(getattr(call.op, "name", ""))
     if formula is None or str(call.ty.dtype) not in ("float32", "float16"):
+        return call
+    if found_in(call.args[0], tirx.Let):
         return call
     value = tvm_ffi.structural_map(call.args[0], (tirx.Cast, _widened))
     return let("x", value.astype("float32"), formula).astype(str(call.ty.dtype))
@@ -67,15 +72,9 @@ def exp(x: tirx.Var) -> tirx.Expr:
         whole, first = n.astype("float32"), n >> tirx.const(1, "int32")
         r = finite - whole * _const(LN2_HIGH) - whole * _const(LN2_LOW)
         series = let("r", r, lambda r: polynomial(SERIES, r) * r + _const(1.0))
-        return series * _power(first) * _power(n - first)
+        return series * power_of_2(first) * power_of_2(n - first)
 
     return let("n", n, finish)
-
-
-def _power(n: tirx.Expr) -> tirx.Expr:
-    """Return ``2^n`` for a normal number."""
-    exponent = (n + tirx.const(127, "int32")) * tirx.const(1 << 23, "int32")
-    return tirx.reinterpret("float32", exponent)
 
 
 def sigmoid(x: tirx.Var) -> tirx.Expr:
