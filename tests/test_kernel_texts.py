@@ -19,12 +19,21 @@ from tvm.target import Target
 from relax_fusion import make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 from relax_fusion.launch.arguments import Out, TensorMap, Workspace
-from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
+from relax_fusion.workload import (
+    DynamicDim,
+    MatmulChain,
+    Norm,
+    NormMatmul,
+    Packed,
+    Projection,
+    Workload,
+)
 
 from .support.estimator_cases import attention
 from .support.launches import launch_cases, parameters
@@ -48,6 +57,10 @@ def chain(rows: int, sizes: tuple[int, int, int], dtype: str) -> MatmulChain:
 
 SMALL = attention(1, 16, 16, (1, 1), (16, 16))
 DYNAMIC = attention(1, *map(DynamicDim, ("q_len", "kv_len")), (8, 2), (64, 64), **CACHED)
+PACKED = NormMatmul(
+    *(2, 1024, (Projection(16, "nk", packed=Packed(4, 32, 7)),), RMS),
+    *("float16", "float16"),
+)
 TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "DotProducts": (
         *("a100", matmul(1, 256, 16, dtype="float32")),
@@ -56,6 +69,16 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "FewRows": (
         *("a100", matmul(2, 1024, 16)),
         TilePlan(8, 16, 256, 8, 16, 8, num_stages=2, num_warps=4, family="few_rows"),
+    ),
+    "PackedRows": (
+        *("h200", PACKED),
+        PackedPlan(
+            *(8, 16, 512, 8, 16, 8),
+            num_stages=2,
+            num_warps=4,
+            family="few_rows",
+            ordered=True,
+        ),
     ),
     "TensorCores": (
         *("a100", matmul(64, 64, 64, None)),
