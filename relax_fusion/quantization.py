@@ -117,7 +117,7 @@ def quantize(weight: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
     >>> words.shape, words.dtype, scales.shape, scales.dtype
     ((8, 8), dtype('uint32'), (8, 2), dtype('float16'))
     """
-    return packed(weight, quantization(name).packed)
+    return pack(weight, quantization(name).packed)
 
 
 def dequantize(
@@ -163,15 +163,12 @@ def dequantize(
     return whole if form.axis == -1 else np.ascontiguousarray(whole.T)
 
 
-def packed(weight: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray]:
+def pack(weight: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray]:
     """Return the words and scales of a weight ``[n, k]`` in a format; see `quantize`."""
     _check_matrix(weight)
     n, k = weight.shape
-    operands = form.operands("weight", form.along((n, n), k))
-    words, scales = (
-        np.empty(o.shape if form.axis == -1 else o.shape[::-1], numpy_dtype(o.dtype))
-        for o in operands
-    )
+    words = np.empty((n, form.words(k)), form.word)
+    scales = np.empty((n, math.ceil(k / form.group)), numpy_dtype(form.scale_dtype))
     step = max(1, _BLOCK // k)
     for start in range(0, n, step):
         rows = slice(start, start + step)
@@ -212,8 +209,8 @@ def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray
     fields = np.zeros((n, words * form.fields), form.word)
     fields[:, :k] = (codes + form.zero).reshape(n, -1)[:, :k]
     shifts = (np.arange(form.fields) * form.bits).astype(form.word)
-    packed_words = np.bitwise_or.reduce(fields.reshape(n, words, form.fields) << shifts, axis=-1)
-    return packed_words, scales
+    shifted = fields.reshape(n, words, form.fields) << shifts
+    return np.bitwise_or.reduce(shifted, axis=-1), scales
 
 
 def _check_range(largest: np.ndarray, scales: np.ndarray, code: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import QuantizationError
-from ..quantization import packed
+from ..quantization import pack
 from .checkpoint import Checkpoint
 from .errors import WeightsError
 from .export import ExportedModel, ParamSpec
@@ -134,7 +134,7 @@ def _stored(
             yield array
             continue
         try:
-            yield from packed(array, form)
+            yield from pack(array, form)
         except QuantizationError as err:
             raise WeightsError(f"{weight.name!r} cannot be quantised: {err}") from err
 
