@@ -138,7 +138,8 @@ def export(
         max_seq_len = config.max_position
     max_seq_len, batch = plain(max_seq_len), plain(batch)
     stored = None if quantization is None else _quantization(quantization, dtype)
-    dtype = dtype or (stored.dtype if stored else "float32")
+    if dtype is None:
+        dtype = stored.dtype if stored else "float32"
     _check_arguments(config, dtype, max_seq_len, batch)
     family, cls = _FAMILIES[config.family]
     caches = _cache_shapes(config, max_seq_len, batch)
