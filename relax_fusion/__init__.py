@@ -14,6 +14,7 @@ from .errors import (
     KernelError,
     LoweringError,
     PipelineError,
+    QuantizationError,
     Reason,
     RelaxFusionError,
     SchedulingError,
@@ -37,6 +38,7 @@ from .passes import (
 )
 from .passes.driver import FuseOptions, FusingPass
 from .pipeline import relax_fusion_pipeline
+from .quantization import QUANTIZATIONS, Quantization, dequantize, quantize
 from .report import Report
 from .report.decision import Decision
 from .transforms.fuse_dequantize import FuseDequantize
@@ -57,6 +59,7 @@ __all__ = [
     "DEVICES",
     "OUT",
     "PATTERNS",
+    "QUANTIZATIONS",
     "Attention",
     "Box",
     "Decision",
@@ -85,6 +88,8 @@ __all__ = [
     "PipelineOptions",
     "PlanTable",
     "Projection",
+    "Quantization",
+    "QuantizationError",
     "Reason",
     "RelaxFusionError",
     "Report",
@@ -93,9 +98,11 @@ __all__ = [
     "TilePlan",
     "TilePlanError",
     "call_tir_extern",
+    "dequantize",
     "device",
     "host_target",
     "make_target",
+    "quantize",
     "register_family",
     "register_pass",
     "relax_fusion_pipeline",

@@ -93,6 +93,10 @@ class KernelError(RelaxFusionError, ValueError):
     """A Triton kernel, its arguments, its options and its device do not fit together."""
 
 
+class QuantizationError(RelaxFusionError, ValueError):
+    """A format of weights that nobody knows, or an array that cannot be stored in one."""
+
+
 class ModelFileError(RelaxFusionError, ValueError):
     """A file that cannot be imported as a model."""
 

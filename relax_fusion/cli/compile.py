@@ -66,6 +66,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "source": source.name,
         "target": str(args.target),
         "dtype": exported.dtype,
+        "quantization": compiled.quantization,
         "max_seq_len": compiled.max_seq_len,
         "weights": compiled.weights,
         "compile_s": round(seconds, 3),
@@ -168,8 +169,9 @@ def _compiled(source: Source, exported: Model, args: argparse.Namespace) -> Comp
 
 def _text(facts: dict[str, Any], device: str) -> str:
     fused = ", ".join(f"{count} by {name}" for name, count in facts["fused"].items()) or "nothing"
+    stored = facts["quantization"] or facts["dtype"]
     lines = [
-        f"{facts['output']}: {facts['source']}, {facts['dtype']}, for {device}, compiled in "
+        f"{facts['output']}: {facts['source']}, {stored}, for {device}, compiled in "
         f"{facts['compile_s']:.1f} s",
         f"  fused     {fused}; {facts['declined']} chains left to TVM",
     ]

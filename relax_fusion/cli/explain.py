@@ -62,6 +62,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         "target": str(args.target),
         "device": device.description,
         "dtype": model.dtype,
+        "quantization": getattr(model, "quantization", None),
         "max_seq_len": getattr(model, "max_seq_len", None),
         "batch": getattr(model, "batch", None),
         "fused": len(report.fused),

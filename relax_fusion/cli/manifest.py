@@ -28,7 +28,7 @@ PARAMS = "params.safetensors"
 TOKENIZER = "tokenizer.json"
 MANIFEST = "manifest.json"
 FileName = Literal["lib.so", "params.safetensors", "tokenizer.json"]
-FORMAT = 3
+FORMAT = 4
 """Raised when an older `run` could not read what `compile` writes."""
 
 Weights = Literal["file", "random", "none"]
@@ -79,7 +79,7 @@ class Compiled:
     config : mapping, optional
         The content of its ``config.json``, where it was built from one.
     dtype : str
-        Of its weights.
+        Of its activations, and of weights that are not quantised.
     max_seq_len, batch : int, optional
         As it was exported, where it was built from a configuration.
     target : str
@@ -92,6 +92,8 @@ class Compiled:
         Of this package and of TVM.
     signature : Signature, optional
         What the function takes and returns; None where it generates text.
+    quantization : str, optional
+        How its weights are stored.
     """
 
     source: str
@@ -104,6 +106,7 @@ class Compiled:
     max_seq_len: Count | None = None
     batch: Count | None = None
     signature: Signature | None = None
+    quantization: str | None = None
 
     def to_metadata(self) -> dict[str, str]:
         """Return the ``metadata`` with which the pipeline puts this into the library."""
@@ -128,7 +131,7 @@ class Manifest(Compiled):
 
     parameters: tuple[Parameter, ...]
     files: dict[FileName, FileSum]
-    format: Literal[3] = 3
+    format: Literal[4] = 4
 
 
 def versions() -> Versions:
@@ -268,6 +271,7 @@ def exported_again(manifest: Manifest) -> ExportedModel:
         dtype=manifest.dtype,
         max_seq_len=manifest.max_seq_len,
         batch=manifest.batch,
+        quantization=manifest.quantization,
     )
     if parameters(exported) != manifest.parameters:
         raise CliError(

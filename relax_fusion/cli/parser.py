@@ -18,6 +18,7 @@ from ..hardware.target import make_target
 from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
+from ..quantization import QUANTIZATIONS
 from ..validation import MAX_INT32, shown
 from .compile import compile_command
 from .demo import demo_command
@@ -209,6 +210,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=DTYPES,
         help="of weights and activations (default: float32 on a CPU, float16 on a GPU)",
+    )
+    parser.add_argument(
+        "--quantization",
+        choices=tuple(QUANTIZATIONS),
+        metavar="NAME",
+        help=f"store weights of few bits, by MLC-LLM's names: {', '.join(QUANTIZATIONS)}",
     )
     parser.add_argument(
         "--max-seq-len",

@@ -75,9 +75,11 @@ class ConfigSource:
 
     def model(self, args: argparse.Namespace) -> ExportedModel:
         """Build the model, choosing the type and the length that were left open."""
+        usual = "float16" if is_gpu(args.target) else "float32"
         return export(
             self.config,
-            dtype=args.dtype or ("float16" if is_gpu(args.target) else "float32"),
+            dtype=args.dtype or (None if args.quantization else usual),
+            quantization=args.quantization,
             max_seq_len=args.max_seq_len or min(self.config.max_position, DEFAULT_MAX_SEQ_LEN),
             batch=args.batch or 1,
         )
@@ -88,6 +90,7 @@ class ConfigSource:
             "config": dict(self.data),
             "max_seq_len": model.max_seq_len,
             "batch": model.batch,
+            "quantization": model.quantization,
             "weights": "random" if self.directory is None else "file",
         }
 
@@ -116,7 +119,7 @@ class FileSource:
 
     def check(self, args: argparse.Namespace) -> None:
         """Complain about options that are for other sources."""
-        for option in ("dtype", "max_seq_len", "batch"):
+        for option in ("dtype", "max_seq_len", "batch", "quantization"):
             if getattr(args, option) is not None:
                 raise CliError(
                     f"--{option.replace('_', '-')} is for models from a configuration; "
@@ -164,7 +167,8 @@ Model: TypeAlias = ExportedModel | ImportedModel
 def described(model: Model) -> str:
     """Say of what type and sizes a model is."""
     if isinstance(model, ExportedModel):
-        return f"{model.dtype}, batch {model.batch}"
+        stored = f"{model.quantization}, " if model.quantization else ""
+        return f"{stored}{model.dtype}, batch {model.batch}"
     inputs = ", ".join(f"{spec.name} {shape_text(spec.shape)}" for spec in model.signature.inputs)
     return f"{model.dtype}, {inputs}" if inputs else model.dtype
 

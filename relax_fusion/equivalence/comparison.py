@@ -186,6 +186,8 @@ class Comparison:
         def noted(made: Array, tensor: Tensor) -> Array:
             name = "q" if tensor.name == "score" else tensor.name.replace("acc", "w")
             name = "w0" if name == "w1" and "w1" not in self.leaf_of else name
+            # Of packed weights, which are integers, the scales
+            name = f"{name}_scale" if f"{name}_scale" in self.leaf_of else name
             if name in self.leaf_of and made.size and name not in found:
                 found[name] = float(np.sqrt(np.mean(np.square(made))))
             return made

@@ -12,6 +12,7 @@ from tvm.target import Target
 
 from ..errors import Decline, Reason
 from ..workload import FLOAT_BYTES, Dim, DynamicDim
+from .expressions import found_in
 from .pattern import PrimExpr, Refused, Shape, guard
 
 _ANALYZER = Analyzer()
@@ -37,6 +38,14 @@ def known_shape(expr: relax.Expr, what: str) -> list[PrimExpr]:
     if shape is None:
         raise Refused(Reason.SHAPE, f"{what} has no known shape: {expr.ty}")
     return shape
+
+
+def has_computed_sizes(*exprs: relax.Expr) -> bool:
+    """Tell whether sizes of tensors, or of their tuples, contain calls, as of ``x[m - n : m]``.
+
+    TVM's fusing passes take these for calls of Relax operators.
+    """
+    return any(found_in(expr.ty, ir.Call) for expr in exprs)
 
 
 def static(dim: PrimExpr | int, what: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -9,11 +10,16 @@ from tvm.ir import IRModule
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import spec
 
+from ..errors import QuantizationError
+from ..quantization import Quantization
+from ..quantization import quantization as quantization_of
 from ..validation import MAX_INT32, MOST_ELEMENTS, plain, shown
+from ..workload import Packed
 from . import bert, gpt2, llama
 from .config import BertConfig, Config
 from .errors import ConfigError
 from .layers import DTYPES
+from .quantized import FORM, WHOLE, quantized
 from .recipes import Recipe
 
 _FAMILIES: dict[str, tuple[ModuleType, type[nn.Module]]] = {
@@ -40,13 +46,20 @@ class ParamSpec:
     dtype : str
         Its element type.
     recipe : Recipe
-        How it is made from a Hugging Face checkpoint.
+        How it, or the weight that it is a part of, is made from a Hugging Face checkpoint.
+    whole : ParamSpec, optional
+        The weight, where that is stored quantised and this is its words or, behind them, its
+        scales.
+    form : Packed, optional
+        How that weight is stored.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     recipe: Recipe
+    whole: ParamSpec | None = None
+    form: Packed | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +80,7 @@ class ExportedModel:
     config : Config
         What it was exported from.
     dtype : str
-        Element type of weights, activations and caches.
+        Element type of activations and caches, and of weights that are not quantised.
     functions : tuple[str, ...]
         Names of the functions in ``mod``.
     cache_shapes : tuple[tuple[int | str, ...], ...]
@@ -76,6 +89,8 @@ class ExportedModel:
         The most tokens that a sequence can have.
     batch : int or str
         The batch size, or the name of the symbolic dimension.
+    quantization : str, optional
+        How the weights of projections and embeddings are stored.
     """
 
     mod: IRModule
@@ -86,14 +101,16 @@ class ExportedModel:
     cache_shapes: tuple[tuple[int | str, ...], ...]
     max_seq_len: int
     batch: int | str
+    quantization: str | None = None
 
 
 def export(
     config: Config,
     *,
-    dtype: str = "float32",
+    dtype: str | None = None,
     max_seq_len: int | None = None,
     batch: int | str = 1,
+    quantization: str | None = None,
 ) -> ExportedModel:
     """Build the Relax module of a configuration; no weight is allocated.
 
@@ -101,12 +118,16 @@ def export(
     ----------
     config : Config
         From `load_config`, `config_from_dict` or `zoo`.
-    dtype : str
-        ``"float32"``, ``"float16"`` or ``"bfloat16"``.
+    dtype : str, optional
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default that of `quantization`, or
+        float32.
     max_seq_len : int, optional
         Rows of the caches; by default the configuration's ``max_position``.
     batch : int or str
         A static batch size, or the name of a symbolic dimension such as ``"batch_size"``.
+    quantization : str, optional
+        How projections and embeddings store their weights: a name of
+        `relax_fusion.QUANTIZATIONS`, such as ``"q4f16_1"``.
 
     Raises
     ------
@@ -116,17 +137,39 @@ def export(
     if max_seq_len is None and isinstance(config, Config):
         max_seq_len = config.max_position
     max_seq_len, batch = plain(max_seq_len), plain(batch)
+    stored = None if quantization is None else _quantization(quantization, dtype)
+    if dtype is None:
+        dtype = stored.dtype if stored else "float32"
     _check_arguments(config, dtype, max_seq_len, batch)
     family, cls = _FAMILIES[config.family]
     caches = _cache_shapes(config, max_seq_len, batch)
     specs = _decoder_specs(caches, dtype, batch) if caches else _encoder_specs(batch)
-    mod, named = cls(config, max_seq_len, dtype).export_tvm(specs)
+    model = cls(config, max_seq_len, dtype)
+    mod, named = (quantized(model, stored) if stored else model).export_tvm(specs)
     recipes = family.recipes(config, max_seq_len)
-    params = tuple(
-        ParamSpec(name, tuple(map(int, p.shape)), str(p.dtype), recipes.get(name, Recipe((name,))))
-        for name, p in named
-    )
-    return ExportedModel(mod, params, config, dtype, tuple(specs), caches, max_seq_len, batch)
+    params = tuple(_param_spec(name, param, recipes) for name, param in named)
+    sizes = (caches, max_seq_len, batch)
+    return ExportedModel(mod, params, config, dtype, tuple(specs), *sizes, quantization)
+
+
+def _param_spec(name: str, param: nn.Parameter, recipes: Mapping[str, Recipe]) -> ParamSpec:
+    whole, form = None, param.attrs.get(FORM)
+    weight = name if form is None else f"{name.rpartition('.')[0]}.weight"
+    recipe = recipes.get(weight, Recipe((weight,)))
+    if form is not None:
+        whole = ParamSpec(weight, param.attrs[WHOLE], "float32", recipe)
+    return ParamSpec(name, tuple(map(int, param.shape)), str(param.dtype), recipe, whole, form)
+
+
+def _quantization(name: str, dtype: str | None) -> Quantization:
+    """Return the format of a name, if it goes with the type that was asked for."""
+    try:
+        found = quantization_of(name)
+    except QuantizationError as err:
+        raise ConfigError(str(err)) from err
+    if dtype not in (None, found.dtype):
+        raise ConfigError(f"dtype is {shown(dtype)}; models in {name} are of {found.dtype}")
+    return found
 
 
 def _check_arguments(config: Config, dtype: str, max_seq_len: int, batch: int | str) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
 
+from ..errors import QuantizationError
+from ..quantization import pack
 from .checkpoint import Checkpoint
 from .errors import WeightsError
 from .export import ExportedModel, ParamSpec
@@ -54,8 +58,8 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
     Returns
     -------
     list[numpy.ndarray]
-        One array for each of ``exported.params``. Tensors are read and converted one at a time,
-        so the peak is the result and the largest single parameter.
+        One array for each of ``exported.params``. Tensors are read, converted and quantised one at
+        a time, so the peak is the result and the largest single weight.
 
     Raises
     ------
@@ -72,7 +76,7 @@ def load_weights(path: str | Path, exported: ExportedModel) -> list[np.ndarray]:
     """
     family = exported.config.family
     checkpoint = Checkpoint(path, _BASE_PREFIX[family])
-    arrays = [_load(param, checkpoint) for param in exported.params]
+    arrays = list(_stored(exported.params, lambda param: _load(param, checkpoint)))
     patterns = list(_HARMLESS[family])
     if getattr(exported.config, "tie_word_embeddings", False):
         patterns.append(r"^lm_head\.weight$")
@@ -117,7 +121,22 @@ def random_weights(exported: ExportedModel, seed: int = 0) -> list[np.ndarray]:
         Two calls with one seed give the same arrays.
     """
     rng = np.random.default_rng(seed)
-    return [_random(param, rng) for param in exported.params]
+    return list(_stored(exported.params, lambda param: _random(param, rng)))
+
+
+def _stored(
+    params: Iterable[ParamSpec], made: Callable[[ParamSpec], np.ndarray]
+) -> Iterator[np.ndarray]:
+    """Yield the arrays of parameters; of a weight that is quantised, words and scales."""
+    for weight, parts in groupby(params, key=lambda param: param.whole or param):
+        form, array = next(parts).form, made(weight)
+        if form is None:
+            yield array
+            continue
+        try:
+            yield from pack(array, form)
+        except QuantizationError as err:
+            raise WeightsError(f"{weight.name!r} cannot be quantised: {err}") from err
 
 
 def _random(param: ParamSpec, rng: np.random.Generator) -> np.ndarray:

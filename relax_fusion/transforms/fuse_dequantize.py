@@ -13,7 +13,7 @@ from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
-from ..matching.shapes import shape_of
+from ..matching.shapes import has_computed_sizes, shape_of
 from ..matching.stages import Stage, read_stages
 from .modules import functions_of, module_of
 from .wide_indices import is_narrow
@@ -22,6 +22,7 @@ WEIGHTS_OF = {
     "relax.matmul": slice(1, None),
     "relax.einsum": slice(1, None),
     "relax.take": slice(1),
+    "relax.strided_slice": slice(1),
 }
 """The tensors of an operator that may be weights."""
 
@@ -55,6 +56,8 @@ class FuseDequantize:
             ->
         e = R.call_tir(dequantize_take, (ids, q, s))
 
+    A slice that begins where only the run knows is a lookup, too.
+
     Each reader decodes by itself, so that the weight is not written to memory.  Numbers are the
     same: each step is rounded as before.  Element-wise steps behind are left to TVM's FuseOps.
 
@@ -62,7 +65,8 @@ class FuseDequantize:
         the weight is made of an activation, of more bytes than it has, or of tensors that are
         overwritten in place; it is the left operand; the reader is not in a dataflow block, or is
         a PrimFunc other than a sum of products or a lookup, such as one with a schedule; tensors
-        live on different virtual devices.
+        live on different virtual devices, or have sizes that are computed by calls, as those of
+        slices may be.
     """
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
@@ -171,8 +175,10 @@ def _without_unread(
 
 
 def _weights(view: BlockView, value: relax.Expr) -> Iterator[relax.Expr]:
-    """Yield what may be weights of a reader; nothing if it is neither a matmul nor a lookup."""
+    """Yield what may be weights of a reader; nothing if it is no matmul, lookup or slice."""
     if is_call(value, *WEIGHTS_OF):
+        if is_call(value, "relax.strided_slice") and not _begins_at_run_time(value):
+            return
         yield from list(tensors_of(value))[WEIGHTS_OF[value.op.name]]
     elif is_call(value, "relax.call_tir"):
         func = view.mod[value.args[0]]
@@ -186,6 +192,13 @@ def _weights(view: BlockView, value: relax.Expr) -> Iterator[relax.Expr]:
         for tensor, param in list(zip(tensors, func.params, strict=False))[first:]:
             if stages[0].reduced or param in looked_up:
                 yield tensor
+
+
+def _begins_at_run_time(call: relax.Call) -> bool:
+    """Tell whether only the run knows where a slice begins; any other is left to TVM's FuseOps."""
+    begin = call.args[2]
+    fields = begin.fields if isinstance(begin, relax.Tuple) else ()
+    return any(not isinstance(at, tirx.IntImm) for at in fields)
 
 
 def _name(reader: relax.Call) -> str:
@@ -202,6 +215,8 @@ def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _G
     values = [view.defs[var] for var in (reader, *steps)]
     args = tuple(dict.fromkeys(t for v in values for t in _read(v) if t not in inside))
     if any(shape_of(a) is None for a in args) or not _on_one_device([reader, *args]):
+        return None
+    if has_computed_sizes(*inside, *args):
         return None
     types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
     known: dict[relax.Expr, relax.Expr] = {

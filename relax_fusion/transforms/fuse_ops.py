@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
-from ..matching.expressions import found_in
 from ..matching.pattern import calls_in
+from ..matching.shapes import has_computed_sizes
 from .in_place import OPAQUE
 from .modules import functions_of, with_functions
 from .wide_indices import is_narrow
@@ -32,7 +32,9 @@ class FuseOps:
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return the module with groups."""
         functions = functions_of(mod, relax.Function).values()
-        mod = _opaque(mod, functions, lambda c: _has_computed_sizes(c) or is_narrow(mod[c.args[0]]))
+        mod = _opaque(
+            mod, functions, lambda c: has_computed_sizes(c, c.args[1]) or is_narrow(mod[c.args[0]])
+        )
         fused = relax.transform.FuseOps()(mod)
         functions = functions_of(fused, relax.Function).values()
         groups = [f for f in functions if "Primitive" in (f.attrs or {}) and _is_refused(f)]
@@ -46,10 +48,6 @@ def _opaque(
     calls = [call for func in functions for call in calls_in(func, "relax.call_tir")]
     called = {mod.get_global_var(call.args[0].name_hint) for call in calls if is_meant(call)}
     return with_functions(mod, {g: mod[g].with_attr("op_pattern", OPAQUE) for g in called})
-
-
-def _has_computed_sizes(call: relax.Call) -> bool:
-    return any(found_in(ty, ir.Call) for ty in (call.args[1].ty, call.ty))
 
 
 def _has_numbers(call: relax.Call) -> bool:

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.support import cc
 from tvm.target import Target
 
-from relax_fusion import models
+from relax_fusion import dequantize, models, quantize
 from relax_fusion.cli import build, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
@@ -210,6 +210,29 @@ def test_bfloat16_weights_are_stored_and_run(checkpoint, tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
 
 
+@links
+def test_quantised_weights_are_stored_and_run(checkpoint, compiled, tmp_path, capsys):
+    out, name = tmp_path / "out", "q4f32_1"
+    arguments = ["compile", str(checkpoint), "-o", str(out), "--quantization", name, "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["quantization"] == name
+    files = (json.loads((d / "manifest.json").read_text())["files"] for d in (out, compiled))
+    stored, whole = (file["params.safetensors"]["bytes"] for file in files)
+    assert stored < 0.3 * whole
+
+    # The weights that these are decoded to, by the model that is not quantised
+    exported = models.export(models.load_config(checkpoint), max_seq_len=POSITIONS)
+    weights = models.load_weights(checkpoint, exported)
+    for i, (param, w) in enumerate(zip(exported.params, weights, strict=True)):
+        if w.ndim == 2 and "rope" not in param.name:
+            weights[i] = dequantize(*quantize(w, name), name)
+    library = tvm.runtime.load_module(str(compiled / "lib.so"))
+    expected = models.Generator(library, exported, weights).generate([5, 6, 7], 6)[0].tolist()
+    arguments = ["run", str(out), "--prompt-ids", "5,6,7", "--max-new-tokens", "6", "--json"]
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == expected
+
+
 def test_generation_stops_at_the_end_token():
     class Counting:
         batch, last = 1, 0
@@ -307,6 +330,7 @@ def edit_manifest(**changes):
         (edit_manifest(weights="none"), "files has params.safetensors"),
         (edit_manifest(max_seq_len=17), "has max_seq_len 17, but"),
         (edit_manifest(source="other"), "has source 'other', but"),
+        (edit_manifest(quantization="q4"), "has quantization 'q4', but"),
         (edit_manifest(weights="random"), "files has params.safetensors"),
     ],
 )
@@ -378,9 +402,10 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert [int(row[0]) > 1 for row in rows if row[1:] == ["checked"]] == [True]
 
     arguments = ["--target", "a100", "--disable", "FuseGatedFFN", "--json", "--validate-strictly"]
+    arguments += ["--quantization", "q4f16_1"]
     assert main(["explain", str(config), *arguments]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["dtype"] == "float16"
+    assert (document["dtype"], document["quantization"]) == ("float16", "q4f16_1")
     assert document["fused"] + document["declined"] == len(document["decisions"]) > 0
     assert "FuseGatedFFN" not in {d["pattern"] for d in document["decisions"]}
     for decision in document["decisions"]:
@@ -407,6 +432,8 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
+        (["demo-gpt2", "--quantization", "q4"], 2, "'q4f32_1', 'q8f16_1'"),
+        (["demo-gpt2", "--quantization", "q4f32_1", "--dtype", "float16"], 1, "are of float32"),
         (["--validate", "demo-gpt2", "--dtype", "int8"], 2, "float16"),
         ([], 2, "SRC"),
     ],

@@ -108,6 +108,7 @@ def test_explain_a_file(tmp_path: Path, capsys) -> None:
     "options, says",
     [
         (["--dtype", "float16"], "--dtype is for models from a configuration"),
+        (["--quantization", "q4f16_1"], "--quantization is for models from a configuration"),
         (["--batch", "1"], "--batch is for models from a configuration"),
         (["--max-seq-len", "8"], "--max-seq-len is for models from a configuration"),
         (["--bound", "n=8"], "--bound names 'n', which is no size"),

@@ -70,6 +70,16 @@ KERNELS = {
         ["nn.relu", "astype", "matmul"],
     ),
     "an element-wise reader": (W + "z = R.add(w, w)", "z", ["astype", "add"]),
+    "a tensor of computed sizes": (
+        W + "e = R.strided_slice(x, [0], [n - 1], [n])\nz = R.matmul(e, w)",
+        "z",
+        ["astype", "matmul", "strided_slice"],
+    ),
+    "a slice of computed sizes": (
+        W + "z = R.strided_slice(w, [0], [n - 1], [n])",
+        "z",
+        ["astype", "strided_slice"],
+    ),
 }
 
 
@@ -192,6 +202,22 @@ def test_sizes_that_no_tensor_has_alone() -> None:
     q = np.arange(32 * 48).reshape(32, 48).astype("int8")
     got = compiled(mod, FuseDequantize())["main"](tvm.runtime.tensor(ids), tvm.runtime.tensor(q))
     np.testing.assert_array_equal(got.numpy(), q[ids.reshape(-1)])
+
+
+@pytest.mark.parametrize(
+    "begin, kernels", [("n - 1", ["dequantize_strided_slice", "add"]), ("1", 1), ("n * 0 + 2", 1)]
+)
+def test_slices(begin: str, kernels: list[str] | int) -> None:
+    """Where FuseOps takes a slice, it takes what decodes the weight along."""
+    body = f"e = R.strided_slice(w, [0], [{begin}], [n], assume_inbound=True)\nz = R.add(e, e)"
+    mod = chain(W + body, "z", "x[n] q[32,48]:int8")
+    names = [call.args[0].name_hint for call in called(lowered(mod, phases=3)["main"])]
+    assert names == kernels or len(names) == kernels
+    q = np.arange(32 * 48).reshape(32, 48).astype("int8")
+    for n in (3, 7):
+        args = map(tvm.runtime.tensor, (np.zeros(n, "float16"), q))
+        got = run_by_pipeline(mod)["main"](*args).numpy()
+        np.testing.assert_array_equal(got, 2.0 * q[eval(begin) : n])
 
 
 @pytest.mark.parametrize("reader", ["R.matmul(x, R.permute_dims(w))", "R.take(w, ids, axis=0)"])

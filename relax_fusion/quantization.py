@@ -1,0 +1,224 @@
+"""Weights of a few bits: the formats by MLC-LLM's names, and arrays to and from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .errors import QuantizationError
+from .validation import plain, shown
+from .workload import Packed
+from .workload.reference import decoded, numpy_dtype
+
+_BLOCK = 1 << 16
+"""Elements that are quantised at once: what a step needs in memory stays in the caches."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the weights of a model are stored.
+
+    A group of elements that are summed shares a scale, the largest of them over the largest code.
+
+    Parameters
+    ----------
+    name : str
+        What MLC-LLM calls it.
+    dtype : str
+        Of the model: its activations, norms and biases.
+    packed : Packed
+        How the weight of a projection is stored: as ``[n, k]`` where its `axis` is -1, as
+        ``[k, n]`` where that is -2.
+    """
+
+    name: str
+    dtype: str
+    packed: Packed
+
+    @property
+    def table(self) -> Packed:
+        """How a table of embeddings ``[rows, width]`` is stored, whose rows are looked up."""
+        return replace(self.packed, axis=-1)
+
+
+def _groups(name: str, bits: int, group: int, dtype: str, axis: int = -1) -> Quantization:
+    largest = 2 ** (bits - 1) - 1
+    form = Packed(bits, group, zero=largest, scale_dtype=dtype, axis=axis)
+    return Quantization(name, dtype, form)
+
+
+QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
+    {
+        q.name: q
+        for q in (
+            _groups("q3f16_0", 3, 40, "float16", axis=-2),
+            _groups("q3f16_1", 3, 40, "float16"),
+            _groups("q4f16_0", 4, 32, "float16", axis=-2),
+            _groups("q4f16_1", 4, 32, "float16"),
+            _groups("q4bf16_0", 4, 32, "bfloat16", axis=-2),
+            _groups("q4bf16_1", 4, 32, "bfloat16"),
+            _groups("q4f32_1", 4, 32, "float32"),
+            _groups("q8f16_1", 8, 32, "float16"),
+        )
+    }
+)
+"""The formats that weights can be quantised to."""
+
+
+def quantization(name: str) -> Quantization:
+    """Return the format of a name.
+
+    Raises
+    ------
+    QuantizationError
+        If no format is called so.
+    """
+    found = QUANTIZATIONS.get(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(QUANTIZATIONS)
+        raise QuantizationError(f"quantization is {shown(name)}; must be one of {known}")
+    return found
+
+
+def quantize(weight: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Quantise the weight of a projection.
+
+    Parameters
+    ----------
+    weight : numpy.ndarray
+        ``[n, k]``: a row for each output feature, of any floating type.
+    name : str
+        A name of `QUANTIZATIONS`, such as ``"q4f16_1"``.
+
+    Returns
+    -------
+    words : numpy.ndarray
+        uint32 ``[n, words]``, or ``[words, n]`` in formats that end in ``_0``; the element 0 of a
+        word is in its lowest bits.
+    scales : numpy.ndarray
+        One for each group of elements along k, ``[n, groups]`` or ``[groups, n]``.  That of a group
+        with NaN or an infinity is not finite.
+
+    Raises
+    ------
+    QuantizationError
+        If `weight` is no such matrix, holds values beyond the range of the scales' type, or no
+        format is called `name`.
+
+    Examples
+    --------
+    >>> words, scales = quantize(np.ones((8, 64), "float32"), "q4f16_1")
+    >>> words.shape, words.dtype, scales.shape, scales.dtype
+    ((8, 8), dtype('uint32'), (8, 2), dtype('float16'))
+    """
+    return pack(weight, quantization(name).packed)
+
+
+def dequantize(
+    words: np.ndarray, scales: np.ndarray, name: str, features: int | None = None
+) -> np.ndarray:
+    """Return the weight that `quantize` made words and scales of, as kernels read it.
+
+    Parameters
+    ----------
+    words, scales : numpy.ndarray
+        What `quantize` returned.
+    name : str
+        The format.
+    features : int, optional
+        k of the weight; all that the words hold by default, which is more where the last group is
+        not full.
+
+    Returns
+    -------
+    numpy.ndarray
+        ``[n, k]``, of the type of the scales.
+
+    Raises
+    ------
+    QuantizationError
+        If the arrays are not of that format, or hold fewer features.
+    """
+    form = quantization(name).packed
+    for what, array, dtype in (("words", words, form.word), ("scales", scales, form.scale_dtype)):
+        if not isinstance(array, np.ndarray) or array.ndim != 2 or str(array.dtype) != dtype:
+            raise QuantizationError(f"{what} are {_described(array)}; {name} has a {dtype} matrix")
+    stored = words.shape[form.axis] * form.fields
+    k = stored if features is None else plain(features)
+    n = words.shape[-3 - form.axis]
+    is_size = type(k) is int and k > 0
+    shapes = [o.shape for o in form.operands("weight", form.along((n, n), k))] if is_size else []
+    if [words.shape, scales.shape] != shapes:
+        raise QuantizationError(
+            f"words {list(words.shape)} and scales {list(scales.shape)} are no {name} weight of "
+            f"{shown(k)} features"
+        )
+    whole = decoded(form, words, scales.astype("float64"), k).astype(scales.dtype)
+    return whole if form.axis == -1 else np.ascontiguousarray(whole.T)
+
+
+def pack(weight: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray]:
+    """Return the words and scales of a weight ``[n, k]`` in a format; see `quantize`."""
+    _check_matrix(weight)
+    n, k = weight.shape
+    words = np.empty((n, form.words(k)), form.word)
+    scales = np.empty((n, math.ceil(k / form.group)), numpy_dtype(form.scale_dtype))
+    step = max(1, _BLOCK // k)
+    for start in range(0, n, step):
+        rows = slice(start, start + step)
+        words[rows], scales[rows] = _packed_rows(weight[rows], form)
+    if form.axis == -1:
+        return words, scales
+    return np.ascontiguousarray(words.T), np.ascontiguousarray(scales.T)
+
+
+def _check_matrix(weight: Any) -> None:
+    is_array = isinstance(weight, np.ndarray)
+    # The floating types of ml_dtypes are of the kind "V" to NumPy.
+    floats = ("float64", "float32", "float16", "bfloat16")
+    if not is_array or weight.ndim != 2 or 0 in weight.shape or str(weight.dtype) not in floats:
+        raise QuantizationError(
+            f"the weight is {_described(weight)}; must be a matrix [n, k] of {', '.join(floats)}"
+        )
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype} {list(array.shape)}" if isinstance(array, np.ndarray) else shown(array)
+
+
+def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray]:
+    """Quantise some rows, in float32 or what is wider."""
+    n, k = rows.shape
+    groups, words = math.ceil(k / form.group), form.words(k)
+    wide = np.float64 if rows.dtype == "float64" else np.float32
+    grouped = np.zeros((n, groups * form.group), wide)
+    grouped[:, :k] = rows
+    grouped = grouped.reshape(n, groups, form.group)
+    with np.errstate(all="ignore"):  # of what is not finite, and of scales that are rounded to 0
+        largest = np.abs(grouped).max(axis=-1)
+        scales = (largest / wide(form.zero)).astype(numpy_dtype(form.scale_dtype))
+        _check_range(largest, scales, form.zero)
+        codes = np.rint(grouped / scales.astype(wide)[..., None])
+    codes = np.nan_to_num(codes, nan=0, posinf=0, neginf=0).clip(-form.zero, form.zero)
+    fields = np.zeros((n, words * form.fields), form.word)
+    fields[:, :k] = (codes + form.zero).reshape(n, -1)[:, :k]
+    shifts = (np.arange(form.fields) * form.bits).astype(form.word)
+    shifted = fields.reshape(n, words, form.fields) << shifts
+    return np.bitwise_or.reduce(shifted, axis=-1), scales
+
+
+def _check_range(largest: np.ndarray, scales: np.ndarray, code: int) -> None:
+    """Refuse finite values that would be decoded as infinities."""
+    lost = np.isfinite(largest) & ~np.isfinite(scales * scales.dtype.type(code))
+    if lost.any():
+        limit = float(ml_dtypes.finfo(scales.dtype).max)
+        raise QuantizationError(
+            f"the weight holds {largest[lost].max():.6g}, beyond {code} times a scale of "
+            f"{scales.dtype}, whose range ends at {limit:.6g}"
+        )
