@@ -101,5 +101,9 @@ class ModelFileError(RelaxFusionError, ValueError):
     """A file that cannot be imported as a model."""
 
 
+class VersionError(RelaxFusionError, RuntimeError):
+    """A package of a version that the library does not know."""
+
+
 class MissingPackageError(RelaxFusionError, ImportError):
     """What was asked for needs a package that is not installed."""

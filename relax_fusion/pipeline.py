@@ -10,7 +10,7 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,19 +216,8 @@ def count_launches(options: PipelineOptions) -> list[Pass]:
     return passes
 
 
-def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
-    """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules.
-
-    Parameters
-    ----------
-    options : PipelineOptions
-        What the pipeline was told.
-
-    Returns
-    -------
-    list of Pass
-        To be run in this order, with the target in scope.
-    """
+def plan_memory(options: PipelineOptions) -> list[Pass]:
+    """Return the passes of phase 5 that turn calls into writes to memory, and plan that."""
     passes: list[Pass] = [
         *count_launches(options),
         NameInPlaceResults(),
@@ -238,13 +227,14 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     ]
     if options.allreduce_strategy:
         passes.append(relax.transform.IPCAllReduceRewrite(options.allreduce_strategy))
-    passes += [PlanMemory(), AttachMetadata(dict(options.metadata))]
-    if is_cuda(options.target):
-        passes += [
-            CaptureCUDAGraphs(options.use_cuda_graph),
-            relax.transform.LowerGPUIPCAllocStorage(),
-        ]
-    passes += [
+    return [*passes, PlanMemory()]
+
+
+def lower_to_vm(options: PipelineOptions) -> list[Pass]:
+    """Return the last passes: instructions of the VM, and what is linked to them."""
+    shared = [relax.transform.LowerGPUIPCAllocStorage()] if is_cuda(options.target) else []
+    passes: list[Pass] = [
+        *shared,
         relax.transform.LowerAllocTensor(),
         relax.transform.KillAfterLastUse(),
         relax.transform.LowerRuntimeBuiltin(),
@@ -258,7 +248,27 @@ def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
     return [*passes, EmbedTritonKernels()]
 
 
-PHASES: tuple[tuple[str, Callable[[PipelineOptions], list[Pass]], str], ...] = (
+def phase5_bytecode(options: PipelineOptions) -> list[Pass]:
+    """Lower Relax to VM bytecode: memory planning, CUDA graphs, shapes, external modules.
+
+    Parameters
+    ----------
+    options : PipelineOptions
+        What the pipeline was told.
+
+    Returns
+    -------
+    list of Pass
+        To be run in this order, with the target in scope.
+    """
+    graphs = [CaptureCUDAGraphs(options.use_cuda_graph)] if is_cuda(options.target) else []
+    metadata = AttachMetadata(dict(options.metadata))
+    return [*plan_memory(options), metadata, *graphs, *lower_to_vm(options)]
+
+
+Phase = tuple[str, Callable[[PipelineOptions], list[Pass]], str]
+
+PHASES: tuple[Phase, ...] = (
     ("debug-phase0.py", phase0_annotate, "annotating"),
     ("debug-phase1.py", phase1_fuse, "fusing operators"),
     ("debug-phase2.py", phase2_lower, "lowering to TIR"),
@@ -292,14 +302,26 @@ def relax_fusion_pipeline(target: Target | str | None = None, **kwargs: Any) -> 
     TargetError
         If no device is known for the target.
     """
-    options = make_options(target, kwargs)
+    return run_phases(make_options(target, kwargs), PHASES)
+
+
+def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
+    """Return a pass that runs phases one after the other, dumps the module and says what it does.
+
+    Parameters
+    ----------
+    options : PipelineOptions
+        What each phase is given.
+    phases : sequence of tuple
+        As in `PHASES`.
+    """
 
     @tvm.transform.module_pass(opt_level=0, name="relax_fusion")
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         if options.report is not None:
             options.report.device = device_of(options.target).description
         with options.target:
-            for file, phase, doing in PHASES:
+            for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():
                         options.progress(doing)

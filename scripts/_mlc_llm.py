@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import _tvm_before_0_27 as before_0_27
 import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
+from relax_fusion.mlc import aliases
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
@@ -120,7 +120,7 @@ def load(checkout: Path) -> None:
     package = checkout / "python" / "mlc_llm"
     if not (package / "model" / "model.py").is_file():
         raise ImportError(f"{checkout} holds no python/mlc_llm: give a checkout of MLC-LLM")
-    before_0_27.restore()
+    aliases.restore()
     os.environ["SKIP_LOADING_MLCLLM_SO"] = "1"
     stub = ModuleType("mlc_llm")  # the package itself imports the server and its dependencies
     stub.__path__ = [str(package)]
@@ -128,7 +128,7 @@ def load(checkout: Path) -> None:
     try:
         for name in ("model", "interface.compile", "compiler_pass.pipeline"):
             importlib.import_module(f"mlc_llm.{name}")
-        before_0_27.do_not_check("mlc_llm")
+        aliases.do_not_check("mlc_llm")
     except (ImportError, AttributeError) as err:
         raise ImportError(f"mlc_llm does not fit TVM {tvm.__version__}: {err}") from err
 

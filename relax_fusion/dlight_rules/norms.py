@@ -121,14 +121,20 @@ def _row_and_columns(sch: s_tir.Schedule, block: RowBlock) -> tuple[LoopRV, list
 
 
 def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
-    """Return the elements of a vector that divide the last axis, and which TVM can compute with."""
+    """Return the elements of a vector that divide the last axis, and which TVM can compute with.
+
+    They divide the rows of what is read and written, too: padded to chunks, other rows begin in
+    the middle of a vector, and TVM finds no size for one that is guarded by a symbolic end.
+    """
     found = sch.get(block.rv)
     wide = [v.dom.extent for v in found.iter_vars if not is_unit(v.dom.extent)]
     last = int(wide[-1]) if wide and isinstance(wide[-1], tirx.IntImm) else 1
     regions = [r for r in (*found.reads, *found.writes) if _has_columns(found, r)]
     sizes = [FLOAT_BYTES.get(str(r.source.ty.dtype), 8) for r in regions]
     most = VECTOR_LOAD_BYTES // max(ARITHMETIC_BYTES, *sizes, 1)
-    return most if block.columns == 1 else math.gcd(last, most)
+    rows = [r.source.ty.shape[-1] for r in regions]
+    ends = [int(size) if isinstance(size, tirx.IntImm) else 1 for size in rows]
+    return most if block.columns == 1 else math.gcd(last, most, *ends)
 
 
 def _has_columns(block: s_tir.SBlock, region: tirx.BufferRegion) -> bool:

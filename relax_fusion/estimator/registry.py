@@ -40,7 +40,7 @@ Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
     *(TritonMatmul(), TritonAttention()),
-    *(DotProducts(), FewRows(), PackedRows(), TensorCores(), FmaTiles()),
+    *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
     *(CpuTiles(), Panels(), CpuAttention(), CpuChain()),
 ]

@@ -20,6 +20,7 @@ from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
+from ..dot_products import DotProducts
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
 from ..tensor_cores import tiles as mma
@@ -78,7 +79,7 @@ class PackedRows(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     emitter = "relax_fusion.dlight_rules.tensor_cores.contraction:emit"
     error = OWN_BASELINE_ERROR
-    instead_of = (FmaTiles,)
+    instead_of = (DotProducts, FmaTiles)
     plan = PackedPlan
     breaks = Breaks((1, 8, 16))
 

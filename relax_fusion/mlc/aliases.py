@@ -1,8 +1,9 @@
-"""Names and conventions that TVM 0.27 changed, as packages for TVM 0.26 still use them."""
+"""Names and conventions that TVM 0.27 changed, as MLC-LLM still uses them."""
 
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import tvm
@@ -10,6 +11,8 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import op as nn_op
 from tvm.script import tirx as T
+
+from ..matching.expressions import found_in, substitute
 
 
 def restore() -> None:
@@ -20,14 +23,24 @@ def restore() -> None:
             "StringImm": ir.StringImm,
             "DataTypeImm": DataTypeImm,
         },
-        tirx: {"SBlock": s_tir.SBlock, "SBlockRealize": s_tir.SBlockRealize},
+        tirx: {
+            "SBlock": s_tir.SBlock,
+            "SBlockRealize": s_tir.SBlockRealize,
+            "stmt_functor": SimpleNamespace(substitute=substitute, post_order_visit=_visit),
+        },
         ir.GenericConst: {"data": property(lambda self: self.value)},
+        relax.Var: {"name_hint": property(lambda self: self.name)},
     }
     for owner, names in moved.items():
         for name, thing in names.items():
             if not hasattr(owner, name):
                 setattr(owner, name, thing)
     nn_op.tensor_ir_op = nn.tensor_ir_op = tensor_ir_op
+
+
+def _visit(root: Any, call: Any) -> None:
+    for node in found_in(root, ir.Expr):
+        call(node)
 
 
 class _TypeOfTypes(type):
@@ -49,7 +62,7 @@ def do_not_check(package: str) -> None:
     """
     for name, module in sys.modules.items():
         if name.startswith(f"{package}.") and getattr(module, "T", None) is T:
-            module.T = _Unchecked()
+            module.T = _Unchecked()  # type: ignore[attr-defined]
 
 
 class _Unchecked:
@@ -63,6 +76,8 @@ class _Unchecked:
 def tensor_ir_op(func: tirx.PrimFunc, name_hint: str, args: Any, out: Any) -> Any:
     """Call a PrimFunc whose numbers stand behind its outputs, or in front of them as in TVM 0.27.
 
+    Numbers are cast to the dtypes of the parameters, which TVM 0.27 demands.
+
     rewrite: ``f(inputs, outputs, numbers)`` -> ``f(inputs, numbers, outputs)``
     """
     outputs = len(out) if isinstance(out, list | tuple) else 1
@@ -71,7 +86,17 @@ def tensor_ir_op(func: tirx.PrimFunc, name_hint: str, args: Any, out: Any) -> An
     if tensors == list(func.params)[: len(tensors)] and numbers:
         params = [*tensors[:-outputs], *numbers, *tensors[-outputs:]]
         func = tirx.PrimFunc(params, func.body, func.ret_type, func.attrs)
-    return _tensor_ir_op(func, name_hint, args, out)
+    given = [args] if not isinstance(args, list | tuple) else list(args)
+    if len(given) == len(func.params) - outputs:
+        given = [_cast(arg, param) for arg, param in zip(given, func.params, strict=False)]
+    return _tensor_ir_op(func, name_hint, given, out)
+
+
+def _cast(arg: Any, param: tirx.Var) -> Any:
+    """Return a number in the dtype of the parameter that takes it; tensors as they are."""
+    if not ir.is_prim_expr(arg) or tirx.is_buffer_var(param):
+        return arg
+    return tirx.Cast(str(param.ty.dtype), arg) if arg.ty != param.ty else arg
 
 
 _tensor_ir_op = nn_op.tensor_ir_op

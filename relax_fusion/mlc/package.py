@@ -1,0 +1,106 @@
+"""The user's ``mlc_llm``: found, imported, and recognised as one that our phases fit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import tvm
+
+from ..errors import MissingPackageError, VersionError
+from . import aliases
+
+TVM = "0.27"
+"""The release of TVM whose differences `aliases` knows."""
+
+PASSES = (
+    *("DispatchKVCacheCreation", "AttachSoftmaxWithTemperature", "AttachVariableBounds"),
+    *("AttachCUDAGraphSymbolicCaptureHints", "AttachPipelineParallelStages"),
+    *("AttachLogitProcessFunc", "AttachAdditionalPrimFuncs", "AttachAllocEmbeddingTensorFunc"),
+    *("AttachGPUSamplingFunc", "AttachSpecDecodeAuxFuncs", "AttachMemoryPlanAttr"),
+    *("AttachSequenceLengthPaddingFactor", "DispatchTritonKernel", "FuseFTDequantizeEpilogue"),
+    *("ScatterTupleGetItem", "PipelineParallelRewrite", "AttachMetadataWithMemoryUsage"),
+    "AttachCUDAGraphAllocInitFunc",
+)
+"""The passes of MLC-LLM that run among ours."""
+
+REPLACED = (
+    *("FuseDequantizeTranspose", "BLASDispatch", "FuseAddRMSNorm", "FuseTransposeMatmul"),
+    *("FuseDequantizeMatmulEwise", "FuseDequantizeTake", "CleanUpTIRAttrs"),
+    *("LowBatchGemvSpecialize", "LiftTIRGlobalBufferAlloc"),
+)
+"""Those in whose place ours run."""
+
+KNOWN = "known to work is its commit 79d603f (2026-07-23)"
+GET_IT = "git clone https://github.com/mlc-ai/mlc-llm; export PYTHONPATH=$PWD/mlc-llm/python"
+
+
+def load() -> ModuleType:
+    """Import MLC-LLM's compiler and return the module of its pipeline.
+
+    Without its native library only the compiler is imported: ``mlc_llm`` itself would want it.
+
+    Raises
+    ------
+    MissingPackageError
+        If it cannot be imported.
+    VersionError
+        If TVM or MLC-LLM is of a version that is not known.
+    """
+    if not tvm.__version__.startswith(f"{TVM}."):
+        raise VersionError(f"TVM is {tvm.__version__}; relax_fusion.mlc knows {TVM}")
+    aliases.restore()
+    if "mlc_llm" not in sys.modules:
+        _without_native_library()
+    try:
+        importlib.import_module("mlc_llm.interface.compile")
+        pipeline = importlib.import_module("mlc_llm.compiler_pass.pipeline")
+    except ImportError as err:
+        raise MissingPackageError(f"mlc_llm cannot be imported ({err}); {GET_IT}") from err
+    except AttributeError as err:
+        raise VersionError(f"mlc_llm does not fit TVM {tvm.__version__} ({err}); {KNOWN}") from err
+    aliases.do_not_check("mlc_llm")
+    _recognise(pipeline)
+    return pipeline
+
+
+def _without_native_library() -> None:
+    """Put a bare package in the place of one whose import would end at the missing library."""
+    spec = importlib.util.find_spec("mlc_llm")
+    folders = [] if spec is None else list(spec.submodule_search_locations or ())
+    if not folders or _library(Path(folders[0])):
+        return
+    package = ModuleType("mlc_llm")
+    package.__path__ = folders
+    package.__spec__ = spec
+    sys.modules["mlc_llm"] = package
+
+
+def _library(folder: Path) -> bool:
+    """Tell whether MLC-LLM finds its native library; the file that looks for it imports nothing."""
+    spec = importlib.util.spec_from_file_location("_mlc_llm_libinfo", folder / "libinfo.py")
+    if spec is None or spec.loader is None or not (folder / "libinfo.py").is_file():
+        return True
+    libinfo = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(libinfo)
+    return bool(libinfo.find_lib_path("mlc_llm_module", optional=True))
+
+
+def _recognise(pipeline: ModuleType) -> None:
+    """Refuse a pipeline that lacks a pass that we run, or has one that nobody knows."""
+    own = f"{pipeline.__name__.rpartition('.')[0]}."
+    there = {
+        name
+        for name, thing in vars(pipeline).items()
+        if isinstance(thing, type)
+        and thing.__module__.startswith(own)
+        and thing.__module__ != pipeline.__name__
+    }
+    for name in PASSES:
+        if not hasattr(pipeline, name):
+            raise VersionError(f"mlc_llm lacks the pass {name}; {KNOWN}")
+    for name in sorted(there.difference(PASSES, REPLACED)):
+        raise VersionError(f"mlc_llm has the pass {name}, which is not known; {KNOWN}")

@@ -1,0 +1,172 @@
+"""The pipeline that stands in for MLC-LLM's: its passes for its engine, our phases for the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from tvm import relax, tirx
+from tvm.ir.transform import Pass
+from tvm.target import Target
+
+from ..hardware.target import is_cuda
+from ..options import PipelineOptions, make_options
+from ..pipeline import (
+    Phase,
+    lower_to_vm,
+    phase1_fuse,
+    phase2_lower,
+    phase3_tir,
+    phase4_schedule,
+    plan_memory,
+    run_phases,
+)
+from ..transforms.annotate import RefuseLowered
+from ..transforms.cuda_graph import CaptureCUDAGraphs
+from .libraries import LIBRARIES, available
+
+
+@dataclass(frozen=True)
+class Given:
+    """What MLC-LLM's passes get, besides the target.
+
+    Parameters
+    ----------
+    passes : module
+        Where they are.
+    metadata : dict
+        MLC-LLM's own, which some of them change: it reads memory usage and KV cache from there.
+    variable_bounds : mapping of str to int
+        With those that are no bounds, such as -1.
+    additional_tirs : mapping of str to PrimFunc
+        Functions for the loader of weights.
+    flashinfer, faster_transformer : bool
+        Whether to call these libraries, which are there.
+    """
+
+    passes: ModuleType
+    metadata: dict[str, Any]
+    variable_bounds: Mapping[str, int]
+    additional_tirs: Mapping[str, tirx.PrimFunc]
+    flashinfer: bool
+    faster_transformer: bool
+
+
+def make_pipeline(
+    passes: ModuleType, chosen: Mapping[str, Any], target: Target, **arguments: Any
+) -> Pass:
+    """Return the pipeline for what MLC-LLM's compiler asks of its own.
+
+    Parameters
+    ----------
+    passes : module
+        ``mlc_llm.compiler_pass.pipeline``.
+    chosen : mapping
+        Arguments of our pipeline that MLC-LLM's lacks.
+    target : Target
+        What to compile for.
+    **arguments
+        Those of MLC-LLM's pipeline.
+
+    Raises
+    ------
+    PipelineError
+        If an argument is unknown or has a value that it cannot take.
+    """
+    wanted = {name: bool(arguments.pop(name, False)) for name in LIBRARIES if name != "cutlass"}
+    library = {name: available(name, value) for name, value in wanted.items()}
+    metadata = arguments.pop("metadata", None)
+    bounds = arguments.pop("variable_bounds", None) or {}
+    given = Given(
+        passes,
+        {} if metadata is None else metadata,
+        bounds,
+        arguments.pop("additional_tirs", None) or {},
+        library["flashinfer"],
+        library["faster_transformer"],
+    )
+    options = make_options(
+        target,
+        {
+            "progress": logging.getLogger("mlc_llm.compiler_pass.pipeline").info,
+            **chosen,
+            **arguments,
+            "cublas_gemm": library["cublas_gemm"],
+            "variable_bounds": {name: bound for name, bound in bounds.items() if bound > 0},
+        },
+    )
+    return run_phases(options, phases_of(given))
+
+
+def phases_of(given: Given) -> tuple[Phase, ...]:
+    """Return the phases, with the names of MLC-LLM's dumps."""
+
+    def phase1(options: PipelineOptions) -> list[Pass]:
+        return [*_kernels_of_models(given, options.target), *phase1_fuse(options)]
+
+    return (
+        ("debug-phase0.py", partial(phase0_annotate, given), "Attaching functions"),
+        ("debug-phase1.py", phase1, "Fusing operators"),
+        ("debug-phase2.py", phase2_lower, "Lowering to TIR"),
+        ("debug-phase3.py", phase3_tir, "Cleaning up TIR"),
+        ("debug-phase4.py", phase4_schedule, "Scheduling kernels"),
+        ("debug-phase5.py", partial(phase5_memory, given), "Planning memory"),
+        ("debug-final.py", partial(phase6_bytecode, given), "Lowering to VM bytecode"),
+    )
+
+
+def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
+    """Attach what MLC-LLM's engine calls and later phases need to know, by MLC-LLM's passes.
+
+    The bounds are attached here and nowhere else: the functions that sample bring their own.
+    """
+    mlc, target, metadata = given.passes, options.target, given.metadata
+    return [
+        RefuseLowered(),
+        mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
+        mlc.AttachSoftmaxWithTemperature(target, metadata),
+        mlc.AttachVariableBounds(given.variable_bounds),
+        mlc.AttachCUDAGraphSymbolicCaptureHints(dict(options.cuda_graph_symbolic_capture_hints)),
+        mlc.AttachPipelineParallelStages(metadata.get("pipeline_parallel_stages", 1)),
+        mlc.AttachLogitProcessFunc(target),
+        mlc.AttachAdditionalPrimFuncs(given.additional_tirs),
+        mlc.AttachAllocEmbeddingTensorFunc(metadata),
+        mlc.AttachGPUSamplingFunc(target, given.variable_bounds),
+        mlc.AttachSpecDecodeAuxFuncs(metadata.get("tensor_parallel_shards", 1)),
+        mlc.AttachMemoryPlanAttr(),
+        mlc.AttachSequenceLengthPaddingFactor(target, metadata),
+        tirx.transform.BindTarget(target),
+        relax.transform.RealizeVDevice(),
+    ]
+
+
+def _kernels_of_models(given: Given, target: Target) -> list[Pass]:
+    """Return the passes for kernels that a model itself asks for: Triton's, FasterTransformer's."""
+    transformer = [given.passes.FuseFTDequantizeEpilogue()] if given.faster_transformer else []
+    return [given.passes.DispatchTritonKernel(target), *transformer]
+
+
+def phase5_memory(given: Given, options: PipelineOptions) -> list[Pass]:
+    """Split functions into stages of a pipeline, plan memory, attach and complete the metadata."""
+    mlc = given.passes
+    return [
+        mlc.ScatterTupleGetItem(),
+        mlc.PipelineParallelRewrite(),
+        *plan_memory(options),
+        mlc.AttachMetadataWithMemoryUsage(given.metadata),
+    ]
+
+
+def phase6_bytecode(given: Given, options: PipelineOptions) -> list[Pass]:
+    """Lower to instructions of the VM; what CUDA graphs keep gets a function that allocates it."""
+    graphs: list[Pass] = []
+    if is_cuda(options.target):
+        graphs = [
+            CaptureCUDAGraphs(options.use_cuda_graph),
+            given.passes.AttachCUDAGraphAllocInitFunc(),
+        ]
+    return [*graphs, *lower_to_vm(options)]

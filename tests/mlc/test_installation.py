@@ -1,0 +1,108 @@
+"""Our pipeline in the place of the one that MLC-LLM registers, whatever was imported first."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tvm
+from tvm.relax.pipeline import PIPELINE_MAP
+
+from relax_fusion import PipelineError
+from relax_fusion.errors import MissingPackageError, VersionError
+from relax_fusion.mlc import install, uninstall
+from relax_fusion.mlc.phases import make_pipeline
+
+from .conftest import STUB
+
+
+def is_ours() -> bool:
+    return getattr(PIPELINE_MAP["mlc_llm"], "func", None) is make_pipeline
+
+
+def test_ours_stands_in_before_and_after_the_import_and_twice(stub: Path) -> None:
+    install()
+    importlib.import_module("mlc_llm.compiler_pass")
+    assert is_ours()
+    install(backend="tir")
+    assert is_ours() and PIPELINE_MAP["mlc_llm"].args[1] == {"backend": "tir"}
+    uninstall()
+    assert not is_ours()
+    install()
+    assert is_ours()
+
+
+def test_after_the_import(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLC_LIBRARY_PATH", "libmlc_llm_module.so")
+    flags = importlib.import_module("mlc_llm.interface.compiler_flags").OptimizationFlags
+    importlib.import_module("mlc_llm.compiler_pass")
+    own, update = PIPELINE_MAP["mlc_llm"], flags.update
+    install()
+    assert is_ours()
+    uninstall()
+    uninstall()
+    assert PIPELINE_MAP["mlc_llm"] is own and flags.update is update
+
+
+def test_the_package_itself_is_imported_where_its_library_is(
+    stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLC_LIBRARY_PATH", "libmlc_llm_module.so")
+    install()
+    assert sys.modules["mlc_llm"].LIBRARY == ["libmlc_llm_module.so"]
+
+
+def test_only_the_compiler_is_imported_where_the_library_is_missing(stub: Path) -> None:
+    with pytest.raises(RuntimeError, match="Cannot find libraries"):
+        importlib.import_module("mlc_llm")
+    install()
+    assert not hasattr(sys.modules["mlc_llm"], "LIBRARY") and is_ours()
+
+
+def test_without_mlc_llm() -> None:
+    with pytest.raises(MissingPackageError, match=r"mlc_llm cannot be imported .*git clone"):
+        install()
+
+
+def test_another_tvm(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvm, "__version__", "0.31.0")
+    with pytest.raises(VersionError, match=r"TVM is 0\.31\.0; relax_fusion\.mlc knows 0\.27"):
+        install()
+
+
+@pytest.mark.parametrize("change", ["lacks the pass AttachMemoryPlanAttr", "has the pass FuseAll"])
+def test_another_mlc_llm(stub: Path, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    install()
+    uninstall()
+    pipeline, name = sys.modules["mlc_llm.compiler_pass.pipeline"], change.rpartition(" ")[2]
+    if change.startswith("lacks"):
+        monkeypatch.delattr(pipeline, name)
+    else:
+        another = sys.modules["mlc_llm.compiler_pass.passes"].make(name)
+        monkeypatch.setattr(pipeline, name, another, raising=False)
+    with pytest.raises(VersionError, match=rf"mlc_llm {change}.*79d603f"):
+        install()
+    assert not is_ours()
+
+
+def test_a_choice_that_is_none(stub: Path) -> None:
+    with pytest.raises(PipelineError, match="no choice 'metadata'; it takes backend, plans"):
+        install(metadata={})
+
+
+def test_the_command_line() -> None:
+    command = [sys.executable, "-m", "relax_fusion.mlc", "compile", "model"]
+    environment = {"PYTHONPATH": f"{STUB}:{Path(__file__).parents[2]}"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split("] ")[0] == "['mlc_llm', 'compile', 'model'"
+    assert found.stdout.endswith("relax_fusion.mlc.phases\n")
+
+
+def test_the_command_line_without_mlc_llm(capsys: pytest.CaptureFixture[str]) -> None:
+    from relax_fusion.mlc.__main__ import main
+
+    assert main(["compile"]) == 1
+    assert capsys.readouterr().err.startswith("relax_fusion.mlc: error: mlc_llm cannot be imported")

@@ -1,0 +1,3 @@
+"""MLC-LLM's passes."""
+
+from . import pipeline as _pipeline  # noqa: F401
