@@ -23,7 +23,7 @@ from ..support.quantised_functions import (
 from ..support.quick import machine, quickly
 
 K, N, ROWS = 128, 48, 5
-READ = ("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1")
+READ = (*("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1", "q4f16_autoawq"),)
 """Formats that kernels unpack."""
 
 

@@ -93,6 +93,10 @@ class PackedRows(KernelFamily[MatmulWork]):
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
             return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
+        if not form.is_plain:
+            return (
+                f"words, or their zeros, lie across k, family {FAMILY!r} takes neighbours along k"
+            )
         if PIECE % form.fields and form.fields % PIECE:
             return f"a word has {form.fields} fields, family {FAMILY!r} takes powers of two"
         if work.k % PIECE:
