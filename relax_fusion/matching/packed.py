@@ -1,12 +1,11 @@
 """Weights that are decoded from words of integers: in which format they are stored.
 
-The format is read from the function that decodes them, and proved: at every position of a period
-along the words, that function and the format's own formula are the same expression.
+The format is read from the function that decodes them, and proved: at every position in a word,
+that function and the format's own formula are the same expression.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,7 +24,7 @@ from .shapes import dtype_of, same_shape, shape_of
 from .stages import Stage, read_stages
 
 MOST_POSITIONS = 256
-"""Of a period along words, and along groups where those follow them, each of which is compared."""
+"""In a word, or in a word and one of zeros that follows the other dimension: all are compared."""
 
 TURNS = (1, 2, 4)
 """Orders of the fields in a word that are looked for (see `Packed`)."""
@@ -180,19 +179,23 @@ def _is_int(value: tirx.Expr) -> bool:
 def _is_of_format(
     element: Stage, loads: Sequence[ir.TensorLoad], form: Packed, turned: bool
 ) -> bool:
-    """Prove that a formula is that of a format, at each position of a period along its words."""
+    """Prove that a formula is that of a format, at each position in a word."""
     at = element.spatial[::-1] if turned else element.spatial
-    dtype, place = str(element.buffer.ty.dtype), at[form.word_axis]
-    period = form.fields if form.across else math.lcm(form.fields, form.group)
-    if period > MOST_POSITIONS:
+    axes = {form.word_axis} | ({form.other} if form.zero is None else set())
+    if form.fields ** len(axes) > MOST_POSITIONS:
         return False
     stored = [lambda *at, b=load.source: tirx.BufferLoad(b, list(at)) for load in loads]
-    wanted = unpacked(form, stored, at, dtype)
-    analyzer, turn = Analyzer(), tirx.Var("turn", "int64")
-    extent = element.extents[place]
-    analyzer.bind(turn, ir.Range.from_min_extent(tirx.IntImm("int64", 0), extent))
-    for position in range(period):
-        here = {place: turn * tirx.IntImm("int64", period) + tirx.IntImm("int64", position)}
+    wanted = unpacked(form, stored, at, str(element.buffer.ty.dtype))
+    analyzer, fields = Analyzer(), tirx.IntImm("int64", form.fields)
+    turns = {at[axis]: tirx.Var("turn", "int64") for axis in axes}
+    for place, turn in turns.items():
+        extent = element.extents[place]
+        analyzer.bind(turn, ir.Range.from_min_extent(tirx.IntImm("int64", 0), extent))
+    for positions in product(range(form.fields), repeat=len(axes)):
+        here = {
+            place: turn * fields + tirx.IntImm("int64", position)
+            for (place, turn), position in zip(turns.items(), positions, strict=True)
+        }
         ours, theirs = (
             _ordered(analyzer.simplify(substitute(value, here)))
             for value in (wanted, element.value)
