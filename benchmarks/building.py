@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
@@ -15,11 +15,13 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 from tvm.s_tir import dlight as dl
+from tvm.s_tir.dlight.base import ScheduleRule
 
 from benchmarks.sessions import sentence
 from relax_fusion import PipelineOptions, Report, make_target
 from relax_fusion.dlight_rules import ScalarMatmulRule
 from relax_fusion.pipeline import phase0_annotate, phase1_fuse
+from relax_fusion.transforms.fuse_dequantize import FuseDequantize
 
 LOWERING = (
     *("LegalizeOps", "AnnotateTIROpPattern", "FoldConstant"),
@@ -61,17 +63,27 @@ def compiled_by_tvm(mod: ir.IRModule, target: str) -> Built:
 
     Of our rules it has the one that keeps matmuls from TVM's tensor-core schedule, which crashes.
     """
+    return _scheduled_by([ScalarMatmulRule(), dl.gpu.GEMV()], mod, target)
+
+
+def compiled_as_mlc(mod: ir.IRModule, target: str, rows: int) -> Built:
+    """Compile a module of quantised weights for a GPU as MLC-LLM does, for a number of rows.
+
+    Decoding is fused with the matmul, by our pass for MLC-LLM's.  TVM's rules schedule it: of a
+    static row as a GEMV, of a symbolic number as a GEMV of 2 or 4 rows at a time, beyond 8 as a
+    matmul.
+    """
+    few = [dl.gpu.LowBatchGEMV(2 if rows == 2 else 4)] if 1 < rows <= 8 else []
+    rules = [dl.gpu.GEMV(), *few, ScalarMatmulRule()]
+    return _scheduled_by(rules, FuseDequantize()(mod), target)
+
+
+def _scheduled_by(rules: Sequence[ScheduleRule], mod: ir.IRModule, target: str) -> Built:
     chosen = make_target(target)
-    rules = [
-        ScalarMatmulRule(),
-        dl.gpu.GEMV(),
-        dl.gpu.Reduction(),
-        dl.gpu.GeneralReduction(),
-        dl.gpu.Fallback(),
-    ]
+    others = [dl.gpu.Reduction(), dl.gpu.GeneralReduction(), dl.gpu.Fallback()]
     passes = [
         *(getattr(relax.transform, name)() for name in LOWERING),
-        dl.ApplyDefaultSchedule(*rules),
+        dl.ApplyDefaultSchedule(*rules, *others),
         relax.get_default_pipeline(chosen),
     ]
     with chosen, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": False}):

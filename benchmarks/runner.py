@@ -142,8 +142,9 @@ def resumed(suite: Suite) -> dict[tuple[Any, ...], Entry]:
         return {}
     record = read(suite.args.resume)
     for name, wanted in suite.kind().items():
-        if record.get(name) != wanted:
-            raise SystemExit(f"--resume: {name} is {record.get(name)!r} there, {wanted!r} here")
+        there = record.get(name, suite.plain.get(name))
+        if there != wanted:
+            raise SystemExit(f"--resume: {name} is {there!r} there, {wanted!r} here")
     return {suite.key_of(e): e for e in record["cases"]}
 
 
@@ -160,7 +161,7 @@ def merged(suite: Suite, paths: Iterable[Path]) -> Entry:
     records = [read(path) for path in paths]
     first = records[0]
     for name in suite.kind():
-        found = {record[name] for record in records}
+        found = {record.get(name, suite.plain.get(name)) for record in records}
         if len(found) > 1:
             raise SystemExit(f"--merge: {name} differs: {', '.join(sorted(found))}")
     entries: dict[tuple[Any, ...], Entry] = {}

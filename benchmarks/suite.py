@@ -119,8 +119,9 @@ class Suite:
 
     def stem(self, record: Entry) -> str:
         """Return the name of the files of a record, without the date."""
-        kinds = (str(record[n]) for n, plain in self.plain.items() if record[n] != plain)
-        return "-".join([self.name, *kinds])
+        kinds = {n: record.get(n, plain) for n, plain in self.plain.items()}
+        told = (str(kinds[n]) for n, plain in self.plain.items() if kinds[n] != plain)
+        return "-".join([self.name, *told])
 
     def begin(self) -> None:
         """Import and make what the session needs."""

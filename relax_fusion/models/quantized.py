@@ -43,7 +43,7 @@ class _Quantized(nn.Module):
             def element(*at: tirx.Var) -> tirx.Expr:
                 return unpacked(self.form, (words, scales), at, self.dtype)
 
-            return te.compute(shape, element, "decoded")
+            return te.compute(shape, element, "dequantize")
 
         whole = op.tensor_expr_op(decoded, "dequantize", [self.q_weight, self.q_scale])
         return whole if self.form.axis == -1 else op.permute_dims(whole)

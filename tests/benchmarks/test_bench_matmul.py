@@ -139,7 +139,8 @@ def test_tables_hold_times_ratios_targets_and_problems() -> None:
     made = record(entry(rows=1), slow, wrong, lost)
     text = suite().markdown(made)
     assert (
-        "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  |  |  | 45.0 | 25.0 | 19.0 | 200.0 | 1.25 |" in text
+        "| 8b | qkv | 1 | 11.8 | 20.0 | 22.0 |  |  |  | 45.0 | 25.0 | 19.0 | 200.0 |  | 1.25 |"
+        in text
     )
     assert "| 8b qkv 1 | vs torch.compile | 1.25 | 1.250 | reached |" in text
     assert "| 8b gate_up 256 | vs torch.compile | 1.1 | 0.909 | missed by 17.4 % |" in text

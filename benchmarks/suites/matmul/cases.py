@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.targets import Target, floor_us
-from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection
+from relax_fusion.quantization import quantization
+from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection, WeightLayout
 
 EPS = 1e-5
 
@@ -36,8 +37,8 @@ ROPE = ("cos", "sin")
 
 ROWS = (1, 4, 16, 64, 256, 1024, 4096)
 DTYPES = ("float16", "bfloat16")
-OURS = ("ours", "unfused", "separate", "tir", "mixed")
-"""What our own code computes: a wrong result of these fails the run."""
+OURS = ("ours", "unfused", "separate", "tir", "mixed", "mlc")
+"""What our own code computes, or compiles: a wrong result of these fails the run."""
 
 SEPARABLE = ("qkv", "qkv_rope", "gate_up", "ffn")
 """Those whose weight can be several."""
@@ -63,10 +64,13 @@ class Chain:
         One of `CASES`, or "up".
     size : str
         One of `SIZES`, or "gpt2".
+    quantization : str
+        How its weights are stored, a name of `relax_fusion.QUANTIZATIONS`; "": as they are.
     """
 
     case: str
     size: str
+    quantization: str = ""
 
     @property
     def widths(self) -> Size:
@@ -110,16 +114,20 @@ class Chain:
     def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
         """Return the workloads that the chain is: one, or for ``ffn`` two."""
         if self.case == "ffn":
-            halves = (Chain("gate_up", self.size), Chain("down", self.size))
+            halves = (replace(self, case=half) for half in ("gate_up", "down"))
             return tuple(work for half in halves for work in half.works(rows, dtype))
         k, n = self.inputs["x"], self.out_features
         norm = (
             Norm("layer" if self.widths.biases else "rms", EPS) if "gamma" in self.weights else None
         )
+        packed = quantization(self.quantization).packed if self.quantization else None
+        layout: WeightLayout = "kn" if packed is not None and packed.axis == -2 else "nk"
         if self.case == "gate_up":
-            return (GatedFFN(rows, k, n, "nk", True, True, "silu", norm, dtype, dtype),)
+            kind = (layout, True, True, "silu", norm, dtype, dtype)
+            return (GatedFFN(rows, k, n, *kind, packed=packed),)
         epilogue = ("residual",) if "residual" in self.inputs else ()
-        return (NormMatmul(rows, k, (Projection(n, "nk", epilogue),), norm, dtype, dtype),)
+        outputs = (Projection(n, layout, epilogue, packed=packed),)
+        return (NormMatmul(rows, k, outputs, norm, dtype, dtype),)
 
     def flops(self, rows: int) -> float:
         """Operations of the matmuls."""
@@ -147,7 +155,13 @@ _COMPILE = {
 _TVM = (1.1, 3.0, 15.0, 20.0)
 _COLUMNS = {1: 0, 4: 1, 16: 1, 64: 1, 256: 2, 1024: 3, 4096: 3}
 _COPY_PART = 0.9
+_MLC = {1: 1.2, 4: 2.0, 8: 2.0, 16: 2.0}
 _TIR_FEW, _TIR_MANY, _TIR_TVM = 0.95, 0.6, 10.0
+
+
+def quantized_targets(rows: int) -> list[Target]:
+    """Return what quantised weights are to reach at `rows` rows, on an H200."""
+    return [Target("mlc", _MLC[rows])] if rows in _MLC else []
 
 
 def targets(case: str, rows: int) -> list[Target]:

@@ -9,9 +9,14 @@ from typing import Any
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from benchmarks.building import Built, compiled, compiled_by_tvm
+from benchmarks.building import Built, compiled, compiled_as_mlc, compiled_by_tvm
 from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
+from relax_fusion.models.quantized import quantized
 from relax_fusion.models.rope import Angles
+from relax_fusion.quantization import quantization
+
+STORED = ("q_weight", "q_scale")
+"""Parameters of a layer whose weight is quantised."""
 
 WAYS = {
     "ours": (),
@@ -76,11 +81,13 @@ class Job:
     chain : Chain
         What to compile.
     way : str
-        One of `WAYS`, or "tvm".
+        One of `WAYS`, "tvm", or "mlc".
     rows : int, optional
         None: symbolic.
     dtype, target : str
         Of all tensors; a device that `make_target` knows.
+    at : int
+        The number of rows that it is timed with, for who asks.
     """
 
     chain: Chain
@@ -88,6 +95,7 @@ class Job:
     rows: int | None
     dtype: str
     target: str
+    at: int = 0
 
     @property
     def name(self) -> str:
@@ -144,6 +152,8 @@ def exported(job: Job) -> tuple[ir.IRModule, str, list[str]]:
     separate = job.way == "separate"
     module = Module(job.chain, separate)
     module.to(job.dtype)
+    if job.chain.quantization:
+        module = quantized(module, quantization(job.chain.quantization))
     function = {"qkv_rope": "turned", "out": "added", "down": "added"}.get(job.chain.case, "main")
     rows = "rows" if job.rows is None else job.rows
     spec = {
@@ -162,12 +172,16 @@ def _name(parameter: str, separate: bool) -> str:
     name, _, index = owner.partition(".")
     if kind == "bias":
         name = {"gamma": "beta", "w": "b"}[name]
+    if kind in STORED:
+        name = f"{name}.{kind}"
     return f"{name}.{index}" if separate and index else name
 
 
 def build(job: Job) -> Compiled:
     """Compile a chain."""
     mod, function, names = exported(job)
+    if job.way == "mlc":
+        return Compiled(compiled_as_mlc(mod, job.target, job.at), function, names, job.chain)
     if job.way == "tvm":
         return Compiled(compiled_by_tvm(mod, job.target), function, names, job.chain)
     backend = job.way if job.way in ("tir", "mixed") else "auto"

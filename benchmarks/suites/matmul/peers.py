@@ -6,11 +6,14 @@ from collections.abc import Callable
 from copy import copy
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
 from benchmarks.torch_compile import compiled
+from relax_fusion.quantization import dequantize, quantization
+from relax_fusion.workload.reference import numpy_dtype
 
 COLUMNS_AT_ONCE = 8192  # of a weight in float64
 
@@ -102,6 +105,22 @@ class Weights:
             drawn = drawn.mul_(0.1 if len(shape) == 1 else shape[1] ** -0.5)
             drawn = 1 + drawn if name == "gamma" else drawn
             self.by_name[name] = drawn.to(self.dtype)
+        for name in ("w", "down") if chain.quantization else ():
+            if name in self.by_name:
+                self._quantize(name)
+
+    def _quantize(self, name: str) -> None:
+        """Put random words and scales beside a weight, which becomes what they stand for."""
+        n, k = self.by_name[name].shape
+        form, rng = quantization(self.chain.quantization).packed, np.random.default_rng(n)
+        words, scales = form.operands(name, form.along((n, n), k))
+        codes = rng.integers(0, 2**32, words.shape, words.dtype)
+        factors = rng.standard_normal(scales.shape).astype(numpy_dtype(scales.dtype))
+        factors *= factors.dtype.type(k**-0.5 / form.zero)
+        whole = dequantize(codes, factors, self.chain.quantization, k)
+        named = {name: whole, f"{name}.q_weight": codes, f"{name}.q_scale": factors}
+        for key, array in named.items():
+            self.by_name[key] = torch.from_numpy(array).to(self.device)
 
 
 class Problem:
@@ -119,8 +138,9 @@ class Problem:
 
     @property
     def operands(self) -> dict[str, Tensor]:
-        """Inputs and parameters."""
-        return {**self.inputs, **self.weights.by_name}
+        """Inputs and parameters, weights as PyTorch takes them."""
+        whole = {name: w for name, w in self.weights.by_name.items() if "." not in name}
+        return {**self.inputs, **whole}
 
     def eager(self) -> Tensor:
         """Compute the chain, an operator at a time."""

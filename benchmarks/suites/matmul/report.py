@@ -21,7 +21,7 @@ from benchmarks.report import (
     what_happened,
 )
 from benchmarks.report import verdicts as verdicts_of
-from benchmarks.suites.matmul.cases import CONTENDERS, targets
+from benchmarks.suites.matmul.cases import CONTENDERS, quantized_targets, targets
 from benchmarks.targets import PEAK_TFLOPS
 
 LABELS = {
@@ -34,15 +34,19 @@ LABELS = {
     "compile": "torch.compile",
     "cublas": "cuBLAS, bare",
     "tvm": "TVM as it comes",
+    "mlc": "as MLC-LLM",
 }
-RATIOS = ("compile", "cublas", "tvm", "unfused", "separate", "tir", "mixed")
+RATIOS = ("compile", "cublas", "tvm", "unfused", "separate", "tir", "mixed", "mlc")
 COLOURS = {"qkv": "C0", "qkv_rope": "C5", "gate_up": "C1", "ffn": "C2", "out": "C3", "down": "C4"}
 MARKERS = {"ours": "o", "compile": "x", "cublas": "+"}
 
 
 def verdicts(entry: Entry) -> list[Verdict]:
     """Return everything that an entry is to reach and that was timed."""
-    return verdicts_of(entry, name_of(entry), targets(entry["case"], entry["rows"]), LABELS)
+    wanted = targets(entry["case"], entry["rows"])
+    if "mlc" in entry.get("us", {}):
+        wanted = quantized_targets(entry["rows"])
+    return verdicts_of(entry, name_of(entry), wanted, LABELS)
 
 
 def name_of(entry: Entry) -> str:

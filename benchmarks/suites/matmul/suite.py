@@ -7,7 +7,7 @@
 
 Contenders: ours through TVM's VM; ours with the norm and silu * up as kernels of their own; ours
 with separate weights, without Triton, by TIR, and by both (if asked for: --contenders ours separate
-tir mixed cublas); PyTorch
+tir mixed cublas); with --quantization also TVM's kernels as MLC-LLM chooses them; PyTorch
 eager; torch.compile max-autotune; the bare matmuls by cuBLAS; TVM without our passes.  All compute
 on the same tensors, are captured into CUDA graphs and timed in turn, L2 flushed before each sample.
 Every result is compared with float64; the exit status is 1 if one of ours is wrong or fails. JSON
@@ -34,6 +34,7 @@ from benchmarks.suites.matmul.cases import (
     SIZES,
     Chain,
 )
+from relax_fusion.quantization import QUANTIZATIONS
 
 TVM_ROWS = (1, 16, 256, 1024)
 
@@ -47,10 +48,10 @@ class Matmul(Suite):
     name = "bench_matmul"
     device, has_picture = "gpu", True
     axes = ("sizes", "cases", "rows")
-    plain: ClassVar = {"dtype": "float16", "rows": "symbolic"}
+    plain: ClassVar = {"dtype": "float16", "rows": "symbolic", "quantization": ""}
     key = ("size", "case", "rows")
     cases, contenders, ours, dtypes = CASES, CONTENDERS, OURS, DTYPES
-    usual = tuple(name for name in CONTENDERS if name not in ("separate", "tir", "mixed"))
+    usual = tuple(n for n in CONTENDERS if n not in ("separate", "tir", "mixed"))
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
@@ -58,6 +59,7 @@ class Matmul(Suite):
         add("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
         add("--rows", type=int, nargs="+", default=list(ROWS))
         add("--tvm-rows", type=int, nargs="*", default=list(TVM_ROWS), help="rows to time TVM at")
+        add("--quantization", default="", choices=("", *QUANTIZATIONS), help="of the weights")
         add("--static", action="store_true", help="compile ours for each row count")
         add("--no-compile", action="store_true", help="leave torch.compile out")
 
@@ -67,7 +69,8 @@ class Matmul(Suite):
             parser.error(f"--rows {min(args.rows)}: must be at least 1")
 
     def kind(self) -> Entry:
-        return {"dtype": self.args.dtype, "rows": "static" if self.args.static else "symbolic"}
+        kind = {"dtype": self.args.dtype, "rows": "static" if self.args.static else "symbolic"}
+        return {**kind, "quantization": self.args.quantization}
 
     def stem(self, record: Entry) -> str:
         return super().stem(record) + ("-tir" if "tir" in (self.args.contenders or ()) else "")
@@ -82,7 +85,8 @@ class Matmul(Suite):
         self.built: dict[Any, Any] = {}
 
     def items(self) -> list[Item]:
-        return [(Chain(case, size), rows) for size, case, rows in super().items()]
+        stored = self.args.quantization
+        return [(Chain(case, size, stored), rows) for size, case, rows in super().items()]
 
     def facts(self, item: Item) -> Entry:
         chain, rows = item
@@ -103,13 +107,15 @@ class Matmul(Suite):
             "unfused": chain.case in ("out", "down"),
             "separate": chain.case not in SEPARABLE,
             "compile": self.args.no_compile,
-            "tvm": rows not in self.args.tvm_rows,
+            "tvm": rows not in self.args.tvm_rows or bool(chain.quantization),
+            "mlc": not chain.quantization,
         }
         return {name for name, is_absent in absent.items() if is_absent}
 
     def job(self, chain: Chain, way: str, rows: int) -> Any:
-        fixed = rows if self.args.static or way == "tvm" else None
-        return self.compiler.Job(chain, way, fixed, self.args.dtype, self.args.target)
+        fixed = rows if self.args.static or way == "tvm" or (way == "mlc" and rows == 1) else None
+        at = rows if way == "mlc" else 0
+        return self.compiler.Job(chain, way, fixed, self.args.dtype, self.args.target, at)
 
     def prepare(self, items: Sequence[Item]) -> None:
         from benchmarks import building
