@@ -159,7 +159,7 @@ def dequantize(
             f"words {list(words.shape)} and scales {list(scales.shape)} are no {name} weight of "
             f"{shown(k)} features"
         )
-    whole = decoded(form, words, scales.astype("float64"), k).astype(scales.dtype)
+    whole = decoded(form, (words, scales), form.along((n, n), k)).astype(scales.dtype)
     return whole if form.axis == -1 else np.ascontiguousarray(whole.T)
 
 
@@ -195,6 +195,7 @@ def _described(array: Any) -> str:
 def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray]:
     """Quantise some rows, in float32 or what is wider."""
     n, k = rows.shape
+    assert form.zero is not None, "the formats of this module have one zero"
     groups, words = math.ceil(k / form.group), form.words(k)
     wide = np.float64 if rows.dtype == "float64" else np.float32
     grouped = np.zeros((n, groups * form.group), wide)

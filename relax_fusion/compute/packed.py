@@ -28,11 +28,22 @@ def unpacked(
     dtype : str
         Of fields, scales and products.
     """
-    words, scales = stored
-    place = at[form.axis]
+    words, scales, *zeros = stored
+    group = form.along(at, at[form.axis] // tirx.IntImm("int64", form.group))
+    field = _field(form, words, at, form.word_axis).astype(dtype)
+    if form.zero is None:
+        zero = _field(form, zeros[0], group, form.other).astype(dtype)
+    else:
+        zero = tirx.const(form.zero, dtype)
+    return (field - zero) * scales(*group).astype(dtype)
+
+
+def _field(form: Packed, words: Stored, at: Sequence[tirx.Expr], axis: int) -> tirx.Expr:
+    """Return the bits at some indices of what is packed along a dimension."""
     fields, bits = (tirx.IntImm("int64", n) for n in (form.fields, form.bits))
-    word = words(*form.along(at, place // fields))
-    shift = (place % fields * bits).astype(form.word)
-    field = (word >> shift & tirx.const(2**form.bits - 1, form.word)).astype(dtype)
-    scale = scales(*form.along(at, place // tirx.IntImm("int64", form.group)))
-    return (field - tirx.const(form.zero, dtype)) * scale.astype(dtype)
+    place = at[axis] % fields
+    if form.turns > 1:
+        turns, each = (tirx.IntImm("int64", n) for n in (form.turns, form.fields // form.turns))
+        place = place % turns * each + place // turns
+    word = words(*form.along(at, at[axis] // fields, axis))
+    return word >> (place * bits).astype(form.word) & tirx.const(2**form.bits - 1, form.word)

@@ -62,6 +62,7 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     source, layout, covers = untransposed(view, weight)
     n, k = static(shape[1], "the weight's output features"), static(shape[0], "its input features")
     packed, decoding = _packed(view, source)
+    layout = _as_stored(layout, packed)
     return Linear(var, x, source, layout, n, k, (*decoding, *covers, var), packed)
 
 
@@ -74,6 +75,13 @@ def _packed(
         refuse_dequantized(view, weight)
         return None, ()
     return packed, () if view.only_user(weight) is None else (packed.var,)
+
+
+def _as_stored(layout: WeightLayout, packed: PackedWeight | None) -> WeightLayout:
+    """Return the layout of what is stored: decoding may transpose, too."""
+    if packed is None or not packed.turned:
+        return layout
+    return "kn" if layout == "nk" else "nk"
 
 
 def untransposed(
@@ -104,7 +112,8 @@ def _nt_matmul(view: BlockView, var: relax.Var, call: relax.Call) -> Linear | No
         return None
     n, k = static(w_shape[0], "the weight's output features"), static(w_shape[1], "its features")
     packed, decoding = _packed(view, weight)
-    return Linear(var, x, weight, "nk", n, k, (*decoding, var), packed)
+    layout = _as_stored("nk", packed)
+    return Linear(var, x, weight, layout, n, k, (*decoding, var), packed)
 
 
 def _computes_nt_matmul(func: tirx.PrimFunc, rank: int) -> bool:

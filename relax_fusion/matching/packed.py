@@ -1,15 +1,15 @@
 """Weights that are decoded from words of integers: in which format they are stored.
 
-The format is read from the function that decodes them, and proved: at every position of a period
-along k, that function and the format's own formula are the same expression.
+The format is read from the function that decodes them, and proved: at every position in a word,
+that function and the format's own formula are the same expression.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations, product
 
 import tvm_ffi
 from tvm import ir, relax, tirx
@@ -24,7 +24,10 @@ from .shapes import dtype_of, same_shape, shape_of
 from .stages import Stage, read_stages
 
 MOST_POSITIONS = 256
-"""Of a period along k, that of words and groups together, each of which is compared."""
+"""In a word, or in a word and one of zeros that follows the other dimension: all are compared."""
+
+TURNS = (1, 2, 4)
+"""Orders of the fields in a word that are looked for (see `Packed`)."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +39,21 @@ class PackedWeight:
     form : Packed
         Its format.
     operands : tuple of relax.Expr
-        Words and scales.
+        Words and scales, and zeros if there are such.
     var : relax.Var
         The binding that decodes it.
+    turned : bool
+        Whether the format is that of the transposed weight.
     """
 
     form: Packed
     operands: tuple[relax.Expr, ...]
     var: relax.Var
+    turned: bool
 
     def args(self, name: str) -> dict[str, KernelArg]:
         """Return the arguments of a kernel that reads it under a name."""
-        shape = shape_of(self.var) or []
-        operands = self.form.operands(name, tuple(map(int, shape)))
+        operands = self.form.operands(name, _stored_shape(self.var, self.turned))
         return {o.name: KernelArg(e) for o, e in zip(operands, self.operands, strict=True)}
 
 
@@ -61,41 +66,59 @@ def packed_weight(view: BlockView, weight: relax.Expr) -> PackedWeight | None:
     found = packed_format(func) if isinstance(func, tirx.PrimFunc) else None
     if found is None:
         return None
-    form, order = found
     args = call.args[1].fields if isinstance(call.args[1], relax.Tuple) else [call.args[1]]
-    if len(call.args) > 2 or len(args) != len(order):
+    if len(call.args) > 2 or len(args) != len(found.order):
         return None
-    operands = tuple(args[n] for n in order)
+    operands = tuple(args[n] for n in found.order)
     shape = shape_of(weight)
     if shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
         return None
-    wanted = form.operands("w", tuple(map(int, shape)))
+    wanted = found.form.operands("w", _stored_shape(weight, found.turned))
     fits = (
         same_shape(shape_of(e), o.shape) and dtype_of(e) == o.dtype
         for e, o in zip(operands, wanted, strict=True)
     )
-    return PackedWeight(form, operands, weight) if all(fits) else None
+    return PackedWeight(found.form, operands, weight, found.turned) if all(fits) else None
+
+
+def _stored_shape(weight: relax.Var, turned: bool) -> tuple[int, ...]:
+    shape = tuple(map(int, shape_of(weight) or ()))
+    return shape[::-1] if turned else shape
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a function decodes: a format, of the transposed matrix if `turned`.
+
+    `order` says which parameters are words, scales and zeros.
+    """
+
+    form: Packed
+    order: tuple[int, ...]
+    turned: bool
 
 
 @lru_cache(maxsize=256)
-def packed_format(func: tirx.PrimFunc) -> tuple[Packed, tuple[int, ...]] | None:
-    """Return the format that a function decodes, and which parameters are words and scales.
-
-    None if it does anything else.
-    """
+def packed_format(func: tirx.PrimFunc) -> Decoding | None:
+    """Return what a function decodes; None if it does anything else."""
     stages = read_stages(func)
-    if not stages or any(stage.reduced for stage in stages) or len(func.params) != 3:
+    if not stages or any(stage.reduced for stage in stages):
         return None
-    element = _inlined(stages)
-    loads = loads_of(element.value)
-    if len(element.spatial) != 2 or {load.source for load in loads} != set(func.params[:2]):
+    element, params = _inlined(stages), list(func.params)
+    loads = {load.source: load for load in loads_of(element.value)}
+    if len(element.spatial) != 2 or set(loads) != set(params[:-1]):
         return None
-    words, scales = sorted(loads, key=lambda load: str(load.ty.dtype).startswith("float"))[:2]
-    for axis in (-1, -2):
-        form = _candidate(element, words, scales, axis)
-        if form is not None and _is_of_format(element, (words, scales), form):
-            order = (words.source, scales.source)
-            return form, tuple(list(func.params).index(buffer) for buffer in order)
+    scales, packed = (
+        [load for load in loads.values() if ("float" in str(load.ty.dtype)) == is_scale]
+        for is_scale in (True, False)
+    )
+    if len(scales) != 1 or len(packed) not in (1, 2):
+        return None
+    for words, *zeros in permutations(packed):
+        stored = (words, scales[0], *zeros)
+        for form, turned in _candidates(element, stored):
+            if _is_of_format(element, stored, form, turned):
+                return Decoding(form, tuple(params.index(load.source) for load in stored), turned)
     return None
 
 
@@ -116,25 +139,28 @@ def _inlined(stages: list[Stage]) -> Stage:
     return made[stages[-1].buffer]
 
 
-def _candidate(
-    element: Stage, words: ir.TensorLoad, scales: ir.TensorLoad, axis: int
-) -> Packed | None:
-    """Return the format that the numbers in a formula say, None where one is missing."""
-    k = element.spatial[axis]
-    divisors = [_divisor(load.indices[axis], k) for load in (words, scales)]
-    masks = [int(a.b) for a in found_in(element.value, tirx.BitwiseAnd) if _is_int(a.b)]
-    zeros = [s.b.value for s in found_in(element.value, tirx.Sub) if isinstance(s.b, tirx.FloatImm)]
-    if None in divisors or len(masks) != 1 or len(zeros) > 1:
-        return None
+def _candidates(element: Stage, stored: Sequence[ir.TensorLoad]) -> Iterator[tuple[Packed, bool]]:
+    """Yield the formats that the numbers in a formula say, of the matrix or of the turned one."""
+    words, scales, *zeros = stored
+    masks = {int(a.b) for a in found_in(element.value, tirx.BitwiseAnd) if _is_int(a.b)}
+    minus = [s.b.value for s in found_in(element.value, tirx.Sub) if isinstance(s.b, tirx.FloatImm)]
+    if len(masks) != 1 or len(minus) > 1:
+        return
+    (mask,), zero = masks, float(minus[0]) if minus else 0.0
+    if 2 ** mask.bit_length() - 1 != mask or not zero.is_integer():
+        return
+    numbers = (mask.bit_length(), None if zeros else int(zero))
     dtypes = (str(words.ty.dtype), str(scales.ty.dtype))
-    bits, zero = masks[0].bit_length(), float(zeros[0]) if zeros else 0.0
-    if 2**bits - 1 != masks[0] or not zero.is_integer():
-        return None
-    try:
-        form = Packed(bits, divisors[1] or 1, int(zero), *dtypes, axis)
-    except GraphError:
-        return None
-    return form if form.fields == divisors[0] else None
+    for turned, axis, across, turns in product((False, True), (-1, -2), (False, True), TURNS):
+        at = element.spatial[::-1] if turned else element.spatial
+        group = _divisor(scales.indices[axis], at[axis])
+        try:
+            form = Packed(numbers[0], group or 0, numbers[1], *dtypes, axis, across, turns)
+        except GraphError:
+            continue
+        place = form.word_axis
+        if _divisor(words.indices[place], at[place]) == form.fields:
+            yield form, turned
 
 
 def _divisor(index: tirx.Expr, k: tirx.Var) -> int | None:
@@ -150,21 +176,29 @@ def _is_int(value: tirx.Expr) -> bool:
     return isinstance(value, tirx.IntImm)
 
 
-def _is_of_format(element: Stage, loads: tuple[ir.TensorLoad, ir.TensorLoad], form: Packed) -> bool:
-    """Prove that a formula is that of a format, at each position of a period."""
-    dtype, k = str(element.buffer.ty.dtype), element.spatial[form.axis]
-    period = math.lcm(form.fields, form.group)
-    if period > MOST_POSITIONS:
+def _is_of_format(
+    element: Stage, loads: Sequence[ir.TensorLoad], form: Packed, turned: bool
+) -> bool:
+    """Prove that a formula is that of a format, at each position in a word."""
+    at = element.spatial[::-1] if turned else element.spatial
+    axes = {form.word_axis} | ({form.other} if form.zero is None else set())
+    if form.fields ** len(axes) > MOST_POSITIONS:
         return False
     stored = [lambda *at, b=load.source: tirx.BufferLoad(b, list(at)) for load in loads]
-    wanted = unpacked(form, stored, element.spatial, dtype)
-    analyzer, turn = Analyzer(), tirx.Var("turn", "int64")
-    extent = element.extents[k]
-    analyzer.bind(turn, ir.Range.from_min_extent(tirx.IntImm("int64", 0), extent))
-    for position in range(period):
-        at = {k: turn * tirx.IntImm("int64", period) + tirx.IntImm("int64", position)}
+    wanted = unpacked(form, stored, at, str(element.buffer.ty.dtype))
+    analyzer, fields = Analyzer(), tirx.IntImm("int64", form.fields)
+    turns = {at[axis]: tirx.Var("turn", "int64") for axis in axes}
+    for place, turn in turns.items():
+        extent = element.extents[place]
+        analyzer.bind(turn, ir.Range.from_min_extent(tirx.IntImm("int64", 0), extent))
+    for positions in product(range(form.fields), repeat=len(axes)):
+        here = {
+            place: turn * fields + tirx.IntImm("int64", position)
+            for (place, turn), position in zip(turns.items(), positions, strict=True)
+        }
         ours, theirs = (
-            _ordered(analyzer.simplify(substitute(value, at))) for value in (wanted, element.value)
+            _ordered(analyzer.simplify(substitute(value, here)))
+            for value in (wanted, element.value)
         )
         if not tvm_ffi.structural_equal(ours, theirs):
             return False

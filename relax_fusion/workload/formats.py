@@ -36,32 +36,40 @@ class Packed:
     """Elements of a few bits in words, with a scale for each group of them.
 
     An element is ``(field - zero) * scale``, where field ``i`` of a word is its bits from
-    ``i * bits`` on, and the words follow one dimension.  The operands are the words, under the name
-    of the tensor, and the scales, ``NAME_scale``.  Groups are stored whole: where a group is a
-    number of words, the last group has as many as the others.
+    ``i * bits`` on.  The operands are the words, under the name of the tensor, the scales,
+    ``NAME_scale``, and where every group has a zero of its own those, ``NAME_zero``, in words like
+    the elements.  Groups are stored whole: where the words follow the same dimension, and a group
+    is a number of words, the last group has as many as the others.
 
     Parameters
     ----------
     bits : int
         Of one element.
     group : int
-        Elements along that dimension that share a scale.
-    zero : int
-        The field that means 0.
+        Elements along a dimension that share a scale.
+    zero : int or None
+        The field that means 0; None where groups have their own.
     word : str
         The unsigned dtype of the words.
     scale_dtype : str
         Of the scales.
     axis : {-1, -2}
-        The dimension: the last, or the one in front of it.
+        The dimension of the groups: the last, or the one in front of it.
+    across : bool
+        Whether the elements of a word follow the other one of these two.
+    turns : int
+        Into how many parts the fields of a word are divided that give its elements in turns: with
+        2 of 8 fields, those are 0, 4, 1, 5, 2, 6, 3, 7.
     """
 
     bits: int
     group: int
-    zero: int
+    zero: int | None
     word: str = "uint32"
     scale_dtype: str = "float16"
     axis: int = -1
+    across: bool = False
+    turns: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what no tensor is stored as.
@@ -79,43 +87,66 @@ class Packed:
             raise GraphError(f"a group is of {self.group}; must be from 1 on")
         if self.axis not in (-1, -2):
             raise GraphError(f"axis is {self.axis}; must be -1 or -2")
+        if self.turns < 1 or self.fields % self.turns:
+            raise GraphError(
+                f"turns is {self.turns}; must divide the {self.fields} fields of a word"
+            )
 
     @property
     def fields(self) -> int:
         """Elements of a word; bits that are left over are unused."""
         return _WORDS[self.word] // self.bits
 
+    @property
+    def other(self) -> int:
+        """The other one of the last two dimensions."""
+        return -3 - self.axis
+
+    @property
+    def word_axis(self) -> int:
+        """The dimension that the elements of a word follow."""
+        return self.other if self.across else self.axis
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether words hold neighbours of a group in order, around one zero."""
+        return not self.across and self.zero is not None and self.turns == 1
+
     def words(self, elements: int) -> int:
-        """Return how many words so many elements of the packed dimension take."""
-        if self.group % self.fields == 0:
+        """Return how many words so many elements take along the dimension that words follow."""
+        if not self.across and self.group % self.fields == 0:
             return math.ceil(elements / self.group) * (self.group // self.fields)
         return math.ceil(elements / self.fields)
 
     def operands(self, name: str, shape: tuple[Dim, ...]) -> tuple[Operand, ...]:
-        """Return the words and the scales of a tensor.
+        """Return the words and the scales of a tensor, and the zeros if there are such.
 
         Raises
         ------
         GraphError
-            If its packed dimension is dynamic, or there is none.
+            If a packed dimension is dynamic, or there is none.
         """
-        if len(shape) < -self.axis:
-            raise GraphError(f"{name} has rank {len(shape)}; must be at least {-self.axis}")
-        elements = shape[self.axis]
-        if not isinstance(elements, int):
-            raise GraphError(f"{name}: the packed dimension is {elements}; must be a number")
+        grouped = self.along(shape, math.ceil(self._size(name, shape, self.axis) / self.group))
+        packed = self.words(self._size(name, shape, self.word_axis))
+        found = [
+            Operand(name, self.along(shape, packed, self.word_axis), self.word),
+            Operand(f"{name}_scale", grouped, self.scale_dtype),
+        ]
+        if self.zero is None:
+            zeros = math.ceil(self._size(name, shape, self.other) / self.fields)
+            found.append(Operand(f"{name}_zero", self.along(grouped, zeros, self.other), self.word))
+        return tuple(found)
 
-        def stored(size: int) -> tuple[Dim, ...]:
-            return self.along(shape, size)
+    def _size(self, name: str, shape: tuple[Dim, ...], axis: int) -> int:
+        if len(shape) < -axis:
+            raise GraphError(f"{name} has rank {len(shape)}; must be at least {-axis}")
+        size = shape[axis]
+        if not isinstance(size, int):
+            raise GraphError(f"{name}: the packed dimension is {size}; must be a number")
+        return size
 
-        groups = math.ceil(elements / self.group)
-        return (
-            Operand(name, stored(self.words(elements)), self.word),
-            Operand(f"{name}_scale", stored(groups), self.scale_dtype),
-        )
-
-    def along(self, places: Sequence[_T], place: _T) -> tuple[_T, ...]:
-        """Return sizes or indices with another one for the packed dimension."""
+    def along(self, places: Sequence[_T], place: _T, axis: int | None = None) -> tuple[_T, ...]:
+        """Return sizes or indices with another one for a dimension, that of groups by default."""
         found = list(places)
-        found[self.axis] = place
+        found[self.axis if axis is None else axis] = place
         return tuple(found)

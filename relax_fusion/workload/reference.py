@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -310,17 +310,34 @@ def _unpacked(tensor: Tensor, inputs: Mapping[str, Any]) -> Array:
     """Return the elements of an operand."""
     if tensor.format is None:
         return np.asarray(inputs[tensor.name])
-    elements = tensor.shape[tensor.format.axis]
-    assert isinstance(elements, int)
-    words, scale = (np.asarray(inputs[o.name]) for o in tensor.operands())
-    return decoded(tensor.format, words, scale.astype("float64"), elements)
+    stored = [np.asarray(inputs[o.name]) for o in tensor.operands()]
+    return decoded(tensor.format, stored, tensor.shape)
 
 
-def decoded(form: Packed, words: Array, scale: Array, elements: int) -> Array:
-    """Return packed elements, of which there are so many along their dimension, in float64."""
-    words, scale = (np.moveaxis(a, form.axis, -1) for a in (words, scale))
-    shifts = np.arange(form.fields, dtype="uint64") * np.uint64(form.bits)
-    fields = words[..., None].astype("uint64") >> shifts & np.uint64(2**form.bits - 1)
-    flat = fields.reshape(*words.shape[:-1], -1)[..., :elements].astype("float64")
-    found = (flat - form.zero) * np.repeat(scale, form.group, axis=-1)[..., :elements]
-    return np.moveaxis(found, -1, form.axis)
+def decoded(form: Packed, stored: Sequence[Array], shape: Sequence[Dim]) -> Array:
+    """Return the elements of a packed tensor of a shape, in float64, from its operands."""
+    words, scale, *zeros = stored
+
+    def of_groups(values: Array) -> Array:
+        return _first(np.repeat(values, form.group, axis=form.axis), form.axis, shape)
+
+    zero = of_groups(_fields(form, zeros[0], form.other, shape)) if zeros else form.zero
+    codes = _fields(form, words, form.word_axis, shape)
+    return (codes - zero) * of_groups(scale.astype("float64"))
+
+
+def _fields(form: Packed, words: Array, axis: int, shape: Sequence[Dim]) -> Array:
+    """Return what words hold along a dimension, in float64."""
+    places = np.arange(form.fields, dtype="uint64")
+    order = places % form.turns * (form.fields // form.turns) + places // form.turns
+    moved = np.moveaxis(words, axis, -1)[..., None].astype("uint64")
+    each = moved >> order * np.uint64(form.bits) & np.uint64(2**form.bits - 1)
+    flat = np.moveaxis(each.reshape(*each.shape[:-2], -1), -1, axis)
+    return _first(flat, axis, shape).astype("float64")
+
+
+def _first(values: Array, axis: int, shape: Sequence[Dim]) -> Array:
+    """Return as many elements along a dimension as a tensor of a shape has."""
+    size = shape[axis]
+    assert isinstance(size, int), "packed dimensions are static"
+    return np.take(values, range(size), axis)

@@ -85,7 +85,9 @@ def _stored(tensor: Tensor, elements: int) -> int:
     if form is None:
         return elements * STORED_BYTES[tensor.dtype]
     words = math.ceil(elements / form.fields) * STORED_BYTES[form.word]
-    return words + math.ceil(elements / form.group) * STORED_BYTES[form.scale_dtype]
+    groups = math.ceil(elements / form.group)
+    zeros = 0 if form.zero is not None else math.ceil(groups / form.fields)
+    return words + groups * STORED_BYTES[form.scale_dtype] + zeros * STORED_BYTES[form.word]
 
 
 def _touched(graph: Graph, tensor: Tensor, sizes: Sizes) -> int:

@@ -78,24 +78,38 @@ def test_sums_of_nothing_are_started(keys: Dim) -> None:
     assert (got == 0).all()
 
 
-def test_packed_weights_are_decoded() -> None:
+FORMS = (
+    Packed(4, 32, 7),
+    Packed(4, 32, None, axis=-2),
+    Packed(4, 16, None, axis=-1, across=True, turns=2),
+    Packed(2, 3, 1, word="uint8", axis=-2, across=True),
+    Packed(3, 40, None, axis=-2, turns=5),
+    Packed(8, 12, 127, word="uint16", scale_dtype="float32", turns=2),
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_packed_weights_are_decoded(form: Packed) -> None:
     g = GraphBuilder()
-    i, j, k = Axis("i", 3), Axis("j", 4), Axis("k", 40)
+    i, j, k = Axis("i", 3), Axis("j", 20), Axis("k", 40)
     x = g.input("x", (3, 40), "float32")
-    w = g.input("w", (4, 40), "float16", Packed(4, 32, 7))
+    w = g.input("w", (20, 40), "float16", form)
     g.output(g.sum("out", (i, j), (k,), x[i, k] * w[j, k], "float32"))
-    graph = g.graph()
-    rng = np.random.default_rng(1)
-    given = {
-        "x": rng.standard_normal((3, 40)).astype("float32"),
-        "w": rng.integers(0, 2**32, (4, 8), dtype="uint32"),
-        "w_scale": rng.standard_normal((4, 2)).astype("float16"),
-    }
-    (got,) = computed(graph, given, [((3, 4), "float32")])
-    np.testing.assert_allclose(got, evaluate(graph, given)["out"], rtol=1e-5, atol=1e-4)
+    graph, rng = g.graph(), np.random.default_rng(1)
+    given = {}
+    for operand in graph.inputs:
+        if operand.dtype.startswith("uint"):
+            most = np.iinfo(operand.dtype).max
+            given[operand.name] = rng.integers(0, most, operand.shape, operand.dtype, endpoint=True)
+        else:
+            given[operand.name] = rng.standard_normal(operand.shape).astype(operand.dtype)
+    (got,) = computed(graph, given, [((3, 20), "float32")])
+    np.testing.assert_allclose(got, evaluate(graph, given)["out"], rtol=1e-4, atol=1e-3)
 
 
 def test_workload_and_plans_are_read_back() -> None:
     table = PlanTable(((16, TilePlan(1, 64, 64, lanes=8)), (None, TilePlan(8, 64, 64, lanes=8))))
-    func = build_prim_func(small_workloads.PLAIN, table)
-    assert description(func) == (small_workloads.PLAIN, table)
+    for form in (None, *FORMS):
+        (plain,) = small_workloads.PLAIN.outputs
+        work = replace(small_workloads.PLAIN, outputs=(replace(plain, packed=form),))
+        assert description(build_prim_func(work, table)) == (work, table)

@@ -23,7 +23,10 @@ from ..support.quantised_functions import (
 from ..support.quick import machine, quickly
 
 K, N, ROWS = 128, 48, 5
-READ = ("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1")
+READ = (
+    *("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1"),
+    "q4f16_autoawq",
+)
 """Formats that kernels unpack."""
 
 
@@ -100,3 +103,12 @@ def dtypes(name: str) -> list[str]:
     format = FORMATS[name]
     shapes = [*format.shapes(2 * N, K), *format.shapes(K, N)]
     return [format.dtype, format.dtype, *(dtype for _, dtype in shapes)]
+
+
+def test_words_across_k_are_not_for_fused_kernels_of_a_gpu() -> None:
+    """The rule for matmuls by themselves decodes them on their way to tensor cores."""
+    report = Report()
+    mod = lowered(ffn("q4f16_autoawq", 1), "h200", phases=2, report=report, always_fuse=True)
+    kernels = [call.args[0].name_hint.rstrip("1") for call in called(mod["main"])]
+    assert kernels == ["dequantize_matmul", "dequantize_matmul"] and not report.fused
+    assert all("words lie across k" in d.decline.detail for d in report.declined)

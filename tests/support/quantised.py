@@ -85,7 +85,7 @@ class AWQ:
     shifts = np.array([0, 16, 4, 20, 8, 24, 12, 28])
 
     def shapes(self, n: int, k: int) -> list[tuple[tuple[int, ...], str]]:
-        groups = k // 128
+        groups = -(-k // 128)
         return [((k, n // 8), "uint32"), ((groups, n // 8), "uint32"), ((groups, n), self.dtype)]
 
     def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: int, k: int):
@@ -107,10 +107,10 @@ class AWQ:
         words, zeros, scales = arrays
         dtype = numpy_dtype(self.dtype)
         w, z = (
-            codes(a, 4, self.shifts).astype(dtype).repeat(r, 0)
+            codes(a, 4, self.shifts).astype(dtype).repeat(r, 0)[:k]
             for a, r in ((words, 1), (zeros, 128))
         )
-        return ((w - z) * scales.repeat(128, axis=0)).T
+        return ((w - z) * scales.repeat(128, axis=0)[:k]).T
 
 
 @dataclass(frozen=True)

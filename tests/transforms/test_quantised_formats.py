@@ -12,7 +12,7 @@ from relax_fusion.matching.expressions import loads_of
 from relax_fusion.matching.stages import read_stages
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 
-from ..support.quantised import FORMATS, Groups
+from ..support.quantised import AWQ, FORMATS, Groups
 from ..support.quantised_functions import (
     K,
     Layer,
@@ -93,13 +93,15 @@ def test_no_weight_of_any_format_is_written(layers: ir.IRModule) -> None:
     report = Report()
     mod = lowered(layers, report=report)
     assert written_weights(mod) == []
-    for name in FORMATS:
+    for name, format in FORMATS.items():
         kernels = [c.args[0].name_hint for c in called(mod[name])]
-        assert sum("dequantize_matmul" in k for k in kernels) == 3
+        fused = [d for d in report.fused if d.function == name]
+        packed = isinstance(format, Groups | AWQ)
+        assert sum("dequantize_matmul" in k for k in kernels) == (0 if packed else 3)
         assert sum("dequantize_take" in k for k in kernels) == 1
+        assert all("packed" in d.spelling for d in fused) and bool(fused) == packed
         reasons = {d.decline.reason for d in report.declined if d.function == name}
-        assert reasons == {Reason.MATERIALISED}
-    assert report.fused == []
+        assert reasons == (set() if packed else {Reason.MATERIALISED})
 
 
 # --- numbers ---------------------------------------------------------------------------------
@@ -146,13 +148,23 @@ def rules_of(mod: ir.IRModule, target: str) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["llvm", "h200"])
-@pytest.mark.parametrize("name", ["q4f16_1", "q4f16_0", "q4f16_autoawq", "f16_f32", "codebook"])
-def test_rules_of_one_row(name: str, target: str) -> None:
+@pytest.mark.parametrize(
+    "name, fused",
+    [
+        ("q4f16_1", ("llvm", "h200")),
+        ("q4f16_0", ("llvm", "h200")),
+        ("q4f16_autoawq", ("llvm",)),
+        ("f16_f32", ()),
+        ("codebook", ()),
+    ],
+)
+def test_rules_of_one_row(name: str, fused: tuple[str, ...], target: str) -> None:
     bb = relax.BlockBuilder()
     layer = Layer(bb, FORMATS[name])
     x, packed = layer.param((1, K), FORMATS[name].dtype), layer.packed(64, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, 64, K)])
-    assert rules_of(bb.get(), target) == {"GenericMatmulRule"}
+    wanted = "ContractionRule" if target in fused else "GenericMatmulRule"
+    assert rules_of(bb.get(), target) == {wanted}
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])

@@ -64,6 +64,10 @@ def test_packed_weights_are_words_and_scales() -> None:
     assert Packed(3, 40, 3).fields == 10
     columns = Packed(3, 40, 3, axis=-2).operands("w", (100, 6))
     assert [o.shape for o in columns] == [(12, 6), (3, 6)]
+    awq = Packed(4, 128, None, axis=-2, across=True, turns=2).operands("w", (300, 24))
+    assert [(o.name, o.shape) for o in awq] == [
+        *(("w", (300, 3)), ("w_scale", (3, 24)), ("w_zero", (3, 3))),
+    ]
     with pytest.raises(GraphError, match=r"w: the packed dimension is .*'n'.*; must be a number"):
         Tensor("w", (6, DynamicDim("n")), "float16", form).operands()
 
@@ -106,6 +110,7 @@ WRONG = {
     "9 bits; must be 1 to 8, as uint8": lambda: Packed(9, 32, 7, word="uint8"),
     "0 bits; must be": lambda: Packed(0, 32, 7),
     "a group is of 0": lambda: Packed(4, 0, 7),
+    "turns is 3; must divide the 8 fields": lambda: Packed(4, 32, 7, turns=3),
     "axis is 0; must be -1 or -2": lambda: Packed(4, 32, 7, axis=0),
     "no operator 'sin'; there are add": lambda: Op("sin", (READ,)),
     "exp has 2 operands; must have 1": lambda: Op("exp", (READ, READ)),

@@ -14,7 +14,13 @@ from ..shape import Size, matmul_shape, rows_of
 from ..steps import Footprint, Step
 from ..tile_plan import TilePlan
 from .few_rows import tiles as few_rows
-from .matmuls import THREAD_OVERHEAD_REGISTERS, MatmulWork, columns_fit, matmul_limits
+from .matmuls import (
+    THREAD_OVERHEAD_REGISTERS,
+    MatmulWork,
+    columns_fit,
+    matmul_limits,
+    refuses_scattered,
+)
 from .tensor_cores import tiles as mma
 
 COLUMNS = (1, 2, 4)
@@ -61,9 +67,9 @@ class DotProducts(KernelFamily[MatmulWork]):
         return is_dot_product(plan, matmul_shape(work).layouts)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
-        """Refuse integers where tensor cores do not multiply them."""
+        """Refuse integers where tensor cores do not multiply them, and words across k."""
         missing = mma.unsupported(matmul_shape(work), dev)
-        return missing if work.dtype in INTEGER_DTYPES else None
+        return refuses_scattered(work) or (missing if work.dtype in INTEGER_DTYPES else None)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield groups of whole warps, each with some columns."""

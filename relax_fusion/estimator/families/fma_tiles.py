@@ -27,6 +27,7 @@ from .matmuls import (
     columns_fit,
     matmul_limits,
     refuses_integers,
+    refuses_scattered,
 )
 
 MAX_BLOCK_M = 128
@@ -56,8 +57,8 @@ class FmaTiles(KernelFamily[MatmulWork]):
         return not is_dot_product(plan, matmul_shape(work).layouts)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
-        """Refuse integers, which would be added up as float32."""
-        return refuses_integers(work, "tiles of FMAs")
+        """Refuse integers, which would be added up as float32, and words across k."""
+        return refuses_scattered(work) or refuses_integers(work, "tiles of FMAs")
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield register tiles not far from square, in blocks of one to eight warps."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from ...hardware import DeviceSpec
-from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul
+from ...workload import INTEGER_DTYPES, GatedFFN, NormMatmul, Packed
 from ..limits import block_limits, tile_extents, vector_loads
 from ..prediction import ceil_div
 from ..shape import MatmulShape, matmul_shape
@@ -49,3 +49,19 @@ def refuses_integers(work: MatmulWork, kernels: str) -> str | None:
     what = f"dtype is {work.dtype}, {kernels} add up float32"
     needs = "adding up integers needs tensor cores (CUDA, sm_80 or newer)"
     return f"{what}; {needs}: families {known}, or dot products"
+
+
+def packed_form(work: MatmulWork) -> Packed | None:
+    """Return how the weights are stored; None if their elements lie one after the other."""
+    return work.packed if isinstance(work, GatedFFN) else work.outputs[0].packed
+
+
+def refuses_scattered(work: MatmulWork) -> str | None:
+    """Return that no kernel for a GPU has weights whose words it would not read along k.
+
+    The rule for matmuls that no pass made takes them to tensor cores.
+    """
+    form = packed_form(work)
+    if form is None or form.is_plain:
+        return None
+    return "words lie across k, or have zeros apart; fused kernels of a GPU take words along k"

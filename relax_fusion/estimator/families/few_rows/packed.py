@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul, Packed
+from ....workload import GatedFFN, NormMatmul
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...gpu_cost import ISSUE_PER_CLOCK, resident_blocks
 from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
@@ -22,7 +22,13 @@ from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..dot_products import DotProducts
 from ..fma_tiles import FmaTiles
-from ..matmuls import MatmulWork, columns_fit, matmul_limits
+from ..matmuls import (
+    MatmulWork,
+    columns_fit,
+    matmul_limits,
+    packed_form,
+    refuses_scattered,
+)
 from ..tensor_cores import tiles as mma
 from .dequantised import COLUMNS, MEMBERS, PIECE, WARPS, width
 from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
@@ -85,12 +91,14 @@ class PackedRows(KernelFamily[MatmulWork]):
 
     def serves(self, work: MatmulWork) -> bool:
         """Leave weights that are not packed to `FewRows`."""
-        return _form(work) is not None
+        return packed_form(work) is not None
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse formats, dtypes and devices that its instructions are not for."""
-        form = _form(work)
+        form = packed_form(work)
         assert form is not None
+        if (scattered := refuses_scattered(work)) is not None:
+            return scattered
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
             return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
@@ -207,11 +215,7 @@ class PackedRows(KernelFamily[MatmulWork]):
         )
 
 
-def _form(work: MatmulWork) -> Packed | None:
-    return work.packed if isinstance(work, GatedFFN) else work.outputs[0].packed
-
-
 def _bits(work: MatmulWork) -> int:
-    form = _form(work)
+    form = packed_form(work)
     assert form is not None
     return form.bits

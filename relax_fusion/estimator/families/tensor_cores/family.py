@@ -17,7 +17,7 @@ from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
-from ..matmuls import MatmulWork, columns_fit, matmul_limits
+from ..matmuls import MatmulWork, columns_fit, matmul_limits, refuses_scattered
 from . import cost
 from .tiles import (
     FAMILIES,
@@ -72,9 +72,12 @@ class TensorCores(KernelFamily[MatmulWork]):
     breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
-        """Refuse dtypes and devices that have no such instructions, and copies of odd sizes."""
+        """Refuse dtypes and devices that have no such instructions, and copies of odd sizes.
+
+        Words across k are refused too: for few rows, tensor cores take these unfused.
+        """
         shape = matmul_shape(work)
-        reason = unsupported(shape, dev)
+        reason = refuses_scattered(work) or unsupported(shape, dev)
         lanes = copy_lanes(shape)
         if reason is None and not any(all(s % n == 0 for s in copied(shape)) for n in lanes):
             sizes = ", ".join(map(str, copied(shape)))
