@@ -8,8 +8,9 @@ from tvm import s_tir, te, tirx
 
 from ..errors import LoweringError
 from ..workload import NormMatmul, Projection, Rope, WeightLayout, operand_name
+from .accumulation import accumulate
 from .activations import ACCUMULATE
-from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts
+from .stages import Padding, Reader, Size, Stages, int64, stack_parts
 
 Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """An element of part p of a pair: of an accumulator by part, row and pair; of a result the part is
@@ -98,7 +99,7 @@ def rotated_projection(
     rope, n = projection.rope, projection.n
     assert rope is not None
     w = stages.weight(f"w{index}", projection.layout)
-    weight: Reader = lambda p, j, r: w(feature_of(rope, p, j), r)  # noqa: E731
+    weight: Reader = lambda p, j, *at: w(feature_of(rope, p, j), *at)  # noqa: E731
     if stacked is not None:
         weight = stack_parts(stacked, (2, n // 2, work.k), weight, f"w_parts{index}")
     acc = accumulate(data, weight, (2, n // 2), f"acc{index}", padding)
