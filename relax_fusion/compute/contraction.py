@@ -13,6 +13,7 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
 ``w_panels{i}`` the weight in panels of columns             [panels, k, parts, reg_n], float32
+                (of packed weights: see :mod:`relax_fusion.compute.words`)
 ``acc{i}``      the i-th matmul                             [parts, rows', n'], float32 (int32 of
                                                             integers)
 ``out{i}``      its epilogue                                [rows, n], out_dtype
@@ -35,8 +36,10 @@ from ctypes import c_float
 from tvm import te, tirx
 
 from ..estimator.families.few_rows.packed import PackedPlan
+from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
+from .accumulation import accumulate, tiles_of
 from .activations import ACCUMULATE, activate
 from .rope import in_order, rotated_projection
 from .stages import (
@@ -45,14 +48,13 @@ from .stages import (
     Reader,
     Size,
     Stages,
-    accumulate,
     as_stored,
     int64,
     round_up,
     stack_parts,
     stepped,
-    tiles_of,
 )
+from .words import x_words
 
 
 def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool) -> tirx.PrimFunc:
@@ -73,10 +75,10 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
         Its parameters are the operands of ``work.graph``.
     """
     edges: Edges = "clamp" if not gpu else "none" if plan.family else "zero"
-    stages = Stages(work.graph)
+    stages = Stages(work.graph, None if gpu else ACCUMULATE)
     x = stages["x"]
     rows = x.shape[0]
-    padding = Padding.of(plan, edges)
+    padding = Padding.of(plan, edges, word_vectors(work, plan.lanes))
     if work.norm and work.norm.residual:
         x = _sum(stages, x, edges)
     if edges == "zero":
@@ -88,6 +90,8 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
         padding = Padding(1, 1)
     if padding.panels:
         data = tiles_of(data, padding.rows)
+    elif padding.words is not None:
+        data = x_words(data, padding.words, padding.rows)
     if isinstance(work, GatedFFN):
         stacked = _stacked(work.layout, work.packed, edges, parts=2)
         _gated(stages, work, (rows, data), padding, stacked)
@@ -202,8 +206,8 @@ def _projection(
         return
     w = stages.weight(f"w{index}", layout)
 
-    def weight(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
-        return w(j, r)
+    def weight(p: tirx.Expr, j: tirx.Expr, *at: tirx.Expr) -> tirx.Expr:
+        return w(j, *at)
 
     read: Reader = weight
     if stacked is not None:
@@ -258,8 +262,8 @@ def _gated_weights(
         w = stages.weight("w0", work.layout)
         b = stages["bias0"] if work.bias else None
         bias = (lambda p, j: b(p * n + j)) if b is not None else None
-        return lambda p, j, r: w(p * n + j, r), bias
+        return lambda p, j, *at: w(p * n + j, *at), bias
     first, second = (stages.weight(name, work.layout) for name in ("w0", "w1"))
     biases = [stages["bias0"], stages["bias1"]] if work.bias else []
     bias = (lambda p, j: biases[p](j)) if biases else None
-    return lambda p, j, r: te.if_then_else(p == 0, first(j, r), second(j, r)), bias
+    return lambda p, j, *at: te.if_then_else(p == 0, first(j, *at), second(j, *at)), bias

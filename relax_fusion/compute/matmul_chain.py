@@ -26,13 +26,13 @@ from ..estimator.families.panels import FAMILY as PANELS
 from ..estimator.families.tensor_cores import tiles as mma
 from ..estimator.tile_plan import TilePlan
 from ..workload import MatmulChain, WeightLayout
+from .accumulation import accumulate
 from .activations import ACCUMULATE
 from .stages import (
     Element,
     Padding,
     Size,
     Stages,
-    accumulate,
     as_stored,
     clamped,
     int64,

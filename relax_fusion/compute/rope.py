@@ -8,8 +8,9 @@ from tvm import s_tir, te, tirx
 
 from ..errors import LoweringError
 from ..workload import NormMatmul, Projection, Rope, WeightLayout, operand_name
+from .accumulation import accumulate
 from .activations import ACCUMULATE
-from .stages import Padding, Reader, Size, Stages, accumulate, int64, stack_parts
+from .stages import Padding, Reader, Size, Stages, int64, stack_parts
 
 Pairs = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
 """An element of part p of a pair: of an accumulator by part, row and pair; of a result the part is
@@ -99,8 +100,8 @@ def rotated_projection(
     assert rope is not None
     w = stages.weight(f"w{index}", projection.layout)
 
-    def weight(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
-        return w(feature_of(rope, p, j), r)
+    def weight(p: tirx.Expr, j: tirx.Expr, *at: tirx.Expr) -> tirx.Expr:
+        return w(feature_of(rope, p, j), *at)
 
     read: Reader = weight
     if stacked is not None:

@@ -1,4 +1,4 @@
-"""What the stages of a contraction are made of: operands, padding, and the accumulation."""
+"""What the stages of a contraction are made of: operands, padding, and the steps behind."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Literal, TypeAlias
 from tvm import te, tirx
 
 from ..estimator.families.panels import FAMILY as PANELS
+from ..estimator.families.words import FAMILY as WORDS
+from ..estimator.families.words import WordVectors
 from ..estimator.tile_plan import TilePlan
 from ..workload import (
     ACTIVATIONS,
-    INTEGER_DTYPES,
     Graph,
     Operand,
     Step,
@@ -30,11 +31,12 @@ Edges = Literal["clamp", "zero", "none"]
 Element = Callable[..., tirx.Expr]
 """A function of the indices of an element: (batch,) row and column."""
 
-Reader = Callable[[tirx.Expr, tirx.Expr, tirx.Expr], tirx.Expr]
-"""The element of a weight: a function of part, column and k."""
+Reader = Callable[..., tirx.Expr]
+"""The element of a weight: a function of part, column and k, and as `Column` has it."""
 
-Column = Callable[[tirx.Expr, tirx.Expr], tirx.Expr]
-"""The element of a weight: a function of column and k."""
+Column = Callable[..., tirx.Expr]
+"""The element of a weight: a function of column and k, and the number of an operand, if it is asked
+for what that operand of a packed weight holds there."""
 
 
 class Stages:
@@ -44,10 +46,13 @@ class Stages:
     ----------
     graph : Graph
         What is computed.
+    unpacked_as : str, optional
+        The dtype in which packed weights are unpacked; by default that of the tensor.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, unpacked_as: str | None = None):
         self._graph = graph
+        self._unpacked_as = unpacked_as
         self._sizes = {name: tirx.Var(name, "int64") for name in graph.dims}
         self._inputs = {o.name: self._placeholder(o) for o in graph.inputs}
         self._outputs: dict[str, te.Tensor] = {}
@@ -65,14 +70,20 @@ class Stages:
         return self._inputs[name]
 
     def weight(self, name: str, layout: WeightLayout) -> Column:
-        """Return what reads an input as a weight, unpacked where it is packed."""
+        """Return what reads an input as a weight, by column and k, unpacked where it is packed.
+
+        With the number of one of the operands that it is stored as, it reads that, as it is.
+        """
         tensor = self._graph[name]
         stored = [self._inputs[o.name] for o in tensor.operands()]
         form = tensor.format
 
-        def element(j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
+        def element(j: tirx.Expr, k: tirx.Expr, *operand: int) -> tirx.Expr:
             at = (j, k) if layout == "nk" else (k, j)
-            return stored[0](*at) if form is None else unpacked(form, stored, at, tensor.dtype)
+            if operand:
+                return stored[operand[0]](*at)
+            dtype = self._unpacked_as or tensor.dtype
+            return stored[0](*at) if form is None else unpacked(form, stored, at, dtype)
 
         return element
 
@@ -91,20 +102,23 @@ class Padding:
     """How far accumulators are rounded up: multiples of rows and of columns, 1 for not at all.
 
     `panels` tells that weights are repacked into panels of so many columns, and x into tiles of so
-    many rows.
+    many rows; `words` that weights are unpacked by vectors of words.
     """
 
     rows: int
     columns: int
     panels: bool = False
+    words: WordVectors | None = None
 
     @staticmethod
-    def of(plan: TilePlan, edges: Edges) -> Padding:
+    def of(plan: TilePlan, edges: Edges, words: WordVectors | None = None) -> Padding:
         """Return the padding under which `plan` tiles without a remainder."""
         if edges == "none":
             return Padding(1, 1)
         if plan.family == PANELS:
-            return Padding(plan.reg_m, plan.reg_n, panels=True)
+            return Padding(plan.reg_m, plan.reg_n, True, words)
+        if plan.family == WORDS:
+            return Padding(plan.block_m, plan.block_n, words=words)
         return Padding(plan.block_m, 1 if edges == "zero" else plan.block_n)
 
 
@@ -144,72 +158,6 @@ def as_stored(value: tirx.Expr, dtype: str) -> tirx.Expr:
 def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) -> tirx.Expr:
     """Return the weight of column j at position k of the reduction."""
     return w(j, k) if layout == "nk" else w(k, j)
-
-
-def accumulate(
-    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
-) -> te.Tensor:
-    """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
-    if padding.panels:
-        return _accumulate_packed(data, weight, sizes, name, padding)
-    parts, n = sizes
-    rows, k = data.shape
-    r = te.reduce_axis((0, k), "k")
-    total = "int32" if data.dtype in INTEGER_DTYPES else ACCUMULATE
-
-    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        row, column = clamped(i, rows, padding.rows), clamped(j, n, padding.columns)
-        x, w = data(row, r), weight(p, column, r)
-        return te.sum(x.astype(total) * w.astype(total), axis=r)
-
-    shape = (parts, round_up(rows, padding.rows), round_up(n, padding.columns))
-    return te.compute(int64(shape), product, name)
-
-
-def tiles_of(x: te.Tensor, height: int) -> te.Tensor:
-    """Add x in tiles of `height` rows, ``[tiles, k, height]``, in float32.
-
-    A tile is read forwards for every panel of columns.  The last row is repeated up to its end.
-    """
-    rows, k = x.shape
-    return te.compute(
-        int64((round_up(rows, height) // height, k, height)),
-        lambda tile, r, i: x(clamped(tile * height + i, rows, height), r).astype(ACCUMULATE),
-        "x_tiles",
-    )
-
-
-def panels_of(
-    weight: Reader, sizes: tuple[int, int, tirx.Expr], width: int, name: str
-) -> te.Tensor:
-    """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``, float32.
-
-    A panel is read once from the weight, whatever the layout and dtype of that, and then forwards
-    for every tile of rows.  The last column is repeated up to its end.
-    """
-    parts, n, k = sizes
-
-    def element(panel: tirx.Expr, r: tirx.Expr, p: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        return weight(p, clamped(panel * width + j, n, width), r).astype(ACCUMULATE)
-
-    return te.compute(int64((round_up(n, width) // width, k, parts, width)), element, name)
-
-
-def _accumulate_packed(
-    tiles: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
-) -> te.Tensor:
-    """Add the same reduction over tiles of x and panels of the weight."""
-    parts, n = sizes
-    height, width = padding.rows, padding.columns
-    count, k, _ = tiles.shape
-    panels = panels_of(weight, (parts, n, k), width, name.replace("acc", "w_panels"))
-    r = te.reduce_axis((0, k), "k")
-
-    def product(p: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        x, w = tiles(i // height, r, i % height), panels(j // width, r, p, j % width)
-        return te.sum(x * w, axis=r)
-
-    return te.compute(int64((parts, count * height, round_up(n, width))), product, name)
 
 
 def stack_parts(

@@ -26,6 +26,15 @@ FMA_LATENCY_CYCLES = 4
 CONVERT_CYCLES = 1
 """Cycles that turning a vector of 16-bit floats into float32 adds (Zen: two micro-operations)."""
 
+UNPACK_CYCLES = 2
+"""Instructions that make a vector of float32 of fields of a vector of words: their bits with an
+exponent, and a subtraction.  Counted."""
+
+UNPACK_CYCLES_BY_ELEMENT = {"nk": 2.0, "kn": 0.2}
+"""Cycles per packed weight that a register tile unpacks one by one, by layout.  Measured on Golden
+Cove at one row: 1.5 along k, where each lane fetches its word, and 0.2 along n, where lanes share
+shifts; tiles of several rows take more."""
+
 REDUCE_CYCLES_PER_LEVEL = 2
 """Cycles per halving when the lanes of one accumulator are added up.  Counted: shuffle and add."""
 
@@ -125,8 +134,10 @@ def _step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, layout: str) -> _
     columns = plan.reg_n * shape.parts
     weights = columns if along_k else columns / plan.lanes
     sums, loads = plan.reg_m * weights, plan.reg_m + weights
-    convert = weights * CONVERT_CYCLES if shape.dtype in HALF_DTYPES else 0
     lanes = plan.lanes if along_k else 1
+    convert = weights * CONVERT_CYCLES if shape.dtype in HALF_DTYPES else 0.0
+    if shape.unpacked_bytes:
+        convert = columns * lanes * UNPACK_CYCLES_BY_ELEMENT[layout]
     return _Step(
         cycles=max(sums / dev.fma_per_cycle, loads / LOADS_PER_CYCLE + convert, FMA_LATENCY_CYCLES),
         steps=shape.k / lanes,

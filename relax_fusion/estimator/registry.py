@@ -30,6 +30,7 @@ from .families.panels import Panels
 from .families.tensor_cores.family import TensorCores
 from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
+from .families.words import Words
 from .family import KernelFamily, check_attributes
 from .prediction import Prediction
 from .shape import Size
@@ -42,7 +43,7 @@ FAMILIES: list[Family] = [
     *(TritonMatmul(), TritonAttention()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
-    *(CpuTiles(), Panels(), CpuAttention(), CpuChain()),
+    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 

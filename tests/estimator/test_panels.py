@@ -79,7 +79,7 @@ WRONG = [
         replace(GOOD, family="zzz"),
         FLOAT,
         AVX512,
-        "has '' and 'panels' for NormMatmul on a cpu",
+        "has 'words' and '' and 'panels' for NormMatmul on a cpu",
     ),
     (GOOD, attention(), AVX512, "family is 'panels', backend 'tir' has '' for Attention on a cpu"),
 ]

@@ -55,6 +55,12 @@ def _drawn(
     graph: Graph, operand: Operand, shape: tuple[int, ...], rng: np.random.Generator
 ) -> np.ndarray:
     name = operand.name
+    packed = {o.name: t for t in graph.tensors if t.format for o in t.operands()}.get(name)
+    if packed is not None and name == packed.name:
+        return rng.integers(0, np.iinfo(operand.dtype).max, shape, operand.dtype, endpoint=True)
+    if packed is not None and packed.format is not None:  # scales
+        values = rng.uniform(0.5, 1.5, shape) * _depth(graph, packed.name) ** -0.5
+        return (values / 2 ** (packed.format.bits - 1)).astype(numpy_dtype(operand.dtype))
     if operand.dtype == "bool":
         return rng.random(shape) < 0.6
     if name[:3] in ("cos", "sin"):

@@ -11,10 +11,13 @@ from tvm.target import Target
 from ...compute import contraction_prim_func
 from ...estimator.families.panels import FAMILY as PANELS
 from ...estimator.families.panels import PanelPlan
+from ...estimator.families.words import FAMILY as WORDS
+from ...estimator.families.words import word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
 from .panels import place_panels, vectorised
+from .words import schedule_words
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 
@@ -23,16 +26,24 @@ _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the kernel of a plan."""
-    return schedule_cpu(contraction_prim_func(work, plan, gpu=False), plan)
+    vectors = word_vectors(work, plan.lanes)
+    repeats = vectors.repeats if vectors is not None else 1
+    return schedule_cpu(contraction_prim_func(work, plan, gpu=False), plan, repeats)
 
 
-def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
+def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan, repeats: int = 1) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
     A parallel loop normalises the rows; then, for each projection, blocks of ``block_n`` columns
     run in parallel, in register tiles of ``reg_m x reg_n`` results.  Few rows take the weights as
     they lie: in ``[n, k]`` by dot products with one partial sum per lane, in ``[k, n]`` in vectors
-    along n.  Many rows (family "panels") take columns that were packed for them.
+    along n.  Many rows (family "panels") take columns that were packed for them.  Words of packed
+    weights are unpacked by vectors (family "words").
+
+    Parameters
+    ----------
+    repeats : int
+        Neighbouring words that share a scale.
     """
     sch = s_tir.Schedule(func)
     projections = steps.projections(sch)
@@ -42,6 +53,8 @@ def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan) -> tirx.PrimFunc:
         _rows(sch, present, plan)
     if plan.family == PANELS:
         return _panels(sch, projections, PanelPlan.of(plan))
+    if plan.family == WORDS:
+        return schedule_words(sch, projections, plan, repeats)
     for acc, out in projections:
         _columns(sch, acc, out, plan)
     return sch.mod["main"]
@@ -54,13 +67,14 @@ def _panels(sch: s_tir.Schedule, projections: Projections, plan: PanelPlan) -> t
     """
     tiles = sch.get_sblock("x_tiles")
     sch.parallel(sch.get_loops(tiles)[0])
-    panels = [sch.get_sblock(f"w_panels{index}") for index in range(len(projections))]
-    partials = [
-        place_panels(sch, blocks, weights, plan)
-        for blocks, weights in zip(projections, panels, strict=True)
-    ]
-    sums = [(acc, partial) for (acc, _), partial in zip(projections, partials, strict=True)]
-    return vectorised(sch, [tiles, *panels], sums, plan.lanes)
+    names = steps.block_names(sch.mod["main"])
+    copies, sums = [tiles], []
+    for index, blocks in enumerate(projections):
+        stages = (f"{name}{index}" for name in ("w_panels", "w_words", "w_scales"))
+        panels = [sch.get_sblock(name) for name in stages if name in names]
+        sums.append((blocks[0], place_panels(sch, blocks, panels, plan)))
+        copies += panels
+    return vectorised(sch, copies, sums, plan.lanes)
 
 
 def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:

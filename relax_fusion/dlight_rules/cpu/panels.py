@@ -15,7 +15,10 @@ from .vector_transpose import is_moved, transpose_in_registers
 
 
 def place_panels(
-    sch: s_tir.Schedule, blocks: tuple[SBlockRV, SBlockRV], packed: SBlockRV, plan: PanelPlan
+    sch: s_tir.Schedule,
+    blocks: tuple[SBlockRV, SBlockRV],
+    packed: Sequence[SBlockRV],
+    plan: PanelPlan,
 ) -> SBlockRV:
     """Give tasks a panel each, which they pack and take through tiles of rows.
 
@@ -48,7 +51,8 @@ def place_panels(
     sch.parallel(panel)
     sch.compute_at(acc, tile, preserve_unit_loops=True)
     sch.compute_at(partial, tile, preserve_unit_loops=True)
-    sch.compute_at(packed, panel, preserve_unit_loops=True)
+    for copied in packed:  # panels, and what they are made of
+        sch.compute_at(copied, panel, preserve_unit_loops=True)
     sch.unroll(steps.vectorise_inner(sch, j_reg, plan.lanes))
     steps.unroll_all(sch, inner)
     return partial

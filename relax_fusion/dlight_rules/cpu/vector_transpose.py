@@ -30,7 +30,7 @@ def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.P
 
 
 def is_moved(value: tirx.Expr) -> bool:
-    """Tell whether a value is one that is loaded, converted or chosen, as `_along` takes it."""
+    """Tell whether a value is one that is loaded, converted or chosen, as `along` takes it."""
     if isinstance(value, tirx.Cast):
         return is_moved(value.value)
     if isinstance(value, ir.Call):
@@ -49,7 +49,7 @@ def _transposed(along_r: tirx.For, lanes: int) -> tirx.Stmt:
     r, j = along_r.loop_var, along_j.loop_var
     statements: list[tirx.Stmt] = []
     rows = [
-        _bound(statements, _along(substitute(value, {j: _int(column)}), r, lanes), f"row{column}")
+        bound(statements, along(substitute(value, {j: _int(column)}), r, lanes), f"row{column}")
         for column in range(lanes)
     ]
     width = 1
@@ -74,27 +74,27 @@ def _exchanged(statements: list[tirx.Stmt], rows: list[tirx.Var], width: int) ->
         for target, order in ((first, upper), (second, lower)):
             lanes_of_both = [tirx.IntImm("int32", lane) for lane in order]
             shuffle = tirx.Shuffle([rows[first], rows[second]], lanes_of_both)
-            swapped[target] = _bound(statements, shuffle, f"swapped{width}_{target}")
+            swapped[target] = bound(statements, shuffle, f"swapped{width}_{target}")
     return swapped
 
 
-def _bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var:
+def bound(statements: list[tirx.Stmt], value: tirx.Expr, name: str) -> tirx.Var:
     """Give a value a name."""
     var = tirx.Var(name, value.ty)
     statements.append(tirx.Bind(var, value))
     return var
 
 
-def _along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
+def along(value: tirx.Expr, r: tirx.Var, lanes: int) -> tirx.Expr:
     """Return the vector of `value` for `lanes` successive values of r, the first of them 0."""
     if isinstance(value, tirx.Cast):
-        vector = _along(value.value, r, lanes)
+        vector = along(value.value, r, lanes)
         if str(value.value.ty.dtype) == "bfloat16":
             return float32_bits(vector, lanes)
         return vector.astype(f"{value.ty.dtype}x{lanes}")
     if isinstance(value, ir.Call):  # if_then_else
         condition, first, second = value.args
-        return te.if_then_else(condition, _along(first, r, lanes), _along(second, r, lanes))
+        return te.if_then_else(condition, along(first, r, lanes), along(second, r, lanes))
     *outer, last = (substitute(index, {r: _int(0)}) for index in value.indices)
     return tirx.BufferLoad(value.source, [*outer, tirx.Ramp(last, _int(1), lanes)])
 

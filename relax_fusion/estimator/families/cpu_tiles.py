@@ -45,7 +45,7 @@ class CpuTiles(KernelFamily[MatmulWork]):
                     # Rows in half of L2: the other half is for the weights that stream by.
                     if block_m > reg_m and block_m * shape.k * 4 > dev.l2_bytes // 2:
                         break
-                    for block_n in _block_n(shape, dev, reg_n):
+                    for block_n in column_blocks(shape, dev, reg_n):
                         yield TilePlan(
                             *(block_m, block_n, shape.k), reg_m=reg_m, reg_n=reg_n, lanes=lanes
                         )
@@ -111,7 +111,7 @@ def _tiles(shape: MatmulShape, dev: DeviceSpec, lanes: int) -> Iterator[tuple[in
                 yield reg_m, reg_n
 
 
-def _block_n(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
+def column_blocks(shape: MatmulShape, dev: DeviceSpec, reg_n: int) -> list[int]:
     """Return column counts that make some tasks per core, dividing n where a divisor is near."""
     found = set()
     whole, rest = divmod(min(shape.n_parts), reg_n)

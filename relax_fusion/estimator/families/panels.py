@@ -21,6 +21,7 @@ from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
     LOADS_PER_CYCLE,
     TILE_CYCLES,
+    UNPACK_CYCLES,
     Traffic,
     finish,
     norm_cycles,
@@ -195,4 +196,7 @@ def pack_cycles(shape: MatmulShape, plan: TilePlan, vectors: int) -> float:
     """Return the cycles in which a task packs its panel, which streams by once."""
     shuffles = math.log2(plan.lanes) if "nk" in shape.layouts else 0
     read = plan.reg_n * shape.parts * shape.in_bytes * L3_CYCLES_PER_BYTE
+    if shape.unpacked_bytes:  # of shuffled words there are few; elements are unpacked and scaled
+        part = shape.weight_bytes / shape.unpacked_bytes
+        shuffles, read = shuffles * part + UNPACK_CYCLES + 1, read * part
     return shape.k * (vectors * (COPY_CYCLES_PER_VECTOR + shuffles) + read)

@@ -1,0 +1,203 @@
+"""CPU kernels of few rows that unpack vectors of words: the family "words".
+
+The weights are packed along k and lie along k.  A lane has a word, and unpacks one field of it
+after the other, so that a vector of words is read once; sums over its fields are scaled, not its
+elements.  A task has ``block_n`` columns of all rows, in register tiles of ``reg_m x reg_n``
+results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...hardware import DeviceSpec
+from ...workload import GatedFFN, NormMatmul, Packed
+from ..cpu_cost import (
+    L3_CYCLES_PER_BYTE,
+    LOADS_PER_CYCLE,
+    TILE_CYCLES,
+    UNPACK_CYCLES,
+    Traffic,
+    finish,
+    norm_cycles,
+)
+from ..family import OWN_BASELINE_ERROR, Breaks, KernelFamily
+from ..limits import core_limits, one_stage
+from ..prediction import Prediction, ceil_div, power_dividing
+from ..shape import Size, matmul_shape, rows_of
+from ..steps import Footprint
+from ..tile_plan import TilePlan
+from .cpu_tiles import column_blocks
+from .matmuls import MatmulWork, refuses_integers
+
+FAMILY = "words"
+
+MANTISSA_BITS = 23
+"""Of a float32: a field is unpacked as a part of one."""
+
+REG_M, REG_N = (1, 2, 4), (1, 2, 3, 4, 6, 8)
+"""Rows and columns of a register tile."""
+
+SCALE_CYCLES = 5
+"""Instructions for the scales of a vector of words: load, convert, repeat, and two to shift the
+words, which do not all lie low enough.  Counted."""
+
+SPILL_CYCLES = 1
+"""For a sum over chunks that no register is left for.  Counted: a load and a store."""
+
+SUM_CYCLES_PER_LANE = 1.5
+"""For the sum over the lanes of a result at the end.  Counted: an addition and half a shuffle."""
+
+ORDER_CYCLES_PER_ELEMENT = 1.5
+"""For an element of x that is put in the order of fields.  Counted: a load and a store, scalar."""
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Vectors of `lanes` words that hold k elements, packed in `form` along k."""
+
+    form: Packed
+    lanes: int
+    k: int
+
+    @property
+    def words(self) -> int:
+        """Words along k."""
+        return self.form.words(self.k)
+
+    @property
+    def groups(self) -> int:
+        """Scales along k."""
+        return ceil_div(self.k, self.form.group)
+
+    @property
+    def chunks(self) -> int:
+        """Vectors of words along k."""
+        return self.words // self.lanes
+
+    @property
+    def words_of_group(self) -> int:
+        """Words that share a scale."""
+        return self.form.group // self.form.fields
+
+    @property
+    def repeats(self) -> int:
+        """Neighbouring lanes that share a scale."""
+        return min(self.lanes, self.words_of_group)
+
+
+def word_vectors(work: MatmulWork, lanes: int) -> WordVectors | None:
+    """Return the vectors of words of a workload; None where its weights are not packed so.
+
+    All are packed alike, along k, in fields that a mantissa holds.
+    """
+    given = (work,) if isinstance(work, GatedFFN) else work.outputs
+    weights = {(each.layout, each.packed) for each in given}
+    layout, form = next(iter(weights))
+    if len(weights) > 1 or form is None or form.bits > MANTISSA_BITS:
+        return None
+    along_k = form.axis == (-1 if layout == "nk" else -2)
+    return WordVectors(form, lanes, work.k) if along_k else None
+
+
+def _widest(work: MatmulWork, dev: DeviceSpec) -> int:
+    """Return the lanes of the widest vector of words whose scales are whole groups of lanes."""
+    vectors = word_vectors(work, dev.vector_bytes // 4)
+    if vectors is None or matmul_shape(work).layouts != {"nk"}:
+        return 1
+    if vectors.form.group % vectors.form.fields:
+        return 1
+    lanes = power_dividing(vectors.words, vectors.lanes)
+    while lanes % vectors.words_of_group and vectors.words_of_group % lanes:
+        lanes //= 2
+    return lanes
+
+
+class Words(KernelFamily[MatmulWork]):
+    """Norm, matmul or gated projections of few rows, by weights that are packed along k."""
+
+    names = (FAMILY,)
+    kind = "cpu"
+    takes = (NormMatmul, GatedFFN)
+    emitter = "relax_fusion.dlight_rules.cpu.contraction:emit"
+    error = OWN_BASELINE_ERROR
+    breaks = Breaks((1, 4, 8, 16))
+
+    def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
+        """Refuse packed weights of which no vector of words is made; others have no plans here."""
+        if not matmul_shape(work).unpacked_bytes:
+            return None
+        if _widest(work, dev) == 1:
+            what = "packed alike, and lie, along k, in words whose groups fill vectors"
+            return f"family {FAMILY!r} takes weights that are {what}"
+        return refuses_integers(work, "vectors of words")
+
+    def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield the register tiles that divide the columns, in tasks of several sizes."""
+        shape, lanes = matmul_shape(work), _widest(work, dev)
+        if lanes == 1:
+            return
+        exact = [c for c in REG_N if all(n % c == 0 for n in shape.n_parts)]
+        for reg_m in REG_M:
+            for reg_n in exact:
+                for block_n in column_blocks(shape, dev, reg_n):
+                    yield TilePlan(
+                        *(reg_m, block_n, work.k),
+                        reg_m=reg_m,
+                        reg_n=reg_n,
+                        lanes=lanes,
+                        family=FAMILY,
+                    )
+
+    def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
+        """Yield what its vectors ask for, and what a core has not."""
+        if not matmul_shape(work).unpacked_bytes:
+            yield f"weights are not packed, family {FAMILY!r} unpacks them"
+            return
+        yield from one_stage(plan)
+        given = {"block_m": plan.reg_m, "block_k": work.k}
+        for name, value in given.items():
+            if getattr(plan, name) != value:
+                yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} here"
+        widest = _widest(work, dev)
+        if plan.lanes > widest:
+            yield f"lanes is {plan.lanes}, vectors of whole groups of words have at most {widest}"
+        yield from core_limits(self.footprint(plan, work, dev), plan, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
+        """Return the sums over fields, words, an element of x and a constant.
+
+        Sums over chunks are read and written once for each vector of words: they can lie in memory.
+        """
+        columns = plan.reg_n * matmul_shape(work).parts
+        sums = plan.reg_m * columns
+        return Footprint(0, sums + columns + 2, 1, stack_bytes=sums * plan.lanes * 4)
+
+    def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
+        """Price unpacking and multiplying, rows padded to whole tiles."""
+        shape, rows, vectors = (
+            matmul_shape(work),
+            rows_of(work, size),
+            word_vectors(work, plan.lanes),
+        )
+        assert vectors is not None
+        fields, columns = vectors.form.fields, plan.reg_n * shape.parts
+        products = plan.reg_m * columns * (fields + 1)
+        unpacking = columns * (fields * UNPACK_CYCLES + SCALE_CYCLES)
+        loads = columns * 2 + plan.reg_m * fields
+        step = max((products + unpacking) / dev.fma_per_cycle, loads / LOADS_PER_CYCLE)
+        live = self.footprint(plan, work, dev).registers_per_thread + plan.reg_m * columns
+        step += max(0, live - dev.vector_registers) * SPILL_CYCLES
+        sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
+        tile = vectors.chunks * step + sums + TILE_CYCLES
+        read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE
+        tall = ceil_div(rows, plan.reg_m)
+        task = plan.block_n // plan.reg_n * (tall * tile + read)
+        tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
+        cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
+        cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * work.k * ORDER_CYCLES_PER_ELEMENT
+        moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        regions = len(shape.n_parts) + 1 + int(shape.has_norm)
+        traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
+        return finish(traffic, dev, shape.flops(rows))

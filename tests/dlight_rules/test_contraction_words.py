@@ -1,0 +1,157 @@
+"""Packed weights on CPUs: numbers, and the machine code of several instruction sets."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tvm
+from tvm.target import Target
+
+from relax_fusion.compute import build_prim_func
+from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
+
+from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case
+from .test_contraction import Work, built, check
+from .test_contraction_panels import loops
+
+Q4 = Packed(4, 32, 7)
+FORMATS = {
+    "q4f16": (Q4, 128),
+    "q4f32": (replace(Q4, scale_dtype="float32"), 128),
+    "q4bf16": (replace(Q4, scale_dtype="bfloat16"), 128),
+    "one scale a vector": (Packed(4, 64, 7), 128),
+    "one scale for two vectors": (Packed(4, 128, 7), 256),
+    "padded fields": (Packed(3, 40, 3), 150),
+    "q8": (Packed(8, 32, 127), 128),
+    "bytes": (Packed(4, 16, 8, word="uint8"), 128),
+    "fields of 12 bits": (Packed(12, 16, 2047), 128),
+}
+RMS = Norm("rms", 1e-5)
+
+
+def projection(n: int, *epilogue: str, form: Packed = Q4, rope: Rope | None = None) -> Projection:
+    return Projection(n, "nk", epilogue, rope, packed=form)
+
+
+BASE = NormMatmul(ROWS, 128, (projection(24),), RMS, "float32", "float32")
+GATED = GatedFFN(ROWS, 128, 24, "nk", True, True, "silu", RMS, "float16", "float16", packed=Q4)
+WORKS = {
+    "plain": replace(BASE, norm=None),
+    "norm": BASE,
+    "three": replace(BASE, outputs=(projection(24), projection(8, "bias"), projection(16))),
+    "residual": replace(BASE, outputs=(projection(24, "bias", "residual"),)),
+    "rope": replace(BASE, outputs=(projection(24, rope=Rope(8, 16, "float32")),)),
+    "merged": GATED,
+    "separate": replace(GATED, merged=False, activation="gelu_tanh"),
+    "float16": replace(BASE, dtype="float16", out_dtype="float16"),
+    "bfloat16": replace(BASE, dtype="bfloat16", out_dtype="bfloat16"),
+}
+
+
+def words(work: Work, reg: tuple[int, int], block_n: int = 8, lanes: int = 8) -> TilePlan:
+    return TilePlan(
+        *(reg[0], block_n, work.k), reg_m=reg[0], reg_n=reg[1], lanes=lanes, family="words"
+    )
+
+
+def panels(work: Work) -> PanelPlan:
+    return PanelPlan(3, 8, work.k, reg_m=3, reg_n=8, lanes=4, family="panels")
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_numbers_of_few_rows(work: Work) -> None:
+    library = built(work, PlanTable.single(words(work, (2, 4), lanes=16)))
+    for rows in DYNAMIC_ROWS:
+        check(Case(f"{rows} rows", work, rows), library)
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_numbers_of_panels(work: Work) -> None:
+    library = built(work, PlanTable.single(panels(work)))
+    for rows in DYNAMIC_ROWS:
+        check(Case(f"{rows} rows", work, rows), library)
+
+
+def formatted(name: str, axis: int = -1) -> NormMatmul:
+    form, k = FORMATS[name]
+    weight = Projection(24, "nk" if axis == -1 else "kn", packed=replace(form, axis=axis))
+    return NormMatmul(3, k, (weight,), None, "float32", "float32")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_few_rows(name: str) -> None:
+    work = formatted(name)
+    lanes = 4 if name == "padded fields" else 16
+    check(Case(name, work), built(work, PlanTable.single(words(work, (1, 2), lanes=lanes))))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_panels(name: str, axis: int) -> None:
+    work = formatted(name, axis)
+    check(Case(name, work), built(work, PlanTable.single(panels(work))))
+
+
+def test_columns_beyond_the_last_are_not_stored() -> None:
+    work = replace(BASE, outputs=(projection(21),))
+    check(Case("21 columns", work, 3), built(work, PlanTable.single(words(work, (2, 4)))))
+
+
+def test_infinities_stay_what_they_are() -> None:
+    """A zero point that is subtracted from sums would make NaN of them."""
+    work = replace(BASE, norm=None, rows=1)
+    arrays = Case("infinity", work).inputs()
+    arrays["x"][0, 5] = np.inf
+    out = tvm.runtime.empty((1, 24), "float32")
+    given = map(tvm.runtime.tensor, arrays.values())
+    built(work, PlanTable.single(words(work, (1, 4))))["main"](*given, out)
+    field = (arrays["w0"][:, 0] >> 20 & 15).astype(float) - Q4.zero
+    np.testing.assert_array_equal(np.sign(out.numpy()[0])[field != 0], np.sign(field)[field != 0])
+
+
+TARGETS = {
+    "haswell": ({"mcpu": "haswell"}, 8),
+    "skylake-avx512": ({"mcpu": "skylake-avx512"}, 16),
+    "aarch64": ({"mtriple": "aarch64-linux-gnu", "mcpu": "neoverse-n1"}, 4),
+}
+
+
+def assembly(work: Work, plan: TilePlan, name: str) -> str:
+    target = Target({"kind": "llvm", **TARGETS[name][0]})
+    func = build_prim_func(work, PlanTable.single(plan)).with_attr("global_symbol", "main")
+    library = tvm.compile(ContractionRule().apply(func, target, False).mod, target=target)
+    return library.mod.inspect_source("asm")
+
+
+@pytest.mark.parametrize("scale", ["float16", "float32"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_field_takes_two_instructions_and_a_product(name: str, scale: str) -> None:
+    lanes = TARGETS[name][1]
+    form = replace(Q4, scale_dtype=scale)
+    work = NormMatmul(1, 512, (projection(64, form=form),), None, "float32", "float32")
+    plan = words(work, (1, 2), 16, lanes)
+    products = re.compile(r"\b(vfmadd\w+ps|fmla)\b")
+    found = [loop for loop in loops(assembly(work, plan, name)) if products.search(" ".join(loop))]
+    counted = Counter(line.split()[0] for line in found[0] if line.strip())
+    subtracted = sum(counted[op] for op in ("vaddps", "vsubps", "fadd", "fsub"))
+    assert 2 * form.fields - 2 <= subtracted <= 2 * form.fields + 2
+    assert not any(re.search("gather|cvtdq|ucvtf|scvtf", op) for op in counted)
+    # Two columns: for each field a mask, an exponent, a subtraction and a product, and copies.
+    assert sum(counted.values()) < 2 * form.fields * 6 + 40
+
+
+@pytest.mark.parametrize("layout", ["nk", "kn"])
+def test_panels_are_unpacked_by_vectors(layout: str) -> None:
+    form = replace(Q4, axis=-1 if layout == "nk" else -2)
+    weight = Projection(128, layout, packed=form)
+    work = NormMatmul(ROWS, 256, (weight,), None, "float16", "float16")
+    plan = PanelPlan(6, 32, 256, reg_m=6, reg_n=32, lanes=16, family="panels")
+    source = assembly(work, plan, "skylake-avx512")
+    assert not re.search(r"v(p?gather|p?scatter|cvtdq2ps|cvtudq2ps)", source)
