@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import _mlc_llm as mlc
 import tvm_ffi
 from _model_numbers import Numbers
-from _written_weights import written_weights
 from tvm import s_tir, tirx
 from tvm.target import Target
 
@@ -41,6 +40,7 @@ from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
 from tests.fuzz.processes import in_processes
 from tests.fuzz.rules import RULES
+from tests.support.written_weights import written_weights
 
 TARGETS = ("llvm", "h200", "a100", "m1", "mi300x", "iris_xe", "adreno730", "webgpu")
 Job = tuple[mlc.Variant, str]

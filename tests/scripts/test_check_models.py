@@ -7,7 +7,6 @@ import json
 import check_models as script
 import pytest
 import tvm
-from _written_weights import written_weights
 from tvm import ir, relax, tirx
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
@@ -18,6 +17,7 @@ from relax_fusion.dlight_rules.safe_rule import SafeRule
 
 from ..support import generic_cases as cases
 from ..support.broken_rules import Raising, Wrong
+from ..support.written_weights import written_weights
 
 MODELS = {"exponential": "preset"}
 JOB = (script.mlc.Variant("exponential", "preset", "q0f32"), "llvm")
