@@ -49,6 +49,7 @@ def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:
     which : tirx.Expr
         The number of the field.
     """
+    assert form.zero is not None, "words with zeros apart are of no such kernel"
     fitting = MANTISSA_BITS // form.bits
     shift = (which // fitting * (fitting * form.bits)).astype("uint32")
     place = (which % fitting * form.bits).astype("uint32")

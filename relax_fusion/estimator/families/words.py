@@ -90,14 +90,12 @@ class WordVectors:
 def word_vectors(work: MatmulWork, lanes: int) -> WordVectors | None:
     """Return the vectors of words of a workload; None where its weights are not packed so.
 
-    All are packed alike, along k, in order, in fields that a mantissa holds, with one zero.
+    All are packed alike, along k, in fields that a mantissa holds, around one zero.
     """
     given = (work,) if isinstance(work, GatedFFN) else work.outputs
     weights = {(each.layout, each.packed) for each in given}
     layout, form = next(iter(weights))
-    if len(weights) > 1 or form is None or form.bits > MANTISSA_BITS or form.zero is None:
-        return None
-    if form.across or form.turns > 1:
+    if len(weights) > 1 or form is None or not form.is_plain or form.bits > MANTISSA_BITS:
         return None
     along_k = form.axis == (-1 if layout == "nk" else -2)
     return WordVectors(form, lanes, work.k) if along_k else None
