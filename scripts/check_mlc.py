@@ -190,8 +190,8 @@ def report(rows: Sequence[Row], commit: str) -> str:
     said = [
         f"MLC-LLM at {commit}, its `interface.compile.compile()` with `relax_fusion.mlc.install()`"
         f"; two layers of each model's own widths. {len(rows) - failed} of {len(rows)} ran to the "
-        "end. Launches are those of both layers, the last norm and lm_head. Libraries for CUDA hold "
-        "TVM's kernels as sources.",
+        "end. Launches are those of both layers, the last norm and lm_head. Libraries for CUDA "
+        "hold TVM's kernels as sources.",
         markdown_table(table),
     ]
     said += [line(row) for row in rows if row.failed]
