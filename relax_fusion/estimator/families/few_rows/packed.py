@@ -57,8 +57,9 @@ WAVE_S = 1.6e-6
 LAST_WAVE = 0.4
 """Part of the bytes of a full wave that is read while other blocks have ended already."""
 
-SCATTERED_BYTES_PER_S = 170e9
-"""At which a multiprocessor gets rows that are not ordered for its threads."""
+SCATTERED_BYTES_PER_S = 13e9
+"""At which a multiprocessor gets rows that are not ordered for its threads: 16 rows of 4096 took
+10 us longer."""
 
 OVERHEAD_REGISTERS = 36
 """Of a thread, beside sums, rows and scales: addresses, and the words that are being unpacked."""
@@ -114,10 +115,9 @@ class PackedRows(KernelFamily[MatmulWork]):
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
-        possible = work.k % (MEMBERS * width(work.k)) == 0
-        ordered = (True,) if possible and work.norm else (False, True) if possible else (False,)
-        for block_m, columns, warps, stages, is_ordered in product(
-            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD, ordered
+        ordered = work.k % (MEMBERS * width(work.k)) == 0
+        for block_m, columns, warps, stages in product(
+            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
@@ -133,7 +133,7 @@ class PackedRows(KernelFamily[MatmulWork]):
                     num_stages=stages,
                     num_warps=warps,
                     family=FAMILY,
-                    ordered=is_ordered,
+                    ordered=ordered,
                 )
 
     def worth(
