@@ -18,7 +18,8 @@ from tvm.target import Target
 
 from .canonical import CANONICAL
 from .errors import PipelineError
-from .hardware.target import has_triton, make_target, require_tf32
+from .hardware.target import has_triton, is_cuda, make_target, require_tf32
+from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS
 from .passes.driver import Bound, FuseOptions, Plans
 from .report import Report
@@ -95,6 +96,10 @@ class PipelineOptions:
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
+    cubins : bool, optional
+        On CUDA, compile TVM's kernels now and not when the library is loaded, so that it runs
+        where no Python is.  That takes NVRTC (``pip install 'relax-fusion[cuda]'``), and is done by
+        default where it is installed.
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     validate : bool or "strict"
@@ -123,6 +128,7 @@ class PipelineOptions:
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     disable: tuple[PassName, ...] = ()
+    cubins: bool | None = None
     always_fuse: bool = False
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
@@ -138,6 +144,8 @@ class PipelineOptions:
             )
         if self.allow_tf32:
             require_tf32(self.target)
+        if self.cubins and is_cuda(self.target):
+            require_nvrtc()
         if self.cublas_gemm and tvm.get_global_func("relax.ext.cublas", True) is None:
             raise PipelineError("cublas_gemm=True needs a TVM that was built with cuBLAS")
         try:
@@ -172,6 +180,11 @@ class PipelineOptions:
             self.allow_tf32,
             self.validate,
         )
+
+    @property
+    def nvrtc(self) -> Nvrtc | None:
+        """What compiles CUDA kernels ahead of time; None if they are compiled on load."""
+        return None if self.cubins is False or not is_cuda(self.target) else find_nvrtc()
 
     @property
     def uses_triton(self) -> bool:

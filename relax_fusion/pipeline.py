@@ -36,6 +36,7 @@ from .dlight_rules import (
 )
 from .errors import PipelineError
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
+from .launch.cuda_kernels import CompileCUDAKernels
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
@@ -245,6 +246,8 @@ def lower_to_vm(options: PipelineOptions) -> list[Pass]:
     ]
     if options.ext_mods:
         passes.append(relax.transform.AttachExternModules(list(options.ext_mods)))
+    if options.nvrtc is not None:
+        passes.append(CompileCUDAKernels(options.target, options.nvrtc))
     return [*passes, EmbedTritonKernels()]
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import tvm
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from relax_fusion.mlc import aliases
+from relax_fusion.errors import VersionError
+from relax_fusion.mlc.package import load as load_mlc_llm
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import PHASES
 
@@ -110,27 +108,20 @@ class Variant:
 
 
 def load(checkout: Path) -> None:
-    """Make ``mlc_llm`` importable from a checkout: its models and passes, not its native library.
+    """Make ``mlc_llm`` importable from a checkout: its compiler, not its native library.
 
     Raises
     ------
     ImportError
         If it is no checkout, or one that does not fit the installed TVM.
     """
-    package = checkout / "python" / "mlc_llm"
-    if not (package / "model" / "model.py").is_file():
+    if not (checkout / "python" / "mlc_llm" / "model" / "model.py").is_file():
         raise ImportError(f"{checkout} holds no python/mlc_llm: give a checkout of MLC-LLM")
-    aliases.restore()
-    os.environ["SKIP_LOADING_MLCLLM_SO"] = "1"
-    stub = ModuleType("mlc_llm")  # the package itself imports the server and its dependencies
-    stub.__path__ = [str(package)]
-    sys.modules["mlc_llm"] = stub
+    sys.path.insert(0, str(checkout / "python"))
     try:
-        for name in ("model", "interface.compile", "compiler_pass.pipeline"):
-            importlib.import_module(f"mlc_llm.{name}")
-        aliases.do_not_check("mlc_llm")
-    except (ImportError, AttributeError) as err:
-        raise ImportError(f"mlc_llm does not fit TVM {tvm.__version__}: {err}") from err
+        load_mlc_llm()
+    except VersionError as err:
+        raise ImportError(str(err)) from err
 
 
 def models() -> dict[str, str]:
@@ -153,12 +144,18 @@ def quantizations(model: str) -> list[str]:
 
 def configuration(variant: Variant) -> Any:
     """Return the configuration of a model with its own widths, and few layers."""
-    from mlc_llm.model import MODEL_PRESETS, MODELS
+    from mlc_llm.model import MODELS
+
+    return MODELS[variant.model].config.from_dict(fields_of(variant))
+
+
+def fields_of(variant: Variant) -> dict[str, Any]:
+    """Return the fields of a configuration with the model's own widths, and few layers."""
+    from mlc_llm.model import MODEL_PRESETS
 
     changed = {k: v for k, v in CHANGED.get(variant.model, {}).items() if k != "preset"}
     values = {**MODEL_PRESETS.get(variant.preset, {}), **changed}
-    layers = LAYERS.get(variant.model, 2)
-    return MODELS[variant.model].config.from_dict(_with_few_layers(values, layers))
+    return _with_few_layers(values, LAYERS.get(variant.model, 2))
 
 
 def _with_few_layers(values: dict[str, Any], layers: int) -> dict[str, Any]:

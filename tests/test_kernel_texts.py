@@ -9,7 +9,7 @@ import os
 import re
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,10 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
         TilePlan(16, 16, 32, 16, 16, 8, num_stages=2, num_warps=1, family="mma"),
     ),
     "CpuTiles": (CPU, matmul(1, 256, 32), TilePlan(1, 1, 256, lanes=16)),
+    "Words": (
+        *(CPU, replace(PACKED, k=64, dtype="float32", out_dtype="float32")),
+        TilePlan(2, 4, 64, 2, 4, 8, family="words"),
+    ),
     "Panels": (CPU, matmul(1, 64, 32, None), TilePlan(7, 32, 64, 7, 32, 16, family="panels")),
     "CpuAttention": (
         *(CPU, attention(1, 4, 8, (1, 1), (8, 8), dtype="float32")),

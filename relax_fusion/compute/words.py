@@ -55,6 +55,7 @@ def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:
     place = (which % fitting * form.bits).astype("uint32")
     exponent = (_uint32(EXPONENT_BIAS + MANTISSA_BITS) - place) << _uint32(MANTISSA_BITS)
     bits = word.astype("uint32") >> shift & _uint32(2**form.bits - 1) << place
+    assert form.zero is not None
     leading = tirx.reinterpret(ACCUMULATE, exponent) + tirx.const(float(form.zero), ACCUMULATE)
     return tirx.reinterpret(ACCUMULATE, bits | exponent) - leading
 

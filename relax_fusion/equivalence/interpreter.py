@@ -217,6 +217,7 @@ def evaluate(
     inputs: Sequence[Any],
     functions: PrimFuncs | None = None,
     hook: Hook | None = None,
+    mod: ir.IRModule | None = None,
 ) -> list[Array]:
     """Run a Relax function on float64 copies of its inputs; always return a list of results.
 
@@ -230,25 +231,38 @@ def evaluate(
         What the PrimFuncs of those names compute.
     hook : callable, optional
         Changes the value of a binding on the way.
+    mod : tvm.IRModule, optional
+        Where other PrimFuncs are.
 
     Raises
     ------
     Uninterpreted
         If it has what has no meaning here.
     """
-    interpreter = Interpreter(functions)
+    interpreter = Interpreter(functions, mod)
     symbols: dict[Any, int] = {}
     values: dict[relax.Var, Value] = {}
     for param, given in zip(func.params, inputs, strict=True):
-        ty = param.ty
-        if isinstance(ty, relax.TensorType):
-            given = stored(np.asarray(given), str(ty.dtype), rounds=False)
-            symbols.update(zip(ty.shape.values, given.shape, strict=True))
-        elif isinstance(ty, relax.ShapeType):
-            symbols.update(zip(ty.values, given, strict=True))
+        if isinstance(param.ty, relax.TensorType):
+            given = stored(np.asarray(given), str(param.ty.dtype), rounds=False)
         values[param] = given
-    for block in func.body.blocks:
-        bindings = [(b.var, b.value) for b in block.bindings]
-        interpreter.run(bindings, values, Sizes(symbols), hook)
+        symbols.update(_symbols(param.ty, given))
+    for binding in (b for block in func.body.blocks for b in block.bindings):
+        if isinstance(binding, relax.MatchCast):
+            values[binding.var] = interpreter.value(binding.value, values, Sizes(symbols))
+            symbols.update(_symbols(binding.ty, values[binding.var]))
+        else:
+            interpreter.run([(binding.var, binding.value)], values, Sizes(symbols), hook)
     result = interpreter.value(func.body.body, values, Sizes(symbols))
     return list(result) if isinstance(result, tuple) else [result]
+
+
+def _symbols(ty: ir.Type, value: Value) -> dict[tirx.Var, int]:
+    """Return the sizes of a value whose names the type gives."""
+    if isinstance(ty, relax.TensorType) and ty.shape is not None:
+        named = zip(ty.shape.values, value.shape, strict=True)
+    elif isinstance(ty, relax.ShapeType) and ty.values is not None:
+        named = zip(ty.values, value, strict=True)
+    else:
+        return {}
+    return {dim: size for dim, size in named if isinstance(dim, ir.Var)}

@@ -251,6 +251,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "stack": lambda c, parts: np.stack(parts, c.attrs["axis"] or 0),
     "strided_slice": _slice,
     "take": _take,
+    "tensor_to_shape": lambda c, x: tuple(map(int, x)),
     "tile": lambda c, x: np.tile(x, c.attrs["repeats"]),
     "topk": _topk,
 }

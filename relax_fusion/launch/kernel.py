@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass, field
+from math import prod
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -111,6 +112,8 @@ class CompiledKernel:
         Global memory that each thread block needs while it runs, and its alignment.
     image, ptx : bytes
         The cubin, and the text it was assembled from.
+    block : tuple of int, optional
+        Threads of a thread block in x, y and z; by default all of its warps in a row.
     convention : {"cuda", "triton"}
         What the machine code takes beside its arguments: nothing, or what Triton adds, the sizes
         and strides of tensor maps and two pointers at the end.
@@ -136,6 +139,7 @@ class CompiledKernel:
     image: bytes = field(repr=False)
     ptx: bytes = field(repr=False)
     convention: Literal["cuda", "triton"] = "triton"
+    block: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no launch could use."""
@@ -154,7 +158,7 @@ class CompiledKernel:
     @property
     def threads(self) -> int:
         """Threads of one thread block."""
-        return 32 * self.num_warps
+        return prod(self.block) if self.block else 32 * self.num_warps
 
     def to_json(self) -> str:
         """Return everything but the image and the PTX, as JSON."""
@@ -178,6 +182,7 @@ class CompiledKernel:
         )
         fields["constants"] = tuple((name, value) for name, value in fields["constants"])
         fields["params"], fields["aligned"] = tuple(fields["params"]), tuple(fields["aligned"])
+        fields["block"] = tuple(fields["block"]) if fields.get("block") else None
         return cls(**fields, image=image, ptx=ptx)
 
     def machine_params(self) -> list[str]:

@@ -1,4 +1,4 @@
-/* The launcher of embedded Triton kernels: loads a cubin on first use and launches it.
+/* The launcher of embedded kernels: loads a cubin on first use and launches it.
  *
  * Valid C99 and C++11, because TVM hands it to whichever compiler it finds.  The CUDA driver is
  * opened when the first kernel is launched, so that a library can be linked, loaded and inspected
@@ -79,7 +79,7 @@ typedef struct {
   const char* entry;
   const void* image;
   int32_t capability;
-  uint32_t threads;
+  uint32_t threads[3];
   uint32_t shared_bytes;
   uint32_t num_ctas;
   int32_t cooperative;
@@ -260,8 +260,7 @@ static int rf_launch(rf_kernel* kernel, int32_t device, const int64_t* grid, voi
   config.grid[0] = (uint32_t)(grid[0] * kernel->num_ctas);
   config.grid[1] = (uint32_t)grid[1];
   config.grid[2] = (uint32_t)grid[2];
-  config.block[0] = kernel->threads;
-  config.block[1] = config.block[2] = 1;
+  memcpy(config.block, kernel->threads, sizeof config.block);
   config.shared_bytes = kernel->shared_bytes;
   config.stream = TVMFFIEnvGetStream(kDLCUDA, device);
   config.attributes = attributes;
@@ -269,7 +268,8 @@ static int rf_launch(rf_kernel* kernel, int32_t device, const int64_t* grid, voi
   code = rf_driver.cuLaunchKernelEx(&config, function, params, NULL);
   if (code != RF_CUDA_SUCCESS) {
     snprintf(message, sizeof message, "launching a grid of (%u, %u, %u) blocks of %u threads",
-             config.grid[0], config.grid[1], config.grid[2], kernel->threads);
+             config.grid[0], config.grid[1], config.grid[2],
+             config.block[0] * config.block[1] * config.block[2]);
     return rf_fail_cuda(kernel->symbol, message, code);
   }
   return 0;

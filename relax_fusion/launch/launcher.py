@@ -93,12 +93,13 @@ def _kernel(kernel: CompiledKernel) -> str:
     """Return the image, the table entry and the function of one kernel."""
     name = kernel.symbol
     options = kernel.options
+    block = ", ".join(map(str, kernel.block or (kernel.threads, 1, 1)))
     comment = kernel.to_json().replace("/", "\\u002f")  # a comment could end, or begin another
     return f"""/* {comment} */
 static const unsigned char rf_image_{name}[] __attribute__((aligned(64))) =
 {_c_string(kernel.image)};
 static rf_kernel rf_kernel_{name} = {{
-    "{name}", "{kernel.entry}", rf_image_{name}, {kernel.capability}, {kernel.threads},
+    "{name}", "{kernel.entry}", rf_image_{name}, {kernel.capability}, {{{block}}},
     {kernel.shared_bytes}, {options.num_ctas}, {int(options.cooperative)}, {
         int(options.dependent_launch)
     }, {{NULL}}}};

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 from tvm.ir.transform import Pass
 from tvm.target import Target
 
-from ..hardware.target import is_cuda
+from ..hardware.target import is_cuda, is_gpu
 from ..options import PipelineOptions, make_options
 from ..pipeline import (
     Phase,
@@ -28,6 +28,7 @@ from ..pipeline import (
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from .libraries import LIBRARIES, available
+from .repairs import ReadSingleElements
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
     return [
         RefuseLowered(),
         mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
+        *([] if is_gpu(target) else [ReadSingleElements()]),
         mlc.AttachSoftmaxWithTemperature(target, metadata),
         mlc.AttachVariableBounds(given.variable_bounds),
         mlc.AttachCUDAGraphSymbolicCaptureHints(dict(options.cuda_graph_symbolic_capture_hints)),

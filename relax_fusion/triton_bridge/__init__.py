@@ -2,7 +2,7 @@
 
 - :mod:`.call`: `call_tir_extern`, what a user or a pass calls;
 - :mod:`.arguments`, :mod:`.specialize`: what a kernel can be called with, and what is compiled;
-- :mod:`.kernel`, :mod:`.compile`, :mod:`.cache`: sources to cubins, and where those are kept;
+- :mod:`.kernel`, :mod:`.compile`: sources to cubins;
 - :mod:`.emit`, :mod:`.contraction`, :mod:`.hopper`, :mod:`.steps`: which launches take the place of
   a fused PrimFunc; :mod:`.fixed`: what they may read ahead of their turn;
 - :mod:`.kernels`, :mod:`.math`: the library's own kernels;
@@ -18,8 +18,8 @@ check_triton()  # in front of the imports of what an older Triton does not have
 
 # ruff: noqa: E402
 from ..launch.arguments import OUT, InOut, Out, TensorMap, Workspace
+from ..launch.cache import KernelCache
 from ..launch.embed import EmbedTritonKernels
-from .cache import KernelCache
 from .call import Variant, call_tir_extern
 from .emit import EmitTritonKernels
 

@@ -20,8 +20,8 @@ from triton.errors import TritonError
 
 from ..errors import KernelError
 from ..hardware.nvidia import ARCHITECTURES
+from ..launch.cache import KernelCache
 from ..launch.kernel import CompiledKernel, TensorMapLayout, check_entry
-from .cache import KernelCache
 from .kernel import KernelSource
 
 SCRATCH_ALIGN = 256

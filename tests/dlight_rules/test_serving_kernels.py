@@ -25,6 +25,7 @@ from ..support.generic_cases import check, compiled, prim_funcs
 from ..support.quick import loaded
 
 HALF, GPU = "float16", make_target("h200")
+Size = int | tirx.Expr
 
 KERNELS: dict[str, Callable[[], object]] = {
     "paged append": lambda: _page_kernels._kv_cache_transpose_append(8, 128, HALF),
@@ -88,9 +89,8 @@ def test_sorting_and_sampling_of_relax() -> None:
                 rule.attempt(func, target)
 
 
-def chunked(rows: int, vocabulary: int, chunk: int) -> tirx.PrimFunc:
+def chunked(rows: Size, vocabulary: Size, chunks: Size, chunk: Size) -> tirx.PrimFunc:
     """Return the logarithm of the sum of exponentials of each chunk, as MLC-LLM samples with it."""
-    chunks = (vocabulary + chunk - 1) // chunk
     x = te.placeholder((rows, vocabulary), "float32", "logits")
     warm = te.placeholder((rows,), "float32", "temperature")
 
@@ -111,7 +111,7 @@ def chunked(rows: int, vocabulary: int, chunk: int) -> tirx.PrimFunc:
 
 
 def test_softmax_in_chunks() -> None:
-    func = chunked(3, 100, 32)
+    func = chunked(3, 100, 4, 32)
     for rule in RULES:
         rule.attempt(func, GPU)
     schedule = NormRule().apply(func, host_target(), False)
@@ -130,6 +130,14 @@ def test_softmax_in_chunks() -> None:
         return np.log(np.exp(parts - most).sum(-1)) + most[..., 0]
 
     check(out.numpy(), steps, arrays)
+
+
+def test_softmax_in_chunks_of_a_symbolic_vocabulary() -> None:
+    sizes = (tirx.Var(name, "int64") for name in ("rows", "vocabulary", "chunks"))
+    schedule = NormRule().apply(chunked(*sizes, tirx.const(4096, "int64")), GPU, False)
+    assert schedule is not None
+    source = compiled(schedule.mod["main"], GPU).mod.imports[0].inspect_source()
+    assert "float4" not in source  # its rows begin in the middle of vectors
 
 
 @T.prim_func

@@ -110,3 +110,13 @@ def test_another_form_of_a_prim_func_is_refused() -> None:
     (func,) = (f for _, f in lowered.functions_items() if isinstance(f, tirx.PrimFunc))
     with pytest.raises(Uninterpreted, match="no sum"):
         computed(func, [np.ones((4, 4))], WHOLE)
+
+
+def test_sizes_of_data_get_names() -> None:
+    n, bb = tirx.Var("n", "int64"), relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1,), "int64"))
+    with bb.function("main", [x]):
+        shape = bb.emit(relax.op.tensor_to_shape(x))
+        bb.match_cast(shape, relax.ShapeType([n]))
+        bb.emit_func_output(bb.emit(relax.op.arange(0, n, 1, dtype="int64")))
+    assert evaluate(bb.get()["main"], [np.array([3])])[0].tolist() == [0, 1, 2]

@@ -191,7 +191,7 @@ def test_a_full_disk_keeps_nothing_and_the_next_run_does(
         if failing == "replace":
             patch.setattr(os, "replace", Mock(side_effect=full))
         else:
-            patch.setattr("relax_fusion.triton_bridge.cache._encode", Mock(side_effect=full))
+            patch.setattr("relax_fusion.launch.cache._encode", Mock(side_effect=full))
         cache.put(KEY, kernel)
     assert "No space left" in caplog.text and list(tmp_path.iterdir()) == []
     cache.put(KEY, kernel)

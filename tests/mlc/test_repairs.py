@@ -1,0 +1,84 @@
+"""What TVM's kernels of the paged cache compute, and what MLC-LLM expects of TVM's names."""
+
+from __future__ import annotations
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax.frontend import nn
+from tvm.script import ir as I
+from tvm.script import tirx as T
+from tvm.sym import Analyzer
+
+from relax_fusion.mlc.aliases import restore, tensor_ir_op
+from relax_fusion.mlc.repairs import ReadSingleElements
+
+from ..support.quick import machine, quickly
+
+
+def test_a_dim_of_size_one_is_read_at_its_element() -> None:
+    @I.ir_module
+    class Before:
+        @T.prim_func(s_tir=True)
+        def main(a: T.Buffer((1, 4), "float32"), b: T.Buffer((4,), "float32")):
+            for i in range(4):
+                b[i] = a[i, i] * b[0]
+
+        @T.prim_func(s_tir=True)
+        def other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+            for i in range(4):
+                b[i] = a[i]
+
+    @I.ir_module
+    class Expected:
+        @T.prim_func(s_tir=True)
+        def main(a: T.Buffer((1, 4), "float32"), b: T.Buffer((4,), "float32")):
+            for i in range(4):
+                b[i] = a[0, i] * b[0]
+
+        @T.prim_func(s_tir=True)
+        def other(a: T.Buffer((4,), "float32"), b: T.Buffer((4,), "float32")):
+            for i in range(4):
+                b[i] = a[i]
+
+    after = ReadSingleElements()(Before)
+    tvm.ir.assert_structural_equal(after, Expected)
+    assert after["other"].same_as(Before["other"])
+
+
+@T.prim_func(s_tir=True)
+def scaled(
+    x: T.Buffer((4,), "float32"), y: T.Buffer((4,), "float32"), times: T.int32, plus: T.int32
+):
+    for i in range(4):
+        with T.sblock("scaled"):
+            vi = T.axis.spatial(4, i)
+            y[vi] = x[vi] * T.Cast("float32", times) + T.Cast("float32", plus)
+
+
+def test_numbers_behind_outputs_and_in_another_dtype() -> None:
+    class Model(nn.Module):
+        def forward(self, x: nn.Tensor, n: tirx.Var) -> nn.Tensor:
+            out = nn.Tensor.placeholder([4], "float32")
+            return tensor_ir_op(scaled, "scaled", [x, n, tirx.const(3, "int64")], out)
+
+    spec = {"forward": {"x": nn.spec.Tensor([4], "float32"), "n": int}}
+    mod, _ = Model().export_tvm(spec)
+    vm = machine(quickly(mod, relax.get_pipeline("relax_fusion", target="llvm")))
+    x = tvm.runtime.tensor(np.arange(4, dtype="float32"))
+    assert vm["forward"](x, tvm_ffi.Shape([5])).numpy().tolist() == [3.0, 8.0, 13.0, 18.0]
+
+
+def test_names_that_tvm_moved() -> None:
+    restore()
+    x = relax.Var("x", relax.TensorType((tirx.Var("n", "int64"),), "float32"))
+    assert x.name_hint == "x"
+    (n,) = x.ty.shape.values
+    found: list[tirx.Var] = []
+    tirx.stmt_functor.post_order_visit(n + 1, found.append)
+    assert any(node.same_as(n) for node in found)
+    replaced = tirx.stmt_functor.substitute(n + 1, {n: tirx.const(2, "int64")})
+    assert int(Analyzer().simplify(replaced)) == 3
+    assert isinstance(relax.DataTypeImm("float16"), relax.DataTypeImm)
+    assert isinstance(relax.const(1.0), relax.Constant)
