@@ -11,15 +11,22 @@ from .installation import install
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run MLC-LLM's command line with our pipeline; return 1 if MLC-LLM does not fit."""
+    """Run MLC-LLM's command line with our pipeline; return 1 if something is missing for it."""
     try:
         install()
+        sys.argv = ["mlc_llm", *arguments]
+        importlib.import_module("mlc_llm.__main__").main()
     except RelaxFusionError as err:
-        print(f"relax_fusion.mlc: error: {err}", file=sys.stderr)
-        return 1
-    sys.argv = ["mlc_llm", *arguments]
-    importlib.import_module("mlc_llm.__main__").main()
+        return _failed(str(err))
+    except ModuleNotFoundError as err:
+        needs = f"MLC-LLM's command line needs the package {err.name}"
+        return _failed(f"{needs}: pip install {err.name}")
     return 0
+
+
+def _failed(why: str) -> int:
+    print(f"relax_fusion.mlc: error: {why}", file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

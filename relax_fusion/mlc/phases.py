@@ -28,7 +28,7 @@ from ..pipeline import (
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
 from .libraries import LIBRARIES, available
-from .repairs import ReadSingleElements
+from .repairs import ReadSingleElements, RunThreadsInTurn
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def phase0_annotate(given: Given, options: PipelineOptions) -> list[Pass]:
     return [
         RefuseLowered(),
         mlc.DispatchKVCacheCreation(target, given.flashinfer, metadata),
-        *([] if is_gpu(target) else [ReadSingleElements()]),
+        *([] if is_gpu(target) else [ReadSingleElements(), RunThreadsInTurn()]),
         mlc.AttachSoftmaxWithTemperature(target, metadata),
         mlc.AttachVariableBounds(given.variable_bounds),
         mlc.AttachCUDAGraphSymbolicCaptureHints(dict(options.cuda_graph_symbolic_capture_hints)),

@@ -1,4 +1,4 @@
-"""What TVM 0.27 gets wrong in the kernels of its paged cache."""
+"""Kernels that TVM and MLC-LLM bring, as CPUs can run them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, tirx
 
-from ..matching.expressions import is_number
+from ..matching.expressions import found_in, is_number, thread_tag
 from ..transforms.modules import functions_of, with_functions
 
 
@@ -41,3 +41,45 @@ def _single(load: ir.TensorLoad) -> tirx.Expr:
     if all(tvm_ffi.structural_equal(*pair) for pair in zip(indices, load.indices, strict=True)):
         return load
     return tirx.BufferLoad(load.source, indices)
+
+
+@tvm.transform.module_pass(opt_level=0, name="RunThreadsInTurn")
+@dataclass(frozen=True)
+class RunThreadsInTurn:
+    """Make kernels that were written for GPUs, threads and all, functions that a CPU runs.
+
+    rewrite::
+
+        for i in T.thread_binding(n, "threadIdx.x"): S(i)    ->    for i in range(n): S(i)
+        T.tvm_storage_sync("shared")                         ->    nothing
+
+    In S-TIR a loop over threads is a loop: each thread has its part of every buffer, and blocks say
+    what they need.  MLC-LLM routes tokens to experts and multiplies by their weights so, on CPUs as
+    well, where TVM refuses threads.
+    """
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Rewrite every PrimFunc of `mod`; one without threads stays the same."""
+        updated = {}
+        for gvar, func in functions_of(mod, tirx.PrimFunc).items():
+            if any(thread_tag(loop) for loop in found_in(func.body, tirx.For)):
+                rewrites = ((tirx.For, _in_turn), (ir.Call, _alone))
+                body = func.body
+                for rewrite in rewrites:
+                    body = tvm_ffi.structural_map(body, rewrite, order="post")
+                updated[gvar] = func.with_body(body)
+        return with_functions(mod, updated)
+
+
+def _in_turn(loop: tirx.For) -> tirx.For:
+    if not thread_tag(loop):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+
+def _alone(call: ir.Call) -> tirx.Expr:
+    """Return what a call that threads make together is for one that is alone."""
+    name = getattr(call.op, "name", "")
+    if name == "tirx.tvm_thread_invariant":
+        return call.args[0]
+    return tirx.const(0, "int32") if name == "tirx.tvm_storage_sync" else call

@@ -106,3 +106,20 @@ def test_the_command_line_without_mlc_llm(capsys: pytest.CaptureFixture[str]) ->
 
     assert main(["compile"]) == 1
     assert capsys.readouterr().err.startswith("relax_fusion.mlc: error: mlc_llm cannot be imported")
+
+
+def test_a_package_that_the_command_line_lacks(
+    stub: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from relax_fusion.mlc.__main__ import main
+
+    def needs_requests() -> None:
+        importlib.import_module("requests_of_nobody")
+
+    install()
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(importlib.import_module("mlc_llm.__main__"), "main", needs_requests)
+    assert main(["compile"]) == 1
+    assert capsys.readouterr().err.endswith(
+        "needs the package requests_of_nobody: pip install requests_of_nobody\n"
+    )

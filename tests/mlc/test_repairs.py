@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from tvm.sym import Analyzer
 
 from relax_fusion.mlc.aliases import restore, tensor_ir_op
-from relax_fusion.mlc.repairs import ReadSingleElements
+from relax_fusion.mlc.repairs import ReadSingleElements, RunThreadsInTurn
 
 from ..support.quick import machine, quickly
 
@@ -82,3 +82,39 @@ def test_names_that_tvm_moved() -> None:
     assert int(Analyzer().simplify(replaced)) == 3
     assert isinstance(relax.DataTypeImm("float16"), relax.DataTypeImm)
     assert isinstance(relax.const(1.0), relax.Constant)
+
+
+def test_threads_run_in_turn() -> None:
+    @I.ir_module
+    class Before:
+        @T.prim_func(s_tir=True)
+        def main(a: T.Buffer((8, 4), "float32"), b: T.Buffer((8, 4), "float32")):
+            T.func_attr({"tirx.is_scheduled": True})
+            for block in T.thread_binding(8, "blockIdx.x"):
+                with T.sblock("turned"):
+                    vb = T.axis.spatial(8, block)
+                    tile = T.sblock_alloc_buffer((4,), scope="shared")
+                    for i in T.thread_binding(4, "threadIdx.x"):
+                        with T.sblock("read"):
+                            vi = T.axis.spatial(4, i)
+                            tile[vi] = a[vb, vi]
+                    T.tvm_storage_sync("shared")
+                    if T.tvm_thread_invariant(vb < 7):
+                        for j in T.thread_binding(4, "threadIdx.x"):
+                            with T.sblock("written"):
+                                vj = T.axis.spatial(4, j)
+                                b[vb, vj] = tile[3 - vj]
+
+        @T.prim_func(s_tir=True)
+        def other(a: T.Buffer((4,), "float32")):
+            for i in T.vectorized(4):
+                a[i] = T.float32(0)
+
+    after = RunThreadsInTurn()(Before)
+    assert after["other"].same_as(Before["other"])
+    text = after["main"].script()
+    assert "thread" not in text and "sync" not in text
+    a = np.arange(32, dtype="float32").reshape(8, 4)
+    out = tvm.runtime.tensor(np.zeros((8, 4), "float32"))
+    quickly(after["main"].with_attr("global_symbol", "main"))(tvm.runtime.tensor(a), out)
+    assert (out.numpy()[:7] == a[:7, ::-1]).all() and not out.numpy()[7].any()
