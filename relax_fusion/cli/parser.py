@@ -129,6 +129,13 @@ def _add_compile(commands) -> None:
         help="launch every kernel by itself, instead of replaying those of static shapes as graphs",
     )
     parser.add_argument(
+        "--cubins",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="compile TVM's CUDA kernels now, by NVRTC, and not when lib.so is loaded; by default "
+        "where nvidia-cuda-nvrtc is installed",
+    )
+    parser.add_argument(
         "--debug-dump",
         type=_path,
         metavar="DIR",

@@ -108,6 +108,9 @@ class Nvrtc:
     @cached_property
     def _lib(self) -> ctypes.CDLL:
         try:
+            # Older releases look for these by name only, and find what is loaded
+            for builtins in self.library.parent.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
             lib = ctypes.CDLL(str(self.library))
         except OSError as err:
             raise MissingPackageError(f"{self.library} cannot be loaded: {err}") from err

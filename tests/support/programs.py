@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -44,7 +45,8 @@ def call_program(
         args += [str(array.dtype), "x".join(map(str, array.shape)), str(file)]
     out = library.with_suffix(".out.bin")
     command = [str(program), str(library), "main", device, str(out), *args]
-    environment = {"LD_LIBRARY_PATH": str(LIBRARIES[0]), "TVM_NUM_THREADS": "1"}
+    paths = [str(LIBRARIES[0]), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]  # CUDA's
+    environment = {"LD_LIBRARY_PATH": os.pathsep.join(paths), "TVM_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     dtype, *shape = done.stdout.split()
