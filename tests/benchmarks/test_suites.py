@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import tvm
@@ -15,10 +16,15 @@ from benchmarks.__main__ import SUITES, main, plotted, suite_of
 from benchmarks.judge import cpu as judge_cpu
 from benchmarks.suites import compile as compiling
 from benchmarks.suites import cpu, demo, imported, launch
+from benchmarks.suites.cpu_q4 import graphs
+from benchmarks.suites.cpu_q4 import model as q4_model
+from benchmarks.suites.cpu_q4 import suite as cpu_q4
 from benchmarks.suites.matmul import cases
 from relax_fusion.cli.measure import Run
 from relax_fusion.models import LlamaConfig
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
+
+from ..support.quick import machine, quickly
 
 COMPILE = tvm.compile
 MODEL = LlamaConfig(
@@ -40,6 +46,7 @@ OPTIONS = {
     "run layer": "target rows chains backend",
     "run launch": "target output",
     "run cpu": "models rows dtypes rounds",
+    "run cpu_q4": "rows layers threads rounds contenders",
     "run demo": "models prompts rounds",
     "run imported": "families rounds contenders",
     "run compile": "model target max-seq-len validate",
@@ -129,6 +136,38 @@ def test_cpu_says_what_is_wrong(run, monkeypatch) -> None:
     words = "run cpu --models tiny --rows 17 --dtypes float32 --rounds 1 --contenders ours torch"
     status, record = run(words)
     assert status == 1 and record["cases"][0]["wrong"] == ["ours"]
+
+
+TINY_Q4 = q4_model.Widths(64, 96, 96, 128)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_the_module_of_four_bits_computes_the_model(packed: bool) -> None:
+    model = q4_model.Model(TINY_Q4, 1)
+    given = [a for w in model.weights for a in ((w.words, w.scales) if packed else (w.decoded(),))]
+    x = np.random.default_rng(1).standard_normal((3, 64)).astype("float32")
+    main = machine(quickly(graphs.module(model, packed)))["main"]
+    found = main(*map(tvm.runtime.tensor, (x, *given))).numpy()
+    np.testing.assert_allclose(found, model.reference(x), rtol=1e-4, atol=1e-4)
+
+
+def test_four_bits_on_a_cpu_and_their_goals(run, monkeypatch) -> None:
+    monkeypatch.setattr(cpu_q4, "WIDTHS", TINY_Q4)
+    monkeypatch.setattr(cpu_q4, "PAUSE_S", 0.0)
+    exact = lambda model, *_: lambda x: model.reference(x).astype("float32")  # noqa: E731
+    monkeypatch.setattr(graphs, "by_us", exact)
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    words = "run cpu_q4 --rows 1 --layers 1 --rounds 1 --threads 1 --contenders ours float32"
+    status, record = run(words)
+    (entry,) = record["cases"]
+    assert status == 0 and entry["wrong"] == [] and not entry["failed"]
+    assert set(entry["seconds"]) == {"ours", "float32"}
+    suite = suite_of("run", "cpu_q4")
+    given = {"rows": 1, "seconds": {"ours": 2.0, "float32": 4.0, "ort": 1.0}}
+    assert [told[1:] for told in suite(None).goals(given, record)] == [
+        ("vs ours, float32", 1.5, 2.0),
+        ("vs onnxruntime", 0.9, 0.5),
+    ]
 
 
 @pytest.mark.parametrize("backend", ["tir", "triton"])
