@@ -197,8 +197,8 @@ def report(rows: Sequence[Row], commit: str) -> str:
     failed = sum(bool(row.failed) for row in rows)
     said = [
         f"MLC-LLM at {commit}: `interface.compile.compile()` with `relax_fusion.mlc.install()`; "
-        f"two layers of each model's own widths. {len(rows) - failed} of {len(rows)} ran to the end; "
-        "those without a library were stopped behind our pipeline, before TVM's code generators. "
+        f"two layers of each model's own widths. {len(rows) - failed} of {len(rows)} ran to the "
+        "end; those without a library were stopped behind our pipeline, before TVM's code generators. "
         "Launches are those of both layers, the last norm and lm_head. Libraries for CUDA hold "
         "TVM's kernels as sources; LLVM did not optimise. Seconds are of a busy machine.",
         markdown_table(table),

@@ -1,9 +1,10 @@
 """Tensor cores for at most 16 rows and packed weights, which are unpacked in registers.
 
-A kernel is bound by memory, or by how fast warps unpack and multiply.  The constants of the price
+A kernel is bound by memory, by how many words are on their way at once, or by how fast warps unpack
+and multiply.  The constants of the price
 were fitted to 223 timings on an H200, at 1 to 16 rows of LLaMA-3.1-8B in q4f16_1: predictions err
-by 24 % (root mean square), and of the plans that were timed for a workload, those that they choose
-lose 0.3 % on average, 5 % at most (`2026-11-23-packed_plans.md`).
+by 15 % (root mean square), and of the plans that were timed for a workload, those that they choose
+lose 0.6 % on average, 5 % at most (`2026-11-23-packed_plans.md`).
 """
 
 from __future__ import annotations
@@ -36,25 +37,28 @@ from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
 AHEAD = (2, 3, 4)
 """Steps that are copied ahead."""
 
-READ_EFFICIENCY = 0.95
+READ_EFFICIENCY = 0.96
 """Part of the peak bandwidth at which words can be read."""
 
-UNPACKING, MULTIPLYING = 2.5, 1.9
+UNPACKING, MULTIPLYING = 0.9, 2.8
 """Instructions of a thread for each weight, and for each weight and tile of eight rows."""
 
-OVERLAP = 8.0
-"""Exponent of the sum of these two."""
+LATENCY_S = 1.6e-6
+"""From asking for words to having them, on a busy device."""
 
-FILL_S = 2.2e-6
+OVERLAP = 4.6
+"""Exponent of the sum of these three."""
+
+FILL_S = 1.3e-6
 """From the start of a kernel to the first product, and from the last one to the last store."""
 
 FRONT_S = 0.7e-6
 """What a kernel in front adds, for the norm or the order of rows; words are on their way then."""
 
-WAVE_S = 1.6e-6
+WAVE_S = 1.4e-6
 """What further waves of thread blocks add: they begin and end as the first did."""
 
-LAST_WAVE = 0.4
+LAST_WAVE = 0.57
 """Part of the bytes of a full wave that is read while other blocks have ended already."""
 
 SCATTERED_BYTES_PER_S = 13e9
@@ -180,7 +184,11 @@ class PackedRows(KernelFamily[MatmulWork]):
         """Return what the launches cost."""
         shape, rows = matmul_shape(work), rows_of(work, size)
         ordered = PackedPlan.of(plan).ordered
-        resident = resident_blocks(self.footprint(plan, work, dev), dev, mma.SYSTEM_SMEM_BYTES)
+        foot = self.footprint(plan, work, dev)
+        resident = resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES)
+        ahead = min(plan.num_stages, ceil_div(work.k, plan.block_k))
+        columns = plan.block_n * shape.parts
+        copied = foot.threads * ahead * columns // 8 * width(work.k) * _bits(work) // 8
         bandwidth = dev.dram_bytes_per_s * READ_EFFICIENCY
         tall, height = ceil_div(rows, plan.block_m), plan.block_m // MMA_ROWS
         terms: dict[Bound, float] = {"dram": 0.0, "compute": 0.0, "latency": 0.0}
@@ -189,17 +197,23 @@ class PackedRows(KernelFamily[MatmulWork]):
             blocks = tall * ceil_div(n, plan.block_n)
             busiest, waves = (ceil_div(blocks, dev.sm_count * r) for r in (1, resident))
             moved = tall * n / shape.n * shape.weight_bytes
-            weights = busiest * plan.block_n * shape.parts * shape.k
-            issued = weights * (UNPACKING + MULTIPLYING * height) / dev.warp_size
-            times = moved / bandwidth, issued / (ISSUE_PER_CLOCK * dev.clock_hz)
-            terms["dram"] += times[0]
-            terms["compute"] += times[1]
+            issued = (
+                busiest * columns * shape.k * (UNPACKING + MULTIPLYING * height) / dev.warp_size
+            )
+            turns = moved * busiest / blocks / (min(busiest, resident) * copied)
+            times = (
+                moved / bandwidth,
+                issued / (ISSUE_PER_CLOCK * dev.clock_hz),
+                LATENCY_S * turns,
+            )
+            for name, value in zip(terms, times, strict=True):
+                terms[name] += value
             seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
             full = min(1.0, dev.sm_count * resident / blocks)
-            terms["latency"] += WAVE_S * (waves - 1) + LAST_WAVE * full * times[0]
+            seconds += WAVE_S * (waves - 1) + LAST_WAVE * full * times[0]
             if not ordered:
                 scattered = busiest * min(rows, plan.block_m) * shape.k * shape.in_bytes
-                terms["latency"] += scattered / SCATTERED_BYTES_PER_S
+                seconds += scattered / SCATTERED_BYTES_PER_S
             all_waves += waves
         terms["launch"] = len(shape.n_parts) * (dev.launch_s + FILL_S)
         if work.norm is not None or ordered:
@@ -207,7 +221,7 @@ class PackedRows(KernelFamily[MatmulWork]):
             terms["launch"] += FRONT_S if early else dev.launch_s
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         return Prediction(
-            seconds + terms["launch"] + terms["latency"],
+            seconds + terms["launch"],
             shape.weight_bytes + side,
             shape.flops(rows),
             all_waves,
