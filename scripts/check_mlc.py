@@ -182,23 +182,23 @@ def report(rows: Sequence[Row], commit: str) -> str:
     head = ("model", "quantisation", "target", "opt", "seconds", "library MB", "temporary MB")
     table = [(*head, *(f"launches of {name}" for name in functions), "options done without")]
     for row in rows:
-        job, done = row.job, not row.failed
+        job, ended = row.job, not row.failed
         without = [text.partition("=")[0] for text in row.warned if "compiling without" in text]
         table.append(
             (
                 *(job.model, job.quantization, job.target, job.optimization),
-                f"{row.seconds:g}" if done else "failed",
+                f"{row.seconds:g}" if ended else "failed",
                 f"{row.megabytes:g}" if row.megabytes else "",
-                f"{row.temporary_megabytes:g}" if done else "",
+                f"{row.temporary_megabytes:g}" if ended else "",
                 *(str(row.launches.get(name, "")) for name in functions),
                 ", ".join(without),
             )
         )
-    failed = sum(bool(row.failed) for row in rows)
+    done = sum(not row.failed for row in rows)
     said = [
         f"MLC-LLM at {commit}: `interface.compile.compile()` with `relax_fusion.mlc.install()`; "
-        f"two layers of each model's own widths. {len(rows) - failed} of {len(rows)} ran to the "
-        "end; those without a library were stopped behind our pipeline, before TVM's code generators. "
+        f"two layers of each model's own widths. {done} of {len(rows)} ran to the end; "
+        "those without a library were stopped behind our pipeline, before TVM's code generators. "
         "Launches are those of both layers, the last norm and lm_head. Libraries for CUDA hold "
         "TVM's kernels as sources; LLVM did not optimise. Seconds are of a busy machine.",
         markdown_table(table),

@@ -27,6 +27,7 @@ from ..pipeline import (
 )
 from ..transforms.annotate import RefuseLowered
 from ..transforms.cuda_graph import CaptureCUDAGraphs
+from ..transforms.workspaces import LiftWorkspaces
 from .libraries import LIBRARIES, available
 from .repairs import ReadSingleElements, RunThreadsInTurn
 
@@ -156,6 +157,7 @@ def phase5_memory(given: Given, options: PipelineOptions) -> list[Pass]:
     """Split functions into stages of a pipeline, plan memory, attach and complete the metadata."""
     mlc = given.passes
     return [
+        *([LiftWorkspaces()] if is_gpu(options.target) else []),
         mlc.ScatterTupleGetItem(),
         mlc.PipelineParallelRewrite(),
         *plan_memory(options),
