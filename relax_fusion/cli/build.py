@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import tvm
@@ -83,11 +83,11 @@ def require_linker() -> None:
         )
 
 
-def cuda_kernels(executable: relax.VMExecutable) -> list[str]:
-    """Return the names of an executable's CUDA kernels: TVM's, held as source, and Triton's."""
+def cuda_kernels(executable: relax.VMExecutable, kinds: Iterable[str] = _KERNEL) -> list[str]:
+    """Return the names of an executable's CUDA kernels: as source ("cuda"), and as cubins ("c")."""
     names: set[str] = set()
     for module in _walk(executable.mod):
-        if module.kind in _KERNEL:
+        if module.kind in kinds and module.kind in _KERNEL:
             names.update(_KERNEL[module.kind].findall(module.inspect_source()))
     return sorted(names)
 

@@ -55,7 +55,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
     with staged(out, force=args.force) as stage:
         _write_weights(source, exported, compiled.weights, stage, console)
         start = time.perf_counter()
-        kernels = _write_library(exported, compiled, stage, report, args, console)
+        kernels, sources = _write_library(exported, compiled, stage, report, args, console)
         seconds = time.perf_counter() - start
         console.step("writing the manifest")
         told = {field.name: getattr(compiled, field.name) for field in fields(compiled)}
@@ -71,6 +71,7 @@ def compile_command(args: argparse.Namespace, console: Console) -> int:
         "weights": compiled.weights,
         "compile_s": round(seconds, 3),
         "cuda_kernels": kernels,
+        "cuda_sources": sources,
         "files": {name: asdict(file) for name, file in manifest.files.items()},
         **summary(report),
     }
@@ -118,8 +119,8 @@ def _write_library(
     report: Report,
     args: argparse.Namespace,
     console: Console,
-) -> int:
-    """Compile and link; return the number of CUDA kernels."""
+) -> tuple[int, int]:
+    """Compile and link; return the number of CUDA kernels, and of those that are source."""
     known = bounds(exported)
     executable = build(
         exported,
@@ -139,7 +140,7 @@ def _write_library(
     )
     console.step(f"linking {LIBRARY}")
     guarded(lambda: executable.export_library(str(stage / LIBRARY)), args.target)
-    return len(cuda_kernels(executable))
+    return len(cuda_kernels(executable)), len(cuda_kernels(executable, ("cuda",)))
 
 
 def _compiled(source: Source, exported: Model, args: argparse.Namespace) -> Compiled:
@@ -177,10 +178,9 @@ def _text(facts: dict[str, Any], device: str) -> str:
         f"  fused     {fused}; {facts['declined']} chains left to TVM",
     ]
     if facts["cuda_kernels"]:
-        lines.append(
-            f"  CUDA      {facts['cuda_kernels']} kernels as source, compiled when the library is "
-            "loaded on the GPU machine"
-        )
+        sources = facts["cuda_sources"]
+        later = f"; TVM compiles {sources} of them, with NVRTC, when it loads the library"
+        lines.append(f"  CUDA      {facts['cuda_kernels']} kernels{later if sources else ''}")
     weights = {
         "file": "in the directory",
         "random": "none: `run` makes random ones",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -172,7 +173,7 @@ def test_run_generates_the_tokens_of_a_generator(compiled, checkpoint, capsys):
 
 def test_unused_tensors_are_a_warning_of_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compile_module, "require_linker", lambda: None)
-    monkeypatch.setattr(compile_module, "_write_library", lambda *_: 0)
+    monkeypatch.setattr(compile_module, "_write_library", lambda *_: (0, 0))
     write_json(tmp_path / "hf" / "config.json", CONFIG)
     surplus = {"vision.weight": np.ones(3, "float32")}
     save_file(checkpoint_tensors() | surplus, tmp_path / "hf" / "model.safetensors")
@@ -260,7 +261,7 @@ def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
     arguments += ["--max-seq-len", "1024", "--no-cubins"]
     arguments += [] if graphs else ["--no-cuda-graph"]
     assert main(["compile", str(config), "-o", str(out), *arguments]) == 0
-    assert "CUDA" in capsys.readouterr().out
+    assert re.search(r"CUDA +\d+ kernels; TVM compiles \d+ of them", capsys.readouterr().out)
     manifest = json.loads((out / "manifest.json").read_text())
     assert (manifest["dtype"], manifest["weights"]) == ("float16", "none")
     assert "sm_90a" in manifest["target"]

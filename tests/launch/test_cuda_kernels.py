@@ -112,6 +112,7 @@ def test_the_library_has_no_source_of_kernels(
         assert re.search(r'"scale_kernel", rf_image_scale\w+, 90, {32, 4, 1},', text["c"])
     (name,) = cuda_kernels(executable)
     assert name.startswith("scale_kernel")
+    assert len(cuda_kernels(executable, ("cuda",))) == (cubins is False)
     executable.export_library(str(tmp_path / "lib.so"))
 
 

@@ -29,7 +29,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=shown)
 def test_command_lines(arguments: list[str], capsys, monkeypatch) -> None:
-    monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: 0)
+    monkeypatch.setattr("relax_fusion.cli.compile._write_library", lambda *_: (0, 0))
     failed(arguments, capsys)
 
 

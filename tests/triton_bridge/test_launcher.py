@@ -288,6 +288,13 @@ def test_threads(add_kernel: CompiledKernel, tmp_path: Path, do: Do, warps: int)
     assert answer.launches[0]["block"] == [32 * warps, 1, 1]
 
 
+def test_a_block_may_have_three_dimensions(
+    add_kernel: CompiledKernel, do: Do, tmp_path: Path
+) -> None:
+    library = build_launcher(replace(add_kernel, block=(8, 4, 2), num_warps=2), tmp_path)
+    assert do(library, ADD, sizes=ADD_SIZES).launches[0]["block"] == [8, 4, 2]
+
+
 @pytest.mark.parametrize("size", [0, 49152, 49153, 232448])
 def test_shared_memory(add_kernel: CompiledKernel, tmp_path: Path, do: Do, size: int) -> None:
     answer = do(build_launcher(replace(add_kernel, shared_bytes=size), tmp_path), ADD)
