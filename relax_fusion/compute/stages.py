@@ -64,6 +64,11 @@ class Stages:
         """Return an input."""
         return self._inputs[name]
 
+    def size(self, name: str, axis: int) -> Size:
+        """Return a size of a tensor of the graph."""
+        dim = self._graph[name].shape[axis]
+        return dim if isinstance(dim, int) else self._sizes[dim.name]
+
     def weight(self, name: str, layout: WeightLayout) -> Column:
         """Return what reads an input as a weight, unpacked where it is packed."""
         tensor = self._graph[name]
@@ -147,7 +152,7 @@ def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) ->
 
 
 def accumulate(
-    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+    data: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
 ) -> te.Tensor:
     """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
     if padding.panels:
@@ -180,7 +185,7 @@ def tiles_of(x: te.Tensor, height: int) -> te.Tensor:
 
 
 def panels_of(
-    weight: Reader, sizes: tuple[int, int, tirx.Expr], width: int, name: str
+    weight: Reader, sizes: tuple[int, Size, tirx.Expr], width: int, name: str
 ) -> te.Tensor:
     """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``, float32.
 
@@ -196,7 +201,7 @@ def panels_of(
 
 
 def _accumulate_packed(
-    tiles: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+    tiles: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
 ) -> te.Tensor:
     """Add the same reduction over tiles of x and panels of the weight."""
     parts, n = sizes
@@ -213,7 +218,7 @@ def _accumulate_packed(
 
 
 def stack_parts(
-    layout: WeightLayout, sizes: tuple[int, int, int], weight: Reader, name: str
+    layout: WeightLayout, sizes: tuple[int, Size, int], weight: Reader, name: str
 ) -> Reader:
     """Put all parts into one tensor ``[parts, n, k]``, so that a tile of them is one small box.
 
@@ -222,7 +227,7 @@ def stack_parts(
 
     Parameters
     ----------
-    sizes : tuple of int
+    sizes : tuple of int, Size and int
         Parts, their columns, and k.
     """
     parts, n, k = sizes
@@ -238,7 +243,7 @@ def stepped(
     which: int,
     steps: Sequence[Step],
     value: Element,
-    columns: int,
+    columns: Size,
     width: int = 1,
 ) -> Element:
     """Return the element after the steps behind matmul number `which`.

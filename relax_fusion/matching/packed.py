@@ -17,10 +17,10 @@ from tvm.sym import Analyzer
 
 from ..compute.packed import unpacked
 from ..errors import GraphError
-from ..workload import Packed
+from ..workload import Dim, Packed
 from .expressions import found_in, loads_of, substitute
-from .pattern import BlockView, KernelArg
-from .shapes import dtype_of, same_shape, shape_of
+from .pattern import BlockView, KernelArg, PrimExpr
+from .shapes import as_dim, dtype_of, same_shape, shape_of
 from .stages import Stage, read_stages
 
 MOST_POSITIONS = 256
@@ -47,8 +47,7 @@ class PackedWeight:
 
     def args(self, name: str) -> dict[str, KernelArg]:
         """Return the arguments of a kernel that reads it under a name."""
-        shape = shape_of(self.var) or []
-        operands = self.form.operands(name, tuple(map(int, shape)))
+        operands = self.form.operands(name, tuple(as_dim(d) for d in shape_of(self.var) or ()))
         return {o.name: KernelArg(e) for o, e in zip(operands, self.operands, strict=True)}
 
 
@@ -67,11 +66,13 @@ def packed_weight(view: BlockView, weight: relax.Expr) -> PackedWeight | None:
         return None
     operands = tuple(args[n] for n in order)
     shape = shape_of(weight)
-    if shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
+    if shape is None or not isinstance(shape[form.axis], tirx.IntImm):
         return None
-    wanted = form.operands("w", tuple(map(int, shape)))
+    dims = tuple(as_dim(size) for size in shape)
+    sizes: dict[Dim, PrimExpr] = dict(zip(dims, shape, strict=True))
+    wanted = form.operands("w", dims)
     fits = (
-        same_shape(shape_of(e), o.shape) and dtype_of(e) == o.dtype
+        same_shape(shape_of(e), [sizes.get(d, d) for d in o.shape or ()]) and dtype_of(e) == o.dtype
         for e, o in zip(operands, wanted, strict=True)
     )
     return PackedWeight(form, operands, weight) if all(fits) else None
