@@ -11,7 +11,7 @@ from .words import SCALES, WORDS, accumulate_words, unpacked_panels
 
 
 def accumulate(
-    data: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+    data: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
 ) -> te.Tensor:
     """Add the reduction ``acc[p, i, j] = sum_k data[i, k] * weight(p, j, k)``."""
     if padding.panels:
@@ -46,7 +46,7 @@ def tiles_of(x: te.Tensor, height: int) -> te.Tensor:
 
 
 def panels_of(
-    weight: Reader, sizes: tuple[int, int, Size], width: int, name: str, dtype: str = ACCUMULATE
+    weight: Reader, sizes: tuple[int, Size, Size], width: int, name: str, dtype: str = ACCUMULATE
 ) -> te.Tensor:
     """Add the weights of ``sizes`` (parts, n, k) in panels, ``[panels, k, parts, width]``.
 
@@ -62,7 +62,7 @@ def panels_of(
 
 
 def _panels(
-    weight: Reader, sizes: tuple[int, int, Size], index: str, padding: Padding
+    weight: Reader, sizes: tuple[int, Size, Size], index: str, padding: Padding
 ) -> te.Tensor:
     """Add the panels of a weight; where vectors of words are unpacked, these are put in panels."""
     vectors, width, name = padding.words, padding.columns, f"w_panels{index}"
@@ -80,7 +80,7 @@ def _panels(
 
 
 def _accumulate_panels(
-    tiles: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+    tiles: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
 ) -> te.Tensor:
     """Add the same reduction over tiles of x and panels of the weight."""
     parts, n = sizes

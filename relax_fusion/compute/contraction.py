@@ -197,7 +197,7 @@ def _projection(
     """Add one matmul and its epilogue."""
     work, projection, index = which
     rows, data = source
-    n, layout = projection.n, projection.layout
+    n, layout = stages.size(f"out{index}", -1), projection.layout
     # Columns are vectorised there, and a clamped column would be a gather.
     if layout == "kn" and not padding.panels:
         padding = Padding(padding.rows, 1)

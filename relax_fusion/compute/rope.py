@@ -96,7 +96,7 @@ def rotated_projection(
 ) -> None:
     """Add one matmul whose heads are rotated: the features of a pair are two parts of a column."""
     (work, projection, index), (rows, data) = which, source
-    rope, n = projection.rope, projection.n
+    rope, n = projection.rope, projection.columns
     assert rope is not None
     w = stages.weight(f"w{index}", projection.layout)
 

@@ -69,6 +69,11 @@ class Stages:
         """Return an input."""
         return self._inputs[name]
 
+    def size(self, name: str, axis: int) -> Size:
+        """Return a size of a tensor of the graph."""
+        dim = self._graph[name].shape[axis]
+        return dim if isinstance(dim, int) else self._sizes[dim.name]
+
     def weight(self, name: str, layout: WeightLayout) -> Column:
         """Return what reads an input as a weight, by column and k, unpacked where it is packed.
 
@@ -161,7 +166,7 @@ def weight_at(layout: WeightLayout, w: te.Tensor, j: tirx.Expr, k: tirx.Expr) ->
 
 
 def stack_parts(
-    layout: WeightLayout, sizes: tuple[int, int, int], weight: Reader, name: str
+    layout: WeightLayout, sizes: tuple[int, Size, int], weight: Reader, name: str
 ) -> Reader:
     """Put all parts into one tensor ``[parts, n, k]``, so that a tile of them is one small box.
 
@@ -170,7 +175,7 @@ def stack_parts(
 
     Parameters
     ----------
-    sizes : tuple of int
+    sizes : tuple of int, Size and int
         Parts, their columns, and k.
     """
     parts, n, k = sizes
@@ -186,7 +191,7 @@ def stepped(
     which: int,
     steps: Sequence[Step],
     value: Element,
-    columns: int,
+    columns: Size,
     width: int = 1,
 ) -> Element:
     """Return the element after the steps behind matmul number `which`.

@@ -23,7 +23,7 @@ from tvm import te, tirx
 from ..estimator.families.words import MANTISSA_BITS, WordVectors
 from ..workload import Packed
 from .activations import ACCUMULATE
-from .stages import Padding, Reader, clamped, int64, round_up
+from .stages import Padding, Reader, Size, clamped, int64, round_up
 
 WORDS, SCALES = 0, 1
 """The operands that a packed weight is stored as."""
@@ -91,7 +91,7 @@ def x_words(x: te.Tensor, vectors: WordVectors, height: int) -> te.Tensor:
 
 
 def accumulate_words(
-    x: te.Tensor, weight: Reader, sizes: tuple[int, int], name: str, padding: Padding
+    x: te.Tensor, weight: Reader, sizes: tuple[int, Size], name: str, padding: Padding
 ) -> te.Tensor:
     """Add ``acc[p, i, j] = sum_k x[i, k] * weight(p, j, k)`` over `x_words`."""
     vectors, (parts, n), index = padding.words, sizes, name.removeprefix("acc")

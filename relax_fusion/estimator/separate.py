@@ -62,7 +62,7 @@ def _matmul_s(atom: Atom, flops: float, dev: DeviceSpec) -> float:
     if dev.kind == "cpu":
         return flops / (CPU_FLOPS_PER_CYCLE * dev.clock_hz)
     k, rate = atom.matmul.k, SIMT_EFFICIENCY * dev.fma_float32_flops_per_s
-    columns = sum(ceil_div(p.n, SIMT_COLUMN_TILE) for p in atom.matmul.outputs)
+    columns = sum(ceil_div(p.columns, SIMT_COLUMN_TILE) for p in atom.matmul.outputs)
     tiles = atom.matrices * ceil_div(atom.rows, SIMT_ROW_TILE) * columns
     tile_s = 2.0 * SIMT_ROW_TILE * SIMT_COLUMN_TILE * k * dev.sm_count / rate
     return max(ceil_div(tiles, dev.sm_count) * tile_s, k / SIMT_K_STEP * SIMT_STEP_S)

@@ -115,7 +115,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
     # Counted by the graph at two numbers of rows: what is read for each, and what is read once.
     # The angles that rows of several sequences share are in neither.
     free = work if isinstance(work.rows, DynamicDim) else replace(work, rows=DynamicDim("rows"))
-    none = dict.fromkeys(free.graph.dims, 0)
+    none = {name: 0 for name in free.graph.dims if not name.startswith("columns")}
     one, two = (free.bytes(**{**none, "rows": _MANY + n}) for n in (0, 1))
     row = {name: two[name] - one[name] for name in one}
     shared = {name for name, each in row.items() if each == 0 and name[:3] in ("cos", "sin")}
@@ -125,9 +125,9 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         parts, layouts = 2, frozenset({work.layout})
     else:
         parts = 2 if pairs and any(p.rope for p in work.outputs) else 1
-        n_parts = tuple(-(-p.n // parts) for p in work.outputs)
+        n_parts = tuple(-(-p.columns // parts) for p in work.outputs)
         runs = ((p, p.rope if pairs or _apart(p) else None) for p in work.outputs)
-        contiguous = tuple(rope.distance if rope else p.n for p, rope in runs)
+        contiguous = tuple(rope.distance if rope else p.columns for p, rope in runs)
         layouts = frozenset(p.layout for p in work.outputs)
     packed = isinstance(work, GatedFFN) and work.packed is not None
     if isinstance(work, NormMatmul):

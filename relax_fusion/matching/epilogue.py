@@ -15,7 +15,7 @@ from .constants import binary, scaled
 from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
-from .shapes import dtype_of, same_shape, shape_of
+from .shapes import as_dim, dtype_of, same_shape, shape_of
 
 MOST_ACTIVATIONS = 1
 """Of one kernel.  Each repeats what is in front of it up to four times, as one expression: LLVM
@@ -72,7 +72,7 @@ def epilogue(
     """
     chain = Chain(
         start,
-        Projection(start.n, start.layout, packed=start.form),
+        Projection(as_dim(start.n, view.bounds), start.layout, packed=start.form),
         (),
         start.covers,
         start.var,
@@ -156,7 +156,7 @@ def _combined(chain: Chain, user: relax.Var, other: relax.Expr, operator: str) -
     if not (other_shape and same_shape(other_shape[-1:], shape[-1:]) and ones):
         return None
     step = "bias" if operator == "add" else "scale"
-    return _longer(chain, user, step, KernelArg(other, (chain.projection.n,)))
+    return _longer(chain, user, step, KernelArg(other, (chain.linear.n,)))
 
 
 def _activation_after(view: BlockView, chain: Chain) -> Chain | None:

@@ -26,7 +26,7 @@ class Linear:
     x: relax.Expr
     weight: relax.Expr
     layout: WeightLayout
-    n: int
+    n: PrimExpr | int
     k: int
     covers: tuple[relax.Var, ...]
     packed: PackedWeight | None = None
@@ -60,10 +60,15 @@ def linear(view: BlockView, var: relax.Expr) -> Linear | None:
     if shape is None or len(shape) != 2 or len(shape_of(x) or ()) < 2:
         return None
     source, layout, covers = untransposed(view, weight)
-    n, k = static(shape[1], "the weight's output features"), static(shape[0], "its input features")
+    n, k = columns_of(shape[1]), static(shape[0], "its input features")
     packed, decoding = _packed(view, source)
     layout = _as_stored(layout, packed)
     return Linear(var, x, source, layout, n, k, (*decoding, *covers, var), packed)
+
+
+def columns_of(dim: PrimExpr) -> PrimExpr | int:
+    """Return how many output features a weight has, a number where that is known."""
+    return static(dim, "the weight's output features") if isinstance(dim, tirx.IntImm) else dim
 
 
 def _packed(
@@ -110,7 +115,7 @@ def _nt_matmul(view: BlockView, var: relax.Var, call: relax.Call) -> Linear | No
     body = view.mod[call.args[0]]
     if not isinstance(body, tirx.PrimFunc) or not _computes_nt_matmul(body, len(x_shape)):
         return None
-    n, k = static(w_shape[0], "the weight's output features"), static(w_shape[1], "its features")
+    n, k = columns_of(w_shape[0]), static(w_shape[1], "its features")
     packed, decoding = _packed(view, weight)
     layout = _as_stored("nk", packed)
     return Linear(var, x, weight, layout, n, k, (*decoding, var), packed)

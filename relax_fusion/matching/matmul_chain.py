@@ -75,7 +75,7 @@ def _matmul(view: BlockView, var: relax.Expr) -> tuple[Linear, Shape] | None:
         found = linear(view, var)
         if found is None:
             return _batched(view, var)
-        return (found, ()) if found.packed is None else None
+        return (found, ()) if found.packed is None and isinstance(found.n, int) else None
     except Refused:
         return None  # FuseMatmulEpilogue says why
 

@@ -17,10 +17,10 @@ from tvm.sym import Analyzer
 
 from ..compute.packed import unpacked
 from ..errors import GraphError
-from ..workload import Packed
+from ..workload import Dim, Packed
 from .expressions import found_in, loads_of, substitute
-from .pattern import BlockView, KernelArg
-from .shapes import dtype_of, same_shape, shape_of
+from .pattern import BlockView, KernelArg, PrimExpr
+from .shapes import as_dim, dtype_of, same_shape, shape_of
 from .stages import Stage, read_stages
 
 MOST_POSITIONS = 256
@@ -53,7 +53,7 @@ class PackedWeight:
 
     def args(self, name: str) -> dict[str, KernelArg]:
         """Return the arguments of a kernel that reads it under a name."""
-        operands = self.form.operands(name, _stored_shape(self.var, self.turned))
+        operands = self.form.operands(name, _stored_dims(self.var, self.turned))
         return {o.name: KernelArg(e) for o, e in zip(operands, self.operands, strict=True)}
 
 
@@ -70,20 +70,25 @@ def packed_weight(view: BlockView, weight: relax.Expr) -> PackedWeight | None:
     if len(call.args) > 2 or len(args) != len(found.order):
         return None
     operands = tuple(args[n] for n in found.order)
-    shape = shape_of(weight)
-    if shape is None or not all(isinstance(d, tirx.IntImm) for d in shape):
+    shape, dims, form = shape_of(weight), _stored_dims(weight, found.turned), found.form
+    if shape is None or not all(isinstance(dims[a], int) for a in (form.axis, form.word_axis)):
         return None
-    wanted = found.form.operands("w", _stored_shape(weight, found.turned))
+    sizes = dict(zip(dims, _turned(shape, found.turned), strict=True))
+    wanted = form.operands("w", dims)
     fits = (
-        same_shape(shape_of(e), o.shape) and dtype_of(e) == o.dtype
+        same_shape(shape_of(e), [sizes.get(d, d) for d in o.shape or ()]) and dtype_of(e) == o.dtype
         for e, o in zip(operands, wanted, strict=True)
     )
-    return PackedWeight(found.form, operands, weight, found.turned) if all(fits) else None
+    return PackedWeight(form, operands, weight, found.turned) if all(fits) else None
 
 
-def _stored_shape(weight: relax.Var, turned: bool) -> tuple[int, ...]:
-    shape = tuple(map(int, shape_of(weight) or ()))
+def _turned(shape: Sequence[PrimExpr], turned: bool) -> Sequence[PrimExpr]:
     return shape[::-1] if turned else shape
+
+
+def _stored_dims(weight: relax.Var, turned: bool) -> tuple[Dim, ...]:
+    """Return the sizes of the matrix that is decoded, as it is stored."""
+    return tuple(as_dim(d) for d in _turned(shape_of(weight) or (), turned))
 
 
 @dataclass(frozen=True)

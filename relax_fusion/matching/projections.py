@@ -157,7 +157,9 @@ def made_by(view: BlockView, normed: Normed) -> set[relax.Var]:
     return {normed.var, normed.source} if _residual(view, normed) is not None else {normed.var}
 
 
-def _out(var: relax.Var, source: Rows, features: int, dtype: str | None = None) -> KernelOut:
+def _out(
+    var: relax.Var, source: Rows, features: PrimExpr | int, dtype: str | None = None
+) -> KernelOut:
     return KernelOut(var, (source.rows, features), dtype or dtype_of(var))
 
 
@@ -178,7 +180,7 @@ def norm_matmul(
             Reason.SHAPE,
             f"the weight takes {chain.linear.k} features, the input has {source.k}",
         )
-        n = chain.projection.n
+        n = chain.linear.n
         rows = (KernelArg(a.expr, a.shape or (source.rows, n)) for a in chain.args)
         names = operand_names(chain.projection.epilogue, index)
         args |= zip(names, rows, strict=True)

@@ -48,9 +48,10 @@ def with_rope(
         that the kernel cannot rotate.
     """
     shape = shape_of(chain.out)
-    if shape is None or len(shape) < 2:
+    n = chain.linear.n
+    if shape is None or len(shape) < 2 or not isinstance(n, int):
         return chain
-    whole = Moved(chain.out, (*range(len(shape) - 1), (Run(chain.projection.n, 1),)))
+    whole = Moved(chain.out, (*range(len(shape) - 1), (Run(n, 1),)))
     tensors = list(moves(view, whole))
     turned = [Turned(t, found) for t in tensors if (found := rotation_of(view, t.var)) is not None]
     if not turned:
@@ -83,7 +84,7 @@ def _rotated(
         guard(
             same and other == rope, Reason.SHAPE, "parts of a projection turn by different angles"
         )
-    rope = _placed(rope, turned, chain.projection.n)
+    rope = _placed(rope, turned, chain.projection.columns)
     _check_readers(view, (tensors, turned))
     covers = tuple(dict.fromkeys(v for t in turned for v in (*t.moved.path, *t.rotation.covers)))
     refuse_kept_roundings(view, (*chain.covers, *covers))

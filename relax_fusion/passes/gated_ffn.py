@@ -32,6 +32,7 @@ from ..matching.shapes import (
     dtype_of,
     same_shape,
     shape_of,
+    static,
 )
 from ..workload import ACTIVATIONS, GatedFFN
 from .driver import FusingPass
@@ -146,8 +147,9 @@ class FuseGatedFFN(FusingPass):
             Reason.LAYOUT,
             f"gate is {g.linear.layout} and up {u.linear.layout}",
         )
-        n = g.linear.n // 2 if merged else g.linear.n
-        guard(merged or u.linear.n == n, Reason.SHAPE, f"gate has {n} features, up {u.linear.n}")
+        widths = [static(half.linear.n, "the weight's output features") for half in halves]
+        n = widths[0] // 2 if merged else widths[0]
+        guard(merged or widths[1] == n, Reason.SHAPE, f"gate has {n} features, up {widths[1]}")
         guard((g.bias is None) == (u.bias is None), Reason.ATTRIBUTE, "only one half has a bias")
         weights = [g] if merged else [g, u]
         guard(

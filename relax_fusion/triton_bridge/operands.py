@@ -155,7 +155,7 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
         names = operand_names(p.epilogue, index)
         first = given[names.pop(0)] if steps is not p.epilogue else None
         yield Product(
-            *(given[f"w{index}"], p.n, p.layout, given[f"out{index}"]),
+            *(given[f"w{index}"], p.columns, p.layout, given[f"out{index}"]),
             bias=first,
             steps=" ".join(_spelled(steps)),
             operands=tuple(given[name] for name in names),

@@ -105,12 +105,15 @@ def _wrong_heads(work: Attention) -> Iterator[str]:
 
 def _wrong_projection(projection: Projection) -> Iterator[str]:
     n, rope = projection.n, projection.rope
-    if not isinstance(n, int) or n < 1:
-        yield f"n of a projection is {shown(n)}, must be an integer from 1 on"
+    if not isinstance(n, DynamicDim) and (not isinstance(n, int) or n < 1):
+        yield f"n of a projection is {shown(n)}, must be a DynamicDim or an integer from 1 on"
     if projection.layout not in ("nk", "kn"):
         yield f"layout is {shown(projection.layout)}, must be 'nk' or 'kn'"
     yield from _unknown(projection.epilogue)
     if rope is None:
+        return
+    if isinstance(n, DynamicDim):
+        yield f"n of a projection is {n.name}, must be a number where heads are rotated"
         return
     if projection.epilogue not in ((), ("bias",)):
         yield f"steps are {shown(projection.epilogue)}, only a bias can come before a rotation"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
@@ -14,6 +14,7 @@ from .dtypes import DTYPE_BYTES, accumulator
 from .formats import Packed
 from .graph import Graph
 from .operators import ACTIVATIONS
+from .roofline import Sizes
 from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
 
 EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
@@ -22,6 +23,10 @@ Step: TypeAlias = str | float
 """A step after a matmul: one of `EPILOGUE_STEPS`, or a number that multiplies."""
 
 WeightLayout = Literal["nk", "kn"]
+
+PRICED_COLUMNS = 65537
+"""Output features that are only known at run time, where a number is asked for: about a vocabulary.
+It is a prime, so that no tile divides it."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +131,8 @@ class Projection:
 
     Parameters
     ----------
-    n : int
-        Output features.
+    n : Dim
+        Output features; a number where they are rotated.
     layout : {"nk", "kn"}
         Whether the weight lies as ``[n, k]`` (rows are outputs, PyTorch's Linear) or ``[k, n]``.
     epilogue : tuple of str or float
@@ -140,11 +145,16 @@ class Projection:
         How the weight is stored, where it takes fewer bits than its dtype has.
     """
 
-    n: int
+    n: Dim
     layout: WeightLayout
     epilogue: tuple[Step, ...] = ()
     rope: Rope | None = None
     packed: Packed | None = None
+
+    @property
+    def columns(self) -> int:
+        """Output features, or for how many it is priced."""
+        return extent(self.n, PRICED_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -175,11 +185,6 @@ class NormMatmul(Described):
     out_dtype: str
     allow_tf32: bool = False
 
-    @property
-    def n(self) -> int:
-        """Output features of all projections together."""
-        return sum(p.n for p in self.outputs)
-
     __hash__ = Described.__hash__
 
     def apart(self, **sizes: int) -> list[Atom]:
@@ -190,8 +195,9 @@ class NormMatmul(Described):
         rows = extent(self.rows, sizes["rows"])
         each, norm, rope = rows * self.k * DTYPE_BYTES[self.dtype], self.norm, self.outputs[0].rope
         if self._is_alone:
-            turned = 2 * rows * rope.turned(self.n) * DTYPE_BYTES[self.out_dtype] if rope else 0
-            rotation = [Atom(turned)] if rope else []
+            turned = rope.turned(self.outputs[0].columns) if rope else 0
+            moved = 2 * rows * turned * DTYPE_BYTES[self.out_dtype]
+            rotation = [Atom(moved)] if rope else []
             return [Atom(0, part, rows) for part in self._parts] + rotation
         added = [Atom(3 * each)] if norm and norm.residual else []
         normalised = [Atom(2 * each, normalised=rows * self.k)] if norm else []
@@ -207,6 +213,11 @@ class NormMatmul(Described):
         outputs = [replace(p, rope=None) if self._is_alone else p for p in self.outputs]
         return [replace(self, norm=None, outputs=(p,)) for p in outputs]
 
+    def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
+        """Count columns that are only known at run time as many as they are priced for."""
+        found = {_columns(i): p.columns for i, p in enumerate(self.outputs)}
+        return super()._at(count, {**found, **sizes})
+
     def _graph(self) -> Graph:
         g = GraphBuilder()
         i, k = Axis("i", renamed(self.rows, "rows")), Axis("k", self.k)
@@ -220,7 +231,7 @@ class NormMatmul(Described):
     ) -> None:
         """Write down one matmul and its epilogue."""
         i, k, x = source
-        j, out = Axis(f"j{index}", projection.n), f"out{index}"
+        j, out = Axis(f"j{index}", renamed(projection.n, _columns(index))), f"out{index}"
         weight = projection.layout, projection.packed
         value: Expr = product(g, (x, i, k, j), weight, self.dtype, index)
         value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, index)
@@ -228,9 +239,13 @@ class NormMatmul(Described):
             g.output(g.map(out, (i, j), value, self.out_dtype))
             return
         unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
-        shape = (i.size, projection.n)
-        result = g.tensor(out, shape, self.out_dtype)
-        _rotated(g, projection.rope, (unrotated, result), (i, projection.n), index)
+        result = g.tensor(out, (i.size, j.size), self.out_dtype)
+        _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
+
+
+def _columns(index: int) -> str:
+    """Return how a graph calls the columns of projection number `index`."""
+    return f"columns{index}"
 
 
 def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:

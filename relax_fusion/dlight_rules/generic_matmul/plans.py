@@ -136,7 +136,7 @@ def _pays_in_front(form: GenericMatmul) -> bool:
 def _writing_s(form: GenericMatmul, work: NormMatmul, rows: int, dev: DeviceSpec) -> float:
     """Return what it takes to write the computed factors, and to read them."""
     sizes = [rows * work.k] * (form.x.view is None)
-    sizes += [work.outputs[0].n * work.k] * (form.w.view is None)
+    sizes += [work.outputs[0].columns * work.k] * (form.w.view is None)
     moved = 2 * sum(sizes) * DTYPE_BYTES[work.dtype]
     return len(sizes) * dev.launch_s + moved / dev.dram_bytes_per_s
 

@@ -14,7 +14,6 @@ from ...compute.ranges import root_of
 from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.tensor_cores import tiles as mma
-from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import found_in
 from ...workload import GatedFFN, NormMatmul
@@ -27,7 +26,7 @@ from .mma_kernel import MmaKernel
 from .norm_rows import normalise_rows, order_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .sums import cluster_sums, leave_cluster, own_sums
-from .tile import MmaTile, Product, int32, int64, whole
+from .tile import MmaTile, Product, int32, int64, tiles_of, whole
 from .wgmma_kernel import WgmmaKernel
 
 
@@ -106,7 +105,7 @@ def _kernel(product: Product, plan: TilePlan) -> tirx.Stmt:
     """Return the kernel of one product; parts of a reduction are blocks of a cluster."""
     tile = MmaTile(plan, product.parts, product.layout, product.dtype)
     tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
-    tiles_n = ceil_div(product.columns, plan.block_n)
+    tiles_n = tiles_of(product.columns, plan.block_n)
     split = plan.split_k
     blocks = tiles_m.astype("int32") * (tiles_n * split)
     with (

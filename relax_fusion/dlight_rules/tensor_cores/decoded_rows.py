@@ -30,7 +30,7 @@ from .few_rows_sums import WarpSums
 from .fragments import clear, copy_async, ptx, scratch
 from .instructions import INSTRUCTIONS
 from .layout import LANES, PIECE
-from .tile import Product, int32, int64
+from .tile import Product, int32, int64, is_multiple
 
 COLUMNS = MMA_COLUMNS // QUADS
 """Of a thread, in an instruction."""
@@ -176,7 +176,7 @@ class DecodedRowsKernel(FewRowsKernel):
     def _line(self, column: int) -> tirx.Expr:
         """Return a column of the weight; beyond the last column, that."""
         line = self.place.first_column + int64(int32(column * QUADS) + self.place.quad)
-        if self.product.columns % self.plan.block_n:
+        if not is_multiple(self.product.columns, self.plan.block_n):
             line = tirx.min(line, int64(self.product.columns - 1))
         return line
 

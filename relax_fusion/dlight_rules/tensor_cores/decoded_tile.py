@@ -11,7 +11,7 @@ from ...hardware.instructions import PIECE_BYTES
 from .decoded import Decoder, register, unrolled
 from .fragments import ptx
 from .layout import PIECE, column_of, swizzled
-from .tile import int32, int64
+from .tile import int32, int64, is_multiple
 
 if TYPE_CHECKING:
     from .mma_kernel import MmaKernel
@@ -74,6 +74,6 @@ class DecodedTile:
         kernel = self.kernel
         line, piece = self._place(turn)
         column = kernel.first_column + int64(column_of(line, kernel.tile.run))
-        if kernel.product.columns % kernel.tile.plan.block_n:
+        if not is_multiple(kernel.product.columns, kernel.tile.plan.block_n):
             column = tirx.min(column, int64(kernel.product.columns - 1))
         return column, kernel.first_k // int64(PIECE) + int64(step * int32(self.pieces) + piece)

@@ -18,7 +18,7 @@ from ...matching.expressions import chooses, different, loads_of, ramp, substitu
 from ...workload import DTYPE_BYTES
 from .fragments import local
 from .sums import Run, Sums
-from .tile import Place, int32, int64
+from .tile import Place, int32, int64, is_multiple
 
 
 class MmaEpilogue:
@@ -31,7 +31,8 @@ class MmaEpilogue:
     def __init__(self, kernel: Sums) -> None:
         """Make the statements for `width` columns: as many as divide the runs and n."""
         self.kernel, self.product = kernel, kernel.product
-        self.width = gcd(kernel.tile.run, self.product.columns)
+        columns = self.product.columns
+        self.width = gcd(kernel.tile.run, columns) if isinstance(columns, int) else 1
         self.row, self.place = tirx.Var("row", "int64"), tirx.Var("place", "int64")
         self.sums = [
             [tirx.Var(f"sum{part}_{i}", kernel.types.total) for i in range(self.width)]
@@ -39,8 +40,8 @@ class MmaEpilogue:
         ]
         self.analyzer = sym.Analyzer()
         self.statements: list[tirx.Stmt] = []
-        columns = [self._column(i) for i in range(self.width)]
-        for stores in zip(*columns, strict=True):  # several where a pair is rotated
+        made = [self._column(i) for i in range(self.width)]
+        for stores in zip(*made, strict=True):  # several where a pair is rotated
             wheres, values = zip(*stores, strict=True)
             self._store(list(wheres), self._with_wide_loads(list(values)))
 
@@ -64,7 +65,7 @@ class MmaEpilogue:
             values |= zip(names, own, strict=True)
         body = tirx.SeqStmt(self.statements) if len(self.statements) > 1 else self.statements[0]
         body = substitute(body, values)
-        if self.product.columns % self.kernel.tile.plan.block_n:
+        if not is_multiple(self.product.columns, self.kernel.tile.plan.block_n):
             body = tirx.IfThenElse(column < int64(self.product.columns), body, None)
         T.add_to_parent(body)
 

@@ -9,14 +9,13 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from .decoded_rows import DecodedRowsKernel
 from .few_rows_kernel import FewRowsKernel
 from .few_rows_ring import Place
 from .layout import LANES
 from .row_norm import RowNorm
-from .tile import Product, int32, int64, whole
+from .tile import Product, int32, int64, last_tile, tiles_of, whole
 
 
 def few_rows_kernel(
@@ -30,7 +29,7 @@ def few_rows_kernel(
         Whether it may begin while the kernel in front of it still computes x.
     """
     tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
-    tiles_n = int32(ceil_div(product.columns, plan.block_n))
+    tiles_n = tiles_of(product.columns, plan.block_n)
     read = product.operands()
     if norm:
         normed = norm.result.body.buffer
@@ -48,8 +47,8 @@ def few_rows_kernel(
         T.writes(whole(product.out.body.buffer))
         first_row = int64(tile // tiles_n) * int64(plan.block_m)
         # The last tile has columns of the one before it, rather than a condition for each copy
-        last = max(product.columns - plan.block_n, 0)
-        first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), int32(last)))
+        last = last_tile(product.columns, plan.block_n)
+        first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), last))
         place = Place(thread, first_row, first_column, part)
         if product.weight_is_computed:
             kernel: FewRowsKernel = DecodedRowsKernel(plan, product, place, early)

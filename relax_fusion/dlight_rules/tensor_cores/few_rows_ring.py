@@ -20,7 +20,7 @@ from ...hardware.instructions import PIECE_BYTES
 from .fragments import copy_async, scratch
 from .layout import LANES, PIECE
 from .row_norm import RowNorm
-from .tile import Product, int32, int64
+from .tile import Product, fill_a_tile, int32, int64
 
 PIECES = 8
 """Pieces of a line, which neighbouring threads copy."""
@@ -189,6 +189,6 @@ class Ring:
             column, width = int32(group * GROUP) + piece * int32(PIECE), PIECE
             k = k + int64(int32(first_line) + line)
         column = self.place.first_column + int64(column)
-        if self.product.columns < self.plan.block_n:
+        if not fill_a_tile(self.product.columns, self.plan.block_n):
             column = tirx.min(column, int64(self.product.columns - width))
         return self.product.weight_at(part, column, k), k

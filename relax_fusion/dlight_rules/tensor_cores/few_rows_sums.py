@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 from ...estimator.families.few_rows.tiles import MMA_ROWS, SUM_BYTES
 from .fragments import ptx, scratch
 from .layout import LANES
-from .tile import int32, int64
+from .tile import fill_a_tile, int32, int64
 
 if TYPE_CHECKING:
     from .few_rows_kernel import FewRowsKernel
@@ -100,7 +100,7 @@ class WarpSums:
         row = self.place.first_row + int64(element // int32(self.plan.block_n))
         column = self.place.first_column + int64(element % int32(self.plan.block_n))
         inside = row < self.product.rows
-        if self.product.columns < self.plan.block_n:
+        if not fill_a_tile(self.product.columns, self.plan.block_n):
             inside = tirx.all(inside, column < int64(self.product.columns))
         with T.If(inside), T.Then():
             for part in range(self.product.parts):

@@ -26,7 +26,7 @@ from .fragments import (
     scratch,
 )
 from .layout import LANES, MMA_M, MMA_N, a_lane, column_of, swizzled
-from .tile import MmaTile, Product, int32, int64, uint32
+from .tile import MmaTile, Product, int32, int64, is_multiple, uint32
 from .weights import weights_of
 
 READ, WRITTEN = range(2)
@@ -237,7 +237,7 @@ class MmaKernel:
         return None if self.is_exact else k < int64(self.product.depth)
 
     def _in_columns(self, j: tirx.Expr) -> tirx.Expr | None:
-        exact = self.product.columns % self.tile.plan.block_n == 0
+        exact = is_multiple(self.product.columns, self.tile.plan.block_n)
         return None if exact else j < int64(self.product.columns)
 
     def _copy_lines(

@@ -35,7 +35,7 @@ class Results(Protocol):
         """Rows of the result."""
 
     @property
-    def columns(self) -> int:
+    def columns(self) -> tirx.Expr | int:
         """Columns of the result."""
 
     def results(

@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import ir, s_tir, sym, tirx
 
 from ...estimator.families.tensor_cores.tiles import SUM_BYTES
+from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import substitute
 from ...workload import WeightLayout
@@ -109,9 +110,10 @@ class Accumulation:
         return self.acc.iter_vars[1].dom.extent
 
     @property
-    def columns(self) -> int:
+    def columns(self) -> tirx.Expr | int:
         """Columns of each part."""
-        return int(self.acc.iter_vars[2].dom.extent)
+        extent = self.acc.iter_vars[2].dom.extent
+        return int(extent) if isinstance(extent, tirx.IntImm) else extent
 
     @property
     def depth(self) -> int:
@@ -210,6 +212,30 @@ class Product(Accumulation):
         return [
             self.result(place, lambda part: total(int(part))) for place in places
         ]  # both of a rotated pair
+
+
+def is_multiple(columns: tirx.Expr | int, width: int) -> bool:
+    """Tell whether so many columns are known to be whole tiles."""
+    return isinstance(columns, int) and columns % width == 0
+
+
+def fill_a_tile(columns: tirx.Expr | int, width: int) -> bool:
+    """Tell whether so many columns are known to be at least a tile."""
+    return isinstance(columns, int) and columns >= width
+
+
+def tiles_of(columns: tirx.Expr | int, width: int) -> tirx.Expr:
+    """Return how many tiles so many columns are, int32."""
+    if isinstance(columns, int):
+        return int32(ceil_div(columns, width))
+    return ((columns + int64(width - 1)) // int64(width)).astype("int32")
+
+
+def last_tile(columns: tirx.Expr | int, width: int) -> tirx.Expr:
+    """Return the first column of a tile that ends with the last one, or 0, int32."""
+    if isinstance(columns, int):
+        return int32(max(columns - width, 0))
+    return tirx.max(columns.astype("int32") - int32(width), int32(0))
 
 
 def int32(value: int) -> tirx.Expr:

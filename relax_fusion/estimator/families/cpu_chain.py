@@ -232,7 +232,7 @@ def _pack(work: MatmulChain, plan: TilePlan, which: int, dev: DeviceSpec) -> flo
     part, width = work.matmuls[which], panel_columns(plan, work, which)
     panel = replace(plan, block_n=width, reg_n=width)
     parts = sum_parts(plan, part.k)
-    tasks = matrices(work) * ceil_div(part.n, width) * parts
+    tasks = matrices(work) * ceil_div(matmul_shape(part).n, width) * parts
     each = pack_cycles(matmul_shape(part), panel, width // plan.lanes) / parts
     return ceil_div(tasks, dev.sm_count) * each
 

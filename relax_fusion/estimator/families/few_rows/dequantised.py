@@ -58,7 +58,7 @@ def _few_rows_plan(work: NormMatmul, rows: int, dev: DeviceSpec) -> TilePlan:
     chunk = MEMBERS * width(work.k)  # of a warp
     warps = next(w for w in WARPS if w * chunk <= work.k or w == 1)
     block_m = few_rows.MMA_ROWS if rows <= few_rows.MMA_ROWS else few_rows.MOST_ROWS
-    n = work.outputs[0].n
+    n = work.outputs[0].columns
 
     def fetched(columns: int) -> float:
         """Return what a multiprocessor fetches from L2, for each element along k."""

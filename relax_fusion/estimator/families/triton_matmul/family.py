@@ -7,7 +7,7 @@ from itertools import product
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
-from ....workload import ACTIVATIONS, GatedFFN, NormMatmul, Projection
+from ....workload import ACTIVATIONS, DynamicDim, GatedFFN, NormMatmul, Projection
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
@@ -73,6 +73,9 @@ class TritonMatmul(KernelFamily[MatmulWork]):
             return "the Triton kernels read weights that are not packed"
         if isinstance(work, GatedFFN):
             return None
+        unknown = [p.n.name for p in work.outputs if isinstance(p.n, DynamicDim)]
+        if unknown:
+            return f"the weight has {unknown[0]} columns, the Triton kernels are made for a number"
         if any(p.rope and set(p.epilogue) - {"bias"} for p in work.outputs):
             return "the kernels rotate a matmul with a bias, and with no other step before it"
         return None
@@ -194,7 +197,7 @@ def _hopper_violations(
     if not (dev.capabilities.tma and dev.capabilities.warp_group_mma):
         yield f"family {plan.family!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
     yield from _tile_violations(plan, shape, dev)
-    sizes = [("k", work.k)] + [("n", p.n) for p in _projections(work) if p.layout == "kn"]
+    sizes = [("k", work.k)] + [("n", p.columns) for p in _projections(work) if p.layout == "kn"]
     for name, size in sizes:
         if size % 8:
             yield f"{name} is {size}, rows of a tensor map must be multiples of 8 elements"

@@ -73,8 +73,8 @@ def _fit_together(projections: Sequence[Projection]) -> bool:
     apart = {p.rope.distance for p in projections if p.rope is not None}
     if not apart or apart == {1}:
         return True
-    plain = all(p.n % (2 * max(apart)) == 0 and set(p.epilogue) <= {"bias"} for p in projections)
-    return len(apart) == 1 and plain
+    even = all(p.columns % (2 * max(apart)) == 0 for p in projections)
+    return len(apart) == 1 and even and all(set(p.epilogue) <= {"bias"} for p in projections)
 
 
 def norm_inside(work: NormMatmul | GatedFFN, plan: TilePlan) -> bool:
