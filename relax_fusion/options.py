@@ -96,10 +96,9 @@ class PipelineOptions:
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
-    cubins : bool, optional
+    cubins : bool
         On CUDA, compile TVM's kernels now and not when the library is loaded, so that it runs
-        where no Python is.  That takes NVRTC (``pip install 'relax-fusion[cuda]'``), and is done by
-        default where it is installed.
+        where no Python is.  That takes NVRTC (``pip install 'relax-fusion[cuda]'``).
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     validate : bool or "strict"
@@ -128,7 +127,7 @@ class PipelineOptions:
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     disable: tuple[PassName, ...] = ()
-    cubins: bool | None = None
+    cubins: bool = False
     always_fuse: bool = False
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
@@ -184,7 +183,7 @@ class PipelineOptions:
     @property
     def nvrtc(self) -> Nvrtc | None:
         """What compiles CUDA kernels ahead of time; None if they are compiled on load."""
-        return None if self.cubins is False or not is_cuda(self.target) else find_nvrtc()
+        return find_nvrtc() if self.cubins and is_cuda(self.target) else None
 
     @property
     def uses_triton(self) -> bool:

@@ -246,9 +246,8 @@ def lower_to_vm(options: PipelineOptions) -> list[Pass]:
     ]
     if options.ext_mods:
         passes.append(relax.transform.AttachExternModules(list(options.ext_mods)))
-    if options.nvrtc is not None:
-        passes.append(CompileCUDAKernels(options.target, options.nvrtc))
-    return [*passes, EmbedTritonKernels()]
+    cubins = [CompileCUDAKernels(options.target, options.nvrtc)] if options.nvrtc else []
+    return [*passes, *cubins, EmbedTritonKernels()]
 
 
 def phase5_bytecode(options: PipelineOptions) -> list[Pass]:

@@ -49,7 +49,7 @@ def validated() -> Iterator[None]:
     make_options = pipeline.make_options
 
     def strict(target: Any, kwargs: dict[str, Any]) -> PipelineOptions:
-        return make_options(target, {"validate": "strict", "cubins": False, **kwargs})
+        return make_options(target, {"validate": "strict", **kwargs})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pipeline, "make_options", strict)

@@ -130,10 +130,8 @@ def _add_compile(commands) -> None:
     )
     parser.add_argument(
         "--cubins",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="compile TVM's CUDA kernels now, by NVRTC, and not when lib.so is loaded; by default "
-        "where nvidia-cuda-nvrtc is installed",
+        action="store_true",
+        help="compile TVM's CUDA kernels now, by NVRTC, and not when lib.so is loaded",
     )
     parser.add_argument(
         "--debug-dump",

@@ -258,7 +258,7 @@ def test_cross_compile_for_a_gpu_that_is_not_here(tmp_path, capsys, graphs):
     out = tmp_path / "out"
     dump = tmp_path / "dump"
     arguments = ["--target", "h200", "--no-weights", "--debug-dump", str(dump)]
-    arguments += ["--max-seq-len", "1024", "--no-cubins"]
+    arguments += ["--max-seq-len", "1024"]
     arguments += [] if graphs else ["--no-cuda-graph"]
     assert main(["compile", str(config), "-o", str(out), *arguments]) == 0
     assert re.search(r"CUDA +\d+ kernels; TVM compiles \d+ of them", capsys.readouterr().out)
