@@ -15,7 +15,6 @@ import argparse
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,11 +68,8 @@ class Row:
     seconds: float = 0.0
     megabytes: float = 0.0
     """Of the library."""
-    temporary_megabytes: float = 0.0
-    """The most memory that a function plans, as MLC-LLM's metadata say."""
     launches: dict[str, int] = field(default_factory=dict)
     """By function: of embedding's result, all layers, the last norm and lm_head."""
-    warned: list[str] = field(default_factory=list)
     failed: str = ""
 
 
@@ -121,14 +117,14 @@ def row_of(job: Job) -> Row:
     row, report, began = Row(job), Report(), time.monotonic()
     install(report=report)
     metadata: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as said, tempfile.TemporaryDirectory() as folder:
-        warnings.simplefilter("always")
+    with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "lib.so"
         compile_by_mlc(job, library, metadata)
         row.megabytes = 0.0 if job.no_library else round(library.stat().st_size / 1e6, 2)
     row.seconds = round(time.monotonic() - began, 1)
-    row.warned = sorted({str(w.message) for w in said})
-    row.temporary_megabytes = round(max(metadata["memory_usage"].values()) / 1e6, 2)
+    missing = {"memory_usage", "kv_cache", "params"} - {k for k, v in metadata.items() if v}
+    if missing:
+        row.failed = f"the metadata lack {', '.join(sorted(missing))}"
     row.launches = {
         run.function: len(run.kernels)
         for run in report.launches
@@ -179,19 +175,16 @@ def line(row: Row) -> str:
 
 def report(rows: Sequence[Row], commit: str) -> str:
     functions = sorted({name for row in rows for name in row.launches})
-    head = ("model", "quantisation", "target", "opt", "seconds", "library MB", "temporary MB")
-    table = [(*head, *(f"launches of {name}" for name in functions), "options done without")]
+    head = ("model", "quantisation", "target", "opt", "seconds", "library MB")
+    table = [(*head, *(f"launches of {name}" for name in functions))]
     for row in rows:
         job, ended = row.job, not row.failed
-        without = [text.partition("=")[0] for text in row.warned if "compiling without" in text]
         table.append(
             (
                 *(job.model, job.quantization, job.target, job.optimization),
                 f"{row.seconds:g}" if ended else "failed",
                 f"{row.megabytes:g}" if row.megabytes else "",
-                f"{row.temporary_megabytes:g}" if ended else "",
                 *(str(row.launches.get(name, "")) for name in functions),
-                ", ".join(without),
             )
         )
     done = sum(not row.failed for row in rows)
@@ -200,7 +193,8 @@ def report(rows: Sequence[Row], commit: str) -> str:
         f"two layers of each model's own widths. {done} of {len(rows)} ran to the end; "
         "those without a library were stopped behind our pipeline, before TVM's code generators. "
         "Launches are those of both layers, the last norm and lm_head. Libraries for CUDA hold "
-        "TVM's kernels as sources; LLVM did not optimise. Seconds are of a busy machine.",
+        "TVM's kernels as sources; LLVM did not optimise. Seconds are of a busy machine. Libraries "
+        "that an option stands for were used where they are installed.",
         markdown_table(table),
     ]
     said += [line(row) for row in rows if row.failed]
