@@ -45,6 +45,7 @@ from .stages import (
     Stages,
     accumulate,
     as_stored,
+    clamped,
     int64,
     round_up,
     stack_parts,
@@ -85,13 +86,15 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     if padding.panels:
         data = tiles_of(data, padding.rows)
     if isinstance(work, GatedFFN):
-        stacked = _stacked(work.layout, work.packed, edges, parts=2)
+        stacked = _stacked(work.layout, work.packed, edges, apart=True)
         _gated(stages, work, (rows, data), padding, stacked)
     else:
         for index, projection in enumerate(work.outputs):
-            which, parts = (work, projection, index), 2 if projection.rope else 1
-            stacked = _stacked(projection.layout, projection.packed, edges, parts)
-            _projection(stages, which, (rows, data), padding, stacked)
+            which = work, projection, index
+            apart = projection.rope is not None or not isinstance(projection.n, int)
+            stacked = _stacked(projection.layout, projection.packed, edges, apart)
+            own = _padding(projection, padding, plan, edges)
+            _projection(stages, which, (rows, data), own, stacked)
     func = stages.func()
     for index, projection in enumerate(work.outputs if isinstance(work, NormMatmul) else ()):
         if projection.rope is not None:
@@ -100,15 +103,30 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
 
 
 def _stacked(
-    layout: WeightLayout, packed: Packed | None, edges: Edges, parts: int
+    layout: WeightLayout, packed: Packed | None, edges: Edges, apart: bool
 ) -> WeightLayout | None:
     """Return in which layout a weight is a stage of its own; None if it is read as it lies.
 
-    Tensor cores read what is unpacked along k.
+    Tensor cores read what is unpacked along k.  `apart` tells that a tile in shared memory is no
+    box of the weight: it has two parts, or columns beyond the last, whose number is not known.
     """
     if packed is not None and edges != "clamp":
         return "nk" if edges == "none" else layout
-    return layout if edges == "zero" and parts == 2 else None
+    return layout if edges == "zero" and apart else None
+
+
+def _padding(projection: Projection, padding: Padding, plan: TilePlan, edges: Edges) -> Padding:
+    """Return how far the rows and columns of a projection are rounded up.
+
+    With edges "zero" rows are already.  Tiles are of constant size where columns divide, or are a
+    number.
+    """
+    if edges == "zero":
+        return Padding(1, 1 if isinstance(projection.n, int) else plan.block_n)
+    # Columns are vectorised there, and a clamped column would be a gather.
+    if projection.layout == "kn" and not padding.panels:
+        return Padding(padding.rows, 1)
+    return padding
 
 
 def _sum(stages: Stages, x: te.Tensor, edges: Edges) -> te.Tensor:
@@ -184,17 +202,18 @@ def _projection(
     work, projection, index = which
     rows, data = source
     n, layout = stages.size(f"out{index}", -1), projection.layout
-    # Columns are vectorised there, and a clamped column would be a gather.
-    if layout == "kn" and not padding.panels:
-        padding = Padding(padding.rows, 1)
     if projection.rope is not None:
         rotated_projection(stages, which, source, padding, stacked)
         return
     w = stages.weight(f"w{index}", layout)
     weight: Reader = lambda p, j, r: w(j, r)  # noqa: E731
-    if stacked is not None:
-        weight = stack_parts(stacked, (1, n, work.k), weight, f"w_parts{index}")
-    acc = accumulate(data, weight, (1, n), f"acc{index}", padding)
+    wide = n
+    if stacked is not None:  # also beyond the last column, so that tiles of it are of one size
+        beyond, wide = padding.columns, round_up(n, padding.columns)
+        inside: Reader = lambda p, j, r: w(clamped(j, n, beyond), r)  # noqa: E731
+        weight = stack_parts(stacked, (1, wide, work.k), inside, f"w_parts{index}")
+        padding = Padding(padding.rows, 1)
+    acc = accumulate(data, weight, (1, wide), f"acc{index}", padding)
     total = lambda i, j: acc(tirx.IntImm("int64", 0), i, j)  # noqa: E731
     value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(
