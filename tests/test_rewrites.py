@@ -97,8 +97,10 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "WidenIndices": WidenIndices(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
-OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers")
-"""The pipeline; and passes that only look, or refuse, or attach what TVMScript does not show."""
+OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers", "CompileCUDAKernels")
+OTHERS += ("LiftWorkspaces", "ReadSingleElements", "RunThreadsInTurn")
+"""The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
+of CUDA sources and of MLC-LLM's models, whose rewrites have tests of their own."""
 
 MARK = "# expected\n"
 

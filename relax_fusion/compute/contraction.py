@@ -49,6 +49,7 @@ from .stages import (
     Size,
     Stages,
     as_stored,
+    clamped,
     int64,
     round_up,
     stack_parts,
@@ -93,13 +94,15 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     elif padding.words is not None:
         data = x_words(data, padding.words, padding.rows)
     if isinstance(work, GatedFFN):
-        stacked = _stacked(work.layout, work.packed, edges, parts=2)
+        stacked = _stacked(work.layout, work.packed, edges, apart=True)
         _gated(stages, work, (rows, data), padding, stacked)
     else:
         for index, projection in enumerate(work.outputs):
-            which, parts = (work, projection, index), 2 if projection.rope else 1
-            stacked = _stacked(projection.layout, projection.packed, edges, parts)
-            _projection(stages, which, (rows, data), padding, stacked)
+            which = work, projection, index
+            apart = projection.rope is not None or not isinstance(projection.n, int)
+            stacked = _stacked(projection.layout, projection.packed, edges, apart)
+            own = _padding(projection, padding, plan, edges)
+            _projection(stages, which, (rows, data), own, stacked)
     func = stages.func()
     for index, projection in enumerate(work.outputs if isinstance(work, NormMatmul) else ()):
         if projection.rope is not None:
@@ -108,15 +111,30 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
 
 
 def _stacked(
-    layout: WeightLayout, packed: Packed | None, edges: Edges, parts: int
+    layout: WeightLayout, packed: Packed | None, edges: Edges, apart: bool
 ) -> WeightLayout | None:
     """Return in which layout a weight is a stage of its own; None if it is read as it lies.
 
-    Tensor cores read what is unpacked along k.
+    Tensor cores read what is unpacked along k.  `apart` tells that a tile in shared memory is no
+    box of the weight: it has two parts, or columns beyond the last, whose number is not known.
     """
     if packed is not None and edges != "clamp":
         return "nk" if edges == "none" else layout
-    return layout if edges == "zero" and parts == 2 else None
+    return layout if edges == "zero" and apart else None
+
+
+def _padding(projection: Projection, padding: Padding, plan: TilePlan, edges: Edges) -> Padding:
+    """Return how far the rows and columns of a projection are rounded up.
+
+    With edges "zero" rows are already.  Tiles are of constant size where columns divide, or are a
+    number.
+    """
+    if edges == "zero":
+        return Padding(1, 1 if isinstance(projection.n, int) else plan.block_n)
+    # Columns are vectorised there, and a clamped column would be a gather.
+    if projection.layout == "kn" and not padding.panels:
+        return Padding(padding.rows, 1)
+    return padding
 
 
 def _sum(stages: Stages, x: te.Tensor, edges: Edges) -> te.Tensor:
@@ -198,9 +216,6 @@ def _projection(
     work, projection, index = which
     rows, data = source
     n, layout = stages.size(f"out{index}", -1), projection.layout
-    # Columns are vectorised there, and a clamped column would be a gather.
-    if layout == "kn" and not padding.panels:
-        padding = Padding(padding.rows, 1)
     if projection.rope is not None:
         rotated_projection(stages, which, source, padding, stacked)
         return
@@ -210,9 +225,16 @@ def _projection(
         return w(j, *at)
 
     read: Reader = weight
-    if stacked is not None:
-        read = stack_parts(stacked, (1, n, work.k), weight, f"w_parts{index}")
-    acc = accumulate(data, read, (1, n), f"acc{index}", padding)
+    wide = n
+    if stacked is not None:  # also beyond the last column, so that tiles of it are of one size
+        beyond, wide = padding.columns, round_up(n, padding.columns)
+
+        def inside(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+            return w(clamped(j, n, beyond), r)
+
+        read = stack_parts(stacked, (1, wide, work.k), inside, f"w_parts{index}")
+        padding = Padding(padding.rows, 1)
+    acc = accumulate(data, read, (1, wide), f"acc{index}", padding)
 
     def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
         return acc(tirx.IntImm("int64", 0), i, j)

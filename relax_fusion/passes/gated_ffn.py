@@ -68,9 +68,9 @@ class FuseGatedFFN(FusingPass):
     between the norm and the product; so may casts around a gate's activation to float32 and back.
 
     declines when:
-        gate or up is read elsewhere; their weights differ in layout or size; their rows are
-        reshaped differently; the split is not into two halves of the last axis; the gate is rounded
-        to fewer bits and widened again; and as `FuseRMSNormMatmul`.
+        gate or up is read elsewhere; their weights differ in layout or size, or have a dynamic one;
+        their rows are reshaped differently; the split is not into two halves of the last axis; the
+        gate is rounded to fewer bits and widened again; and as `FuseRMSNormMatmul`.
 
     Parameters
     ----------

@@ -56,10 +56,10 @@ class FuseRMSNormMatmul(FusingPass):
 
     declines when:
         the norm is not over the last axis; an intermediate that no kernel can return is read
-        elsewhere; the weight's sizes are dynamic; operands differ in dtype (as a gamma of float32
-        and rows of float16 do), or it is none of float16, bfloat16, float32; tensors are on several
-        virtual devices, or on one of another kind than the target; the chain is outside a dataflow
-        block; the estimator predicts no gain or finds no plan that fits.
+        elsewhere; the weight's input features are dynamic; operands differ in dtype (as a gamma of
+        float32 and rows of float16 do), or it is none of float16, bfloat16, float32; tensors are on
+        several virtual devices, or on one of another kind than the target; the chain is outside a
+        dataflow block; the estimator predicts no gain or finds no plan that fits.
 
     Parameters
     ----------

@@ -23,6 +23,10 @@ class DynamicDim:
 
 Dim = int | DynamicDim
 
+PRICED_COLUMNS = 65537
+"""Columns of a weight that are only known at run time, where a number is asked for: about a
+vocabulary.  It is a prime, so that no tile divides it."""
+
 
 def extent(dim: Dim, value: int) -> int:
     """Return the size of `dim`, taking `value` for a dynamic one."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
-from .dims import Dim, extent, renamed
+from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
 from .formats import Packed
 from .graph import Graph
@@ -23,10 +23,6 @@ Step: TypeAlias = str | float
 """A step after a matmul: one of `EPILOGUE_STEPS`, or a number that multiplies."""
 
 WeightLayout = Literal["nk", "kn"]
-
-PRICED_COLUMNS = 65537
-"""Output features that are only known at run time, where a number is asked for: about a vocabulary.
-It is a prime, so that no tile divides it."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +181,11 @@ class NormMatmul(Described):
     out_dtype: str
     allow_tf32: bool = False
 
+    @property
+    def n(self) -> int:
+        """Output features of all projections together, or for how many they are priced."""
+        return sum(p.columns for p in self.outputs)
+
     __hash__ = Described.__hash__
 
     def apart(self, **sizes: int) -> list[Atom]:
@@ -195,7 +196,7 @@ class NormMatmul(Described):
         rows = extent(self.rows, sizes["rows"])
         each, norm, rope = rows * self.k * DTYPE_BYTES[self.dtype], self.norm, self.outputs[0].rope
         if self._is_alone:
-            turned = rope.turned(self.outputs[0].columns) if rope else 0
+            turned = rope.turned(self.n) if rope else 0
             moved = 2 * rows * turned * DTYPE_BYTES[self.out_dtype]
             rotation = [Atom(moved)] if rope else []
             return [Atom(0, part, rows) for part in self._parts] + rotation
@@ -215,7 +216,7 @@ class NormMatmul(Described):
 
     def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
         """Count columns that are only known at run time as many as they are priced for."""
-        found = {_columns(i): p.columns for i, p in enumerate(self.outputs)}
+        found = {f"columns{i}": p.columns for i, p in enumerate(self.outputs)}
         return super()._at(count, {**found, **sizes})
 
     def _graph(self) -> Graph:
@@ -231,7 +232,7 @@ class NormMatmul(Described):
     ) -> None:
         """Write down one matmul and its epilogue."""
         i, k, x = source
-        j, out = Axis(f"j{index}", renamed(projection.n, _columns(index))), f"out{index}"
+        j, out = Axis(f"j{index}", renamed(projection.n, f"columns{index}")), f"out{index}"
         weight = projection.layout, projection.packed
         value: Expr = product(g, (x, i, k, j), weight, self.dtype, index)
         value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, index)
@@ -241,11 +242,6 @@ class NormMatmul(Described):
         unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
         result = g.tensor(out, (i.size, j.size), self.out_dtype)
         _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
-
-
-def _columns(index: int) -> str:
-    """Return how a graph calls the columns of projection number `index`."""
-    return f"columns{index}"
 
 
 def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:

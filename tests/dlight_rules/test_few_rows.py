@@ -21,7 +21,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, NormMatmul, WeightLayout
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..support.contraction_cases import HALF, RMS, ROWS, Case, few_rows_cases, plain
+from ..support.contraction_cases import COLUMNS, HALF, RMS, ROWS, Case, few_rows_cases, plain
 from .compiled import compiled
 from .few_rows_on_cpu import WarpsBlock, run_warps
 from .test_attention import cuda, divergent_barriers, kernels
@@ -60,7 +60,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
         rows = case.normalised(case.inputs(), "float32")
         tensors["x_norm"] = rows.astype(tensors["x"].dtype).reshape(-1)
     for index in range(len(results)):
-        run_warps(func, f"mma{index}", tensors, {"rows": case.rows})
+        run_warps(func, f"mma{index}", tensors, case.sizes)
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
@@ -69,6 +69,15 @@ def test_numbers(case: Case) -> None:
     chosen = small_plans(case.work)
     assert chosen
     for plan in chosen:
+        case.check(case.inputs(), computed(case, plan), stored=True)
+
+
+@pytest.mark.parametrize("columns", [3, 40])
+def test_columns_may_be_dynamic(columns: int) -> None:
+    outputs = (plain(COLUMNS, "bias", "residual"),)
+    work = replace(HALF, rows=3, outputs=outputs, norm=RMS)
+    case = Case("dynamic", work, dynamic_columns=columns)
+    for plan in small_plans(work):
         case.check(case.inputs(), computed(case, plan), stored=True)
 
 

@@ -20,7 +20,15 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
 from relax_fusion.workload.reference import numpy_dtype
 
-from ..support.contraction_cases import HALF, HALF_GATED, ROWS, Case, plain, tensor_core_cases
+from ..support.contraction_cases import (
+    COLUMNS,
+    HALF,
+    HALF_GATED,
+    ROWS,
+    Case,
+    plain,
+    tensor_core_cases,
+)
 from .test_attention import cuda, divergent_barriers, kernels
 from .warps_on_cpu import run_kernel
 
@@ -51,7 +59,7 @@ def computed(case: Case, plan: TilePlan) -> list[np.ndarray]:
     results = [np.zeros(np.prod(shape), dtype) for shape, dtype in shapes]
     tensors = {p.name: a for p, a in zip(func.params, [*arrays, *results], strict=True)}
     for index in range(len(results)):
-        run_kernel(func, f"mma{index}", tensors, {"rows": case.rows})
+        run_kernel(func, f"mma{index}", tensors, case.sizes)
     return [result.reshape(shape) for result, (shape, _) in zip(results, shapes, strict=True)]
 
 
@@ -98,6 +106,14 @@ def test_sums_may_need_more_room_than_operands() -> None:
 def test_rows_may_be_dynamic() -> None:
     case = Case("dynamic", replace(HALF, rows=ROWS), 41)
     case.check(case.inputs(), computed(case, small_plans(case.work)[0]))
+
+
+@pytest.mark.parametrize("family", ["mma", "wgmma"])
+@pytest.mark.parametrize("columns", [3, 137])
+def test_columns_may_be_dynamic(family: str, columns: int) -> None:
+    work = replace(HALF, rows=41, outputs=(plain(COLUMNS, "bias", "residual"),))
+    case = Case("dynamic", work, dynamic_columns=columns)
+    case.check(case.inputs(), computed(case, small_plans(work, family)[0]))
 
 
 @pytest.mark.parametrize("pieces", [2, 4, 6, 8, 12, 16, 24, 32])

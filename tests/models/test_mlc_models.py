@@ -126,6 +126,12 @@ def test_each_model_is_there_in_three_quantisations_and_written_down() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-q4f16_1", "llama3_1_8b-q4f32_1"])
+def test_rows_of_a_vocabulary_of_unknown_size_are_read_packed(name: str) -> None:
+    mod, report = fused(Case(name, "embed", "llvm"))
+    assert len(report.launches[0].kernels) == 1 and not written_weights(mod)
+
+
+@pytest.mark.parametrize("name", ["gpt2-q4f16_1", "llama3_1_8b-q4f32_1"])
 def test_whole_functions_compile(name: str) -> None:
     pipeline = relax.get_pipeline("relax_fusion", target=CPU)
     mod = mlc_models.load(name, "batch_decode")

@@ -546,7 +546,6 @@ DECLINES = [
         Reason.DTYPE,
         "float32",
     ),
-    ("dynamic_n", "x[6,32] g[32] W[32,n]", PLAIN, "y", Reason.SHAPE, "dynamic (n)"),
     ("dynamic_k", "x[6,k] g[k] W[k,48]", PLAIN, "y", Reason.SHAPE, "dynamic (k)"),
     ("no_rows", "x[0,32] g[32] W[32,48]", PLAIN, "y", Reason.SHAPE, "no rows"),
     (

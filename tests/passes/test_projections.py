@@ -63,7 +63,15 @@ def test_numbers(dtype: str) -> None:
     assert_numbers(machine, mod, chain)
 
 
-def test_a_weight_of_unknown_size_is_no_part() -> None:
-    mod = module([Chain("main", "x[n,32] W[32,m] V[32,16]", BOTH, "(k, v)")])
+def test_a_weight_may_have_an_unknown_number_of_columns() -> None:
+    chain = Chain("main", "x[n,32] W[32,m] V[32,16]", BOTH, "(k, v)", {"n": 5, "m": 9})
+    mod, report = module([chain]), Report()
+    machine = compiled(mod, [chain], report=report, always_fuse=True)
+    assert [d.pattern for d in report.fused] == [PASS]
+    assert_numbers(machine, mod, chain)
+
+
+def test_a_weight_of_unknown_depth_is_no_part() -> None:
+    mod = module([Chain("main", "x[n,m] W[m,16] V[m,16]", BOTH, "(k, v)")])
     _, decisions = run_pass(mod, PASS, always_fuse=True)
     assert {d.decline and d.decline.reason for d in decisions} == {Reason.SHAPE}

@@ -14,6 +14,7 @@ import numpy as np
 
 from relax_fusion.workload import (
     ACTIVATIONS,
+    Dim,
     DynamicDim,
     GatedFFN,
     Norm,
@@ -29,7 +30,7 @@ from .workloads import Arrays, inputs, results, rounding
 
 RMS, LAYER = Norm("rms", 1e-5), Norm("layer", 1e-5, beta=True)
 OFFSET = replace(RMS, unit_offset=True)
-ROWS = DynamicDim("rows")
+ROWS, COLUMNS = DynamicDim("rows"), DynamicDim("vocab_size")
 DYNAMIC_ROWS = (1, 3, 4, 7, 33)
 
 
@@ -43,13 +44,14 @@ class Case:
         For test reports.
     work : NormMatmul or GatedFFN
         What to compute.
-    dynamic_rows : int
-        Value of the dynamic dimension.
+    dynamic_rows, dynamic_columns : int
+        Values of the dynamic dimensions.
     """
 
     name: str
     work: NormMatmul | GatedFFN
     dynamic_rows: int = 0
+    dynamic_columns: int = 0
 
     @property
     def rows(self) -> int:
@@ -59,7 +61,8 @@ class Case:
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes of the dynamic dimensions, by name."""
-        return {"rows": self.rows, **{d: 3 for d in self.work.graph.dims if d != "rows"}}
+        values = {"rows": self.rows, "columns0": self.dynamic_columns}
+        return {"rows": self.rows, **{d: values.get(d, 3) for d in self.work.graph.dims}}
 
     def inputs(self) -> Arrays:
         """Return the operands by name, in order."""
@@ -109,7 +112,7 @@ class Case:
             assert error <= allowed, f"{where}: error {error:.3g}, allowed {allowed:.3g}"
 
 
-def plain(n: int, *epilogue: str, layout: WeightLayout = "nk") -> Projection:
+def plain(n: Dim, *epilogue: str, layout: WeightLayout = "nk") -> Projection:
     """Return a projection."""
     return Projection(n, layout, epilogue)
 
