@@ -15,7 +15,7 @@ from ..errors import Decline, Reason, SchedulingError
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PLAN_ATTR, PlanTable
 from ..hardware.target import is_cpu, is_gpu
-from ..matching.expressions import found_in
+from ..matching.expressions import found_in, thread_tag
 from ..report.decision import Scheduling
 from ..transforms.modules import functions_of, with_functions
 from .cpu.vector_math import with_vector_math
@@ -67,7 +67,8 @@ class ScheduleKernels:
                 continue
             name, target = gvar.name_hint, (func.attrs or {}).get("target", self.target)
             func = without_empty_loops(func)
-            if is_gpu(target) and not host_accesses(func.body, functions):
+            is_kernel = is_gpu(target) and not host_accesses(func.body, functions)
+            if is_kernel and not _has_no_threads(func):
                 schedule, scheduling = None, Scheduling(name, "")
             else:
                 schedule, scheduling = schedule_by(self.rules, name, func, target)
@@ -89,6 +90,12 @@ def is_scheduled(func: tirx.PrimFunc) -> bool:
     """Tell whether a function is a kernel already, or is to run on the host."""
     attrs = func.attrs or {}
     return any(n in attrs and bool(attrs[n]) for n in ("tirx.is_scheduled", "tirx.is_host_func"))
+
+
+def _has_no_threads(func: tirx.PrimFunc) -> bool:
+    """Tell whether a function has a grid and leaves its threads to the rules, as MLC-LLM's do."""
+    tags = {thread_tag(loop) for loop in found_in(func.body, tirx.For)} - {""}
+    return bool(tags) and all(tag.startswith("blockIdx") for tag in tags)
 
 
 def _called_by_prim_funcs(mod: ir.IRModule) -> set[ir.GlobalVar]:

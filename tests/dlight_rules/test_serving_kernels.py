@@ -19,6 +19,8 @@ from tvm.script import tirx as T
 
 from relax_fusion import host_target, make_target
 from relax_fusion.dlight_rules import NormRule
+from relax_fusion.options import make_options
+from relax_fusion.pipeline import schedule_kernels
 
 from ..fuzz.rules import RULES
 from ..support.generic_cases import check, compiled, prim_funcs
@@ -156,3 +158,34 @@ def test_functions_without_blocks(func: tirx.PrimFunc) -> None:
     for target in (host_target(), GPU, make_target("m1")):
         for rule in RULES:
             assert rule.attempt(func, target) is None
+
+
+@T.prim_func(s_tir=True)
+def of_experts(
+    x: T.Buffer((1, 64), "float16"),
+    w: T.Buffer((4, 128, 64), "int8"),
+    expert: T.Buffer((2,), "int32"),
+    out: T.Buffer((2, 128), "float16"),
+):
+    for b in T.thread_binding(2, "blockIdx.y"):
+        with T.sblock("expert"):
+            e = T.axis.spatial(2, b)
+            decoded = T.sblock_alloc_buffer((128, 64), "float16")
+            for i, k in T.grid(128, 64):
+                with T.sblock("decoded"):
+                    vi, vk = T.axis.remap("SS", [i, k])
+                    decoded[vi, vk] = T.Cast("float16", w[expert[e], vi, vk])
+            for i, k in T.grid(128, 64):
+                with T.sblock("product"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    with T.init():
+                        out[e, vi] = T.float16(0)
+                    out[e, vi] += x[0, vk] * decoded[vi, vk]
+
+
+def test_a_grid_without_threads_is_no_kernel() -> None:
+    options = make_options(GPU, {})
+    mod = tvm.IRModule({"main": of_experts.with_attr("global_symbol", "main")})
+    scheduled = schedule_kernels(options)(mod)["main"]
+    source = compiled(scheduled, GPU).mod.imports[0].inspect_source()
+    assert "threadIdx.x" in source and "decoded" not in source

@@ -82,6 +82,7 @@ def compiled(quantization: str) -> tuple[llama.Engine, llama.Weights]:
 def test_generation(report: Report, quantization: str) -> None:
     engine, exact = compiled(quantization)
     assert report.fused
+    clear: list[bool] = []
     tokens = {sequence: list(prompt) for sequence, prompt in PROMPTS.items()}
 
     def check(rows: np.ndarray, behind: int = 1) -> None:
@@ -91,7 +92,7 @@ def test_generation(report: Report, quantization: str) -> None:
         assert np.abs(rows - wanted).max() <= allowed
         second, first = np.sort(wanted, -1)[:, -2:].T
         is_no_tie = first - second > 2 * allowed
-        assert is_no_tie.mean() >= 0.5
+        clear.extend(is_no_tie)
         assert (rows.argmax(-1) == wanted.argmax(-1))[is_no_tie].all()
 
     rows = engine.prefill(tokens)
@@ -110,3 +111,4 @@ def test_generation(report: Report, quantization: str) -> None:
         engine.drop(sequence, 2)
         tokens[sequence] = [*tokens[sequence][:-2], 23]
     check(engine.call("batch_decode", {s: [23] for s in tokens}))
+    assert sum(clear) > len(clear) / 2
