@@ -134,6 +134,7 @@ def _lanes(sch: s_tir.Schedule, block: RowBlock) -> int:
     most = VECTOR_LOAD_BYTES // max(ARITHMETIC_BYTES, *sizes, 1)
     rows = [r.source.ty.shape[-1] for r in regions]
     ends = [int(size) if isinstance(size, tirx.IntImm) else 1 for size in rows]
+    ends = [size for size in ends if size == 1 or size >= last]  # not of statistics
     return most if block.columns == 1 else math.gcd(last, most, *ends)
 
 

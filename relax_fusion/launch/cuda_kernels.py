@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..hardware.target import is_cuda
-from ..transforms.modules import KERNELS_ATTR, with_functions
+from ..transforms.modules import KERNELS_ATTR, module_of, with_functions
 from .cuda_source import CUDASource, LaunchCall, compile_sources, source_of
 from .kernel import CompiledKernel
 from .nvrtc import Nvrtc
@@ -59,7 +59,7 @@ class CompileCUDAKernels:
         mine = dict(self._on_cuda(mod))
         if not mine:
             return mod
-        host, device = _split(ir.IRModule(mine))
+        host, device = _split(module_of(mine))
         sources: dict[str, CUDASource] = {}
         launching: dict[ir.GlobalVar, tirx.PrimFunc] = {}
         for gvar in mine:

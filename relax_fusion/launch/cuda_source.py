@@ -16,6 +16,7 @@ from tvm import ir, tirx
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
 from ..hardware.target import compute_capability
+from ..transforms.modules import module_of
 from .abi import c_type
 from .cache import KernelCache
 from .kernel import CompiledKernel, LaunchOptions, check_entry
@@ -177,7 +178,7 @@ def _text(name: str, func: tirx.PrimFunc) -> str:
     """Return a kernel in CUDA C++."""
     with _source_only():
         build = tvm.get_global_func("target.build.cuda")
-        made = build(ir.IRModule({ir.GlobalVar(name): func}), func.attrs["target"])
+        made = build(module_of({ir.GlobalVar(name): func}), func.attrs["target"])
     return made.inspect_source("cuda")
 
 

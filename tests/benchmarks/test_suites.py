@@ -148,13 +148,13 @@ def test_the_module_of_four_bits_computes_the_model(packed: bool) -> None:
     x = np.random.default_rng(1).standard_normal((3, 64)).astype("float32")
     main = machine(quickly(graphs.module(model, packed)))["main"]
     found = main(*map(tvm.runtime.tensor, (x, *given))).numpy()
-    np.testing.assert_allclose(found, model.reference(x), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(found, model.exact(x), rtol=1e-4, atol=1e-4)
 
 
 def test_four_bits_on_a_cpu_and_their_goals(run, monkeypatch) -> None:
     monkeypatch.setattr(cpu_q4, "WIDTHS", TINY_Q4)
     monkeypatch.setattr(cpu_q4, "PAUSE_S", 0.0)
-    exact = lambda model, *_: lambda x: model.reference(x).astype("float32")  # noqa: E731
+    exact = lambda model, *_: lambda x: model.exact(x).astype("float32")  # noqa: E731
     monkeypatch.setattr(graphs, "by_us", exact)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     words = "run cpu_q4 --rows 1 --layers 1 --rounds 1 --threads 1 --contenders ours float32"

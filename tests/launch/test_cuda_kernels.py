@@ -103,6 +103,7 @@ def test_the_library_has_no_source_of_kernels(
     cubins: bool, nvrtc: FakeNvrtc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(options, "find_nvrtc", lambda: nvrtc)
+    monkeypatch.setattr(options, "require_nvrtc", lambda: nvrtc)
     executable = compile_with_pipeline(Scaled, cubins)
     text = {module.kind: module.inspect_source() for module in modules(executable.mod)}
     if cubins is False:
@@ -162,9 +163,10 @@ def test_errors_of_the_compiler_reach_the_user(
         raise KernelError(f"{name} does not compile for {arch}: line 3")
 
     monkeypatch.setattr(options, "find_nvrtc", lambda: nvrtc)
+    monkeypatch.setattr(options, "require_nvrtc", lambda: nvrtc)
     monkeypatch.setattr(FakeNvrtc, "compile", fail)
     with pytest.raises(KernelError, match="scale_kernel does not compile for sm_90a: line 3"):
-        compile_with_pipeline(Scaled, None)
+        compile_with_pipeline(Scaled, True)
 
 
 def test_tvm_compiles_nothing_meanwhile_and_may_later(

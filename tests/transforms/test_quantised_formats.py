@@ -175,8 +175,9 @@ def test_a_width_that_only_the_run_knows(layout: str) -> None:
     x, packed = layer.param((3, K), "float16"), layer.packed(n, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, n, K, "float32")])
     mod, rng = bb.get(), np.random.default_rng(1)
-    assert rules_of(mod, "llvm") == {"RowSumRule"}
+    assert rules_of(mod, "llvm") == {"ContractionRule"}
     given = [random_array(rng, *each) for each in format.shapes(N, K)]
     arrays = [np.eye(K, dtype="float16")[40:43], *given]
     (got,) = run_by_pipeline(mod)["main"](*map(tvm.runtime.tensor, arrays))
-    np.testing.assert_array_equal(got.numpy(), format.decoded(given, K).T[40:43])
+    # A fused kernel does not round the weight
+    np.testing.assert_allclose(got.numpy(), format.decoded(given, K).T[40:43], rtol=1e-3)

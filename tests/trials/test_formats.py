@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import ir, relax
 
-from relax_fusion import Report, make_target
+from relax_fusion import PATTERNS, Report, make_target
 from relax_fusion.dlight_rules import GenericMatmulRule
 from relax_fusion.estimator.families.few_rows import tiles as few_rows
 from relax_fusion.estimator.tile_plan import PLAN_ATTR, PlanTable
@@ -42,7 +42,7 @@ def layers() -> ir.IRModule:
 
 def test_decoding_is_fused_with_what_reads_the_weight(layers: ir.IRModule) -> None:
     report = Report()
-    mod = lowered(layers, phases=5, report=report)
+    mod = lowered(layers, phases=5, report=report, disable=tuple(PATTERNS))
     assert written_weights(mod) == [] and report.fused == []
     for name in UNNAMED:
         for rows in ROWS:
@@ -71,7 +71,7 @@ def test_numbers_of_the_kernel_for_tensor_cores(name: str) -> None:
     layer = Layer(bb, format)
     x, packed = layer.param((1, K), "float16"), layer.packed(N, K)
     add_function(bb, "main", layer, lambda: [projected(layer, x, packed, N, K)])
-    main = (mod := lowered(bb.get(), H200))["main"]
+    main = (mod := lowered(bb.get(), H200, disable=tuple(PATTERNS)))["main"]
     (call,) = called(main)
     func = mod[call.args[0]]
     kernel = GenericMatmulRule().apply(func, H200, False).mod["main"]

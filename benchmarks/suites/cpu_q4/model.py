@@ -75,7 +75,7 @@ class Model:
         """All weights, in the order in which they are used."""
         return [*(w for layer in self.layers for w in layer.values()), self.head]
 
-    def reference(self, x: np.ndarray) -> np.ndarray:
+    def exact(self, x: np.ndarray) -> np.ndarray:
         """Return the results in float64."""
         hidden = self.widths.hidden
 

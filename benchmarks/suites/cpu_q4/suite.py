@@ -115,7 +115,7 @@ class CpuQ4(Suite):
             return [seconds(lambda: call(x)) for _ in range(CALLS)]
 
         found = in_turn({who: partial(turn, c) for who, c in self.calls.items()}, self.args.rounds)
-        exact = self.model.reference(x)
+        exact = self.model.exact(x)
         errors = {
             who: float(np.abs(call(x) - exact).max() / np.abs(exact).max())
             for who, call in self.calls.items()

@@ -107,8 +107,6 @@ class PackedRows(KernelFamily[MatmulWork]):
         if work.dtype not in HALF_DTYPES:
             halves = " and ".join(HALF_DTYPES)
             return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
-        if PIECE % form.fields and form.fields % PIECE:
-            return f"a word has {form.fields} fields, family {FAMILY!r} takes powers of two"
         if work.k % PIECE:
             return f"k is {work.k}, family {FAMILY!r} takes multiples of {PIECE}"
         return mma.unsupported(matmul_shape(work), dev, FAMILY)
