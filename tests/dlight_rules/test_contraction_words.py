@@ -9,12 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tvm
+from tvm import ir, tirx
+from tvm.sym import Analyzer
 from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.estimator.families.panels import PanelPlan
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.matching.expressions import found_in, substitute, variables_of
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
 
 from ..support.contraction_cases import DYNAMIC_ROWS, ROWS, Case
@@ -145,6 +148,38 @@ def test_a_field_takes_two_instructions_and_a_product(name: str, scale: str) -> 
     assert not any(re.search("gather|cvtdq|ucvtf|scvtf", op) for op in counted)
     # Two columns: for each field a mask, an exponent, a subtraction and a product, and copies.
     assert sum(counted.values()) < 2 * form.fields * 6 + 40
+
+
+PREFETCHES = {"haswell": "prefetcht0", "skylake-avx512": "prefetcht0", "aarch64": "prfm"}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_words_and_scales_are_requested_ahead(name: str) -> None:
+    """Each column of a tile, of either part, in the loop that multiplies: words, and scales."""
+    work = replace(GATED, norm=None, rows=1, n=64, k=512, merged=False)
+    source = assembly(work, words(work, (1, 2), 16, TARGETS[name][1]), name)
+    found = [
+        loop for loop in loops(source) if any("fma" in line or "fmla" in line for line in loop)
+    ]
+    counted = Counter(line.split()[0] for line in found[0] if line.strip())
+    assert counted[PREFETCHES[name]] == 2 * 2 * 2
+
+
+def test_requests_are_a_page_ahead() -> None:
+    """64 chunks of 16 words, which have four scales each."""
+    work = NormMatmul(1, 512, (projection(64),), None, "float32", "float32")
+    func = build_prim_func(work, PlanTable.single(words(work, (1, 2), 16, 16)))
+    target = Target({"kind": "llvm", **TARGETS["skylake-avx512"][0]})
+    scheduled = ContractionRule().apply(func, target, False).mod["main"]
+    calls = [c for c in found_in(scheduled.body, ir.Call) if c.op.name == "tirx.prefetch"]
+    loads = [call.args[0].args[0] for call in calls]
+    start = {var: tirx.IntImm("int64", 0) for load in loads for var in variables_of(load)}
+    places = [substitute(load.indices[-1], start) for load in loads]
+    found = [int(Analyzer().simplify(place)) for place in places]
+    assert dict(zip((load.source.name for load in loads), found, strict=True)) == {
+        "w0": 64 * 16,
+        "w0_scale": 64 * 4,
+    }
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])

@@ -9,8 +9,9 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from ...estimator.tile_plan import TilePlan
-from ...matching.expressions import substitute
+from ...matching.expressions import found_in, substitute
 from .. import steps
+from .prefetch import requests
 from .vector_transpose import along, bound
 
 Projections = Sequence[tuple[SBlockRV, SBlockRV]]
@@ -44,12 +45,12 @@ def schedule_words(
     for index, blocks in enumerate(projections):
         stages = [sch.get_sblock(f"part{index}"), sch.get_sblock(f"lane{index}"), scales[index]]
         sums += _place(sch, blocks, stages, plan)
-    repeated = [name for each in scales for name in _scales_in_registers(sch, each, repeats)]
+    vectors = [_scales_in_registers(sch, each, repeats) for each in scales]
     for block, loop in sums:
         sch.decompose_reduction(block, loop)
     func = sch.mod["main"]
-    for name in repeated:
-        func = repeat_in_registers(func, name, plan.lanes, repeats)
+    for index, name in enumerate(vectors):
+        func = filled_in_registers(func, f"part{index}_update", name, plan.lanes, repeats)
     return func
 
 
@@ -89,31 +90,36 @@ def _place(
     return [(part, field), (lane, chunk)]
 
 
-def _scales_in_registers(sch: s_tir.Schedule, scales: SBlockRV, repeats: int) -> list[str]:
-    """Make a vector of scales; return the name of its block if one is repeated within a vector."""
+def _scales_in_registers(sch: s_tir.Schedule, scales: SBlockRV, repeats: int) -> str:
+    """Make a vector of scales; return the name of the block that fills it."""
     sch.set_scope(scales, 0, "local")
     *tile, lanes = sch.get_loops(scales)[-4:]
     steps.unroll_all(sch, tile)
+    vector = sch.blockize(lanes)
     if steps.extent(sch, lanes) == repeats:
         sch.vectorize(lanes)
-        return []
-    return [str(sch.get(sch.blockize(lanes)).name_hint)]
+    return str(sch.get(vector).name_hint)
 
 
-def repeat_in_registers(func: tirx.PrimFunc, name: str, lanes: int, repeats: int) -> tirx.PrimFunc:
-    """Return `func` with the vectors that its blocks `name` fill element by element shuffled.
+def filled_in_registers(
+    func: tirx.PrimFunc, products: str, scales: str, lanes: int, repeats: int
+) -> tirx.PrimFunc:
+    """Return `func` with a shuffle for the vector that its block `scales` fills, and requests.
 
     rewrite::
 
-        for l in lanes:                     ->    few = s[vector of lanes / repeats]
-            block: v[l] = s[l // repeats]         v[vector l] = shuffle(few, l // repeats)
+        for l in lanes:                     ->    prefetch what `products` reads later, and s
+            block: v[l] = s[l // repeats]         few = s[vector of lanes / repeats]
+                                                  v[vector l] = shuffle(few, l // repeats)
     """
+    blocks = {block.name_hint: block for block in found_in(func.body, s_tir.SBlock)}
 
     def visit(block: s_tir.SBlock) -> s_tir.SBlock:
-        if block.name_hint != name:
+        if block.name_hint != scales:
             return block
-        body = _repeated(block.body, lanes, repeats)
-        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, name, body)
+        fill = block.body if repeats == lanes else _repeated(block.body, lanes, repeats)
+        body = tirx.SeqStmt([*requests(blocks[products], block, lanes), fill])
+        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, scales, body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
 

@@ -1,0 +1,74 @@
+"""Requests for weights that a task reads later, which no scheduling verb makes.
+
+A processor follows the few bytes of packed weights in a row too late: it starts anew at every page.
+"""
+
+from __future__ import annotations
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from ...matching.expressions import found_in, loads_of, substitute
+
+AHEAD_BYTES = 4096
+"""From words that are read to words that are requested.  Measured on Golden Cove: 1 KB to 8 KB are
+as good, and read words from memory twice as fast as no requests."""
+
+_READ, _KEEP, _DATA = 0, 3, 1
+"""What LLVM's prefetch is told: to read, to keep in all caches, and that it is no code."""
+
+
+def requests(products: s_tir.SBlock, scales: s_tir.SBlock, lanes: int) -> list[tirx.Stmt]:
+    """Return what requests the words and the scales of a later chunk of a column.
+
+    Behind the end of a column the next one lies.  An address behind the last is no access.
+
+    Parameters
+    ----------
+    products : SBlock
+        Reads the words of (p, i, j, c, lane).
+    scales : SBlock
+        Loops over the lanes of (p, j, c) for their scales; the requests are for its variables.
+    lanes : int
+        Words of a chunk.
+    """
+    words, scale = _words(products), _first_scale(scales.body)
+    part, _, column, chunk, lane, *_ = (v.var for v in products.iter_vars)
+    p, j, c, _ = (v.var for v in scales.iter_vars)
+    word_bytes = tvm_ffi.dtype(str(words.ty.dtype)).itemsize
+    later = c + tirx.IntImm("int64", AHEAD_BYTES // (lanes * word_bytes))
+    first = tirx.IntImm("int64", 0)
+    word = substitute(words, {part: p, column: j, chunk: later, lane: first})
+    return [_requested(word), _requested(substitute(scale, {c: later}))]
+
+
+def _words(products: s_tir.SBlock) -> tirx.Expr:
+    """Return what reads the words: a load, or a choice among loads."""
+    value = products.body.value
+    choices = [call for call in found_in(value, ir.Call) if _is_choice(call)]
+    found = [e for e in (*loads_of(value), *choices) if str(e.ty.dtype).startswith("uint")]
+    return found[-1]
+
+
+def _first_scale(loop: tirx.For) -> tirx.Expr:
+    """Return the value that a loop over lanes stores first."""
+    realize = loop.body
+    block = realize.block
+    places = dict(zip((v.var for v in block.iter_vars), realize.iter_values, strict=True))
+    value = substitute(block.body.value, places)
+    return substitute(value, {loop.loop_var: tirx.IntImm("int64", 0)})
+
+
+def _requested(value: tirx.Expr) -> tirx.Stmt:
+    """Return the statement that requests what a value is loaded from."""
+    if isinstance(value, tirx.Cast):
+        return _requested(value.value)
+    if _is_choice(value):
+        condition, first, second = value.args
+        return tirx.IfThenElse(condition, _requested(first), _requested(second))
+    hints = (tirx.IntImm("int32", hint) for hint in (_READ, _KEEP, _DATA))
+    return tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", tirx.address_of(value), *hints))
+
+
+def _is_choice(value: tirx.Expr) -> bool:
+    return isinstance(value, ir.Call) and getattr(value.op, "name", "") == "prim.if_then_else"
