@@ -15,7 +15,10 @@ from tvm.target import Target
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import ContractionRule
+from relax_fusion.dlight_rules.cpu import contraction
+from relax_fusion.dlight_rules.cpu.field_lookup import looks_up
 from relax_fusion.estimator.families.panels import PanelPlan
+from relax_fusion.estimator.families.words import WordVectors
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.matching.expressions import found_in, substitute, variables_of
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul, Packed, Projection, Rope
@@ -33,6 +36,8 @@ FORMATS = {
     "one scale for two vectors": (Packed(4, 128, 7), 256),
     "padded fields": (Packed(3, 40, 3), 150),
     "q8": (Packed(8, 32, 127), 128),
+    "q2": (Packed(2, 32, 1), 512),
+    "q3": (Packed(3, 40, 3), 640),
     "bytes": (Packed(4, 16, 8, word="uint8"), 128),
     "fields of 12 bits": (Packed(12, 16, 2047), 128),
 }
@@ -88,8 +93,11 @@ def formatted(name: str, axis: int = -1) -> NormMatmul:
     return NormMatmul(3, k, (weight,), None, "float32", "float32")
 
 
+@pytest.mark.parametrize("looked_up", [False, True])
 @pytest.mark.parametrize("name", FORMATS)
-def test_formats_of_few_rows(name: str) -> None:
+def test_formats_of_few_rows(name: str, looked_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not looked_up:
+        monkeypatch.setattr(contraction, "looks_up", lambda *_: False)
     work = formatted(name)
     lanes = 4 if name == "padded fields" else 16
     check(Case(name, work), built(work, PlanTable.single(words(work, (1, 2), lanes=lanes))))
@@ -133,16 +141,47 @@ def assembly(work: Work, plan: TilePlan, name: str) -> str:
     return library.mod.inspect_source("asm")
 
 
+def counted_loop(source: str) -> Counter[str]:
+    """Return the instructions of the first loop that multiplies."""
+    products = re.compile(r"\b(vfmadd\w+ps|fmla)\b")
+    found = next(loop for loop in loops(source) if products.search(" ".join(loop)))
+    return Counter(line.split()[0] for line in found if line.strip())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_fields_are_looked_up_where_a_vector_is_a_table(bits: int) -> None:
+    form = Packed(bits, 32 // bits * 4, 1)
+    weight = projection(64, form=form)
+    work = NormMatmul(1, form.fields * 512, (weight,), None, "float32", "float32")
+    counted = counted_loop(assembly(work, words(work, (1, 2), 16, 16), "skylake-avx512"))
+    assert counted["vpermps"] + counted["vpermd"] == 2 * form.fields
+    assert counted["vpsrld"] == 2 * (form.fields - 1)
+    assert not {"vaddps", "vsubps", "vpandd", "vpternlogd"} & set(counted)
+
+
+@pytest.mark.parametrize(
+    ("form", "lanes", "target", "expected"),
+    [
+        (Q4, 16, "skylake-avx512", True),
+        (Q4, 8, "skylake-avx512", False),
+        (Packed(8, 32, 127), 16, "skylake-avx512", False),
+        (Q4, 16, "haswell", False),
+        (Q4, 16, "aarch64", False),
+    ],
+)
+def test_what_is_looked_up(form: Packed, lanes: int, target: str, expected: bool) -> None:
+    vectors = WordVectors(form, lanes, 512)
+    assert looks_up(vectors, Target({"kind": "llvm", **TARGETS[target][0]})) is expected
+
+
 @pytest.mark.parametrize("scale", ["float16", "float32"])
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", ["haswell", "aarch64"])
 def test_a_field_takes_two_instructions_and_a_product(name: str, scale: str) -> None:
     lanes = TARGETS[name][1]
     form = replace(Q4, scale_dtype=scale)
     work = NormMatmul(1, 512, (projection(64, form=form),), None, "float32", "float32")
     plan = words(work, (1, 2), 16, lanes)
-    products = re.compile(r"\b(vfmadd\w+ps|fmla)\b")
-    found = [loop for loop in loops(assembly(work, plan, name)) if products.search(" ".join(loop))]
-    counted = Counter(line.split()[0] for line in found[0] if line.strip())
+    counted = counted_loop(assembly(work, plan, name))
     subtracted = sum(counted[op] for op in ("vaddps", "vsubps", "fadd", "fsub"))
     assert 2 * form.fields - 2 <= subtracted <= 2 * form.fields + 2
     assert not any(re.search("gather|cvtdq|ucvtf|scvtf", op) for op in counted)
@@ -156,12 +195,8 @@ PREFETCHES = {"haswell": "prefetcht0", "skylake-avx512": "prefetcht0", "aarch64"
 @pytest.mark.parametrize("name", TARGETS)
 def test_words_and_scales_are_requested_ahead(name: str) -> None:
     """Each column of a tile, of either part, in the loop that multiplies: words, and scales."""
-    work = replace(GATED, norm=None, rows=1, n=64, k=512, merged=False)
-    source = assembly(work, words(work, (1, 2), 16, TARGETS[name][1]), name)
-    found = [
-        loop for loop in loops(source) if any("fma" in line or "fmla" in line for line in loop)
-    ]
-    counted = Counter(line.split()[0] for line in found[0] if line.strip())
+    work = replace(GATED, norm=None, rows=1, n=64, k=4096, merged=False)
+    counted = counted_loop(assembly(work, words(work, (1, 2), 16, TARGETS[name][1]), name))
     assert counted[PREFETCHES[name]] == 2 * 2 * 2
 
 

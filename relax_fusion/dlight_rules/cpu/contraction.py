@@ -16,6 +16,7 @@ from ...estimator.families.words import word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
+from .field_lookup import look_up_fields, looks_up
 from .panels import place_panels, vectorised
 from .words import schedule_words
 
@@ -27,8 +28,13 @@ _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Return the kernel of a plan."""
     vectors = word_vectors(work, plan.lanes)
-    repeats = vectors.repeats if vectors is not None else 1
-    return schedule_cpu(contraction_prim_func(work, plan, gpu=False), plan, repeats)
+    func = contraction_prim_func(work, plan, gpu=False)
+    if plan.family != WORDS or vectors is None:
+        return schedule_cpu(func, plan)
+    func = schedule_cpu(func, plan, vectors.repeats)
+    if not looks_up(vectors, target):
+        return func
+    return look_up_fields(func, vectors, 1 if isinstance(work, GatedFFN) else len(work.outputs))
 
 
 def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan, repeats: int = 1) -> tirx.PrimFunc:

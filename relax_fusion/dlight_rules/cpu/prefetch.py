@@ -32,7 +32,7 @@ def requests(products: s_tir.SBlock, scales: s_tir.SBlock, lanes: int) -> list[t
     lanes : int
         Words of a chunk.
     """
-    words, scale = _words(products), _first_scale(scales.body)
+    words, scale = words_of(products), _first_scale(scales.body)
     part, _, column, chunk, lane, *_ = (v.var for v in products.iter_vars)
     p, j, c, _ = (v.var for v in scales.iter_vars)
     word_bytes = tvm_ffi.dtype(str(words.ty.dtype)).itemsize
@@ -42,7 +42,7 @@ def requests(products: s_tir.SBlock, scales: s_tir.SBlock, lanes: int) -> list[t
     return [_requested(word), _requested(substitute(scale, {c: later}))]
 
 
-def _words(products: s_tir.SBlock) -> tirx.Expr:
+def words_of(products: s_tir.SBlock) -> tirx.Expr:
     """Return what reads the words: a load, or a choice among loads."""
     value = products.body.value
     choices = [call for call in found_in(value, ir.Call) if _is_choice(call)]
