@@ -200,21 +200,24 @@ def test_words_and_scales_are_requested_ahead(name: str) -> None:
     assert counted[PREFETCHES[name]] == 2 * 2 * 2
 
 
-def test_requests_are_a_page_ahead() -> None:
-    """64 chunks of 16 words, which have four scales each."""
-    work = NormMatmul(1, 512, (projection(64),), None, "float32", "float32")
+@pytest.mark.parametrize(
+    ("k", "column", "chunk"), [(2048, 2 * 8, 0), (5632, 2, 64 - 44), (16384, 0, 64)]
+)
+def test_requests_are_for_the_next_in_the_order_of_tiles(k: int, column: int, chunk: int) -> None:
+    """Two columns, 64 chunks of each ahead: 16, 44 and 128 chunks are a column."""
+    work = NormMatmul(1, k, (projection(64),), None, "float32", "float32")
     func = build_prim_func(work, PlanTable.single(words(work, (1, 2), 16, 16)))
     target = Target({"kind": "llvm", **TARGETS["skylake-avx512"][0]})
     scheduled = ContractionRule().apply(func, target, False).mod["main"]
     calls = [c for c in found_in(scheduled.body, ir.Call) if c.op.name == "tirx.prefetch"]
     loads = [call.args[0].args[0] for call in calls]
     start = {var: tirx.IntImm("int64", 0) for load in loads for var in variables_of(load)}
-    places = [substitute(load.indices[-1], start) for load in loads]
-    found = [int(Analyzer().simplify(place)) for place in places]
-    assert dict(zip((load.source.name for load in loads), found, strict=True)) == {
-        "w0": 64 * 16,
-        "w0_scale": 64 * 4,
-    }
+    found = [
+        [int(Analyzer().simplify(substitute(index, start))) for index in load.indices]
+        for load in loads
+    ]
+    assert [load.source.name for load in loads] == ["w0", "w0_scale"]
+    assert found == [[column, chunk * 16], [column, chunk * 4]]
 
 
 @pytest.mark.parametrize("layout", ["nk", "kn"])

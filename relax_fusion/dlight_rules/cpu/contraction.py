@@ -12,7 +12,7 @@ from ...compute import contraction_prim_func
 from ...estimator.families.panels import FAMILY as PANELS
 from ...estimator.families.panels import PanelPlan
 from ...estimator.families.words import FAMILY as WORDS
-from ...estimator.families.words import word_vectors
+from ...estimator.families.words import WordVectors, word_vectors
 from ...estimator.tile_plan import TilePlan
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
@@ -31,13 +31,15 @@ def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.Pr
     func = contraction_prim_func(work, plan, gpu=False)
     if plan.family != WORDS or vectors is None:
         return schedule_cpu(func, plan)
-    func = schedule_cpu(func, plan, vectors.repeats)
+    func = schedule_cpu(func, plan, vectors)
     if not looks_up(vectors, target):
         return func
     return look_up_fields(func, vectors, 1 if isinstance(work, GatedFFN) else len(work.outputs))
 
 
-def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan, repeats: int = 1) -> tirx.PrimFunc:
+def schedule_cpu(
+    func: tirx.PrimFunc, plan: TilePlan, vectors: WordVectors | None = None
+) -> tirx.PrimFunc:
     """Schedule every stage of a contraction.
 
     A parallel loop normalises the rows; then, for each projection, blocks of ``block_n`` columns
@@ -48,8 +50,8 @@ def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan, repeats: int = 1) -> tirx.
 
     Parameters
     ----------
-    repeats : int
-        Neighbouring words that share a scale.
+    vectors : WordVectors, optional
+        Of the weights, for the family "words".
     """
     sch = s_tir.Schedule(func)
     projections = steps.projections(sch)
@@ -59,8 +61,8 @@ def schedule_cpu(func: tirx.PrimFunc, plan: TilePlan, repeats: int = 1) -> tirx.
         _rows(sch, present, plan)
     if plan.family == PANELS:
         return _panels(sch, projections, PanelPlan.of(plan))
-    if plan.family == WORDS:
-        return schedule_words(sch, projections, plan, repeats)
+    if vectors is not None:
+        return schedule_words(sch, projections, plan, vectors)
     for acc, out in projections:
         _columns(sch, acc, out, plan)
     return sch.mod["main"]

@@ -8,6 +8,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from ...estimator.families.words import WordVectors
 from ...estimator.tile_plan import TilePlan
 from ...matching.expressions import found_in, substitute
 from .. import steps
@@ -18,7 +19,7 @@ Projections = Sequence[tuple[SBlockRV, SBlockRV]]
 
 
 def schedule_words(
-    sch: s_tir.Schedule, projections: Projections, plan: TilePlan, repeats: int
+    sch: s_tir.Schedule, projections: Projections, plan: TilePlan, vectors: WordVectors
 ) -> tirx.PrimFunc:
     """Return the function with tiles of results in registers, over vectors of words.
 
@@ -36,8 +37,8 @@ def schedule_words(
 
     Parameters
     ----------
-    repeats : int
-        Neighbouring lanes that share a scale.
+    vectors : WordVectors
+        Of the weights.
     """
     sch.parallel(sch.get_loops(sch.get_sblock("x_words"))[0])
     sums: list[tuple[SBlockRV, LoopRV]] = []
@@ -45,12 +46,12 @@ def schedule_words(
     for index, blocks in enumerate(projections):
         stages = [sch.get_sblock(f"part{index}"), sch.get_sblock(f"lane{index}"), scales[index]]
         sums += _place(sch, blocks, stages, plan)
-    vectors = [_scales_in_registers(sch, each, repeats) for each in scales]
+    filled = [_scales_in_registers(sch, each, vectors.repeats) for each in scales]
     for block, loop in sums:
         sch.decompose_reduction(block, loop)
     func = sch.mod["main"]
-    for index, name in enumerate(vectors):
-        func = filled_in_registers(func, f"part{index}_update", name, plan.lanes, repeats)
+    for index, name in enumerate(filled):
+        func = filled_in_registers(func, f"part{index}_update", name, vectors, plan.reg_n)
     return func
 
 
@@ -102,7 +103,7 @@ def _scales_in_registers(sch: s_tir.Schedule, scales: SBlockRV, repeats: int) ->
 
 
 def filled_in_registers(
-    func: tirx.PrimFunc, products: str, scales: str, lanes: int, repeats: int
+    func: tirx.PrimFunc, products: str, scales: str, vectors: WordVectors, columns: int
 ) -> tirx.PrimFunc:
     """Return `func` with a shuffle for the vector that its block `scales` fills, and requests.
 
@@ -117,8 +118,9 @@ def filled_in_registers(
     def visit(block: s_tir.SBlock) -> s_tir.SBlock:
         if block.name_hint != scales:
             return block
+        lanes, repeats = vectors.lanes, vectors.repeats
         fill = block.body if repeats == lanes else _repeated(block.body, lanes, repeats)
-        body = tirx.SeqStmt([*requests(blocks[products], block, lanes), fill])
+        body = tirx.SeqStmt([*requests(blocks[products], block, vectors, columns), fill])
         return s_tir.SBlock(block.iter_vars, block.reads, block.writes, scales, body)
 
     return func.with_body(tvm_ffi.structural_map(func.body, (s_tir.SBlock, visit)))
