@@ -28,7 +28,7 @@ CONVERT_CYCLES = 1
 
 UNPACK_CYCLES = 2
 """Instructions that make a vector of float32 of fields of a vector of words: their bits with an
-exponent, and a subtraction.  Counted."""
+exponent and a subtraction, or a shift and a lookup.  Counted."""
 
 UNPACK_CYCLES_BY_ELEMENT = {"nk": 2.0, "kn": 0.2}
 """Cycles per packed weight that a register tile unpacks one by one, by layout.  Measured on Golden

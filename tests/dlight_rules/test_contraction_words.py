@@ -201,7 +201,7 @@ def test_words_and_scales_are_requested_ahead(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("k", "column", "chunk"), [(2048, 2 * 8, 0), (5632, 2, 64 - 44), (16384, 0, 64)]
+    ("k", "column", "chunk"), [(2048, 4 * 2, 0), (5632, 2, 64 - 44), (16384, 0, 64)]
 )
 def test_requests_are_for_the_next_in_the_order_of_tiles(k: int, column: int, chunk: int) -> None:
     """Two columns, 64 chunks of each ahead: 16, 44 and 128 chunks are a column."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ...hardware import DeviceSpec
 from ...workload import GatedFFN, NormMatmul, Packed
+from ...workload.dtypes import STORED_BYTES
 from ..cpu_cost import (
     L3_CYCLES_PER_BYTE,
     LOADS_PER_CYCLE,
@@ -36,19 +37,24 @@ FAMILY = "words"
 MANTISSA_BITS = 23
 """Of a float32: a field is unpacked as a part of one."""
 
-REG_M, REG_N = (1, 2, 4), (1, 2, 3, 4)
+REG_M, REG_N = (1, 2, 4), (1, 2, 4)
 """Rows and columns of a register tile.  Eight columns were no faster than four in a cache, and took
 1.3 times as long from memory: 32000 x 2048 on Golden Cove, by the time of the thread."""
 
-SCALE_CYCLES = 5
-"""Instructions for the scales of a vector of words: load, convert, repeat, and two to shift the
-words, which do not all lie low enough.  Counted."""
+PAGE_BYTES = 4096
+
+COLUMNS, COLUMNS_OF_PAGE = 4, 2
+"""How many columns a core reads at full speed at once, and of them in one page.  Measured on Golden
+Cove: four in a page take 1.1 times as long as two, and eight 1.2 times as long as four."""
+
+SCALE_CYCLES = 3
+"""Instructions for the scales of a vector of words: load, convert, repeat.  Counted."""
 
 SPILL_CYCLES = 1
 """For a sum over chunks that no register is left for.  Counted: a load and a store."""
 
-SUM_CYCLES_PER_LANE = 1.5
-"""For the sum over the lanes of a result at the end.  Counted: an addition and half a shuffle."""
+SUM_CYCLES_PER_LANE = 0.75
+"""For the sum over the lanes of a result at the end.  Fitted on Golden Cove: k of 512 to 16384."""
 
 ORDER_CYCLES_PER_ELEMENT = 1.5
 """For an element of x that is put in the order of fields.  Counted: a load and a store, scalar."""
@@ -66,6 +72,11 @@ class WordVectors:
     def words(self) -> int:
         """Words along k."""
         return self.form.words(self.k)
+
+    @property
+    def column_bytes(self) -> int:
+        """From the words of a column to those of the next."""
+        return self.words * STORED_BYTES[self.form.word]
 
     @property
     def groups(self) -> int:
@@ -192,7 +203,9 @@ class Words(KernelFamily[MatmulWork]):
         step += max(0, live - dev.vector_registers) * SPILL_CYCLES
         sums = plan.reg_m * columns * plan.lanes * SUM_CYCLES_PER_LANE
         tile = vectors.chunks * step + sums + TILE_CYCLES
-        read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE
+        in_page = min(plan.reg_n, PAGE_BYTES / vectors.column_bytes)
+        crowding = max(1.0, columns / COLUMNS, in_page / COLUMNS_OF_PAGE)
+        read = shape.weight_bytes / shape.n * plan.reg_n * L3_CYCLES_PER_BYTE * crowding
         tall = ceil_div(rows, plan.reg_m)
         task = plan.block_n // plan.reg_n * (tall * tile + read)
         tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
