@@ -16,6 +16,7 @@ from tvm import relax
 from benchmarks.runner import main
 from benchmarks.suites.decode import suite as bench
 from benchmarks.suites.decode.peers import Decoder
+from benchmarks.suites.decode.weights import random_weights
 from relax_fusion import make_target
 from relax_fusion.models import LlamaConfig, export
 from tests.support.accuracy import assert_accurate, nudged
@@ -34,12 +35,15 @@ TINY = LlamaConfig(
 )
 
 
+@pytest.mark.parametrize("stored", [None, "q4f32_1"])
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
-    exported = export(replace(TINY, tie_word_embeddings=tied), max_seq_len=16, batch=3)
+def test_the_twin_computes_what_the_model_does(tied: bool, stored: str | None) -> None:
+    config = replace(TINY, tie_word_embeddings=tied)
+    exported = export(config, max_seq_len=16, batch=3, quantization=stored)
     bench.decode_only(exported)
     dev, total = tvm.cpu(), 8
-    params = bench.device_weights(exported, dev)
+    arrays_of_params, whole = random_weights(exported)
+    params = [tvm.runtime.tensor(array, dev) for array in arrays_of_params]
     rng = np.random.default_rng(0)
     shapes = [tuple(map(int, shape)) for shape in exported.cache_shapes]
     arrays = [rng.standard_normal(shape, "float32") for shape in shapes]
@@ -48,9 +52,9 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
     def twin(make: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
         """Return the logits, and the caches as they are after the step."""
         weights = {
-            p.name: torch.from_numpy(make(t.numpy()))
-            for p, t in zip(exported.params, params, strict=True)
-            if not p.name.startswith("model.rope")
+            name: torch.from_numpy(make(array))
+            for name, array in whole.items()
+            if not name.startswith("model.rope")
         }
         copies = [torch.from_numpy(a.astype("float64")) for a in arrays]
         logits = Decoder(exported.config, weights, copies, total)(torch.from_numpy(ids))
@@ -68,8 +72,9 @@ def test_the_twin_computes_what_the_model_does(tied: bool) -> None:
         assert_accurate(ours, best, near, "float32", TINY.intermediate_size)
 
 
+@pytest.mark.parametrize("stored", ["", "q4f16_1"])
 def test_a_run_with_a_cpu_in_the_place_of_the_gpu(
-    tmp_path, monkeypatch, cpu_in_place_of_a_gpu
+    tmp_path, monkeypatch, cpu_in_place_of_a_gpu, stored
 ) -> None:
     cpu = quick_host()
     monkeypatch.setattr(tvm, "cuda", tvm.cpu)
@@ -78,8 +83,9 @@ def test_a_run_with_a_cpu_in_the_place_of_the_gpu(
     monkeypatch.setattr(bench, "count_launches", lambda *_: dict.fromkeys(KINDS, 1.0))
     monkeypatch.setattr(bench.models, "zoo_config", lambda _: TINY)
     arguments = ["--layers", "2", "--batch", "2", "--context", "5", "--vocab", "96", "--no-compile"]
+    arguments += ["--quantization", stored]
     assert main(bench.Decode, [*arguments, "--results", str(tmp_path)]) == 0
-    (file,) = tmp_path.glob("*-bench_decode-batch2.json")
+    (file,) = tmp_path.glob(f"*-bench_decode-batch2{stored and '-'}{stored}.json")
     (entry,) = json.loads(file.read_text())["cases"]
     assert not entry["wrong"] and set(entry["times"]) == {"eager", "graphs", "no graphs"}
     assert all(t["token_s"] >= t["host_s"] > 0 for t in entry["times"].values())

@@ -1,10 +1,11 @@
 """Seconds a decoded token takes through the VM: CUDA graphs on and off, torch.compile, the floor.
 
 One run on a machine with an NVIDIA GPU.  The model is a LLaMA of few layers with the widths of
-LLaMA-3.1-8B and random weights, which all contenders share, as they do the caches.  Every token is
-at the same position, with a full context.  The floor is the bytes of the weights and caches that a
-token reads, over the bandwidth of a copy in the same run.  Before anything is timed, the logits of
-every contender are compared with float32 ones of PyTorch.
+LLaMA-3.1-8B and random weights, which all contenders share, as they do the caches; with
+--quantization PyTorch's are what ours decode to.  Every token is at the same position, with a full
+context.  The floor is the bytes of the weights and caches that a token reads, over the bandwidth of
+a copy in the same run.  Before anything is timed, the logits of every contender are compared with
+float32 ones of PyTorch.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ from benchmarks.report import Entry, problems
 from benchmarks.sessions import sentence
 from benchmarks.suite import Suite
 from benchmarks.suites.decode.launches import launches
+from benchmarks.suites.decode.weights import random_weights
 from benchmarks.targets import floor_us
 from relax_fusion import make_target, models
 from relax_fusion.models import ExportedModel
+from relax_fusion.quantization import QUANTIZATIONS
+from relax_fusion.workload.reference import numpy_dtype
 
 CALLS, REPEATS = 20, 9
-RANDOM_ELEMENTS = 1 << 22
 TORCH = ("eager", "torch.compile")
 
 
@@ -47,26 +50,10 @@ def floor_bytes(exported: ExportedModel, batch: int, total: int) -> int:
     """Return the bytes that a token cannot but read: weights, and keys and values so far."""
     config = exported.config
     skipped = ("model.rope",) if config.tie_word_embeddings else ("model.rope", "model.embed")
-    size = np.dtype(exported.dtype).itemsize
-    weights = sum(math.prod(p.shape) for p in exported.params if not p.name.startswith(skipped))
-    rows = 2 * config.num_layers * batch * total
-    return size * (weights + rows * config.num_kv_heads * config.head_dim)
-
-
-def device_weights(exported: ExportedModel, dev: tvm.runtime.Device) -> list[Any]:
-    """Return random weights; large ones repeat one block: seconds instead of minutes."""
-    rng = np.random.default_rng(0)
-    block = (rng.standard_normal(RANDOM_ELEMENTS, "float32") * 0.02).astype(exported.dtype)
-    made = []
-    for param in exported.params:
-        if param.recipe.compute is not None:
-            value = param.recipe.compute()
-        elif len(param.shape) == 1:
-            value = np.ones(param.shape, param.dtype)
-        else:  # begins anywhere in the block, so that no two rows or weights are alike
-            value = np.resize(np.roll(block, int(rng.integers(RANDOM_ELEMENTS))), param.shape)
-        made.append(tvm.runtime.tensor(value, dev))
-    return made
+    read = [(p.shape, p.dtype) for p in exported.params if not p.name.startswith(skipped)]
+    cached = config.num_layers, 2, batch, total, config.num_kv_heads, config.head_dim
+    read.append((cached, exported.dtype))
+    return sum(math.prod(shape) * numpy_dtype(dtype).itemsize for shape, dtype in read)
 
 
 class Step:
@@ -77,17 +64,19 @@ class Step:
 
         self.exported, self.args, self.total = exported, args, args.context + 1
         dev, rng = tvm.cuda(0), np.random.default_rng(1)
-        self.params = device_weights(exported, dev)
+        arrays, whole = random_weights(exported)
+        self.params = [tvm.runtime.tensor(array, dev) for array in arrays]
         shapes = [tuple(map(int, shape)) for shape in exported.cache_shapes]
-        arrays = (rng.standard_normal(shape, "float32").astype("float16") for shape in shapes)
-        self.caches = [tvm.runtime.tensor(array, dev) for array in arrays]
+        drawn = (rng.standard_normal(shape, "float32") for shape in shapes)
+        stored = numpy_dtype(exported.dtype)
+        self.caches = [tvm.runtime.tensor(array.astype(stored), dev) for array in drawn]
         self.ids = tvm.runtime.tensor(np.arange(args.batch, dtype="int32")[:, None] + 7, dev)
         self.tokens = torch.from_dlpack(self.ids)
         self.twins = [torch.from_dlpack(t) for t in self.caches]
         self.weights = {
-            p.name: torch.from_dlpack(t)
-            for p, t in zip(exported.params, self.params, strict=True)
-            if not p.name.startswith("model.rope")
+            name: torch.from_dlpack(tvm.runtime.tensor(array, dev))
+            for name, array in whole.items()
+            if not name.startswith("model.rope")
         }
         self.compile_s: dict[str, float] = {}
 
@@ -137,8 +126,11 @@ def error(got: Any, exact: Any) -> float:
 
 def export_model(args: Namespace, layers: int) -> ExportedModel:
     config = replace(models.zoo_config("llama-3.1-8b"), num_layers=layers, vocab_size=args.vocab)
-    length = args.context + 64
-    made = models.export(config, dtype="float16", max_seq_len=length, batch=args.batch)
+    length, stored = args.context + 64, args.quantization or None
+    dtype = None if stored else "float16"
+    made = models.export(
+        config, dtype=dtype, max_seq_len=length, batch=args.batch, quantization=stored
+    )
     return decode_only(made)
 
 
@@ -155,8 +147,8 @@ class Decode(Suite):
     """One token, at one position."""
 
     name, device = "bench_decode", "gpu"
-    plain: ClassVar = {"batch": ""}
-    key = ("batch", "context", "layers", "vocab")
+    plain: ClassVar = {"batch": "", "quantization": ""}
+    key = ("batch", "context", "layers", "vocab", "quantization")
     ours = ("graphs", "no graphs")
     contenders = usual = ("eager", *ours, "torch.compile")
 
@@ -167,6 +159,7 @@ class Decode(Suite):
         add("--batch", type=int, default=1)
         add("--context", type=int, default=1024, help="tokens before this one")
         add("--vocab", type=int, default=128256)
+        add("--quantization", default="", choices=("", *QUANTIZATIONS), help="of our weights")
         add("--no-compile", action="store_true", help="leave out torch.compile")
 
     @classmethod
@@ -175,7 +168,7 @@ class Decode(Suite):
             parser.error("--layers must be at least 2: what a layer adds is a difference")
 
     def kind(self) -> Entry:
-        return {"batch": f"batch{self.args.batch}"}
+        return {"batch": f"batch{self.args.batch}", "quantization": self.args.quantization}
 
     def items(self) -> list[Namespace]:
         return [self.args]
@@ -220,7 +213,7 @@ class Decode(Suite):
                 host, device = host_and_device(call, sync, CALLS, REPEATS)
                 seconds = map(statistics.median, (device, host))
                 times[name] = dict(zip(("token_s", "host_s"), seconds, strict=True))
-        allowed = self.session.timing.allowed_error(errors["eager"], "float16")
+        allowed = self.session.timing.allowed_error(errors["eager"], exported.dtype)
         return {
             **found,
             "floor_s": 1e-6 * floor_us(found["floor_bytes"], 0, self.session.ceilings["copy_tb_s"]),
@@ -255,10 +248,12 @@ def report(entry: Entry, record: Entry) -> str:
         rows.append((name, *cells, f"{entry['errors'][name]:.1e}"))
     rows.append(("floor", f"{1e3 * floor:.3f}", "", "100%", ""))
     kernels = entry["launches"]
+    name = entry.get("quantization")
+    stored = f"{name} (PyTorch's weights decoded)" if name else "float16"
     verdict = "\n\n**The error of ours is larger than allowed.**" if entry["wrong"] else ""
     return (
         f"{record['gpu']}; {entry['layers']} layers of LLaMA-3.1-8B's widths, vocabulary "
-        f"{entry['vocab']}, float16, batch {entry['batch']}, context {entry['context']}; median "
+        f"{entry['vocab']}, {stored}, batch {entry['batch']}, context {entry['context']}; median "
         f"of {REPEATS} x {CALLS} tokens, L2 not flushed.\n\n"
         f"{markdown_table(rows)}\n\n"
         f"A layer is {kernels['layer']:g} launches, {kernels['layer_in_graphs']:g} of them in "
