@@ -12,8 +12,8 @@ from ...estimator.families.words import WordVectors
 from ...matching.expressions import found_in, loads_of, substitute
 
 AHEAD_BYTES = 8192
-"""Words between those that are read and those that are requested.  Measured on Golden Cove: 4 KB to
-16 KB are as good, and read words from memory twice as fast as no requests."""
+"""Of words between those that are read and those that are requested.  On Golden Cove 4 KB to
+16 KB were as good, and read words from memory twice as fast as no requests."""
 
 _READ, _KEEP, _DATA = 0, 3, 1
 """What LLVM's prefetch is told: to read, to keep in all caches, and that it is no code."""
