@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 
 from ..workload import Packed
+from ..workload.formats import ALL
 
 Stored = Callable[..., tirx.Expr]
 """What an operand holds at its indices."""
@@ -36,7 +37,7 @@ def unpacked(
         value = value - _field(form, groups[1], group, form.other).astype(wide)
     elif form.zero:
         value = value - tirx.const(form.zero, wide)
-    if form.scale_dtype is not None:
+    if form.scale_dtype:
         value = value * groups[0](*group).astype(wide)
     if form.limit is not None:
         low, high = (tirx.const(sign * form.limit, wide) for sign in (-1, 1))
@@ -49,7 +50,7 @@ def _group(form: Packed, at: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
     for axis, size in ((form.axis, form.group), (form.other, form.lines)):
         if size != 1:
             zero = tirx.IntImm("int64", 0)
-            place = zero if size is None else at[axis] // tirx.IntImm("int64", size)
+            place = zero if size == ALL else at[axis] // tirx.IntImm("int64", size)
             at = form.along(at, place, axis)
     return tuple(at)
 

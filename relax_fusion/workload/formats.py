@@ -15,6 +15,9 @@ _T = TypeVar("_T")
 NUMBERS = ("int8", "float8_e4m3fn", "float8_e5m2")
 """Dtypes of 8 bits that elements may have, other than unsigned integers."""
 
+ALL = -1
+"""As the size of a group: all elements along a dimension share a scale."""
+
 _WORDS = {"uint8": 8, "uint16": 16, "uint32": 32, **dict.fromkeys(NUMBERS, 8)}
 """Bits of what packed elements are kept in."""
 
@@ -48,14 +51,14 @@ class Packed:
     ----------
     bits : int
         Of one element.
-    group : int or None
-        Elements along a dimension that share a scale; None for all of them.
+    group : int
+        Elements along a dimension that share a scale; -1 for all of them.
     zero : int or None
         The field that means 0; None where groups have their own.
     word : str
         The dtype of the words: an unsigned one, or, where a word is one element, that of `number`.
-    scale_dtype : str or None
-        Of the scales; None where there are none, and an element is what its field means.
+    scale_dtype : str
+        Of the scales; empty where there are none, and an element is what its field means.
     axis : {-1, -2}
         The dimension of the groups: the last, or the one in front of it.
     across : bool
@@ -65,22 +68,22 @@ class Packed:
         2 of 8 fields, those are 0, 4, 1, 5, 2, 6, 3, 7.
     number : {"", "int8", "float8_e4m3fn", "float8_e5m2"}
         What the 8 bits of a field are; an unsigned integer by default.
-    lines : int or None
-        Elements along the other dimension that share a scale, too; None for all of them.
+    lines : int
+        Elements along the other dimension that share a scale, too; -1 for all of them.
     limit : float or None
         What elements beyond it become, of either sign.
     """
 
     bits: int
-    group: int | None
+    group: int
     zero: int | None
     word: str = "uint32"
-    scale_dtype: str | None = "float16"
+    scale_dtype: str = "float16"
     axis: int = -1
     across: bool = False
     turns: int = 1
     number: str = ""
-    lines: int | None = 1
+    lines: int = 1
     limit: float | None = None
 
     def __post_init__(self) -> None:
@@ -96,15 +99,15 @@ class Packed:
         if not 1 <= self.bits <= _WORDS[self.word]:
             raise GraphError(f"{self.bits} bits; must be 1 to {_WORDS[self.word]}, as {self.word}")
         for size in (self.group, self.lines):
-            if size is not None and size < 1:
-                raise GraphError(f"a group is of {size}; must be from 1 on")
+            if size < 1 and size != ALL:
+                raise GraphError(f"a group is of {size}; must be from 1 on, or {ALL}")
         if self.number not in ("", *NUMBERS):
             raise GraphError(f"elements are {self.number!r}; must be of {', '.join(NUMBERS)}")
         if self.number and self.bits != 8:
             raise GraphError(f"{self.bits} bits; {self.number} has 8")
         if self.word in NUMBERS and self.word != self.number:
             raise GraphError(f"words are {self.word!r}; must be unsigned, or of {self.number!r}")
-        if self.zero is None and (self.scale_dtype is None or self.lines != 1):
+        if self.zero is None and (not self.scale_dtype or self.lines != 1):
             raise GraphError("zeros of groups need a scale for each, of one line")
         if self.axis not in (-1, -2):
             raise GraphError(f"axis is {self.axis}; must be -1 or -2")
@@ -136,12 +139,13 @@ class Packed:
     @property
     def is_plain(self) -> bool:
         """Whether they are unsigned integers in words, besides, each group with its scale."""
-        each = self.group is not None and self.lines == 1 and self.scale_dtype is not None
-        return self.is_in_order and each and self.fields > 1 and not self.number
+        each = self.group != ALL and self.lines == 1 and self.scale_dtype != ""
+        several = self.fields > 1 and not self.number and self.limit is None
+        return self.is_in_order and each and several
 
     def words(self, elements: int) -> int:
         """Return how many words so many elements take along the dimension that words follow."""
-        several = self.fields > 1 and not self.across and self.group is not None
+        several = self.fields > 1 and not self.across and self.group != ALL
         if several and self.group % self.fields == 0:
             return math.ceil(elements / self.group) * (self.group // self.fields)
         return math.ceil(elements / self.fields)
@@ -159,9 +163,9 @@ class Packed:
         grouped = shape
         for axis, size in ((self.axis, self.group), (self.other, self.lines)):
             if size != 1:
-                count = 1 if size is None else math.ceil(self._size(name, shape, axis) / size)
+                count = 1 if size == ALL else math.ceil(self._size(name, shape, axis) / size)
                 grouped = self.along(grouped, count, axis)
-        if self.scale_dtype is not None:
+        if self.scale_dtype:
             found.append(Operand(f"{name}_scale", grouped, self.scale_dtype))
         if self.zero is None:
             zeros = math.ceil(self._size(name, shape, self.other) / self.fields)

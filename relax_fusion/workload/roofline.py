@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..errors import GraphError
 from .dims import Dim
 from .dtypes import STORED_BYTES
+from .formats import ALL
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
 from .values import At, Axis, Const, Expr, Op, Size, parts, reads
@@ -85,10 +86,10 @@ def _stored(tensor: Tensor, elements: int, sizes: Sizes) -> int:
     if form is None:
         return elements * STORED_BYTES[tensor.dtype]
     words = math.ceil(elements / form.fields) * STORED_BYTES[form.word]
-    if form.scale_dtype is None:
+    if not form.scale_dtype:
         return words
     along, across = (
-        group or max(1, _size(tensor.shape[axis], sizes))
+        group if group != ALL else max(1, _size(tensor.shape[axis], sizes))
         for axis, group in ((form.axis, form.group), (form.other, form.lines))
     )
     groups = math.ceil(elements / (along * across))

@@ -20,13 +20,13 @@ def decoded(form: Packed, stored: Sequence[Array], shape: Sequence[Dim]) -> Arra
 
     def of_groups(values: Array) -> Array:
         for axis, size in ((form.axis, form.group), (form.other, form.lines)):
-            if size is not None and size > 1:  # one for all is broadcast
+            if size > 1:  # one for all is broadcast
                 values = _first(np.repeat(values, size, axis=axis), axis, shape)
         return values
 
     zero = of_groups(_fields(form, groups[1], form.other, shape)) if groups[1:] else form.zero
     numbers = _fields(form, words, form.word_axis, shape) - zero
-    if form.scale_dtype is not None:
+    if form.scale_dtype:
         numbers = numbers * of_groups(groups[0].astype("float64"))
     return numbers if form.limit is None else np.clip(numbers, -form.limit, form.limit)
 

@@ -88,12 +88,12 @@ FORMS = (
     Packed(2, 3, 1, word="uint8", axis=-2, across=True),
     Packed(3, 40, None, axis=-2, turns=5),
     Packed(8, 12, 127, word="uint16", scale_dtype="float32", turns=2),
-    Packed(8, None, 0, "float8_e4m3fn", "float32", number="float8_e4m3fn", lines=None),
+    Packed(8, -1, 0, "float8_e4m3fn", "float32", number="float8_e4m3fn", lines=-1),
     Packed(8, 16, 0, "float8_e5m2", "float32", axis=-2, number="float8_e5m2", lines=3),
-    Packed(8, None, 0, scale_dtype=None, number="float8_e4m3fn"),
+    Packed(8, -1, 0, scale_dtype="", number="float8_e4m3fn"),
     Packed(8, 16, 0, number="float8_e4m3fn", lines=8),
-    Packed(8, None, 0, "int8", number="int8", limit=2.0),
-    Packed(8, 16, 3, "int8", "float32", number="int8", lines=None),
+    Packed(8, -1, 0, "int8", number="int8", limit=2.0),
+    Packed(8, 16, 3, "int8", "float32", number="int8", lines=-1),
     Packed(8, 7, 128, "uint8", axis=-2),
 )
 

@@ -38,18 +38,18 @@ ROPED = (Projection(64, "nk", rope=Rope(16, 32, "float32"), packed=Q4),)
 GATED = GatedFFN(1, 256, 48, "nk", True, True, "silu", RMS, *HALF, packed=Q4)
 COLUMNS = Packed(4, 32, 7, axis=-2)
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
-TENSOR = Packed(8, None, 0, E4M3, "float32", number=E4M3, lines=None)
+TENSOR = Packed(8, -1, 0, E4M3, "float32", number=E4M3, lines=-1)
 BYTES = {
-    "e4m3": Packed(8, None, 0, E4M3, None, number=E4M3),
+    "e4m3": Packed(8, -1, 0, E4M3, "", number=E4M3),
     "e4m3 of a tensor": TENSOR,
     "e4m3 of blocks": Packed(8, 96, 0, E4M3, "float32", number=E4M3, lines=48),
     "e4m3 of groups": Packed(8, 32, 0, E4M3, number=E4M3),
     "e4m3 in words": replace(TENSOR, word="uint32"),
-    "e5m2": Packed(8, None, 0, E5M2, number=E5M2),
-    "int8": Packed(8, None, 0, "int8", number="int8"),
-    "int8 with a limit": Packed(8, None, 0, "int8", number="int8", lines=None, limit=1.0),
+    "e5m2": Packed(8, -1, 0, E5M2, number=E5M2),
+    "int8": Packed(8, -1, 0, "int8", number="int8"),
+    "int8 with a limit": Packed(8, -1, 0, "int8", number="int8", lines=-1, limit=1.0),
     "int8 with a zero": Packed(8, 64, -3, "int8", "float32", number="int8"),
-    "uint8": Packed(8, None, 128, "uint8"),
+    "uint8": Packed(8, -1, 128, "uint8"),
 }
 WORKS = {
     "plain": PLAIN,

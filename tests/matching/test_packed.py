@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tvm import te, tirx
 
-from relax_fusion.matching.packed import Decoding, packed_format
+from relax_fusion.matching.packed_format import Decoding, packed_format
 from relax_fusion.workload import Packed
 
 N, K = 64, 96

@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from relax_fusion import Report
 
-from ..support.quantised import FORMATS, numpy_dtype
+from ..support.quantised import FORMATS, Bytes, numpy_dtype
 from ..support.quantised_functions import (
     Layer,
     add_function,
@@ -23,9 +23,12 @@ from ..support.quantised_functions import (
 from ..support.quick import machine, quickly
 
 K, N, ROWS = 128, 48, 5
+WIDE = ("float16", "bfloat16", "float32")
 READ = (
     *("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1"),
-    "q4f16_autoawq",
+    *("q4f16_autoawq", "e4m3_f16", "by_channel"),
+    *("e4m3_tensor", "e4m3_blocks", "e4m3_words", "e4m3_bf16_blocks", "e5m2_tensor", "e4m3_f32"),
+    *("int8_rows", "e4m3_rows"),
 )
 """Formats that kernels unpack."""
 
@@ -63,13 +66,13 @@ def inputs(name: str, rows: int) -> list[np.ndarray]:
     format, rng = FORMATS[name], np.random.default_rng(7)
     shapes = [((rows, K), format.dtype), ((K,), format.dtype)]
     shapes += format.shapes(2 * N, K) + format.shapes(K, N)
-    scale = {"float16": 0.02, "bfloat16": 0.02, "float32": 0.02}
-    return [
-        random_array(rng, *each) * (scale[each[1]] if n > 1 else 1)
-        if each[1] in scale
-        else random_array(rng, *each)
+    arrays = [
+        random_array(rng, *each) * (0.02 if n > 1 and each[1] in WIDE else 1)
         for n, each in enumerate(shapes)
     ]
+    words = isinstance(format, Bytes) and format.word
+    # No byte of a word may be NaN
+    return [a & 0xBFBFBFBF if words and a.dtype == "uint32" else a for a in arrays]
 
 
 @pytest.mark.parametrize("name", READ)
