@@ -77,7 +77,7 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
             num_stages=2,
             num_warps=4,
             family="few_rows",
-            ordered=True,
+            keeps_row=True,
         ),
     ),
     "TensorCores": (

@@ -8,7 +8,6 @@ schedules it by the plan in its attribute.  Stages, by the names of their blocks
 ``mean_sum``    sum of x over k (LayerNorm)                 [rows], float32
 ``square_sum``  sum of x^2, or of (x - mean)^2              [rows], float32
 ``x_norm``      the normalised rows                         [rows, k], float32 (edges "none": dtype)
-``x_ordered``   rows without a norm, for a plan that orders them  [rows, k], dtype
 ``w_parts{i}``  gate and up of a gated pair, or the first and second features of rotated pairs,
                 stacked                                     [2, n, k], dtype (edges "zero")
 ``x_tiles``     the rows in tiles                           [tiles, k, reg_m], float32 (panels)
@@ -35,7 +34,6 @@ from ctypes import c_float
 
 from tvm import te, tirx
 
-from ..estimator.families.few_rows.packed import PackedPlan
 from ..estimator.families.words import word_vectors
 from ..estimator.tile_plan import TilePlan
 from ..workload import GatedFFN, Norm, NormMatmul, Packed, Projection, WeightLayout
@@ -85,8 +83,6 @@ def contraction_prim_func(work: NormMatmul | GatedFFN, plan: TilePlan, gpu: bool
     if edges == "zero":
         x = _zero_rows(x, padding.rows)
     data = _normalise(stages, x, work.norm, rows, edges) if work.norm else x
-    if work.norm is None and isinstance(plan, PackedPlan) and plan.ordered:
-        data = te.compute(x.shape, lambda i, j: x(i, j), "x_ordered")
     if edges == "zero":  # the padding is in x already
         padding = Padding(1, 1)
     if padding.panels:

@@ -187,9 +187,13 @@ def stored(array: Array, dtype: str, rounds: bool) -> Array:
     if "float" in dtype:
         array = np.asarray(array).astype("float64")
         return array.astype(numpy_dtype(dtype)).astype("float64") if rounds else array
-    if array.dtype.kind == "f" and dtype != "bool" and not np.isfinite(array).all():
+    if array.dtype.kind != "f" or dtype == "bool" or np.isfinite(array).all():
+        return array.astype(dtype)
+    if dtype not in ("int32", "int64") or not (array < np.inf).all():
         raise Uninterpreted(f"a number that is not finite, cast to {dtype}")
-    return array.astype(dtype)
+    # -inf becomes the least integer on x86, ARM and NVIDIA; they disagree on all others
+    whole = np.where(np.isfinite(array), array, 0).astype(dtype)
+    return np.where(np.isfinite(array), whole, np.iinfo(dtype).min)
 
 
 def _read(attrs: Any) -> dict[str, Any]:

@@ -84,6 +84,16 @@ def _split(c: Called, x: Array) -> tuple[Array, ...]:
     return tuple(np.split(x, parts, axis=axis))
 
 
+def _gather_nd(c: Called, x: Array, indices: Array) -> Array:
+    if int(c.attrs.get("batch_dims", 0)):
+        raise Uninterpreted("gather_nd with dimensions of a batch")
+    places = np.moveaxis(indices, -1, 0)
+    for place, size in zip(places, x.shape, strict=False):
+        if ((place < 0) | (place >= size)).any():
+            raise Uninterpreted("gather_nd beyond the tensor")
+    return np.asarray(x[tuple(places)])
+
+
 def _take(c: Called, x: Array, indices: Any) -> Array:
     axis = c.attrs["axis"]
     found, size = np.asarray(indices), x.size if axis is None else x.shape[axis]
@@ -250,6 +260,7 @@ OPERATORS: Mapping[str, Callable[..., Any]] = {
     "split": _split,
     "stack": lambda c, parts: np.stack(parts, c.attrs["axis"] or 0),
     "strided_slice": _slice,
+    "gather_nd": _gather_nd,
     "take": _take,
     "tensor_to_shape": lambda c, x: tuple(map(int, x)),
     "tile": lambda c, x: np.tile(x, c.attrs["repeats"]),

@@ -60,6 +60,7 @@ class WarpsBlock(Block):
             self.fenced, self.arrived = np.zeros(size, bool), np.zeros(size, bool)
             self.used = np.zeros(size, int)  # when a warp multiplied what is there
             self.written = np.full(size, -1)  # when a sum was put there
+            self.stored = np.full(size, -1)  # when threads stored for all
         self.run(node.block.body)
 
     def _halves(self, node: Any, buffer: Any) -> np.ndarray:
@@ -153,6 +154,7 @@ class WarpsBlock(Block):
         assert len(np.unique(at)) == at.size, "two copies meet"
         lines = to.reshape(-1, 8) // 16 % 8
         assert (np.sort(lines, -1) == np.arange(8)).all(), "a line shares banks"
+        assert (self.stored[at] < 0).all(), "a copy overwrites what is kept"
         super()._copy(args)
 
     def _load_peer(self, args: Any) -> None:
@@ -170,8 +172,11 @@ class WarpsBlock(Block):
         targets, address = args[:4], np.asarray(self.value(args[4])).astype(int)
         at = address[:, None] // ELEMENT + np.arange(16 // ELEMENT)
         mine = self.active[:, None] // LANES
-        assert (self.owner[at] // LANES == mine).all(), "a warp reads what it did not ask for"
-        own = self.owner[at] == self.active[:, None]
+        common = self.stored[at] >= 0
+        assert (self.stored[at] < self.met).all(), "no barrier behind a store"
+        asked = common | (self.owner[at] // LANES == mine)
+        assert asked.all(), "a warp reads what it did not ask for"
+        own = common | (self.owner[at] == self.active[:, None])
         assert (own | (self.landed[at] < self.epoch)).all(), (
             "what a copy brought is read without a barrier"
         )

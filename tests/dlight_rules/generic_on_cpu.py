@@ -25,6 +25,7 @@ class Views:
     """What generic kernels have beside those of ours: views, and operands that are computed."""
 
     views: dict[Any, Any]
+    stored: Any = None
 
     def _DeclBuffer(self, node: Any) -> None:
         self.views[node.buffer] = node.data.args[0]
@@ -152,6 +153,8 @@ class Views:
         words = np.stack([np.broadcast_to(self.value(a), to.shape) for a in args[1:5]], -1)
         self.shared[at] = np.ascontiguousarray(words.astype(np.uint32)).view(self.shared.dtype)
         self.landed[at], self.arrived[at], self.fenced[at] = self.epoch, True, False
+        if self.stored is not None:
+            self.stored[at] = self.met
 
 
 def _texts(args: Any) -> list[str]:

@@ -10,7 +10,6 @@ import pytest
 
 from relax_fusion.dlight_rules.tensor_cores.contraction import emit
 from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.few_rows.dequantised import MEMBERS, width
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import (
@@ -69,10 +68,10 @@ WORKS = {
 
 
 def plans(work: Any) -> list[PackedPlan]:
-    """Return a narrow plan of each height, with ordered rows and without."""
+    """Return a narrow plan of each height, and one that keeps its row."""
     found = [p for p in candidates(work, H200) if isinstance(p, PackedPlan)]
     found.sort(key=lambda p: (p.block_n, p.num_warps))
-    chosen = {(p.block_m, p.ordered): p for p in reversed(found)}
+    chosen = {(p.block_m, p.keeps_row): p for p in reversed(found)}
     return list(chosen.values())
 
 
@@ -102,7 +101,7 @@ class RowKernels(Launches):
             super()._block(thread)
 
 
-def in_front(work: Any, plan: PackedPlan, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def in_front(work: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return what the kernel in front of the products makes, if there is one."""
     x = given["x"]
     if work.norm is not None:
@@ -110,16 +109,10 @@ def in_front(work: Any, plan: PackedPlan, given: dict[str, np.ndarray]) -> dict[
         wide = wide.astype("float16").astype("float64")
         x = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + work.norm.eps) * given["gamma"]
         x = x.astype("float16")
-    if plan.ordered:  # [tile, chunk, piece, row, member, element]
-        members = MEMBERS * width(work.k)
-        padded = np.full((-(-len(x) // 8) * 8, work.k), np.nan, "float16")
-        padded[: len(x)] = x
-        shape = (len(padded) // 8, 8, work.k // members, MEMBERS, width(work.k) // 8, 8)
-        x = padded.reshape(shape).transpose(0, 2, 4, 1, 3, 5)
-    return {"x_norm" if work.norm is not None else "x_ordered": x}
+    return {"x_norm": x}
 
 
-@pytest.mark.parametrize("rows", [3, 16])
+@pytest.mark.parametrize("rows", [1, 3, 16])
 @pytest.mark.parametrize("name", WORKS)
 def test_numbers(name: str, rows: int) -> None:
     work = replace(WORKS[name], rows=rows)
@@ -129,7 +122,7 @@ def test_numbers(name: str, rows: int) -> None:
         func = emit(work, plan, make_target("h200"))
         wanted = evaluate(work.graph, given)
         outs = {o.name: np.full(o.shape, np.nan, "float16") for o in work.graph.outputs}
-        every = given | outs | in_front(work, plan, given)
+        every = given | outs | in_front(work, given)
         tensors = {n: a.copy().reshape(-1) for n, a in every.items()}
         RowKernels(tensors).run(Node(func.body))
         for out in (name for name in outs if name != "x_sum"):

@@ -120,3 +120,18 @@ def test_sizes_of_data_get_names() -> None:
         bb.match_cast(shape, relax.ShapeType([n]))
         bb.emit_func_output(bb.emit(relax.op.arange(0, n, 1, dtype="int64")))
     assert evaluate(bb.get()["main"], [np.array([3])])[0].tolist() == [0, 1, 2]
+
+
+def test_minus_infinity_is_the_least_integer() -> None:
+    out = run("x[2]", 'y = R.astype(x, "int64")', np.array([-np.inf, 2.5]))
+    np.testing.assert_array_equal(out, [np.iinfo("int64").min, 2])
+    with pytest.raises(Uninterpreted, match="not finite, cast to int64"):
+        run("x[1]", 'y = R.astype(x, "int64")', np.array([np.inf]))
+
+
+def test_elements_are_gathered() -> None:
+    x, places = np.arange(12.0).reshape(3, 4), np.array([[2, 1], [0, 3]])
+    out = run("x[3,4] i[2,2]:int64", "y = R.gather_nd(x, i)", x, places)
+    np.testing.assert_array_equal(out, [9, 3])
+    with pytest.raises(Uninterpreted, match="gather_nd beyond the tensor"):
+        run("x[3,4] i[2,2]:int64", "y = R.gather_nd(x, i)", x, places + 2)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import tvm
 
-from relax_fusion import QUANTIZATIONS, Report, dequantize, quantize
+from relax_fusion import QUANTIZATIONS, Report, dequantize, make_target, quantize
 from relax_fusion.models import (
     ConfigError,
     Generator,
@@ -190,3 +190,15 @@ def test_random_weights_are_quantised_ones() -> None:
 def test_arguments_that_do_not_fit(arguments: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         export(TINY, **arguments)
+
+
+@pytest.mark.parametrize("batch", [1, 3, "b"])
+@pytest.mark.parametrize("config", ["normed", "gpt2"])
+def test_fused_kernels_are_those_that_were_chosen(config: str, batch: int | str) -> None:
+    wide = replace(CONFIGS[config], hidden_size=512, num_heads=8, intermediate_size=768)
+    exported = export(wide, max_seq_len=16, batch=batch, quantization="q4f16_1")
+    report = Report()
+    lowered(without(exported.mod, ["prefill"]), make_target("h200"), 5, report=report)
+    packed = [s for s in report.schedules if s.plans and s.plans.entries[0][1].family]
+    assert len(packed) >= 4
+    assert [(s.rule, s.refusals) for s in report.schedules if s.refusals] == []

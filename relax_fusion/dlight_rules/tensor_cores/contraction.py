@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
 from tvm import s_tir, tirx
@@ -25,7 +26,7 @@ from .epilogue import MmaEpilogue
 from .few_rows import few_rows_kernel
 from .layout import LANES, grouped
 from .mma_kernel import MmaKernel
-from .norm_rows import normalise_rows, order_rows
+from .norm_rows import normalise_rows
 from .row_norm import NORM_BLOCKS, RowNorm
 from .sums import cluster_sums, leave_cluster, own_sums
 from .tile import MmaTile, Product, int32, int64, tiles_of, whole
@@ -51,12 +52,7 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
             block, threads = sch.get_sblock(name), plan.num_warps * LANES
             steps.element_wise_kernel(sch, block, threads, plan.lanes)
     names = steps.block_names(func)
-    if isinstance(plan, PackedPlan) and plan.ordered:
-        order_rows(sch, "x_norm" if "x_norm" in names else "x_ordered")
-    if "x_ordered" in names:
-        copy = sch.get_sblock("x_ordered")
-        steps.element_wise_kernel(sch, copy, plan.num_warps * LANES, plan.lanes)
-    if "x_norm" in names and not _normalises(plan):
+    if "x_norm" in names and not _normalises(plan, names):
         normalise_rows(sch, plan.num_warps * LANES)
     float8 = is_cuda(target) and has_float8(compute_capability(target))
     return with_mma(sch.mod["main"], plan, dependent.is_possible(target), float8)
@@ -74,7 +70,7 @@ def with_mma(
     kernels: list[tirx.Stmt] = []
     sums: list[tirx.Var] = []
     blocks: dict[str, s_tir.SBlock] = {}
-    inside = _normalises(plan)
+    inside = _normalises(plan, steps.block_names(func))
     for stage in root.body.seq:
         stage_blocks = found_in(stage, s_tir.SBlock)
         block = stage_blocks[0]
@@ -94,15 +90,17 @@ def with_mma(
         else:
             # A kernel that decodes weights has many small blocks; that each of them waits cost 9 us
             # at 4096 x 4096 on an H200
-            rows = (*NORM_BLOCKS, "x_ordered")
-            announced = early and any(b.name_hint in rows for b in stage_blocks)
+            announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]
     body = tirx.SeqStmt(kernels) if len(kernels) > 1 else kernels[0]
     return func.with_body(root_of(body, kept))
 
 
-def _normalises(plan: TilePlan) -> bool:
+def _normalises(plan: TilePlan, blocks: Iterable[str]) -> bool:
+    """Tell whether the kernels of products normalise rows; not those of a sum that is a result."""
+    if isinstance(plan, PackedPlan):
+        return plan.keeps_row and "x_sum" not in blocks
     return plan.family == few_rows.FAMILY and few_rows.normalises(plan)
 
 

@@ -1,11 +1,15 @@
 """The body of a tensor-core kernel for few rows whose weight is computed from few bits.
 
-It is a `FewRowsKernel` whose threads keep to themselves: each copies what its weights are made of,
-and its part of the rows, into 16 bytes of shared memory of its own (``cp.async``), several steps
-ahead, and computes weights in the registers that it multiplies.  Nothing waits for another.  Four
+A thread copies what its weights are made of into 16 bytes of shared memory of its own
+(``cp.async``), several steps ahead, and computes weights in the registers that it multiplies.  Four
 threads share a column; each has `width` neighbours along k.  As the order in which k passes through
 the instructions does not matter, it is that in which the weights come out of their words, and the
 elements of x are paired likewise.
+
+A thread block takes one tile of columns after the other, and asks for the words of the next while
+it still multiplies those of this one.  Its rows lie in shared memory all the time, normalised and
+in pairs (`kept_rows`); where there is no room for that, each warp copies with the words what it
+multiplies.
 """
 
 from __future__ import annotations
@@ -14,23 +18,28 @@ from collections.abc import Iterator
 from itertools import product
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_cvta_generic_to_shared
+from tvm.backend.cuda.op import cuda_cvta_generic_to_shared, cuda_warp_sync
+from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows import dequantised
+from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MMA_COLUMNS, MMA_ROWS, SUM_BYTES
 from ...estimator.prediction import ceil_div
-from ...estimator.tile_plan import TilePlan
 from ...hardware.instructions import PIECE_BYTES
 from . import dependent
 from .decoded import Decoder, joined, unrolled
-from .few_rows_kernel import QUADS, FewRowsKernel
 from .few_rows_ring import Place
 from .few_rows_sums import WarpSums
 from .fragments import clear, copy_async, ptx, scratch
 from .instructions import INSTRUCTIONS
+from .kept_row import KeptRow, swizzled
 from .layout import LANES, PIECE
+from .row_norm import RowNorm
 from .tile import Product, int32, int64, is_multiple
+
+QUADS = LANES // 4
+"""Groups of four threads: each has a row of x, and two columns of an instruction."""
 
 COLUMNS = MMA_COLUMNS // QUADS
 """Of a thread, in an instruction."""
@@ -40,99 +49,144 @@ HINT = ".L2::256B"
 27, on an H200."""
 
 
-class DecodedRowsKernel(FewRowsKernel):
+class DecodedRowsKernel:
     """Emits one thread block, into the IR builder that is open.
 
     Parameters
     ----------
-    plan : TilePlan
+    plan : PackedPlan
         ``block_k`` elements of k are a step of all warps together; ``num_stages`` steps are loaded
         ahead.
     product : Product
         What is computed.
+    norm : RowNorm, optional
+        What is done to the row first, which is kept.
     place : Place
         What the thread works on.
     early : bool
         Whether it may begin while the kernel in front of it still computes x.
     """
 
-    def __init__(self, plan: TilePlan, product: Product, place: Place, early: bool) -> None:
+    def __init__(
+        self, plan: PackedPlan, product: Product, norm: RowNorm | None, place: Place, early: bool
+    ) -> None:
         """Allocate registers, in the block that is open."""
-        self.plan, self.product, self.norm = plan, product, None
-        self.place, self.early = place, early
+        self.plan, self.product, self.place, self.early = plan, product, place, early
         self.width = dequantised.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
-        tiles, self.columns = product.parts * self.tiles_n, self.tiles_n * COLUMNS
+        self.columns = self.tiles_n * COLUMNS
         self.decoders = [
             Decoder(product.neighbours(part, self.width), self.columns, self.stages)
             for part in range(product.parts)
         ]
         self.x = scratch("x_words", self.tiles_m * self.width // 2, "uint32", "local")
+        tiles = product.parts * self.tiles_n
         self.sums = scratch("sums", tiles * self.tiles_m * 4, "float32", "local")
-        self._allocate_ring()
+        self._allocate_shared(norm)
 
-    def _allocate_ring(self) -> None:
-        """Allocate shared memory: what each thread copies for itself, then the sums of warps."""
+    def _allocate_shared(self, norm: RowNorm | None) -> None:
+        """Allocate shared memory: a kept row, and what is copied ahead; then the sums of warps."""
         plan = self.plan
-        self.x_slots = self.tiles_m * self.width // PIECE
+        self.x_slots = 0 if plan.keeps_row else self.tiles_m * self.width // PIECE
         self.slots = self.x_slots + self.columns * sum(len(d.copied) for d in self.decoders)
         ring = self.stages * plan.num_warps * self.slots * LANES * PIECE_BYTES
+        kept = self.steps * plan.block_k * 2 if plan.keeps_row else 0
         sums = plan.num_warps * self.product.parts * plan.block_m * plan.block_n
-        size = max(ring // SUM_BYTES, sums)
+        size = max((kept + ring) // SUM_BYTES, sums)
         self.shared = scratch("shared", size, "float32", "shared.dyn")
-        self.base = scratch("base", 1, "uint32", "local")
-        own = self.place.warp * int32(self.slots * LANES) + self.place.lane
+        # Of all of it, of what this warp copies, and of what this thread does
+        self.base = scratch("base", 3, "uint32", "local")
         start = cuda_cvta_generic_to_shared(self.shared.access_ptr("rw"))
-        T.buffer_store(self.base, start + (own * int32(PIECE_BYTES)).astype("uint32"), [0])
+        T.buffer_store(self.base, start, [0])
+        own = self.place.warp * int32(self.slots * LANES * PIECE_BYTES) + int32(kept)
+        T.buffer_store(self.base, self.base[0] + own.astype("uint32"), [1])
+        lane = self.place.lane * int32(PIECE_BYTES)
+        T.buffer_store(self.base, self.base[1] + lane.astype("uint32"), [2])
+        self.kept = KeptRow(self, norm) if plan.keeps_row else None
 
     def accumulate(self) -> None:
         """Emit the whole reduction."""
         clear(self.sums)
+        if self.early and self.kept:
+            T.evaluate(dependent.wait())
+        if self.kept:
+            self.kept.load()
         with unrolled(self.stages) as stage:
             self._request_weights(stage, stage)
-        if self.early:
-            T.evaluate(dependent.wait())
-        with unrolled(self.stages) as stage:
-            self._request_rows(stage, stage)
-            T.evaluate(ptx["cp.async.commit_group"]())
+            if self.kept:
+                T.evaluate(ptx["cp.async.commit_group"]())
+        if self.kept:
+            self.kept.store()
+        else:
+            if self.early:
+                T.evaluate(dependent.wait())
+            with unrolled(self.stages) as stage:
+                self._request_rows(stage, stage)
+                T.evaluate(ptx["cp.async.commit_group"]())
         turns = ceil_div(self.steps, self.stages)
         # What a loop loads for its next turn, no compiler moves to where it is used
         rolled = T.serial(int32(turns), annotations={"disable_unroll": True})
         with rolled as turn, unrolled(self.stages) as stage:
+            IRBuilder.name_many(["turn", "stage"], [turn, stage])
             self._step(turn * int32(self.stages) + stage, stage)
 
     def finish(self) -> None:
         """Add the sums of the warps, and apply the epilogue."""
         T.evaluate(ptx["cp.async.wait_group"](0))
-        WarpSums(self, self.shared).finish()
+        WarpSums(self, self.shared, self.base[0]).finish()
 
     def _step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Multiply a step, and ask for the one that takes its place."""
         T.evaluate(ptx["cp.async.wait_group"](self.stages - 1))
+        if not self.kept:
+            T.evaluate(cuda_warp_sync())
         if self.steps % self.stages:
             with T.If(step < int32(self.steps)), T.Then():
-                self._multiply_step(step, stage)
+                self._multiply(step, stage)
         else:
-            self._multiply_step(step, stage)
+            self._multiply(step, stage)
+        if not self.kept:  # others may still read what is overwritten
+            T.evaluate(cuda_warp_sync())
         later = step + int32(self.stages)
         with T.If(later < int32(self.steps)), T.Then():
             self._request_weights(later, stage)
-            self._request_rows(later, stage)
+            if not self.kept:
+                self._request_rows(later, stage)
         T.evaluate(ptx["cp.async.commit_group"]())
 
-    # --- loads -------------------------------------------------------------------------------
+    # --- places ------------------------------------------------------------------------------
 
-    def _piece_at(self, step: tirx.Expr) -> tirx.Expr:
+    def column(self, tile: int, half: int) -> tirx.Expr:
+        """Return which column of the tile one of both columns of a quad is."""
+        return int32(tile * MMA_COLUMNS + half * QUADS) + self.place.quad
+
+    def _line(self, column: int) -> tirx.Expr:
+        """Return a column of the weight; beyond the last column, that."""
+        line = self.place.first_column + int64(int32(column * QUADS) + self.place.quad)
+        if not is_multiple(self.product.columns, self.plan.block_n):
+            line = tirx.min(line, int64(self.product.columns - 1))
+        return line
+
+    def _unit(self, step: tirx.Expr, member: tirx.Expr) -> tirx.Expr:
         """Return which neighbours of its columns a thread has in a step, of all along k."""
         chunks = step * int32(self.plan.num_warps) + self.place.warp
-        return int64(chunks * int32(dequantised.MEMBERS) + self.place.member)
+        return chunks * int32(dequantised.MEMBERS) + member
 
-    def _slot(self, stage: tirx.Expr, slot: int) -> tirx.Expr:
-        """Return the address of 16 bytes of this thread, which no other reads or writes."""
+    def _piece_at(self, step: tirx.Expr) -> tirx.Expr:
+        last = self.product.depth // self.width - 1
+        return tirx.min(int64(self._unit(step, self.place.member)), int64(last))
+
+    def _slot(self, start: tirx.Expr, stage: tirx.Expr, slot: int) -> tirx.Expr:
+        """Return the address of a slot of 16 bytes a lane, of a warp or of a thread."""
         before = stage * int32(self.plan.num_warps * self.slots) + int32(slot)
-        return self.base[0] + (before * int32(LANES * PIECE_BYTES)).astype("uint32")
+        return start + (before * int32(LANES * PIECE_BYTES)).astype("uint32")
+
+    def _index(self, stage: tirx.Expr, column: int) -> tirx.Expr:
+        return stage * int32(self.columns) + int32(column)
+
+    # --- loads -------------------------------------------------------------------------------
 
     def _copies(self) -> Iterator[tuple[int, Decoder, int, list[int]]]:
         """Yield what is copied of the weights: slot, decoder, column and vector."""
@@ -142,59 +196,63 @@ class DecodedRowsKernel(FewRowsKernel):
 
     def _request_weights(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Begin to load what the weights of a step are made of."""
-        last = self.product.depth // self.width - 1
-        piece = tirx.min(self._piece_at(step), int64(last))
+        piece = self._piece_at(step)
         for slot, decoder, column, vector in self._copies():
             source = decoder.source(vector, self._line(column), piece)
-            copy_async(self._slot(stage, slot), source, PIECE_BYTES, [], HINT)
+            copy_async(self._slot(self.base[2], stage, slot), source, PIECE_BYTES, [], HINT)
         for decoder in self.decoders:
             for column in range(self.columns):
                 decoder.load(self._index(stage, column), self._line(column), piece)
 
     def _request_rows(self, step: tirx.Expr, stage: tirx.Expr) -> None:
-        """Begin to load the rows of a step."""
-        piece, last = self._piece_at(step), self.product.depth // self.width - 1
-        pieces = range(0, self.width, PIECE)
-        for slot, (tile, first) in enumerate(product(range(self.tiles_m), pieces)):
-            row = self.place.first_row + int64(int32(tile * MMA_ROWS) + self.place.quad)
-            inside = [row < self.product.rows, piece <= int64(last)]
-            load = self.product.x_at(row, piece * int64(self.width) + int64(first))
-            copy_async(self._slot(stage, slot), load, PIECE_BYTES, inside)
-
-    def _read_slots(self, stage: tirx.Expr) -> None:
-        """Load what was copied for a step into registers."""
+        """Begin to load the rows of a step: neighbouring lanes copy neighbouring pieces."""
+        pieces = dequantised.MEMBERS * self.width // PIECE  # of a row, for a warp
         for slot in range(self.x_slots):
-            words = [self.x[slot * PIECE // 2 + n] for n in range(PIECE // 2)]
-            T.evaluate(ptx["ld.shared.v4.b32"](*words, self._slot(stage, slot)))
+            index = self.place.lane + int32(slot * LANES)
+            line, piece = index // int32(pieces), index % int32(pieces)
+            row = self.place.first_row + int64(line)
+            k = self._unit(step, int32(0)) * int32(self.width) + piece * int32(PIECE)
+            inside = [row < self.product.rows, k < int32(self.product.depth)]
+            at = self._copied_piece(stage, line, piece)
+            copy_async(at, self.product.x_at(row, int64(k)), PIECE_BYTES, inside)
+
+    def _copied_piece(self, stage: tirx.Expr, row: tirx.Expr, piece: tirx.Expr) -> tirx.Expr:
+        """Return the address of a piece of what this warp has copied of a row."""
+        pieces = dequantised.MEMBERS * self.width // PIECE
+        if pieces > dequantised.MEMBERS:  # else two rows are side by side
+            piece = swizzled(row, piece, self.width)
+        to = (row * int32(pieces) + piece) * int32(PIECE_BYTES)
+        return self._slot(self.base[1], stage, 0) + to.astype("uint32")
+
+    def _read(self, step: tirx.Expr, stage: tirx.Expr) -> None:
+        """Load the operands of a step into registers."""
+        width, pieces = self.width, self.width // PIECE
+        for tile, first in product(range(self.tiles_m), range(pieces)):
+            row, piece = self.place.quad + int32(tile * MMA_ROWS), int32(first)
+            piece = self.place.member * int32(pieces) + piece
+            if self.kept:
+                at = self.kept.address(self._unit(step, int32(0)) * int32(pieces) + piece)
+            else:
+                at = self._copied_piece(stage, row, piece)
+            start = (tile * width + first * PIECE) // 2
+            words = [self.x[start + n] for n in range(PIECE // 2)]
+            T.evaluate(ptx["ld.shared.v4.b32"](*words, at))
         for slot, decoder, column, vector in self._copies():
             words = decoder.registers(vector, int32(column))
-            T.evaluate(ptx["ld.shared.v4.b32"](*words, self._slot(stage, slot)))
-
-    def _index(self, stage: tirx.Expr, column: int) -> tirx.Expr:
-        return stage * int32(self.columns) + int32(column)
-
-    def _line(self, column: int) -> tirx.Expr:
-        """Return a column of the weight; beyond the last column, that."""
-        line = self.place.first_column + int64(int32(column * QUADS) + self.place.quad)
-        if not is_multiple(self.product.columns, self.plan.block_n):
-            line = tirx.min(line, int64(self.product.columns - 1))
-        return line
+            T.evaluate(ptx["ld.shared.v4.b32"](*words, self._slot(self.base[2], stage, slot)))
 
     # --- products ----------------------------------------------------------------------------
 
-    def _multiply_step(self, step: tirx.Expr, stage: tirx.Expr) -> None:
+    def _multiply(self, step: tirx.Expr, stage: tirx.Expr) -> None:
         """Compute the weights of a step, and multiply them."""
-        self._read_slots(stage)
-        pairs, words = self.decoders[0].neighbours.pairs(), self.width // 2
-        x = [
-            [joined(*((self.x[tile * words + e // 2], e % 2) for e in pair)) for pair in pairs]
-            for tile in range(self.tiles_m)
-        ]
+        self._read(step, stage)
+        pairs = self.decoders[0].neighbours.pairs()
+        x = [self._paired(m * self.width // 2, pairs) for m in range(self.tiles_m)]
         multiply = ptx[INSTRUCTIONS[self.product.dtype].mma]
         piece = self._piece_at(step)
         for part, decoder in enumerate(self.decoders):
-            for tile_n in range(self.tiles_n):
-                columns = range(tile_n * COLUMNS, (tile_n + 1) * COLUMNS)
+            for n in range(self.tiles_n):
+                columns = range(n * COLUMNS, (n + 1) * COLUMNS)
                 w = [
                     decoder.pairs(self._index(stage, c), self._line(c), piece, int32(c))
                     for c in columns
@@ -202,6 +260,12 @@ class DecodedRowsKernel(FewRowsKernel):
                 for first in range(0, len(pairs), 2):
                     left = [w[c][first + turn] for turn in range(2) for c in range(COLUMNS)]
                     for m in range(self.tiles_m):
-                        tile = (part * self.tiles_n + tile_n) * self.tiles_m + m
-                        sums = [self.sums[tile * 4 + e] for e in range(4)]
+                        place = ((part * self.tiles_n + n) * self.tiles_m + m) * 4
+                        sums = [self.sums[place + e] for e in range(4)]
                         T.evaluate(multiply(*sums, *left, *x[m][first : first + 2], *sums))
+
+    def _paired(self, start: int, pairs: list[tuple[int, int]]) -> list[tirx.Expr]:
+        """Return the registers of x that are multiplied, of those from `start` on."""
+        if self.kept:
+            return [self.x[start + n] for n in range(len(pairs))]
+        return [joined(*((self.x[start + e // 2], e % 2) for e in pair)) for pair in pairs]

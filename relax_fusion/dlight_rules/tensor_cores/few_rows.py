@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.tile_plan import TilePlan
 from .decoded_rows import DecodedRowsKernel
 from .few_rows_kernel import FewRowsKernel
@@ -16,6 +17,8 @@ from .few_rows_ring import Place
 from .layout import LANES
 from .row_norm import RowNorm
 from .tile import Product, int32, int64, last_tile, tiles_of, whole
+
+Kernel = FewRowsKernel | DecodedRowsKernel
 
 
 def few_rows_kernel(
@@ -28,7 +31,9 @@ def few_rows_kernel(
     early : bool
         Whether it may begin while the kernel in front of it still computes x.
     """
-    tiles_m = (product.rows + int64(plan.block_m - 1)) // int64(plan.block_m)
+    decodes = product.weight_is_computed
+    height = PackedPlan.of(plan).height if decodes else plan.block_m
+    tiles_m = (product.rows + int64(height - 1)) // int64(height)
     tiles_n = tiles_of(product.columns, plan.block_n)
     read = product.operands()
     if norm:
@@ -45,13 +50,14 @@ def few_rows_kernel(
         IRBuilder.name_many(["tile", "thread"], [tile, thread])
         T.reads(*(whole(buffer) for buffer in read))
         T.writes(whole(product.out.body.buffer))
-        first_row = int64(tile // tiles_n) * int64(plan.block_m)
+        first_row = int64(tile // tiles_n) * int64(height)
         # The last tile has columns of the one before it, rather than a condition for each copy
         last = last_tile(product.columns, plan.block_n)
         first_column = int64(tirx.min(tile % tiles_n * int32(plan.block_n), last))
         place = Place(thread, first_row, first_column, part)
-        if product.weight_is_computed:
-            kernel: FewRowsKernel = DecodedRowsKernel(plan, product, place, early)
+        if decodes:
+            own = PackedPlan.of(plan)
+            kernel: Kernel = DecodedRowsKernel(own, product, norm, place, early)
         else:
             kernel = FewRowsKernel(plan, product, norm, place, early)
         kernel.accumulate()

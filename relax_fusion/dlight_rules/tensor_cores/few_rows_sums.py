@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.few_rows.tiles import MMA_ROWS, SUM_BYTES
 from .fragments import ptx, scratch
 from .layout import LANES
 from .tile import fill_a_tile, int32, int64
 
 if TYPE_CHECKING:
+    from .decoded_rows import DecodedRowsKernel
     from .few_rows_kernel import FewRowsKernel
 
 
@@ -25,16 +27,19 @@ class WarpSums:
 
     Parameters
     ----------
-    kernel : FewRowsKernel
+    kernel : FewRowsKernel or DecodedRowsKernel
         Has the sums of its warps in registers, four of each instruction.
     shared : tirx.Var
         Shared memory, which is not used for operands any more.
-    base : tirx.Expr, optional
-        Its address; needed where k is split.
+    base : tirx.Expr
+        Its address, for other blocks.
     """
 
     def __init__(
-        self, kernel: FewRowsKernel, shared: tirx.Var, base: tirx.Expr | None = None
+        self,
+        kernel: FewRowsKernel | DecodedRowsKernel,
+        shared: tirx.Var,
+        base: tirx.Expr,
     ) -> None:
         """Allocate registers, in the block that is open."""
         self.kernel, self.shared, self.base = kernel, shared, base
@@ -97,9 +102,12 @@ class WarpSums:
         Only of rows that there are: to the barrier at the end, which orders nothing, a read counts
         as done because a store has waited for it.
         """
-        row = self.place.first_row + int64(element // int32(self.plan.block_n))
+        line = element // int32(self.plan.block_n)
+        row = self.place.first_row + int64(line)
         column = self.place.first_column + int64(element % int32(self.plan.block_n))
         inside = row < self.product.rows
+        if isinstance(self.plan, PackedPlan) and self.plan.height < self.plan.block_m:
+            inside = tirx.all(inside, line < int32(self.plan.height))
         if not fill_a_tile(self.product.columns, self.plan.block_n):
             inside = tirx.all(inside, column < int64(self.product.columns))
         with T.If(inside), T.Then():

@@ -4,32 +4,12 @@ from __future__ import annotations
 
 from math import gcd
 
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
-from ...estimator.families.few_rows.dequantised import MEMBERS, PIECE, width
-from ...estimator.families.few_rows.tiles import MMA_ROWS
 from ...estimator.limits import VECTOR_LOAD_BYTES
 from ...workload import DTYPE_BYTES
 from .. import steps
-
-
-def order_rows(sch: s_tir.Schedule, name: str) -> None:
-    """Lay rows out as the threads of a `DecodedRowsKernel` load them.
-
-    rewrite: ``x[i, k]`` -> ``x[tile, chunk, piece, lane, element]``
-
-    A tile is of eight rows, a chunk what four threads have of each; at a time they load a piece of
-    16 bytes, those of a warp side by side.
-    """
-    block = sch.get_sblock(name)
-    wide = width(int(sch.get(block).writes[0].source.ty.shape[-1]))
-
-    def place(i: tirx.Expr, k: tirx.Expr) -> list[tirx.Expr]:
-        lane = i % MMA_ROWS * MEMBERS + k // wide % MEMBERS
-        return [i // MMA_ROWS, k // (wide * MEMBERS), k % wide // PIECE, lane, k % PIECE]
-
-    sch.transform_layout(block, ("write", 0), place, assume_injective_transform=True)
 
 
 def normalise_rows(sch: s_tir.Schedule, threads: int) -> None:

@@ -1,16 +1,16 @@
 """Tensor cores for at most 16 rows and packed weights, which are unpacked in registers.
 
-A kernel is bound by memory, by how many words are on their way at once, or by how fast warps unpack
-and multiply.  The constants of the price
-were fitted to 223 timings on an H200, at 1 to 16 rows of LLaMA-3.1-8B in q4f16_1: predictions err
-by 15 % (root mean square), and of the plans that were timed for a workload, those that they choose
-lose 0.6 % on average, 5 % at most (`2026-11-23-packed_plans.md`).
+A kernel is bound by memory, by L2, which gives the rows to every thread block, by how many words
+are on their way at once, or by how fast warps unpack and multiply.  The constants of the price were
+fitted to 238 timings on an H200, at 1 to 16 rows of LLaMA-3.1-8B in q4f16_1: predictions err by
+9 % (root mean square), and of the plans that were timed for a workload, those that they choose lose
+0.5 % on average, 2.2 % at most (`2026-11-23-packed_plans.md`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from ....hardware import DeviceSpec
@@ -31,39 +31,47 @@ from ..matmuls import (
     refuses_scattered,
 )
 from ..tensor_cores import tiles as mma
-from .dequantised import COLUMNS, MEMBERS, PIECE, WARPS, width
+from .dequantised import MEMBERS, PIECE, width
 from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
 
 AHEAD = (2, 3, 4)
 """Steps that are copied ahead."""
 
-READ_EFFICIENCY = 0.96
+BLOCK_COLUMNS = (16, 32, 48, 64, 128)
+"""Of a tile, of all parts."""
+
+BLOCK_WARPS = (4, 8, 16)
+"""Of a thread block, which take turns along k."""
+
+READ_EFFICIENCY = 0.98
 """Part of the peak bandwidth at which words can be read."""
 
-UNPACKING, MULTIPLYING = 0.9, 2.8
-"""Instructions of a thread for each weight, and for each weight and tile of eight rows."""
+UNPACKING, MULTIPLYING = 4.4, 0.33
+"""Clocks of a multiprocessor's quarter for the weights of a warp, and more for each eight rows."""
 
-LATENCY_S = 1.6e-6
-"""From asking for words to having them, on a busy device."""
+MANY_WARPS, FEWER = 16, 0.44
+"""Warps of a multiprocessor that keep it busy, and the exponent of its speed with fewer."""
 
-OVERLAP = 4.6
-"""Exponent of the sum of these three."""
+LATENCY_S = 0.7e-6
+"""From asking for words to having them."""
 
-FILL_S = 1.3e-6
+OVERLAP = 3.5
+"""Exponent of the sum of these."""
+
+FILL_S = 1.0e-6
 """From the start of a kernel to the first product, and from the last one to the last store."""
 
-FRONT_S = 0.7e-6
-"""What a kernel in front adds, for the norm or the order of rows; words are on their way then."""
+ASKED_BYTES_PER_S = 190e9
+"""At which a multiprocessor gets what all of its threads ask for at first."""
 
-WAVE_S = 1.4e-6
+SUM_S = 2.3e-9
+"""Of a column, a warp and eight rows: adding up what the warps have."""
+
+FRONT_S = 1.1e-6
+"""What a norm adds, in front or inside; words are on their way meanwhile."""
+
+WAVE_S = 0.7e-6
 """What further waves of thread blocks add: they begin and end as the first did."""
-
-LAST_WAVE = 0.57
-"""Part of the bytes of a full wave that is read while other blocks have ended already."""
-
-SCATTERED_BYTES_PER_S = 13e9
-"""At which a multiprocessor gets rows that are not ordered for its threads: 16 rows of 4096 took
-10 us longer."""
 
 OVERHEAD_REGISTERS = 36
 """Of a thread, beside sums, rows and scales: addresses, and the words that are being unpacked."""
@@ -75,12 +83,17 @@ class PackedPlan(TilePlan):
 
     Parameters
     ----------
-    ordered : bool
-        Whether a kernel in front, that of the norm where there is one, writes the rows in the order
-        in which threads load them.  Else they load pieces of 16 bytes from many lines.
+    keeps_row : bool
+        Whether a thread block normalises a row and keeps it in shared memory; it has one row then.
+        Else warps load with the words what they multiply, and a kernel in front normalises.
     """
 
-    ordered: bool = False
+    keeps_row: bool = False
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile that are stored."""
+        return 1 if self.keeps_row else self.block_m
 
 
 class PackedRows(KernelFamily[MatmulWork]):
@@ -117,26 +130,28 @@ class PackedRows(KernelFamily[MatmulWork]):
         most = rows if isinstance(rows, int) else MOST_ROWS
         if most > MOST_ROWS:
             return
-        ordered = work.k % (MEMBERS * width(work.k)) == 0
-        for block_m, columns, warps, stages in product(
-            (MMA_ROWS, MOST_ROWS), (*COLUMNS, 128), WARPS, AHEAD
+        for block_m, columns, warps, ahead in product(
+            (MMA_ROWS, MOST_ROWS), BLOCK_COLUMNS, BLOCK_WARPS, AHEAD
         ):
             block_n, block_k = columns // shape.parts, MEMBERS * width(work.k) * warps
             if block_n % MMA_COLUMNS or block_m >= 2 * max(most, MMA_ROWS):
                 continue
             if block_n > MMA_COLUMNS and not columns_fit(shape, block_n):
                 continue
-            if stages * block_k <= work.k or (warps, stages) == (WARPS[-1], AHEAD[0]):
-                yield PackedPlan(
-                    *(block_m, block_n, block_k),
-                    reg_m=block_m,
-                    reg_n=block_n,
-                    lanes=PIECE,
-                    num_stages=stages,
-                    num_warps=warps,
-                    family=FAMILY,
-                    ordered=ordered,
-                )
+            if ahead * block_k > work.k and (warps, ahead) != (BLOCK_WARPS[0], AHEAD[0]):
+                continue
+            plan = PackedPlan(
+                *(block_m, block_n, block_k),
+                reg_m=block_m,
+                reg_n=block_n,
+                lanes=PIECE,
+                num_stages=ahead,
+                num_warps=warps,
+                family=FAMILY,
+            )
+            yield plan
+            if block_m == MMA_ROWS:
+                yield replace(plan, keeps_row=True)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -144,7 +159,8 @@ class PackedRows(KernelFamily[MatmulWork]):
         """Offer nothing for more rows; one instruction takes eight."""
         if rows[1] > MOST_ROWS:
             return ()
-        return (p for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
+        fitting = (PackedPlan.of(p) for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
+        return (p for p in fitting if rows[1] == 1 or not p.keeps_row)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what its tiles ask for, and what a block has not."""
@@ -160,8 +176,6 @@ class PackedRows(KernelFamily[MatmulWork]):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, {family} has {value} with these weights"
-        if PackedPlan.of(plan).ordered and work.k % chunk:
-            yield f"ordered is True, {family} orders rows of multiples of {chunk}, not of {work.k}"
         if plan.block_n % MMA_COLUMNS:
             yield f"block_n is {plan.block_n}, {family} takes multiples of {MMA_COLUMNS}"
         yield from matmul_limits(self.footprint(plan, work, dev), plan, work, dev)
@@ -173,50 +187,53 @@ class PackedRows(KernelFamily[MatmulWork]):
         held, tall = columns // 8, plan.block_m // MMA_ROWS
         x, words = tall * neighbours // 2, held * neighbours * _bits(work) // 32
         threads = plan.num_warps * dev.warp_size
-        copied = plan.num_stages * threads * 4 * (x + words)
+        kept = PackedPlan.of(plan).keeps_row
+        steps = ceil_div(work.k, plan.block_k)
+        ahead = min(plan.num_stages, steps)
+        copied = ahead * threads * 4 * (words if kept else x + words)
+        rows = steps * plan.block_k * shape.in_bytes if kept else 0
         sums = SUM_BYTES * columns * plan.block_m * plan.num_warps
-        registers = tall * held + x + plan.num_stages * held + OVERHEAD_REGISTERS
-        return Footprint(max(copied, sums), registers, threads)
+        registers = tall * held + x + ahead * held + OVERHEAD_REGISTERS
+        return Footprint(max(rows + copied, sums), registers, threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost."""
         shape, rows = matmul_shape(work), rows_of(work, size)
-        ordered = PackedPlan.of(plan).ordered
-        foot = self.footprint(plan, work, dev)
+        own, foot = PackedPlan.of(plan), self.footprint(plan, work, dev)
         resident = resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES)
         ahead = min(plan.num_stages, ceil_div(work.k, plan.block_k))
         columns = plan.block_n * shape.parts
         copied = foot.threads * ahead * columns // 8 * width(work.k) * _bits(work) // 8
         bandwidth = dev.dram_bytes_per_s * READ_EFFICIENCY
-        tall, height = ceil_div(rows, plan.block_m), plan.block_m // MMA_ROWS
-        terms: dict[Bound, float] = {"dram": 0.0, "compute": 0.0, "latency": 0.0}
+        tall, height = ceil_div(rows, own.height), plan.block_m // MMA_ROWS
+        terms: dict[Bound, float] = {"dram": 0.0, "l2": 0.0, "compute": 0.0, "latency": 0.0}
         seconds, all_waves = 0.0, 0
         for n in shape.n_parts:
             blocks = tall * ceil_div(n, plan.block_n)
             busiest, waves = (ceil_div(blocks, dev.sm_count * r) for r in (1, resident))
             moved = tall * n / shape.n * shape.weight_bytes
-            issued = (
-                busiest * columns * shape.k * (UNPACKING + MULTIPLYING * height) / dev.warp_size
-            )
-            turns = moved * busiest / blocks / (min(busiest, resident) * copied)
+            read = moved + blocks * min(rows, own.height) * shape.k * shape.in_bytes
+            there = min(busiest, resident)
+            rate = min(1.0, (there * plan.num_warps / MANY_WARPS) ** FEWER)
+            clocks = (UNPACKING + MULTIPLYING * height) / (dev.warp_size * rate)
+            turns = moved * busiest / blocks / (there * copied)
             times = (
                 moved / bandwidth,
-                issued / (ISSUE_PER_CLOCK * dev.clock_hz),
+                read / dev.l2_bytes_per_s,
+                busiest * columns * shape.k * clocks / (ISSUE_PER_CLOCK * dev.clock_hz),
                 LATENCY_S * turns,
             )
             for name, value in zip(terms, times, strict=True):
                 terms[name] += value
             seconds += sum(t**OVERLAP for t in times) ** (1 / OVERLAP)
-            full = min(1.0, dev.sm_count * resident / blocks)
-            seconds += WAVE_S * (waves - 1) + LAST_WAVE * full * times[0]
-            if not ordered:
-                scattered = busiest * min(rows, plan.block_m) * shape.k * shape.in_bytes
-                seconds += scattered / SCATTERED_BYTES_PER_S
+            seconds += WAVE_S * (waves - 1) + there * copied / ASKED_BYTES_PER_S
+            seconds += SUM_S * columns * plan.num_warps * height
             all_waves += waves
         terms["launch"] = len(shape.n_parts) * (dev.launch_s + FILL_S)
-        if work.norm is not None or ordered:
-            early = dev.capabilities.dependent_launch
-            terms["launch"] += FRONT_S if early else dev.launch_s
+        if work.norm is not None:
+            inside = own.keeps_row and not work.norm.residual
+            overlaps = inside or dev.capabilities.dependent_launch
+            terms["launch"] += FRONT_S if overlaps else dev.launch_s
         side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
         return Prediction(
             seconds + terms["launch"],
