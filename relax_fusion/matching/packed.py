@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
 import tvm_ffi
 from tvm import ir, relax, tirx
 
@@ -102,10 +101,9 @@ class _Structure:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Structure):
             return False
-        called = [list(each.group.called.values()) for each in (self, other)]
-        return called[0] == called[1] and bool(
-            tvm_ffi.structural_equal(self.group.func, other.group.func)
-        )
+        mine, theirs = self.group, other.group
+        same = list(mine.called.values()) == list(theirs.called.values())
+        return same and bool(tvm_ffi.structural_equal(mine.func, theirs.func))
 
 
 @lru_cache(maxsize=256)
@@ -118,8 +116,9 @@ def _constants(args: Sequence[relax.Expr]) -> tuple[tuple[int, int], ...]:
     found = []
     for n, arg in enumerate(args):
         if isinstance(arg, ir.GenericConst) and "int" in dtype_of(arg):
-            values = np.unique(arg.value.numpy())
-            found += [(n, int(values[0]))] if len(values) == 1 else []
+            values = arg.value.numpy().reshape(-1)
+            if len(values) and (values == values[0]).all():
+                found.append((n, int(values[0])))
     return tuple(found)
 
 

@@ -86,6 +86,8 @@ def formula_of(value: tirx.Expr) -> Formula | None:
         value = sides[1] if scale is sides[0] else sides[0]
     zero: Field | int | None = 0
     if isinstance(value, tirx.Sub):
+        if str(value.ty.dtype) not in (*_FLOATS, "int32"):
+            return None  # narrow or unsigned integers wrap around
         value, zero = _uncast(value.a), _zero(_uncast(value.b))
     field = _field(value)
     if field is None or zero is None:
