@@ -57,9 +57,10 @@ def _group(form: Packed, at: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
 
 def _field(form: Packed, words: Stored, at: Sequence[tirx.Expr], axis: int) -> tirx.Expr:
     """Return the number at some indices of what is packed along a dimension."""
-    if form.fields == 1 and form.number:
+    if form.fields == 1 and form.bits == 8:
         word = words(*at)
-        return word if form.word == form.number else tirx.reinterpret(form.number, word)
+        as_it_is = form.number in ("", form.word)
+        return word if as_it_is else tirx.reinterpret(form.number, word)
     fields, bits = (tirx.IntImm("int64", n) for n in (form.fields, form.bits))
     place = at[axis] % fields
     if form.turns > 1:
