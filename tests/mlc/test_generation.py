@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import relax
+from tvm.target import Target
 
 from relax_fusion import Report
 from relax_fusion.mlc import install
 
 from ..support import mlc_llama as llama
+from ..support.gpu import gpu_target, needs_gpu
 from ..support.quick import quick_host, quickly
 from .conftest import forget
 
@@ -42,8 +45,16 @@ def report() -> Iterator[Report]:
     forget()
 
 
-def compiled(quantization: str) -> tuple[llama.Engine, llama.Weights]:
+def build(mod: tvm.IRModule, pipeline: Any, target: Target) -> relax.VMExecutable:
+    """Compile what comes out of phase 0, on a CPU in little time."""
+    if target.kind.name == "llvm":
+        return quickly(mod, pipeline)
+    return tvm.compile(mod, target, relax_pipeline=pipeline)
+
+
+def compiled(quantization: str, kind_of_device: str) -> tuple[llama.Engine, llama.Weights]:
     """Compile by MLC-LLM's entry point; return its engine's calls, and weights in float64."""
+    target = gpu_target() if kind_of_device == "cuda" else quick_host()
     from mlc_llm.interface import compile as compiler
     from mlc_llm.interface.compiler_flags import ModelConfigOverride, OptimizationFlags
     from mlc_llm.model import MODELS
@@ -55,9 +66,9 @@ def compiled(quantization: str) -> tuple[llama.Engine, llama.Weights]:
         config=dict(llama.CONFIG),
         quantization=kind,
         model_type=MODELS["llama"],
-        target=quick_host(),
+        target=target,
         opt=OptimizationFlags.from_str("O2"),
-        build_func=lambda mod, args, pipeline: built.append(quickly(mod, pipeline)),
+        build_func=lambda mod, args, pipeline: built.append(build(mod, pipeline, target)),
         system_lib_prefix="",
         output=Path("none.so"),
         overrides=ModelConfigOverride(max_batch_size=llama.SEQUENCES),
@@ -75,12 +86,16 @@ def compiled(quantization: str) -> tuple[llama.Engine, llama.Weights]:
             params[name] = given
             exact[name] = given.numpy().astype("float64")
     names = [name for name, _ in model.named_parameters()]
-    return llama.Engine(built[0], [params[name] for name in names]), exact
+    device = tvm.device(kind_of_device, 0)
+    return llama.Engine(built[0], [params[name] for name in names], device), exact
 
 
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+)
 @pytest.mark.parametrize("quantization", ERRORS)
-def test_generation(report: Report, quantization: str) -> None:
-    engine, exact = compiled(quantization)
+def test_generation(report: Report, quantization: str, device: str) -> None:
+    engine, exact = compiled(quantization, device)
     assert report.fused
     clear: list[bool] = []
     tokens = {sequence: list(prompt) for sequence, prompt in PROMPTS.items()}

@@ -102,9 +102,11 @@ def logits(given: Weights, tokens: Sequence[int]) -> np.ndarray:
 class Engine:
     """Calls what MLC-LLM's engine calls, with TVM's paged cache."""
 
-    def __init__(self, executable: relax.VMExecutable, params: list[Any]) -> None:
-        self.vm = relax.VirtualMachine(executable, tvm.cpu())
-        self.params = params
+    def __init__(
+        self, executable: relax.VMExecutable, params: list[Any], device: tvm.runtime.Device
+    ) -> None:
+        self.vm, self.device = relax.VirtualMachine(executable, device), device
+        self.params = [param.copyto(device) for param in params]
         sizes = (SEQUENCES, CONTEXT, CHUNK, PAGE, 0)
         self.cache = self.vm["create_tir_paged_kv_cache"](*(tvm_ffi.Shape([n]) for n in sizes))
 
@@ -118,7 +120,7 @@ class Engine:
     def call(self, function: str, tokens: dict[int, Sequence[int]], *more: Any) -> np.ndarray:
         """Append tokens to sequences by a function of the model; return its logits, row by row."""
         flat = np.array([t for new in tokens.values() for t in new], "int32")
-        embedded = self.vm["embed"](tvm.runtime.tensor(flat), self.params)
+        embedded = self.vm["embed"](tvm.runtime.tensor(flat, self.device), self.params)
         is_decode = function == "batch_decode"
         shape = (len(flat), 1, HIDDEN) if is_decode else (1, len(flat), HIDDEN)
         lengths = tvm_ffi.Shape([len(new) for new in tokens.values()])
@@ -134,4 +136,5 @@ class Engine:
         for sequence in prompts:
             self.add(sequence)
         last = np.cumsum([len(prompt) for prompt in prompts.values()]) - 1
-        return self.call("batch_prefill", prompts, tvm.runtime.tensor(last.astype("int32")))
+        behind = tvm.runtime.tensor(last.astype("int32"), self.device)
+        return self.call("batch_prefill", prompts, behind)
