@@ -14,7 +14,8 @@ import numpy as np
 from .errors import QuantizationError
 from .validation import plain, shown
 from .workload import Packed
-from .workload.reference import decoded, numpy_dtype
+from .workload.reference import numpy_dtype
+from .workload.unpacked import decoded
 
 _BLOCK = 1 << 16
 """Elements that are quantised at once: what a step needs in memory stays in the caches."""

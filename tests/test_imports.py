@@ -21,7 +21,11 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
-USES = {ROOT / "workload" / "reference.py": {"numpy"}, ROOT / "hardware" / "target.py": {"tvm"}}
+USES = {
+    ROOT / "workload" / "reference.py": {"numpy"},
+    ROOT / "workload" / "unpacked.py": {"numpy"},
+    ROOT / "hardware" / "target.py": {"tvm"},
+}
 """What single modules of floor 0 are there for."""
 
 # Signatures and docstrings are free.  A Triton kernel takes flat what Python takes in objects, and

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from tvm import tirx
 
 from ..workload import Packed
+from ..workload.formats import ALL
 
 Stored = Callable[..., tirx.Expr]
 """What an operand holds at its indices."""
@@ -26,24 +27,45 @@ def unpacked(
     at : sequence of tirx.Expr
         The indices of the element.
     dtype : str
-        Of fields, scales and products.
+        Of the element; products of scales of float32, and what has a limit, are of float32.
     """
-    words, scales, *zeros = stored
-    group = form.along(at, at[form.axis] // tirx.IntImm("int64", form.group))
-    field = _field(form, words, at, form.word_axis).astype(dtype)
+    words, *groups = stored
+    wide = "float32" if form.scale_dtype == "float32" or form.limit is not None else dtype
+    value = _field(form, words, at, form.word_axis).astype(wide)
+    group = _group(form, at)
     if form.zero is None:
-        zero = _field(form, zeros[0], group, form.other).astype(dtype)
-    else:
-        zero = tirx.const(form.zero, dtype)
-    return (field - zero) * scales(*group).astype(dtype)
+        value = value - _field(form, groups[1], group, form.other).astype(wide)
+    elif form.zero:
+        value = value - tirx.const(form.zero, wide)
+    if form.scale_dtype:
+        value = value * groups[0](*group).astype(wide)
+    if form.limit is not None:
+        low, high = (tirx.const(sign * form.limit, wide) for sign in (-1, 1))
+        value = tirx.max(tirx.min(value, high), low)
+    return value.astype(dtype)
+
+
+def _group(form: Packed, at: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:
+    """Return the indices of the scale of an element."""
+    for axis, size in ((form.axis, form.group), (form.other, form.lines)):
+        if size != 1:
+            zero = tirx.IntImm("int64", 0)
+            place = zero if size == ALL else at[axis] // tirx.IntImm("int64", size)
+            at = form.along(at, place, axis)
+    return tuple(at)
 
 
 def _field(form: Packed, words: Stored, at: Sequence[tirx.Expr], axis: int) -> tirx.Expr:
-    """Return the bits at some indices of what is packed along a dimension."""
+    """Return the number at some indices of what is packed along a dimension."""
+    if form.fields == 1 and form.bits == 8:
+        word = words(*at)
+        as_it_is = form.number in ("", form.word)
+        return word if as_it_is else tirx.reinterpret(form.number, word)
     fields, bits = (tirx.IntImm("int64", n) for n in (form.fields, form.bits))
     place = at[axis] % fields
     if form.turns > 1:
         turns, each = (tirx.IntImm("int64", n) for n in (form.turns, form.fields // form.turns))
         place = place % turns * each + place // turns
     word = words(*form.along(at, at[axis] // fields, axis))
-    return word >> (place * bits).astype(form.word) & tirx.const(2**form.bits - 1, form.word)
+    field = word >> (place * bits).astype(form.word) & tirx.const(2**form.bits - 1, form.word)
+    return tirx.reinterpret(form.number, field.astype("uint8")) if form.number else field

@@ -50,7 +50,7 @@ def schedule_gpu(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     statistics = [sch.get_sblock(n) for n in ("mean_sum", "square_sum") if n in names]
     dev = device_of(target)
     warp = dev.warp_size
-    layouts = {"nk" if steps.reads_along(sch, acc, -1) else "kn" for acc, _ in projections}
+    layouts = {"nk" if steps.reads_along(sch, acc, 1, -1) else "kn" for acc, _ in projections}
     dots = is_dot_product(plan, layouts)
     in_block = dots and len(projections) == 1 and "norm_out" not in names
     if in_block and statistics:

@@ -77,14 +77,19 @@ def projections(sch: s_tir.Schedule) -> list[tuple[SBlockRV, SBlockRV]]:
     return [(sch.get_sblock(f"acc{i}"), sch.get_sblock(f"out{i}")) for i in range(count)]
 
 
-def reads_along(sch: s_tir.Schedule, block: SBlockRV, axis: int) -> bool:
-    """Tell whether the last tensor that a block reads is contiguous along an axis of its own.
+def reads_along(sch: s_tir.Schedule, block: SBlockRV, which: int, axis: int) -> bool:
+    """Tell whether a tensor that a block reads is contiguous along an axis of its own.
 
-    A tensor without dimensions is passed over.
+    Parameters
+    ----------
+    which : int
+        The number of the tensor, of those that have dimensions.
+    axis : int
+        The number of the axis.
     """
     found = sch.get(block)
-    *_, last = (read.region for read in found.reads if read.region)
-    return bool(last[-1].min.same_as(found.iter_vars[axis].var))
+    regions = [read.region for read in found.reads if read.region]
+    return bool(regions[which][-1].min.same_as(found.iter_vars[axis].var))
 
 
 def split_lanes(sch: s_tir.Schedule, block: SBlockRV, lanes: int) -> SBlockRV:

@@ -79,7 +79,7 @@ def _packed(
     if packed is None:
         refuse_dequantized(view, weight)
         return None, ()
-    return packed, () if view.only_user(weight) is None else (packed.var,)
+    return packed, packed.covers(view)
 
 
 def _as_stored(layout: WeightLayout, packed: PackedWeight | None) -> WeightLayout:

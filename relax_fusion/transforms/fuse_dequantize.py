@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import tvm
 import tvm_ffi
 from tvm import ir, relax, s_tir, tirx
 
+from ..matching.decoding_groups import Group, group_of
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
 from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
-from ..matching.shapes import has_computed_sizes, shape_of
+from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
-from .modules import functions_of, module_of
+from .modules import functions_of
 from .wide_indices import is_narrow
 
 WEIGHTS_OF = {
@@ -25,16 +26,6 @@ WEIGHTS_OF = {
     "relax.strided_slice": slice(1),
 }
 """The tensors of an operator that may be weights."""
-
-ARITHMETIC = {
-    f"relax.{name}"
-    for name in (
-        *("add", "subtract", "multiply", "divide", "floor_divide", "mod", "floor_mod", "power"),
-        *("minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift"),
-        *("right_shift", "dequantize"),
-    )
-}
-"""Operators whose constant numbers TVM writes into their formulas."""
 
 OUT_ELEMENT_WISE, OPAQUE = 4, 8
 """What FuseOps may put behind a PrimFunc: element-wise steps, or nothing (TVM's OpPatternKind)."""
@@ -84,17 +75,6 @@ class FuseDequantize:
         return relax.transform.Normalize()(fuser.builder.get())
 
 
-@dataclass(frozen=True)
-class _Group:
-    """A function of a reader and what decodes its weights, and what it is called with."""
-
-    func: relax.Function
-    args: tuple[relax.Expr, ...]
-    sizes: tuple[tirx.Var, ...]
-    """Symbolic sizes that no argument has."""
-    called: Mapping[ir.GlobalVar, tirx.PrimFunc]
-
-
 class _Fuser:
     """The kernels of a module so far, each with the group that it was made of."""
 
@@ -130,8 +110,9 @@ class _Fuser:
         """Return a call of the kernel that takes the place of a reader, None if it is none."""
         if not found:
             return None
-        group = _group(view, binding.var, found)
-        if group is None:
+        steps = tuple(dict.fromkeys(step for weight in found for step in weight.steps))
+        group = group_of(view, binding.var, steps)
+        if group is None or any(map(is_narrow, group.called.values())):
             return None
         kernel = self._kernel(group, _name(binding.value))
         if kernel is None:
@@ -139,14 +120,14 @@ class _Fuser:
         call = relax.op.call_tir(kernel, relax.Tuple([*group.args, *group.sizes]), binding.var.ty)
         return relax.VarBinding(binding.var, call)
 
-    def _kernel(self, group: _Group, name: str) -> ir.GlobalVar | None:
+    def _kernel(self, group: Group, name: str) -> ir.GlobalVar | None:
         """Return the PrimFunc of a group, the same one for equal groups."""
         key = tvm_ffi.structural_hash(group.func)
         known = self.kernels.setdefault(key, [])
         for func, gvar in known:
             if tvm_ffi.structural_equal(func, group.func):
                 return gvar
-        body = _lowered(group.called, group.func)
+        body = _lowered(group)
         gvar = None if body is None else self.builder.add_func(body, name)
         known.append((group.func, gvar))
         return gvar
@@ -208,88 +189,12 @@ def _name(reader: relax.Call) -> str:
     return f"dequantize_{own}"
 
 
-def _group(view: BlockView, reader: relax.Var, weights: list[Dequantized]) -> _Group | None:
-    """Return the function of a reader and what decodes its weights, None if it cannot be one."""
-    steps = list(dict.fromkeys(step for weight in weights for step in weight.steps))
-    inside = [*steps, reader]
-    values = [view.defs[var] for var in (reader, *steps)]
-    args = tuple(dict.fromkeys(t for v in values for t in _read(v) if t not in inside))
-    if any(shape_of(a) is None for a in args) or not _on_one_device([reader, *args]):
-        return None
-    if has_computed_sizes(*inside, *args):
-        return None
-    types = [relax.TensorType(a.ty.shape, a.ty.dtype) for a in args]  # on no virtual device
-    known: dict[relax.Expr, relax.Expr] = {
-        arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
-    }
-    called = {v.args[0]: view.mod[v.args[0]] for v in values if is_call(v, "relax.call_tir")}
-    if any(map(is_narrow, called.values())):
-        return None
-    builder = relax.BlockBuilder(module_of(called))
-    params = list(known.values())
-    with builder.function("group", params, {"Primitive": True}):
-        with builder.dataflow():
-            for var in inside:
-                value = _with(view.defs[var], known)
-                emit = builder.emit_output if var is reader else builder.emit
-                known[var] = emit(value)
-        builder.emit_func_output(known[reader])
-    func = builder.get()["group"]
-    sizes = tuple(relax.analysis.free_symbolic_vars(func))
-    if sizes:
-        shape = relax.Var("sizes", relax.ShapeType(sizes))
-        func = relax.Function([*func.params, shape], func.body, func.ret_ty, attrs=func.attrs)
-    return _Group(func, args, sizes, called)
-
-
-def _read(value: relax.Expr) -> list[relax.Expr]:
-    """Return the tensors that a step reads, without the numbers that TVM writes into its formula.
-
-    It does so where they meet a tensor in arithmetic, and fuses no other constants.
-    """
-    if not isinstance(value, relax.Call):
-        return [value]
-    read = list(tensors_of(value))
-    if read and is_call(value, *ARITHMETIC):
-        return read
-    fields = (e for a in value.args for e in (a.fields if isinstance(a, relax.Tuple) else (a,)))
-    return [e for e in fields if isinstance(e.ty, relax.TensorType)]
-
-
-def _on_one_device(exprs: Sequence[relax.Expr]) -> bool:
-    return len({str(expr.ty.vdevice) for expr in exprs if expr.ty.vdevice}) <= 1
-
-
-def _with(value: relax.Expr, known: dict[relax.Expr, relax.Expr]) -> relax.Expr:
-    """Return a bound value with what it reads replaced."""
-    if isinstance(value, relax.Call):
-        args = [_with(arg, known) for arg in value.args]
-        return relax.Call(value.op, args, value.attrs, value.ty_args)
-    if isinstance(value, relax.Tuple):
-        return relax.Tuple([_with(field, known) for field in value.fields])
-    return known.get(value, value)
-
-
-def _lowered(
-    called: Mapping[ir.GlobalVar, tirx.PrimFunc], group: relax.Function
-) -> tirx.PrimFunc | None:
+def _lowered(group: Group) -> tirx.PrimFunc | None:
     """Return a group as one PrimFunc, None if TVM makes no plain loops of it."""
-    builder = relax.BlockBuilder(module_of(called))
-    gvar = builder.add_func(group, "group")
-    params = [relax.Var(p.name, p.ty) for p in group.params]
-    with builder.function("main", params):
-        with builder.dataflow():
-            out = builder.emit_output(relax.Call(gvar, params))
-        builder.emit_func_output(out)
-    mod = relax.transform.LegalizeOps()(builder.get())
-    values = [b.value for block in mod["group"].body.blocks for b in block.bindings]
-    if not all(is_call(v, "relax.call_tir") or isinstance(v, relax.Var) for v in values):
-        return None
-    mod = relax.transform.FuseTIR()(mod)
-    func = mod[mod["main"].body.blocks[0].bindings[0].value.args[0]]
-    stages = read_stages(func)
+    func = group.lowered()
+    stages = None if func is None else read_stages(func)
     try:
-        return None if stages is None else _with_few_stages(func, stages)
+        return None if func is None or stages is None else _with_few_stages(func, stages)
     except s_tir.ScheduleError:  # nothing reads a stage
         return None
 

@@ -11,7 +11,13 @@ INTEGER_DTYPES = ("int8", "uint8")
 DTYPE_BYTES = {**FLOAT_BYTES, **dict.fromkeys(INTEGER_DTYPES, 1), "int32": 4}
 """Bytes of one element, for the dtypes a workload may have."""
 
-STORED_BYTES = {**DTYPE_BYTES, "bool": 1, "uint16": 2, "uint32": 4, "int64": 8}
+STORED_BYTES = {
+    **DTYPE_BYTES,
+    **dict.fromkeys(("bool", "float8_e4m3fn", "float8_e5m2"), 1),
+    "uint16": 2,
+    "uint32": 4,
+    "int64": 8,
+}
 """Bytes of one element of what a kernel is handed: masks and packed words too."""
 
 

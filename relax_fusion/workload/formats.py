@@ -12,7 +12,13 @@ from .dims import Dim, size_text
 
 _T = TypeVar("_T")
 
-_WORDS = {"uint8": 8, "uint16": 16, "uint32": 32}
+NUMBERS = ("int8", "float8_e4m3fn", "float8_e5m2")
+"""Dtypes of 8 bits that elements may have, other than unsigned integers."""
+
+ALL = -1
+"""As the size of a group: all elements along a dimension share a scale."""
+
+_WORDS = {"uint8": 8, "uint16": 16, "uint32": 32, **dict.fromkeys(NUMBERS, 8)}
 """Bits of what packed elements are kept in."""
 
 
@@ -38,21 +44,21 @@ class Packed:
     An element is ``(field - zero) * scale``, where field ``i`` of a word is its bits from
     ``i * bits`` on.  The operands are the words, under the name of the tensor, the scales,
     ``NAME_scale``, and where every group has a zero of its own those, ``NAME_zero``, in words like
-    the elements.  Groups are stored whole: where the words follow the same dimension, and a group
-    is a number of words, the last group has as many as the others.
+    the elements.  Groups are stored whole: where words of several fields follow the same dimension,
+    and a group is a number of words, the last group has as many as the others.
 
     Parameters
     ----------
     bits : int
         Of one element.
     group : int
-        Elements along a dimension that share a scale.
+        Elements along a dimension that share a scale; -1 for all of them.
     zero : int or None
         The field that means 0; None where groups have their own.
     word : str
-        The unsigned dtype of the words.
+        The dtype of the words: an unsigned one, or, where a word is one element, that of `number`.
     scale_dtype : str
-        Of the scales.
+        Of the scales; empty where there are none, and an element is what its field means.
     axis : {-1, -2}
         The dimension of the groups: the last, or the one in front of it.
     across : bool
@@ -60,6 +66,12 @@ class Packed:
     turns : int
         Into how many parts the fields of a word are divided that give its elements in turns: with
         2 of 8 fields, those are 0, 4, 1, 5, 2, 6, 3, 7.
+    number : {"", "int8", "float8_e4m3fn", "float8_e5m2"}
+        What the 8 bits of a field are; an unsigned integer by default.
+    lines : int
+        Elements along the other dimension that share a scale, too; -1 for all of them.
+    limit : float or None
+        What elements beyond it become, of either sign.
     """
 
     bits: int
@@ -70,6 +82,9 @@ class Packed:
     axis: int = -1
     across: bool = False
     turns: int = 1
+    number: str = ""
+    lines: int = 1
+    limit: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no tensor is stored as.
@@ -83,8 +98,17 @@ class Packed:
             raise GraphError(f"words are {self.word!r}; must be of {', '.join(_WORDS)}")
         if not 1 <= self.bits <= _WORDS[self.word]:
             raise GraphError(f"{self.bits} bits; must be 1 to {_WORDS[self.word]}, as {self.word}")
-        if self.group < 1:
-            raise GraphError(f"a group is of {self.group}; must be from 1 on")
+        for size in (self.group, self.lines):
+            if size < 1 and size != ALL:
+                raise GraphError(f"a group is of {size}; must be from 1 on, or {ALL}")
+        if self.number not in ("", *NUMBERS):
+            raise GraphError(f"elements are {self.number!r}; must be of {', '.join(NUMBERS)}")
+        if self.number and self.bits != 8:
+            raise GraphError(f"{self.bits} bits; {self.number} has 8")
+        if self.word in NUMBERS and self.word != self.number:
+            raise GraphError(f"words are {self.word!r}; must be unsigned, or of {self.number!r}")
+        if self.zero is None and (not self.scale_dtype or self.lines != 1):
+            raise GraphError("zeros of groups need a scale for each, of one line")
         if self.axis not in (-1, -2):
             raise GraphError(f"axis is {self.axis}; must be -1 or -2")
         if self.turns < 1 or self.fields % self.turns:
@@ -108,30 +132,41 @@ class Packed:
         return self.other if self.across else self.axis
 
     @property
-    def is_plain(self) -> bool:
-        """Whether words hold neighbours of a group in order, around one zero."""
+    def is_in_order(self) -> bool:
+        """Whether words hold neighbours in order, around one zero."""
         return not self.across and self.zero is not None and self.turns == 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they are unsigned integers in words, besides, each group with its scale."""
+        each = self.group != ALL and self.lines == 1 and self.scale_dtype != ""
+        several = self.fields > 1 and not self.number and self.limit is None
+        return self.is_in_order and each and several
 
     def words(self, elements: int) -> int:
         """Return how many words so many elements take along the dimension that words follow."""
-        if not self.across and self.group % self.fields == 0:
+        several = self.fields > 1 and not self.across and self.group != ALL
+        if several and self.group % self.fields == 0:
             return math.ceil(elements / self.group) * (self.group // self.fields)
         return math.ceil(elements / self.fields)
 
     def operands(self, name: str, shape: tuple[Dim, ...]) -> tuple[Operand, ...]:
-        """Return the words and the scales of a tensor, and the zeros if there are such.
+        """Return the words of a tensor, the scales and the zeros if there are such.
 
         Raises
         ------
         GraphError
             If a packed dimension is dynamic, or there is none.
         """
-        grouped = self.along(shape, math.ceil(self._size(name, shape, self.axis) / self.group))
         packed = self.words(self._size(name, shape, self.word_axis))
-        found = [
-            Operand(name, self.along(shape, packed, self.word_axis), self.word),
-            Operand(f"{name}_scale", grouped, self.scale_dtype),
-        ]
+        found = [Operand(name, self.along(shape, packed, self.word_axis), self.word)]
+        grouped = shape
+        for axis, size in ((self.axis, self.group), (self.other, self.lines)):
+            if size != 1:
+                count = 1 if size == ALL else math.ceil(self._size(name, shape, axis) / size)
+                grouped = self.along(grouped, count, axis)
+        if self.scale_dtype:
+            found.append(Operand(f"{name}_scale", grouped, self.scale_dtype))
         if self.zero is None:
             zeros = math.ceil(self._size(name, shape, self.other) / self.fields)
             found.append(Operand(f"{name}_zero", self.along(grouped, zeros, self.other), self.word))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_dtypes
@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import GraphError
 from .dims import Dim, DynamicDim
-from .formats import Operand, Packed
+from .formats import Operand
 from .graph import Block, Graph, Tensor
+from .unpacked import decoded
 from .values import At, Axis, AxisValue, Const, Expr, Op, Read, Size
 
 Array = np.ndarray[Any, Any]
@@ -71,8 +72,8 @@ def rounded(values: Array, tensor: Tensor) -> Array:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the numpy type called `name`, bfloat16 included."""
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    """Return the numpy type called `name`, those of ml_dtypes included."""
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def evaluate(
@@ -312,32 +313,3 @@ def _unpacked(tensor: Tensor, inputs: Mapping[str, Any]) -> Array:
         return np.asarray(inputs[tensor.name])
     stored = [np.asarray(inputs[o.name]) for o in tensor.operands()]
     return decoded(tensor.format, stored, tensor.shape)
-
-
-def decoded(form: Packed, stored: Sequence[Array], shape: Sequence[Dim]) -> Array:
-    """Return the elements of a packed tensor of a shape, in float64, from its operands."""
-    words, scale, *zeros = stored
-
-    def of_groups(values: Array) -> Array:
-        return _first(np.repeat(values, form.group, axis=form.axis), form.axis, shape)
-
-    zero = of_groups(_fields(form, zeros[0], form.other, shape)) if zeros else form.zero
-    codes = _fields(form, words, form.word_axis, shape)
-    return (codes - zero) * of_groups(scale.astype("float64"))
-
-
-def _fields(form: Packed, words: Array, axis: int, shape: Sequence[Dim]) -> Array:
-    """Return what words hold along a dimension, in float64."""
-    places = np.arange(form.fields, dtype="uint64")
-    order = places % form.turns * (form.fields // form.turns) + places // form.turns
-    moved = np.moveaxis(words, axis, -1)[..., None].astype("uint64")
-    each = moved >> order * np.uint64(form.bits) & np.uint64(2**form.bits - 1)
-    flat = np.moveaxis(each.reshape(*each.shape[:-2], -1), -1, axis)
-    return _first(flat, axis, shape).astype("float64")
-
-
-def _first(values: Array, axis: int, shape: Sequence[Dim]) -> Array:
-    """Return as many elements along a dimension as a tensor of a shape has."""
-    size = shape[axis]
-    assert isinstance(size, int), "packed dimensions are static"
-    return np.take(values, range(size), axis)

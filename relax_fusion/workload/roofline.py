@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ..errors import GraphError
 from .dims import Dim
 from .dtypes import STORED_BYTES
+from .formats import ALL
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
 from .values import At, Axis, Const, Expr, Op, Size, parts, reads
@@ -75,17 +76,23 @@ def distinct_bytes(graph: Graph, sizes: Sizes) -> dict[str, int]:
             tensor = graph[slot.name]
             count = _touched(graph, tensor, sizes)
             both = 2 if slot.role == "inout" else 1
-            found[slot.name] = both * _stored(tensor, count)
+            found[slot.name] = both * _stored(tensor, count, sizes)
     return found
 
 
-def _stored(tensor: Tensor, elements: int) -> int:
+def _stored(tensor: Tensor, elements: int, sizes: Sizes) -> int:
     """Return the bytes of so many elements of a tensor."""
     form = tensor.format
     if form is None:
         return elements * STORED_BYTES[tensor.dtype]
     words = math.ceil(elements / form.fields) * STORED_BYTES[form.word]
-    groups = math.ceil(elements / form.group)
+    if not form.scale_dtype:
+        return words
+    along, across = (
+        group if group != ALL else max(1, _size(tensor.shape[axis], sizes))
+        for axis, group in ((form.axis, form.group), (form.other, form.lines))
+    )
+    groups = math.ceil(elements / (along * across))
     zeros = 0 if form.zero is not None else math.ceil(groups / form.fields)
     return words + groups * STORED_BYTES[form.scale_dtype] + zeros * STORED_BYTES[form.word]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import tvm_ffi
 from tvm import s_tir, tirx
@@ -88,11 +89,15 @@ class Views:
             return self._store_shared(node.args)
         if name.startswith("ptx.ld") and "global" in _texts(node.args):
             return self._load_words(node.args)
+        if name == "ptx.cvt_f16x2_f8x2" and "e4m3x2" in _texts(node.args):
+            codes = np.broadcast_to(self.value(node.args[1]), self.active.shape)
+            numbers = codes.astype(np.uint16).view(ml_dtypes.float8_e4m3fn).astype(np.float16)
+            return self._set(node.args[0], numbers.view(np.uint32))
         if name.endswith("reinterpret"):
-            pair = np.ascontiguousarray(
-                np.broadcast_to(self.value(node.args[0]), (*self.active.shape, 2))
-            )
-            return pair.view(np.uint32)[..., 0]
+            value, dtype = np.asarray(self.value(node.args[0])), numpy_dtype(str(node.ty.dtype))
+            pairs = (2,) if value.dtype.itemsize < dtype.itemsize else ()
+            whole = np.ascontiguousarray(np.broadcast_to(value, (*self.active.shape, *pairs)))
+            return whole.view(dtype)[..., 0] if pairs else whole.view(dtype)
         return super()._Call(node)
 
     def mma(self, name: str, args: Any) -> None:

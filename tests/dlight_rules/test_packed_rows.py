@@ -36,6 +36,20 @@ TWO = (Projection(32, "nk", packed=Q4), Projection(48, "nk", ("bias",), packed=Q
 ROPED = (Projection(64, "nk", rope=Rope(16, 32, "float32"), packed=Q4),)
 GATED = GatedFFN(1, 256, 48, "nk", True, True, "silu", RMS, *HALF, packed=Q4)
 COLUMNS = Packed(4, 32, 7, axis=-2)
+E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
+TENSOR = Packed(8, -1, 0, E4M3, "float32", number=E4M3, lines=-1)
+BYTES = {
+    "e4m3": Packed(8, -1, 0, E4M3, "", number=E4M3),
+    "e4m3 of a tensor": TENSOR,
+    "e4m3 of blocks": Packed(8, 96, 0, E4M3, "float32", number=E4M3, lines=48),
+    "e4m3 of groups": Packed(8, 32, 0, E4M3, number=E4M3),
+    "e4m3 in words": replace(TENSOR, word="uint32"),
+    "e5m2": Packed(8, -1, 0, E5M2, number=E5M2),
+    "int8": Packed(8, -1, 0, "int8", number="int8"),
+    "int8 with a limit": Packed(8, -1, 0, "int8", number="int8", lines=-1, limit=1.0),
+    "int8 with a zero": Packed(8, 64, -3, "int8", "float32", number="int8"),
+    "uint8": Packed(8, -1, 128, "uint8"),
+}
 WORKS = {
     "plain": PLAIN,
     "norm": NORMED,
@@ -47,6 +61,9 @@ WORKS = {
     "eight bits": replace(PLAIN, outputs=(Projection(64, "nk", packed=Q8),)),
     "along columns": replace(PLAIN, outputs=(Projection(64, "kn", packed=COLUMNS),)),
     "odd k": replace(NORMED, k=200),
+    **{n: replace(PLAIN, outputs=(Projection(64, "nk", packed=f),)) for n, f in BYTES.items()},
+    "e4m3 gated": replace(GATED, packed=BYTES["e4m3 of blocks"]),
+    "e4m3 and odd k": replace(NORMED, k=200, outputs=(Projection(40, "nk", packed=TENSOR),)),
 }
 
 
@@ -62,8 +79,14 @@ def arrays(work: Any) -> dict[str, np.ndarray]:
     """Return random operands."""
     rng, found = np.random.default_rng(3), {}
     for o in work.graph.inputs:
-        if o.dtype.startswith("uint"):
-            found[o.name] = rng.integers(0, 2**32, o.shape, "uint32")
+        if o.name in ("w0", "w1"):
+            kind, number = numpy_dtype(o.dtype), work.graph[o.name].format.number
+            codes = rng.integers(0, 256, (*o.shape, kind.itemsize), "uint8")
+            if number == E4M3:
+                codes[codes & 0x7F == 0x7F] = 0x7E
+            if number == E5M2:  # none that float16 cannot add up
+                codes &= 0xBF
+            found[o.name] = codes.view(kind)[..., 0]
         else:
             scale = 0.02 if o.name.endswith("scale") else 1
             found[o.name] = (rng.standard_normal(o.shape) * scale).astype(numpy_dtype(o.dtype))

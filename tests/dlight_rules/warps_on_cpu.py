@@ -316,13 +316,11 @@ class Block(Matrices):
         assert set(wanted) <= {0, size}
         if len(self.active):
             source = self._tensor(load.source)
-            parts = source.itemsize // element  # of one of its elements
             first = np.broadcast_to(self._offset(load.source, load.indices), self.active.shape)
-            assert (first * parts * element % size == 0).all(), (
-                "an asynchronous copy must be aligned"
-            )
+            first = first * source.itemsize
+            assert (first % size == 0).all(), "an asynchronous copy must be aligned"
             halves = source.reshape(-1).view(self.shared.dtype)
-            values[wanted > 0] = halves[first[:, None] * parts + lanes]
+            values[wanted > 0] = halves[first[:, None] // element + lanes]
         self.active = everyone
         own = self.owner[at] == self.active[:, None]
         assert (own | (self.read[at] < self.epoch)).all(), (

@@ -55,8 +55,9 @@ def test_numbers(inputs: str, body: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 37])
-def test_numbers_of_packed_weights(columns: int) -> None:
-    k, rows, form = 128, 3, FORMATS["q4f16_1"]
+@pytest.mark.parametrize("name", ["q4f16_1", "e4m3_tensor", "int8_rows"])
+def test_numbers_of_packed_weights(name: str, columns: int) -> None:
+    k, rows, form = 128, 3, FORMATS[name]
     bb, n = relax.BlockBuilder(), tirx.Var("vocab_size", "int64")
     layer = Layer(bb, form)
     x = layer.param((tirx.Var("b", "int64"), k), "float16")

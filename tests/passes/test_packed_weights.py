@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from relax_fusion import Report
 
-from ..support.quantised import FORMATS, numpy_dtype
+from ..support.quantised import FORMATS, Bytes, numpy_dtype
 from ..support.quantised_functions import (
     Layer,
     add_function,
@@ -23,9 +23,12 @@ from ..support.quantised_functions import (
 from ..support.quick import machine, quickly
 
 K, N, ROWS = 128, 48, 5
+WIDE = ("float16", "bfloat16", "float32")
 READ = (
     *("q4f16_1", "q4f16_0", "q3f16_1", "q8f16_1", "q4bf16_1", "q4f32_1"),
-    "q4f16_autoawq",
+    *("q4f16_autoawq", "e4m3_f16", "by_channel"),
+    *("e4m3_tensor", "e4m3_blocks", "e4m3_words", "e4m3_bf16_blocks", "e5m2_tensor", "e4m3_f32"),
+    *("int8_rows", "e4m3_rows"),
 )
 """Formats that kernels unpack."""
 
@@ -63,13 +66,13 @@ def inputs(name: str, rows: int) -> list[np.ndarray]:
     format, rng = FORMATS[name], np.random.default_rng(7)
     shapes = [((rows, K), format.dtype), ((K,), format.dtype)]
     shapes += format.shapes(2 * N, K) + format.shapes(K, N)
-    scale = {"float16": 0.02, "bfloat16": 0.02, "float32": 0.02}
-    return [
-        random_array(rng, *each) * (scale[each[1]] if n > 1 else 1)
-        if each[1] in scale
-        else random_array(rng, *each)
+    arrays = [
+        random_array(rng, *each) * (0.02 if n > 1 and each[1] in WIDE else 1)
         for n, each in enumerate(shapes)
     ]
+    words = isinstance(format, Bytes) and format.word
+    # No byte of a word may be NaN
+    return [a & 0xBFBFBFBF if words and a.dtype == "uint32" else a for a in arrays]
 
 
 @pytest.mark.parametrize("name", READ)
@@ -112,3 +115,30 @@ def test_words_across_k_are_not_for_fused_kernels_of_a_gpu() -> None:
     kernels = [call.args[0].name_hint.rstrip("1") for call in called(mod["main"])]
     assert kernels == ["dequantize_matmul", "dequantize_matmul"] and not report.fused
     assert all("words lie across k" in d.decline.detail for d in report.declined)
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("name", ["e4m3_f32", "e4m3_words"])
+def test_every_code_of_a_byte(name: str, rows: int) -> None:
+    """NaN of both signs, both zeros and subnormal numbers; scales of 0 and below."""
+    format, k, n = FORMATS[name], 128, 48
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, format)
+    x, packed = layer.param((rows, k), format.dtype), layer.packed(n, k)
+    add_function(bb, "main", layer, lambda: [projected(layer, x, packed, n, k)])
+    pipeline = relax.get_pipeline("relax_fusion", target="llvm", always_fuse=True)
+    codes = np.arange(n * k, dtype="uint8").reshape(n, k)
+    codes[2:][codes[2:] & 0x7F == 0x7F] = 0  # NaN in two columns only
+    codes[2:5, ::7] = 0x80
+    shapes = format.shapes(n, k)
+    scales = np.linspace(-0.5, 0.5, int(np.prod(shapes[1][0])), dtype="float32")
+    scales = scales.reshape(shapes[1][0])
+    arrays = [
+        np.random.default_rng(1).standard_normal((rows, k)).astype(format.dtype),
+        codes.view(numpy_dtype(shapes[0][1])),
+        scales,
+    ]
+    (out,) = machine(quickly(bb.get(), pipeline))["main"](*map(tvm.runtime.tensor, arrays))
+    wanted = arrays[0].astype("float64") @ format.decoded(arrays[1:], k).astype("float64").T
+    assert np.isnan(wanted).any(0).sum() == 2
+    np.testing.assert_allclose(out.numpy(), wanted, rtol=2e-3, atol=1e-3 * np.nanmax(abs(wanted)))

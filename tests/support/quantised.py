@@ -195,6 +195,88 @@ class ByChannel:
         return numbers.astype(scales.dtype) * scales[:, None]
 
 
+@dataclass(frozen=True)
+class Bytes:
+    """Numbers of a byte with a scale for each block, as MLC-LLM decodes them.
+
+    `block` are rows and elements along k that share a scale, 0 for all of them.  With the word
+    uint32, four numbers are packed in one.
+    """
+
+    number: str = "float8_e4m3fn"
+    dtype: str = "float16"
+    block: tuple[int, int] = (0, 0)
+    scale: str = "float32"
+    word: str = ""
+    layout: str = "nk"
+
+    @property
+    def fields(self) -> int:
+        return 4 if self.word else 1
+
+    def scale_shape(self, n: Size, k: int) -> tuple[Size, ...]:
+        rows, along = self.block
+        if not rows and not along:
+            return (1,)
+        return (-(-n // rows) if rows else 1, -(-k // along) if along else 1)
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        words = (n, -(-k // self.fields)), self.word or self.number
+        return [words, (self.scale_shape(n, k), self.scale)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        return bb.emit(bb.call_te(self._decoded, *given, n, k, primfunc_name_hint="dequantize"))
+
+    def _decoded(self, words: te.Tensor, scales: te.Tensor, n: Size, k: int) -> te.Tensor:
+        def number(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
+            if not self.word:
+                return words[j, i].astype(self.dtype)
+            shift = (i % 4 * 8).astype(self.word)
+            byte = (words[j, i // 4] >> shift).astype("uint8") & tirx.const(255, "uint8")
+            return tirx.reinterpret(self.number, byte).astype(self.dtype)
+
+        def scaled(j: tirx.Expr, i: tirx.Expr) -> tirx.Expr:
+            at = [p // b if b else 0 for p, b in zip((j, i), self.block, strict=True)]
+            scale = scales[0] if not any(self.block) else scales[tuple(at)]
+            return raw[j, i] * scale.astype(self.dtype)
+
+        raw = te.compute((n, k), number, "number")
+        return te.compute((n, k), scaled, "scaled")
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        """Return the weight as n x k, rounded at each step."""
+        words, scales = arrays
+        dtype = numpy_dtype(self.dtype)
+        numbers = words.view("uint8").view(numpy_dtype(self.number))[:, :k].astype(dtype)
+        scales = scales.astype(dtype).reshape(scales.shape if any(self.block) else (1, 1))
+        for axis, size in enumerate(self.block):
+            scales = scales.repeat(size or 1, axis)
+        return numbers * scales[: len(words), :k]
+
+
+@dataclass(frozen=True)
+class ScaledCast:
+    """The same for rows, with operators of Relax: a cast, and a product."""
+
+    number: str = "int8"
+    dtype: str = "float16"
+    scale: str = "float16"
+    layout: str = "nk"
+
+    def shapes(self, n: Size, k: int) -> list[tuple[tuple[Size, ...], str]]:
+        return [((n, k), self.number), ((n, 1), self.scale)]
+
+    def emit(self, bb: relax.BlockBuilder, given: Sequence[relax.Var], n: Size, k: int):
+        op, (numbers, scales) = relax.op, given
+        wide = bb.emit(op.astype(numbers, self.scale))
+        product = bb.emit(op.multiply(wide, scales))
+        return product if self.scale == self.dtype else bb.emit(op.astype(product, self.dtype))
+
+    def decoded(self, arrays: Sequence[np.ndarray], k: int) -> np.ndarray:
+        numbers, scales = arrays
+        return (numbers.astype(scales.dtype) * scales).astype(numpy_dtype(self.dtype))
+
+
 FORMATS = {
     "q4f16_1": Groups(),
     "q4f16_0": Groups(layout="kn"),
@@ -211,5 +293,13 @@ FORMATS = {
     "operators": Operators(),
     "codebook": Codebook(),
     "by_channel": ByChannel(),
+    "e4m3_tensor": Bytes(),
+    "e4m3_blocks": Bytes(block=(40, 48)),
+    "e4m3_words": Bytes(word="uint32"),
+    "e4m3_bf16_blocks": Bytes(dtype="bfloat16", block=(40, 48)),
+    "e5m2_tensor": Bytes("float8_e5m2"),
+    "e4m3_f32": Bytes(dtype="float32", block=(1, 0)),
+    "int8_rows": ScaledCast(),
+    "e4m3_rows": ScaledCast("float8_e4m3fn", scale="float32"),
 }
 """By the names of MLC-LLM, where it has them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from relax_fusion.errors import GraphError
@@ -68,6 +70,11 @@ def test_packed_weights_are_words_and_scales() -> None:
     assert [(o.name, o.shape) for o in awq] == [
         *(("w", (300, 3)), ("w_scale", (3, 24)), ("w_zero", (3, 3))),
     ]
+    blocks = Packed(8, 128, 0, "int8", "float32", number="int8", lines=48)
+    assert [o.shape for o in blocks.operands("w", (100, 129))] == [(100, 129), (3, 2)]
+    every = replace(blocks, group=-1, lines=-1).operands("w", (DynamicDim("n"), 129))
+    assert [o.shape for o in every] == [(DynamicDim("n"), 129), (1, 1)]
+    assert len(Tensor("w", (6, 100), "float16", replace(blocks, scale_dtype="")).operands()) == 1
     with pytest.raises(GraphError, match=r"w: the packed dimension is .*'n'.*; must be a number"):
         Tensor("w", (6, DynamicDim("n")), "float16", form).operands()
 
@@ -111,6 +118,13 @@ WRONG = {
     "0 bits; must be": lambda: Packed(0, 32, 7),
     "a group is of 0": lambda: Packed(4, 0, 7),
     "turns is 3; must divide the 8 fields": lambda: Packed(4, 32, 7, turns=3),
+    "a group is of -2; must be from 1 on, or -1": lambda: Packed(8, 32, 7, lines=-2),
+    "elements are 'int4'; must be of int8": lambda: Packed(8, 32, 0, number="int4"),
+    "4 bits; int8 has 8": lambda: Packed(4, 32, 0, number="int8"),
+    "words are 'int8'; must be unsigned, or of 'float8": lambda: Packed(
+        *(8, 32, 0, "int8"), number="float8_e5m2"
+    ),
+    "zeros of groups need a scale": lambda: Packed(8, 32, None, scale_dtype=""),
     "axis is 0; must be -1 or -2": lambda: Packed(4, 32, 7, axis=0),
     "no operator 'sin'; there are add": lambda: Op("sin", (READ,)),
     "exp has 2 operands; must have 1": lambda: Op("exp", (READ, READ)),

@@ -15,6 +15,7 @@ from relax_fusion.workload import (
     MatmulChain,
     Norm,
     NormMatmul,
+    Packed,
     Projection,
     Rope,
 )
@@ -34,6 +35,21 @@ def test_llama_gate_up_on_four_bits() -> None:
     moved = distinct_bytes(graph, sizes)
     assert moved["w"] == 4096 * 28672 // 2 + 4096 * 28672 // 32 * 2
     assert moved == {"x": 3 * 8192, "gamma": 8192, "w": moved["w"], "y": 3 * 28672}
+
+
+@pytest.mark.parametrize(
+    ("form", "scales"),
+    [
+        (Packed(8, -1, 0, "int8", "", number="int8"), 0),
+        (Packed(8, -1, 0, "int8", "float32", number="int8", lines=-1), 4),
+        (Packed(8, -1, 0, "int8", number="int8"), 2 * 512),
+        (Packed(8, 128, 0, "int8", "float32", number="int8", lines=128), 4 * 8 * 4),
+    ],
+)
+def test_bytes_and_their_scales(form: Packed, scales: int) -> None:
+    work = NormMatmul(ROWS, 1024, (Projection(512, "nk", packed=form),), None, *HALF)
+    read = distinct_bytes(work.graph, {"rows": 1})
+    assert read["w0"] == 512 * 1024 + scales
 
 
 def test_all_operations_are_counted() -> None:

@@ -22,6 +22,9 @@ from .words import schedule_words
 
 Projections = list[tuple[SBlockRV, SBlockRV]]
 
+WEIGHT = 1
+"""The number of the weight among the tensors that a sum reads, behind x; scales are last."""
+
 _PROLOGUE = ("x_sum", "mean_sum", "square_sum", "x_norm", "norm_out")
 
 
@@ -115,7 +118,7 @@ def _rows(sch: s_tir.Schedule, blocks: list[SBlockRV], plan: TilePlan) -> None:
 
 def _columns(sch: s_tir.Schedule, acc: SBlockRV, out: SBlockRV, plan: TilePlan) -> None:
     """Tile one projection into blocks of columns and register tiles."""
-    dot = steps.reads_along(sch, acc, -1)
+    dot = steps.reads_along(sch, acc, WEIGHT, -1)
     lanes = plan.lanes
     partial = steps.split_lanes(sch, acc, lanes) if dot and lanes > 1 else acc
     i, j, *inner = sch.get_loops(out)

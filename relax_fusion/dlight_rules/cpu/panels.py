@@ -121,7 +121,7 @@ def pack(sch: s_tir.Schedule, packed: SBlockRV, lanes: int) -> dict[str, int]:
         Name and width of the blocks that copy squares, which are left to be transposed.
     """
     _, r, *parts, j = sch.get_loops(packed)[-len(sch.get(packed).iter_vars) :]
-    if not steps.reads_along(sch, packed, 1) or not is_moved(sch.get(packed).body.value):
+    if not steps.reads_along(sch, packed, 0, 1) or not is_moved(sch.get(packed).body.value):
         steps.vectorise_inner(sch, j, math.gcd(steps.extent(sch, j) or 1, lanes))
         return {}
     square = math.gcd(steps.extent(sch, r) or 1, steps.extent(sch, j) or 1, lanes)

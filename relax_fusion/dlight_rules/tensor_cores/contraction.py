@@ -16,6 +16,8 @@ from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.tile_plan import TilePlan
+from ...hardware.nvidia import has_float8
+from ...hardware.target import compute_capability, is_cuda
 from ...matching.expressions import found_in
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
@@ -52,10 +54,13 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     names = steps.block_names(func)
     if "x_norm" in names and not _normalises(plan, names):
         normalise_rows(sch, plan.num_warps * LANES)
-    return with_mma(sch.mod["main"], plan, dependent.is_possible(target))
+    float8 = is_cuda(target) and has_float8(compute_capability(target))
+    return with_mma(sch.mod["main"], plan, dependent.is_possible(target), float8)
 
 
-def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.PrimFunc:
+def with_mma(
+    func: tirx.PrimFunc, plan: TilePlan, early: bool = False, float8: bool = False
+) -> tirx.PrimFunc:
     """Return `func` with every product as a kernel for tensor cores.
 
     rewrite: ``for p, i, j, k: acc += x * w``; ``for i, j: out = f(acc)`` ->
@@ -74,7 +79,7 @@ def with_mma(func: tirx.PrimFunc, plan: TilePlan, early: bool = False) -> tirx.P
         if name.startswith("acc"):
             sums.append(block.body.buffer)
         elif name.startswith("out"):
-            product = Product(blocks[name.replace("out", "acc")], block)
+            product = Product(blocks[name.replace("out", "acc")], block, float8)
             norm = RowNorm.of(blocks) if inside else None
             few = plan.family == few_rows.FAMILY
             behind = early and bool(kernels)

@@ -71,16 +71,20 @@ class Bits:
 
 def bits_of(value: tirx.Expr, kind: HalfType) -> Bits | None:
     """Return the integer that is made a floating-point number; None if that is not what it is."""
-    if not isinstance(value, tirx.Cast) or str(value.value.ty.dtype) != "uint32":
+    is_float = isinstance(value, tirx.Cast) and "float" in str(value.ty.dtype)
+    bits = field_of(value.value) if is_float else None
+    return bits if bits is not None and bits.mask < kind.base else None
+
+
+def field_of(value: tirx.Expr) -> Bits | None:
+    """Return which bits of a word an integer is; None if it is anything else."""
+    if not isinstance(value, tirx.BitwiseAnd) or not isinstance(value.b, tirx.IntImm):
         return None
-    inner = value.value
-    if not isinstance(inner, tirx.BitwiseAnd) or not isinstance(inner.b, tirx.IntImm):
+    if str(value.ty.dtype) != "uint32":
         return None
-    if int(inner.b) >= kind.base:
-        return None
-    if isinstance(inner.a, tirx.RShift):
-        return Bits(inner.a.a, inner.a.b, int(inner.b))
-    return Bits(inner.a, tirx.const(0, "uint32"), int(inner.b))
+    if isinstance(value.a, tirx.RShift):
+        return Bits(value.a.a, value.a.b, int(value.b))
+    return Bits(value.a, tirx.const(0, "uint32"), int(value.b))
 
 
 class Neighbours:
@@ -94,6 +98,8 @@ class Neighbours:
         Lines, and elements along k, which are a multiple of `width`.
     width : int
         A multiple of 8.
+    float8 : bool
+        Whether the device has instructions for 8-bit floats.
 
     Attributes
     ----------
@@ -109,8 +115,14 @@ class Neighbours:
         The loads that one instruction does, by their numbers.
     """
 
-    def __init__(self, element: Element, extents: tuple[tirx.Expr | int, int], width: int) -> None:
-        self.width = width
+    def __init__(
+        self,
+        element: Element,
+        extents: tuple[tirx.Expr | int, int],
+        width: int,
+        float8: bool = False,
+    ) -> None:
+        self.width, self.float8 = width, float8
         self.line, self.piece = tirx.Var("line", "int64"), tirx.Var("piece", "int64")
         self.analyzer = sym.Analyzer()
         for var, size in ((self.line, extents[0]), (self.piece, extents[1] // width)):

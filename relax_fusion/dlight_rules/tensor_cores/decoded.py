@@ -16,7 +16,8 @@ from tvm import ir, tirx
 from tvm.script.ir_builder import tirx as T
 
 from ...hardware.instructions import PIECE_BYTES
-from ...matching.expressions import ramp, substitute
+from ...matching.expressions import found_in, ramp, substitute
+from .byte_pairs import BYTES, Byte, halves_of
 from .decode import HALF_TYPES, Neighbours, bits_of
 from .fragments import ptx, scratch
 from .tile import int32
@@ -75,10 +76,9 @@ class Decoder:
         self.slots: list[tuple[str, int]] = [("", 0)] * len(neighbours.loads)
         sizes: dict[str, int] = {}
         narrow = set() if ahead else set(map(self._dtype, range(len(self.slots))))
+        narrow |= {self._dtype(run[0]) for run in neighbours.vectors if not self._is_piece(run)}
         for run in neighbours.vectors:
             dtype = self._dtype(run[0])
-            if dtype != "uint32" or len(run) != PIECE_BYTES // 4:
-                narrow.add(dtype)
             first = -(-sizes.get(dtype, 0) // len(run)) * len(run)  # aligned as a vector
             for offset, load in enumerate(run):
                 self.slots[load] = (dtype, first + offset)
@@ -86,15 +86,21 @@ class Decoder:
         self.sizes = {dtype: -(-size // 8) * 8 for dtype, size in sizes.items()}
         self.copied = [run for run in neighbours.vectors if self._dtype(run[0]) not in narrow]
         self.narrow = narrow
+        self.per_word = {d: 4 if d in BYTES and d not in narrow else 1 for d in self.sizes}
         self.raw = {
             dtype: scratch(
                 f"raw_{dtype}",
-                size * count * ((ahead or 1) if dtype in narrow else 1),
-                dtype,
+                size * count * ((ahead or 1) if dtype in narrow else 1) // self.per_word[dtype],
+                dtype if dtype in narrow else "uint32",
                 "local",
             )
             for dtype, size in self.sizes.items()
         }
+
+    def _is_piece(self, run: list[int]) -> bool:
+        """Tell whether loads bring 16 bytes, of words or of bytes."""
+        dtype = self._dtype(run[0])
+        return {"uint32": 4, **dict.fromkeys(BYTES, 1)}.get(dtype, 0) * len(run) == PIECE_BYTES
 
     def _dtype(self, load: int) -> str:
         return str(self.neighbours.loads[load].source.ty.dtype)
@@ -108,8 +114,9 @@ class Decoder:
     def registers(self, run: list[int], index: tirx.Expr) -> list[tirx.Expr]:
         """Return where a vector of neighbours number `index` is put."""
         dtype, slot = self.slots[run[0]]
-        first = index * int32(self.sizes[dtype]) + int32(slot)
-        return [self.raw[dtype][first + int32(n)] for n in range(len(run))]
+        per = self.per_word[dtype]
+        first = index * int32(self.sizes[dtype] // per) + int32(slot // per)
+        return [self.raw[dtype][first + int32(n)] for n in range(len(run) // per)]
 
     def load(self, index: tirx.Expr, line: tirx.Expr, piece: tirx.Expr) -> None:
         """Emit the loads of neighbours but for `copied`, which become those of number `index`."""
@@ -142,8 +149,12 @@ class Decoder:
         """
         where = {self.neighbours.line: line, self.neighbours.piece: piece}
         for name, (dtype, slot) in zip(self.neighbours.loaded, self.slots, strict=True):
-            own = index if dtype in self.narrow or received is None else received
-            where[name] = self.raw[dtype][own * int32(self.sizes[dtype]) + int32(slot)]
+            own, per = index, self.per_word[dtype]
+            if dtype not in self.narrow and received is not None:
+                own = received
+            place = own * int32(self.sizes[dtype] // per) + int32(slot // per)
+            register = self.raw[dtype][place]
+            where[name] = register if per == 1 else Byte.at(dtype, register, slot % per)
         values = [substitute(v, where) for v in self.neighbours.values]
         return [self._pair(values[a], values[b]) for a, b in self.neighbours.pairs()]
 
@@ -165,7 +176,7 @@ class Decoder:
         if isinstance(a, PAIR_OPS):
             return self._combined(a, b)
         integers = self._integers(a, b, 0)
-        return self._one_by_one(a, b) if integers is None else integers
+        return self._from_bytes(a, b) if integers is None else integers
 
     def _combined(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
         """Return sums, differences or products of two pairs."""
@@ -215,6 +226,24 @@ class Decoder:
         unit = self._constant(1 / (1 << left))
         return self._fused(target[0], unit, self._constant(-kind.base / (1 << left) - taken))
 
+    def _from_bytes(self, a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+        """Return two values; of bytes that are neighbours one instruction makes float16."""
+        casts = [found_in(value, tirx.Cast) for value in (a, b)]
+        low, high = ([byte for c in each if (byte := Byte.of(c)) is not None] for each in casts)
+        if not len(low) == len(high) == 1 or not low[0].is_before(high[0]):
+            return self._one_by_one(a, b)
+        both = halves_of(low[0], self.neighbours.float8)
+        if both is None:
+            return self._one_by_one(a, b)
+        if low[0].cast.same_as(a) and self.neighbours.dtype == "float16":
+            return both
+        wide = []
+        for byte, value, shift in ((low[0], a, 0), (high[0], b, 16)):
+            half = T.reinterpret("float16", (both >> register(shift)).astype("uint16"))
+            number = half.astype(str(byte.cast.ty.dtype))
+            wide.append(_replaced(value, byte.cast, number))
+        return self._one_by_one(*wide)
+
     def _constant(self, value: float) -> tirx.Expr:
         """Return a number of few bits, twice."""
         return self._one_by_one(*[tirx.const(value, self.neighbours.dtype)] * 2)
@@ -225,3 +254,12 @@ class Decoder:
         for n, value in enumerate((a, b)):
             T.buffer_store(halves, value, [n])
         return T.reinterpret("uint32", halves[ramp(int32(0), 2)])
+
+
+def _replaced(value: tirx.Expr, part: tirx.Cast, by: tirx.Expr) -> tirx.Expr:
+    """Return a value with another one in the place of a part of it."""
+
+    def own(cast: tirx.Cast) -> tirx.Expr:
+        return by if tvm_ffi.structural_equal(cast, part) else cast
+
+    return tvm_ffi.structural_map(value, (tirx.Cast, own))

@@ -143,7 +143,15 @@ class Accumulation:
 
 @dataclass(frozen=True)
 class Product(Accumulation):
-    """One accumulation and its epilogue, taken out of a PrimFunc."""
+    """One accumulation and its epilogue, taken out of a PrimFunc.
+
+    Parameters
+    ----------
+    float8 : bool
+        Whether the device has instructions for 8-bit floats.
+    """
+
+    float8: bool = False
 
     @property
     def parts(self) -> int:
@@ -195,7 +203,8 @@ class Product(Accumulation):
 
     def neighbours(self, part: int, width: int) -> Neighbours:
         """Return what `width` weights of a column are, which lie side by side along k."""
-        return Neighbours(partial(self.weight_at, part), (self.columns, self.depth), width)
+        extents = self.columns, self.depth
+        return Neighbours(partial(self.weight_at, part), extents, width, self.float8)
 
     def results(
         self, row: tirx.Expr, column: tirx.Expr, total: Total

@@ -62,6 +62,10 @@ def refuses_scattered(work: MatmulWork) -> str | None:
     The rule for matmuls that no pass made takes them to tensor cores.
     """
     form = packed_form(work)
-    if form is None or form.is_plain:
+    if form is None:
         return None
-    return "words lie across k, or have zeros apart; fused kernels of a GPU take words along k"
+    if not form.is_in_order:
+        return "words lie across k, or have zeros apart; fused kernels of a GPU take words along k"
+    if form.fields == 1 and "kn" in matmul_shape(work).layouts:
+        return "bytes lie across k; fused kernels of a GPU take bytes along k"
+    return None

@@ -1,0 +1,172 @@
+"""The formula of a decoded element: ``(field - zero) * scale``, in whatever types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+
+from ..workload.formats import NUMBERS
+
+_REINTERPRET = ir.Op.get("tirx.reinterpret")
+_FLOATS = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Field:
+    """Some bits of a word.
+
+    Parameters
+    ----------
+    load : ir.TensorLoad
+        Of the word.
+    shift : tuple of tirx.Expr
+        By what it is shifted to the right.
+    bits : int
+        How many are left, from the lowest on.
+    number : str
+        What they are; an unsigned integer where it is empty (see `Packed`).
+    """
+
+    load: ir.TensorLoad
+    shift: tuple[tirx.Expr, ...]
+    bits: int
+    number: str
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What an element is: the smaller of a limit and ``(field - zero) * scale``.
+
+    Casts between types that hold the numbers, or round them, are left out: kernels that read a
+    format round once.
+    """
+
+    field: Field
+    zero: Field | int
+    scale: ir.TensorLoad | None
+    limit: float | None
+
+    def loads(self) -> list[ir.TensorLoad]:
+        """Return the loads of words, scales and zeros, of those that there are."""
+        found = [self.field.load]
+        found += [] if self.scale is None else [self.scale]
+        return [*found, self.zero.load] if isinstance(self.zero, Field) else found
+
+    def same_as(self, other: Formula | None) -> bool:
+        """Tell whether both are equal."""
+        if other is None or self._numbers() != other._numbers():
+            return False
+        pairs = zip(self._parts(), other._parts(), strict=True)
+        return all(tvm_ffi.structural_equal(a, b) for a, b in pairs)
+
+    def _fields(self) -> list[Field]:
+        return [self.field, self.zero] if isinstance(self.zero, Field) else [self.field]
+
+    def _numbers(self) -> list[object]:
+        zero = None if isinstance(self.zero, Field) else self.zero
+        each = [(f.bits, f.number, len(f.shift)) for f in self._fields()]
+        return [zero, self.limit, self.scale is None, *each]
+
+    def _parts(self) -> list[tirx.Expr]:
+        return [*self.loads(), *(shift for f in self._fields() for shift in f.shift)]
+
+
+def formula_of(value: tirx.Expr) -> Formula | None:
+    """Return the formula of an element; None if it is no such one."""
+    value, limit = _unlimited(_uncast(value))
+    scale: tirx.Expr | None = None
+    if isinstance(value, tirx.Mul):
+        sides = _uncast(value.a), _uncast(value.b)
+        scale = next((s for s in sides if _is_scale(s)), None)
+        if scale is None:
+            return None
+        value = sides[1] if scale is sides[0] else sides[0]
+    zero: Field | int | None = 0
+    if isinstance(value, tirx.Sub):
+        if str(value.ty.dtype) not in (*_FLOATS, "int32"):
+            return None  # narrow or unsigned integers wrap around
+        value, zero = _uncast(value.a), _zero(_uncast(value.b))
+    field = _field(value)
+    if field is None or zero is None:
+        return None
+    return Formula(field, zero, scale, limit)
+
+
+def _is_scale(value: tirx.Expr) -> bool:
+    return isinstance(value, ir.TensorLoad) and str(value.ty.dtype) in _FLOATS
+
+
+def _unlimited(value: tirx.Expr) -> tuple[tirx.Expr, float | None]:
+    """Return what is kept between a number and minus that, and the number."""
+    if not isinstance(value, tirx.Max) or not isinstance(value.a, tirx.Min):
+        return value, None
+    high, low = value.a.b, value.b
+    if not all(isinstance(v, tirx.FloatImm) for v in (high, low)):
+        return value, None
+    if not 0 < high.value == -low.value:
+        return value, None
+    return _uncast(value.a.a), float(high.value)
+
+
+def _zero(value: tirx.Expr) -> Field | int | None:
+    if isinstance(value, tirx.FloatImm | tirx.IntImm):
+        return int(value.value) if float(value.value).is_integer() else None
+    return _field(value)
+
+
+def _uncast(value: tirx.Expr) -> tirx.Expr:
+    """Return what is cast to a type of floats, or of integers that hold all that it may be."""
+    while isinstance(value, tirx.Cast):
+        given, to = (str(v.ty.dtype) for v in (value.value, value))
+        narrow = given in (*NUMBERS, *_FLOATS, "uint8", "uint16", "uint32", "int32")
+        wider = given in ("int8", "uint8") and to == "int32"
+        if not wider and not (to in _FLOATS and narrow):
+            return value
+        value = value.value
+    return value
+
+
+def _field(value: tirx.Expr) -> Field | None:
+    """Return which bits of a word a number is."""
+    dtype = str(value.ty.dtype)
+    if isinstance(value, ir.TensorLoad):
+        number = dtype if dtype in NUMBERS else ""
+        if not number and not dtype.startswith("uint"):
+            return None
+        return Field(value, (), tvm.DataType(dtype).bits, number)
+    if isinstance(value, tirx.BitwiseAnd) and isinstance(value.b, tirx.IntImm):
+        return _lowest(_field(value.a), int(value.b).bit_length(), int(value.b))
+    if isinstance(value, tirx.RShift):
+        found = _field(value.a)
+        if found is None or found.number:
+            return None
+        shift = () if _is_zero(value.b) else (_unwrapped(value.b),)
+        left = found.bits - int(value.b) if isinstance(value.b, tirx.IntImm) else found.bits
+        return replace(found, shift=(*found.shift, *shift), bits=left)
+    if isinstance(value, tirx.Cast) and dtype in ("uint8", "int8"):
+        found = _lowest(_field(value.value), 8, 255)
+        return replace(found, number="int8") if found and dtype == "int8" else found
+    if isinstance(value, ir.Call) and value.op.same_as(_REINTERPRET) and dtype in NUMBERS:
+        found = _field(value.args[0])
+        of_byte = found is not None and not found.number and found.bits == 8
+        return replace(found, number=dtype) if found and of_byte else None
+    return None
+
+
+def _lowest(field: Field | None, bits: int, mask: int) -> Field | None:
+    """Return the lowest bits of a field."""
+    if field is None or field.number or mask != 2**bits - 1:
+        return None
+    return replace(field, bits=min(bits, field.bits))
+
+
+def _is_zero(value: tirx.Expr) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == 0
+
+
+def _unwrapped(value: tirx.Expr) -> tirx.Expr:
+    """Return a constant as an integer of one type, others as they are."""
+    return tirx.const(int(value), "int64") if isinstance(value, tirx.IntImm) else value
