@@ -18,7 +18,8 @@ from tvm.target import Target
 
 from ..errors import KernelError
 from ..hardware.target import is_cuda
-from ..transforms.modules import KERNELS_ATTR, module_of, with_functions
+from ..matching.modules import module_of
+from ..transforms.modules import KERNELS_ATTR, with_functions
 from .cuda_source import CUDASource, LaunchCall, compile_sources, source_of
 from .kernel import CompiledKernel
 from .nvrtc import Nvrtc

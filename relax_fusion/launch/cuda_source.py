@@ -16,7 +16,7 @@ from tvm import ir, tirx
 from ..errors import KernelError
 from ..hardware.nvidia import native_arch
 from ..hardware.target import compute_capability
-from ..transforms.modules import module_of
+from ..matching.modules import module_of
 from .abi import c_type
 from .cache import KernelCache
 from .kernel import CompiledKernel, LaunchOptions, check_entry

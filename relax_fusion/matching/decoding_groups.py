@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tvm import ir, relax, tirx
 
 from .dequantized import tensors_of
+from .modules import module_of
 from .pattern import BlockView, is_call
 from .shapes import has_computed_sizes, shape_of
 
@@ -34,7 +35,7 @@ class Group:
 
     def lowered(self) -> tirx.PrimFunc | None:
         """Return it as one PrimFunc, None where TVM's legaliser leaves an operator."""
-        builder = relax.BlockBuilder(ir.IRModule(dict(self.called)))
+        builder = relax.BlockBuilder(module_of(self.called))
         gvar = builder.add_func(self.func, "group")
         params = [relax.Var(p.name, p.ty) for p in self.func.params]
         with builder.function("main", params):
@@ -78,7 +79,7 @@ def group_of(
         arg: relax.Var(f"p{i}", ty) for i, (arg, ty) in enumerate(zip(args, types, strict=True))
     }
     called = {v.args[0]: view.mod[v.args[0]] for v in values if is_call(v, "relax.call_tir")}
-    builder = relax.BlockBuilder(ir.IRModule(called))
+    builder = relax.BlockBuilder(module_of(called))
     params = list(known.values())
     with builder.function("group", params, {"Primitive": True}):
         with builder.dataflow():

@@ -18,7 +18,7 @@ from ..compute.packed import Stored, unpacked
 from ..errors import GraphError
 from ..workload import Packed
 from ..workload.formats import ALL
-from .expressions import loads_of, substitute, variables_of
+from .expressions import found_in, loads_of, substitute, variables_of
 from .packed_formula import Field, Formula, formula_of
 from .stages import Stage, read_stages
 
@@ -41,6 +41,10 @@ class Decoding:
     turned: bool
 
 
+MOST_LOADS = 32
+"""Of a formula that decodes an element: sums of sums would double with each step."""
+
+
 @lru_cache(maxsize=256)
 def packed_format(
     func: tirx.PrimFunc, constants: tuple[tuple[int, int], ...] = ()
@@ -59,6 +63,8 @@ def packed_format(
         return None
     params = list(func.params)
     element = _inlined(stages, {params[n]: value for n, value in constants})
+    if element is None:
+        return None
     params_read = [p for n, p in enumerate(params[:-1]) if n not in dict(constants)]
     loads = {load.source: load for load in loads_of(element.value)}
     formula = formula_of(element.value)
@@ -73,10 +79,15 @@ def packed_format(
     return None
 
 
-def _inlined(stages: list[Stage], constants: Mapping[tirx.Var, int]) -> Stage:
-    """Return the last stage as a formula of the parameters alone."""
+def _inlined(stages: list[Stage], constants: Mapping[tirx.Var, int]) -> Stage | None:
+    """Return the last stage as a formula of the parameters alone, None if that is a long one."""
     made: dict[tirx.Var, Stage] = {}
+    loads: dict[tirx.Var, int] = {}
     for stage in stages:
+        read = found_in(stage.value, ir.TensorLoad)
+        loads[stage.buffer] = sum(loads.get(load.source, 1) for load in read)
+        if loads[stage.buffer] > MOST_LOADS:
+            return None
 
         def own(load: ir.TensorLoad, made: Mapping[tirx.Var, Stage] = made) -> tirx.Expr:
             source = made.get(load.source)

@@ -65,11 +65,6 @@ def with_functions(
     return copy
 
 
-def module_of(functions: Mapping[ir.GlobalVar, ir.BaseFunc]) -> ir.IRModule:
-    """Return a module of functions alone, to make one of them that goes into another module."""
-    return ir.IRModule(dict(functions))
-
-
 def with_external_module(mod: ir.IRModule, library: tvm_ffi.Module) -> ir.IRModule:
     """Return a copy of `mod` that links `library` too."""
     there = (mod.attrs or {}).get(EXTERNAL_MODULES, [])

@@ -264,10 +264,11 @@ def test_lookups_by_int32_among_rows_that_only_the_run_counts() -> None:
 # --- what the other passes say -----------------------------------------------------------------
 
 NORM = "h = R.nn.rms_norm(x, g, axes=[-1], epsilon=1e-5)\n"
+SQUARES = "c = R.astype(q, 'float16'); w = R.multiply(c, c)\n"  # no format of storage
 DECLINED = {
-    "FuseMatmulEpilogue": W + Y,
-    "FuseRMSNormMatmul": NORM + W + "y = R.matmul(h, w)",
-    "FuseGatedFFN": NORM + W + "m = R.matmul(h, w); p = R.split(m, 2, axis=-1)\n"
+    "FuseMatmulEpilogue": SQUARES + Y,
+    "FuseRMSNormMatmul": NORM + SQUARES + "y = R.matmul(h, w)",
+    "FuseGatedFFN": NORM + SQUARES + "m = R.matmul(h, w); p = R.split(m, 2, axis=-1)\n"
     "y = R.multiply(R.nn.silu(p[0]), p[1])",
 }
 
