@@ -68,11 +68,11 @@ WORKS = {
 
 
 def plans(work: Any) -> list[PackedPlan]:
-    """Return a narrow plan of each height, and one that keeps its row."""
+    """Return a narrow plan of each height, and for few rows one that keeps its row."""
     found = [p for p in candidates(work, H200) if isinstance(p, PackedPlan)]
     found.sort(key=lambda p: (p.block_n, p.num_warps))
     chosen = {(p.block_m, p.keeps_row): p for p in reversed(found)}
-    return list(chosen.values())
+    return [p for p in chosen.values() if work.rows <= 3 or not p.keeps_row]
 
 
 def arrays(work: Any) -> dict[str, np.ndarray]:
@@ -112,7 +112,7 @@ def in_front(work: Any, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"x_norm": x}
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [3, 16])
 @pytest.mark.parametrize("name", WORKS)
 def test_numbers(name: str, rows: int) -> None:
     work = replace(WORKS[name], rows=rows)
