@@ -49,6 +49,7 @@ from .transforms.annotate import (
 from .transforms.cuda_graph import CaptureCUDAGraphs
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
+from .transforms.fixed_arguments import MarkFixedArguments
 from .transforms.fuse_dequantize import FuseDequantize
 from .transforms.fuse_ops import FuseOps
 from .transforms.in_place import NameInPlaceResults, SeparateWrites
@@ -184,8 +185,8 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
     lanes = most_lanes(options.target)
     narrow = [NarrowVectors(lanes)] if lanes is not None else []
-    rounded = RoundNarrowFloats(options.target)
-    return [schedule_kernels(options), *triton, *exact, *web, *narrow, rounded]
+    passes = [MarkFixedArguments(options.target), schedule_kernels(options), *triton, *exact]
+    return [*passes, *web, *narrow, RoundNarrowFloats(options.target)]
 
 
 def schedule_kernels(options: PipelineOptions) -> ScheduleKernels:

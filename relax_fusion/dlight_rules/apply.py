@@ -22,6 +22,7 @@ from .cpu.vector_math import with_vector_math
 from .empty_loops import with_starts, without_empty_loops
 from .host_code import Functions, host_accesses
 from .safe_rule import SafeRule, apply_tvm_rule, has_blocks
+from .tensor_cores.dependent import launched_early
 
 TRITON = "Triton"
 """Stands for a rule where Triton kernels are put in place later."""
@@ -75,7 +76,8 @@ class ScheduleKernels:
             if self.record is not None:
                 self.record.append(scheduling)
             if schedule is not None:
-                func = schedule.mod["main"].with_attr("tirx.is_scheduled", 1)
+                func = launched_early(schedule.mod["main"], target)
+                func = func.with_attr("tirx.is_scheduled", 1)
             if is_cpu(target):
                 func = with_vector_math(func)
             if not is_gpu(target) and has_blocks(func):

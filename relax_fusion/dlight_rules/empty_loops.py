@@ -9,11 +9,9 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from ..matching.expressions import variables_of
+from ..transforms.fixed_arguments import CALLS
 from . import steps
 from .safe_rule import SCHEDULE_ERRORS
-
-_CALLS = ("tirx.tvm_call_", "tirx.call_extern")
-"""Names of operators, or how they begin, that call what may have effects of its own."""
 
 
 def without_empty_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -125,7 +123,7 @@ def _fills(stmt: tirx.Stmt, unread: set[ir.Var]) -> bool:
     others: list[ir.Call] = []
 
     def call(node: ir.Call) -> None:
-        if not isinstance(node.op, ir.Op) or node.op.name.startswith(_CALLS):
+        if not isinstance(node.op, ir.Op) or node.op.name.startswith(CALLS):
             others.append(node)
 
     def store(node: tirx.BufferStore) -> None:

@@ -25,10 +25,11 @@ from ..estimator.ranges import served
 from ..estimator.registry import Family, option_of
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
+from ..transforms.fixed_arguments import Fixed
 from ..validation import shown
 from ..workload import Attention, DynamicDim, GatedFFN, Graph, MatmulChain, NormMatmul, Workload
 from .safe_rule import SCHEDULE_ERRORS, SafeRule, first_line
-from .tensor_cores.dependent import launched_early
+from .tensor_cores.dependent import waiting_first
 
 Emitter = Callable[[Workload, TilePlan, Target], tirx.PrimFunc]
 
@@ -103,14 +104,26 @@ def _dispatched(
     """
     mine = _for_tir(work, table)
     kernels = [_kernels(func, work, plan, target) for _, plan in mine]
+    if not _weights_are_fixed(func, work.graph):
+        kernels = [waiting_first(kernel) for kernel in kernels]
     dims = dims_of(work.graph, kernels[0].params)
     when = [*(within(bounds, dims) for bounds, _ in mine[:-1]), None]
-    whole = launched_early(stitch(list(zip(when, kernels, strict=True))))
+    whole = stitch(list(zip(when, kernels, strict=True)))
     return unless_empty(whole, _elements(work.graph, dims)) if is_gpu(target) else whole
 
 
 def _for_tir(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TilePlan]]:
     return [(bounds, plan) for bounds, plan in served(work, table) if plan.backend == "tir"]
+
+
+def _weights_are_fixed(func: tirx.PrimFunc, graph: Graph) -> bool:
+    """Tell whether the kernel in front of a function cannot have written its weights."""
+    fixed = Fixed.of(func)
+    if fixed is None or fixed.leads:
+        return False
+    weights = graph.weights
+    pairs = zip(graph.inputs, fixed.arguments, strict=True)
+    return all(known for operand, known in pairs if operand in weights)
 
 
 def _elements(graph: Graph, dims: dict[str, tirx.Expr]) -> tirx.Expr:

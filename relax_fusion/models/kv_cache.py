@@ -69,7 +69,7 @@ def append(
     out = [*cache, queries]
     max_len = cache[0].shape[1]
     keys, values, copied = op.tensor_ir_inplace_op(
-        kv_append(heads, max_len, qkv.dtype),
+        _for_sizes(kv_append(heads, max_len, qkv.dtype), qkv),
         "kv_append",
         args=[qkv, *cache, total_len],
         inplace_indices=[1, 2, -1],
@@ -84,7 +84,7 @@ def write(
     """Write keys and values ``[batch, seq_len, kv, dim]`` in place; return the updated caches."""
     _, max_len, heads, dim = cache[0].shape
     keys, values = op.tensor_ir_inplace_op(
-        kv_write(heads, dim, max_len, k.dtype),
+        _for_sizes(kv_write(heads, dim, max_len, k.dtype), k),
         "kv_write",
         args=[k, v, *cache, total_len],
         inplace_indices=[2, 3],
@@ -157,6 +157,15 @@ def kv_append(heads: Heads, max_len: int, dtype: str) -> tirx.PrimFunc:
                     values[b, total_len - seq_len + s, h - hq - hkv, d] = qkv[b, s, h * dim + d]
 
     return func
+
+
+def _for_sizes(func: tirx.PrimFunc, first: Tensor) -> tirx.PrimFunc:
+    """Return `func` with the sizes of its first parameter that are known."""
+    symbols = func.params[0].ty.shape
+    sizes = [
+        _int64(n) if isinstance(n, int) else v for n, v in zip(first.shape, symbols, strict=True)
+    ]
+    return func.specialize({func.params[0]: tirx.decl_buffer(sizes, first.dtype)})
 
 
 def _int64(value: int) -> tirx.IntImm:

@@ -21,12 +21,12 @@ from ..launch.arguments import Workspace, is_number
 from ..launch.prim_func import Branch, ExternFunc, Launch, Others
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
+from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
-from .fixed import Fixed, fixed_arguments
 from .specialize import specialize
 from .steps import FixedWeights, Step
 
@@ -36,7 +36,7 @@ class _Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
-    are not for Triton, `others` are their kernels.
+    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.
     """
 
     work: NormMatmul | GatedFFN | Attention
@@ -45,8 +45,9 @@ class _Fused:
     outputs: list[relax.TensorType]
     dims: dict[str, ir.Expr]
     others: Others | None
+    fixed: Fixed | None
 
-    def cases(self, dev: DeviceSpec, fixed: Fixed | None) -> list[Case]:
+    def cases(self, dev: DeviceSpec) -> list[Case]:
         """Return conditions, and the launches where they are the first that hold."""
         workspaces: dict[str, Workspace] = {}
         found: list[Case] = []
@@ -56,7 +57,7 @@ class _Fused:
         for bounds, plan in served(self.work, self.plans):
             here = within(bounds, self.dims) if bounds else True
             if plan.backend == "triton":
-                inside = self._launches(plan, self._most(bounds), dev, fixed, workspaces)
+                inside = self._launches(plan, self._most(bounds), dev, workspaces)
                 found += [(_both(_both(others, here), when), steps) for when, steps in inside]
             elif here is not True:
                 others = _both(others, tirx.Not(here))
@@ -67,14 +68,14 @@ class _Fused:
         plan: TilePlan,
         most: int | None,
         dev: DeviceSpec,
-        fixed: Fixed | None,
         workspaces: dict[str, Workspace],
     ) -> list[Case]:
         """Return the launches of a plan; `most` rows or query positions are there at most."""
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
-        known = zip(self.inputs, fixed.arguments, strict=True) if fixed else ()
-        weights = FixedWeights([v for v, k in known if k], fixed is None or fixed.leads)
+        fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
+        known = zip(self.inputs, fixed.arguments, strict=True)
+        weights = FixedWeights([v for v, k in known if k], fixed.leads)
         args = (self.work, plan, self.inputs, most, dev, workspaces, weights)
         return [(True, contraction_steps(*args))]
 
@@ -126,15 +127,13 @@ class EmitTritonKernels:
         if not fused:
             return mod
         _check_calls(mod, fused)
-        made = self._make(fused, fixed_arguments(mod, fused))
+        made = self._make(fused)
         return _Rewriter(mod, fused, made).run()
 
-    def _make(
-        self, fused: dict[ir.GlobalVar, _Fused], fixed: dict[ir.GlobalVar, Fixed]
-    ) -> dict[ir.GlobalVar, ExternFunc]:
+    def _make(self, fused: dict[ir.GlobalVar, _Fused]) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        cases = {gvar: f.cases(dev, fixed.get(gvar)) for gvar, f in fused.items()}
+        cases = {gvar: f.cases(dev) for gvar, f in fused.items()}
         capability = compute_capability(self.target)
         special = [
             specialize(s.function, s.args, s.constexprs, s.options, fused[gvar].outputs, capability)
@@ -186,7 +185,7 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
     others = Others(func, inputs) if "tir" in backends else None
-    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), others)
+    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), others, Fixed.of(func))
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

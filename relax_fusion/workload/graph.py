@@ -226,6 +226,18 @@ class Graph:
         return tuple(o for s in self.slots if s.role in roles for o in self[s.name].operands())
 
     @property
+    def weights(self) -> frozenset[Operand]:
+        """Inputs that a sum multiplies each of its rows by."""
+        given = {s.name for s in self.slots if s.role == "in"}
+        sums = [(b.axes[0].name, r) for b in self.blocks if b.combine for r in reads(b.value)]
+        names = {
+            read.tensor
+            for row, read in sums
+            if read.tensor in given and all(row != axis for at in read.at for axis, _ in at.terms)
+        }
+        return frozenset(o for name in names for o in self[name].operands())
+
+    @property
     def dims(self) -> tuple[str, ...]:
         """The names of the dynamic dimensions of its operands."""
         sizes = [d for o in (*self.inputs, *self.outputs) for d in o.shape or ()]

@@ -16,6 +16,7 @@ from relax_fusion.errors import LoweringError, PipelineError
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import make_target
 from relax_fusion.launch.kernel import CompiledKernel
+from relax_fusion.transforms.fixed_arguments import MarkFixedArguments
 from relax_fusion.triton_bridge import EmitTritonKernels
 from relax_fusion.workload import Dim, DynamicDim, GatedFFN, Norm, NormMatmul, Projection, Rope
 
@@ -44,7 +45,8 @@ PERSISTENT = TilePlan(
 
 
 def emitted(work: NormMatmul | GatedFFN, plans: PlanTable, outputs: int = 1) -> ir.IRModule:
-    return EmitTritonKernels(H200)(module_of(work, plans, outputs))
+    passes = MarkFixedArguments(H200), EmitTritonKernels(H200)
+    return tvm.transform.Sequential(passes)(module_of(work, plans, outputs))
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,8 @@ def one_behind_another(chosen: TilePlan, computed: bool) -> ir.IRModule:
             z = builder.emit(relax.call_tir(gvar, [x, weight], ty))
             out = builder.emit_output(relax.Tuple([y, z]))
         builder.emit_func_output(out)
-    return EmitTritonKernels(H200)(builder.get())
+    passes = MarkFixedArguments(H200), EmitTritonKernels(H200)
+    return tvm.transform.Sequential(passes)(builder.get())
 
 
 @pytest.mark.usefixtures("not_compiled")

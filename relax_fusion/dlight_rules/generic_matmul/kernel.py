@@ -26,6 +26,7 @@ from .. import steps
 from ..contraction_gpu import COMPUTED_LANES, schedule_gpu
 from ..cpu.contraction import schedule_cpu
 from ..tensor_cores.contraction import schedule_mma
+from ..tensor_cores.dependent import waiting_first
 from .layout import unravel
 from .matmul import GenericMatmul
 from .plans import Planned, element_of, planned
@@ -89,7 +90,11 @@ def _scheduled(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Prim
     """Schedule an adapted matmul as the family of its plan does."""
     if not is_gpu(target):
         return schedule_cpu(func, plan)
-    return (schedule_mma if plan.family else schedule_gpu)(func, plan, target)
+    return (
+        waiting_first(schedule_mma(func, plan, target))
+        if plan.family
+        else schedule_gpu(func, plan, target)
+    )
 
 
 def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.PrimFunc:

@@ -16,8 +16,9 @@ from ...estimator.families.few_rows import tiles as few_rows
 from ...estimator.families.few_rows.packed import PackedPlan
 from ...estimator.families.tensor_cores import tiles as mma
 from ...estimator.tile_plan import TilePlan
+from ...hardware import DeviceSpec
 from ...hardware.nvidia import has_float8
-from ...hardware.target import compute_capability, is_cuda
+from ...hardware.target import compute_capability, device_of, is_cuda
 from ...matching.expressions import found_in
 from ...workload import GatedFFN, NormMatmul
 from .. import steps
@@ -41,8 +42,9 @@ def emit(work: NormMatmul | GatedFFN, plan: TilePlan, target: Target) -> tirx.Pr
 def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.PrimFunc:
     """Schedule a contraction: a kernel for its norm, and one for every product.
 
-    Products begin while the norm is computed, where the target has dependent launches.  Packed
-    weights are unpacked by a kernel in front, for few rows in registers.
+    Where the target has dependent launches, products of few rows ask for weights before they wait
+    for the kernels in front.  Packed weights are unpacked by a kernel in front, for few rows in
+    registers.
     """
     sch = s_tir.Schedule(func)
     for name in steps.block_names(func):
@@ -55,11 +57,11 @@ def schedule_mma(func: tirx.PrimFunc, plan: TilePlan, target: Target) -> tirx.Pr
     if "x_norm" in names and not _normalises(plan, names):
         normalise_rows(sch, plan.num_warps * LANES)
     float8 = is_cuda(target) and has_float8(compute_capability(target))
-    return with_mma(sch.mod["main"], plan, dependent.is_possible(target), float8)
+    return with_mma(sch.mod["main"], plan, device_of(target), float8)
 
 
 def with_mma(
-    func: tirx.PrimFunc, plan: TilePlan, early: bool = False, float8: bool = False
+    func: tirx.PrimFunc, plan: TilePlan, dev: DeviceSpec | None = None, float8: bool = False
 ) -> tirx.PrimFunc:
     """Return `func` with every product as a kernel for tensor cores.
 
@@ -82,14 +84,14 @@ def with_mma(
             product = Product(blocks[name.replace("out", "acc")], block, float8)
             norm = RowNorm.of(blocks) if inside else None
             few = plan.family == few_rows.FAMILY
-            behind = early and bool(kernels)
-            kernel = few_rows_kernel(product, plan, norm, behind) if few else _kernel(product, plan)
+            kernel = few_rows_kernel(product, plan, norm, dev) if few else _kernel(product, plan)
             kernels.append(kernel)
         elif inside and name in NORM_BLOCKS:
             sums.append(block.body.buffer)
         else:
             # A kernel that decodes weights has many small blocks; that each of them waits cost 9 us
             # at 4096 x 4096 on an H200
+            early = dev is not None and dev.capabilities.dependent_launch
             announced = early and any(b.name_hint in NORM_BLOCKS for b in stage_blocks)
             kernels.append(dependent.announcing(stage) if announced else stage)
     kept = [buffer for buffer in root.alloc_buffers if not any(buffer.same_as(s) for s in sums)]

@@ -29,7 +29,7 @@ from ...estimator.prediction import ceil_div
 from ...hardware.instructions import PIECE_BYTES
 from . import dependent
 from .decoded import Decoder, joined, unrolled
-from .few_rows_ring import Place
+from .few_rows_ring import Launch, Place
 from .few_rows_sums import WarpSums
 from .fragments import clear, copy_async, ptx, scratch
 from .instructions import INSTRUCTIONS
@@ -63,15 +63,15 @@ class DecodedRowsKernel:
         What is done to the row first, which is kept.
     place : Place
         What the thread works on.
-    early : bool
-        Whether it may begin while the kernel in front of it still computes x.
+    launch : Launch
+        How it begins.
     """
 
     def __init__(
-        self, plan: PackedPlan, product: Product, norm: RowNorm | None, place: Place, early: bool
+        self, plan: PackedPlan, product: Product, norm: RowNorm | None, place: Place, launch: Launch
     ) -> None:
         """Allocate registers, in the block that is open."""
-        self.plan, self.product, self.place, self.early = plan, product, place, early
+        self.plan, self.product, self.place, self.launch = plan, product, place, launch
         self.width = dequantised.width(product.depth)
         self.steps = ceil_div(product.depth, plan.block_k)
         self.stages = min(plan.num_stages, self.steps)
@@ -94,7 +94,7 @@ class DecodedRowsKernel:
         ring = self.stages * plan.num_warps * self.slots * LANES * PIECE_BYTES
         kept = self.steps * plan.block_k * 2 if plan.keeps_row else 0
         sums = plan.num_warps * self.product.parts * plan.block_m * plan.block_n
-        size = max((kept + ring) // SUM_BYTES, sums)
+        size = max((kept + ring) // SUM_BYTES, sums, self.launch.shared_bytes // SUM_BYTES)
         self.shared = scratch("shared", size, "float32", "shared.dyn")
         # Of all of it, of what this warp copies, and of what this thread does
         self.base = scratch("base", 3, "uint32", "local")
@@ -109,19 +109,19 @@ class DecodedRowsKernel:
     def accumulate(self) -> None:
         """Emit the whole reduction."""
         clear(self.sums)
-        if self.early and self.kept:
-            T.evaluate(dependent.wait())
-        if self.kept:
+        if self.kept and not self.launch.early:
             self.kept.load()
         with unrolled(self.stages) as stage:
             self._request_weights(stage, stage)
             if self.kept:
                 T.evaluate(ptx["cp.async.commit_group"]())
+        if self.launch.early:
+            dependent.hand_over()
         if self.kept:
+            if self.launch.early:
+                self.kept.load()
             self.kept.store()
         else:
-            if self.early:
-                T.evaluate(dependent.wait())
             with unrolled(self.stages) as stage:
                 self._request_rows(stage, stage)
                 T.evaluate(ptx["cp.async.commit_group"]())

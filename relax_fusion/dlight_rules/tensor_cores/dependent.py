@@ -1,27 +1,39 @@
 """Kernels that begin before those in front of them end: CUDA's programmatic dependent launch.
 
-Where a function launches a norm and then products, or several products, the blocks of one can be on
-the device, and weights on their way, while the kernel in front is still at work.  Then
-``griddepcontrol.wait`` waits for all that it has written (PTX ISA, "Parallel Synchronization and
-Communication Instructions: griddepcontrol"; CUDA C++ Programming Guide, "Programmatic Dependent
-Launch and Synchronization").  CUDA graphs hold such launches from CUDA 12.3 on.
+A kernel that is launched so may be on the device, and its weights on their way, while the one in
+front is still at work.  Then ``griddepcontrol.wait`` waits for all that this has written (PTX ISA,
+"Parallel Synchronization and Communication Instructions: griddepcontrol"; CUDA C++ Programming
+Guide, "Programmatic Dependent Launch and Synchronization").  CUDA graphs hold such launches from
+CUDA 12.3 on.
 
-A launch parameter of TVM makes all kernels of a function such.  So every one of them waits, the
-first one too: what is read in front of a wait must have been there before the *function* began.
+Every kernel that is launched so waits, and lets its successor begin only then or later.  So one
+that has ended, or let its successor begin, knows that all before it have ended; and what is read in
+front of a wait must have been there before the kernel in front began.
+
+A launch parameter of TVM makes all kernels of a function such.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
 from tvm.script import tirx as script
+from tvm.script.ir_builder import tirx as T
 from tvm.target import Target
 
 from ...hardware.target import device_of
 from ...matching.expressions import found_in, thread_tag
+from ..host_code import launches_threads
 
 LAUNCH_PARAMS = {"tirx.kernel_launch_params": ["tirx.use_programtic_dependent_launch"]}
 """What TVM reads from the attributes of a function, in its spelling."""
+
+BLOCKS = 4
+"""Of a small kernel, for each multiprocessor.  That each of many blocks waits costs time: 9 us of a
+kernel that decodes 4096 x 4096 weights, on an H200."""
 
 
 def is_possible(target: Target) -> bool:
@@ -29,36 +41,87 @@ def is_possible(target: Target) -> bool:
     return device_of(target).capabilities.dependent_launch
 
 
-def wait() -> tirx.Expr:
-    """Return the instruction that waits for the kernels in front."""
-    return script.ptx["griddepcontrol.wait"]()
+def hand_over() -> None:
+    """Emit what waits for the kernels in front, and lets the next one begin.
+
+    That begins as soon as all blocks of this one are so far, where there is room for it.
+    """
+    for call in (_wait(), _announce()):
+        T.evaluate(call)
 
 
-def announcing(kernel: tirx.Stmt) -> tirx.Stmt:
+def announcing(stmt: tirx.Stmt) -> tirx.Stmt:
     """Let the next kernel begin as soon as all blocks of this one have.
 
     rewrite: ``for i: bind block: S`` -> ``for i: bind block: wait; launch dependents; S``
     """
-    return _preceded(kernel, [wait(), script.ptx["griddepcontrol.launch_dependents"]()])
+    return _preceded(stmt, [_wait(), _announce()], [k for k in kernels(stmt) if not _waits(k)])
 
 
-def launched_early(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Make the launches of a function dependent, if one of its kernels waits; then all do.
+def waiting_first(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let the first kernel of a function read nothing before those in front of it have ended.
+
+    rewrite: ``for i: bind block: S; wait; T`` -> ``for i: bind block: wait; S; wait; T``
+    """
+    first = [k for k in kernels(func.body)[:1] if _waits(k)]
+    return func.with_body(_preceded(func.body, [_wait()], first)) if first else func
+
+
+def launched_early(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Make the launches of a function dependent, if one of its kernels waits, or all are small.
 
     rewrite: ``for i: bind block: S`` -> ``for i: bind block: wait; S``
+
+    Then all kernels wait.  Small ones let the next one begin, too.
+
+    declines when: the target has no dependent launches; TVM makes a view of the function's result.
     """
-    if not _waits(func.body):
+    found = kernels(func.body)
+    if not is_possible(target) or not all(map(_is_grid, found)):
         return func
-    return func.with_body(_preceded(func.body, [wait()])).with_attrs(LAUNCH_PARAMS)
+    body = func.body
+    if not _waits(body):
+        small = _are_small(found, BLOCKS * device_of(target).sm_count)
+        if not small or relax.analysis.has_reshape_pattern(func):
+            return func
+        body = announcing(body)
+    body = _preceded(body, [_wait()], [k for k in kernels(body) if not _waits(k)])
+    return func.with_body(body).with_attrs(LAUNCH_PARAMS)
 
 
-def _preceded(stmt: tirx.Stmt, calls: list[tirx.Expr]) -> tirx.Stmt:
-    """Put calls in front of every kernel that does not wait."""
+def kernels(stmt: tirx.Stmt) -> list[tirx.Stmt]:
+    """Return the statements that are launched, in order."""
+    found: list[tirx.Stmt] = []
+
+    def enter(inner: tirx.Stmt) -> tvm_ffi.WalkResult | None:
+        if not launches_threads(inner):
+            return None
+        found.append(inner)
+        return tvm_ffi.WalkResult.SKIP
+
+    tvm_ffi.structural_walk(stmt, ((tirx.For, tirx.AttrStmt), enter), order="pre")
+    return found
+
+
+def _is_grid(kernel: tirx.Stmt) -> bool:
+    return isinstance(kernel, tirx.For) and thread_tag(kernel) == "blockIdx.x"
+
+
+def _are_small(found: Sequence[tirx.Stmt], most: int) -> bool:
+    """Tell whether kernels have so few blocks that the next one finds room beside each."""
+    loops = [[f for f in found_in(k, tirx.For) if "blockIdx" in thread_tag(f)] for k in found]
+    if not all(isinstance(f.extent, tirx.IntImm) for grid in loops for f in grid):
+        return False
+    return bool(loops) and all(prod(int(f.extent) for f in grid) <= most for grid in loops)
+
+
+def _preceded(stmt: tirx.Stmt, calls: Sequence[tirx.Expr], where: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """Put calls in front of kernels."""
 
     def begun(loop: tirx.For) -> tirx.For:
-        if thread_tag(loop) != "blockIdx.x" or _waits(loop):
+        if not any(loop.same_as(kernel) for kernel in where):
             return loop
-        body = tirx.SeqStmt([*(tirx.Evaluate(call) for call in calls), loop.body])
+        body = tirx.SeqStmt([*map(tirx.Evaluate, calls), loop.body])
         return tirx.For(
             *(loop.loop_var, loop.min, loop.extent, loop.kind, body),
             thread_binding=loop.thread_binding,
@@ -68,5 +131,13 @@ def _preceded(stmt: tirx.Stmt, calls: list[tirx.Expr]) -> tirx.Stmt:
     return tvm_ffi.structural_map(stmt, (tirx.For, begun))
 
 
+def _wait() -> tirx.Expr:
+    return script.ptx["griddepcontrol.wait"]()
+
+
+def _announce() -> tirx.Expr:
+    return script.ptx["griddepcontrol.launch_dependents"]()
+
+
 def _waits(stmt: tirx.Stmt) -> bool:
-    return any(tvm_ffi.structural_equal(call, wait()) for call in found_in(stmt, ir.Call))
+    return any(tvm_ffi.structural_equal(call, _wait()) for call in found_in(stmt, ir.Call))

@@ -10,10 +10,13 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.packed import PackedPlan
+from ...estimator.families.few_rows.tiles import MOST_ROWS
+from ...estimator.prediction import ceil_div
 from ...estimator.tile_plan import TilePlan
+from ...hardware import DeviceSpec
 from .decoded_rows import DecodedRowsKernel
 from .few_rows_kernel import FewRowsKernel
-from .few_rows_ring import Place
+from .few_rows_ring import Launch, Place
 from .layout import LANES
 from .row_norm import RowNorm
 from .tile import Product, int32, int64, last_tile, tiles_of, whole
@@ -22,19 +25,20 @@ Kernel = FewRowsKernel | DecodedRowsKernel
 
 
 def few_rows_kernel(
-    product: Product, plan: TilePlan, norm: RowNorm | None, early: bool
+    product: Product, plan: TilePlan, norm: RowNorm | None, dev: DeviceSpec | None
 ) -> tirx.Stmt:
     """Return the kernel of one product, and of the norm in front of it if one is given.
 
     Parameters
     ----------
-    early : bool
-        Whether it may begin while the kernel in front of it still computes x.
+    dev : DeviceSpec, optional
+        Where it will run; by default somewhere where a kernel begins behind those in front of it.
     """
     decodes = product.weight_is_computed
     height = PackedPlan.of(plan).height if decodes else plan.block_m
     tiles_m = (product.rows + int64(height - 1)) // int64(height)
     tiles_n = tiles_of(product.columns, plan.block_n)
+    launch = Launch.on(dev, _blocks(product, plan, height))
     read = product.operands()
     if norm:
         normed = norm.result.body.buffer
@@ -57,12 +61,21 @@ def few_rows_kernel(
         place = Place(thread, first_row, first_column, part)
         if decodes:
             own = PackedPlan.of(plan)
-            kernel: Kernel = DecodedRowsKernel(own, product, norm, place, early)
+            kernel: Kernel = DecodedRowsKernel(own, product, norm, place, launch)
         else:
-            kernel = FewRowsKernel(plan, product, norm, place, early)
+            kernel = FewRowsKernel(plan, product, norm, place, launch)
         kernel.accumulate()
         kernel.finish()
     return builder.get().body.block.body
+
+
+def _blocks(product: Product, plan: TilePlan, height: int) -> int | None:
+    """Return the thread blocks of a kernel, the most where they depend on its rows."""
+    if not isinstance(product.columns, int):
+        return None
+    rows = product.rows.value if isinstance(product.rows, tirx.IntImm) else MOST_ROWS
+    tall = ceil_div(rows, height) if height > 1 else 1
+    return tall * ceil_div(product.columns, plan.block_n) * plan.split_k
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from tvm.script.ir_builder import tirx as T
 
 from ...estimator.families.few_rows.tiles import CHUNK, GROUP, MMA_COLUMNS, MMA_ROWS
 from ...estimator.tile_plan import TilePlan
-from .few_rows_ring import Place, Ring
+from . import dependent
+from .few_rows_ring import Launch, Place, Ring
 from .few_rows_sums import WarpSums
 from .fragments import clear, ptx, scratch
 from .instructions import INSTRUCTIONS
@@ -47,8 +48,8 @@ class FewRowsKernel:
         What is done to the rows first.
     place : Place
         What the thread works on.
-    early : bool
-        Whether the kernel may begin while the one in front of it still computes x.
+    launch : Launch
+        How it begins.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class FewRowsKernel:
         product: Product,
         norm: RowNorm | None,
         place: Place,
-        early: bool,
+        launch: Launch,
     ) -> None:
         """Allocate shared memory and registers, in the block that is open."""
         self.plan, self.product, self.norm = plan, product, norm
-        self.place, self.early = place, early
-        self.ring = Ring(plan, product, norm, place)
+        self.place, self.launch = place, launch
+        self.ring = Ring(plan, product, norm, place, launch.shared_bytes)
         self.tiles_m, self.tiles_n = plan.block_m // MMA_ROWS, plan.block_n // MMA_COLUMNS
         # Of a chunk: weights, then x, then the factors of its norm
         self.weights = 2 * HALVES * product.parts * self.tiles_n
@@ -99,13 +100,13 @@ class FewRowsKernel:
     def _request_first(self, ahead: int) -> None:
         """Begin the first copies: weights are there before the rows may be."""
         first = range(min(ahead, self.ring.steps))
-        if self.early:
+        if self.launch.early:
             for step in first:
                 self.ring.request_weights(int32(step))
-            T.evaluate(ptx["griddepcontrol.wait"]())
+            dependent.hand_over()
         for step in range(ahead):
             if step in first:
-                if not self.early:
+                if not self.launch.early:
                     self.ring.request_weights(int32(step))
                 self.ring.request_rows(int32(step))
             T.evaluate(ptx["cp.async.commit_group"]())

@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 
+import tvm
 import tvm_ffi
-from tvm import ir, relax, tirx
+from tvm import ir, relax, s_tir, tirx
+from tvm.target import Target
 
+from ..compute import description
+from ..hardware.target import device_of, is_gpu
 from ..matching.effects import Memory
+from ..matching.expressions import found_in
 from ..matching.pattern import is_call
+from .modules import functions_of, with_functions
+
+CALLS = "tirx.tvm_call_", "tirx.call_extern"
+"""Names of operators, or how they begin, that call what may have effects of its own."""
+
+FIXED_ATTR = "relax_fusion.fixed_arguments"
+"""PrimFunc attribute: the fields of `Fixed`."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,65 @@ class Fixed:
 
     arguments: tuple[bool, ...]
     leads: bool
+
+    @classmethod
+    def of(cls, func: tirx.PrimFunc) -> Fixed | None:
+        """Return what the attribute of a function says, None if it has none."""
+        found = (func.attrs or {}).get(FIXED_ATTR)
+        if found is None:
+            return None
+        return cls(tuple(map(bool, found["arguments"])), bool(found["leads"]))
+
+    def to_attr(self) -> dict[str, object]:
+        """Return the attribute."""
+        return {"arguments": list(self.arguments), "leads": self.leads}
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkFixedArguments")
+class MarkFixedArguments:
+    """Tell fused functions which of their arguments no kernel writes.
+
+    rewrite: ``f(x, w, out)`` -> ``f(x, w, out)`` with the attribute `FIXED_ATTR`
+
+    Their kernels then ask for weights before the kernel in front of them has ended.
+
+    declines when: the device has no launches that begin early.
+
+    Parameters
+    ----------
+    target : Target
+        Of the functions that name none.
+    """
+
+    def __init__(self, target: Target):
+        self.target = target
+
+    def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
+        """Return the module with its fused functions marked."""
+        if not device_of(self.target).capabilities.dependent_launch:
+            return mod
+        funcs = functions_of(mod, tirx.PrimFunc)
+        launching = {gvar for gvar, func in funcs.items() if self._launches(func)}
+        marked = {
+            gvar: funcs[gvar].with_attr(FIXED_ATTR, fixed.to_attr())
+            for gvar, fixed in fixed_arguments(mod, launching).items()
+            if description(funcs[gvar]) is not None
+        }
+        return with_functions(mod, marked)
+
+    def _launches(self, func: tirx.PrimFunc) -> bool:
+        """Tell whether all that a function does is to launch kernels, at least one.
+
+        Reshapes become views.  What calls others may launch nothing itself.
+        """
+        if not is_gpu((func.attrs or {}).get("target", self.target)):
+            return False
+        if not isinstance(func.body, s_tir.SBlockRealize) or any(
+            not isinstance(call.op, ir.Op) or call.op.name.startswith(CALLS)
+            for call in found_in(func.body, ir.Call)
+        ):
+            return False
+        return not relax.analysis.has_reshape_pattern(func)
 
 
 def fixed_arguments(

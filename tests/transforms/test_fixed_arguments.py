@@ -6,7 +6,7 @@ import pytest
 import tvm
 from tvm import ir
 
-from relax_fusion.triton_bridge.fixed import Fixed, fixed_arguments
+from relax_fusion.transforms.fixed_arguments import Fixed, fixed_arguments
 
 PRIM_FUNC = """
     @T.prim_func(private=True)
