@@ -204,8 +204,7 @@ def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray
     grouped = grouped.reshape(n, groups, form.group)
     with np.errstate(all="ignore"):  # of what is not finite, and of scales that are rounded to 0
         largest = np.abs(grouped).max(axis=-1)
-        scales = (largest / wide(form.zero)).astype(numpy_dtype(form.scale_dtype))
-        _check_range(largest, scales, form.zero)
+        scales = _scales(largest, form.zero, numpy_dtype(form.scale_dtype))
         codes = np.rint(grouped / scales.astype(wide)[..., None])
     codes = np.nan_to_num(codes, nan=0, posinf=0, neginf=0).clip(-form.zero, form.zero)
     fields = np.zeros((n, words * form.fields), form.word)
@@ -215,12 +214,15 @@ def _packed_rows(rows: np.ndarray, form: Packed) -> tuple[np.ndarray, np.ndarray
     return np.bitwise_or.reduce(shifted, axis=-1), scales
 
 
-def _check_range(largest: np.ndarray, scales: np.ndarray, code: int) -> None:
-    """Refuse finite values that would be decoded as infinities."""
-    lost = np.isfinite(largest) & ~np.isfinite(scales * scales.dtype.type(code))
-    if lost.any():
-        limit = float(ml_dtypes.finfo(scales.dtype).max)
+def _scales(largest: np.ndarray, code: int, dtype: np.dtype) -> np.ndarray:
+    """Return the largest of groups over a code; refuse what would be decoded as infinities."""
+    scales = (largest / largest.dtype.type(code)).astype(dtype)
+    limit = float(ml_dtypes.finfo(dtype).max)
+    infinite = np.isfinite(largest) & ~np.isfinite(scales * dtype.type(code))
+    lost = largest[infinite & (largest > limit)]
+    if lost.size:
         raise QuantizationError(
-            f"the weight holds {largest[lost].max():.6g}, beyond {code} times a scale of "
-            f"{scales.dtype}, whose range ends at {limit:.6g}"
+            f"the weight holds {lost.max():.6g}, beyond the range of {dtype}, which ends at "
+            f"{limit:.6g}"
         )
+    return np.where(infinite, np.nextafter(scales, dtype.type(0)), scales)

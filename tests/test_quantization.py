@@ -79,6 +79,15 @@ def test_groups_of_small_numbers(scale: float) -> None:
     np.testing.assert_allclose(got[:, 64:], 1, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", QUANTIZATIONS)
+def test_the_largest_number_of_a_type(name: str) -> None:
+    """Scales that would be rounded up to give infinities are rounded down."""
+    dtype = QUANTIZATIONS[name].dtype
+    largest = float(ml_dtypes.finfo(dtype).max)
+    got = dequantize(*quantize(np.full((N, K), -largest), name), name, K).astype("float64")
+    np.testing.assert_allclose(got, -largest, rtol=2 * float(ml_dtypes.finfo(dtype).eps))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_groups_that_are_no_numbers(value: float) -> None:
     w = weight()
@@ -102,7 +111,7 @@ def test_names_that_nothing_has(name) -> None:
         (np.zeros((4, 0)), r"float64 \[4, 0\]"),
         (np.zeros((4, 32), "int8"), "int8"),
         ([[1.0]], r"is \[\[1.0\]\]"),
-        (np.full((1, 32), 1e5), "holds 100000, beyond 7 times a scale of float16"),
+        (np.full((1, 32), 1e5), "holds 100000, beyond the range of float16, which ends at 65504"),
         (np.full((1, 32), -1e300), r"holds 1e\+300, beyond"),
     ],
 )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tvm import tirx
 
 from ..workload import Packed
 from ..workload.formats import ALL
+
+EXACT = {"float16": 2**11, "bfloat16": 2**8}
+"""Up to where these types have every whole number."""
 
 Stored = Callable[..., tirx.Expr]
 """What an operand holds at its indices."""
@@ -27,10 +31,11 @@ def unpacked(
     at : sequence of tirx.Expr
         The indices of the element.
     dtype : str
-        Of the element; products of scales of float32, and what has a limit, are of float32.
+        Of the element.  It is computed in float32 where it has a limit, or `dtype` does not hold
+        its number, its zero or its scale.
     """
     words, *groups = stored
-    wide = "float32" if form.scale_dtype == "float32" or form.limit is not None else dtype
+    wide = dtype if _holds(form, dtype) and form.limit is None else "float32"
     value = _field(form, words, at, form.word_axis).astype(wide)
     group = _group(form, at)
     if form.zero is None:
@@ -43,6 +48,14 @@ def unpacked(
         low, high = (tirx.const(sign * form.limit, wide) for sign in (-1, 1))
         value = tirx.max(tirx.min(value, high), low)
     return value.astype(dtype)
+
+
+def _holds(form: Packed, dtype: str) -> bool:
+    """Tell whether numbers less their zero, and scales, need no rounding in a type of floats."""
+    low, high = (-128, 127) if form.number == "int8" else (0, 2**form.bits - 1)
+    zeros = (low, high) if form.zero is None else (form.zero, form.zero)
+    largest = max(high, high - zeros[0], zeros[1] - low, *map(abs, zeros))
+    return form.scale_dtype in ("", dtype) and largest <= EXACT.get(dtype, math.inf)
 
 
 def _group(form: Packed, at: Sequence[tirx.Expr]) -> tuple[tirx.Expr, ...]:

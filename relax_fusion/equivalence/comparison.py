@@ -13,6 +13,7 @@ from tvm import ir, relax
 from ..errors import GraphError
 from ..matching.constants import near
 from ..matching.pattern import is_call
+from ..matching.shapes import dtype_of
 from ..workload import Attention
 from ..workload.graph import Tensor
 from ..workload.reference import Rounding, evaluate, sizes_of
@@ -186,9 +187,11 @@ class Comparison:
         def noted(made: Array, tensor: Tensor) -> Array:
             name = "q" if tensor.name == "score" else tensor.name.replace("acc", "w")
             name = "w0" if name == "w1" and "w1" not in self.leaf_of else name
-            # Of packed weights, which are integers, the scales
+            # Of packed weights, which are integers, the scales, if there are such
             name = f"{name}_scale" if f"{name}_scale" in self.leaf_of else name
-            if name in self.leaf_of and made.size and name not in found:
+            leaf = self.leaf_of.get(name)
+            is_scaled = leaf is not None and "int" not in dtype_of(leaf)
+            if is_scaled and made.size and name not in found:
                 found[name] = float(np.sqrt(np.mean(np.square(made))))
             return made
 

@@ -144,6 +144,8 @@ def _divisor(index: tirx.Expr, k: tirx.Var) -> int | None:
 def _is_of_format(element: Stage, formula: Formula, form: Packed, turned: bool) -> bool:
     """Prove that a formula is that of a format, at each position in a word."""
     at = element.spatial[::-1] if turned else element.spatial
+    if not all(_is_in_order(load, at) for load in formula.loads()):
+        return False
     axes = {form.word_axis} | ({form.other} if form.zero is None else set())
     if form.fields ** len(axes) > MOST_POSITIONS:
         return False
@@ -167,13 +169,22 @@ def _is_of_format(element: Stage, formula: Formula, form: Packed, turned: bool) 
     return True
 
 
+def _is_in_order(load: ir.TensorLoad, at: Sequence[tirx.Var]) -> bool:
+    """Tell whether the dimensions of an operand are in the order of the weight's."""
+    followed = [n for n in _followed(load, at) if n is not None]
+    return followed == sorted(set(followed))
+
+
+def _followed(load: ir.TensorLoad, at: Sequence[tirx.Var]) -> list[int | None]:
+    """Return which dimension of a weight each dimension of an operand follows, None for neither."""
+    return [next((n for n, v in enumerate(at) if v in variables_of(i)), None) for i in load.indices]
+
+
 def _stored(formula: Formula, at: Sequence[tirx.Var]) -> list[Stored]:
     """Return what the operands of a formula hold at their indices, as their format has those."""
 
     def reader(load: ir.TensorLoad) -> Stored:
-        follow = [
-            next((n for n, v in enumerate(at) if v in variables_of(i)), None) for i in load.indices
-        ]
+        follow = _followed(load, at)
         zero = tirx.IntImm("int64", 0)
         return lambda *place: tirx.BufferLoad(
             load.source, [zero if n is None else place[n] for n in follow]

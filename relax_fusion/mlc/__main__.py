@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import RelaxFusionError
 from .installation import install
+from .package import KNOWN
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -18,10 +19,16 @@ def main(arguments: Sequence[str]) -> int:
         importlib.import_module("mlc_llm.__main__").main()
     except RelaxFusionError as err:
         return _failed(str(err))
-    except ModuleNotFoundError as err:
-        needs = f"MLC-LLM's command line needs the package {err.name}"
-        return _failed(f"{needs}: pip install {err.name}")
+    except ImportError as err:
+        return _failed(f"MLC-LLM's command line cannot be imported: {err}; {_advice(err)}")
     return 0
+
+
+def _advice(err: ImportError) -> str:
+    """Return what helps: a package that is absent, or an MLC-LLM that fits those that are there."""
+    package = (err.name or "").partition(".")[0]
+    absent = isinstance(err, ModuleNotFoundError) and package and package not in sys.modules
+    return f"pip install {package}" if absent else KNOWN
 
 
 def _failed(why: str) -> int:

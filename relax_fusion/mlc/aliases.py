@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,14 @@ from tvm.script import tirx as T
 from ..matching.expressions import found_in, substitute
 
 
-def restore() -> None:
-    """Give TVM's modules what they no longer have; what is there stays as it is."""
+def restore() -> list[tuple[Any, str]]:
+    """Give TVM's modules what they no longer have; what is there stays as it is.
+
+    Returns
+    -------
+    list of pairs
+        What `remove` takes: the owners and names that were absent.
+    """
     moved = {
         relax: {
             "Constant": ir.GenericConst,
@@ -31,11 +38,22 @@ def restore() -> None:
         ir.GenericConst: {"data": property(lambda self: self.value)},
         relax.Var: {"name_hint": property(lambda self: self.name)},
     }
-    for owner, names in moved.items():
-        for name, thing in names.items():
-            if not hasattr(owner, name):
-                setattr(owner, name, thing)
-    nn_op.tensor_ir_op = nn.tensor_ir_op = tensor_ir_op
+    added = [(owner, name) for owner in moved for name in moved[owner] if not hasattr(owner, name)]
+    for owner, name in added:
+        setattr(owner, name, moved[owner][name])
+    if nn_op.tensor_ir_op is not tensor_ir_op:
+        nn_op.tensor_ir_op = nn.tensor_ir_op = tensor_ir_op
+        added.append((nn_op, "tensor_ir_op"))
+    return added
+
+
+def remove(added: Iterable[tuple[Any, str]]) -> None:
+    """Take back what `restore` added."""
+    for owner, name in added:
+        if owner is nn_op:
+            nn_op.tensor_ir_op = nn.tensor_ir_op = _tensor_ir_op
+        else:
+            delattr(owner, name)
 
 
 def _visit(root: Any, call: Any) -> None:

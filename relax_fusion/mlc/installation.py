@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,12 +9,13 @@ from typing import Any
 from tvm.relax.pipeline import PIPELINE_MAP
 
 from ..errors import PipelineError
+from ..options import make_options
 from .libraries import LIBRARIES, available
-from .package import load
+from .package import NAME, load, options
 from .phases import make_pipeline
 
-NAME = "mlc_llm"
-"""The name under which MLC-LLM asks for its pipeline."""
+ANY = "h200"
+"""A target that takes every choice, to check their values before one is known."""
 
 CHOICES = (
     *("backend", "plans", "disable", "always_fuse", "allow_tf32", "validate", "report"),
@@ -24,7 +24,7 @@ CHOICES = (
 """Arguments of our pipeline that MLC-LLM's lacks."""
 
 _before: dict[str, Any] = {}
-"""What `install` replaced: the pipeline, and the method that settles the options."""
+"""What `install` replaced, the pipeline and the method that settles the options, and where."""
 
 
 def install(**choices: Any) -> None:
@@ -46,30 +46,28 @@ def install(**choices: Any) -> None:
     VersionError
         If TVM or MLC-LLM is of a version that is not known.
     PipelineError
-        If a choice has another name.
+        If a choice has another name, or a value that it cannot take on any target.
     """
     for name in choices:
         if name not in CHOICES:
             raise PipelineError(f"install has no choice {name!r}; it takes {', '.join(CHOICES)}")
-    passes = load()
-    flags = _flags()
+    make_options(ANY, dict(choices))
+    passes, flags = load(), options()
     if not _before:
-        _before.update(pipeline=PIPELINE_MAP[NAME], update=flags.update)
+        _before.update(pipeline=PIPELINE_MAP[NAME], flags=flags, update=flags.update)
     PIPELINE_MAP[NAME] = partial(make_pipeline, passes, choices)
     flags.update = _settling(_before["update"])
 
 
 def uninstall() -> None:
-    """Give MLC-LLM its own pipeline back; nothing happens if it has it."""
+    """Give MLC-LLM its own pipeline back; nothing happens if it has it.
+
+    TVM keeps the names that it lacked: MLC-LLM, which is imported, goes on using them.
+    """
     if _before:
         PIPELINE_MAP[NAME] = _before["pipeline"]
-        _flags().update = _before["update"]
+        _before["flags"].update = _before["update"]
         _before.clear()
-
-
-def _flags() -> Any:
-    """Return the class of MLC-LLM's options of optimisation."""
-    return importlib.import_module("mlc_llm.interface.compiler_flags").OptimizationFlags
 
 
 def _settling(update: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:

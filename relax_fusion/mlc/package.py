@@ -7,10 +7,12 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import tvm
+from tvm.relax.pipeline import PIPELINE_MAP
 
-from ..errors import MissingPackageError, VersionError
+from ..errors import MissingPackageError, RelaxFusionError, VersionError
 from . import aliases
 
 TVM = "0.27"
@@ -34,6 +36,12 @@ REPLACED = (
 )
 """Those in whose place ours run."""
 
+NAME = "mlc_llm"
+"""The name under which MLC-LLM asks for its pipeline."""
+
+FLAGS = "mlc_llm.interface.compiler_flags"
+"""Where its options of optimisation are."""
+
 KNOWN = "known to work is its commit 79d603f (2026-07-23)"
 GET_IT = "git clone https://github.com/mlc-ai/mlc-llm; export PYTHONPATH=$PWD/mlc-llm/python"
 
@@ -42,6 +50,7 @@ def load() -> ModuleType:
     """Import MLC-LLM's compiler and return the module of its pipeline.
 
     Without its native library only the compiler is imported: ``mlc_llm`` itself would want it.
+    Where that fails, TVM has no more names than before.
 
     Raises
     ------
@@ -52,18 +61,31 @@ def load() -> ModuleType:
     """
     if not tvm.__version__.startswith(f"{TVM}."):
         raise VersionError(f"TVM is {tvm.__version__}; relax_fusion.mlc knows {TVM}")
-    aliases.restore()
-    if "mlc_llm" not in sys.modules:
-        _without_native_library()
+    added, package = aliases.restore(), sys.modules.get("mlc_llm")
     try:
-        importlib.import_module("mlc_llm.interface.compile")
+        pipeline = _imported()
+        _recognise(pipeline)
+    except RelaxFusionError:
+        aliases.remove(added)
+        if package is None:
+            sys.modules.pop("mlc_llm", None)
+        raise
+    return pipeline
+
+
+def _imported() -> ModuleType:
+    try:
+        if "mlc_llm" not in sys.modules:
+            _without_native_library()
+        for name in ("mlc_llm.interface.compile", FLAGS):
+            importlib.import_module(name)
         pipeline = importlib.import_module("mlc_llm.compiler_pass.pipeline")
     except ImportError as err:
         raise MissingPackageError(f"mlc_llm cannot be imported ({err}); {GET_IT}") from err
-    except AttributeError as err:
-        raise VersionError(f"mlc_llm does not fit TVM {tvm.__version__} ({err}); {KNOWN}") from err
+    except Exception as err:  # whatever a module of somebody else does while it is imported
+        what = f"{type(err).__name__}: {err}"
+        raise VersionError(f"mlc_llm does not fit TVM {tvm.__version__} ({what}); {KNOWN}") from err
     aliases.do_not_check("mlc_llm")
-    _recognise(pipeline)
     return pipeline
 
 
@@ -104,3 +126,12 @@ def _recognise(pipeline: ModuleType) -> None:
             raise VersionError(f"mlc_llm lacks the pass {name}; {KNOWN}")
     for name in sorted(there.difference(PASSES, REPLACED)):
         raise VersionError(f"mlc_llm has the pass {name}, which is not known; {KNOWN}")
+    if NAME not in PIPELINE_MAP:
+        raise VersionError(f"mlc_llm registers no pipeline {NAME!r}; {KNOWN}")
+    if not hasattr(options(), "update"):
+        raise VersionError(f"mlc_llm lacks {FLAGS}.OptimizationFlags.update; {KNOWN}")
+
+
+def options() -> Any:
+    """Return the class of MLC-LLM's options of optimisation, None where it lacks that."""
+    return getattr(sys.modules.get(FLAGS), "OptimizationFlags", None)

@@ -156,10 +156,13 @@ class Packed:
         Raises
         ------
         GraphError
-            If a packed dimension is dynamic, or there is none.
+            If a dimension is dynamic that words or groups divide, or there is none.
         """
-        packed = self.words(self._size(name, shape, self.word_axis))
-        found = [Operand(name, self.along(shape, packed, self.word_axis), self.word)]
+        packed, several = shape, self.fields > 1
+        if several:
+            words = self.words(self._size(name, shape, self.word_axis))
+            packed = self.along(shape, words, self.word_axis)
+        found = [Operand(name, packed, self.word)]
         grouped = shape
         for axis, size in ((self.axis, self.group), (self.other, self.lines)):
             if size != 1:
@@ -168,8 +171,10 @@ class Packed:
         if self.scale_dtype:
             found.append(Operand(f"{name}_scale", grouped, self.scale_dtype))
         if self.zero is None:
-            zeros = math.ceil(self._size(name, shape, self.other) / self.fields)
-            found.append(Operand(f"{name}_zero", self.along(grouped, zeros, self.other), self.word))
+            if several:
+                zeros = math.ceil(self._size(name, shape, self.other) / self.fields)
+                grouped = self.along(grouped, zeros, self.other)
+            found.append(Operand(f"{name}_zero", grouped, self.word))
         return tuple(found)
 
     def _size(self, name: str, shape: tuple[Dim, ...], axis: int) -> int:

@@ -36,13 +36,13 @@ def _fields(form: Packed, words: Array, axis: int, shape: Sequence[Dim]) -> Arra
     places = np.arange(form.fields, dtype="uint64")
     order = places % form.turns * (form.fields // form.turns) + places // form.turns
     if form.word in NUMBERS:
-        return _first(words, axis, shape).astype("float64")
+        return words.astype("float64")
     moved = np.moveaxis(words, axis, -1)[..., None].astype("uint64")
     each = moved >> order * np.uint64(form.bits) & np.uint64(2**form.bits - 1)
     if form.number:
         each = each.astype("uint8").view(getattr(ml_dtypes, form.number, form.number))
     flat = np.moveaxis(each.reshape(*each.shape[:-2], -1), -1, axis)
-    return _first(flat, axis, shape).astype("float64")
+    return (flat if form.fields == 1 else _first(flat, axis, shape)).astype("float64")
 
 
 def _first(values: Array, axis: int, shape: Sequence[Dim]) -> Array:

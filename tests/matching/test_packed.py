@@ -169,7 +169,16 @@ def test_numbers_of_a_byte(name: str) -> None:
     assert packed_format(func) == Decoding(form, tuple(range(len(func.params) - 1)), False)
 
 
+SQUARE = (N // 8, N // 8)
 OTHERS = {
+    "scales of the transposed weight": (
+        lambda j, k, w, s: half(w[j, k]) * s[k // 8, j // 8],
+        *((BYTES, "int8"), (SQUARE, "float16")),
+    ),
+    "zeros of the transposed weight": (
+        lambda j, k, w, s, z: half(w[j, k].astype("int32") - z[k, j].astype("int32")) * s[j, k],
+        *((BYTES, "uint8"), (BYTES, "float16"), ((K, N), "uint8")),
+    ),
     "rounded to another type": (
         lambda j, k, w, s: half((half(w[j, k]) * s[j]).astype(E4M3)),
         *((BYTES, "int8"), ((N,), "float16")),

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import tvm
+from tvm import relax
+from tvm.relax.frontend.nn import op as nn_op
 from tvm.relax.pipeline import PIPELINE_MAP
 
 from relax_fusion import PipelineError
-from relax_fusion.errors import MissingPackageError, VersionError
-from relax_fusion.mlc import install, uninstall
+from relax_fusion.errors import MissingPackageError, RelaxFusionError, VersionError
+from relax_fusion.mlc import aliases, install, package, uninstall
 from relax_fusion.mlc.phases import make_pipeline
 
 
@@ -121,5 +123,93 @@ def test_a_package_that_the_command_line_lacks(
     monkeypatch.setattr(importlib.import_module("mlc_llm.__main__"), "main", needs_requests)
     assert main(["compile"]) == 1
     assert capsys.readouterr().err.endswith(
-        "needs the package requests_of_nobody: pip install requests_of_nobody\n"
+        "No module named 'requests_of_nobody'; pip install requests_of_nobody\n"
     )
+
+
+def test_a_failed_installation_leaves_tvm_as_it_was(
+    stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(relax, "Constant", raising=False)
+    monkeypatch.setattr(nn_op, "tensor_ir_op", aliases._tensor_ir_op)
+    monkeypatch.setattr(package, "PASSES", ("AttachNothing",))
+    with pytest.raises(VersionError, match="lacks the pass AttachNothing"):
+        install()
+    assert not hasattr(relax, "Constant") and nn_op.tensor_ir_op is aliases._tensor_ir_op
+    with pytest.raises(RuntimeError, match="Cannot find libraries"):
+        importlib.import_module("mlc_llm")
+
+
+@pytest.mark.parametrize(
+    "raised, kind",
+    [
+        (TypeError("f() missing an argument"), VersionError),
+        (KeyError("T"), VersionError),
+        (RuntimeError("no such op"), VersionError),
+        (ImportError("cannot import name 'x'"), MissingPackageError),
+    ],
+)
+def test_an_mlc_llm_that_fails_while_it_is_imported(
+    stub: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, kind: type
+) -> None:
+    class Failing:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "mlc_llm.compiler_pass.pipeline":
+                raise raised
+
+    monkeypatch.setattr(sys, "meta_path", [Failing(), *sys.meta_path])
+    with pytest.raises(kind, match=str(raised.args[0]).replace("(", r"\(").replace(")", r"\)")):
+        install()
+
+
+def test_an_mlc_llm_without_what_is_replaced(stub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install()
+    uninstall()
+    with monkeypatch.context() as patch:
+        patch.delitem(PIPELINE_MAP, "mlc_llm")
+        with pytest.raises(VersionError, match=r"registers no pipeline 'mlc_llm'.*79d603f"):
+            install()
+    flags = sys.modules["mlc_llm.interface.compiler_flags"]
+    monkeypatch.delattr(flags, "OptimizationFlags")
+    with pytest.raises(VersionError, match=r"lacks mlc_llm\.interface\.compiler_flags\.Opt"):
+        install()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"backend": "cuda"}, {"validate": "yes"}, {"disable": ["Nope"]}, {"plans": {"Nope": None}}],
+)
+def test_choices_are_checked_before_anything_is_compiled(stub: Path, choice: dict) -> None:
+    with pytest.raises(RelaxFusionError, match=next(iter(choice))):
+        install(**choice)
+    assert "mlc_llm" not in PIPELINE_MAP
+
+
+@pytest.mark.parametrize(
+    "raised, advice",
+    [
+        (ModuleNotFoundError("No module named 'a_b.c'", name="a_b.c"), "pip install a_b"),
+        (ModuleNotFoundError("No module named 'mlc_llm.x'", name="mlc_llm.x"), "79d603f"),
+        (ModuleNotFoundError("No module named 'tvm.x'", name="tvm.x"), "79d603f"),
+        (ModuleNotFoundError("gone"), "79d603f"),
+        (ImportError("cannot import name 'x' from 'tvm'", name="tvm"), "79d603f"),
+    ],
+)
+def test_what_helps_where_the_command_line_is_not_imported(
+    stub: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    raised: ImportError,
+    advice: str,
+) -> None:
+    from relax_fusion.mlc.__main__ import main
+
+    def fails() -> None:
+        raise raised
+
+    install()
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(importlib.import_module("mlc_llm.__main__"), "main", fails)
+    assert main(["compile"]) == 1
+    said = capsys.readouterr().err
+    assert str(raised) in said and advice in said.rpartition(";")[2] and "None" not in said

@@ -18,9 +18,10 @@ from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Packed, Projecti
 from relax_fusion.workload.checks import check_workload
 
 from ..support.chains import Chain, assert_numbers, calls, compiled, module, run_pass
-from ..support.quantised import FORMATS
+from ..support.quantised import FORMATS, Cast
 from ..support.quantised_functions import Layer, add_function, projected, random_array
 from ..support.quick import machine, quickly
+from ..trials.formats import ZerosOfGroups
 
 H200 = make_target("h200")
 COLUMNS = DynamicDim("vocab_size")
@@ -54,10 +55,27 @@ def test_numbers(inputs: str, body: str, dtype: str) -> None:
     assert_numbers(vm, mod, chain)
 
 
+class TurnedCast(Cast):
+    """Numbers of a smaller type, stored as k x n."""
+
+    def shapes(self, n, k: int):
+        return [((k, n), self.stored)]
+
+    def decoded(self, arrays, k: int) -> np.ndarray:
+        return super().decoded(arrays, k).T
+
+
+PACKED = {
+    **{name: FORMATS[name] for name in ("q4f16_1", "e4m3_tensor", "int8_rows")},
+    "zeros of groups": ZerosOfGroups(),
+    "bytes along columns": TurnedCast("int8", layout="kn"),
+}
+
+
 @pytest.mark.parametrize("columns", [1, 37])
-@pytest.mark.parametrize("name", ["q4f16_1", "e4m3_tensor", "int8_rows"])
+@pytest.mark.parametrize("name", PACKED)
 def test_numbers_of_packed_weights(name: str, columns: int) -> None:
-    k, rows, form = 128, 3, FORMATS[name]
+    k, rows, form = 128, 3, PACKED[name]
     bb, n = relax.BlockBuilder(), tirx.Var("vocab_size", "int64")
     layer = Layer(bb, form)
     x = layer.param((tirx.Var("b", "int64"), k), "float16")
@@ -66,7 +84,8 @@ def test_numbers_of_packed_weights(name: str, columns: int) -> None:
     report = Report()
     pipeline = relax.get_pipeline("relax_fusion", target="llvm", report=report, always_fuse=True)
     vm = machine(quickly(bb.get(), pipeline))
-    assert [d.spelling for d in report.fused] == ["matmul NT packed"]
+    layout = "NN" if form.layout == "kn" else "NT"
+    assert [d.spelling for d in report.fused] == [f"matmul {layout} packed"]
     rng = np.random.default_rng(3)
     shapes = [((rows, k), "float16"), *form.shapes(columns, k)]
     arrays = [random_array(rng, *each) for each in shapes]

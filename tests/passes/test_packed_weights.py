@@ -11,7 +11,7 @@ from tvm.relax import op
 
 from relax_fusion import Report
 
-from ..support.quantised import FORMATS, Bytes, numpy_dtype
+from ..support.quantised import FORMATS, Bytes, Cast, numpy_dtype
 from ..support.quantised_functions import (
     Layer,
     add_function,
@@ -142,3 +142,15 @@ def test_every_code_of_a_byte(name: str, rows: int) -> None:
     wanted = arrays[0].astype("float64") @ format.decoded(arrays[1:], k).astype("float64").T
     assert np.isnan(wanted).any(0).sum() == 2
     np.testing.assert_allclose(out.numpy(), wanted, rtol=2e-3, atol=1e-3 * np.nanmax(abs(wanted)))
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int8"])
+def test_integers_without_scales_are_validated(stored: str) -> None:
+    """The inputs of a comparison are scaled, but integers stay integers."""
+    bb, form = relax.BlockBuilder(), Cast(stored)
+    layer = Layer(bb, form)
+    x, packed = layer.param((ROWS, K), "float16"), layer.packed(N, K)
+    add_function(bb, "main", layer, lambda: [projected(layer, x, packed, N, K)])
+    report = Report()
+    lowered(bb.get(), phases=2, report=report, validate="strict", always_fuse=True)
+    assert [d.spelling for d in report.fused] == ["matmul NT packed"]

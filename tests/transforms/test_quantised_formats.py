@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from tvm import ir, relax, tirx
+from tvm import ir, relax, te, tirx
 
 from relax_fusion import FuseDequantize, Reason, Report
 from relax_fusion.matching.expressions import loads_of
 from relax_fusion.matching.stages import read_stages
 from relax_fusion.transforms.narrow_floats import RoundNarrowFloats
 
-from ..support.quantised import FORMATS, Groups
+from ..support.quantised import FORMATS, Cast, Groups, numpy_dtype
 from ..support.quantised_functions import (
     K,
     Layer,
@@ -181,3 +181,27 @@ def test_a_width_that_only_the_run_knows(layout: str) -> None:
     (got,) = run_by_pipeline(mod)["main"](*map(tvm.runtime.tensor, arrays))
     # A fused kernel does not round the weight
     np.testing.assert_allclose(got.numpy(), format.decoded(given, K).T[40:43], rtol=1e-3)
+
+
+@pytest.mark.parametrize("rows", [1, K])
+@pytest.mark.parametrize("stored", ["int8", "uint8"])
+def test_bytes_that_are_made_bfloat16_on_the_way_to_panels(stored: str, rows: int) -> None:
+    """Rows of words that are longer than those of the weight are of no format that we know."""
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, Cast(stored, "bfloat16"))
+    x, bytes_ = layer.param((rows, K), "bfloat16"), layer.param((N, K + 1), stored)
+
+    def cut(w: te.Tensor) -> te.Tensor:
+        return te.compute((N, K), lambda j, i: w[j, i].astype("bfloat16"), "cut")
+
+    def emit():
+        whole = bb.emit(bb.call_te(cut, bytes_))
+        return [op.matmul(x, op.permute_dims(whole))]
+
+    add_function(bb, "main", layer, emit)
+    mod, rng = bb.get(), np.random.default_rng(1)
+    assert rules_of(mod, "llvm") == {"GenericMatmulRule"}
+    given = random_array(rng, (N, K + 1), stored)
+    x = np.eye(K, dtype=numpy_dtype("bfloat16"))[:rows]
+    (got,) = run_by_pipeline(mod)["main"](*map(tvm.runtime.tensor, (x, given)))
+    np.testing.assert_array_equal(got.numpy(), given[:, :rows].T.astype(x.dtype))

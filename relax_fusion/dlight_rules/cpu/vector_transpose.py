@@ -30,9 +30,12 @@ def transpose_in_registers(func: tirx.PrimFunc, name: str, lanes: int) -> tirx.P
 
 
 def is_moved(value: tirx.Expr) -> bool:
-    """Tell whether a value is one that is loaded, converted or chosen, as `along` takes it."""
+    """Tell whether a value is one that is loaded, converted or chosen, as `along` takes it.
+
+    What is rounded to bfloat16 on the way is none: only what is loaded has its bits.
+    """
     if isinstance(value, tirx.Cast):
-        return is_moved(value.value)
+        return str(value.ty.dtype) != "bfloat16" and is_moved(value.value)
     if isinstance(value, ir.Call):
         return value.op.name == "prim.if_then_else" and all(map(is_moved, value.args[1:]))
     # TVM 0.27 has no vectors of 8-bit floats on a CPU
