@@ -183,8 +183,7 @@ def phase4_schedule(options: PipelineOptions) -> list[Pass]:
     triton = [EmitTritonKernels(options.target)] if has_triton(options.target) else []
     exact = [RoundConstants()] if is_gpu(options.target) else []
     web = [FiniteConstants(), FoldGridDepth()] if is_webgpu(options.target) else []
-    lanes = most_lanes(options.target)
-    narrow = [NarrowVectors(lanes)] if lanes is not None else []
+    narrow = [NarrowVectors(n)] if (n := most_lanes(options.target)) is not None else []
     passes = [MarkFixedArguments(options.target), schedule_kernels(options), *triton, *exact]
     return [*passes, *web, *narrow, RoundNarrowFloats(options.target)]
 

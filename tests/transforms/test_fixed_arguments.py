@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
-from tvm import ir
+from tvm import ir, relax, tirx
+from tvm.script import tirx as T
+from tvm.target import Target
 
-from relax_fusion.transforms.fixed_arguments import Fixed, fixed_arguments
+from relax_fusion.compute import build_prim_func
+from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.hardware.target import make_target
+from relax_fusion.transforms.fixed_arguments import Fixed, MarkFixedArguments, fixed_arguments
+
+from ..support.contraction_cases import HALF, plain
 
 PRIM_FUNC = """
     @T.prim_func(private=True)
@@ -141,3 +150,65 @@ def test_what_may_launch_nothing_is_no_first(first: str, second: str, leads: boo
         for name, function, shape in (("z", "f", first), ("y", "g", second))
     ]
     assert known(*bindings, functions="gf").leads == leads
+
+
+WORK = replace(HALF, rows=1, k=64, outputs=(plain(32),))
+PLAN = TilePlan(64, 64, 32, reg_m=4, reg_n=4, lanes=8, num_warps=8)
+H200 = make_target("h200")
+
+
+@T.prim_func(private=True, s_tir=True)
+def doubled(x: T.Buffer((1, 64), "float16"), y: T.Buffer((1, 64), "float16")):
+    for i in range(64):
+        with T.sblock("y"):
+            v = T.axis.remap("S", [i])
+            y[0, v] = x[0, v] + x[0, v]
+
+
+@T.prim_func(private=True, s_tir=True)
+def copied(x: T.Buffer((1, 64), "float16"), y: T.Buffer((1, 64), "float16")):
+    for i in range(64):
+        with T.sblock("y"):
+            v = T.axis.remap("S", [i])
+            y[0, v] = x[0, v]
+
+
+@T.prim_func(private=True, s_tir=True)
+def called(x: T.Buffer((1, 64), "float16"), y: T.Buffer((1, 64), "float16")):
+    T.evaluate(T.call_packed("library", x.data, y.data))
+
+
+def marked(first: tirx.PrimFunc, target: Target = H200) -> ir.IRModule:
+    """Return ``main(x, w)`` of a function and a matmul behind it, marked."""
+    func = build_prim_func(WORK, PlanTable.single(PLAN)).without_attr("global_symbol")
+    types = [relax.TensorType(list(p.ty.shape), "float16") for p in func.params]
+    x, w = (relax.Var(name, ty) for name, ty in zip("xw", types, strict=False))
+    builder = relax.BlockBuilder()
+    gvars = builder.add_func(first, "first"), builder.add_func(func, "fused")
+    with builder.function("main", [x, w]):
+        with builder.dataflow():
+            before = builder.emit(relax.op.call_tir(gvars[0], relax.Tuple([x]), types[0]))
+            call = relax.op.call_tir(gvars[1], relax.Tuple([before, w]), types[2])
+            out = builder.emit_output(call)
+        builder.emit_func_output(out)
+    return MarkFixedArguments(target)(builder.get())
+
+
+@pytest.mark.parametrize(
+    ("first", "leads"),
+    [
+        (doubled, False),
+        (copied, True),
+        (called, True),
+        (doubled.with_attr("target", Target("llvm")), True),
+    ],
+    ids=["a kernel", "a view", "a library", "on the host"],
+)
+def test_fused_functions_are_marked(first: tirx.PrimFunc, leads: bool) -> None:
+    mod = marked(first)
+    assert Fixed.of(mod["fused"]) == Fixed((False, True), leads)
+    assert Fixed.of(mod["first"]) is None
+
+
+def test_nothing_is_marked_where_launches_do_not_overlap() -> None:
+    assert Fixed.of(marked(doubled, make_target("a100"))["fused"]) is None
