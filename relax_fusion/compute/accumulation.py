@@ -70,7 +70,9 @@ def _panels(
         return panels_of(weight, sizes, width, name)
 
     def stored(which: int, length: int, name: str, dtype: str) -> te.Tensor:
-        reader: Reader = lambda p, j, r: weight(p, j, r, which)  # noqa: E731
+        def reader(p: tirx.Expr, j: tirx.Expr, r: tirx.Expr) -> tirx.Expr:
+            return weight(p, j, r, which)
+
         return panels_of(reader, (*sizes[:2], length), width, f"{name}{index}", dtype)
 
     words = stored(WORDS, vectors.words, "w_words", vectors.form.word)

@@ -55,7 +55,6 @@ def field(form: Packed, word: tirx.Expr, which: tirx.Expr) -> tirx.Expr:
     place = (which % fitting * form.bits).astype("uint32")
     exponent = (_uint32(EXPONENT_BIAS + MANTISSA_BITS) - place) << _uint32(MANTISSA_BITS)
     bits = word.astype("uint32") >> shift & _uint32(2**form.bits - 1) << place
-    assert form.zero is not None
     leading = tirx.reinterpret(ACCUMULATE, exponent) + tirx.const(float(form.zero), ACCUMULATE)
     return tirx.reinterpret(ACCUMULATE, bits | exponent) - leading
 
@@ -99,13 +98,14 @@ def accumulate_words(
     form, lanes = vectors.form, vectors.lanes
     rows, chunks, fields, _ = x.shape
     columns = round_up(n, padding.columns)
-    column = lambda j: clamped(j, n, padding.columns)  # noqa: E731
-    scale = lambda p, j, *at: weight(p, column(j), _group(vectors, *at), SCALES)  # noqa: E731
-    lane_scales = te.compute(
-        int64((parts, columns, chunks, lanes)),
-        lambda *at: scale(*at).astype(ACCUMULATE),
-        f"w_scales{index}",
-    )
+
+    def column(j: tirx.Expr) -> tirx.Expr:
+        return clamped(j, n, padding.columns)
+
+    def scale(p: tirx.Expr, j: tirx.Expr, chunk: tirx.Expr, lane: tirx.Expr) -> tirx.Expr:
+        return weight(p, column(j), _group(vectors, chunk, lane), SCALES).astype(ACCUMULATE)
+
+    lane_scales = te.compute(int64((parts, columns, chunks, lanes)), scale, f"w_scales{index}")
     f = te.reduce_axis((0, fields), "field")
     part = te.compute(
         int64((parts, rows, columns, chunks, lanes)),

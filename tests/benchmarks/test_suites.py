@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,10 @@ def test_the_module_of_four_bits_computes_the_model(packed: bool) -> None:
 def test_four_bits_on_a_cpu_and_their_goals(run, monkeypatch) -> None:
     monkeypatch.setattr(cpu_q4, "WIDTHS", TINY_Q4)
     monkeypatch.setattr(cpu_q4, "PAUSE_S", 0.0)
-    exact = lambda model, *_: lambda x: model.exact(x).astype("float32")  # noqa: E731
+
+    def exact(model: q4_model.Model, *_: object) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda x: model.exact(x).astype("float32")
+
     monkeypatch.setattr(graphs, "by_us", exact)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     words = "run cpu_q4 --rows 1 --layers 1 --rounds 1 --threads 1 --contenders ours float32"

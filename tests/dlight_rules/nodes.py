@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import cached_property
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
 from relax_fusion.workload.reference import numpy_dtype
+
+_ASKING = RLock()
+"""One thread asks TVM at a time: the blocks of a cluster are threads, and runs of them beside other
+load ended in segmentation faults."""
 
 
 class Node:
@@ -30,7 +35,8 @@ class Node:
         self.known: dict[int, Node] = {} if known is None else known
 
     def __getattr__(self, name: str) -> Any:
-        found = self.__dict__[name] = self.of(getattr(self.node, name))
+        with _ASKING:
+            found = self.__dict__[name] = self.of(getattr(self.node, name))
         return found
 
     def __int__(self) -> int:
@@ -44,7 +50,6 @@ class Node:
         if type(value) is tvm_ffi.Array:
             return tuple(map(self.of, value))
         if isinstance(value, tvm_ffi.Object):
-            # At once, because the blocks of a cluster are threads
             return self.known.setdefault(value.__chandle__(), Node(value, self.known))
         return value
 

@@ -27,6 +27,25 @@ def exported(
 
 
 BS = DynamicDim("b * s")
+
+
+def read_by_another(what: str, projection: str) -> Rewrite:
+    """Return a case whose norm or reshape a further projection reads; the norm stays apart."""
+    return Rewrite(
+        Chain(
+            f"exported_{what}_read_by_another_projection",
+            EXPORTED + " Wo[32,16]",
+            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
+            f"y = R.multiply(a, u); {projection}",
+            "(y, z)",
+            SIZES,
+        ),
+        gated(rows=BS, norm=None),
+        "h Wg Wu",
+        ("matmul", "nn.rms_norm"),
+    )
+
+
 REWRITES = [
     *(
         exported(
@@ -105,32 +124,8 @@ REWRITES = [
         replace(gated(rows=BS, dtype="float16"), out_dtype="float32"),
         dtype="float16",
     ),
-    Rewrite(
-        Chain(
-            "exported_norm_read_by_another_projection",
-            EXPORTED + " Wo[32,16]",
-            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
-            "y = R.multiply(a, u); k = R.reshape(h, R.shape([b * s, 32])); z = R.matmul(k, Wo)",
-            "(y, z)",
-            SIZES,
-        ),
-        gated(rows=BS, norm=None),
-        "h Wg Wu",
-        ("matmul", "nn.rms_norm"),
-    ),
-    Rewrite(
-        Chain(
-            "exported_reshape_read_by_another_projection",
-            EXPORTED + " Wo[32,16]",
-            H + FLAT_TWO.format("h", "h") + GROUPED.format("p0", "u0") + "a = R.nn.silu(p)\n"
-            "y = R.multiply(a, u); z = R.matmul(f, Wo)",
-            "(y, z)",
-            SIZES,
-        ),
-        gated(rows=BS, norm=None),
-        "h Wg Wu",
-        ("matmul", "nn.rms_norm"),
-    ),
+    read_by_another("norm", "k = R.reshape(h, R.shape([b * s, 32])); z = R.matmul(k, Wo)"),
+    read_by_another("reshape", "z = R.matmul(f, Wo)"),
     Rewrite(
         Chain(
             "input_of_other_features",

@@ -32,9 +32,11 @@ def module(model: Model, packed: bool) -> ir.IRModule:
 
     hidden = model.widths.hidden
     ones = relax.const(np.ones(hidden, "float32"))
-    normed = lambda x: op.nn.rms_norm(x, ones, axes=[-1], epsilon=EPS)  # noqa: E731
     first = param((tirx.Var("rows", "int64"), hidden))
     outs: list[relax.Expr] = []
+
+    def normed(x: relax.Expr) -> relax.Expr:
+        return op.nn.rms_norm(x, ones, axes=[-1], epsilon=EPS)
 
     def body() -> None:
         x: relax.Expr = first
@@ -103,8 +105,11 @@ def onnx_model(model: Model, accuracy: int) -> bytes:
     hidden = model.widths.hidden
     ones = constant(np.ones(hidden, "float32"))
     bounds = [constant(np.array([value])) for value in (0, hidden, 1)]
-    normed = lambda x: apply("SimplifiedLayerNormalization", x, ones, epsilon=EPS)  # noqa: E731
-    x = "x"
+
+    def normed(x: str) -> Any:
+        return apply("SimplifiedLayerNormalization", x, ones, epsilon=EPS)
+
+    x: Any = "x"
     for layer in model.layers:
         query = apply("Slice", times(normed(x), layer["qkv"]), *bounds)
         x = apply("Add", x, times(query, layer["out"]))

@@ -19,13 +19,12 @@ from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...gpu_cost import resident_blocks
-from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...prediction import Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits
-from ..tensor_cores import tiles as mma
 from .tiles import (
     CHUNK,
     COPY_LANES,
@@ -39,6 +38,8 @@ from .tiles import (
     STATISTICS,
     SUM_BYTES,
     normalises,
+    of_height,
+    refuses_others,
 )
 
 COLUMNS = (16, 32, 48, 64)
@@ -108,10 +109,7 @@ class FewRows(KernelFamily[MatmulWork]):
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes and devices that its instructions are not for."""
-        if work.dtype not in HALF_DTYPES:
-            halves = " and ".join(HALF_DTYPES)
-            return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
-        return mma.unsupported(matmul_shape(work), dev, FAMILY)
+        return refuses_others(work, dev)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield tiles of 8 and 16 rows, the reduction whole and in parts."""
@@ -146,9 +144,7 @@ class FewRows(KernelFamily[MatmulWork]):
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Offer nothing for more rows; one instruction takes eight."""
-        if rows[1] > MOST_ROWS:
-            return ()
-        return (p for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
+        return of_height(plans, rows[1])
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what its tiles, copies and clusters ask for, and what a block has not."""

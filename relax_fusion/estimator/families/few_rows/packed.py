@@ -32,7 +32,15 @@ from ..matmuls import (
 )
 from ..tensor_cores import tiles as mma
 from .dequantised import MEMBERS, PIECE, width
-from .tiles import FAMILY, MMA_COLUMNS, MMA_ROWS, MOST_ROWS, SUM_BYTES
+from .tiles import (
+    FAMILY,
+    MMA_COLUMNS,
+    MMA_ROWS,
+    MOST_ROWS,
+    SUM_BYTES,
+    of_height,
+    refuses_others,
+)
 
 AHEAD = (2, 3, 4)
 """Steps that are copied ahead."""
@@ -118,12 +126,9 @@ class PackedRows(KernelFamily[MatmulWork]):
         assert form is not None
         if (scattered := refuses_scattered(work)) is not None:
             return scattered
-        if work.dtype not in HALF_DTYPES:
-            halves = " and ".join(HALF_DTYPES)
-            return f"dtype is {work.dtype}, family {FAMILY!r} takes {halves}"
-        if work.k % PIECE:
+        if work.k % PIECE and work.dtype in HALF_DTYPES:
             return f"k is {work.k}, family {FAMILY!r} takes multiples of {PIECE}"
-        return mma.unsupported(matmul_shape(work), dev, FAMILY)
+        return refuses_others(work, dev)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield tiles of 8 and 16 rows."""
@@ -158,9 +163,7 @@ class PackedRows(KernelFamily[MatmulWork]):
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Offer nothing for more rows; one instruction takes eight."""
-        if rows[1] > MOST_ROWS:
-            return ()
-        fitting = (PackedPlan.of(p) for p in plans if p.block_m <= max(rows[1], MMA_ROWS))
+        fitting = map(PackedPlan.of, of_height(plans, rows[1]))
         return (p for p in fitting if rows[1] == 1 or not p.keeps_row)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:

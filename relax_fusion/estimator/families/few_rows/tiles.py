@@ -8,8 +8,15 @@ parts of k.  See `relax_fusion.dlight_rules.tensor_cores.few_rows_kernel`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
+from ...prediction import HALF_DTYPES
+from ...shape import matmul_shape
 from ...tile_plan import TilePlan
+from ..matmuls import MatmulWork
+from ..tensor_cores import tiles as mma
 
 _HALF = MMA["float16"]
 
@@ -38,6 +45,20 @@ STATISTICS = 2
 
 FACTOR_LINES = 4
 """Lines of a chunk for gamma and beta: a warp copies four at a time."""
+
+
+def refuses_others(work: MatmulWork, dev: DeviceSpec) -> str | None:
+    """Return why the instructions are not for a dtype or a device, None if they are."""
+    if work.dtype not in HALF_DTYPES:
+        return f"dtype is {work.dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
+    return mma.unsupported(matmul_shape(work), dev, FAMILY)
+
+
+def of_height(plans: Iterable[TilePlan], rows: int) -> list[TilePlan]:
+    """Return the plans for up to so many rows; one instruction takes eight."""
+    if rows > MOST_ROWS:
+        return []
+    return [plan for plan in plans if plan.block_m <= max(rows, MMA_ROWS)]
 
 
 def normalises(plan: TilePlan) -> bool:
