@@ -13,7 +13,7 @@ from math import prod
 
 from ..hardware import DeviceSpec
 from .space import IterationSpace, Step
-from .structure import Compute, Load, Schedule, Structure
+from .structure import Compute, Load, Structure
 
 Places = tuple[int, ...]
 """Numbers of loops in the space."""
@@ -101,18 +101,6 @@ class Cost:
 
     def _places(self, names: Iterable[str]) -> Places:
         return tuple(sorted(self._numbers[name] for name in names))
-
-
-def volumes(schedule: Schedule) -> dict[str, int]:
-    """Return the bytes that each load and store moves: its tile times the tiles of its loops."""
-    size = dict(schedule.space.element_bytes)
-    found: dict[str, int] = {}
-    for statement, around in schedule.structure.statements:
-        if not isinstance(statement, Compute):
-            tile = prod(schedule.tile[n] for n in statement.what.loops) * size[statement.tensor]
-            times = prod(schedule.trips[n] for n in around)
-            found[str(statement)] = found.get(str(statement), 0) + tile * times
-    return found
 
 
 def _tiles(space: IterationSpace, structure: Structure) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from math import prod
 
 from ..hardware import DeviceSpec
@@ -117,11 +117,12 @@ class SearchSpace:
         """Yield structures and tiles that pass rule 4."""
         for single, found in self.lean.items():
             choices = [self._choices(self.kept_tiles, single, a.name) for a in self.space.loops]
+            if not all(choices):
+                continue
             for structure in found:
                 cost = Cost(self.space, structure, dev)
-                for tiles in product(*choices):
-                    if fits(cost.footprint(tiles), dev):
-                        yield structure, cost, tiles
+                for tiles in _within(choices, cost, dev):
+                    yield structure, cost, tiles
 
     def _count(self, found: Mapping[Single, tuple[Structure, ...]], tiles: Tiles) -> int:
         """Return how many schedules structures and tiles come to."""
@@ -160,6 +161,20 @@ def candidates(graph: Graph, dev: DeviceSpec, sizes: Sizes | None = None) -> Ite
         As `iteration_space`.
     """
     return SearchSpace(iteration_space(graph, sizes)).candidates(dev)
+
+
+def _within(
+    choices: list[list[int]], cost: Cost, dev: DeviceSpec, chosen: tuple[int, ...] = ()
+) -> Iterator[tuple[int, ...]]:
+    """Yield the tile vectors that fit; what does not with the least of the rest is left at once."""
+    if len(chosen) == len(choices):
+        yield chosen
+        return
+    least = tuple(min(tiles) for tiles in choices[len(chosen) + 1 :])
+    for tile in choices[len(chosen)]:
+        if not fits(cost.footprint((*chosen, tile, *least)), dev):
+            return  # larger tiles do not either
+        yield from _within(choices, cost, dev, (*chosen, tile))
 
 
 def _most_live(found: Mapping[Single, tuple[Structure, ...]]) -> Single:
