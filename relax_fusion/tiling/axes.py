@@ -98,10 +98,7 @@ def _join_by_name(root: dict[Key, Key], extents: Mapping[Key, int]) -> None:
         for other in keys[:later]:
             if other[1] != key[1] or extents[other] != extents[key] or root[other] == root[key]:
                 continue
-            owners = [
-                {n for (n, _), found in root.items() if found == root[k]} for k in (other, key)
-            ]
-            if not owners[0] & owners[1]:
+            if not _statements(root, other) & _statements(root, key):
                 _join(root, other, key)
 
 

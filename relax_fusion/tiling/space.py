@@ -150,11 +150,8 @@ class IterationSpace:
         sizes = ", ".join(f"{a.name} {a.size}{' (batch)' * a.batch}" for a in self.loops)
         rows = [f"loops: {sizes}"]
         for step in self.steps:
-            over = [a.name for a in self.loops if a.name in step.loops - step.reduced]
-            summed = [a.name for a in self.loops if a.name in step.reduced]
-            rows.append(
-                f"{step.out}[{', '.join(over)}]{' over ' * bool(summed)}{', '.join(summed)}"
-            )
+            summed = ", ".join(a.name for a in self.loops if a.name in step.reduced)
+            rows.append(f"{step.makes} over {summed}" if summed else f"{step.makes}")
         return "\n".join(rows)
 
 

@@ -84,9 +84,6 @@ def _hinders(space: IterationSpace, structure: Structure, name: str) -> str | No
     if len(loops) > 1 or any(name in around for around in _outside(structure, loops[0])):
         return f"it is run more than once in {structure}"
     sums = _partial(space, body[loops[0]], name)
-    held = [tensor for tensor, around in structure.kept if name in around]
-    if held:
-        return f"{held[0]} is kept for each of its tiles"
     return _lacks(space, {*sums}, _flat(body[loops[0] + 1 :]))
 
 

@@ -53,3 +53,37 @@ def softmax(rows: int, columns: int, divided_late: bool = True) -> Graph:
         p = g.map("p", (i, t), e[i, t] / total[i], "float32")
         g.output(g.sum("y", (i, c), (t,), p[i, t] * v[t, c]))
     return g.graph()
+
+
+def projected_keys(rows: int, columns: int) -> Graph:
+    """Online softmax of ``q k^T`` for keys that are projected first, and then v."""
+    g = GraphBuilder()
+    i, t, c = Axis("i", rows), Axis("t", columns), Axis("c", 32)
+    d, e = Axis("d", 32), Axis("e", 48)
+    q, x = g.input("q", (rows, 32), "float16"), g.input("x", (columns, 48), "float16")
+    w, v = g.input("w", (48, 32), "float16"), g.input("v", (columns, 32), "float16")
+    k = g.sum("k", (t, d), (e,), x[t, e] * w[e, d], "float16")
+    s = g.sum("s", (i, t), (d,), q[i, d] * k[t, d])
+    top = g.max("top", (i,), (t,), s[i, t])
+    p = g.map("p", (i, t), apply("exp", s[i, t] - top[i]), "float16")
+    total = g.sum("total", (i,), (t,), p[i, t])
+    acc = g.sum("acc", (i, c), (t,), p[i, t] * v[t, c])
+    g.output(g.map("y", (i, c), acc[i, c] / total[i], "float16"))
+    return g.graph()
+
+
+def row_sums(*columns: str) -> Graph:
+    """Sums of rows, each over another axis, or the same again, of which each needs the one before.
+
+    `columns` are the names of the axes.
+    """
+    g = GraphBuilder()
+    m = Axis("m", 32)
+    last = None
+    for number, name in enumerate(columns):
+        axis = Axis(name, 48)
+        x = g.input(f"x{number}", (32, 48), "float32")
+        value = x[m, axis] if last is None else x[m, axis] * last[m]
+        last = g.sum(f"r{number}", (m,), (axis,), value)
+    g.output(last)
+    return g.graph()

@@ -7,7 +7,7 @@ import pytest
 from relax_fusion.errors import TilingError
 from relax_fusion.tiling import Expression, expressions, iteration_space, parse
 
-from .graphs import chain, norm_mlp
+from .graphs import chain, norm_mlp, row_sums
 
 TWO = iteration_space(chain(1024, 512, 1024, 512))
 
@@ -30,6 +30,18 @@ def test_one_contraction_and_a_norm_before() -> None:
     assert len(expressions(iteration_space(chain(64, 64, 64)))) == 6
     found = [str(e) for e in expressions(iteration_space(norm_mlp(64, 64, 64, 64)))]
     assert len(found) == 26 and "rj(k,o)" in found
+
+
+def test_three_loops_side_by_side() -> None:
+    found = [str(e) for e in expressions(iteration_space(row_sums("k", "h", "j")))]
+    flat = ["m(k,h,j)", "m(kh,j)", "m(hk,j)", "m(k,hj)", "m(k,jh)"]
+    flat += ["mk(h,j)", "km(h,j)", "mh(k,j)", "hm(k,j)", "mj(k,h)", "jm(k,h)"]
+    assert sorted(e for e in found if "(" in e) == sorted(flat) and len(found) == 24 + 11
+
+
+def test_branches_are_in_the_order_of_statements() -> None:
+    found = [str(e) for e in expressions(iteration_space(row_sums("k", "h", "k")))]
+    assert "m(k,h)" in found and "m(h,k)" not in found
 
 
 @pytest.mark.parametrize("text", ["mhnk", "mn(k,h)", "m", "j0k(i,b12)", "row.j(col,k)", "a.row"])

@@ -21,7 +21,7 @@ from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
 
-from .graphs import chain, norm_mlp, softmax
+from .graphs import chain, norm_mlp, projected_keys, row_sums, softmax
 from .simulator import run
 
 TWO = iteration_space(chain(1024, 512, 1024, 512))
@@ -76,6 +76,20 @@ def test_softmax_of_which_all_is_needed_takes_three_loops() -> None:
     )
 
 
+def test_stores_rise_out_of_loops_that_do_not_index_them() -> None:
+    g = GraphBuilder()
+    m, a, b = Axis("m", 32), Axis("a", 32), Axis("b", 32)
+    x, w = g.input("x", (32, 32), "float32"), g.input("w", (32, 32), "float32")
+    r = g.sum("r", (m,), (a,), x[m, a])
+    p = g.sum("p", (m, b), (a,), x[m, a] * w[a, b])
+    g.output(r)
+    g.output(g.max("t", (m,), (b,), p[m, b]))
+    space = iteration_space(g.graph())
+    assert str(place(space, parse("mba", space.ordered))) == (
+        "grid m: b(a(L_x, C_r, L_w, C_p), C_t), S_r, S_t"
+    )
+
+
 def test_a_norm_is_a_loop_of_its_own() -> None:
     space = iteration_space(norm_mlp(512, 256, 512, 128))
     assert str(place(space, parse("rojk", space.ordered))) == (
@@ -91,6 +105,15 @@ def test_no_loop_repeats_what_it_does_not_index() -> None:
     assert "h(p(k(L_A" not in str(place(space, parse("mnhpk", space.ordered)))
 
 
+def test_a_running_maximum_is_kept_for_the_rows_inside() -> None:
+    space = iteration_space(projected_keys(32, 48))
+    structure = place(space, parse("ticed", space.ordered), "ced")
+    assert str(structure) == (
+        "grid : L_w, t(L_x, C_k, L_v, i(L_q, C_s, C_top, C_p, C_total, C_acc)), i(C_y, S_y)"
+    )
+    assert dict(structure.kept) == dict.fromkeys(("top", "total", "acc"), ("i",))
+
+
 def test_an_expression_must_have_the_loops() -> None:
     with pytest.raises(TilingError, match="has the loops k, m, n; must have h, k, m, n"):
         place(TWO, parse("mnk", TWO.ordered))
@@ -102,6 +125,8 @@ KNOWN = {
     "three": chain(32, 32, 32, 32, 32),
     "norm": norm_mlp(32, 32, 48, 32),
     "softmax": softmax(32, 48),
+    "projected keys": projected_keys(32, 48),
+    "one sum after the other": row_sums("k", "h", "k"),
     "softmax, divided early": softmax(32, 48, divided_late=False),
 }
 

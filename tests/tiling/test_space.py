@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -41,6 +42,17 @@ def test_axes_of_other_names_are_one_loop() -> None:
     )
 
 
+def test_swapped_names_stay_two_loops() -> None:
+    g = GraphBuilder()
+    i, j = Axis("i", 32), Axis("j", 32)
+    x = g.input("x", (32, 32), "float32")
+    y = g.map("y", (i, j), apply("exp", x[i, j]), "float32")
+    g.output(g.map("z", (i, j), y[j, i] * x[i, j], "float32"))
+    space = iteration_space(g.graph())
+    assert str(space) == "loops: i 32, j 32\ny[i, j]\nz[j, i]"
+    assert [str(read) for read in space.step["z"].reads] == ["y[i, j]", "x[j, i]"]
+
+
 def test_named_workloads() -> None:
     work = MatmulChain(
         DynamicDim("n"), 64, 256, 64, ("nk", "kn"), ("bias",), ("gelu",), "float16", "float16"
@@ -67,6 +79,34 @@ def test_online_softmax_does_not_wait_for_its_maximum() -> None:
 def test_a_norm_is_waited_for() -> None:
     steps = iteration_space(norm_mlp(64, 64, 64, 64)).step
     assert steps["n"].waits == steps["q"].waits | {"q"} and steps["s"].waits == {"q", "a"}
+
+
+def _waits_for_the_maximum(change: Callable) -> bool:
+    """Tell whether exp(x - top) waits for top in a graph that `change` writes."""
+    g = GraphBuilder()
+    i, t = Axis("i", 64), Axis("t", 64)
+    change(g, i, t, g.input("x", (64, 64), "float32"))
+    return "top" in iteration_space(g.graph()).step["e"].waits
+
+
+def test_when_a_maximum_has_to_be_complete() -> None:
+    def usual(g, i, t, x, reduce="max", least=lambda x, top: x, read=lambda e: e, over="t"):
+        top = getattr(g, reduce)("top", (i,), (t,), x[i, t])
+        e = g.map("e", (i, t), apply("exp", least(x[i, t], top[i]) - top[i]), "float32")
+        kept, summed = (i, t) if over == "t" else (t, i)
+        g.output(g.sum("s", (kept,), (summed,), read(e[i, t])))
+        return e
+
+    assert not _waits_for_the_maximum(usual)
+    for different in (
+        {"reduce": "sum"},
+        {"least": lambda x, top: x * top},
+        {"read": lambda e: apply("tanh", e)},
+        {"read": lambda e: e * e},
+        {"over": "i"},
+    ):
+        assert _waits_for_the_maximum(partial(usual, **different)), different
+    assert _waits_for_the_maximum(lambda g, *given: g.output(usual(g, *given)))
 
 
 def _packed(graph):
@@ -162,6 +202,14 @@ def test_convolutions_are_refused() -> None:
     g.output(g.sum("y", (i, o), (k,), x[i + k] * w[k, o]))
     with pytest.raises(TilingError, match=r"y reads x\[i \+ k\] in windows along i \+ k"):
         iteration_space(g.graph())
+
+
+def test_strides_that_only_look_like_windows() -> None:
+    g = GraphBuilder()
+    i, z, j = Axis("i", 32), Axis("z", 1), Axis("j", 2)
+    x = g.input("x", (64,), "float32")
+    g.output(g.map("y", (i, z, j), apply("exp", x[i * 2 + z * 4 + j]), "float32"))
+    assert iteration_space(g.graph()).ordered == ("i", "j")
 
 
 def test_parts_of_one_operand_are_different() -> None:
