@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..workload.graph import Block, Graph
 from ..workload.values import Expr, Op, Read, reads
 
 
-def is_rescaled(graph: Graph, block: Block, maximum: str) -> bool:
+def is_rescaled(
+    graph: Graph, loops: Mapping[tuple[str, str], str], block: Block, maximum: str
+) -> bool:
     """Tell whether a statement may see a maximum before it is complete.
 
     ``exp(value - maximum)`` may, where only sums over the loops of the maximum read it: what they
     have added so far is multiplied by the exponential of the change, as in online softmax.
+
+    Parameters
+    ----------
+    graph : Graph
+        The statements.
+    loops : mapping of (str, str) to str
+        By what a statement makes and the name of its axis.
+    block : Block
+        The statement.
+    maximum : str
+        What it reads.
     """
     source = next(b for b in graph.blocks if b.out == maximum)
-    over = {a.name for a in source.reduced}
-    value = block.value
-    if source.combine != "max" or block.combine or not _subtracts(value, maximum):
+    if source.combine != "max" or block.combine or not _subtracts(block.value, maximum):
         return False
-    kept = {s.name for s in graph.slots if s.role == "out"}
+    over = {loops[source.out, a.name] for a in source.reduced}
     readers = [b for b in graph.blocks if block.out in _reads(b)]
+    kept = {s.name for s in graph.slots if s.role == "out"}
     return block.out not in kept and all(
         b.combine == "sum"
-        and {a.name for a in b.reduced} == over
+        and {loops[b.out, a.name] for a in b.reduced} == over
         and _is_linear(b.value, block.out)
         for b in readers
     )

@@ -176,10 +176,10 @@ def iteration_space(graph: Graph, sizes: Sizes | None = None) -> IterationSpace:
     """
     _refuse(graph)
     names, extents = loop_names(graph, sizes or {})
+    loop_of = {(graph.blocks[of].out, axis): name for (of, axis), name in names.items()}
     steps: dict[str, Step] = {}
-    for number, block in enumerate(graph.blocks):
-        loop = {axis: name for (of, axis), name in names.items() if of == number}
-        steps[block.out] = _step(graph, block, loop, steps)
+    for block in graph.blocks:
+        steps[block.out] = _step(graph, block, loop_of, steps)
     ordered = tuple(steps.values())
     batch = _batch(ordered)
     loops = tuple(TileLoop(name, size, name in batch) for name, size in extents.items())
@@ -215,14 +215,20 @@ def _refuse(graph: Graph) -> None:
         raise TilingError("the graph has no statement")
 
 
-def _step(graph: Graph, block: Block, loop: Mapping[str, str], known: Mapping[str, Step]) -> Step:
+def _step(
+    graph: Graph,
+    block: Block,
+    loop_of: Mapping[tuple[str, str], str],
+    known: Mapping[str, Step],
+) -> Step:
     """Return a statement with its loops."""
+    loop = {axis: name for (out, axis), name in loop_of.items() if out == block.out}
     found = [_access(r.tensor, r.at, loop) for value in block.values() for r in reads(value)]
     waits: set[str] = set()
     for name in {read.tensor for read in found} & set(known):
         maker = known[name]
         waits |= maker.waits
-        if maker.reduced and not is_rescaled(graph, block, name):
+        if maker.reduced and not is_rescaled(graph, loop_of, block, name):
             waits.add(name)
     dtypes = {graph[r.tensor].dtype for r in reads(block.value)}
     operands = sorted(dtypes, key=lambda dtype: (STORED_BYTES[dtype], dtype))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from ..errors import TilingError
 from .space import Access, IterationSpace
 
 
@@ -147,12 +148,31 @@ class Schedule:
         Elements of a tile of each loop of the space.
     split : Split, optional
         The loop that several blocks share; :func:`.split_over` adds it.
+
+    Raises
+    ------
+    TilingError
+        If a tile is missing, empty, or one of several for which there is no loop.
     """
 
     space: IterationSpace
     structure: Structure
     tiles: tuple[int, ...]
     split: Split | None = None
+
+    def __post_init__(self) -> None:
+        """Check that tiles and loops agree."""
+        loops = self.space.loops
+        if len(self.tiles) != len(loops) or min(self.tiles) < 1:
+            names = ", ".join(a.name for a in loops)
+            raise TilingError(f"tiles are {self.tiles}; must be one of each of {names}, from 1 on")
+        there = {name for _, around in self.structure.statements for name in around}
+        for name, count in self.trips.items():
+            if count > 1 and name not in there:
+                raise TilingError(
+                    f"{name} has {count} tiles of {self.tile[name]}, and no loop in "
+                    f"{self.structure}; its tile must be all of it"
+                )
 
     @cached_property
     def tile(self) -> Mapping[str, int]:

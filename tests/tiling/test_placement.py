@@ -188,7 +188,7 @@ def test_the_simulator_sees_what_is_wrong() -> None:
     for wrong in (
         replace(right, kept=()),
         replace(right, kept=(("C", ("n",)),)),
-        replace(right, body=(second, store)),
+        replace(right, body=(replace(first, body=first.body[:1]), second, store)),
         replace(right, body=(second, first, store)),
         replace(right, body=(first, store, second)),
         replace(right, body=(first, second)),

@@ -135,6 +135,20 @@ def test_a_schedule_is_readable() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("tiles", "message"),
+    [
+        ((64, 64, 512), r"tiles are \(64, 64, 512\); must be one of each of m, n, k, h"),
+        ((64, 64, 512, 0), "must be one of each of m, n, k, h, from 1 on"),
+        ((64, 64, 256, 64), "k has 2 tiles of 256, and no loop in grid m h: L_A, n"),
+    ],
+)
+def test_tiles_that_a_structure_cannot_have(tiles: tuple[int, ...], message: str) -> None:
+    structure = place(SPACE, parse("mhnk", SPACE.ordered), "k")
+    with pytest.raises(TilingError, match=message):
+        Schedule(SPACE, structure, tiles)
+
+
 def test_refusals_come_at_once() -> None:
     with pytest.raises(TilingError, match="no statement"):
         candidates(GraphBuilder().graph(), H200)

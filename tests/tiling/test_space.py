@@ -93,8 +93,8 @@ def test_when_a_maximum_has_to_be_complete() -> None:
     def usual(g, i, t, x, reduce="max", least=lambda x, top: x, read=lambda e: e, over="t"):
         top = getattr(g, reduce)("top", (i,), (t,), x[i, t])
         e = g.map("e", (i, t), apply("exp", least(x[i, t], top[i]) - top[i]), "float32")
-        kept, summed = (i, t) if over == "t" else (t, i)
-        g.output(g.sum("s", (kept,), (summed,), read(e[i, t])))
+        at = (i, t) if over == "t" else (t, i)  # the names are swapped: a sum over rows
+        g.output(g.sum("s", (i,), (t,), read(e[at])))
         return e
 
     assert not _waits_for_the_maximum(usual)
@@ -103,7 +103,7 @@ def test_when_a_maximum_has_to_be_complete() -> None:
         {"least": lambda x, top: x * top},
         {"read": lambda e: apply("tanh", e)},
         {"read": lambda e: e * e},
-        {"over": "i"},
+        {"over": "rows"},
     ):
         assert _waits_for_the_maximum(partial(usual, **different)), different
     assert _waits_for_the_maximum(lambda g, *given: g.output(usual(g, *given)))
