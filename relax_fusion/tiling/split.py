@@ -54,6 +54,12 @@ def split_over(
     if not 2 <= parts <= most:
         where = " of a cluster" if merge == "cluster" else ""
         raise TilingError(f"{loop} in {parts} parts{where}: must be 2 to {most}")
+    trips = schedule.trips[loop]
+    share = -(-trips // parts)
+    if -(-trips // share) != parts:
+        raise TilingError(
+            f"{loop} in {parts} parts: {trips} tiles, {share} a part, leave one empty"
+        )
     return replace(schedule, split=Split(loop, parts, merge))
 
 

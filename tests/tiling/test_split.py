@@ -50,8 +50,8 @@ def test_volumes_of_a_split_sum() -> None:
     assert str(after).splitlines()[0] == (
         "grid m 8 x 64, h 2 x 128; n in 4 parts, merged by a second launch"
     )
-    uneven = split_over(before, "n", 5, "cluster")  # 4, 4, 4, 4 and 0 tiles: 20 are paid for
-    assert volumes(uneven)["L_B"] * 16 == moved["L_B"] * 20
+    uneven = split_over(before, "n", 6, "cluster")  # 3 each, and 1: 18 are paid for
+    assert volumes(uneven)["L_B"] * 16 == moved["L_B"] * 18
     assert "merged in a cluster" in str(uneven)
 
 
@@ -132,6 +132,7 @@ def test_limits_of_parts() -> None:
     for parts, merge, message in (
         (1, "launch", "n in 1 parts: must be 2 to 16"),
         (17, "launch", "n in 17 parts: must be 2 to 16"),
+        (5, "launch", "n in 5 parts: 16 tiles, 4 a part, leave one empty"),
         (16, "cluster", "n in 16 parts of a cluster: must be 2 to 8"),
     ):
         with pytest.raises(TilingError, match=message):
