@@ -73,6 +73,10 @@ class GraphError(RelaxFusionError, ValueError):
     """A block graph that says what cannot be said, or inputs that do not fit it."""
 
 
+class TilingError(RelaxFusionError, ValueError):
+    """A block graph that cannot be tiled, or a tiling expression that does not fit its loops."""
+
+
 class LoweringError(RelaxFusionError, RuntimeError):
     """A workload reached code generation in a form that it cannot express."""
 

@@ -12,7 +12,7 @@ import relax_fusion
 ROOT = Path(relax_fusion.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
-    ("hardware", "workload", "errors", "validation", "estimator", "report"),
+    ("hardware", "workload", "tiling", "errors", "validation", "estimator", "report"),
     ("matching", "canonical", "compute", "equivalence", "transforms", "launch", "quantization"),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "models", "frontends", "mlc"),

@@ -41,7 +41,7 @@ def flops_by_product(graph: Graph, sizes: Sizes) -> dict[str, float]:
 
 def flops(graph: Graph, sizes: Sizes) -> float:
     """Return all floating-point operations: those of values, and one for each that is combined."""
-    each = ((b, _operations(b.value) + bool(b.combine)) for b in graph.blocks)
+    each = ((b, operations(b.value) + bool(b.combine)) for b in graph.blocks)
     return sum(float(count) * _places(b, sizes) for b, count in each)
 
 
@@ -89,7 +89,7 @@ def _stored(tensor: Tensor, elements: int, sizes: Sizes) -> int:
     if not form.scale_dtype:
         return words
     along, across = (
-        group if group != ALL else max(1, _size(tensor.shape[axis], sizes))
+        group if group != ALL else max(1, size_at(tensor.shape[axis], sizes))
         for axis, group in ((form.axis, form.group), (form.other, form.lines))
     )
     groups = math.ceil(elements / (along * across))
@@ -124,7 +124,7 @@ def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int
     low = high = at.start
     step = 0
     for name, stride in at.terms:
-        length = _size(loops[name].size, sizes)
+        length = size_at(loops[name].size, sizes)
         if length == 0:
             return None
         low, high = low + min(0, stride * (length - 1)), high + max(0, stride * (length - 1))
@@ -132,7 +132,7 @@ def _interval(at: At, loops: Mapping[str, Axis], sizes: Sizes) -> tuple[int, int
     low, high = low // at.div, high // at.div
     if at.mod is None:
         return low, high, step if at.div == 1 else 1
-    most = min(high, _size(at.mod, sizes) - 1)
+    most = min(high, size_at(at.mod, sizes) - 1)
     return (0, most, 1) if most >= 0 else None
 
 
@@ -142,7 +142,7 @@ def _visible(graph: Graph, sizes: Sizes) -> float:
     band, block = next(masked, (None, None))
     if band is None or block is None:
         return 1.0
-    lengths = {a.name: _size(a.size, sizes) for a in (*block.axes, *block.reduced)}
+    lengths = {a.name: size_at(a.size, sizes) for a in (*block.axes, *block.reduced)}
     rows, columns = lengths[band.row], lengths[band.column]
     least = -rows if band.least is None else _number(band.least, sizes)
     most = columns if band.most is None else _number(band.most, sizes)
@@ -153,7 +153,7 @@ def _visible(graph: Graph, sizes: Sizes) -> float:
 def _number(value: Expr, sizes: Sizes) -> int:
     """Return the limit of a band: sums of sizes and numbers."""
     if isinstance(value, Size):
-        return _size(value.dim, sizes)
+        return size_at(value.dim, sizes)
     if isinstance(value, Const):
         return int(value.value)
     assert isinstance(value, Op), value
@@ -162,14 +162,22 @@ def _number(value: Expr, sizes: Sizes) -> int:
 
 
 def _places(block: Block, sizes: Sizes) -> int:
-    return math.prod(_size(a.size, sizes) for a in (*block.axes, *block.reduced))
+    return math.prod(size_at(a.size, sizes) for a in (*block.axes, *block.reduced))
 
 
-def _operations(value: Expr) -> int:
+def operations(value: Expr) -> int:
+    """Return the floating-point operations of one element."""
     return sum(OPERATORS[part.name].flops for part in parts(value) if isinstance(part, Op))
 
 
-def _size(dim: Dim, sizes: Sizes) -> int:
+def size_at(dim: Dim, sizes: Sizes) -> int:
+    """Return the size of a dimension.
+
+    Raises
+    ------
+    GraphError
+        If it is dynamic and has no size in `sizes`.
+    """
     if isinstance(dim, int):
         return dim
     if dim.name not in sizes:

@@ -1,0 +1,48 @@
+"""The search space of a chain as one kernel: which loops stand where, with which tiles.
+
+A block graph has loops and statements (:mod:`.space`).  A tiling expression orders the loops
+(:mod:`.expressions`), and statements then have their places (:mod:`.placement`).  What results is a
+:class:`Schedule` (:mod:`.structure`): a tree of loops, the axes of the grid, and tiles.  The method
+is that of MCFuser (Zhang et al., SC'24, https://arxiv.org/abs/2506.22169), with its rules
+(:mod:`.pruning`) and its price (:mod:`.price`); sums that blocks share (:mod:`.split`) are not in
+it.  Nothing here needs TVM.
+"""
+
+from .expressions import Expression, expressions, parse
+from .placement import place
+from .price import Cost
+from .pruning import Pruning, SpaceReport
+from .search import Candidate, SearchSpace, candidates
+from .space import Access, IterationSpace, TileLoop, iteration_space
+from .split import handed_over, recomputed, split_loops, split_over
+from .structure import Compute, Load, Loop, Schedule, Split, Store, Structure
+from .volumes import volumes
+
+__all__ = [
+    "Access",
+    "Candidate",
+    "Compute",
+    "Cost",
+    "Expression",
+    "IterationSpace",
+    "Load",
+    "Loop",
+    "Pruning",
+    "Schedule",
+    "SearchSpace",
+    "SpaceReport",
+    "Split",
+    "Store",
+    "Structure",
+    "TileLoop",
+    "candidates",
+    "expressions",
+    "handed_over",
+    "iteration_space",
+    "parse",
+    "place",
+    "recomputed",
+    "split_loops",
+    "split_over",
+    "volumes",
+]

@@ -1,0 +1,219 @@
+"""A schedule of a chain: a tree of loops and statements, an axis of the grid each, and tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from ..errors import TilingError
+from .space import Access, IterationSpace
+
+
+@dataclass(frozen=True)
+class Load:
+    """A tile of an operand comes from memory."""
+
+    what: Access
+
+    @property
+    def tensor(self) -> str:
+        """The operand."""
+        return self.what.tensor
+
+    def __str__(self) -> str:
+        """Return L and the name."""
+        return f"L_{self.tensor}"
+
+
+@dataclass(frozen=True)
+class Compute:
+    """The statement that makes `tensor` is computed for a tile."""
+
+    tensor: str
+
+    def __str__(self) -> str:
+        """Return C and the name."""
+        return f"C_{self.tensor}"
+
+
+@dataclass(frozen=True)
+class Store:
+    """A tile of a result goes to memory."""
+
+    what: Access
+
+    @property
+    def tensor(self) -> str:
+        """The result."""
+        return self.what.tensor
+
+    def __str__(self) -> str:
+        """Return S and the name."""
+        return f"S_{self.tensor}"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Its body is done for one tile after the other."""
+
+    name: str
+    body: tuple[Node, ...]
+
+    def __str__(self) -> str:
+        """Return the name and the body."""
+        return f"{self.name}({', '.join(map(str, self.body))})"
+
+
+Statement = Load | Compute | Store
+Node = Loop | Load | Compute | Store
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a block of the grid does, for tiles of any size.
+
+    Parameters
+    ----------
+    grid : tuple of str
+        The loops that are axes of the grid.
+    body : tuple of Node
+        What each block does, in order.
+    kept : tuple of (str, tuple of str)
+        Tensors of which tiles are kept for all iterations of loops: sums that are continued
+        later, and what a later loop reads again.
+    """
+
+    grid: tuple[str, ...]
+    body: tuple[Node, ...]
+    kept: tuple[tuple[str, tuple[str, ...]], ...]
+
+    def __str__(self) -> str:
+        """Return the tree: ``grid m h: n(k(L_A, L_B, C_C), L_D, C_E), S_E``."""
+        return f"grid {' '.join(self.grid)}: {', '.join(map(str, self.body))}"
+
+    @cached_property
+    def statements(self) -> tuple[tuple[Statement, tuple[str, ...]], ...]:
+        """The statements, each with the loops around it; those of the grid first."""
+        return tuple(_statements(self.body, self.grid))
+
+
+def _statements(
+    body: tuple[Node, ...], around: tuple[str, ...]
+) -> Iterator[tuple[Statement, tuple[str, ...]]]:
+    for node in body:
+        if isinstance(node, Loop):
+            yield from _statements(node.body, (*around, node.name))
+        else:
+            yield node, around
+
+
+@dataclass(frozen=True)
+class Split:
+    """A loop whose tiles several blocks share, and how their sums come together.
+
+    Parameters
+    ----------
+    loop : str
+        A loop that each block would run by itself.
+    parts : int
+        Blocks that share it.
+    merge : {"launch", "cluster"}
+        Whether a second launch reads the sums from memory, or the blocks are one cluster, whose
+        first reads them from the others' shared memory.
+    """
+
+    loop: str
+    parts: int
+    merge: Literal["launch", "cluster"]
+
+    def __str__(self) -> str:
+        """Return what is split, and how it is merged."""
+        how = "by a second launch" if self.merge == "launch" else "in a cluster"
+        return f"{self.loop} in {self.parts} parts, merged {how}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A structure with a tile for each loop.
+
+    Parameters
+    ----------
+    space : IterationSpace
+        The loops and statements.
+    structure : Structure
+        Their order.
+    tiles : tuple of int
+        Elements of a tile of each loop of the space.
+    split : Split, optional
+        The loop that several blocks share; :func:`.split_over` adds it.
+
+    Raises
+    ------
+    TilingError
+        If a tile is missing, empty, or one of several for which there is no loop.
+    """
+
+    space: IterationSpace
+    structure: Structure
+    tiles: tuple[int, ...]
+    split: Split | None = None
+
+    def __post_init__(self) -> None:
+        """Check that tiles and loops agree."""
+        loops = self.space.loops
+        if len(self.tiles) != len(loops) or min(self.tiles) < 1:
+            names = ", ".join(a.name for a in loops)
+            raise TilingError(f"tiles are {self.tiles}; must be one of each of {names}, from 1 on")
+        there = {name for _, around in self.structure.statements for name in around}
+        for name, count in self.trips.items():
+            if count > 1 and name not in there:
+                raise TilingError(
+                    f"{name} has {count} tiles of {self.tile[name]}, and no loop in "
+                    f"{self.structure}; its tile must be all of it"
+                )
+
+    @cached_property
+    def tile(self) -> Mapping[str, int]:
+        """The tiles by loop."""
+        return {a.name: t for a, t in zip(self.space.loops, self.tiles, strict=True)}
+
+    @cached_property
+    def trips(self) -> Mapping[str, int]:
+        """How many tiles each loop has."""
+        return {a.name: -(-a.size // t) for a, t in zip(self.space.loops, self.tiles, strict=True)}
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the grid, parts included."""
+        count = 1 if self.split is None else self.split.parts
+        for name in self.structure.grid:
+            count *= self.trips[name]
+        return count
+
+    def __str__(self) -> str:
+        """Return the grid, then loops and statements, one a line, with tiles."""
+        over = ", ".join(f"{n} {self.trips[n]} x {self.tile[n]}" for n in self.structure.grid)
+        split = "" if self.split is None else f"; {self.split}"
+        return "\n".join([f"grid {over}{split}", *self._lines(self.structure.body, "  ")])
+
+    def _lines(self, body: tuple[Node, ...], indent: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, Loop):
+                yield f"{indent}for {node.name}: {self.trips[node.name]} x {self.tile[node.name]}"
+                yield from self._lines(node.body, f"{indent}  ")
+            elif isinstance(node, Compute):
+                yield f"{indent}compute {node.tensor} {self._shape(node.tensor)}"
+            else:
+                what = "load" if isinstance(node, Load) else "store"
+                shape = " x ".join(str(self.tile[n]) for n in node.what.loops) or "1"
+                yield f"{indent}{what} {node.tensor} {shape}"
+
+    def _shape(self, tensor: str) -> str:
+        """Return the tile of a tensor, and over what it is combined."""
+        step = self.space.step[tensor]
+        summed = [a.name for a in self.space.loops if a.name in step.reduced]
+        tile = " x ".join(str(self.tile[n]) for n in step.makes.loops) or "1"
+        over = " x ".join(str(self.tile[n]) for n in summed)
+        return f"{tile} over {over}" if over else tile
