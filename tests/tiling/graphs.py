@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from functools import reduce
 from itertools import pairwise
+from operator import mul
 
-from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.builder import GraphBuilder, Handle
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
 
@@ -86,4 +89,27 @@ def row_sums(*columns: str) -> Graph:
         value = x[m, axis] if last is None else x[m, axis] * last[m]
         last = g.sum(f"r{number}", (m,), (axis,), value)
     g.output(last)
+    return g.graph()
+
+
+def random_graph(choose: random.Random) -> Graph:
+    """Draw maps, sums, maxima and exponentials of differences, of operands and of one another."""
+    g = GraphBuilder()
+    loops = [Axis(name, choose.choice((32, 48))) for name in "mnkh"[: choose.randint(2, 4)]]
+    made: list[tuple[Handle, list[Axis]]] = []
+    for number in range(choose.randint(1, 5)):
+        kind = choose.choice(("map", "exp", "sum", "max"))
+        axes = choose.sample(loops, choose.randint(1, len(loops)))
+        known = [each for each in made if set(each[1]) <= set(axes)]
+        values = [h[tuple(over)] for h, over in choose.sample(known, min(len(known), 2))]
+        over = choose.sample(axes, choose.randint(1, len(axes)))
+        values.append(g.input(f"x{number}", [a.size for a in over], "float32")[tuple(over)])
+        value = apply("exp", values[-1] - values[0]) if kind == "exp" else reduce(mul, values)
+        name, kept = f"t{number}", axes[:-1]
+        if kind in ("sum", "max") and kept:
+            made.append((getattr(g, kind)(name, kept, axes[-1:], value), kept))
+        else:
+            made.append((g.map(name, axes, value, "float32"), axes))
+    for handle, _ in [made[-1], *choose.sample(made[:-1], min(1, len(made) - 1))]:
+        g.output(handle)
     return g.graph()

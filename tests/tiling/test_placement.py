@@ -19,9 +19,9 @@ from relax_fusion.tiling import (
 from relax_fusion.workload import Attention
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Graph
-from relax_fusion.workload.values import Axis, apply
+from relax_fusion.workload.values import Axis
 
-from .graphs import chain, norm_mlp, projected_keys, row_sums, softmax
+from .graphs import chain, norm_mlp, projected_keys, random_graph, row_sums, softmax
 from .simulator import run
 
 TWO = iteration_space(chain(1024, 512, 1024, 512))
@@ -147,37 +147,9 @@ def test_known_chains_run(name: str) -> None:
     assert _check(KNOWN[name], random.Random(0), 200) > 5
 
 
-def _random_graph(choose: random.Random) -> Graph:
-    """Draw a chain: contractions, maps of one or two tensors, sums and maxima of rows."""
-    g = GraphBuilder()
-    m, column = Axis("m", 32), Axis("a", choose.choice((32, 48)))
-    names = iter("bcdefg")
-    now, at = g.input("x", (32, column.size), "float32"), (m, column)
-    rows: list = []
-    for number in range(choose.randint(1, 4)):
-        kind = choose.choice(("product", "product", "map", "row"))
-        if kind == "product":
-            new = Axis(next(names), choose.choice((32, 48)))
-            w = g.input(f"w{number}", (column.size, new.size), "float32")
-            now = g.sum(f"p{number}", (m, new), (column,), now[at] * w[column, new])
-            column, at = new, (m, new)
-        elif kind == "row":
-            reduce = choose.choice((g.sum, g.max))
-            rows.append(reduce(f"r{number}", (m,), (column,), now[at]))
-        else:
-            value = now[at] * rows[-1][m] if rows else apply("tanh", now[at])
-            if rows and choose.random() < 0.5:
-                value = apply("exp", now[at] - rows[-1][m])
-            now = g.map(f"e{number}", at, value, "float32")
-    now = g.map("last", at, now[at] * 2.0, "float32")
-    for handle in (now, *rows[: choose.randint(0, 1)]):
-        g.output(handle)
-    return g.graph()
-
-
-def test_random_chains_run() -> None:
+def test_random_graphs_run() -> None:
     choose = random.Random(1)
-    assert sum(_check(_random_graph(choose), choose, 12) for _ in range(120)) > 500
+    assert sum(_check(random_graph(choose), choose, 12) for _ in range(200)) > 500
 
 
 def test_the_simulator_sees_what_is_wrong() -> None:

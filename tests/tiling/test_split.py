@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -23,9 +24,10 @@ from relax_fusion.tiling import (
 from relax_fusion.tiling.space import IterationSpace
 from relax_fusion.workload import Attention, MatmulChain
 from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.values import Axis, apply
 
-from .graphs import chain, norm_mlp, softmax
+from .graphs import chain, norm_mlp, random_graph, softmax
 from .simulator import run
 
 TWO = iteration_space(chain(512, 256, 1024, 256))
@@ -139,16 +141,8 @@ def test_limits_of_parts() -> None:
             split_over(schedule, "n", parts, merge)
 
 
-@pytest.mark.parametrize(
-    "graph",
-    [
-        *(chain(32, 32, 80, 48), chain(32, 32, 48, 32, 48), softmax(32, 80)),
-        norm_mlp(32, 48, 48, 32),
-    ],
-    ids=["two", "three", "softmax", "norm"],
-)
-def test_split_schedules_run(graph) -> None:
-    """Each tile is added by one part, and what comes behind finds the sums complete."""
+def _split_and_run(graph: Graph) -> int:
+    """Run all structures of a graph with each loop that can be shared; return how many."""
     space = iteration_space(graph)
     count = 0
     for single, found in SearchSpace(space).distinct.items():
@@ -159,4 +153,22 @@ def test_split_schedules_run(graph) -> None:
                 for parts in {2, schedule.trips[loop]}:
                     run(split_over(schedule, loop, parts, "launch"))
                     count += 1
-    assert count > 1
+    return count
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        *(chain(32, 32, 80, 48), chain(32, 32, 48, 32, 48), softmax(32, 80)),
+        norm_mlp(32, 48, 48, 32),
+    ],
+    ids=["two", "three", "softmax", "norm"],
+)
+def test_split_schedules_run(graph: Graph) -> None:
+    """Each tile is added by one part, and what comes behind finds the sums complete."""
+    assert _split_and_run(graph) > 1
+
+
+def test_random_split_schedules_run() -> None:
+    choose = random.Random(2)
+    assert sum(_split_and_run(random_graph(choose)) for _ in range(60)) > 100
