@@ -95,7 +95,8 @@ class Launch:
 
         One that is launched early finds multiprocessors free one after the other, and would fill
         the first of them.  So that each gets its share of the blocks, one has the memory of that
-        share: on an H200, 256 blocks of a matmul of 33 MB took 11.1 instead of 14.5 us.
+        share: on an H200, 256 blocks of a matmul of 33 MB took 11.1 instead of 14.5 us
+        (`2026-11-23-early_launches.md`).
         """
         if dev is None or not dev.capabilities.dependent_launch:
             return cls()

@@ -77,7 +77,7 @@ SUM_S = 2.3e-9
 
 FRONT_S, INSIDE_S = 2.0e-6, 0.4e-6
 """What a norm adds, in front or inside; words are on their way meanwhile.  Behind other kernels, a
-layer of LLaMA-3.1-8B took 1.6 us less with the norm inside, all launched early."""
+layer of LLaMA-3.1-8B took 1.6 us less with the norm inside (`2026-11-23-early_launches.md`)."""
 
 WAVE_S = 0.7e-6
 """What further waves of thread blocks add: they begin and end as the first did."""
