@@ -92,12 +92,12 @@ def test_numbers(model: type[nn.Module], rows: int) -> None:
     }
     main = machine(quickly(mod))["forward"]
     found = main(*map(tvm.runtime.tensor, (x, *stored.values()))).numpy().astype("float64")
-    exact, steps = reference(model, x.astype("float64"), stored)
+    exact, steps = exact_and_allowed(model, x.astype("float64"), stored)
     # A row may be rounded to the other neighbour of 8 bits where it lies between them
     assert np.abs(found - exact).max() <= steps
 
 
-def reference(
+def exact_and_allowed(
     model: type[nn.Module], x: np.ndarray, given: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, float]:
     """Return the result, and how far one that rounds like it in other places may be from it."""
