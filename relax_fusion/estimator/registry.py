@@ -24,6 +24,7 @@ from .families.few_rows.family import FewRows
 from .families.few_rows.packed import PackedRows
 from .families.fma_attention import FmaAttention
 from .families.fma_tiles import FmaTiles
+from .families.generated.family import Generated
 from .families.mma_attention import MmaAttention
 from .families.mma_chain import MmaChain
 from .families.panels import Panels
@@ -40,7 +41,7 @@ from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
 Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
-    *(TritonMatmul(), TritonAttention()),
+    *(TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
     *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain()),

@@ -14,8 +14,8 @@ from .price import Cost
 from .pruning import Pruning, SpaceReport
 from .search import Candidate, SearchSpace, candidates
 from .space import Access, IterationSpace, TileLoop, iteration_space
-from .split import handed_over, recomputed, split_loops, split_over
-from .structure import Compute, Load, Loop, Schedule, Split, Store, Structure
+from .split import SplitGraph, recomputed, split_loops, split_sum
+from .structure import Compute, Load, Loop, Schedule, Store, Structure
 from .volumes import volumes
 
 __all__ = [
@@ -31,18 +31,17 @@ __all__ = [
     "Schedule",
     "SearchSpace",
     "SpaceReport",
-    "Split",
+    "SplitGraph",
     "Store",
     "Structure",
     "TileLoop",
     "candidates",
     "expressions",
-    "handed_over",
     "iteration_space",
     "parse",
     "place",
     "recomputed",
     "split_loops",
-    "split_over",
+    "split_sum",
     "volumes",
 ]

@@ -86,7 +86,8 @@ def grid_axes(
     """
     stored = frozenset().union(*(space.step[name].loops for name in space.results))
     several = {a.name for a in space.loops if a.size > 1} - {*single}
-    found = {*(space.common & several)}
+    always = space.common | {a.name for a in space.loops if a.batch}
+    found = {*(always & several)}
     for name in space.spatial & stored & {*expression.names()}:
         sums = frozenset().union(*(s.reduced for s in space.steps if name in s.loops))
         if not sums & {*expression.path_to({name})}:

@@ -56,14 +56,20 @@ class SpaceReport:
 
 def distinct(
     space: IterationSpace, found: Iterable[Expression], single: Collection[str] = ()
-) -> tuple[Structure, ...]:
+) -> dict[Structure, Expression]:
     """Rule 1: keep one expression of those for which a block does the same.
 
     Where the loops of the results are axes of the grid, their order says nothing; nor does that of
     loops without a common statement.  Loops in `single` have one tile, which makes more the same.
     """
-    left = dict.fromkeys(e.without({*single, *space.common}) for e in found)
-    return tuple(dict.fromkeys(place_ordered(space, e, single) for e in left))
+    kept: dict[Structure, Expression] = {}
+    seen: set[Expression] = set()
+    for expression in found:
+        left = expression.without({*single, *space.common})
+        if left not in seen:
+            seen.add(left)
+            kept.setdefault(place_ordered(space, left, single), expression)
+    return kept
 
 
 def keeps_partial_results(space: IterationSpace, structure: Structure) -> bool:

@@ -77,7 +77,7 @@ class SearchSpace:
         names = self.space.ordered
         subsets = chain.from_iterable(combinations(names, n) for n in range(len(names) + 1))
         return {
-            frozenset(each): distinct(self.space, self.expressions, each)
+            frozenset(each): tuple(distinct(self.space, self.expressions, each))
             for each in subsets
             if self._vectors(self.tiles, frozenset(each))
         }

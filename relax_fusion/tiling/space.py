@@ -35,7 +35,7 @@ class TileLoop:
     size : int
         Of the axis, in elements.
     batch : bool
-        Whether all operands of all contractions have it, so that its tile is one element.
+        Whether both operands of a contraction have it, so that its tile is one element.
     """
 
     name: str
@@ -269,8 +269,8 @@ def _refuse_windows(space: IterationSpace) -> None:
 
 
 def _batch(steps: tuple[Step, ...]) -> Loops:
-    """Return the loops that all operands of all contractions have."""
-    products = [s for s in steps if s.dtype]
-    spatial = [s.loops - s.reduced for s in steps]
-    operands = [frozenset(read.loops) for s in products for read in s.reads]
-    return frozenset.intersection(*spatial, *operands) if products else frozenset()
+    """Return the loops that both operands of a contraction have, and that nothing sums over."""
+    operands = [[frozenset(read.loops) for read in s.reads] for s in steps if s.dtype]
+    products = [frozenset.intersection(*each) for each in operands]
+    summed = frozenset().union(*(s.reduced for s in steps))
+    return frozenset().union(*products) - summed

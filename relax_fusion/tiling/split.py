@@ -1,23 +1,53 @@
-"""Beyond MCFuser: blocks that share a sum, so that few rows keep all multiprocessors busy.
+"""Sums that blocks share: a graph cut into one that sums parts and one that merges them.
 
-An axis of the result is split by being an axis of the grid: each of these blocks computes the
-intermediate again (`recomputed`).  A sum is split where blocks take turns of its loop: each has
-partial sums, which a second launch or a cluster merges.  A running maximum and what is rescaled by
-it are merged as two tiles of the loop are.
+With few rows, axes of the result alone do not keep all multiprocessors of a device busy.  A loop
+that is summed over is then an axis of the grid as well: each block has partial sums of its part of
+the loop, which a second launch merges.  Both launches are graphs, which are tiled as any other.
+
+A running maximum, and what is rescaled by it, are merged as two tiles of the loop are::
+
+    E[m, h] = sum n: C[m, n] * D[n, h]
+    s[i] = max t: x[i, t]
+    l[i] = sum t: exp(x[i, t] - s[i])
+
+become, in the second launch, ::
+
+    E[m, h] = sum part: E_parts[part, m, h]
+    s[i] = max part: s_parts[part, i]
+    l[i] = sum part: l_parts[part, i] * exp(s_parts[part, i] - s[i])
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
-from typing import Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from ..errors import TilingError
+from ..workload.graph import Block, Graph, Slot, Tensor
+from ..workload.roofline import Sizes
+from ..workload.values import At, Axis, AxisValue, Expr, Op, Read, apply, reads
+from .axes import loop_names
+from .rescaling import is_rescaled
 from .space import IterationSpace
-from .structure import Compute, Load, Loop, Node, Schedule, Split, Store, Structure
+from .structure import Structure
 
-MOST_CLUSTER_BLOCKS = 8
-"""Blocks of a cluster that every GPU with clusters takes (CUDA C++ Programming Guide)."""
+PART = "part"
+"""The axis over the parts of a loop."""
+
+
+@dataclass(frozen=True)
+class SplitGraph:
+    """The two launches.
+
+    Parameters
+    ----------
+    partial, merging : Graph
+        The first makes tensors of partial sums, called as the sums with ``_parts`` behind, which
+        the second reads.
+    """
+
+    partial: Graph
+    merging: Graph
 
 
 def recomputed(space: IterationSpace, structure: Structure) -> dict[str, tuple[str, ...]]:
@@ -29,105 +59,235 @@ def recomputed(space: IterationSpace, structure: Structure) -> dict[str, tuple[s
     return {tensor: axes for tensor, axes in found.items() if axes}
 
 
-def split_loops(space: IterationSpace, structure: Structure) -> tuple[str, ...]:
-    """Return the loops that blocks can share: those behind which only maps of its sums stand."""
-    names = [node.name for node in structure.body if isinstance(node, Loop)]
-    return tuple(name for name in names if _hinders(space, structure, name) is None)
+def split_loops(graph: Graph, sizes: Sizes | None = None) -> tuple[str, ...]:
+    """Return the loops that blocks can share: behind their sums no statement needs the loop."""
+    names, _ = loop_names(graph, sizes or {})
+    found = []
+    for loop in dict.fromkeys(names.values()):
+        cut = _Cut(graph, names, loop)
+        if cut.sums and cut.hinders() is None:
+            found.append(loop)
+    return tuple(found)
 
 
-def split_over(
-    schedule: Schedule, loop: str, parts: int, merge: Literal["launch", "cluster"]
-) -> Schedule:
-    """Return the schedule with a loop that several blocks share.
+def split_sum(graph: Graph, loop: str, count: int, sizes: Sizes | None = None) -> SplitGraph:
+    """Return a graph as two, of which the first sums each part of a loop by itself.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is computed.
+    loop : str
+        A loop of its iteration space that statements combine over.
+    count : int
+        Parts, of equal size.
+    sizes : mapping of str to int, optional
+        Sizes of the dynamic dimensions; none of them is the loop's.
 
     Raises
     ------
     TilingError
-        If the loop cannot be shared, or not by so many blocks.
+        If the loop cannot be shared, or has no parts of equal size.
     """
-    reason = _hinders(schedule.space, schedule.structure, loop)
+    names, extents = loop_names(graph, sizes or {})
+    cut = _Cut(graph, names, loop)
+    reason = cut.hinders() if cut.sums else "no statement combines over it"
     if reason is not None:
         raise TilingError(f"the loop {loop} cannot be split: {reason}")
-    most = schedule.trips[loop]
-    if merge == "cluster":
-        most = min(most, MOST_CLUSTER_BLOCKS)
-    if not 2 <= parts <= most:
-        where = " of a cluster" if merge == "cluster" else ""
-        raise TilingError(f"{loop} in {parts} parts{where}: must be 2 to {most}")
-    trips = schedule.trips[loop]
-    share = -(-trips // parts)
-    if -(-trips // share) != parts:
-        raise TilingError(
-            f"{loop} in {parts} parts: {trips} tiles, {share} a part, leave one empty"
-        )
-    return replace(schedule, split=Split(loop, parts, merge))
+    size = extents[loop]
+    if not 2 <= count <= size or size % count:
+        raise TilingError(f"{loop} in {count} parts: must be 2 or more that divide {size}")
+    return SplitGraph(_Partial(cut, count, size // count).graph(), _merging(cut, count))
 
 
-def handed_over(schedule: Schedule) -> dict[str, int]:
-    """Return the bytes of the partial sums of all parts, by tensor.
+@dataclass
+class _Cut:
+    """Which statements go where when a loop is split.
 
-    Each is written once and read once: in memory for a second launch, in the shared memory of the
-    blocks of a cluster.
+    `along` has the statement's name of the loop; `sums` what is combined over it; `behind` the
+    statements that need the merged sums.
     """
-    split, structure = schedule.split, schedule.structure
-    if split is None:
-        return {}
-    size, kept = dict(schedule.space.element_bytes), dict(structure.kept)
-    found = {}
-    for name in _partial(schedule.space, _loop(structure, split.loop), split.loop):
-        tile = prod(schedule.tile[n] for n in schedule.space.step[name].makes.loops)
-        places = (*structure.grid, *kept.get(name, ()))
-        found[name] = size[name] * tile * prod(schedule.trips[n] for n in places) * split.parts
-    return found
+
+    graph: Graph
+    names: Mapping[tuple[int, str], str]
+    loop: str
+    along: dict[str, str] = field(default_factory=dict)
+    sums: list[str] = field(default_factory=list)
+    behind: list[Block] = field(default_factory=list)
+    wrong: str | None = None
+
+    def __post_init__(self) -> None:
+        """Go through the statements in order."""
+        late: set[str] = set()
+        for number, block in enumerate(self.graph.blocks):
+            axes = [a.name for a in (*block.axes, *block.reduced)]
+            axis = next((a for a in axes if self.names[number, a] == self.loop), None)
+            seen = {r.tensor for value in block.values() for r in reads(value)}
+            if axis is None:
+                if seen & {*late, *self.sums}:
+                    self.behind.append(block)
+                    late.add(block.out)
+                continue
+            needed = [
+                name
+                for name in seen
+                if name in late or (name in self.sums and not self._grows(block, name))
+            ]
+            if needed and self.wrong is None:
+                self.wrong = f"{block.out} needs all of {sorted(needed)[0]}"
+            if block.band is not None and axis in (block.band.column, block.band.row):
+                self.wrong = self.wrong or f"{block.out} is masked along it"
+            self.along[block.out] = axis
+            if axis in {a.name for a in block.reduced}:
+                self.sums.append(block.out)
+
+    def _grows(self, block: Block, tensor: str) -> bool:
+        loops = {(self.graph.blocks[n].out, axis): loop for (n, axis), loop in self.names.items()}
+        return is_rescaled(self.graph, loops, block, tensor)
+
+    def hinders(self) -> str | None:
+        """Return why the loop cannot be split."""
+        whole = [b.out for b in self.graph.blocks if b.out in self.along and b.out not in self.sums]
+        stored = {slot.name for slot in self.graph.slots if slot.role == "out"}
+        lost = [name for name in whole if name in stored]
+        return self.wrong or (f"{lost[0]} is stored, which only the parts have" if lost else None)
+
+    def tops(self, name: str) -> list[str]:
+        """Return the maxima that what a sum adds is rescaled by."""
+        made = {block.out: block for block in self.graph.blocks}
+        inner = [r.tensor for r in reads(made[name].value) if r.tensor in self.along]
+        tops = [r.tensor for each in inner for r in reads(made[each].value)]
+        return list(dict.fromkeys(t for t in tops if t in self.sums and t != name))
+
+    def loops_of(self, block: Block) -> dict[str, Axis]:
+        """Return the axes of a statement by their loops."""
+        number = self.graph.blocks.index(block)
+        return {self.names[number, a.name]: a for a in (*block.axes, *block.reduced)}
 
 
-def _hinders(space: IterationSpace, structure: Structure, name: str) -> str | None:
-    """Return why blocks cannot share a loop."""
-    body = structure.body
-    loops = [n for n, node in enumerate(body) if isinstance(node, Loop) and node.name == name]
-    if not loops:
-        return f"it is not at the top of {structure}"
-    if len(loops) > 1 or any(name in around for around in _outside(structure, loops[0])):
-        return f"it is run more than once in {structure}"
-    sums = _partial(space, body[loops[0]], name)
-    return _lacks(space, {*sums}, _flat(body[loops[0] + 1 :]))
+class _Partial:
+    """Writes the graph that sums the parts."""
+
+    def __init__(self, cut: _Cut, count: int, size: int):
+        self.cut, self.size = cut, size
+        self.part = Axis(PART, count)
+
+    def graph(self) -> Graph:
+        """Return it, without the statements behind the sums and what only they need."""
+        cut = self.cut
+        blocks = [b for b in _needed(cut.graph, cut.sums) if b not in cut.behind]
+        made = {b.out for b in blocks}
+        used = {r.tensor for b in blocks for value in b.values() for r in reads(value)} | made
+        tensors = [self._tensor(cut.graph[t.name]) for t in cut.graph.tensors if t.name in used]
+        slots = [s for s in cut.graph.slots if s.role != "out" and s.name in used]
+        slots += [Slot(parts_of(name), "out") for name in cut.sums]
+        return Graph(tuple(tensors), tuple(map(self._block, blocks)), tuple(slots))
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with a place for each part."""
+        if tensor.name not in self.cut.along:
+            return tensor
+        if tensor.name in self.cut.sums:
+            return _partial_sums(tensor, self.part)
+        block = next(b for b in self.cut.graph.blocks if b.out == tensor.name)
+        along = [place == At(((self.cut.along[tensor.name], 1),)) for place in block.at]
+        shape = [self.size if cut else n for n, cut in zip(tensor.shape, along, strict=True)]
+        return replace(tensor, shape=(self.part.size, *shape))
+
+    def _block(self, block: Block) -> Block:
+        axis = self.cut.along.get(block.out)
+        if axis is None:
+            return block
+
+        def short(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple(Axis(a.name, self.size) if a.name == axis else a for a in axes)
+
+        is_sum = block.out in self.cut.sums
+        return replace(
+            block,
+            out=parts_of(block.out) if is_sum else block.out,
+            at=(At(((PART, 1),)), *block.at),
+            axes=(self.part, *short(block.axes)),
+            reduced=short(block.reduced),
+            value=self._value(block.value, axis),
+            start=None if is_sum or block.start is None else self._value(block.start, axis),
+            where=None if block.where is None else self._value(block.where, axis),
+        )
+
+    def _value(self, value: Expr, axis: str) -> Expr:
+        """Return a value of a statement in its part of the loop."""
+        if isinstance(value, AxisValue) and value.axis == axis:
+            return apply("add", apply("multiply", AxisValue(PART), float(self.size)), value)
+        if isinstance(value, Op):
+            return Op(value.name, tuple(self._value(arg, axis) for arg in value.args))
+        if not isinstance(value, Read):
+            return value
+        if value.tensor in self.cut.along:
+            is_sum = value.tensor in self.cut.sums
+            name = parts_of(value.tensor) if is_sum else value.tensor
+            return Read(name, (At(((PART, 1),)), *value.at))
+        return Read(value.tensor, tuple(self._place(place, axis) for place in value.at))
+
+    def _place(self, place: At, axis: str) -> At:
+        """Return a coordinate of an operand in a part of the loop."""
+        more = tuple((PART, stride * self.size) for name, stride in place.terms if name == axis)
+        return replace(place, terms=(*more, *place.terms))
 
 
-def _lacks(space: IterationSpace, there: set[str], behind: list[Node]) -> str | None:
-    """Return what the statements behind a loop do that needs more than its sums."""
-    for node in behind:
-        if isinstance(node, Load):
-            there.add(str(node.what))
-        elif isinstance(node, Compute):
-            step = space.step[node.tensor]
-            if step.reduced:
-                return f"{step.out} is a sum that needs all of it"
-            for read in step.reads:
-                known = read.tensor if read.tensor in space.step else str(read)
-                if known not in there:
-                    return f"{step.out} reads {read}, which only the parts have"
-            there.add(step.out)
-        elif isinstance(node, Store) and node.tensor not in there:
-            return f"{node.tensor} is stored behind it, and only the parts have it"
-    return None
+def _merging(cut: _Cut, count: int) -> Graph:
+    """Return the graph that merges the sums, and does what stands behind them."""
+    part = Axis(PART, count)
+    made = {block.out: block for block in cut.graph.blocks}
+    blocks: list[Block] = []
+    results = [s.name for s in cut.graph.slots if s.role == "out"]
+    tops = [top for name in cut.sums for top in cut.tops(name)]
+    for block in _needed(cut.graph, [*results, *tops], {*cut.sums}):
+        blocks.append(_merged(cut, block, made, part) if block.out in cut.sums else block)
+    there = {b.out for b in blocks}
+    read = {r.tensor for b in blocks for value in b.values() for r in reads(value)}
+    partial = [_partial_sums(cut.graph[name], part) for name in cut.sums if parts_of(name) in read]
+    tensors = [t for t in cut.graph.tensors if t.name in there | read]
+    slots = [s for s in cut.graph.slots if s.role != "out" and s.name in read]
+    slots += [Slot(t.name, "in") for t in partial]
+    slots += [s for s in cut.graph.slots if s.role == "out"]
+    return Graph((*tensors, *partial), tuple(blocks), tuple(slots))
 
 
-def _loop(structure: Structure, name: str) -> Node:
-    return next(n for n in structure.body if isinstance(n, Loop) and n.name == name)
+def _merged(cut: _Cut, block: Block, made: Mapping[str, Block], part: Axis) -> Block:
+    """Return the statement that merges the parts of a sum or a maximum."""
+    here = cut.loops_of(block)
+    value: Expr = Read(parts_of(block.out), (At(((PART, 1),)), *block.at))
+    for name in cut.tops(block.out) if block.combine == "sum" else ():
+        top = made[name]
+        theirs = {axis.name: loop for loop, axis in cut.loops_of(top).items()}
+        place = tuple(
+            replace(c, terms=tuple((here[theirs[a]].name, n) for a, n in c.terms)) for c in top.at
+        )
+        theirs_here = Read(parts_of(name), (At(((PART, 1),)), *place))
+        change = theirs_here - apply("finite", Read(name, place))
+        value = value * apply("exp", change)
+    return replace(block, reduced=(part,), value=value, where=None, band=None)
 
 
-def _partial(space: IterationSpace, node: Node, name: str) -> tuple[str, ...]:
-    """Return what is summed over a loop inside it."""
-    made = (n.tensor for n in _flat((node,)) if isinstance(n, Compute))
-    return tuple(tensor for tensor in made if name in space.step[tensor].reduced)
+def _partial_sums(tensor: Tensor, part: Axis) -> Tensor:
+    """Return the tensor of the parts of a sum, which are not rounded."""
+    dtype = "int32" if tensor.dtype.startswith(("int", "uint")) else "float32"
+    return Tensor(parts_of(tensor.name), (part.size, *tensor.shape), dtype)
 
 
-def _flat(body: tuple[Node, ...]) -> list[Node]:
-    """Return the statements of a body, those of its loops included."""
-    return [node for node, _ in Structure((), body, ()).statements]
+def parts_of(name: str) -> str:
+    """Return the name of the parts of a sum."""
+    return f"{name}_parts"
 
 
-def _outside(structure: Structure, place: int) -> list[tuple[str, ...]]:
-    """Return the loops around each statement outside one loop of the body."""
-    rest = structure.body[:place] + structure.body[place + 1 :]
-    return [around for _, around in Structure((), rest, ()).statements]
+def _needed(graph: Graph, results: list[str], known: Collection[str] = ()) -> list[Block]:
+    """Return the statements that results are computed by, up to tensors that are known."""
+    wanted, found = {*results}, []
+    for block in reversed(graph.blocks):
+        if block.out in wanted:
+            found.append(block)
+            if block.out not in known:
+                wanted |= {r.tensor for value in block.values() for r in reads(value)}
+            elif block.start is not None:
+                wanted |= {r.tensor for r in reads(block.start)}
+    return found[::-1]

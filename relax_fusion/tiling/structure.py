@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from ..errors import TilingError
 from .space import Access, IterationSpace
@@ -110,31 +109,6 @@ def _statements(
 
 
 @dataclass(frozen=True)
-class Split:
-    """A loop whose tiles several blocks share, and how their sums come together.
-
-    Parameters
-    ----------
-    loop : str
-        A loop that each block would run by itself.
-    parts : int
-        Blocks that share it.
-    merge : {"launch", "cluster"}
-        Whether a second launch reads the sums from memory, or the blocks are one cluster, whose
-        first reads them from the others' shared memory.
-    """
-
-    loop: str
-    parts: int
-    merge: Literal["launch", "cluster"]
-
-    def __str__(self) -> str:
-        """Return what is split, and how it is merged."""
-        how = "by a second launch" if self.merge == "launch" else "in a cluster"
-        return f"{self.loop} in {self.parts} parts, merged {how}"
-
-
-@dataclass(frozen=True)
 class Schedule:
     """A structure with a tile for each loop.
 
@@ -146,8 +120,6 @@ class Schedule:
         Their order.
     tiles : tuple of int
         Elements of a tile of each loop of the space.
-    split : Split, optional
-        The loop that several blocks share; :func:`.split_over` adds it.
 
     Raises
     ------
@@ -158,7 +130,6 @@ class Schedule:
     space: IterationSpace
     structure: Structure
     tiles: tuple[int, ...]
-    split: Split | None = None
 
     def __post_init__(self) -> None:
         """Check that tiles and loops agree."""
@@ -186,8 +157,8 @@ class Schedule:
 
     @property
     def blocks(self) -> int:
-        """Blocks of the grid, parts included."""
-        count = 1 if self.split is None else self.split.parts
+        """Blocks of the grid."""
+        count = 1
         for name in self.structure.grid:
             count *= self.trips[name]
         return count
@@ -195,8 +166,7 @@ class Schedule:
     def __str__(self) -> str:
         """Return the grid, then loops and statements, one a line, with tiles."""
         over = ", ".join(f"{n} {self.trips[n]} x {self.tile[n]}" for n in self.structure.grid)
-        split = "" if self.split is None else f"; {self.split}"
-        return "\n".join([f"grid {over}{split}", *self._lines(self.structure.body, "  ")])
+        return "\n".join([f"grid {over}", *self._lines(self.structure.body, "  ")])
 
     def _lines(self, body: tuple[Node, ...], indent: str) -> Iterator[str]:
         for node in body:

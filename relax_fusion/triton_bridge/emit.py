@@ -12,6 +12,7 @@ from tvm.target import Target
 
 from ..compute import description, dims_of, within
 from ..errors import LoweringError
+from ..estimator.families.generated.plan import GeneratedPlan
 from ..estimator.launch_limits import most_rows
 from ..estimator.ranges import served
 from ..estimator.tile_plan import PlanTable, TilePlan
@@ -23,10 +24,11 @@ from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
-from ..workload import Attention, DynamicDim, GatedFFN, MatmulChain, NormMatmul
+from ..workload import Attention, DynamicDim, MatmulChain, Workload
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
+from .generated.launch import generated_steps
 from .specialize import specialize
 from .steps import FixedWeights, Step
 
@@ -39,7 +41,7 @@ class _Fused:
     are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.
     """
 
-    work: NormMatmul | GatedFFN | Attention
+    work: Workload
     plans: PlanTable
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
@@ -73,6 +75,9 @@ class _Fused:
         """Return the launches of a plan; `most` rows or query positions are there at most."""
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
+        if isinstance(self.work, MatmulChain):
+            assert isinstance(plan, GeneratedPlan), plan
+            return [(True, generated_steps(self.work, plan, self.inputs, self.dims, dev))]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
         known = zip(self.inputs, fixed.arguments, strict=True)
         weights = FixedWeights([v for v, k in known if k], fixed.leads)
@@ -179,7 +184,6 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     backends = {plan.backend for _, plan in served(work, plans)}
     if "triton" not in backends:
         return None
-    assert not isinstance(work, MatmulChain), "Triton has no kernel for chains"
     graph, params = work.graph, func.params
     count = len(graph.outputs)
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -94,17 +94,24 @@ def _patch_once(patched: set[str]) -> None:
 
 
 class Interpreter:
-    """A worker process, started at the first use."""
+    """A worker process, started at the first use.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    function : callable
+        What is done there; importable by its name.
+    """
+
+    def __init__(self, function: Callable[..., Any] = run) -> None:
+        self.function = function
         self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
-    def __call__(self, *args: Any) -> dict[str, np.ndarray]:
-        """Do `run` there."""
+    def __call__(self, *args: Any) -> Any:
+        """Do `function` there."""
         before = os.environ.get("TRITON_INTERPRET")
         os.environ["TRITON_INTERPRET"] = "1"
         try:
-            future: Future[Any] = self.pool.submit(run, *args)  # the process starts here
+            future: Future[Any] = self.pool.submit(self.function, *args)  # the process starts here
         finally:
             if before is None:
                 del os.environ["TRITON_INTERPRET"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
-from relax_fusion.tiling import Access, Compute, Load, Loop, Schedule, handed_over
+from relax_fusion.tiling import Access, Compute, Load, Loop, Schedule
 
 Position = tuple[tuple[str, int], ...]
 """The number of a tile along each loop."""
@@ -20,31 +20,10 @@ def run(schedule: Schedule) -> None:
     stored: dict[str, set[Position]] = {}
     for place in _positions(schedule, schedule.structure.grid):
         block = _Block(schedule, stored)
-        if schedule.split is None:
-            block.run(schedule.structure.body, dict(place))
-        else:
-            _run_parts(schedule, block, dict(place))
+        block.run(schedule.structure.body, dict(place))
     for name in schedule.space.results:
         step = schedule.space.step[name]
         assert stored[name] == set(_positions(schedule, step.loops - step.reduced)), name
-
-
-def _run_parts(schedule: Schedule, merged: _Block, at: Mapping[str, int]) -> None:
-    """Run the parts of a split schedule, merge what they hand over, and run what comes behind."""
-    split, body = schedule.split, schedule.structure.body
-    (place,) = (n for n, node in enumerate(body) if getattr(node, "name", "") == split.loop)
-    share = -(-schedule.trips[split.loop] // split.parts)
-    for part in range(split.parts):
-        block = _Block(schedule, merged.stored)
-        block.shares = {split.loop: range(part * share, (part + 1) * share)}
-        block.run(body[: place + 1], at)
-        for name in handed_over(schedule):
-            for key in [key for key in block.made if key[0] == name]:
-                where, added = block.made[key]
-                _, before = merged.made.get(key, (where, []))
-                assert not {*before} & {*added}, f"two parts of {name} add {added}"
-                merged.made[key] = where, before + added
-    merged.run(body[place + 1 :], at)
 
 
 def _positions(schedule: Schedule, names: Iterable[str]) -> Iterator[Position]:
@@ -58,7 +37,6 @@ class _Block:
 
     def __init__(self, schedule: Schedule, stored: dict[str, set[Position]]):
         self.schedule, self.space, self.stored = schedule, schedule.space, stored
-        self.shares: dict[str, range] = {}
         self.kept = dict(schedule.structure.kept)
         self.loaded: dict[Access, Position] = {}
         self.made: dict[tuple[str, Position], tuple[Position, list[Position]]] = {}
@@ -66,10 +44,7 @@ class _Block:
     def run(self, body: tuple, at: Mapping[str, int]) -> None:
         for node in body:
             if isinstance(node, Loop):
-                trips = range(self.schedule.trips[node.name])
-                for number in self.shares.get(node.name, trips):
-                    if number not in trips:
-                        continue  # the last part has fewer
+                for number in range(self.schedule.trips[node.name]):
                     self.run(node.body, {**at, node.name: number})
             elif isinstance(node, Load):
                 self.loaded[node.what] = _at(at, node.what.loops)
@@ -90,14 +65,11 @@ class _Block:
         own = _at(at, step.loops - step.reduced)
         added = _at(at, step.reduced)
         before: list[Position] = []
-        if any(number != self._first(loop) for loop, number in added):  # that starts the sum
+        if any(number for _, number in added):  # that starts the sum
             where, before = self.made[name, _at(at, self.kept.get(name, ()))]
             assert where == own, f"{name} goes on at {own}, and is {where}"
         assert added not in before, f"{name} adds {added} twice"
         self.made[name, _at(at, self.kept.get(name, ()))] = own, [*before, added]
-
-    def _first(self, loop: str) -> int:
-        return self.shares[loop].start if loop in self.shares else 0
 
     def _see(self, name: str, loops: Iterable[str], at: Mapping[str, int], complete: bool) -> None:
         """Check that a tile is there, that it is the right one, and (a sum) that it is complete."""

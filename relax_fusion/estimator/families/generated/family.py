@@ -1,0 +1,120 @@
+"""The family "generated": a kernel of any chain, from its block graph and a tiling expression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import islice
+
+from ....errors import TilePlanError, TilingError
+from ....hardware import DeviceSpec
+from ....workload import MatmulChain
+from ....workload.graph import Graph
+from ...family import Breaks, KernelFamily
+from ...limits import block_limits
+from ...prediction import Prediction, in_a_row
+from ...ranges import ranges
+from ...shape import Size, sizes_of
+from ...steps import Footprint
+from ...tile_plan import TilePlan
+from .memory import MOST_REGISTERS, footprint, narrow_behind, wanted_registers
+from .plan import FAMILY, GeneratedPlan, launches, loop_sizes, space_of
+from .price import price
+from .space import plans, variants
+
+FINALISTS = 16
+"""Tilings that are priced with all numbers of stages."""
+
+OFFERED = 8
+"""Plans of each size that others are compared with."""
+
+
+class Generated(KernelFamily[MatmulChain]):
+    """The chain engine: a block does all of the chain for its tile of the result.
+
+    Or, where sums are split, for its part of a sum, and a second launch merges the parts.
+    """
+
+    names = (FAMILY,)
+    backend = "triton"
+    takes = (MatmulChain,)
+    plan = GeneratedPlan
+    error = 1.1
+    breaks = Breaks((16, 64, 256, 512), 1024)
+
+    def refuses(self, work: MatmulChain, dev: DeviceSpec) -> str | None:
+        """Refuse devices that Triton is not for, and graphs that have no tiles."""
+        if not dev.capabilities.async_copies:
+            return f"the {dev.label} has no asynchronous copies, which Triton's pipelines need"
+        try:
+            space_of(work.graph)
+        except TilingError as err:
+            return str(err)
+        return None
+
+    def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield the cheapest plans of each size that is priced."""
+        sizes = tuple(
+            size for r in ranges(work, self.breaks) for _, each in r.cells for size in each
+        )
+        yield from _cheapest(work, dev, tuple(dict.fromkeys(sizes)))
+
+    def violations(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Iterator[str]:
+        """Yield why a plan is none for the graph, or needs more than a block has."""
+        assert isinstance(plan, GeneratedPlan)
+        try:
+            every = launches(work.graph, plan)
+        except (TilingError, TilePlanError) as err:
+            yield str(err)
+            return
+        for launched in every:
+            wanted = wanted_registers(launched)
+            if wanted > MOST_REGISTERS:
+                yield f"a thread has {wanted} registers of tiles; at most {MOST_REGISTERS}"
+            narrow = narrow_behind(launched)
+            if narrow and dev.capabilities.tma:
+                name, columns = narrow
+                yield f"{name} has tiles of {columns} columns behind another product; must be 64"
+        if plan.tensor_maps and not dev.capabilities.tma:
+            yield f"tensor_maps is {plan.tensor_maps}, the {dev.label} has none"
+        yield from block_limits(self.footprint(plan, work, dev), plan, work, dev)
+
+    def footprint(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec) -> Footprint:
+        """Return what a block of the first launch occupies."""
+        assert isinstance(plan, GeneratedPlan)
+        return footprint(launches(work.graph, plan)[0])
+
+    def predict(self, plan: TilePlan, work: MatmulChain, dev: DeviceSpec, size: Size) -> Prediction:
+        """Price each launch; the second begins while the first ends."""
+        assert isinstance(plan, GeneratedPlan)
+        return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
+
+
+def _predict(
+    graph: Graph, plan: GeneratedPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
+) -> Prediction:
+    every = enumerate(launches(graph, plan))
+    return in_a_row([price(e, loop_sizes(e.graph, sizes), dev, n == 0) for n, e in every])
+
+
+@lru_cache(maxsize=256)
+def _cheapest(
+    work: MatmulChain, dev: DeviceSpec, sizes: tuple[Size, ...]
+) -> tuple[GeneratedPlan, ...]:
+    """Return the cheapest plans at each of some sizes."""
+    family = Generated()
+    found: dict[GeneratedPlan, None] = {}
+    every = list(plans(work.graph, dev))
+    for size in sizes:
+
+        def seconds(plan: GeneratedPlan, size: Size = size) -> float:
+            return family.predict(plan, work, dev, size).seconds
+
+        def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
+            fitting = (p for p in some if not any(family.violations(p, work, dev)))
+            return list(islice(fitting, count))
+
+        best = allowed(sorted(every, key=seconds), FINALISTS)
+        more = dict.fromkeys(v for plan in best for v in variants(plan))
+        found |= dict.fromkeys(allowed(sorted(more, key=seconds), OFFERED))
+    return tuple(found)

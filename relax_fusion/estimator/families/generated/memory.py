@@ -1,0 +1,107 @@
+"""What a block of the chain engine occupies: an estimate of what Triton's compiler decides."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ....tiling import Load, Loop
+from ....tiling.space import Step
+from ....tiling.structure import Node
+from ...steps import Footprint
+from .plan import Launched
+
+GROUP_ROWS = 64
+"""Rows of a product by a warp group (PTX ISA, wgmma)."""
+
+MMA_DEPTH = 16
+"""Elements that one instruction of a product of half precision sums (PTX ISA, mma and wgmma)."""
+
+GROUP_WARPS = 4
+"""Warps of a group (the same)."""
+
+NARROW = 64
+"""Columns of a product by warp groups that are one swizzled row of 128 bytes."""
+
+LOOSE_REGISTERS = 40
+"""Of a thread, beside its tiles; assumed."""
+
+MOST_REGISTERS = 255
+"""Of a thread (CUDA guide)."""
+
+WARP_SIZE = 32
+
+
+def block_of(launched: Launched, loop: str) -> int:
+    """Return the elements of a block along a loop: a power of two."""
+    return 1 << (launched.schedule.tile[loop] - 1).bit_length()
+
+
+def warp_groups(launched: Launched, step: Step) -> bool:
+    """Tell whether a contraction is done by warp groups, of which each has 64 rows."""
+    rows = [block_of(launched, n) for n in step.makes.loops if block_of(launched, n) > 1]
+    return launched.warps % GROUP_WARPS == 0 and bool(rows) and rows[0] >= GROUP_ROWS
+
+
+def footprint(launched: Launched) -> Footprint:
+    """Return what a block occupies.
+
+    Operands of products lie in shared memory: as many tiles as there are stages where a loop loads
+    them ahead (one less where single warps multiply, which copy them to registers).
+    """
+    threads = launched.warps * WARP_SIZE
+    registers = LOOSE_REGISTERS + _largest_tiles(launched) // threads
+    return Footprint(_shared(launched), min(registers, MOST_REGISTERS), threads)
+
+
+def wanted_registers(launched: Launched) -> int:
+    """Return the registers of a thread that its tiles take, however many there are."""
+    return LOOSE_REGISTERS + _largest_tiles(launched) // (launched.warps * WARP_SIZE)
+
+
+def narrow_behind(launched: Launched) -> tuple[str, int] | None:
+    """Return a product with a computed operand and few columns, and how many; None if none is.
+
+    Triton 3.6 reads shared memory that it has not allocated in such a product by warp groups
+    (https://github.com/triton-lang/triton/issues/11366).
+    """
+    made = launched.schedule.space.step
+    for step in launched.schedule.space.steps:
+        if step.dtype and warp_groups(launched, step) and any(r.tensor in made for r in step.reads):
+            columns = block_of(launched, step.makes.loops[-1])
+            if columns < NARROW:
+                return step.out, columns
+    return None
+
+
+def _largest_tiles(launched: Launched) -> int:
+    """Return the 32-bit registers of the sums of all contractions, and of the largest operand."""
+    steps = launched.schedule.space.steps
+    size = dict(launched.schedule.space.element_bytes)
+
+    def words(step: Step, each: int) -> int:
+        return prod(block_of(launched, n) for n in step.makes.loops) * each // 4
+
+    sums = [words(s, 4) for s in steps if s.reduced]
+    maps = [words(s, size[s.out]) for s in steps if not s.reduced]
+    return sum(sums) + max(maps, default=0)
+
+
+def _shared(launched: Launched) -> int:
+    space = launched.schedule.space
+    products = [s for s in space.steps if s.dtype]
+    operands = {read.tensor for s in products for read in s.reads}
+    grouped = all(warp_groups(launched, s) for s in products)
+    ahead = max(1, launched.stages if grouped else launched.stages - 1)
+    size = dict(space.element_bytes)
+
+    def held(body: tuple[Node, ...], inside: bool) -> int:
+        loops = [node for node in body if isinstance(node, Loop)]
+        tiles = ahead if inside and not loops else 1
+        own = sum(
+            tiles * size[node.tensor] * prod(block_of(launched, n) for n in node.what.loops)
+            for node in body
+            if isinstance(node, Load) and node.tensor in operands
+        )
+        return own + max((held(loop.body, True) for loop in loops), default=0)
+
+    return held(launched.schedule.structure.body, False)

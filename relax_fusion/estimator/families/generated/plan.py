@@ -1,0 +1,175 @@
+"""Plans of the chain engine: a tiling expression, tiles, and how it is launched."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from ....errors import TilePlanError, TilingError
+from ....tiling import (
+    IterationSpace,
+    Schedule,
+    SplitGraph,
+    Structure,
+    iteration_space,
+    parse,
+    place,
+    split_sum,
+)
+from ....tiling.axes import loop_names
+from ....tiling.split import PART
+from ....validation import Natural
+from ....workload.graph import Graph
+from ....workload.roofline import Sizes
+from ...tile_plan import TilePlan
+
+FAMILY = "generated"
+
+MANY = 1 << 20
+"""A dynamic dimension, where a schedule is made for all its sizes."""
+
+MERGED_ROWS, MERGED_COLUMNS = 8, 64
+"""Tile of a launch that merges partial sums; assumed."""
+
+MERGING_WARPS = 4
+
+_TILE = re.compile(r"(\w+)=(\d+)")
+
+
+@dataclass(frozen=True)
+class GeneratedPlan(TilePlan):
+    """A plan of the chain engine.
+
+    Parameters
+    ----------
+    expression : str
+        The order of the loops, as :func:`relax_fusion.tiling.parse` reads it.
+    tiles : str
+        Elements of a tile along each loop: ``"m=64 n=128 k=64 h=128"``.
+    split : str
+        A loop whose parts several blocks sum, and how many: ``"n=4"``; empty: none.
+    tensor_maps : int
+        1: tiles that are boxes of a tensor are loaded by the tensor memory accelerator.
+    """
+
+    expression: str = ""
+    tiles: str = ""
+    split: str = ""
+    tensor_maps: Natural = 0
+
+    @property
+    def text(self) -> str:
+        """The tiling for people to read."""
+        split = f", {self.split} parts" if self.split else ""
+        return f"{self.family} {self.expression}: {self.tiles}{split}"
+
+    @cached_property
+    def tile(self) -> Mapping[str, int]:
+        """The tiles by loop."""
+        return _numbers(self.tiles, "tiles")
+
+
+def _numbers(text: str, what: str) -> dict[str, int]:
+    found = _TILE.findall(text)
+    if text.split() != [f"{name}={number}" for name, number in found]:
+        raise TilePlanError(f"{what} are {text!r}; must be loops with numbers: 'm=64 n=128'")
+    return {name: int(number) for name, number in found}
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch of a plan.
+
+    Parameters
+    ----------
+    graph : Graph
+        What it computes.
+    schedule : Schedule
+        How, for dynamic dimensions of any size.
+    warps, stages : int
+        Of a block.
+    """
+
+    graph: Graph
+    schedule: Schedule
+    warps: int
+    stages: int
+
+
+@lru_cache(maxsize=4096)
+def launches(graph: Graph, plan: GeneratedPlan) -> tuple[Launched, ...]:
+    """Return the launches of a plan: one, or two where partial sums are merged.
+
+    Raises
+    ------
+    TilingError
+        If the plan is none for the graph.
+    """
+    if not plan.split:
+        return (_first(graph, plan),)
+    ((loop, count),) = _numbers(plan.split, "split").items()
+    two = split_graph(graph, loop, count)
+    merging = Launched(two.merging, merging_schedule(two.merging), MERGING_WARPS, 1)
+    return _first(two.partial, plan), merging
+
+
+@lru_cache(maxsize=256)
+def split_graph(graph: Graph, loop: str, count: int) -> SplitGraph:
+    """Return a graph as two, of which the first sums the parts of a loop."""
+    return split_sum(graph, loop, count, many(graph))
+
+
+def _first(graph: Graph, plan: GeneratedPlan) -> Launched:
+    schedule = scheduled(graph, plan.expression, plan.tile)
+    return Launched(graph, schedule, plan.num_warps, plan.num_stages)
+
+
+def scheduled(graph: Graph, expression: str, tile: Mapping[str, int]) -> Schedule:
+    """Return a schedule that a text denotes.
+
+    Raises
+    ------
+    TilingError
+        If the text is none, or a tile is missing.
+    """
+    space = space_of(graph)
+    missing = [a.name for a in space.loops if a.name not in tile and not a.batch]
+    if missing:
+        raise TilingError(f"the loop {missing[0]} has no tile")
+    tiles = tuple(tile.get(a.name, 1) for a in space.loops)
+    single = frozenset(a.name for a, t in zip(space.loops, tiles, strict=True) if t >= a.size)
+    return Schedule(space, _placed(graph, expression, single), tiles)
+
+
+@lru_cache(maxsize=512)
+def space_of(graph: Graph) -> IterationSpace:
+    """Return the iteration space of a graph, whose dynamic dimensions have many elements."""
+    return iteration_space(graph, many(graph))
+
+
+def many(graph: Graph) -> Sizes:
+    """Return sizes of dynamic dimensions that no tile covers."""
+    return dict.fromkeys(graph.dims, MANY)
+
+
+@lru_cache(maxsize=1024)
+def loop_sizes(graph: Graph, sizes: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
+    """Return the elements of each loop at sizes of the dynamic dimensions."""
+    return loop_names(graph, dict(sizes))[1]
+
+
+@lru_cache(maxsize=4096)
+def _placed(graph: Graph, expression: str, single: frozenset[str]) -> Structure:
+    space = space_of(graph)
+    return place(space, parse(expression, space.ordered), single)
+
+
+def merging_schedule(graph: Graph) -> Schedule:
+    """Return the schedule of a launch that merges partial sums: one part after another."""
+    space = space_of(graph)
+    inner = [a.name for a in space.loops if not a.batch and a.name != PART]
+    tile = {PART: 1, **dict.fromkeys(inner, MERGED_ROWS), inner[-1]: MERGED_COLUMNS}
+    tiles = {a.name: min(a.size, tile[a.name]) for a in space.loops if not a.batch}
+    return scheduled(graph, ".".join(space.ordered), tiles)

@@ -1,0 +1,94 @@
+"""The launches of a plan of the chain engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+
+from ...estimator.families.generated.plan import (
+    GeneratedPlan,
+    Launched,
+    launches,
+    many,
+)
+from ...hardware import DeviceSpec
+from ...launch.arguments import TensorMap, Workspace
+from ...workload import DynamicDim, MatmulChain
+from ..kernel import KernelOptions
+from ..operands import named_operands
+from ..steps import Step, ceil_div
+from .function import function_of
+from .text import Means, Parameter, kernel_text
+from .tiles import Blocks
+
+
+def generated_steps(
+    work: MatmulChain,
+    plan: GeneratedPlan,
+    inputs: Sequence[ir.Expr],
+    dims: Mapping[str, ir.Expr],
+    dev: DeviceSpec,
+) -> list[Step]:
+    """Return the launches that compute `work`, in order.
+
+    Parameters
+    ----------
+    work : MatmulChain
+        What to compute.
+    plan : GeneratedPlan
+        How.
+    inputs : sequence of relax.Expr
+        The inputs of ``work.graph``, in order.
+    dims : mapping of str to PrimExpr
+        The values of its dynamic dimensions.
+    dev : DeviceSpec
+        Where it will run.
+    """
+    given = named_operands(work, inputs)
+    every = launches(work.graph, plan)
+    dependent = dev.capabilities.dependent_launch and len(every) > 1
+    steps = []
+    for number, launched in enumerate(every):
+        last = number == len(every) - 1
+        means = Means(
+            tensor_maps=bool(plan.tensor_maps) and number == 0,
+            waits=dependent and number > 0,
+            announces=dependent and not last,
+        )
+        for operand in launched.graph.outputs if not last else ():
+            shape = [dims[d.name] if isinstance(d, DynamicDim) else d for d in operand.shape or ()]
+            given[operand.name] = Workspace(shape, operand.dtype)
+        steps.append(_step(launched, means, given, dims))
+    return steps
+
+
+def _step(
+    launched: Launched, means: Means, given: Mapping[str, Any], dims: Mapping[str, ir.Expr]
+) -> Step:
+    kernel = kernel_text(launched.graph, launched.schedule, many(launched.graph), means)
+    function = function_of(kernel)
+    values = [_argument(p, given) for p in kernel.operands]
+    values += [tirx.Cast("int32", dims[name]) for name in kernel.sizes]
+    options = KernelOptions(
+        num_warps=launched.warps, num_stages=launched.stages, dependent_launch=means.waits
+    )
+    grid = [_blocks(launched, dims)]
+    return Step(function, grid, dict(zip(function.arg_names, values, strict=True)), {}, options)
+
+
+def _argument(parameter: Parameter, given: Mapping[str, Any]) -> Any:
+    tensor = given[parameter.tensor]
+    return TensorMap(tensor, parameter.box) if parameter.box else tensor
+
+
+def _blocks(launched: Launched, dims: Mapping[str, ir.Expr]) -> Any:
+    """Return the blocks of the grid."""
+    blocks = Blocks.of(launched.graph, launched.schedule, many(launched.graph))
+    total: Any = 1
+    for loop in launched.schedule.structure.grid:
+        size = blocks.size[loop]
+        count = dims[size.name] if isinstance(size, DynamicDim) else size
+        total = total * ceil_div(count, blocks.block[loop])
+    return total

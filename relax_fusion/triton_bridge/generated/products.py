@@ -1,0 +1,131 @@
+"""Contractions of a block graph as products of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...workload.dtypes import STORED_BYTES
+from ...workload.graph import Block, Graph
+from ...workload.values import Expr, Op, Read, reads
+from .tiles import Blocks, Frame
+
+_HALVES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Side:
+    """An operand of a product: what is multiplied, and its dimensions."""
+
+    factors: tuple[Expr, ...]
+    frame: Frame
+
+    @property
+    def read(self) -> Read | None:
+        """The tensor that it is, where nothing is computed."""
+        only = self.factors[0]
+        return only if len(self.factors) == 1 and isinstance(only, Read) else None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A sum of products as ``left @ right``, times numbers.
+
+    Parameters
+    ----------
+    left, right : Side
+        With dimensions ``(rows, summed)`` and ``(summed, columns)``.
+    rows, columns, summed : Frame
+        Loops of the result, and those that it sums over.
+    dtype : str
+        Of the operands.
+    numbers : tuple of Expr
+        Factors that no axis indexes.
+    """
+
+    left: Side
+    right: Side
+    rows: Frame
+    columns: Frame
+    summed: Frame
+    dtype: str
+    numbers: tuple[Expr, ...]
+
+
+def product_of(graph: Graph, block: Block, blocks: Blocks, out: Frame) -> Product | None:
+    """Return a statement as a product of matrices; None where it is none.
+
+    Its factors fall into two groups that have no axis of the result in common.
+
+    Parameters
+    ----------
+    out : Frame
+        The dimensions of the result.
+    """
+    summed = blocks.frame(blocks.loops(block, True))
+    if block.combine != "sum" or not summed:
+        return None
+    found: list[tuple[set[str], list[Expr]]] = []
+    common: list[Expr] = []
+    numbers: list[Expr] = []
+    for factor in _factors(block.value):
+        loops = {
+            blocks.loop_of[block.out, n] for r in reads(factor) for c in r.at for n, _ in c.terms
+        }
+        if not loops & {*out, *summed}:
+            numbers.append(factor)
+        elif not loops & {*out}:
+            common.append(factor)
+        else:
+            touching = [each for each in found if each[0] & loops & {*out}]
+            joined = loops.union(*(each[0] for each in touching))
+            parts = [f for each in touching for f in each[1]]
+            found = [each for each in found if each not in touching]
+            found.append((joined, [*parts, factor]))
+    if len(found) != 2 or not all(loops >= {*summed} for loops, _ in found):
+        return None
+    found.sort(key=lambda each: min(out.index(name) for name in each[0] & {*out}))
+    (first, left), (second, right) = found
+    rows = tuple(name for name in out if name in first)
+    columns = tuple(name for name in out if name in second)
+    return Product(
+        Side((*left, *common), (*rows, *summed)),
+        Side(tuple(right), (*summed, *columns)),
+        rows,
+        columns,
+        summed,
+        _dtype(graph, [*left, *common], right),
+        tuple(numbers),
+    )
+
+
+def _factors(value: Expr) -> Iterator[Expr]:
+    """Yield the factors of a product."""
+    if isinstance(value, Op) and value.name == "multiply":
+        for arg in value.args:
+            yield from _factors(arg)
+    else:
+        yield value
+
+
+def _dtype(graph: Graph, left: list[Expr], right: list[Expr]) -> str:
+    """Return the dtype in which operands are multiplied: that of half precision where one has it.
+
+    8-bit floats are multiplied in float16, of which they are a part.
+    """
+    sides = [{graph[r.tensor].dtype for f in side for r in reads(f)} for side in (left, right)]
+    if all(side == {"int8"} for side in sides):
+        return "int8"
+    both = sides[0] | sides[1]
+    plain = [
+        d
+        for side, factors in zip(sides, (left, right), strict=True)
+        for d in side
+        if len(factors) == 1 and isinstance(factors[0], Read)
+    ]
+    halves = {d for d in plain if d in _HALVES} or both & {*_HALVES}
+    if len(halves) == 1 and "float32" not in plain:
+        return halves.pop()
+    if all(STORED_BYTES[d] == 1 and d.startswith("float8") for d in both):
+        return "float16"
+    return "float32"

@@ -1,0 +1,273 @@
+"""The text of a Triton kernel: a block graph, done as a schedule says.
+
+Each statement of the schedule is a few lines.  Tiles of intermediates are values of Triton, which
+its compiler keeps in registers or in shared memory.  A sum over a loop is a float32 accumulator in
+front of it; where a sum is over exponentials of differences to a maximum that still grows (online
+softmax), it is multiplied by the exponential of each change of the maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from ...errors import TilingError
+from ...tiling import Access, Compute, Load, Loop, Schedule
+from ...tiling.structure import Node
+from ...workload.graph import Graph
+from ...workload.roofline import Sizes
+from ...workload.values import At
+from .boxes import box_of
+from .statements import Statements
+from .tiles import Blocks, bracketed, size_name
+from .values import DTYPES, coordinate, inside
+
+MOST_UNROLLED = 16
+"""Iterations of a loop without products that are written out: all of its loads are asked for at
+once.  (Triton's pipelines are for loops of products.)"""
+
+_WIDE = 1 << 31  # elements from which an offset needs 64 bits
+
+
+@dataclass(frozen=True)
+class Means:
+    """What of the device a kernel uses, beside what all have.
+
+    Parameters
+    ----------
+    tensor_maps : bool
+        Whether tiles that are boxes of a tensor are loaded by the tensor memory accelerator.
+    waits : bool
+        Whether it is launched before the one in front of it has ended, and waits for that.
+    announces : bool
+        Whether it lets the next be launched while it runs.
+    """
+
+    tensor_maps: bool = False
+    waits: bool = False
+    announces: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a generated kernel.
+
+    Parameters
+    ----------
+    tensor : str
+        Whose address it takes.
+    box : tuple of int
+        The tile of a tensor map, if it takes one instead.
+    """
+
+    tensor: str
+    box: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """A generated kernel.
+
+    Parameters
+    ----------
+    name : str
+        Of the function.
+    text : str
+        Its source.
+    operands : tuple of Parameter
+        What it takes of tensors, in order.
+    sizes : tuple of str
+        Dynamic dimensions that it takes behind them.
+    """
+
+    name: str
+    text: str
+    operands: tuple[Parameter, ...]
+    sizes: tuple[str, ...]
+
+
+def kernel_text(
+    graph: Graph,
+    schedule: Schedule,
+    sizes: Sizes | None = None,
+    means: Means = Means(),
+    name: str = "chain",
+) -> KernelText:
+    """Return the Triton kernel that computes a graph as a schedule says.
+
+    Parameters
+    ----------
+    graph : Graph
+        What to compute.
+    schedule : Schedule
+        How; of its iteration space.
+    sizes : mapping of str to int, optional
+        Sizes of the dynamic dimensions for which the schedule was made.  The kernel takes any.
+    means : Means
+        What of the device it may use.
+    name : str
+        Of the function.
+
+    Raises
+    ------
+    TilingError
+        If tiles of a tensor are kept for several iterations of a loop, if a tile of several is no
+        power of two, or if a tensor has a dtype that the kernel cannot make.
+    """
+    _refuse(graph, schedule)
+    writer = _Writer(graph, schedule, Blocks.of(graph, schedule, sizes or {}), means)
+    lines = "\n".join(writer.lines())
+    taken = ", ".join([*writer.parameters, *(f"{d}_size" for d in graph.dims)])
+    text = f"@triton.jit\ndef {name}({taken}):\n{lines}\n"
+    return KernelText(name, text, tuple(writer.parameters.values()), graph.dims)
+
+
+def _refuse(graph: Graph, schedule: Schedule) -> None:
+    """Refuse what a kernel of Triton cannot do."""
+    for name, loops in schedule.structure.kept:
+        raise TilingError(f"tiles of {name} are kept for all iterations of {', '.join(loops)}")
+    for block in graph.blocks:
+        dtype = graph[block.out].dtype
+        if dtype not in DTYPES or dtype.startswith(("float8", "bool")):
+            raise TilingError(f"{block.out} is {dtype}, which no generated kernel makes")
+
+
+class _Writer:
+    """The lines so far."""
+
+    def __init__(self, graph: Graph, schedule: Schedule, blocks: Blocks, means: Means):
+        self.graph, self.schedule, self.blocks, self.means = graph, schedule, blocks, means
+        self.parameters: dict[str, Parameter] = {}
+        self.statements = Statements(graph, schedule, blocks)
+        self.written: list[str] = []
+        self.depth = 1
+
+    def lines(self) -> list[str]:
+        """Return the lines of the function."""
+        self._write('"""Compute, tile by tile:', "")
+        self._write(*str(self.graph).splitlines(), "", *str(self.schedule).splitlines(), '"""')
+        if self.means.waits:
+            self._write("tl.extra.cuda.gdc_wait()")
+        if self.means.announces:
+            self._write("tl.extra.cuda.gdc_launch_dependents()")
+        self._grid()
+        self._body(self.schedule.structure.body, ())
+        return self.written
+
+    def _write(self, *lines: str) -> None:
+        self.written += ["    " * self.depth + line if line else "" for line in lines]
+
+    def _grid(self) -> None:
+        """Tell a program its tiles, and the places along the loops that are none."""
+        axes = self.schedule.structure.grid
+        for number, loop in enumerate(axes):
+            tile, block = "program", self.blocks.block[loop]
+            if number == 0:
+                self._write("program = tl.program_id(0)")
+            if number < len(axes) - 1:
+                tile = f"(program % {self.blocks.tiles(loop)})"
+            self._write(f"{loop}_start = {tile}{f' * {block}' if block > 1 else ''}")
+            if number < len(axes) - 1:
+                self._write(f"program = program // {self.blocks.tiles(loop)}")
+            self._places(loop, f"{loop}_start")
+        there = {name for _, around in self.schedule.structure.statements for name in around}
+        for each in self.schedule.space.loops:
+            if each.name not in there:
+                self._places(each.name, "")
+
+    def _places(self, loop: str, start: str) -> None:
+        """Write the places of a tile, and which of them there are."""
+        block = self.blocks.block[loop]
+        numbers = f"tl.arange(0, {block})" if block > 1 else ""
+        self._write(f"{loop}_at = {' + '.join(t for t in (start, numbers) if t) or '0'}")
+        if self.blocks.is_padded(loop):
+            self._write(f"{loop}_in = {loop}_at < {size_name(self.blocks.size[loop])}")
+
+    def _body(self, nodes: tuple[Node, ...], around: tuple[str, ...]) -> None:
+        """Write statements, inside loops."""
+        for node in nodes:
+            if isinstance(node, Loop):
+                self._loop(node, around)
+            elif isinstance(node, Compute):
+                self._write(*self.statements.compute(node.tensor))
+            elif isinstance(node, Load):
+                self._load(node.what, around)
+            else:
+                address, mask = self._address(node.what)
+                mask = f", mask={mask}" if mask else ""
+                self._write(f"tl.store({address}, {node.tensor}{mask})")
+
+    def _load(self, what: Access, around: tuple[str, ...]) -> None:
+        """Write a load: of a box of a tensor map, or of addresses."""
+        name = self.statements.load(what)
+        box = box_of(self.graph[what.tensor], self.blocks, what) if self.means.tensor_maps else None
+        if box is None:
+            address, mask = self._address(what)
+            mask = f", mask={mask}, other=0" if mask else ""
+            self._write(f"{name} = tl.load({address}{mask})")
+            return
+        starts = ", ".join(self._start(place, around) for place in what.at)
+        self.parameters[f"{name}_map"] = Parameter(what.tensor, box)
+        tile = f"{name}_map.load([{starts}])"
+        frame = self.blocks.frame(what.loops)
+        shape = self.blocks.shape(frame)
+        self._write(
+            f"{name} = {tile}" if len(frame) == len(box) else f"{name} = {tile}.reshape({shape})"
+        )
+
+    def _start(self, place: At, around: tuple[str, ...]) -> str:
+        """Return where a box begins along a coordinate."""
+        terms = []
+        for loop, stride in place.terms:
+            moves = loop in around or loop in self.schedule.structure.grid
+            if moves:
+                terms.append(f"{loop}_start" if stride == 1 else f"{loop}_start * {stride}")
+        terms += [str(place.start)] if place.start or not terms else []
+        return " + ".join(terms)
+
+    def _loop(self, loop: Loop, around: tuple[str, ...]) -> None:
+        """Write a loop, with the sums over it that begin in front of it."""
+        step = self.schedule.space.step
+        begun = [
+            name
+            for name in _computed(loop.body)
+            if loop.name in step[name].reduced and not step[name].reduced & {*around}
+        ]
+        self._write(*map(self.statements.begin, begun))
+        count, block = size_name(self.blocks.size[loop.name]), self.blocks.block[loop.name]
+        few = self.schedule.trips[loop.name] <= MOST_UNROLLED and count.isdecimal()
+        products = any(step[name].dtype for name in _computed(loop.body))
+        how = "tl.static_range" if few and not products else "range"
+        self._write(f"for {loop.name}_start in {how}(0, {count}, {block}):")
+        self.depth += 1
+        self._places(loop.name, f"{loop.name}_start")
+        self._body(loop.body, (*around, loop.name))
+        self.depth -= 1
+        self._write(*map(self.statements.end, begun))
+
+    def _address(self, what: Access) -> tuple[str, str]:
+        """Return the addresses of a tile, and which of its elements there are."""
+        frame, shape = self.blocks.frame(what.loops), self.graph[what.tensor].shape
+        known = [size for size in shape if isinstance(size, int)]
+        is_wide = len(known) < len(shape) or prod(known) >= _WIDE
+        terms = [f"{what.tensor}_ptr"]
+        self.parameters[f"{what.tensor}_ptr"] = Parameter(what.tensor)
+        for axis, place in enumerate(what.at):
+            text = coordinate(self.blocks, place, frame)
+            behind = [size_name(size) for size in shape[axis + 1 :] if size != 1]
+            if is_wide and place.terms and behind:
+                text = f"{bracketed(text)}.to(tl.int64)"
+            if text != "0":
+                terms.append(" * ".join([bracketed(text), *behind]) if behind else text)
+        return " + ".join(terms), " & ".join(inside(self.blocks, what.loops, frame))
+
+
+def _computed(nodes: tuple[Node, ...]) -> list[str]:
+    """Return what is computed by nodes."""
+    found: list[str] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            found += _computed(node.body)
+        elif isinstance(node, Compute):
+            found.append(node.tensor)
+    return found

@@ -1,0 +1,118 @@
+"""Tiles of a generated kernel: how many elements a block of Triton has, and what is padding.
+
+A tile is a Triton value with a dimension for each of its loops, `Frame`, where loops whose tile is
+one element are left out.  Triton's blocks are powers of two, so a tile of another size is one with
+a mask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...errors import TilingError
+from ...tiling import Schedule
+from ...tiling.axes import loop_names
+from ...workload.dims import Dim, DynamicDim
+from ...workload.graph import Block, Graph
+from ...workload.roofline import Sizes
+
+_ATOM = re.compile(r"[\w.]+(\[[^\[\]]*\])?|\([^()]*\)")
+
+Frame = tuple[str, ...]
+"""The loops that the dimensions of a value are, in order."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The loops of a schedule as Triton has them.
+
+    Parameters
+    ----------
+    block : mapping of str to int
+        Elements of a block along each loop: a power of two.
+    size : mapping of str to Dim
+        Elements of each loop.
+    loop_of : mapping of (str, str) to str
+        The loop of an axis, by what the statement makes and the axis's name.
+    """
+
+    block: Mapping[str, int]
+    size: Mapping[str, Dim]
+    loop_of: Mapping[tuple[str, str], str]
+
+    @classmethod
+    def of(cls, graph: Graph, schedule: Schedule, sizes: Sizes) -> Blocks:
+        """Return the blocks of a schedule.
+
+        Raises
+        ------
+        TilingError
+            If a loop of several tiles has one that is no power of two.
+        """
+        block = {}
+        for loop in schedule.space.loops:
+            tile = schedule.tile[loop.name]
+            block[loop.name] = 1 << (tile - 1).bit_length()
+            if schedule.trips[loop.name] > 1 and block[loop.name] != tile:
+                raise TilingError(
+                    f"the loop {loop.name} has tiles of {tile}; blocks of Triton are powers of two"
+                )
+        names, _ = loop_names(graph, sizes)
+        loop_of = {(graph.blocks[at].out, axis): loop for (at, axis), loop in names.items()}
+        size = {
+            loop_of[each.out, axis.name]: axis.size
+            for each in graph.blocks
+            for axis in (*each.axes, *each.reduced)
+        }
+        return cls(block, size, loop_of)
+
+    def loops(self, block: Block, reduced: bool) -> Frame:
+        """Return the loops of a statement's axes: those that it combines over, or the others."""
+        axes = block.reduced if reduced else block.axes
+        return tuple(self.loop_of[block.out, axis.name] for axis in axes)
+
+    def frame(self, loops: Frame) -> Frame:
+        """Return the dimensions of a tile with these loops."""
+        return tuple(name for name in dict.fromkeys(loops) if self.block[name] > 1)
+
+    def shape(self, frame: Frame) -> str:
+        """Return the shape of a tile, as text."""
+        return f"[{', '.join(str(self.block[name]) for name in frame)}]"
+
+    def is_padded(self, loop: str) -> bool:
+        """Tell whether a block of the loop may have elements that there are not."""
+        size = self.size[loop]
+        return isinstance(size, DynamicDim) or size % self.block[loop] != 0
+
+    def count(self, loop: str) -> str:
+        """Return the number of elements of a loop, as text."""
+        return size_name(self.size[loop])
+
+    def tiles(self, loop: str) -> str:
+        """Return the number of tiles of a loop, as text."""
+        size = self.size[loop]
+        if isinstance(size, DynamicDim):
+            return f"tl.cdiv({size_name(size)}, {self.block[loop]})"
+        return str(-(-size // self.block[loop]))
+
+
+def size_name(size: Dim) -> str:
+    """Return the number, or the name of the parameter that has it."""
+    return f"{size.name}_size" if isinstance(size, DynamicDim) else str(size)
+
+
+def bracketed(text: str) -> str:
+    """Return an expression so that something can be done with all of it."""
+    return text if _ATOM.fullmatch(text) else f"({text})"
+
+
+def spread(text: str, own: Frame, frame: Frame) -> str:
+    """Return a tile as one that is broadcast to the dimensions of another."""
+    order = tuple(name for name in frame if name in own)
+    if order != own:
+        text = f"tl.permute({text}, ({', '.join(str(own.index(name)) for name in order)}))"
+    if not own or order == frame:
+        return text
+    return f"{text}[{', '.join(':' if name in own else 'None' for name in frame)}]"

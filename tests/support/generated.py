@@ -1,0 +1,145 @@
+"""Generated Triton kernels, run in the interpreter or on a GPU, and what they should give."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from relax_fusion.errors import TilingError
+from relax_fusion.tiling import (
+    Schedule,
+    Structure,
+    expressions,
+    iteration_space,
+    split_loops,
+    split_sum,
+)
+from relax_fusion.tiling.pruning import distinct
+from relax_fusion.workload.graph import Graph
+from relax_fusion.workload.reference import evaluate, numpy_dtype
+
+from ..tiling.graphs import chain, norm_mlp, projected_keys, random_graph, softmax
+
+Arrays = Mapping[str, np.ndarray]
+
+ALLOWED = {"float16": 2e-2, "float32": 1e-4}
+"""Of the largest value: a chain of half precision rounds what is between."""
+
+
+def launch(graph: Graph, schedule: Schedule, given: Arrays, device: str, **means: bool) -> Arrays:
+    """Run a schedule, and return what it makes in float64."""
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
+
+    kernel = kernel_text(graph, schedule, means=Means(**means))
+    held: dict[str, Any] = {}
+    for parameter in kernel.operands:
+        tensor, dtype = graph[parameter.tensor], getattr(torch, graph[parameter.tensor].dtype)
+        if tensor.name in given:
+            held[tensor.name] = torch.from_numpy(given[tensor.name]).to(device, dtype)
+        else:
+            held[tensor.name] = torch.full(tensor.shape, float("nan"), dtype=dtype, device=device)
+    arguments = [
+        TensorDescriptor.from_tensor(held[p.tensor], list(p.box)) if p.box else held[p.tensor]
+        for p in kernel.operands
+    ]
+    function_of(kernel)[(schedule.blocks,)](*arguments)
+    return {o.name: held[o.name].double().cpu().numpy() for o in graph.outputs}
+
+
+def draw_graph(choose: random.Random) -> Graph:
+    """Draw a chain whose sizes no tile divides."""
+    size = choose.randint
+    kinds = (
+        lambda: chain(size(1, 70), *(8 * size(1, 9) for _ in range(3)), batch=size(0, 1) * 2),
+        lambda: chain(size(1, 40), *(size(8, 40) for _ in range(4))),
+        lambda: softmax(size(1, 70), size(8, 100), choose.random() < 0.5),
+        lambda: norm_mlp(size(1, 40), 40 + size(0, 30), size(8, 60), size(1, 40)),
+        lambda: projected_keys(size(1, 40), size(8, 70)),
+        lambda: random_graph(choose),
+    )
+    return choose.choice(kinds)()
+
+
+def draw_schedule(graph: Graph, choose: random.Random, sides: tuple[int, ...]) -> Schedule | None:
+    """Draw tiles, and a structure that Triton can do; None where there is none."""
+    space = iteration_space(graph)
+    tile = {
+        a.name: 1 if a.batch else choose.choice([t for t in (*sides, a.size) if t <= a.size])
+        for a in space.loops
+    }
+    single = [a.name for a in space.loops if not a.batch and tile[a.name] == a.size]
+    found: list[Structure] = [s for s in distinct(space, expressions(space), single) if not s.kept]
+    if not found:
+        return None
+    return Schedule(space, choose.choice(found), tuple(tile[a.name] for a in space.loops))
+
+
+def draw_values(graph: Graph, seed: int) -> dict[str, np.ndarray]:
+    """Draw operands, as their dtypes round them."""
+    draw = np.random.default_rng(seed)
+    return {
+        o.name: draw.standard_normal(o.shape).astype(numpy_dtype(o.dtype)).astype("float64")
+        for o in graph.inputs
+    }
+
+
+def wrong(graph: Graph, found: Arrays, given: Arrays) -> str:
+    """Return what is wrong with results; empty where nothing is."""
+    dtypes = {t.dtype for t in graph.tensors}
+    allowed = max(ALLOWED[d] for d in dtypes & {*ALLOWED})
+    for name, exact in evaluate(graph, given, "float32").items():
+        finite = np.isfinite(exact)
+        if (np.isfinite(found[name]) != finite).any():
+            return f"{name} is not finite where it should be"
+        most = np.abs(exact[finite]).max(initial=0.0)
+        error = np.abs(found[name] - exact)[finite].max(initial=0.0)
+        if error > allowed * most:
+            return f"{name} errs by {error} of {most}"
+    return ""
+
+
+def check(seeds: list[int], sides: tuple[int, ...], device: str = "cpu") -> dict[str, Any]:
+    """Run random graphs under random schedules, some split, some with tensor maps.
+
+    Returns
+    -------
+    dict
+        ``"wrong"``: what was, with the seed; ``"run"``, ``"split"``: how many; ``"refused"``: why.
+    """
+    said: dict[str, Any] = {"wrong": [], "run": 0, "split": 0, "refused": {}}
+    for seed in seeds:
+        choose = random.Random(seed)
+        graph = draw_graph(choose)
+        given = draw_values(graph, seed)
+        loops = [n for n in split_loops(graph) if seed % 2]
+        size = {a.name: a.size for a in iteration_space(graph).loops}
+        counts = [(n, c) for n in loops for c in range(2, 17) if size[n] % c == 0]
+        maps = choose.random() < 0.5
+        try:
+            if counts:
+                two = split_sum(graph, *choose.choice(counts))
+                steps = [two.partial, two.merging]
+            else:
+                steps = [graph]
+            held = dict(given)
+            for step in steps:
+                schedule = draw_schedule(step, choose, sides)
+                if schedule is None:
+                    raise TilingError("no structure")
+                inputs = {o.name: held[o.name] for o in step.inputs}
+                held |= launch(step, schedule, inputs, device, tensor_maps=maps)
+        except TilingError as err:
+            said["refused"][seed] = str(err)
+            continue
+        said["run"] += 1
+        said["split"] += len(steps) == 2
+        mistake = wrong(graph, held, given)
+        if mistake:
+            said["wrong"].append(f"seed {seed}: {mistake}\n{graph}\n{schedule}")
+    return said

@@ -1,0 +1,106 @@
+"""The text of generated kernels: what a reader sees, and what is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from triton.runtime.jit import JITFunction
+
+from relax_fusion.errors import TilingError
+from relax_fusion.tiling import Schedule, iteration_space, parse, place
+from relax_fusion.triton_bridge.generated import Means, Parameter, function_of, kernel_text
+from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.dims import DynamicDim
+from relax_fusion.workload.graph import Graph
+from relax_fusion.workload.values import Axis
+
+from ...tiling.graphs import chain, softmax
+
+FILES = Path(__file__).parents[2] / "data" / "generated"
+
+
+def scheduled(graph: Graph, expression: str, tile: Mapping[str, int], **sizes: int) -> Schedule:
+    space = iteration_space(graph, sizes)
+    single = [a.name for a in space.loops if not a.batch and tile[a.name] >= a.size]
+    structure = place(space, parse(expression, space.ordered), single)
+    return Schedule(space, structure, tuple(tile[a.name] for a in space.loops))
+
+
+TWO = chain(512, 64, 256, 64)
+TILES = {"m": 64, "n": 64, "k": 64, "h": 64}
+
+
+def dynamic() -> Graph:
+    g = GraphBuilder()
+    i, j, k = Axis("i", DynamicDim("rows")), Axis("j", 48), Axis("k", 80)
+    x, w = g.input("x", (i.size, 80), "float16"), g.input("w", (48, 80), "float16")
+    g.output(g.sum("y", (i, j), (k,), x[i, k] * w[j, k], "float16"))
+    return g.graph()
+
+
+KERNELS = {
+    "two_products": kernel_text(TWO, scheduled(TWO, "mhnk", TILES)),
+    "online_softmax": kernel_text(
+        softmax(100, 200), scheduled(softmax(100, 200), "itc", {"i": 64, "t": 64, "c": 64})
+    ),
+    "tensor_maps": kernel_text(
+        TWO, scheduled(TWO, "mhnk", TILES), means=Means(tensor_maps=True, announces=True)
+    ),
+    "dynamic_rows": kernel_text(
+        dynamic(),
+        scheduled(dynamic(), "ijk", {"i": 16, "j": 48, "k": 32}, rows=1 << 20),
+        {"rows": 1 << 20},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_read_as_they_did(name: str) -> None:
+    """With RELAX_FUSION_REWRITE in the environment, the files are written anew: look at them."""
+    file = FILES / f"{name}.txt"
+    if os.environ.get("RELAX_FUSION_REWRITE"):
+        file.write_text(KERNELS[name].text)
+    assert KERNELS[name].text == file.read_text()
+
+
+def test_a_text_is_a_function() -> None:
+    function = function_of(KERNELS["two_products"])
+    assert isinstance(function, JITFunction)
+    assert function.arg_names == ["A_ptr", "B_ptr", "D_ptr", "E_ptr"]
+    assert function is function_of(KERNELS["two_products"])
+
+
+def test_parameters() -> None:
+    assert KERNELS["tensor_maps"].operands[:2] == (
+        Parameter("A", (64, 64)),
+        Parameter("B", (64, 64)),
+    )
+    assert KERNELS["tensor_maps"].operands[-1] == Parameter("E")
+    assert KERNELS["dynamic_rows"].sizes == ("rows",)
+
+
+def test_what_has_no_kernel() -> None:
+    with pytest.raises(TilingError, match="tiles of E are kept for all iterations of h"):
+        kernel_text(TWO, scheduled(TWO, "mn(k,h)", {**TILES, "h": 32, "k": 32}))
+    with pytest.raises(TilingError, match="the loop m has tiles of 48; blocks of Triton are"):
+        kernel_text(TWO, scheduled(TWO, "mhnk", {**TILES, "m": 48}))
+    with pytest.raises(TilingError, match="C is float8_e4m3fn, which no generated kernel makes"):
+        graph = chain(64, 64, 64, 64)
+        tensors = tuple(
+            type(t)(t.name, t.shape, "float8_e4m3fn") if t.name == "C" else t for t in graph.tensors
+        )
+        small = Graph(tensors, graph.blocks, graph.slots)
+        kernel_text(small, scheduled(small, "mhnk", TILES))
+
+
+def test_a_sum_that_is_no_product_of_matrices_has_small_tiles() -> None:
+    g = GraphBuilder()
+    i, j, k = Axis("i", 64), Axis("j", 64), Axis("k", 64)
+    x, y = g.input("x", (64, 64), "float32"), g.input("y", (64, 64), "float32")
+    g.output(g.sum("s", (i, j), (k,), x[i, k] + y[k, j]))
+    graph = g.graph()
+    with pytest.raises(TilingError, match="s is computed in tiles of 262144 elements that no"):
+        kernel_text(graph, scheduled(graph, "ijk", {"i": 64, "j": 64, "k": 64}))
