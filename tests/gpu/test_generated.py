@@ -16,12 +16,12 @@ from ..support.gpu import gpu_target, needs_gpu
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
 
-@pytest.mark.parametrize("first", range(1000, 1300, 100))
+@pytest.mark.parametrize("first", range(1000, 1300, 25))
 def test_random_graphs_under_random_schedules(first: int) -> None:
     pytest.importorskip("torch", reason="needs torch, which launches the kernels")
-    said = check(list(range(first, first + 100)), (16, 32, 64, 128), "cuda")
+    said = check(list(range(first, first + 25)), (16, 32, 64, 128), "cuda")
     assert said["wrong"] == []
-    assert said["run"] > 50
+    assert said["run"] > 10
 
 
 TWO = "h = R.matmul(x, WA); y = R.matmul(h, WB)"
