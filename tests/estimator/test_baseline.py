@@ -97,27 +97,29 @@ def adapter(r: int, rows: int) -> MatmulChain:
 STEPS = ("bias", "gelu"), ("bias", "residual")
 CHAINS = {
     **{f"G{i}": plain(512, 64, 256, n) for i, n in ((1, 64), (2, 128), (3, 256))},
-    **{f"G{i}": plain(512, k, 512, 256) for i, k in ((4, 256), (5, 512))},
-    **{f"G{i}": plain(rows, 128, 512, 128) for i, rows in ((7, 512), (9, 2048))},
+    **{f"G{i}": plain(512, k, 512, 256) for i, k in ((4, 256), (5, 512), (6, 1024))},
+    **{f"G{i}": plain(rows, 128, 512, 128) for i, rows in ((7, 512), (8, 1024), (9, 2048))},
+    **{f"G{i}": plain(1024, 128, 1024, 128, batch) for i, batch in ((10, 1), (11, 4), (12, 8))},
     **{f"lora{r} r{n}": adapter(r, n) for r in (16, 64) for n in (16, 512, 4096)},
     "bottleneck": MatmulChain(1024, 768, 64, 768, ("nk", "nk"), *STEPS, "bfloat16", "bfloat16"),
     "batch8": plain(512, 64, 64, 64, 8),
 }
 
 
-FUSED = ("G1", "G2", "G3", "batch8")
-"""An adapter of rank 16 won by 2.2 at 4096 rows when its number and its residual were kernels
-apart; the second matmul takes both along by now."""
+TIMED: dict[str, dict[str, float]] = json.loads(
+    (FILE.parent / "2026-11-23-chains.json").read_text(encoding="utf-8")
+)
+"""Generated kernels and two of ours, in one run (2026-11-23-bench_chain.json)."""
 
 
-@pytest.mark.parametrize("name", MEASURED["chains"])
-def test_a_chain_of_matmuls_is_fused_where_that_won_by_much(name: str) -> None:
-    """Some that won by less are left apart: that much is asked for."""
-    took = MEASURED["chains"][name]
-    choice = choose(CHAINS[name], GPU, backend="triton")
-    assert isinstance(choice, Choice) == (name in FUSED)
-    if name in FUSED:
-        assert took["apart_us"] > 1.5 * took["fused_us"]
+@pytest.mark.parametrize("name", TIMED)
+def test_a_chain_of_matmuls_is_fused_where_that_wins(name: str) -> None:
+    """What would win by a fifth is not left apart."""
+    gain = TIMED[name]["apart_us"] / TIMED[name]["fused_us"]
+    if isinstance(choose(CHAINS[name], GPU, backend="triton"), Choice):
+        assert gain > BAR
+    else:
+        assert gain < 1.2
 
 
 @pytest.mark.parametrize("name", ["G1", "G2", "G3", "bottleneck", "batch8"])

@@ -22,9 +22,8 @@ pytestmark = [pytest.mark.gpu, needs_gpu]
 CASES = {
     name: case
     for name, case in test_generic_matmul.CASES.items()
-    if name not in ("a sum of one", "an epilogue in a batch")
+    if name not in test_generic_matmul.LEFT
 }
-"""But for a sum that has no plan on a GPU, and for a constant that is no float16."""
 
 WEIGHTS = Quantised(n=1000, k=1024, rows="s")
 

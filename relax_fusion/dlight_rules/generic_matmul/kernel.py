@@ -121,7 +121,8 @@ def _adapted(core: tirx.PrimFunc, form: GenericMatmul, each: Planned) -> tirx.Pr
     for var in made:
         block = sch.get_sblock("x_read" if var is x else "w_parts0")
         if each.in_front:
-            steps.element_wise_kernel(sch, block, plan.num_warps * WARP, plan.lanes)
+            if var is x or not _on_tensor_cores(plan):  # whose schedule has a kernel for w
+                steps.element_wise_kernel(sch, block, plan.num_warps * WARP, plan.lanes)
         # A GPU's schedule inlines w into copies of its tiles
         elif var is x or not plan.num_warps or _on_tensor_cores(plan):
             sch.compute_inline(block)

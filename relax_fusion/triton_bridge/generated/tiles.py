@@ -18,6 +18,9 @@ from ...workload.dims import Dim, DynamicDim
 from ...workload.graph import Block, Graph
 from ...workload.roofline import Sizes
 
+LEAST_SUMMED = 16
+"""Elements that a product of matrices sums at least (Triton, `tl.dot` of half precision)."""
+
 _ATOM = re.compile(r"[\w.]+(\[[^\[\]]*\])?|\([^()]*\)")
 
 Frame = tuple[str, ...]
@@ -51,10 +54,12 @@ class Blocks:
         TilingError
             If a loop of several tiles has one that is no power of two.
         """
-        block = {}
+        block: dict[str, int] = {}
+        summed = {name for step in schedule.space.steps for name in step.reduced}
         for loop in schedule.space.loops:
             tile = schedule.tile[loop.name]
-            block[loop.name] = 1 << (tile - 1).bit_length()
+            least = LEAST_SUMMED if loop.name in summed and loop.size > 1 else 1
+            block[loop.name] = max(least, 1 << (tile - 1).bit_length())
             if schedule.trips[loop.name] > 1 and block[loop.name] != tile:
                 raise TilingError(
                     f"the loop {loop.name} has tiles of {tile}; blocks of Triton are powers of two"
