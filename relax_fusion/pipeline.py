@@ -21,7 +21,7 @@ from tvm.s_tir import dlight as dl
 from tvm.s_tir.dlight.base import ScheduleRule
 from tvm.target import Target
 
-from .canonical import CANONICAL
+from .canonical import CANONICAL, WidenFloat8Products
 from .dlight_rules import (
     AttentionRule,
     ContractionRule,
@@ -110,7 +110,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
     ]
     passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
     passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
-    passes += [FuseDequantize(), SeparateWrites()]
+    passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 

@@ -26,6 +26,7 @@ from relax_fusion.canonical import (
     MoveTransposes,
     MultiplyConvolutions,
     RecogniseOperators,
+    WidenFloat8Products,
 )
 from relax_fusion.options import make_options
 from relax_fusion.pipeline import schedule_kernels
@@ -94,6 +95,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
     "ScheduleKernels": schedule_kernels(make_options(CPU, {})),
     "SeparateWrites": SeparateWrites(),
     "UnshareTransposes": UnshareTransposes(),
+    "WidenFloat8Products": WidenFloat8Products(H200),
     "WidenIndices": WidenIndices(),
 }
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")

@@ -7,6 +7,7 @@ from typing import Any
 
 from .convolutions import MultiplyConvolutions
 from .duplicates import MergeDuplicates
+from .float8 import WidenFloat8Products
 from .imports import MendImports
 from .movements import MoveReshapes
 from .operators import RecogniseOperators
@@ -24,4 +25,4 @@ CANONICAL: dict[str, Callable[[], Any]] = {
 }
 """Every pass by name, in the order in which the pipeline runs them."""
 
-__all__ = ["CANONICAL", *CANONICAL]
+__all__ = ["CANONICAL", "WidenFloat8Products", *CANONICAL]

@@ -11,6 +11,7 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn import Tensor, op
 
 from relax_fusion import Report, make_target
+from relax_fusion.estimator.tile_plan import PLAN_ATTR
 
 from ..support.quick import machine, quickly
 
@@ -72,8 +73,12 @@ def test_a_kernel_rounds_and_a_kernel_multiplies(model: type[nn.Module], name: s
     (launches,) = report.launches
     assert len(launches.kernels) == 2
     rounds, multiplies = (made[kernel] for kernel in launches.kernels)
-    assert str(rounds.params[-1].ty.dtype) == "float8_e4m3fn"
+    stored = "float16" if name == "h200" else "float8_e4m3fn"  # what tensor cores multiply
+    assert str(rounds.params[-1].ty.dtype) == stored
+    assert [str(p.ty.dtype) for p in multiplies.params[:2]] == [stored, "float8_e4m3fn"]
     assert str(multiplies.params[-1].ty.dtype) == "float16"
+    families = {plan["family"] for plan in multiplies.attrs[PLAN_ATTR]}
+    assert families == ({"few_rows", "mma"} if name == "h200" else {"", "panels"})
 
 
 @each
