@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -84,7 +87,14 @@ def test_a_kernel_rounds_and_a_kernel_multiplies(model: type[nn.Module], name: s
 @each
 @pytest.mark.parametrize("rows", [1, 5, 40])
 def test_numbers(model: type[nn.Module], rows: int) -> None:
-    mod, params = exported(model)
+    check_numbers(model, rows, machine(quickly(exported(model)[0]))["forward"], tvm.cpu())
+
+
+def check_numbers(
+    model: type[nn.Module], rows: int, main: Callable[..., Any], device: tvm.runtime.Device
+) -> None:
+    """Compare a compiled model with float64."""
+    _, params = exported(model)
     rng = np.random.default_rng(rows)
     x = (3 * rng.standard_normal((rows, WIDTHS[model]))).astype("float16")
     given = {
@@ -95,8 +105,8 @@ def test_numbers(model: type[nn.Module], rows: int) -> None:
         name: v.astype(E4M3 if "float8" in params[name][1] else params[name][1])
         for name, v in given.items()
     }
-    main = machine(quickly(mod))["forward"]
-    found = main(*map(tvm.runtime.tensor, (x, *stored.values()))).numpy().astype("float64")
+    tensors = [tvm.runtime.tensor(a, device) for a in (x, *stored.values())]
+    found = main(*tensors).numpy().astype("float64")
     exact, steps = exact_and_allowed(model, x.astype("float64"), stored)
     # A row may be rounded to the other neighbour of 8 bits where it lies between them
     assert np.abs(found - exact).max() <= steps
