@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import io
-from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from tvm.target import Target
-
 from .. import __version__
 from ..canonical import CANONICAL
-from ..errors import TargetError
 from ..hardware import DEVICES
-from ..hardware.target import make_target
 from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..quantization import QUANTIZATIONS
-from ..validation import MAX_INT32, shown
+from .argument_types import bound, natural, path, positive, target, token_ids
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
@@ -114,8 +108,9 @@ def _add_compile(commands) -> None:
         "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
+    _add_database(parser)
     parser.add_argument(
-        *("-o", "--output"), type=_path, metavar="OUT", required=True, help="directory to make"
+        *("-o", "--output"), type=path, metavar="OUT", required=True, help="directory to make"
     )
     parser.add_argument(
         "--force",
@@ -135,7 +130,7 @@ def _add_compile(commands) -> None:
     )
     parser.add_argument(
         "--debug-dump",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="write the module after each phase as TVMScript",
     )
@@ -149,16 +144,16 @@ def _add_run(commands) -> None:
         "generate tokens, greedily, or call a function with arrays, by what `compile` made",
         "Of a decoder, a prompt is continued. Every other model takes its inputs as arrays.",
     )
-    parser.add_argument("out", type=_path, metavar="OUT", help="a directory that `compile` made")
+    parser.add_argument("out", type=path, metavar="OUT", help="a directory that `compile` made")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
-        "--prompt-ids", type=_token_ids, metavar="1,2,3", help="the prompt as token numbers"
+        "--prompt-ids", type=token_ids, metavar="1,2,3", help="the prompt as token numbers"
     )
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; needs OUT/tokenizer.json")
     prompt.add_argument(
         "--input",
         action="append",
-        type=_path,
+        type=path,
         dest="inputs",
         metavar="NAME=FILE.npy",
         help="an input of a model that generates no text, or FILE.npz with several by their names; "
@@ -166,16 +161,16 @@ def _add_run(commands) -> None:
     )
     parser.add_argument(
         "--output",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
     )
     parser.add_argument(
-        "--max-new-tokens", type=_positive, metavar="N", help="of a prompt (default: 16)"
+        "--max-new-tokens", type=positive, metavar="N", help="of a prompt (default: 16)"
     )
     parser.add_argument(
         "--seed",
-        type=_natural,
+        type=natural,
         metavar="N",
         help="of the random weights, where OUT has none (default: 0)",
     )
@@ -190,6 +185,7 @@ def _add_explain(commands) -> None:
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
     _add_model_arguments(parser)
+    _add_database(parser)
     parser.add_argument(
         "--graphs",
         action="store_true",
@@ -202,12 +198,21 @@ def _add_explain(commands) -> None:
     )
 
 
+def _add_database(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--database",
+        type=path,
+        metavar="FILE",
+        help="times that `tune` measured: where there are some, the fastest plan is taken",
+    )
+
+
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
-    parser.add_argument("source", type=_path, metavar="SRC", help=SRC_HELP)
+    parser.add_argument("source", type=path, metavar="SRC", help=SRC_HELP)
     parser.add_argument(
         "--target",
-        type=_target,
+        type=target,
         default="llvm",
         help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
     )
@@ -224,17 +229,17 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-seq-len",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="most tokens of a sequence (default: the model's own, at most 4096)",
     )
     parser.add_argument(
-        "--batch", type=_positive, metavar="N", help="sequences at once (default: 1)"
+        "--batch", type=positive, metavar="N", help="sequences at once (default: 1)"
     )
     parser.add_argument(
         "--bound",
         action="append",
-        type=_bound,
+        type=bound,
         default=[],
         metavar="NAME=N",
         help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
@@ -280,51 +285,3 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
-
-
-def _target(name: str) -> Target:
-    try:
-        with redirect_stdout(io.StringIO()):  # TVM prints that it does not find a ROCm
-            return make_target(name)
-    except TargetError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
-
-
-def _path(text: str) -> str:
-    if not text:  # a variable of a shell that is not set; the working directory is "."
-        raise argparse.ArgumentTypeError("it is empty; give a path")
-    if "\0" in text:
-        raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
-    return text
-
-
-def _positive(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _integer(text, 0)
-
-
-def _bound(text: str) -> tuple[str, int]:
-    name, _, number = text.rpartition("=")
-    if not name:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N")
-    return name, _positive(number)
-
-
-def _integer(text: str, least: int) -> int:
-    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
-    )
-
-
-def _token_ids(text: str) -> list[int]:
-    parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} is not a list of token numbers such as 1,2,3"
-        )
-    return [int(part) for part in parts]

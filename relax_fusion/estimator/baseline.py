@@ -10,6 +10,7 @@ from itertools import chain, combinations
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
 from . import separate
+from .measured import Times
 from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, next_power, repeated
 from .registry import ON_CHANGE, Family, Option, options
 from .shape import Size, sizes_of, tiled_rows
@@ -28,15 +29,24 @@ def best(
     dev: DeviceSpec,
     cells: Sequence[Sequence[Size]],
     told: Size,
+    measured: Sequence[Times] = (),
 ) -> tuple[list[Option], Prediction]:
     """Return a plan for each cell, of as few plans as do, and the least price at the size `told`.
 
     One plan is that which loses least over all sizes; of several, the worst cell decides.  What
     counts is the mean of a plan's time over the best time at each size of a cell: a plan that pads
     few rows to many is fast at the end of a range only.  Of equals, the first that was generated.
+
+    Parameters
+    ----------
+    measured : sequence of Times
+        For each cell what was measured in it; nothing by default.
     """
     every_size = list(chain.from_iterable(cells))
     worth = _worth_pricing(found, work, dev, every_size)
+    timed = {plan for times in measured for column in times.values() for plan in column}
+    timed -= {option.plan for option in worth}
+    worth += [option for option in found if option.plan in timed]
     prices = {
         size: [o.family.predict(o.plan, work, dev, size) for o in worth]
         for size in dict.fromkeys([*every_size, told])
@@ -47,6 +57,8 @@ def best(
         [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in every]
         for cell in cells
     ]
+    for loss, times in zip(losses, measured, strict=False):
+        loss[:] = _by_measurement(loss, [option.plan for option in worth], times)
     weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
     single = weighed.index(min(weighed))
     bests = dict.fromkeys([single, *(loss.index(min(loss)) for loss in losses)])
@@ -61,6 +73,18 @@ def best(
     chosen = next(plans for plans in few if worst(plans) <= enough)
     served_by = [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
     return served_by, min(prices[told], key=lambda p: p.seconds)
+
+
+def _by_measurement(loss: list[float], plans: Sequence[TilePlan], times: Times) -> list[float]:
+    """Return losses by measured times; what was not measured comes behind, by its price."""
+    found: dict[int, list[float]] = {}
+    for column in times.values():
+        known = {i: column[plan] for i, plan in enumerate(plans) if plan in column}
+        for i, seconds in known.items():
+            found.setdefault(i, []).append(seconds / min(known.values()))
+    means = {i: sum(each) / len(each) for i, each in found.items()}
+    most = max(means.values(), default=0.0)
+    return [means.get(i, most + loss[i]) for i in range(len(plans))]
 
 
 def _worth_pricing(
