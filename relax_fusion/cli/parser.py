@@ -19,6 +19,7 @@ from .demo import demo_command
 from .explain import explain_command
 from .run import run_command
 from .source import ZOO
+from .tune import tune_command
 
 EXAMPLES = """\
 examples:
@@ -27,6 +28,9 @@ examples:
   relax-fusion compile ./my-llama -o my-llama.cpu      for this machine's processor
   relax-fusion compile ./my-llama --target h200 -o my-llama.h200
                                                        cross-compile; no GPU is needed
+  relax-fusion tune ./my-llama --database times.jsonl --seconds 120
+                                                       measure kernels; compile --database takes
+                                                       the fastest
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
   relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
@@ -59,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_compile(commands)
+    _add_tune(commands)
     _add_run(commands)
     _add_explain(commands)
     return parser
@@ -134,6 +139,31 @@ def _add_compile(commands) -> None:
         metavar="DIR",
         help="write the module after each phase as TVMScript",
     )
+
+
+def _add_tune(commands) -> None:
+    parser = _command(
+        commands,
+        "tune",
+        tune_command,
+        "measure the best-priced kernels of a model, for `compile --database` to choose by",
+        "Times are kept in FILE one by one, so that an interrupted run loses nothing and the next "
+        "one goes on from there. The most expensive chains come first.",
+    )
+    _add_model_arguments(parser)
+    parser.add_argument(
+        "--database", type=path, metavar="FILE", required=True, help="where times are kept"
+    )
+    parser.add_argument(
+        "--seconds", type=natural, metavar="N", help="begin nothing more after that many"
+    )
+    parser.add_argument(
+        "--rpc",
+        metavar="HOST:PORT[/KEY]",
+        help="measure on another machine, where a TVM RPC server listens; with KEY, one that a "
+        "tracker knows by it",
+    )
+    parser.add_argument("--again", action="store_true", help="measure also what FILE has")
 
 
 def _add_run(commands) -> None:

@@ -42,21 +42,12 @@ def best(
     measured : sequence of Times
         For each cell what was measured in it; nothing by default.
     """
-    every_size = list(chain.from_iterable(cells))
-    worth = _worth_pricing(found, work, dev, every_size)
+    worth = worth_pricing(found, work, dev, list(chain.from_iterable(cells)))
     timed = {plan for times in measured for column in times.values() for plan in column}
     timed -= {option.plan for option in worth}
     worth += [option for option in found if option.plan in timed]
-    prices = {
-        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
-        for size in dict.fromkeys([*every_size, told])
-    }
-    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
+    losses, least = losses_of(worth, work, dev, cells, told)
     every = range(len(worth))
-    losses = [
-        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in every]
-        for cell in cells
-    ]
     for loss, times in zip(losses, measured, strict=False):
         loss[:] = _by_measurement(loss, [option.plan for option in worth], times)
     weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
@@ -72,7 +63,27 @@ def best(
     enough = WORTH_A_KERNEL * worst(few[-1])
     chosen = next(plans for plans in few if worst(plans) <= enough)
     served_by = [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
-    return served_by, min(prices[told], key=lambda p: p.seconds)
+    return served_by, least
+
+
+def losses_of(
+    worth: Sequence[Option],
+    work: Workload,
+    dev: DeviceSpec,
+    cells: Sequence[Sequence[Size]],
+    told: Size,
+) -> tuple[list[list[float]], Prediction]:
+    """Return for each cell the mean loss of every plan, and the least price at the size `told`."""
+    prices = {
+        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
+        for size in dict.fromkeys([*chain.from_iterable(cells), told])
+    }
+    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
+    losses = [
+        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in range(len(worth))]
+        for cell in cells
+    ]
+    return losses, min(prices[told], key=lambda p: p.seconds)
 
 
 def _by_measurement(loss: list[float], plans: Sequence[TilePlan], times: Times) -> list[float]:
@@ -87,7 +98,7 @@ def _by_measurement(loss: list[float], plans: Sequence[TilePlan], times: Times) 
     return [means.get(i, most + loss[i]) for i in range(len(plans))]
 
 
-def _worth_pricing(
+def worth_pricing(
     found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
 ) -> list[Option]:
     """Return the plans that can be best at some of the sizes, as their families say.

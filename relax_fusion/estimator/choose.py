@@ -206,13 +206,14 @@ def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     fused, unfused = worst.least.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
-    detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")
+    detail = f"{times} at {size_text(worst.size)}" + ("" if is_static else f", {where}")
     if fused < unfused:
         detail += f"; a gain of {worst.error} times is asked for, as predictions err by that"
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 
 
-def _size_text(size: Size) -> str:
+def size_text(size: Size) -> str:
+    """Return a size for people."""
     if isinstance(size, int):
         return "1 row" if size == 1 else f"{size} rows"
     return f"batch {size.batch}, {size.q_len} queries, {size.kv_len} keys"
