@@ -39,20 +39,20 @@ class MeasuringDevice:
     ----------
     device : tvm.runtime.Device
         Of the session, where there is one.
-    flush : bool
-        Whether caches are emptied before each sample.
+    on_gpu : bool
+        Whether it is a GPU, whose caches are emptied before each sample.
     session : RPCSession, optional
         None: the device is of this machine.
     """
 
     device: tvm.runtime.Device
-    flush: bool
+    on_gpu: bool
     session: Any = None
 
     @property
     def machine(self) -> str:
         """What the device calls itself; empty for a CPU."""
-        return str(self.device.device_name or "") if self.flush else ""
+        return str(self.device.device_name or "") if self.on_gpu else ""
 
     def load(self, executable: relax.VMExecutable) -> relax.VirtualMachine:
         """Return a virtual machine that runs an executable there."""
@@ -80,7 +80,7 @@ class MeasuringDevice:
         """Return the seconds of `count` calls of a function, after one more to warm up."""
         machine, name = function
         machine.module["save_function"](name, f"{name}_timed", 0, *arguments)
-        flush = FLUSH_BYTES if self.flush else 0
+        flush = FLUSH_BYTES if self.on_gpu else 0
         timed = machine.module.time_evaluator(
             f"{name}_timed", self.device, number=1, repeat=count, cache_flush_bytes=flush
         )

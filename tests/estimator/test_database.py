@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -163,6 +164,18 @@ def test_two_writers_lose_nothing(database: Database) -> None:
             done.result()
     assert len(database.measured(TARGET).of(WORK)) in (40, 80)  # one process may do both
     assert len(database.path.read_text().splitlines()) == 80
+
+
+def test_writers_wait_for_each_other(database: Database) -> None:
+    database.add(measurement())
+    with database.path.open("ab") as other, ThreadPoolExecutor(1) as pool:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        waiting = pool.submit(database.add, measurement(plan=OTHER))
+        with pytest.raises(TimeoutError):
+            waiting.result(timeout=0.2)
+        fcntl.flock(other, fcntl.LOCK_UN)
+        waiting.result(timeout=60)
+    assert set(database.measured(TARGET).of(WORK)[16]) == {PLAN, OTHER}
 
 
 def test_files_that_cannot_be_used(tmp_path: Path) -> None:
