@@ -10,7 +10,7 @@ from tvm.target import Target
 
 from ..compute import build_prim_func
 from ..estimator.shortlist import Contest
-from ..estimator.tile_plan import OPEN, PlanTable, TilePlan
+from ..estimator.tile_plan import PlanTable, TilePlan
 from ..passes import PATTERNS
 from ..workload import Workload
 
@@ -19,16 +19,16 @@ FOREIGN_ERRORS = (RuntimeError, ValueError, TypeError, LookupError, AttributeErr
 
 
 def tables_of(contests: Sequence[Contest]) -> dict[TilePlan, PlanTable]:
-    """Return for each plan the table by which it serves where it is measured.
+    """Return for each plan of some contests a table in which it serves all sizes.
 
-    A kernel may rely on the bounds of its box, so these are as in a table that was chosen.
+    Triton's kernels rely on the most rows of their range, so the ranges are there in which the plan
+    is measured; other kernels know nothing of theirs.
     """
-    last = next(c.plans[0] for c in contests if c.box == OPEN)
     tables = {}
     for plan in dict.fromkeys(plan for contest in contests for plan in contest.plans):
-        boxes = [(c.box, plan) for c in contests if plan in c.plans and c.box != OPEN]
-        serves_the_rest = any(plan in c.plans for c in contests if c.box == OPEN)
-        tables[plan] = PlanTable.of([*boxes, (OPEN, plan if serves_the_rest else last)])
+        known = {c.box.rows for c in contests if plan in c.plans and plan.backend == "triton"}
+        uppers = sorted(rows for rows in known if rows is not None)
+        tables[plan] = PlanTable((*((rows, plan) for rows in uppers), (None, plan)))
     return tables
 
 

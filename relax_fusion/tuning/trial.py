@@ -119,8 +119,7 @@ class Trial:
 
     def _compile(self, subject: Subject, missing: Sequence[Contest]) -> None:
         """Compile the plans of contests, and load them."""
-        wanted = {plan for contest in missing for plan in contest.plans}
-        tables = {p: t for p, t in tables_of(subject.contests).items() if p in wanted}
+        tables = tables_of(missing)
         if not tables:
             return
         executables, failed = compiled(subject.work, tables, self.target)

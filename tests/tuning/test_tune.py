@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tvm
 from tvm import relax, rpc
+from tvm.relax.frontend import nn
 
-from relax_fusion import Report, make_target, tune
+from relax_fusion import PipelineOptions, Report, make_target, pipeline, tune
 from relax_fusion.cli import main
 from relax_fusion.cli import tune as tune_module
 from relax_fusion.errors import DatabaseError, PipelineError, TuningError
@@ -82,8 +84,8 @@ def test_measuring_decides_what_is_compiled(path: Path) -> None:
         line["seconds"] = 1e-9 if TilePlan.from_attr(line["plan"]).key == other else 1.0
     path.write_text("".join(json.dumps(line) + "\n" for line in slower))
     options = {"always_fuse": True, "database": path, "report": report}
-    pipeline = relax.get_pipeline("relax_fusion", target=make_target("llvm"), **options)
-    tvm.compile(module(), make_target("llvm"), relax_pipeline=pipeline)
+    made = relax.get_pipeline("relax_fusion", target=make_target("llvm"), **options)
+    tvm.compile(module(), make_target("llvm"), relax_pipeline=made)
     assert report.fused[0].plans.plan_for(32).key == other
 
 
@@ -182,6 +184,23 @@ def test_time_that_ends_between_two_sizes(path: Path) -> None:
     assert tuning.left == [f"some sizes of chain ({work.key})"]
 
 
+def test_time_that_ends_between_sizes_of_a_range(path: Path, monkeypatch) -> None:
+    work = norm_matmul(DynamicDim("rows"), k=64, n=32, dtype="float32")
+    target = make_target("llvm")
+    plans = tuple(list(candidates(work, device_of(target)))[:2])
+    there, tuning = device.open_device(target, None), Tuning()
+    late = Trial(target, there, Database(path), float("inf"), tuning)
+    sampled = Trial._sampled
+
+    def last(self, *given):
+        self.deadline = 0.0
+        return sampled(self, *given)
+
+    monkeypatch.setattr(Trial, "_sampled", last)
+    times = late.run(Subject(work, "chain", 1, (Contest(OPEN, (1, 3), plans, 1.0),)), {})
+    assert list(times) == [1] and len(tuning.left) == 1
+
+
 def test_an_interrupted_run_keeps_what_it_has(path: Path, monkeypatch) -> None:
     record = Trial._record
 
@@ -205,6 +224,45 @@ def test_the_most_expensive_comes_first() -> None:
     assert (cheap.expense, costly.expense) == (3.0, 4.0)
 
 
+def test_expensive_chains_of_a_module_come_first(path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            self.small = nn.Linear(64, 256, bias=False)
+            self.large = nn.Linear(256, 512, bias=False)
+            self.norms = nn.ModuleList([nn.RMSNorm(n, -1, bias=False) for n in (64, 256)])
+
+        def forward(self, x: nn.Tensor) -> nn.Tensor:
+            return self.large(self.norms[1](self.small(self.norms[0](x))))
+
+    spec = {"forward": {"x": nn.spec.Tensor([32, 64], "float32")}}
+    mod = Two().export_tvm(spec)[0]
+    found = tune(mod, path, "llvm", always_fuse=True, seconds=0)
+    report = Report()
+    options = PipelineOptions(make_target("llvm"), report=report, always_fuse=True)
+    with options.target:
+        passes = [*pipeline.phase0_annotate(options), *pipeline.phase1_fuse(options)]
+        tvm.transform.Sequential(passes)(mod)
+    keys = {d.workload.k: d.workload.key for d in report.fused}
+    assert [name[-9:-1] for name in found.left] == [keys[256], keys[64]]
+
+
+def test_a_gpus_caches_are_emptied(monkeypatch) -> None:
+    asked = []
+
+    class Loaded:
+        def __getitem__(self, _name: str):
+            return lambda *_: None
+
+        def time_evaluator(self, *_, cache_flush_bytes: int, **__):
+            asked.append(cache_flush_bytes)
+            return lambda: SimpleNamespace(results=[1.0])
+
+    function = (SimpleNamespace(module=Loaded()), "run_0")
+    for on_gpu in (True, False):
+        assert MeasuringDevice(tvm.cpu(), on_gpu).sample(function, [], 1) == [1.0]
+    assert asked == [device.FLUSH_BYTES, 0]
+
+
 KINDS = {
     "gated": (GATED_SILU, 3),
     "rotated": (ROTATED, 5),
@@ -218,7 +276,7 @@ def test_every_kind_of_workload_is_measured(path: Path, kind: str) -> None:
     work, size = KINDS[kind]
     target = make_target("llvm")
     plans = tuple(list(candidates(work, device_of(target)))[:2])
-    contests = (Contest(Box(rows=64), (size,), plans, 1.0), Contest(OPEN, (), plans[:1], 1.0))
+    contests = (Contest(OPEN, (size,), plans, 1.0),)
     tuning = Tuning()
     there = device.open_device(target, None)
     measuring = Trial(target, there, Database(path), float("inf"), tuning)
@@ -237,18 +295,20 @@ def test_inputs_give_numbers(kind: str) -> None:
         assert np.isfinite(result).all() and 0.01 < np.abs(result).mean() < 10
 
 
-def test_a_plan_serves_by_the_boxes_in_which_it_is_measured() -> None:
+def test_ranges_of_tritons_plans() -> None:
     work = norm_matmul(DynamicDim("rows"))
-    one, two, three = list(candidates(work, GPU))[:3]
+    tir = next(candidates(work, GPU))
+    one, two = list(candidates(work, GPU, "triton"))[:2]
     contests = (
-        Contest(Box(1), (1,), (one, two), 1.0),
-        Contest(Box(16), (16,), (two, three), 1.0),
-        Contest(OPEN, (1024,), (three, one), 1.0),
+        Contest(Box(1, keys=64), (1,), (one, tir), 1.0),
+        Contest(Box(1), (1,), (one, tir), 1.0),
+        Contest(Box(16), (16,), (one, two), 1.0),
+        Contest(OPEN, (1024,), (two, tir), 1.0),
     )
     tables = tables_of(contests)
-    assert tables[one].boxes == ((Box(1), one), (OPEN, one))
-    assert tables[two].boxes == ((Box(1), two), (Box(16), two), (OPEN, three))
-    assert tables[three].boxes == ((Box(16), three), (OPEN, three))
+    assert tables[one].entries == ((1, one), (16, one), (None, one))
+    assert tables[two].entries == ((16, two), (None, two))
+    assert tables[tir].entries == ((None, tir),)
 
 
 def test_shortlists_begin_with_the_plan_of_the_best_price() -> None:
