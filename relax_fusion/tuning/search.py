@@ -88,9 +88,10 @@ def tune(
         if time.monotonic() >= deadline:
             tuning.left.append(subject.name)
             continue
-        if options.progress is not None:
-            options.progress(f"measuring {subject.name}, {number} of {len(subjects)}")
         trial = Trial(options.target, where, store, deadline, tuning)
+        if options.progress is not None:
+            options.progress(f"{subject.name}, {number} of {len(subjects)} workloads")
+            trial.progress = options.progress
         times = trial.run(subject, known.of(subject.work) if known else {})
         tuning.outcomes += subject.outcomes(times)
     return tuning

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Trial:
         By the clock of `time.monotonic`.
     tuning : Tuning
         Is told what was done.
+    progress : callable
+        Is told what begins.
     """
 
     target: Target
@@ -101,6 +103,7 @@ class Trial:
     database: Database
     deadline: float
     tuning: Tuning
+    progress: Callable[[str], None] = lambda _: None
     functions: dict[TilePlan, Function] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
 
@@ -122,6 +125,7 @@ class Trial:
         tables = tables_of(missing)
         if not tables:
             return
+        self.progress(f"compiling {len(tables)} plans of {subject.name}")
         executables, failed = compiled(subject.work, tables, self.target)
         for plan, why in failed.items():
             self._exclude(subject, plan, f"does not compile: {why}")
@@ -137,14 +141,14 @@ class Trial:
         self, subject: Subject, contest: Contest, times: dict[Size, dict[TilePlan, float]]
     ) -> None:
         """Check the plans of a contest at all of its sizes, then time those that are right."""
+        self.progress(f"measuring {subject.name}, {contest.box}")
         for size in contest.sizes:
             self._check(subject, contest, size)
         for size in contest.sizes:
             wanted = [p for p in _missing(contest, size, times) if p in self.functions]
             if not wanted or time.monotonic() >= self.deadline:
                 continue
-            arguments = self._arguments(subject.work, size)
-            for plan, samples in self._sampled(wanted, arguments).items():
+            for plan, samples in self._sampled(subject, wanted, size).items():
                 times.setdefault(size, {})[plan] = statistics.median(samples)
                 self._record(subject.work, size, plan, samples)
 
@@ -166,7 +170,8 @@ class Trial:
                 allowed = f"{allowed_error(subject.work):.1e}"
                 wrong[plan] = f"error {error:.1e} at {size_text(size)}, allowed {allowed}"
         if len(plans) > 2 and 2 * len(wrong) >= len(plans):
-            wrong = dict.fromkeys(plans, f"the plans differ at {size_text(size)}, none is trusted")
+            left = [plan for plan in plans if plan in self.functions]
+            wrong = dict.fromkeys(left, f"the plans differ at {size_text(size)}, none is trusted")
         for plan, why in wrong.items():
             self._exclude(subject, plan, why)
 
@@ -184,17 +189,26 @@ class Trial:
         return found
 
     def _sampled(
-        self, plans: Sequence[TilePlan], arguments: Sequence[Any]
+        self, subject: Subject, plans: Sequence[TilePlan], size: Size
     ) -> dict[TilePlan, list[float]]:
         """Return the times of plans, of which each has its turn twice if it is near the best."""
-        sample, functions = self.device.sample, self.functions
-        samples = {plan: sample(functions[plan], arguments, FIRST_SAMPLES) for plan in plans}
-        least = min(statistics.median(own) for own in samples.values())
-        for plan, own in samples.items():
-            count = min(MOST_SAMPLES, int(ENOUGH_S / statistics.median(own)))
-            if count and statistics.median(own) <= NEAR * least:
-                own += sample(functions[plan], arguments, count)
-        return samples
+        arguments, samples = self._arguments(subject.work, size), dict[TilePlan, list[float]]()
+
+        def sample(plan: TilePlan, count: int) -> None:
+            try:
+                own = self.device.sample(self.functions[plan], arguments, count)
+                samples.setdefault(plan, []).extend(own)
+            except FOREIGN_ERRORS as err:
+                self._exclude(subject, plan, f"fails at {size_text(size)}: {first_sentence(err)}")
+
+        for plan in plans:
+            sample(plan, FIRST_SAMPLES)
+        medians = {plan: statistics.median(own) for plan, own in samples.items()}
+        for plan, median in medians.items():
+            count = min(MOST_SAMPLES, int(ENOUGH_S / median))
+            if count and median <= NEAR * min(medians.values()):
+                sample(plan, count)
+        return {plan: own for plan, own in samples.items() if plan in self.functions}
 
     def _record(self, work: Workload, size: Size, plan: TilePlan, samples: Sequence[float]) -> None:
         low, median, high = statistics.quantiles(samples, n=4)

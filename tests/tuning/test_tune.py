@@ -72,8 +72,13 @@ def test_measuring_decides_what_is_compiled(path: Path) -> None:
     found = tuned(path, progress=told.append)
     assert found.measurements == len(times_in(path)) == PLANS
     assert (found.wrong, found.left) == ([], [])
-    assert told == [f"measuring {found.outcomes[0].chain} ({found.outcomes[0].key}), 1 of 1"]
     (outcome,) = found.outcomes
+    name = f"{outcome.chain} ({outcome.key})"
+    assert told == [
+        f"{name}, 1 of 1 workloads",
+        f"compiling {PLANS} plans of {name}",
+        f"measuring {name}, any size",
+    ]
     times = times_in(path)
     assert outcome.fastest.key == min(times, key=times.__getitem__)
     assert outcome.priced_s == times[outcome.priced.key] >= outcome.fastest_s
@@ -135,6 +140,20 @@ def test_a_kernel_that_fails_is_told(path: Path, monkeypatch) -> None:
     found = tuned(path)
     assert found.measurements == PLANS - 1
     assert found.wrong[0].endswith("fails at 32 rows: RuntimeError: no such luck")
+
+
+def test_a_kernel_that_fails_while_it_is_timed_is_told(path: Path, monkeypatch) -> None:
+    sample = MeasuringDevice.sample
+
+    def lost(self, function, *given):
+        if function[1] == "run_1":
+            raise RuntimeError("the session is lost")
+        return sample(self, function, *given)
+
+    monkeypatch.setattr(MeasuringDevice, "sample", lost)
+    found = tuned(path)
+    assert found.measurements == PLANS - 1
+    assert found.wrong[0].endswith("fails at 32 rows: RuntimeError: the session is lost")
 
 
 def test_a_plan_that_does_not_compile_leaves_the_others(path: Path, monkeypatch) -> None:
