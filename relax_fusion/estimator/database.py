@@ -3,7 +3,7 @@
 A line is one measurement, as JSON::
 
     {"format": 1, "device": "2-core CPU", "target": {...}, "workload": {...}, "size": 16,
-     "plan": {...}, "seconds": 1.2e-05, "spread": 0.02, "versions": {...}, "machine": ""}
+     "plan": {...}, "seconds": 1.2e-05, "spread": 0.02, "versions": {...}, "machine": "", ...}
 
 Measurements of other kernels, or on another device, stay where they are and are not looked at.  Of
 several of one plan at one size, the last counts.  Writers take turns by a lock on the file.
@@ -62,6 +62,8 @@ class Measurement:
         `versions` of the back end, and of what makes no difference.
     machine : str
         What the device says it is, for people.
+    library : str
+        Version of this package, for people.
     """
 
     device: str
@@ -73,6 +75,7 @@ class Measurement:
     spread: float
     versions: dict[str, str]
     machine: str = ""
+    library: str = ""
     format: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -91,11 +94,12 @@ def versions(backend: str) -> Mapping[str, str]:
     for folder in _KERNELS[backend]:
         for path in sorted((root / folder).rglob("*.py")):
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    packages = {name: _version(package) for name, package in _PACKAGES[backend].items()}
+    packages = {name: package_version(package) for name, package in _PACKAGES[backend].items()}
     return {"kernels": digest.hexdigest()[:12], **packages}
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:  # built from source, it has no such distribution

@@ -12,7 +12,7 @@ from ..workload import Workload
 from .baseline import losses_of, worth_pricing
 from .choose import choose
 from .launch_limits import launchable
-from .ranges import Range, ranges, together
+from .ranges import Range, by_box, ranges, together
 from .registry import Option, options, predict
 from .shape import Size, box_sizes
 from .tile_plan import Box, TilePlan
@@ -30,7 +30,7 @@ class Contest:
     box : Box
         Where the fastest is to serve.
     sizes : tuple of Size
-        At which they are measured.
+        At which they are measured: those at which they are priced, and the one that reports tell.
     plans : tuple of TilePlan
         The one that is chosen by its price, and others in the order of theirs.
     seconds : float
@@ -60,11 +60,14 @@ def shortlist(work: Workload, dev: DeviceSpec, backend: str, most: int = MOST) -
     contests = []
     for each in ranges(work, together({option.family.breaks for option in found})):
         plans = _nearest(found, work, dev, each, most)
+        (told_in,) = by_box(work, [each], {each.told: None})
         for box, sizes in each.cells:
             first = choice.plans.plan_for(**box_sizes(work, sizes[-1]))
             others = [plan for plan in plans if plan != first]
             seconds = predict(work, first, dev, sizes[-1]).seconds
-            contests.append(Contest(box, tuple(sizes), (first, *others)[:most], seconds))
+            told = [each.told] if box == told_in else []
+            measured = tuple(dict.fromkeys([*sizes, *told]))
+            contests.append(Contest(box, measured, (first, *others)[:most], seconds))
     return contests
 
 

@@ -51,8 +51,10 @@ class MeasuringDevice:
 
     @property
     def machine(self) -> str:
-        """What the device calls itself; empty for a CPU."""
-        return str(self.device.device_name or "") if self.on_gpu else ""
+        """What the device calls itself, and its API's version; empty for a CPU."""
+        if not self.on_gpu:
+            return ""
+        return f"{self.device.device_name}, API {self.device.api_version}"
 
     def load(self, executable: relax.VMExecutable) -> relax.VirtualMachine:
         """Return a virtual machine that runs an executable there."""

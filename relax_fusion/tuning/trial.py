@@ -14,7 +14,7 @@ from tvm.target import Target
 
 from ..estimator import Size
 from ..estimator.choose import size_text
-from ..estimator.database import Database, Measurement, target_fields, versions
+from ..estimator.database import Database, Measurement, package_version, target_fields, versions
 from ..estimator.measured import Times, size_to_json
 from ..estimator.shortlist import Contest
 from ..estimator.tile_plan import TilePlan
@@ -222,6 +222,7 @@ class Trial:
             spread=round((high - low) / 2 / median, 4),
             versions=dict(versions(plan.backend)),
             machine=self.device.machine,
+            library=package_version("relax-fusion"),
         )
         self.database.add(measurement)
         self.tuning.measurements += 1

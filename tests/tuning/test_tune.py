@@ -18,8 +18,9 @@ from relax_fusion import PipelineOptions, Report, make_target, pipeline, tune
 from relax_fusion.cli import main
 from relax_fusion.cli import tune as tune_module
 from relax_fusion.errors import DatabaseError, PipelineError, TuningError
-from relax_fusion.estimator import AttentionSize, candidates
-from relax_fusion.estimator.database import Database
+from relax_fusion.estimator import AttentionSize, Choice, candidates, choose
+from relax_fusion.estimator.database import Database, package_version
+from relax_fusion.estimator.measured import Measured, workload_key
 from relax_fusion.estimator.shortlist import Contest, shortlist
 from relax_fusion.estimator.tile_plan import OPEN, Box, TilePlan
 from relax_fusion.hardware.target import device_of
@@ -30,10 +31,11 @@ from relax_fusion.tuning.inputs import dims_at, draw
 from relax_fusion.tuning.outcome import MOST_TOLD, Tuning
 from relax_fusion.tuning.trial import Subject, Trial
 from relax_fusion.workload import DynamicDim
+from relax_fusion.workload.json import to_json
 from relax_fusion.workload.reference import evaluate
 
 from ..estimator.test_measured import module
-from ..support.estimator_cases import GPU, norm_matmul
+from ..support.estimator_cases import GPU, attention, norm_matmul
 from ..support.gpu import gpu
 from ..support.quick import quick_host, quick_passes
 from ..support.small_workloads import CACHE, GATED_SILU, RMS_ADDED, ROTATED
@@ -83,8 +85,8 @@ def test_measuring_decides_what_is_compiled(path: Path) -> None:
     assert outcome.fastest.key == min(times, key=times.__getitem__)
     assert outcome.priced_s == times[outcome.priced.key] >= outcome.fastest_s
     report, other = Report(), next(key for key in times if key != outcome.priced.key)
-    lines = path.read_text().splitlines()
-    slower = [json.loads(line) for line in lines]
+    slower = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["library"] for line in slower} == {package_version("relax-fusion")}
     for line in slower:  # whatever the machine says, the file decides
         line["seconds"] = 1e-9 if TilePlan.from_attr(line["plan"]).key == other else 1.0
     path.write_text("".join(json.dumps(line) + "\n" for line in slower))
@@ -336,6 +338,15 @@ def test_shortlists_begin_with_the_plan_of_the_best_price() -> None:
     assert {plan.backend for contest in found for plan in contest.plans} == {"tir", "triton"}
     assert [c.box.rows for c in found][-1] is None and len(found) > 3
     assert all(len(set(c.plans)) == len(c.plans) <= 8 for c in found)
+
+
+def test_reports_tell_times_of_every_range() -> None:
+    work = attention(*map(DynamicDim, ("batch", "q_len", "kv_len")))
+    times = {s: {c.plans[0]: 1e-3} for c in shortlist(work, GPU, "tir", 2) for s in c.sizes}
+    measured = Measured("", {workload_key(json.loads(to_json(work))): times})
+    choice = choose(work, GPU, always=True, measured=measured)
+    assert isinstance(choice, Choice) and len(choice.predictions) > 3
+    assert {p.measured_s for p in choice.predictions} == {1e-3}
 
 
 @pytest.mark.parametrize(
