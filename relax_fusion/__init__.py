@@ -9,6 +9,7 @@ Importing the package registers the pipeline ``relax_fusion``::
 """
 
 from .errors import (
+    DatabaseError,
     Decline,
     EquivalenceError,
     KernelError,
@@ -20,6 +21,7 @@ from .errors import (
     SchedulingError,
     TargetError,
     TilePlanError,
+    TuningError,
 )
 from .estimator import KernelFamily, register_family
 from .estimator.tile_plan import Box, PlanTable, TilePlan
@@ -43,6 +45,7 @@ from .report import Report
 from .report.decision import Decision
 from .transforms.fuse_dequantize import FuseDequantize
 from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
+from .tuning import Tuning, tune
 from .workload import (
     Attention,
     DynamicDim,
@@ -62,6 +65,7 @@ __all__ = [
     "QUANTIZATIONS",
     "Attention",
     "Box",
+    "DatabaseError",
     "Decision",
     "Decline",
     "DeviceSpec",
@@ -97,6 +101,8 @@ __all__ = [
     "TargetError",
     "TilePlan",
     "TilePlanError",
+    "Tuning",
+    "TuningError",
     "call_tir_extern",
     "dequantize",
     "device",
@@ -106,4 +112,5 @@ __all__ = [
     "register_family",
     "register_pass",
     "relax_fusion_pipeline",
+    "tune",
 ]

@@ -81,6 +81,14 @@ class LoweringError(RelaxFusionError, RuntimeError):
     """A workload reached code generation in a form that it cannot express."""
 
 
+class DatabaseError(RelaxFusionError, ValueError):
+    """A tuning database that cannot be read or written, or a line that is no measurement."""
+
+
+class TuningError(RelaxFusionError, RuntimeError):
+    """Kernels cannot be measured on the device that was asked for."""
+
+
 class EquivalenceError(RelaxFusionError, RuntimeError):
     """A kernel that would compute something else than what it replaces."""
 

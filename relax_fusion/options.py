@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -18,6 +19,8 @@ from tvm.target import Target
 
 from .canonical import CANONICAL
 from .errors import PipelineError
+from .estimator.database import Database
+from .estimator.measured import Measured
 from .hardware.target import has_triton, is_cuda, make_target, require_tf32
 from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS
@@ -93,6 +96,9 @@ class PipelineOptions:
         faster.
     plans : mapping of str to TilePlan or PlanTable
         Plans that replace the estimator's, by workload key or pass name.
+    database : Path, optional
+        A tuning database, as `relax_fusion.tune` writes it: where plans were measured, the fastest
+        is taken.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
@@ -126,6 +132,7 @@ class PipelineOptions:
     debug_dump: Path | None = None
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
+    database: Path | None = None
     disable: tuple[PassName, ...] = ()
     cubins: bool = False
     always_fuse: bool = False
@@ -178,7 +185,13 @@ class PipelineOptions:
             "tir" if not self.uses_triton else "triton" if self.backend == "auto" else self.backend,
             self.allow_tf32,
             self.validate,
+            self.measured,
         )
+
+    @cached_property
+    def measured(self) -> Measured | None:
+        """What the database has of the target, as it was when it was first asked for."""
+        return Database(self.database).measured(str(self.target)) if self.database else None
 
     @property
     def nvrtc(self) -> Nvrtc | None:
@@ -212,8 +225,9 @@ def make_options(target: Target | str | None, kwargs: dict[str, Any]) -> Pipelin
         target = Target.current(allow_none=True)
         if target is None:
             raise PipelineError("no target: pass target=... or call within `with target:`")
-    if isinstance(given.get("debug_dump"), str | os.PathLike):
-        given["debug_dump"] = Path(given["debug_dump"])
+    for name in ("debug_dump", "database"):
+        if isinstance(given.get(name), str | os.PathLike):
+            given[name] = Path(given[name])
     bounds = given.get("variable_bounds")
     if isinstance(bounds, Mapping):
         given["variable_bounds"] = {name: plain(bound) for name, bound in bounds.items()}

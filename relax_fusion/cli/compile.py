@@ -132,6 +132,7 @@ def _write_library(
         always_fuse=args.always_fuse,
         allow_tf32=args.allow_tf32,
         validate=args.validate,
+        database=args.database,
         use_cuda_graph=not args.no_cuda_graph,
         cubins=args.cubins,
         debug_dump=args.debug_dump,

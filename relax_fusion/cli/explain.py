@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import tvm
@@ -49,6 +50,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         allow_tf32=args.allow_tf32,
         validate=args.validate,
         backend=args.backend,
+        database=None if args.database is None else Path(args.database),
         report=report,
         variable_bounds=bounds(model),
     )
@@ -146,7 +148,7 @@ def _ranges(decision: Decision) -> list[tuple[str, ...]]:
             (
                 _size(prediction),
                 plan.text,
-                format_seconds(prediction.fused.seconds),
+                prediction.fused_text,
                 format_seconds(prediction.unfused.seconds),
                 prediction.fused.bound,
             )

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import io
-from contextlib import redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import NoReturn
 
-from tvm.target import Target
-
 from .. import __version__
 from ..canonical import CANONICAL
-from ..errors import TargetError
 from ..hardware import DEVICES
-from ..hardware.target import make_target
 from ..models.layers import DTYPES
 from ..options import BACKENDS
 from ..passes import PATTERNS
 from ..quantization import QUANTIZATIONS
-from ..validation import MAX_INT32, shown
+from .argument_types import bound, natural, path, positive, target, token_ids
 from .compile import compile_command
 from .demo import demo_command
 from .explain import explain_command
 from .run import run_command
 from .source import ZOO
+from .tune import tune_command
 
 EXAMPLES = """\
 examples:
@@ -33,6 +28,9 @@ examples:
   relax-fusion compile ./my-llama -o my-llama.cpu      for this machine's processor
   relax-fusion compile ./my-llama --target h200 -o my-llama.h200
                                                        cross-compile; no GPU is needed
+  relax-fusion tune ./my-llama --database times.jsonl --seconds 120
+                                                       measure kernels; compile --database takes
+                                                       the fastest
   relax-fusion run my-llama.cpu --prompt "Once upon" --max-new-tokens 20
   relax-fusion compile encoder.onnx --bound batch=8 -o encoder.cpu
   relax-fusion run encoder.cpu --input ids=ids.npy --input mask=mask.npy --output result.npz
@@ -65,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_compile(commands)
+    _add_tune(commands)
     _add_run(commands)
     _add_explain(commands)
     return parser
@@ -114,8 +113,9 @@ def _add_compile(commands) -> None:
         "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
+    _add_database(parser)
     parser.add_argument(
-        *("-o", "--output"), type=_path, metavar="OUT", required=True, help="directory to make"
+        *("-o", "--output"), type=path, metavar="OUT", required=True, help="directory to make"
     )
     parser.add_argument(
         "--force",
@@ -135,10 +135,35 @@ def _add_compile(commands) -> None:
     )
     parser.add_argument(
         "--debug-dump",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="write the module after each phase as TVMScript",
     )
+
+
+def _add_tune(commands) -> None:
+    parser = _command(
+        commands,
+        "tune",
+        tune_command,
+        "measure the best-priced kernels of a model, for `compile --database` to choose by",
+        "Times are kept in FILE one by one, so that an interrupted run loses nothing and the next "
+        "one goes on from there. The most expensive chains come first.",
+    )
+    _add_model_arguments(parser)
+    parser.add_argument(
+        "--database", type=path, metavar="FILE", required=True, help="where times are kept"
+    )
+    parser.add_argument(
+        "--seconds", type=natural, metavar="N", help="begin nothing more after that many"
+    )
+    parser.add_argument(
+        "--rpc",
+        metavar="HOST:PORT[/KEY]",
+        help="measure on another machine, where a TVM RPC server listens; with KEY, one that a "
+        "tracker knows by it",
+    )
+    parser.add_argument("--again", action="store_true", help="measure also what FILE has")
 
 
 def _add_run(commands) -> None:
@@ -149,16 +174,16 @@ def _add_run(commands) -> None:
         "generate tokens, greedily, or call a function with arrays, by what `compile` made",
         "Of a decoder, a prompt is continued. Every other model takes its inputs as arrays.",
     )
-    parser.add_argument("out", type=_path, metavar="OUT", help="a directory that `compile` made")
+    parser.add_argument("out", type=path, metavar="OUT", help="a directory that `compile` made")
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument(
-        "--prompt-ids", type=_token_ids, metavar="1,2,3", help="the prompt as token numbers"
+        "--prompt-ids", type=token_ids, metavar="1,2,3", help="the prompt as token numbers"
     )
     prompt.add_argument("--prompt", metavar="TEXT", help="the prompt; needs OUT/tokenizer.json")
     prompt.add_argument(
         "--input",
         action="append",
-        type=_path,
+        type=path,
         dest="inputs",
         metavar="NAME=FILE.npy",
         help="an input of a model that generates no text, or FILE.npz with several by their names; "
@@ -166,16 +191,16 @@ def _add_run(commands) -> None:
     )
     parser.add_argument(
         "--output",
-        type=_path,
+        type=path,
         metavar="DIR",
         help="new directory for the outputs, one NAME.npy each, or a new FILE.npz",
     )
     parser.add_argument(
-        "--max-new-tokens", type=_positive, metavar="N", help="of a prompt (default: 16)"
+        "--max-new-tokens", type=positive, metavar="N", help="of a prompt (default: 16)"
     )
     parser.add_argument(
         "--seed",
-        type=_natural,
+        type=natural,
         metavar="N",
         help="of the random weights, where OUT has none (default: 0)",
     )
@@ -190,6 +215,7 @@ def _add_explain(commands) -> None:
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
     _add_model_arguments(parser)
+    _add_database(parser)
     parser.add_argument(
         "--graphs",
         action="store_true",
@@ -202,12 +228,21 @@ def _add_explain(commands) -> None:
     )
 
 
+def _add_database(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--database",
+        type=path,
+        metavar="FILE",
+        help="times that `tune` measured: where there are some, the fastest plan is taken",
+    )
+
+
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     gpus = ", ".join(name for name, spec in DEVICES.items() if spec.kind == "gpu")
-    parser.add_argument("source", type=_path, metavar="SRC", help=SRC_HELP)
+    parser.add_argument("source", type=path, metavar="SRC", help=SRC_HELP)
     parser.add_argument(
         "--target",
-        type=_target,
+        type=target,
         default="llvm",
         help=f"llvm (this machine, the default), {gpus}, or a TVM target as JSON",
     )
@@ -224,17 +259,17 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-seq-len",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="most tokens of a sequence (default: the model's own, at most 4096)",
     )
     parser.add_argument(
-        "--batch", type=_positive, metavar="N", help="sequences at once (default: 1)"
+        "--batch", type=positive, metavar="N", help="sequences at once (default: 1)"
     )
     parser.add_argument(
         "--bound",
         action="append",
-        type=_bound,
+        type=bound,
         default=[],
         metavar="NAME=N",
         help="largest value of a symbolic size of an .onnx or .pt2 file, so that memory can be "
@@ -280,51 +315,3 @@ def _add_fusing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="who emits the fused kernels"
     )
-
-
-def _target(name: str) -> Target:
-    try:
-        with redirect_stdout(io.StringIO()):  # TVM prints that it does not find a ROCm
-            return make_target(name)
-    except TargetError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
-
-
-def _path(text: str) -> str:
-    if not text:  # a variable of a shell that is not set; the working directory is "."
-        raise argparse.ArgumentTypeError("it is empty; give a path")
-    if "\0" in text:
-        raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
-    return text
-
-
-def _positive(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _natural(text: str) -> int:
-    return _integer(text, 0)
-
-
-def _bound(text: str) -> tuple[str, int]:
-    name, _, number = text.rpartition("=")
-    if not name:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N")
-    return name, _positive(number)
-
-
-def _integer(text: str, least: int) -> int:
-    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
-        return int(text)
-    raise argparse.ArgumentTypeError(
-        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
-    )
-
-
-def _token_ids(text: str) -> list[int]:
-    parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
-        raise argparse.ArgumentTypeError(
-            f"{shown(text)} is not a list of token numbers such as 1,2,3"
-        )
-    return [int(part) for part in parts]

@@ -10,6 +10,7 @@ from itertools import chain, combinations
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
 from . import separate
+from .measured import Times
 from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, next_power, repeated
 from .registry import ON_CHANGE, Family, Option, options
 from .shape import Size, sizes_of, tiled_rows
@@ -28,25 +29,27 @@ def best(
     dev: DeviceSpec,
     cells: Sequence[Sequence[Size]],
     told: Size,
+    measured: Sequence[Times] = (),
 ) -> tuple[list[Option], Prediction]:
     """Return a plan for each cell, of as few plans as do, and the least price at the size `told`.
 
     One plan is that which loses least over all sizes; of several, the worst cell decides.  What
     counts is the mean of a plan's time over the best time at each size of a cell: a plan that pads
     few rows to many is fast at the end of a range only.  Of equals, the first that was generated.
+
+    Parameters
+    ----------
+    measured : sequence of Times
+        For each cell what was measured in it; nothing by default.
     """
-    every_size = list(chain.from_iterable(cells))
-    worth = _worth_pricing(found, work, dev, every_size)
-    prices = {
-        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
-        for size in dict.fromkeys([*every_size, told])
-    }
-    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
+    worth = worth_pricing(found, work, dev, list(chain.from_iterable(cells)))
+    timed = {plan for times in measured for column in times.values() for plan in column}
+    timed -= {option.plan for option in worth}
+    worth += [option for option in found if option.plan in timed]
+    losses, least = losses_of(worth, work, dev, cells, told)
     every = range(len(worth))
-    losses = [
-        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in every]
-        for cell in cells
-    ]
+    for loss, times in zip(losses, measured, strict=False):
+        loss[:] = _by_measurement(loss, [option.plan for option in worth], times)
     weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
     single = weighed.index(min(weighed))
     bests = dict.fromkeys([single, *(loss.index(min(loss)) for loss in losses)])
@@ -60,10 +63,42 @@ def best(
     enough = WORTH_A_KERNEL * worst(few[-1])
     chosen = next(plans for plans in few if worst(plans) <= enough)
     served_by = [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
-    return served_by, min(prices[told], key=lambda p: p.seconds)
+    return served_by, least
 
 
-def _worth_pricing(
+def losses_of(
+    worth: Sequence[Option],
+    work: Workload,
+    dev: DeviceSpec,
+    cells: Sequence[Sequence[Size]],
+    told: Size,
+) -> tuple[list[list[float]], Prediction]:
+    """Return for each cell the mean loss of every plan, and the least price at the size `told`."""
+    prices = {
+        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
+        for size in dict.fromkeys([*chain.from_iterable(cells), told])
+    }
+    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
+    losses = [
+        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in range(len(worth))]
+        for cell in cells
+    ]
+    return losses, min(prices[told], key=lambda p: p.seconds)
+
+
+def _by_measurement(loss: list[float], plans: Sequence[TilePlan], times: Times) -> list[float]:
+    """Return losses by measured times; what was not measured comes behind, by its price."""
+    found: dict[int, list[float]] = {}
+    for column in times.values():
+        known = {i: column[plan] for i, plan in enumerate(plans) if plan in column}
+        for i, seconds in known.items():
+            found.setdefault(i, []).append(seconds / min(known.values()))
+    means = {i: sum(each) / len(each) for i, each in found.items()}
+    most = max(means.values(), default=0.0)
+    return [means.get(i, most + loss[i]) for i in range(len(plans))]
+
+
+def worth_pricing(
     found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
 ) -> list[Option]:
     """Return the plans that can be best at some of the sizes, as their families say.

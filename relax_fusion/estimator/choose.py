@@ -13,8 +13,9 @@ from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import best, predict_unfused
 from .launch_limits import launch_limits, launchable, most_rows
+from .measured import Measured, Times
 from .prediction import Prediction, format_seconds
-from .ranges import check_boxes, ranges, together
+from .ranges import by_box, check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
@@ -41,6 +42,9 @@ class RangePrediction:
         serve ranges too, and `unfused` is by the best for the size.
     error : float
         Factor by which the two must differ to count (`KernelFamily.error`).
+    measured_s : float, optional
+        Seconds of the plan at that size, where it was measured.  Whether fusing pays is still told
+        by the two predictions.
     """
 
     upper: int | None
@@ -49,6 +53,7 @@ class RangePrediction:
     unfused: Prediction
     least: Prediction
     error: float = 1.0
+    measured_s: float | None = None
 
     @property
     def loses(self) -> bool:
@@ -59,6 +64,13 @@ class RangePrediction:
         """
         allowed = 1 / self.error if self.upper is None else 1 + CLOSED_RANGE_LOSS
         return self.least.seconds > self.unfused.seconds * allowed
+
+    @property
+    def fused_text(self) -> str:
+        """The seconds that are predicted of the plan, and those that were measured, for people."""
+        measured = self.measured_s
+        told = "" if measured is None else f" (measured {format_seconds(measured)})"
+        return format_seconds(self.fused.seconds) + told
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,7 @@ def choose(
     plans: PlanTable | TilePlan | None = None,
     always: bool = False,
     backend: str = "tir",
+    measured: Measured | None = None,
 ) -> Choice | Decline:
     """Choose tile plans for `work` on `dev`.
 
@@ -96,6 +109,9 @@ def choose(
         Choose plans even if fusing is predicted not to pay.
     backend : {"tir", "triton", "mixed"}
         Who is to emit the kernel, where it has one for `work`.
+    measured : Measured, optional
+        Times on this device.  In a range in which plans were measured, the fastest of them is
+        taken; whether fusing pays is told by predictions alone.
 
     Returns
     -------
@@ -123,7 +139,8 @@ def choose(
     found = list(options(work, dev, backend))
     if not found:
         return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
-    chosen = list(_chosen(found, work, dev, backend))
+    times = measured.of(work) if measured is not None else {}
+    chosen = list(_chosen(found, work, dev, backend, times))
     predictions = tuple(prediction for prediction, _ in chosen)
     losing = [p for p in predictions if p.loses]
     if losing and not always:
@@ -134,19 +151,23 @@ def choose(
 
 
 def _chosen(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
     """Yield what each range costs by its best plans, and its cells with their plans."""
-    for upper, cells, told in ranges(work, together({o.family.breaks for o in found})):
+    every = ranges(work, together({o.family.breaks for o in found}))
+    known = by_box(work, every, times)
+    for upper, cells, told in every:
         usable, inside = launchable(found, work, upper), [sizes for _, sizes in cells]
-        served_by, least = best(usable, work, dev, inside, told)
-        by_box = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
+        measured = [known.get(box, {}) for box, _ in cells]
+        served_by, least = best(usable, work, dev, inside, told, measured)
+        boxes = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
         sizes = box_sizes(work, told)
-        family, plan = next((o.family, o.plan) for box, o in by_box if box.holds(**sizes))
+        family, plan = next((o.family, o.plan) for box, o in boxes if box.holds(**sizes))
         fused = family.predict(plan, work, dev, told)
         alone = predict_unfused(work, dev, told, backend=backend, alone=least)
-        prediction = RangePrediction(upper, told, fused, alone, least, family.error)
-        yield prediction, [(box, option.plan) for box, option in by_box]
+        seconds = times.get(told, {}).get(plan)
+        prediction = RangePrediction(upper, told, fused, alone, least, family.error, seconds)
+        yield prediction, [(box, option.plan) for box, option in boxes]
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:
@@ -185,13 +206,14 @@ def _unprofitable(losing: list[RangePrediction], is_static: bool) -> Decline:
     fused, unfused = worst.least.seconds, worst.unfused.seconds
     times = f"fused {format_seconds(fused)}, unfused {format_seconds(unfused)}"
     where = "in the open range" if worst.upper is None else f"in the range up to {worst.upper}"
-    detail = f"{times} at {_size_text(worst.size)}" + ("" if is_static else f", {where}")
+    detail = f"{times} at {size_text(worst.size)}" + ("" if is_static else f", {where}")
     if fused < unfused:
         detail += f"; a gain of {worst.error} times is asked for, as predictions err by that"
     return Decline(Reason.NOT_PROFITABLE, detail, fused_s=fused, unfused_s=unfused)
 
 
-def _size_text(size: Size) -> str:
+def size_text(size: Size) -> str:
+    """Return a size for people."""
     if isinstance(size, int):
         return "1 row" if size == 1 else f"{size} rows"
     return f"batch {size.batch}, {size.q_len} queries, {size.kv_len} keys"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from ..errors import TilePlanError
 from ..workload import Attention, Dim, DynamicDim, Workload, extent
 from .family import Breaks
-from .shape import AttentionSize, Size
+from .shape import AttentionSize, Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
+
+T = TypeVar("T")
 
 BEYOND = 4
 """Where batches and keys are priced that are more than any break: that many times the last one."""
@@ -96,6 +98,18 @@ def ranges(work: Workload, breaks: Breaks) -> list[Range]:
         _range(work, breaks, (upper, lengths), batches)
         for upper, lengths in _dim_ranges(work.q_len, breaks.uppers, breaks.open_size)
     ]
+
+
+def by_box(
+    work: Workload, every: Sequence[Range], times: Mapping[Size, T]
+) -> dict[Box, dict[Size, T]]:
+    """Return what is known at some sizes by the box that serves them."""
+    boxes = [box for found in every for box, _ in found.cells]
+    inside: dict[Box, dict[Size, T]] = {}
+    for size, known in times.items():
+        box = next(box for box in boxes if box.holds(**box_sizes(work, size)))
+        inside.setdefault(box, {})[size] = known
+    return inside
 
 
 def _range(

@@ -21,6 +21,7 @@ from ..compute import build_prim_func
 from ..equivalence import Checker, Mismatch
 from ..errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
 from ..estimator import Choice, choose
+from ..estimator.measured import Measured
 from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, host_target, require_tf32
 from ..matching.effects import Memory
@@ -61,6 +62,9 @@ class FuseOptions:
     validate : bool or "strict"
         Interpret what every kernel replaces beside what it computes, and leave a chain alone where
         they differ; "strict" raises `EquivalenceError` there.
+    measured : Measured, optional
+        Times on the device, by which plans are chosen where there are some:
+        ``Database(path).measured(str(target))``.
     """
 
     target: Target | None = None
@@ -71,6 +75,7 @@ class FuseOptions:
     backend: Literal["tir", "triton", "mixed"] = "tir"
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
+    measured: InstanceOf[Measured] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""
@@ -256,9 +261,8 @@ class _Fuser:
         work = match.workload
         plans = self.options.plans.get(work.key) or self.options.plans.get(self.pattern)
         options = self.options
-        choice = choose(
-            work, self.device, plans=plans, always=options.always_fuse, backend=options.backend
-        )
+        how = {"always": options.always_fuse, "backend": options.backend}
+        choice = choose(work, self.device, plans=plans, measured=options.measured, **how)
         if isinstance(choice, Decline):
             self._record(function, match.where, choice, match)
             return None

@@ -78,8 +78,9 @@ class Report:
             The fields of each `TilePlan`, with ``upper``, the last size that it serves (-1: all
             that are left); missing where nothing was fused.
         ``predictions``
-            ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds, and
-            ``bound``, what limits the kernel.
+            ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds,
+            ``bound``, what limits the kernel, and ``measured_s``, its seconds in a tuning database
+            (null where it was not measured).
         ``validation``
             ``"checked"``, or ``"not checked: "`` and why; missing where nobody asked.
         ``decline``
@@ -164,6 +165,7 @@ def _record(decision: Decision) -> dict[str, Any]:
             "fused_s": p.fused.seconds,
             "unfused_s": p.unfused.seconds,
             "bound": p.fused.bound,
+            "measured_s": p.measured_s,
         }
         for p in decision.predictions
     ]
@@ -233,7 +235,7 @@ def _seconds(decision: Decision) -> tuple[str, str]:
     if not decision.predictions:
         return "", ""
     last = decision.predictions[-1]
-    return format_seconds(last.fused.seconds), format_seconds(last.unfused.seconds)
+    return last.fused_text, format_seconds(last.unfused.seconds)
 
 
 def validation_table(decisions: list[Decision]) -> str:

@@ -19,7 +19,7 @@ from tvm.support import cc
 from tvm.target import Target
 
 from relax_fusion import dequantize, models, quantize
-from relax_fusion.cli import build, main, parser
+from relax_fusion.cli import argument_types, build, main, parser
 from relax_fusion.cli import compile as compile_module
 from relax_fusion.cli.demo import Comparison
 from relax_fusion.cli.measure import Run
@@ -377,7 +377,7 @@ def test_what_others_print_is_no_result(capsys, monkeypatch):
         print("ROCm not detected")
         return result
 
-    monkeypatch.setattr(parser, "make_target", talkative)
+    monkeypatch.setattr(argument_types, "make_target", talkative)
     monkeypatch.setattr(
         parser, "explain_command", lambda args, console: talkative(console.json({})) or 0
     )

@@ -1,0 +1,67 @@
+"""What the arguments of the commands are read as."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from contextlib import redirect_stdout
+
+from tvm.target import Target
+
+from ..errors import TargetError
+from ..hardware.target import make_target
+from ..validation import MAX_INT32, shown
+
+
+def target(name: str) -> Target:
+    """Read the target that a name stands for."""
+    try:
+        with redirect_stdout(io.StringIO()):  # TVM prints that it does not find a ROCm
+            return make_target(name)
+    except TargetError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def path(text: str) -> str:
+    """Read a path that a file can have."""
+    if not text:  # a variable of a shell that is not set; the working directory is "."
+        raise argparse.ArgumentTypeError("it is empty; give a path")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError(f"{shown(text)} can be the name of no file")
+    return text
+
+
+def positive(text: str) -> int:
+    """Read an integer from 1 on."""
+    return _integer(text, 1)
+
+
+def natural(text: str) -> int:
+    """Read an integer from 0 on."""
+    return _integer(text, 0)
+
+
+def bound(text: str) -> tuple[str, int]:
+    """Read NAME=N as name and number."""
+    name, _, number = text.rpartition("=")
+    if not name:
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not of the form NAME=N")
+    return name, positive(number)
+
+
+def _integer(text: str, least: int) -> int:
+    if text.isdecimal() and len(text) < 20 and least <= int(text) <= MAX_INT32:
+        return int(text)
+    raise argparse.ArgumentTypeError(
+        f"{shown(text)} is not an integer between {least} and {MAX_INT32}"
+    )
+
+
+def token_ids(text: str) -> list[int]:
+    """Read token numbers."""
+    parts = text.replace(",", " ").split()
+    if not parts or not all(part.isdecimal() and len(part) < 20 for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not a list of token numbers such as 1,2,3"
+        )
+    return [int(part) for part in parts]

@@ -1,0 +1,71 @@
+"""``relax-fusion tune``: measure the plans of a model's kernels, and keep the times in a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..hardware.target import device_of
+from ..tuning import Outcome, Tuning, tune
+from .build import guarded
+from .console import Console
+from .source import bounds, described, open_source
+
+
+def tune_command(args: argparse.Namespace, console: Console) -> int:
+    """Measure, and print by how much the fastest plans are faster."""
+    source = open_source(args.source)
+    source.check(args)
+    device = device_of(args.target)
+    console.step(f"exporting {source.name}")
+    model = source.model(args)
+    console.step(f"looking for chains to measure for {device.description}")
+    tuning = guarded(
+        lambda: tune(
+            model.mod,
+            Path(args.database),
+            args.target,
+            seconds=args.seconds,
+            rpc=args.rpc,
+            again=args.again,
+            disable=tuple(args.disable),
+            always_fuse=args.always_fuse,
+            allow_tf32=args.allow_tf32,
+            validate=args.validate,
+            backend=args.backend,
+            variable_bounds=bounds(model),
+            progress=console.step,
+        ),
+        args.target,
+    )
+    if args.json:
+        console.json({"source": source.name, "target": str(args.target), **_facts(tuning)})
+        return 0
+    console.result(
+        f"{source.name}, {described(model)}, on {device.description}: {tuning.measurements} "
+        f"measurements added to {args.database}\n\n{tuning.text()}"
+    )
+    return 0
+
+
+def _facts(tuning: Tuning) -> dict[str, object]:
+    return {
+        "measurements": tuning.measurements,
+        "outcomes": [_outcome(outcome) for outcome in tuning.outcomes],
+        "wrong": tuning.wrong,
+        "left": tuning.left,
+    }
+
+
+def _outcome(outcome: Outcome) -> dict[str, object]:
+    size = outcome.size
+    return {
+        "chain": outcome.chain,
+        "workload": outcome.key,
+        "calls": outcome.calls,
+        "size": size if isinstance(size, int) else size._asdict(),
+        "priced": outcome.priced.to_attr(),
+        "priced_s": outcome.priced_s,
+        "fastest": outcome.fastest.to_attr(),
+        "fastest_s": outcome.fastest_s,
+    }

@@ -1,0 +1,234 @@
+"""The tuning database: a file of measured times, which every writer only appends to.
+
+A line is one measurement, as JSON::
+
+    {"format": 1, "device": "2-core CPU", "target": {...}, "workload": {...}, "size": 16,
+     "plan": {...}, "seconds": 1.2e-05, "spread": 0.02, "versions": {...}, "machine": "", ...}
+
+Measurements of other kernels, or on another device, stay where they are and are not looked at.  Of
+several of one plan at one size, the last counts.  Writers take turns by a lock on the file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+
+from ..errors import DatabaseError, TilePlanError
+from ..validation import check, read, read_file, shown
+from ..workload import Attention
+from .measured import Measured, size_from_json, workload_key
+from .shape import AttentionSize, Size
+from .tile_plan import TilePlan
+
+FORMAT = 1
+"""Version of a line.  Lines of others are kept, and not looked at."""
+
+_KERNELS = {"tir": ("compute", "dlight_rules"), "triton": ("triton_bridge", "launch")}
+_PACKAGES = {"tir": {"tvm": "apache-tvm"}, "triton": {"tvm": "apache-tvm", "triton": "triton"}}
+_LOG = logging.getLogger(__name__)
+
+Positive = Annotated[float, pydantic.Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A line of the database.
+
+    Parameters
+    ----------
+    device : str
+        Label of the device, for people.
+    target : dict
+        What was compiled for, without its host: `target_fields`.
+    workload, plan : dict
+        As `relax_fusion.workload.json.to_json` and `TilePlan.to_attr` write them.
+    size : int or dict
+        Rows, or sizes by name, of what was measured.
+    seconds, spread : float
+        Median of the samples, and half of the distance between their quartiles as a part of it.
+    versions : dict of str to str
+        `versions` of the back end, and of what makes no difference.
+    machine : str
+        What the device says it is, for people.
+    library : str
+        Version of this package, for people.
+    """
+
+    device: str
+    target: dict[str, Any]
+    workload: dict[str, Any]
+    size: int | dict[str, int]
+    plan: dict[str, Any]
+    seconds: Positive
+    spread: float
+    versions: dict[str, str]
+    machine: str = ""
+    library: str = ""
+    format: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        check(self, DatabaseError, "measurement")
+
+
+@cache
+def versions(backend: str) -> Mapping[str, str]:
+    """Return what a kernel's time depends on: the code that makes it, and the compilers.
+
+    ``kernels`` is a digest of the sources of the back end.  Kernels of families of other packages
+    are not in it: who changes one has to measure again.
+    """
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha1()
+    for folder in _KERNELS[backend]:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    packages = {name: package_version(package) for name, package in _PACKAGES[backend].items()}
+    return {"kernels": digest.hexdigest()[:12], **packages}
+
+
+def package_version(package: str) -> str:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:  # built from source, it has no such distribution
+        return "from source"
+
+
+def target_fields(target: str) -> dict[str, Any]:
+    """Return what a target, given as JSON (``str(target)``), says of its device."""
+    told = json.loads(target)
+    return {name: told[name] for name in sorted(told) if name not in ("host", "keys", "tag")}
+
+
+@dataclass(frozen=True)
+class Database:
+    """A file of measurements.
+
+    Parameters
+    ----------
+    path : Path
+        Made by the first measurement.
+    """
+
+    path: Path
+
+    def measured(self, target: str) -> Measured:
+        """Return the measurements for a target, given as JSON, that still hold.
+
+        Raises
+        ------
+        DatabaseError
+            If there is no such file, it cannot be read, or a line is no measurement.
+        """
+        wanted, digest = target_fields(target), hashlib.sha1()
+        times: dict[str, dict[Size, dict[TilePlan, float]]] = {}
+        for measurement in self._lines():
+            if measurement.target != wanted:
+                continue
+            plan, size = _plan(measurement), _size(measurement)
+            if plan is None or size is None:
+                continue
+            key = workload_key(measurement.workload)
+            digest.update(f"{key} {size} {plan.key} {measurement.seconds}".encode())
+            times.setdefault(key, {}).setdefault(size, {})[plan] = measurement.seconds
+        return Measured(digest.hexdigest(), times)
+
+    def add(self, measurement: Measurement) -> None:
+        """Append a measurement.
+
+        Raises
+        ------
+        DatabaseError
+            If the file cannot be written.
+        """
+        line = json.dumps({"format": FORMAT, **asdict(measurement)}, allow_nan=False) + "\n"
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            with open(descriptor, "r+b", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
+                self._mend(descriptor)
+                left = line.encode()
+                while left:
+                    left = left[os.write(descriptor, left) :]
+        except OSError as err:
+            raise DatabaseError(f"{self.path} cannot be written ({err.strerror})") from err
+
+    def _mend(self, descriptor: int) -> None:
+        """Complete or cut the last line, where a writer was killed in the middle of it."""
+        size = os.fstat(descriptor).st_size
+        start, tail = size, b""
+        while start and b"\n" not in tail:
+            start = max(0, start - 4096)
+            tail = os.pread(descriptor, size - start, start)
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return
+        if _is_json(last):
+            os.write(descriptor, b"\n")
+        else:
+            _LOG.warning("%s: the last line was cut off, and is removed", self.path)
+            os.ftruncate(descriptor, size - len(last))
+
+    def _lines(self) -> Iterator[Measurement]:
+        """Yield the measurements that this version can read."""
+        try:
+            data = read_file(self.path)
+        except OSError as err:
+            raise DatabaseError(f"database {self.path} cannot be read ({err.strerror})") from err
+        lines = data.split(b"\n")
+        if lines[-1] and not _is_json(lines[-1]):
+            _LOG.warning("%s: the last line is cut off, and left out", self.path)
+            lines[-1] = b""
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            where = f"database {self.path}, line {number}"
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as err:
+                raise DatabaseError(f"{where} is no JSON: {err}") from err
+            if not isinstance(record, dict) or type(record.get("format")) is not int:
+                raise DatabaseError(f"{where} is {shown(record)}; must have a format as a number")
+            if record["format"] == FORMAT:
+                yield read(Measurement, record, DatabaseError, where, unknown="ignore")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _size(measurement: Measurement) -> Size | None:
+    """Return the size, if it is one of such workloads."""
+    size = size_from_json(measurement.size)
+    of_attention = measurement.workload.get("type") == Attention.__name__
+    return size if isinstance(size, AttentionSize) == of_attention else None
+
+
+def _plan(measurement: Measurement) -> TilePlan | None:
+    """Return the plan, if its kernel is still the one that was measured."""
+    backend = measurement.plan.get("backend")
+    if backend not in _KERNELS:
+        return None
+    now = versions(backend)
+    if any(measurement.versions.get(name) != now[name] for name in now):
+        return None
+    try:
+        return TilePlan.from_attr(measurement.plan)
+    except TilePlanError:  # of a family that is not here
+        return None

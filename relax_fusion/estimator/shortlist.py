@@ -1,0 +1,84 @@
+"""Which plans are worth measuring, and at which sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from ..errors import Decline
+from ..hardware import DeviceSpec
+from ..workload import Workload
+from .baseline import losses_of, worth_pricing
+from .choose import choose
+from .launch_limits import launchable
+from .ranges import Range, by_box, ranges, together
+from .registry import Option, options, predict
+from .shape import Size, box_sizes
+from .tile_plan import Box, TilePlan
+
+MOST = 8
+"""Plans of a range that are measured, unless the caller says otherwise."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Plans that are measured against each other, for the sizes of one box.
+
+    Parameters
+    ----------
+    box : Box
+        Where the fastest is to serve.
+    sizes : tuple of Size
+        At which they are measured: those at which they are priced, and the one that reports tell.
+    plans : tuple of TilePlan
+        The one that is chosen by its price, and others in the order of theirs.
+    seconds : float
+        What the first is predicted to take at the last size.
+    """
+
+    box: Box
+    sizes: tuple[Size, ...]
+    plans: tuple[TilePlan, ...]
+    seconds: float
+
+
+def shortlist(work: Workload, dev: DeviceSpec, backend: str, most: int = MOST) -> list[Contest]:
+    """Return contests for all sizes of a workload; none where no plan fits.
+
+    Parameters
+    ----------
+    backend : {"tir", "triton", "mixed"}
+        As for `choose`.
+    most : int
+        Plans for each range of rows, or query positions; boxes within a range share them.
+    """
+    choice = choose(work, dev, always=True, backend=backend)
+    if isinstance(choice, Decline):
+        return []
+    found = list(options(work, dev, backend))
+    contests = []
+    for each in ranges(work, together({option.family.breaks for option in found})):
+        plans = _nearest(found, work, dev, each, most)
+        (told_in,) = by_box(work, [each], {each.told: None})
+        for box, sizes in each.cells:
+            first = choice.plans.plan_for(**box_sizes(work, sizes[-1]))
+            others = [plan for plan in plans if plan != first]
+            seconds = predict(work, first, dev, sizes[-1]).seconds
+            told = [each.told] if box == told_in else []
+            measured = tuple(dict.fromkeys([*sizes, *told]))
+            contests.append(Contest(box, measured, (first, *others)[:most], seconds))
+    return contests
+
+
+def _nearest(
+    found: Sequence[Option], work: Workload, dev: DeviceSpec, each: Range, most: int
+) -> list[TilePlan]:
+    """Return plans of which each is among the best in some cell of a range, the best first."""
+    cells = [sizes for _, sizes in each.cells]
+    usable = launchable(found, work, each.upper)
+    worth = worth_pricing(usable, work, dev, list(chain.from_iterable(cells)))
+    losses, _ = losses_of(worth, work, dev, cells, each.told)
+    ranked = [sorted(range(len(worth)), key=loss.__getitem__) for loss in losses]
+    in_turn = dict.fromkeys(i for places in zip(*ranked, strict=True) for i in places)
+    return [worth[i].plan for i in in_turn][:most]
