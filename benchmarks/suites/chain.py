@@ -7,8 +7,11 @@ estimator finds best; "by itself" says whether it would fuse without being told 
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
@@ -17,9 +20,11 @@ from tvm import ir, relax
 from benchmarks import building
 from benchmarks.report import Entry
 from benchmarks.suite import Suite
+from benchmarks.torch_compile import compiled
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import choose
 from relax_fusion.hardware.target import device_of, make_target
+from relax_fusion.tuning import tune
 from relax_fusion.workload import MatmulChain
 
 PASS = "FuseMatmulChain"
@@ -131,15 +136,21 @@ class Job:
     name: str
     case: Case
     target: str
+    database: Path | None = None
 
 
-WAYS = {"two": {"disable": [PASS]}, "fused": {"always_fuse": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "two": {"disable": [PASS]},
+    "fused": {"always_fuse": True},
+    "tuned": {"always_fuse": True},
+}
 """The options of the pipeline, by contender of ours."""
 
 
 def build(job: Job) -> building.Built:
     """Compile a case."""
-    return building.compiled(job.case.module(), job.target, **WAYS[job.name])
+    options = {**WAYS[job.name], "database": job.database}
+    return building.compiled(job.case.module(), job.target, **options)
 
 
 class MatmulChains(Suite):
@@ -147,9 +158,15 @@ class MatmulChains(Suite):
 
     name, device = "bench_chain", "gpu"
     cases = tuple(case.name for case in CHAINS)
-    contenders = usual = ("torch", *WAYS)
+    contenders = ("torch", "compile", *WAYS)
+    usual = ("torch", "two", "fused")
     ours = tuple(WAYS)
-    head = ("chain", "torch, us", "two of ours", "fused", "by itself")
+    head = ("chain", "torch, us", "torch.compile", "two of ours", "fused", "tuned", "by itself")
+
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        help = "times of plans, for tuned (default: measured first, into a file that is not kept)"
+        parser.add_argument("--database", type=Path, metavar="FILE", help=help)
 
     def items(self) -> list[Case]:
         return [case for case in CHAINS if case.name in self.args.cases]
@@ -166,13 +183,20 @@ class MatmulChains(Suite):
         return not isinstance(choose(case.work, dev, backend="triton", **options), Decline)
 
     def prepare(self, items: Sequence[Case]) -> None:
-        jobs = [
-            Job(name, case, self.args.target)
-            for case in items
-            for name in self.asked(case)
-            if name in WAYS
-        ]
-        building.fill_cache(build, jobs)
+        jobs = [self.job(name, case) for case in items for name in self.asked(case) if name in WAYS]
+        building.fill_cache(build, [job for job in jobs if job.name != "tuned"])
+        for job in jobs:
+            if job.name == "tuned" and job.database is not None:
+                options = {"backend": "triton", **WAYS["tuned"]}
+                tune(job.case.module(), job.database, job.target, **options)
+
+    def job(self, name: str, case: Case) -> Job:
+        """Return what is compiled for a contender."""
+        if name != "tuned":
+            return Job(name, case, self.args.target)
+        if self.args.database is None:
+            self.args.database = Path(mkdtemp(), "times.jsonl")
+        return Job(name, case, self.args.target, self.args.database)
 
     def measured(self, item: Case) -> Entry:
         """Return microseconds and errors of a case."""
@@ -185,7 +209,9 @@ class MatmulChains(Suite):
         def contender(name: str) -> Callable[[], Any]:
             if name == "torch":
                 return item.torch(tensors)
-            return build(Job(name, item, self.args.target)).call("main", tensors)
+            if name == "compile":
+                return compiled(item.torch(tensors))
+            return build(self.job(name, item)).call("main", tensors)
 
         def check(name: str, call: Any) -> None:
             errors[name] = timing.error_of(timing.as_torch(call.checked_result()), exact)

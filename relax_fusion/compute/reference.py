@@ -118,12 +118,15 @@ FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
     "divide": lambda x, y: x / y,
     "ratio": _ratio,
     "minimum": tirx.min,
+    "maximum": tirx.max,
+    "sqrt": te.sqrt,
+    "log": te.log,
     "finite": _finite,
     "exp": te.exp,
     "rsqrt": te.rsqrt,
     **{name: lambda x, name=name: activate(name, x) for name in ACTIVATIONS},
 }
-"""What each of the operators of a graph computes, in float32."""
+"""What each of the operators of a graph computes that is no formula of others, in float32."""
 
 
 class _Writer:
@@ -226,6 +229,8 @@ class _Writer:
         if isinstance(value, Const):
             return tirx.const(value.value, self.dtype)
         assert isinstance(value, Op)
+        if value.formula is not None:
+            return self._value(value.formula)
         return FUNCTIONS[value.name](*map(self._value, value.args))
 
     def _read(self, read: Read) -> tirx.Expr:

@@ -41,6 +41,9 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "divide": np.divide,
     "ratio": lambda x, y: np.where(y == 0, y, x / np.where(y == 0, 1, y)),
     "minimum": np.minimum,
+    "maximum": np.maximum,
+    "sqrt": np.sqrt,
+    "log": np.log,
     "finite": lambda x: np.where(np.isneginf(x), 0, x).astype(x.dtype),
     "exp": np.exp,
     "tanh": np.tanh,
@@ -53,7 +56,7 @@ FUNCTIONS: Mapping[str, Callable[..., Array]] = {
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "sigmoid": lambda x: np.exp(-np.logaddexp(0, -x)),
 }
-"""What each of the operators of a graph computes."""
+"""What each of the operators of a graph computes that is no formula of others."""
 
 
 def unrounded(values: Array, tensor: Tensor) -> Array:
@@ -277,6 +280,8 @@ class _Places:
         if isinstance(value, Const):
             return np.array(self.run.constants.type(value.value), self.run.dtype)
         assert isinstance(value, Op)
+        if value.formula is not None:
+            return self.value(value.formula)
         return FUNCTIONS[value.name](*(self.value(a) for a in value.args))
 
     def _read(self, read: Read) -> Array:

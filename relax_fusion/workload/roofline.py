@@ -167,7 +167,14 @@ def _places(block: Block, sizes: Sizes) -> int:
 
 def operations(value: Expr) -> int:
     """Return the floating-point operations of one element."""
-    return sum(OPERATORS[part.name].flops for part in parts(value) if isinstance(part, Op))
+    return sum(_own_operations(part) for part in parts(value) if isinstance(part, Op))
+
+
+def _own_operations(value: Op) -> int:
+    """Return the operations of an operator beside those of its operands."""
+    known = OPERATORS[value.name]
+    formula = Op(value.name, (Const(0.0),) * known.arity).formula
+    return known.flops or (0 if formula is None else operations(formula))
 
 
 def size_at(dim: Dim, sizes: Sizes) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import GraphError
 from .dims import Dim, size_text
@@ -167,6 +168,12 @@ class Op(Expr):
         """Return the formula."""
         return OPERATORS[self.name].text.format(*(self._part(a) for a in self.args))
 
+    @property
+    def formula(self) -> Expr | None:
+        """The value in other operators; None for one that each back end has a function of."""
+        known = OPERATORS[self.name].formula
+        return None if known is None else known(_Applied(), *self.args)
+
     def _part(self, arg: Expr) -> str:
         """Return an operand, in brackets where the formula needs them."""
         infix = isinstance(arg, Op) and not OPERATORS[arg.name].text.endswith(")")
@@ -182,6 +189,14 @@ def expr(value: Expr | float) -> Expr:
 def apply(name: str, *args: Expr | float) -> Op:
     """Return an operator of `OPERATORS` applied to values."""
     return Op(name, tuple(map(expr, args)))
+
+
+class _Applied:
+    """Applies operators that are asked for by name."""
+
+    def __getattr__(self, name: str) -> Callable[..., Op]:
+        """Return what applies an operator."""
+        return partial(apply, name)
 
 
 def parts(value: Expr) -> Iterator[Expr]:

@@ -10,19 +10,22 @@ from ...workload.operators import ACTIVATIONS
 from ...workload.values import At, AxisValue, Const, Expr, Op, Read, Size, parts, reads
 from .tiles import Blocks, Frame, bracketed, size_name, spread
 
-FORMULAS = {
+FUNCTIONS = {
     "add": "({} + {})",
     "subtract": "({} - {})",
     "multiply": "({} * {})",
     "divide": "({} / {})",
     "ratio": "ratio({}, {})",
     "minimum": "tl.minimum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "maximum": "tl.maximum({}, {}, propagate_nan=tl.PropagateNan.ALL)",
+    "sqrt": "tl.sqrt_rn({})",
+    "log": "tl.log({})",
     "finite": "finite({})",
     "exp": "tl.exp({})",
     "rsqrt": "(1.0 / tl.sqrt_rn({}))",
     **{name: f"activate({{}}, {name!r})" for name in ACTIVATIONS},
 }
-"""What each operator of a graph is, of float32 values."""
+"""What each operator of a graph is that is no formula of others, of float32 values."""
 
 DTYPES = {
     **{name: f"tl.{name}" for name in ("float16", "bfloat16", "float32", "int8", "int32", "int64")},
@@ -72,7 +75,9 @@ class Values:
         if isinstance(value, Const):
             return _number(value.value)
         assert isinstance(value, Op), value
-        return FORMULAS[value.name].format(*(self.text(arg, frame) for arg in value.args))
+        if value.formula is not None:
+            return self.text(value.formula, frame)
+        return FUNCTIONS[value.name].format(*(self.text(arg, frame) for arg in value.args))
 
     def whole(self, value: Expr, frame: Frame) -> str:
         """Return a value in float32, with dimensions of a frame too along which it is equal."""
@@ -143,7 +148,7 @@ def _limit(value: Expr) -> str:
     if isinstance(value, Const):
         return str(int(value.value))
     assert isinstance(value, Op), value
-    return FORMULAS[value.name].format(*map(_limit, value.args))
+    return FUNCTIONS[value.name].format(*map(_limit, value.args))
 
 
 def _number(value: float) -> str:
