@@ -155,8 +155,7 @@ def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> 
     is_first : bool
         Whether no other launch of the chain is in front of it.
     """
-    schedule = launched.schedule
-    trips = {n: ceil_div(size, schedule.tile[n]) for n, size in sizes.items()}
+    schedule, trips = launched.schedule, tiles_at(launched, sizes)
     block = BlockTime(launched, trips, dev).of(schedule.structure.body)
     blocks = prod(trips[n] for n in schedule.structure.grid)
     foot: Footprint = footprint(launched)
@@ -177,6 +176,17 @@ def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> 
     }
     busy = max(terms["latency"] + terms["compute"], terms["l2"], terms["dram"])
     return Prediction(start + busy, distinct, flops, waves, largest(terms))
+
+
+def tiles_at(launched: Launched, sizes: Sizes) -> dict[str, int]:
+    """Return the tiles of each loop, of which `sizes` are the elements."""
+    return {n: ceil_div(size, launched.schedule.tile[n]) for n, size in sizes.items()}
+
+
+def block_bytes(launched: Launched, trips: dict[str, int]) -> float:
+    """Return the bytes that the loads and stores of a block move."""
+    blocks = prod(trips[n] for n in launched.schedule.structure.grid)
+    return _moved(launched.schedule, trips) / blocks
 
 
 def _moved(schedule: Schedule, trips: dict[str, int]) -> float:

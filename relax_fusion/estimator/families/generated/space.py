@@ -102,12 +102,11 @@ def _merging(graph: Graph, loop: str, count: int) -> Graph:
     return split_graph(graph, loop, count).merging
 
 
-def plans(graph: Graph, dev: DeviceSpec) -> Iterator[GeneratedPlan]:
+def plans(graph: Graph) -> Iterator[GeneratedPlan]:
     """Yield the plans of a graph: each tiling with four and eight warps, and three stages."""
     for split in splits(graph):
         loop, _, count = split.partition("=")
         first = split_graph(graph, loop, int(count)).partial if split else graph
-        maps = int(dev.capabilities.tma)
         for expression, tile in tilings(first):
             rows, *_, columns = (tile[n] for n in _result_loops(first))
             inner = max(tile.values())
@@ -122,13 +121,12 @@ def plans(graph: Graph, dev: DeviceSpec) -> Iterator[GeneratedPlan]:
                     expression=expression,
                     tiles=" ".join(f"{name}={t}" for name, t in tile.items()),
                     split=split,
-                    tensor_maps=maps,
                 )
 
 
-def variants(plan: GeneratedPlan) -> Iterator[GeneratedPlan]:
-    """Yield a plan with other numbers of stages, and without tensor maps."""
-    for stages, maps in product(STAGES, {plan.tensor_maps, 0}):
+def variants(plan: GeneratedPlan, dev: DeviceSpec) -> Iterator[GeneratedPlan]:
+    """Yield a plan with all numbers of stages, and with tensor maps where the device has some."""
+    for stages, maps in product(STAGES, (0, 1)[: 1 + dev.capabilities.tma]):
         yield replace(plan, num_stages=stages, tensor_maps=maps)
 
 

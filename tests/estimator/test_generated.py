@@ -1,0 +1,130 @@
+"""The chain engine's plans: what they are, which fit, and their prices against measured times."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relax_fusion import DynamicDim, MatmulChain, make_target
+from relax_fusion.errors import TilePlanError
+from relax_fusion.estimator import Choice, choose, predict, violations
+from relax_fusion.estimator.families.generated.family import Generated
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
+from relax_fusion.estimator.tile_plan import TilePlan
+from relax_fusion.hardware.target import device_of
+
+from ..support.estimator_cases import GPU
+
+FILE = Path(__file__).parents[1] / "data" / "2026-11-23-generated.json"
+TIMED: dict[str, list[list[Any]]] = json.loads(FILE.read_text(encoding="utf-8"))
+"""Expression, tiles, warps, stages, tensor maps, and microseconds on an H200 (graph replays)."""
+
+SIZES = {
+    **{f"G{i}": (1, 512, 256, 64, h) for i, h in ((1, 64), (2, 128), (3, 256))},
+    **{f"G{i}": (1, 512, 512, k, 256) for i, k in ((4, 256), (5, 512), (6, 1024))},
+    **{f"G{i}": (1, m, 512, 128, 128) for i, m in ((7, 512), (8, 1024), (9, 2048))},
+    **{f"G{i}": (b, 1024, 1024, 128, 128) for i, b in ((10, 1), (11, 4), (12, 8))},
+}
+
+
+def work_of(name: str) -> MatmulChain:
+    b, m, n, k, h = SIZES[name]
+    half = "float16", "float16"
+    return MatmulChain(m, k, n, h, ("kn", "kn"), (), (), *half, b if b > 1 else None)
+
+
+PLAN = GeneratedPlan(
+    *(64, 64, 256),
+    num_stages=3,
+    num_warps=4,
+    backend="triton",
+    family="generated",
+    expression="ij1j0k",
+    tiles="i=64 j0=128 k=64 j1=64",
+)
+
+
+def plan_of(row: list[Any]) -> GeneratedPlan:
+    expression, tiles, warps, stages, maps, _ = row
+    made = {"num_warps": warps, "num_stages": stages, "tensor_maps": maps}
+    return replace(PLAN, expression=expression, tiles=tiles, **made)
+
+
+def ranks(values: list[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [float(order.index(n)) for n in range(len(values))]
+
+
+def test_prices_rank_what_was_measured() -> None:
+    found, errors, lost = [], [], []
+    for name, rows in TIMED.items():
+        work = work_of(name)
+        prices = [1e6 * predict(work, plan_of(row), GPU, work.rows).seconds for row in rows]
+        times = [row[-1] for row in rows]
+        found.append(statistics.correlation(ranks(prices), ranks(times)))
+        errors += [math.log(p / t) ** 2 for p, t in zip(prices, times, strict=True)]
+        first = sorted(range(len(rows)), key=prices.__getitem__)[:8]
+        lost.append(min(times[n] for n in first) / min(times))
+    assert len(TIMED) == 12
+    assert statistics.mean(found) > 0.8
+    assert math.sqrt(statistics.mean(errors)) < 0.2
+    assert statistics.geometric_mean(lost) < 1.02  # of the best eight by price, the fastest
+
+
+def test_plans_are_written_and_read() -> None:
+    attr = replace(PLAN, split="j0=4").to_attr()
+    assert TilePlan.from_attr(attr) == replace(PLAN, split="j0=4")
+    assert PLAN.text == "generated ij1j0k: i=64 j0=128 k=64 j1=64"
+
+
+def test_a_users_plan_is_taken() -> None:
+    found = choose(work_of("G2"), GPU, plans=replace(PLAN, split="j0=2", expression="ij0kj1"))
+    assert isinstance(found, Choice)
+    first, second = launches(work_of("G2").graph, found.plans.entries[0][1])
+    assert [o.name for o in second.graph.inputs] == ["acc1_parts"]
+    assert first.schedule.blocks == 2 * 8 * 2 and second.schedule.blocks == 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tiles": "i=64 j0=128"}, "the loop k has no tile"),
+        ({"tiles": "i = 64"}, "tiles are 'i = 64'; must be loops with numbers"),
+        ({"expression": "ijk"}, "tiling expression ijk has the loops i, j, k"),
+        ({"split": "j0=3"}, "j0 in 3 parts: must be 2 or more that divide 256"),
+        ({"split": "i=2"}, "the loop i cannot be split: no statement combines over it"),
+        ({"tiles": "i=64 j0=128 k=64 j1=32"}, "acc1 has tiles of 32 columns behind another"),
+        ({"tiles": "i=128 j0=256 k=64 j1=256"}, "a thread has"),
+    ],
+)
+def test_what_is_no_plan(change: dict[str, Any], words: str) -> None:
+    plan = replace(PLAN, **change)
+    assert any(words in sentence for sentence in violations(plan, work_of("G2"), GPU))
+    with pytest.raises(TilePlanError):
+        choose(work_of("G2"), GPU, plans=plan)
+
+
+def test_tensor_maps_are_for_devices_that_have_them() -> None:
+    old = device_of(make_target("a100"))
+    plan = replace(PLAN, tensor_maps=1)
+    assert any("tensor_maps is 1" in s for s in violations(plan, work_of("G2"), old))
+    assert not any(p.tensor_maps for p in Generated().plans(work_of("G2"), old))
+
+
+def test_dynamic_rows_have_plans_for_their_ranges() -> None:
+    work = replace(work_of("G7"), rows=DynamicDim("n"))
+    found = choose(work, GPU, backend="triton", always=True)
+    assert isinstance(found, Choice)
+    assert all(isinstance(plan, GeneratedPlan) for _, plan in found.plans.entries)
+    assert not any("i" in plan.split for _, plan in found.plans.entries)
+
+
+def test_an_old_gpu_has_no_plan() -> None:
+    volta = replace(GPU, capabilities=replace(GPU.capabilities, async_copies=False))
+    assert "no asynchronous copies" in (Generated().refuses(work_of("G1"), volta) or "")
