@@ -80,8 +80,8 @@ def tune(
     report = Report()
     options = make_options(target, {**pipeline, "report": report})
     where, store, tuning = open_device(options.target, rpc), Database(Path(database)), Tuning()
-    text = str(options.target)
-    known = store.measured(text) if store.path.exists() and not again else None
+    store.create()
+    known = store.measured(str(options.target))
     subjects = _subjects(mod, options, report)
     deadline = began + seconds if seconds is not None else float("inf")
     for number, subject in enumerate(subjects, 1):
@@ -92,7 +92,7 @@ def tune(
         if options.progress is not None:
             options.progress(f"{subject.name}, {number} of {len(subjects)} workloads")
             trial.progress = options.progress
-        times = trial.run(subject, known.of(subject.work) if known else {})
+        times = trial.run(subject, {} if again else known.of(subject.work))
         tuning.outcomes += subject.outcomes(times)
     return tuning
 

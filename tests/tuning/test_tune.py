@@ -129,7 +129,7 @@ def test_a_wrong_kernel_has_no_time(path: Path, monkeypatch, change) -> None:
 def test_where_most_differ_none_is_trusted(path: Path, monkeypatch) -> None:
     changed(monkeypatch, ["run_0"], lambda a: a + 1)
     found = tuned(path)
-    assert found.measurements == 0 and not path.exists()
+    assert found.measurements == 0 and not path.read_text()
     assert len(found.wrong) == PLANS and "none is trusted" in found.wrong[0]
     assert found.text().startswith("nothing was measured")
 
@@ -375,7 +375,13 @@ def test_a_damaged_database_is_told_before_anything_is_compiled(path: Path, monk
     path.write_text("damaged\n")
     monkeypatch.setattr(search, "shortlist", None)
     with pytest.raises(DatabaseError, match="line 1 is no JSON"):
-        tuned(path)
+        tuned(path, again=True)
+
+
+def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(search, "shortlist", None)
+    with pytest.raises(DatabaseError, match=r"none/x cannot be written \(No such file"):
+        tuned(tmp_path / "none" / "x")
 
 
 def test_a_session_of_tvms_rpc(path: Path, monkeypatch) -> None:
