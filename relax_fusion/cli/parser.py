@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..canonical import CANONICAL
+from ..estimator.shortlist import MOST
 from ..hardware import DEVICES
 from ..models.layers import DTYPES
 from ..options import BACKENDS
@@ -162,6 +163,13 @@ def _add_tune(commands) -> None:
         metavar="HOST:PORT[/KEY]",
         help="measure on another machine, where a TVM RPC server listens; with KEY, one that a "
         "tracker knows by it",
+    )
+    parser.add_argument(
+        "--most",
+        type=positive,
+        default=MOST,
+        metavar="N",
+        help=f"plans for each range of rows (default: {MOST})",
     )
     parser.add_argument("--again", action="store_true", help="measure also what FILE has")
 

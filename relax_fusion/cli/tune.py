@@ -28,6 +28,7 @@ def tune_command(args: argparse.Namespace, console: Console) -> int:
             seconds=args.seconds,
             rpc=args.rpc,
             again=args.again,
+            most=args.most,
             disable=tuple(args.disable),
             always_fuse=args.always_fuse,
             allow_tf32=args.allow_tf32,

@@ -119,7 +119,7 @@ class Database:
     Parameters
     ----------
     path : Path
-        Made by the first measurement.
+        Made by `create`, or by the first measurement.
     """
 
     path: Path
@@ -145,6 +145,16 @@ class Database:
             times.setdefault(key, {}).setdefault(size, {})[plan] = measurement.seconds
         return Measured(digest.hexdigest(), times)
 
+    def create(self) -> None:
+        """Make an empty file if there is none.
+
+        Raises
+        ------
+        DatabaseError
+            If there is one that cannot be written, or none can be made.
+        """
+        self._append("")
+
     def add(self, measurement: Measurement) -> None:
         """Append a measurement.
 
@@ -153,17 +163,21 @@ class Database:
         DatabaseError
             If the file cannot be written.
         """
-        line = json.dumps({"format": FORMAT, **asdict(measurement)}, allow_nan=False) + "\n"
+        told = {"format": FORMAT, **asdict(measurement)}
+        self._append(json.dumps(told, allow_nan=False) + "\n")
+
+    def _append(self, text: str) -> None:
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             with open(descriptor, "r+b", buffering=0) as file:
                 fcntl.flock(file, fcntl.LOCK_EX)  # until the file is closed
                 self._mend(descriptor)
-                left = line.encode()
+                left = text.encode()
                 while left:
                     left = left[os.write(descriptor, left) :]
         except OSError as err:
-            raise DatabaseError(f"{self.path} cannot be written ({err.strerror})") from err
+            why = f"cannot be written ({err.strerror})"
+            raise DatabaseError(f"database {self.path} {why}") from err
 
     def _mend(self, descriptor: int) -> None:
         """Complete or cut the last line, where a writer was killed in the middle of it."""

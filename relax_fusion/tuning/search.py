@@ -13,7 +13,7 @@ from tvm.target import Target
 
 from ..errors import TuningError
 from ..estimator.database import Database
-from ..estimator.shortlist import shortlist
+from ..estimator.shortlist import MOST, shortlist
 from ..hardware.target import device_of
 from ..options import PipelineOptions, make_options
 from ..pipeline import phase0_annotate, phase1_fuse
@@ -33,6 +33,7 @@ def tune(
     seconds: float | None = None,
     rpc: str | None = None,
     again: bool = False,
+    most: int = MOST,
     **pipeline: Any,
 ) -> Tuning:
     """Measure the best-priced plans of every chain that the pipeline fuses.
@@ -57,6 +58,8 @@ def tune(
         ``"host:port/key"`` of a tracker; this machine by default.
     again : bool
         Measure also what has a time.
+    most : int
+        Plans for each range of rows, or query positions.
     **pipeline
         Other arguments of the pipeline, as it will be compiled with.
 
@@ -68,7 +71,7 @@ def tune(
     Raises
     ------
     TuningError
-        If there is no such device, or `seconds` is negative.
+        If there is no such device, `seconds` is negative, or `most` is less than 1.
     DatabaseError
         If the file is damaged or cannot be written.
     PipelineError, TargetError
@@ -77,12 +80,14 @@ def tune(
     began = time.monotonic()
     if seconds is not None and not seconds >= 0:
         raise TuningError(f"seconds is {shown(seconds)}; must be from 0 on")
+    if type(most) is not int or most < 1:
+        raise TuningError(f"most is {shown(most)}; must be an integer from 1 on")
     report = Report()
     options = make_options(target, {**pipeline, "report": report})
     where, store, tuning = open_device(options.target, rpc), Database(Path(database)), Tuning()
-    text = str(options.target)
-    known = store.measured(text) if store.path.exists() and not again else None
-    subjects = _subjects(mod, options, report)
+    store.create()
+    known = store.measured(str(options.target))
+    subjects = _subjects(mod, options, report, most)
     deadline = began + seconds if seconds is not None else float("inf")
     for number, subject in enumerate(subjects, 1):
         if time.monotonic() >= deadline:
@@ -92,12 +97,14 @@ def tune(
         if options.progress is not None:
             options.progress(f"{subject.name}, {number} of {len(subjects)} workloads")
             trial.progress = options.progress
-        times = trial.run(subject, known.of(subject.work) if known else {})
+        times = trial.run(subject, {} if again else known.of(subject.work))
         tuning.outcomes += subject.outcomes(times)
     return tuning
 
 
-def _subjects(mod: ir.IRModule, options: PipelineOptions, report: Report) -> list[Subject]:
+def _subjects(
+    mod: ir.IRModule, options: PipelineOptions, report: Report, most: int
+) -> list[Subject]:
     """Return the workloads of fused chains, each once, the most expensive first."""
     with options.target:
         passes = [*phase0_annotate(options), *phase1_fuse(options)]
@@ -107,7 +114,7 @@ def _subjects(mod: ir.IRModule, options: PipelineOptions, report: Report) -> lis
     chains = {d.workload: f"{d.pattern} {d.spelling}".strip() for d in reversed(fused)}
     dev, backend = device_of(options.target), options.fuse.backend
     found = [
-        Subject(work, chains[work], count, tuple(shortlist(work, dev, backend)))
+        Subject(work, chains[work], count, tuple(shortlist(work, dev, backend, most)))
         for work, count in calls.items()
         if work is not None and without_zeros(work) == work
     ]

@@ -23,7 +23,19 @@ COMMANDS = [
     *(["run", v, "--prompt-ids", "1"] for v in ("", "/nothing", ".", "/dev/null", "x" * 5000)),
     *(["run", ".", "--prompt-ids", v] for v in ("", "x", "-1", "1.5", str(HUGE), "9" * 5000)),
     *(["compile", "demo-gpt2", "-o", v] for v in (".", "/", "/proc", "/dev/null", "/dev/null/x")),
-    *([], ["nothing"], ["run"], ["compile", "demo-gpt2"], ["demo", "--surprise"]),
+    *(["tune", "demo-gpt2", "--database", v] for v in ("", ".", "/nothing/x", "/dev/null")),
+    *(["tune", "demo-gpt2", "--database", "/dev/shm/x", "--rpc", v] for v in ("", "x", "x:y:z")),
+    *(["tune", "demo-gpt2", "--database", "x", "--seconds", v] for v in ("-1", "x", "")),
+    *(["tune", "demo-gpt2", "--database", "x", "--most", v] for v in ("0", "x", str(HUGE))),
+    *(["explain", "demo-gpt2", "--database", v] for v in ("", ".", "/nothing", "/dev/null")),
+    *(
+        [],
+        ["tune", "demo-gpt2"],
+        ["nothing"],
+        ["run"],
+        ["compile", "demo-gpt2"],
+        ["demo", "--surprise"],
+    ),
 ]
 
 

@@ -49,7 +49,6 @@ def quick_to_compile():
     made = quick_host()
     with pytest.MonkeyPatch.context() as patch, quick_passes():
         patch.setattr("relax_fusion.hardware.target.host_target", lambda: made)
-        patch.setattr(search, "shortlist", lambda *given: shortlist(*given, PLANS))
         patch.setattr(trial, "ENOUGH_S", 1e-3)
         yield
 
@@ -60,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def tuned(path: Path, **options) -> Tuning:
-    return tune(module(), path, "llvm", always_fuse=True, **options)
+    return tune(module(), path, "llvm", always_fuse=True, **{"most": PLANS, **options})
 
 
 def times_in(path: Path) -> dict[str, float]:
@@ -129,7 +128,7 @@ def test_a_wrong_kernel_has_no_time(path: Path, monkeypatch, change) -> None:
 def test_where_most_differ_none_is_trusted(path: Path, monkeypatch) -> None:
     changed(monkeypatch, ["run_0"], lambda a: a + 1)
     found = tuned(path)
-    assert found.measurements == 0 and not path.exists()
+    assert found.measurements == 0 and not path.read_text()
     assert len(found.wrong) == PLANS and "none is trusted" in found.wrong[0]
     assert found.text().startswith("nothing was measured")
 
@@ -355,6 +354,7 @@ def test_reports_tell_times_of_every_range() -> None:
         ({"rpc": "nowhere"}, TuningError, "rpc is 'nowhere'; must be host:port"),
         ({"rpc": "127.0.0.1:9"}, TuningError, "rpc 127.0.0.1:9: no session"),
         ({"seconds": -1}, TuningError, "seconds is -1"),
+        ({"most": 0}, TuningError, "most is 0"),
         ({"surprise": 1}, PipelineError, "no argument 'surprise'"),
     ],
 )
@@ -375,7 +375,13 @@ def test_a_damaged_database_is_told_before_anything_is_compiled(path: Path, monk
     path.write_text("damaged\n")
     monkeypatch.setattr(search, "shortlist", None)
     with pytest.raises(DatabaseError, match="line 1 is no JSON"):
-        tuned(path)
+        tuned(path, again=True)
+
+
+def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(search, "shortlist", None)
+    with pytest.raises(DatabaseError, match=r"none/x cannot be written \(No such file"):
+        tuned(tmp_path / "none" / "x")
 
 
 def test_a_session_of_tvms_rpc(path: Path, monkeypatch) -> None:
@@ -413,6 +419,7 @@ def test_the_command(path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(tune_module, "bounds", lambda _: {})
     monkeypatch.setattr(tune_module, "described", lambda _: "float32")
     command = ["tune", "model", "--database", str(path), "--always-fuse"]
+    command += ["--most", str(PLANS)]
     assert main([*command, "--seconds", "100"]) == 0
     found = capsys.readouterr()
     assert f"{PLANS} measurements added to {path}" in found.out
