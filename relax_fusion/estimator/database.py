@@ -35,7 +35,10 @@ from .tile_plan import TilePlan
 FORMAT = 1
 """Version of a line.  Lines of others are kept, and not looked at."""
 
-_KERNELS = {"tir": ("compute", "dlight_rules"), "triton": ("triton_bridge", "launch")}
+_KERNELS = {
+    "tir": ("compute", "dlight_rules"),
+    "triton": ("triton_bridge", "launch", "tiling", "estimator/families/generated"),
+}
 _PACKAGES = {"tir": {"tvm": "apache-tvm"}, "triton": {"tvm": "apache-tvm", "triton": "triton"}}
 _LOG = logging.getLogger(__name__)
 

@@ -96,7 +96,7 @@ def test_a_users_plan_is_taken() -> None:
     [
         ({"tiles": "i=64 j0=128"}, "the loop k has no tile"),
         ({"tiles": "i = 64"}, "tiles are 'i = 64'; must be loops with numbers"),
-        ({"expression": "ijk"}, "tiling expression ijk has the loops i, j, k"),
+        ({"expression": "ijk"}, "tiling expression 'ijk': no loop 'j' of i, j0, k, j1"),
         ({"split": "j0=3"}, "j0 in 3 parts: must be 2 or more that divide 256"),
         ({"split": "i=2"}, "the loop i cannot be split: no statement combines over it"),
         ({"tiles": "i=64 j0=128 k=64 j1=32"}, "acc1 has tiles of 32 columns behind another"),
