@@ -20,6 +20,7 @@ from relax_fusion import make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -130,6 +131,22 @@ TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
             plan("flash", 128, 128, 64, num_stages=2, num_warps=12),
             AttentionPlan.of(plan("groups", 16, 64, 64, split_k=8, num_warps=8)),
             AttentionPlan.of(plan("halves", 64, 128, 64, split_k=2, num_stages=2, num_warps=8)),
+        ],
+    ),
+    "Generated": (
+        MatmulChain(ROWS, 64, 256, 64, ("kn", "nk"), ("gelu",), ("bias",), "float16", "float16"),
+        [
+            GeneratedPlan(
+                *(64, 64, 128),
+                num_stages=3,
+                num_warps=4,
+                backend="triton",
+                family="generated",
+                expression="ij0kj1",
+                tiles="i=64 j0=64 k=64 j1=64",
+                split="j0=2",
+                tensor_maps=1,
+            )
         ],
     ),
 }

@@ -117,7 +117,7 @@ def test_wide_intermediates_and_float32_have_no_plan() -> None:
         ({"num_stages": 1}, "num_stages is 1"),
         ({"lanes": 1}, "lanes is 1"),
         ({"split_k": 2}, "split_k is 2, 1 in chains"),
-        ({"backend": "triton"}, "backend is 'triton'"),
+        ({"backend": "triton"}, "family is 'mma', backend 'triton' has 'generated'"),
         ({"num_stages": 90}, "of shared memory"),
     ],
 )

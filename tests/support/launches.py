@@ -10,7 +10,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from relax_fusion.compute.reference import reference_prim_func
+from relax_fusion.compute.reference import dims_of, reference_prim_func
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware import device
@@ -18,6 +19,7 @@ from relax_fusion.launch.arguments import Out, Part, Workspace, is_number, is_te
 from relax_fusion.triton_bridge.attention import Case as LaunchCase
 from relax_fusion.triton_bridge.attention import attention_cases
 from relax_fusion.triton_bridge.contraction import contraction_steps
+from relax_fusion.triton_bridge.generated.launch import generated_steps
 from relax_fusion.triton_bridge.steps import Step
 from relax_fusion.workload import Attention, Workload
 from relax_fusion.workload.reference import sizes_of
@@ -54,6 +56,9 @@ def launch_cases(
     """
     if isinstance(work, Attention):
         return attention_cases(work, plan, params, most, H200, {})
+    if isinstance(plan, GeneratedPlan):
+        dims = dims_of(work.graph, reference_prim_func(work.graph).params)
+        return [(True, generated_steps(work, plan, params, dims, H200))]
     return [(True, contraction_steps(work, plan, params, most, H200, {}))]
 
 

@@ -10,7 +10,7 @@ from ...tiling import Access, Schedule
 from ...workload.graph import Block, Graph, Tensor
 from ...workload.values import Read
 from .products import Product, Side, product_of
-from .tiles import Blocks, Frame, bracketed, spread
+from .tiles import LEAST_SUMMED, Blocks, Frame, bracketed, spread
 from .values import DTYPES, Values, inside
 
 MOST_SPREAD = 1 << 15
@@ -71,9 +71,13 @@ class Statements:
         if block.combine == "max":
             return self._largest(block, self._combined(block, frame))
         rescale = self._rescale(name, frame) if name in self.growing else []
-        if product is None:
+        if product is None or self._depth(product) < LEAST_SUMMED:
             return [*rescale, self._add(block, self._combined(block, frame))]
         return [*rescale, self._multiply(block, product, frame)]
+
+    def _depth(self, product: Product) -> int:
+        """Return how many elements a product of matrices sums."""
+        return prod(self.blocks.block[loop] for loop in product.summed)
 
     def frame(self, tensor: str) -> Frame:
         """Return the dimensions of the tile of a tensor that is made."""

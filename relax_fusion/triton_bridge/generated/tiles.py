@@ -55,7 +55,8 @@ class Blocks:
             If a loop of several tiles has one that is no power of two.
         """
         block: dict[str, int] = {}
-        summed = {name for step in schedule.space.steps for name in step.reduced}
+        products = [step for step in schedule.space.steps if step.dtype]
+        summed = {name for step in products for name in step.reduced}
         for loop in schedule.space.loops:
             tile = schedule.tile[loop.name]
             least = LEAST_SUMMED if loop.name in summed and loop.size > 1 else 1

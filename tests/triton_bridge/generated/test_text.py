@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from triton.runtime.jit import JITFunction
 
+from relax_fusion import MatmulChain, make_target
 from relax_fusion.errors import TilingError
+from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
+from relax_fusion.hardware.target import device_of
 from relax_fusion.tiling import Schedule, iteration_space, parse, place
 from relax_fusion.triton_bridge.generated import Means, Parameter, function_of, kernel_text
 from relax_fusion.workload.builder import GraphBuilder
@@ -104,3 +108,28 @@ def test_a_sum_that_is_no_product_of_matrices_has_small_tiles() -> None:
     graph = g.graph()
     with pytest.raises(TilingError, match="s is computed in tiles of 262144 elements that no"):
         kernel_text(graph, scheduled(graph, "ijk", {"i": 64, "j": 64, "k": 64}))
+
+
+CHAINS = {
+    "split": MatmulChain(512, 256, 512, 256, ("kn", "kn"), (), (), "float16", "float16"),
+    "batch": MatmulChain(1024, 128, 1024, 128, ("kn", "kn"), (), (), "float16", "float16", 4),
+    "steps": MatmulChain(
+        *(1024, 768, 64, 768, ("nk", "nk"), ("bias", "gelu"), ("bias", "residual")),
+        *("bfloat16", "bfloat16"),
+    ),
+    "rows": MatmulChain(DynamicDim("n"), 72, 200, 56, ("kn", "nk"), (), (), "float16", "float16"),
+    "narrow": MatmulChain(64, 8, 8, 8, ("kn", "kn"), (), (2.0,), "float16", "float16"),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("device", ["h200", "a100"])
+def test_every_plan_that_is_offered_has_a_text(name: str, device: str) -> None:
+    work, dev = CHAINS[name], device_of(make_target(device))
+    found = [p for p in candidates(work, dev, "triton") if isinstance(p, GeneratedPlan)]
+    assert len(found) >= 8
+    assert name != "split" or any(plan.split for plan in found)
+    for plan in found:
+        for launched in launches(work.graph, plan):
+            sizes = dict.fromkeys(launched.graph.dims, 1 << 20)
+            assert "tl.store" in kernel_text(launched.graph, launched.schedule, sizes).text
