@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from functools import cached_property
+from typing import Any, Literal, TypeVar
 
 from ..errors import GraphError
 from .dims import Dim, DynamicDim
@@ -181,6 +182,18 @@ class Graph:
         unmade = [s.name for s in self.slots if s.role == "out" and s.name not in known]
         if unmade:
             raise GraphError(f"output {unmade[0]!r} is made by no statement")
+
+    def __hash__(self) -> int:
+        """Hash the fields once: the estimator looks graphs up for every plan."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.blocks, self.slots))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the hash: that of text differs between processes."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
     def _check(self, block: Block, known: set[str]) -> None:
         names = [a.name for a in (*block.axes, *block.reduced)]

@@ -30,6 +30,10 @@ an H200 for 229 pairs of kernels: 0.98 and 1.03 in the geometric mean, single on
 FINALISTS = 16
 """Tilings that are priced with all numbers of stages."""
 
+NEAR = 150
+"""Tilings that are cheapest at the first and at the last size; at those between, no others are
+priced."""
+
 OFFERED = 8
 """Plans of each size that others are compared with."""
 
@@ -113,19 +117,20 @@ def _cheapest(
     work: MatmulChain, dev: DeviceSpec, sizes: tuple[Size, ...]
 ) -> tuple[GeneratedPlan, ...]:
     """Return the cheapest plans at each of some sizes."""
-    family = Generated()
+    family, every = Generated(), list(plans(work.graph))
+
+    def ordered(some: Iterable[GeneratedPlan], size: Size) -> list[GeneratedPlan]:
+        return sorted(some, key=lambda plan: family.predict(plan, work, dev, size).seconds)
+
+    def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
+        fitting = (p for p in some if not any(family.violations(p, work, dev)))
+        return list(islice(fitting, count))
+
+    ends = {size: ordered(every, size) for size in (sizes[0], sizes[-1])}
+    near = dict.fromkeys(plan for known in ends.values() for plan in known[:NEAR])
     found: dict[GeneratedPlan, None] = {}
-    every = list(plans(work.graph))
     for size in sizes:
-
-        def seconds(plan: GeneratedPlan, size: Size = size) -> float:
-            return family.predict(plan, work, dev, size).seconds
-
-        def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
-            fitting = (p for p in some if not any(family.violations(p, work, dev)))
-            return list(islice(fitting, count))
-
-        best = allowed(sorted(every, key=seconds), FINALISTS)
+        best = allowed(ends.get(size) or ordered(near, size), FINALISTS)
         more = dict.fromkeys(v for plan in best for v in variants(plan, dev))
-        found |= dict.fromkeys(allowed(sorted(more, key=seconds), OFFERED))
+        found |= dict.fromkeys(allowed(ordered(more, size), OFFERED))
     return tuple(found)

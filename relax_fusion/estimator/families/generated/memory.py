@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from ....tiling import Load, Loop
@@ -42,6 +43,7 @@ def warp_groups(launched: Launched, step: Step) -> bool:
     return launched.warps % GROUP_WARPS == 0 and bool(rows) and rows[0] >= GROUP_ROWS
 
 
+@lru_cache(maxsize=1 << 14)
 def footprint(launched: Launched) -> Footprint:
     """Return what a block occupies.
 

@@ -97,8 +97,17 @@ class Launched:
     warps: int
     stages: int
 
+    def __hash__(self) -> int:
+        """Hash what tells the launches of a graph apart, once: there are thousands."""
+        return self._hash
 
-@lru_cache(maxsize=4096)
+    @cached_property
+    def _hash(self) -> int:
+        schedule = self.schedule
+        return hash((schedule.structure, schedule.tiles, self.warps, self.stages))
+
+
+@lru_cache(maxsize=1 << 14)
 def launches(graph: Graph, plan: GeneratedPlan) -> tuple[Launched, ...]:
     """Return the launches of a plan: one, or two where partial sums are merged.
 
