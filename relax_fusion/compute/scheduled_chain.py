@@ -17,19 +17,19 @@ from tvm.script.ir_builder import tirx as T
 
 from ..errors import LoweringError
 from ..tiling import Compute, Load, Loop, Schedule, Store
-from ..tiling.axes import loop_names
 from ..tiling.space import Step
 from ..tiling.structure import Node
-from ..workload import INTEGER_DTYPES, Dim, DynamicDim, Graph
+from ..workload import INTEGER_DTYPES, Graph
 from ..workload.graph import Block
 from ..workload.roofline import Sizes
 from ..workload.values import Read
 from .activations import ACCUMULATE
+from .chain_tiling import ChainTiling
 from .reference import FUNCTIONS, Writer, declare, dims_of
 from .stages import as_stored
 
-Places = Mapping[str, tirx.Expr]
-"""Values by loop."""
+REGISTERS = (4, 32)
+"""Rows and columns of a tile of sums in registers: 8 vectors of AVX-512, 16 of AVX2."""
 
 
 def scheduled_chain(graph: Graph, schedule: Schedule, sizes: Sizes | None = None) -> tirx.PrimFunc:
@@ -60,56 +60,10 @@ def scheduled_chain(graph: Graph, schedule: Schedule, sizes: Sizes | None = None
         params = declare(graph)
         operands = (*graph.inputs, *graph.outputs)
         buffers = {o.name: p for o, p in zip(operands, params, strict=True)}
-        _TileWriter(graph, buffers, dims_of(graph, params), _Tiling(graph, schedule, sizes)).run()
+        _TileWriter(
+            graph, buffers, dims_of(graph, params), ChainTiling(graph, schedule, sizes)
+        ).run()
     return builder.get()
-
-
-class _Tiling:
-    """A schedule, and which loop each axis of each statement is."""
-
-    def __init__(self, graph: Graph, schedule: Schedule, sizes: Sizes | None):
-        self.schedule, self.space = schedule, schedule.space
-        self.kept = dict(schedule.structure.kept)
-        names, extents = loop_names(graph, sizes or {})
-        self.loop_of: dict[str, dict[str, str]] = {}
-        self.dims: dict[str, Dim] = dict(extents)
-        for (number, axis), loop in names.items():
-            block = graph.blocks[number]
-            self.loop_of.setdefault(block.out, {})[axis] = loop
-            size = next(a.size for a in (*block.axes, *block.reduced) if a.name == axis)
-            if isinstance(size, DynamicDim):
-                self.dims[loop] = size
-        self._check()
-
-    def _check(self) -> None:
-        """Refuse what has no loops of this kind."""
-        if self.schedule.split is not None:
-            raise LoweringError(f"{self.schedule.split}: a CPU shares no sum between blocks")
-        there = {name for _, around in self.schedule.structure.statements for name in around}
-        held = {name for loops in self.kept.values() for name in loops}
-        for name, dim in self.dims.items():
-            if not isinstance(dim, int) and (name not in there or name in held):
-                how = "has tiles that are kept" if name in held else "has one tile"
-                raise LoweringError(f"{name} of the dynamic size {dim.name} {how}; must have loops")
-
-    def growing(self, graph: Graph, step: Step) -> Iterator[tuple[Step, str]]:
-        """Yield what a statement reads that is relative to a growing maximum, and the maximum."""
-        for read in step.reads:
-            made = self.space.step.get(read.tensor)
-            if step.reduced and made is not None:
-                yield from ((made, top) for top in self.partial(graph, made))
-
-    def partial(self, graph: Graph, step: Step) -> tuple[str, ...]:
-        """Return the maxima that a statement may read before they are complete."""
-        makers = {b.out: b for b in graph.blocks}
-        return tuple(
-            dict.fromkeys(
-                read.tensor
-                for read in step.reads
-                if read.tensor in makers and read.tensor not in step.waits
-                if makers[read.tensor].combine == "max"
-            )
-        )
 
 
 def _int64(value: int) -> tirx.Expr:
@@ -134,7 +88,7 @@ class _TileWriter(Writer):
         graph: Graph,
         buffers: dict[str, tirx.Var],
         dims: Mapping[str, tirx.Expr],
-        tiling: _Tiling,
+        tiling: ChainTiling,
     ):
         super().__init__(graph, buffers, dims)
         self.tiling, self.schedule, self.space = tiling, tiling.schedule, tiling.space
@@ -221,6 +175,9 @@ class _TileWriter(Writer):
             return
         self._begin(step, block)
         self._rescale(step)
+        if self._in_registers(step, block):
+            self._register_tiles(step, block)
+            return
         order = (*spatial, *sorted(step.reduced))
         if step.dtype and spatial:  # neighbouring columns are a vector
             order = (*spatial[:-1], *sorted(step.reduced), spatial[-1])
@@ -232,6 +189,44 @@ class _TileWriter(Writer):
             total = out[tuple(place)].astype(self.dtype)
             total = total + value if block.combine == "sum" else tirx.max(total, value)
             T.buffer_store(out, total.astype(str(out.ty.dtype)), place)
+
+    def _in_registers(self, step: Step, block: Block) -> bool:
+        """Tell whether tiles of a contraction are whole register tiles, and nothing is masked."""
+        if not step.dtype or self.dtype != ACCUMULATE or block.combine != "sum":
+            return False
+        shape = [self._elements_of(n) for n in step.makes.loops[-2:]]
+        whole = all(
+            isinstance(count, tirx.IntImm) and int(count) % part == 0
+            for count, part in zip(shape, REGISTERS, strict=False)
+        )
+        return len(shape) == 2 and whole and block.band is None and block.where is None
+
+    def _register_tiles(self, step: Step, block: Block) -> None:
+        """Write a contraction whose sums stay in registers while it goes over the tile."""
+        *outer, row, column = step.makes.loops
+        (rows, columns), reduced = REGISTERS, sorted(step.reduced)
+        counts = [self._elements_of(n) for n in (*outer, row, column)]
+        counts[-2:] = [_int64(int(n) // p) for n, p in zip(counts[-2:], REGISTERS, strict=True)]
+        out = self.tiles[step.out]
+        with T.grid(*counts) as places:
+            *first, i, j = places
+            sums = T.alloc_buffer([_int64(rows), _int64(columns)], ACCUMULATE, scope="local")
+
+            @contextmanager
+            def elements(*over: tirx.Expr) -> Iterator[tuple[tirx.Expr, tirx.Expr]]:
+                with T.unroll(_int64(rows)) as r, T.vectorized(_int64(columns)) as c:
+                    spots = (*first, i * _int64(rows) + r, j * _int64(columns) + c, *over)
+                    self._set_place(step, (*step.makes.loops, *reduced), spots)
+                    yield r, c
+
+            with elements() as (r, c):
+                T.buffer_store(sums, out[tuple(self._place(step, step.out))], [r, c])
+            with T.grid(*(self._elements_of(n) for n in reduced)) as found:
+                over = [found] if isinstance(found, ir.Var) else list(found)
+                with elements(*over) as (r, c):
+                    T.buffer_store(sums, sums[r, c] + self._value(block.value), [r, c])
+            with elements() as (r, c):
+                T.buffer_store(out, sums[r, c], self._place(step, step.out))
 
     def _begin(self, step: Step, block: Block) -> None:
         """Write the start of a sum or a maximum, in the first iteration of its loops."""
@@ -285,14 +280,17 @@ class _TileWriter(Writer):
         with T.grid(*counts) as found:
             found = [found] if isinstance(found, ir.Var) else list(found)
             IRBuilder.name_many([f"{n}_in" for n in loops] or ["one"], found)
-            self.inner = dict(zip(loops, found, strict=False))
-            start = {n: self._start_of(n) for n in loops}
-            self.axes = {
-                axis: start[n] + self.inner[n]
-                for axis, n in self.tiling.loop_of[step.out].items()
-                if n in start
-            }
+            self._set_place(step, loops, found)
             yield
+
+    def _set_place(self, step: Step, loops: Sequence[str], places: Sequence[tirx.Expr]) -> None:
+        """Set where in the tile the current element is, and the axes of the statement."""
+        self.inner = dict(zip(loops, places, strict=False))
+        self.axes = {
+            axis: self._start_of(n) + self.inner[n]
+            for axis, n in self.tiling.loop_of[step.out].items()
+            if n in self.inner
+        }
 
     def _start_of(self, name: str) -> tirx.Expr:
         return self.number.get(name, _int64(0)) * _int64(self.schedule.tile[name])

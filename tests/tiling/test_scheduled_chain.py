@@ -15,6 +15,7 @@ from relax_fusion.tiling import (
     Schedule,
     expressions,
     iteration_space,
+    parse,
     place,
     split_loops,
     split_over,
@@ -74,6 +75,7 @@ def schedules(graph: Graph, sizes: Sizes, choose: random.Random, dynamic: bool =
 
 GRAPHS = {
     "two products": graphs.chain(40, 24, 50, 33),
+    "whole register tiles": graphs.chain(64, 40, 64, 96),
     "three products in a batch": graphs.chain(20, 24, 17, 33, 20, batch=2),
     "norm and mlp": graphs.norm_mlp(20, 40, 24, 33),
     "softmax divided late": graphs.softmax(20, 70),
@@ -121,6 +123,15 @@ def test_rows_of_any_number_under_a_band(rows: int) -> None:
     found = schedules(graph, {"n": 40}, random.Random(3), dynamic=True)
     for _ in range(2):
         compare(graph, next(found), {"n": 40}, {"n": rows})
+
+
+def test_sums_of_whole_tiles_stay_in_registers() -> None:
+    for rows, vectors in ((64, True), (50, False)):
+        graph = graphs.chain(rows, 40, 64, 96)
+        space = iteration_space(graph)
+        structure = place(space, parse("mnkh", space.ordered), ["h"])
+        schedule = Schedule(space, structure, (32, 16, 32, 96))
+        assert ("T.vectorized(" in scheduled_chain(graph, schedule).script()) == vectors
 
 
 def test_a_split_schedule_is_refused() -> None:
