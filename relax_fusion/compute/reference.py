@@ -91,7 +91,7 @@ def reference_prim_func(graph: Graph) -> tirx.PrimFunc:
         params = declare(graph)
         operands = (*graph.inputs, *graph.outputs)
         buffers = {o.name: p for o, p in zip(operands, params, strict=True)}
-        writer = _Writer(graph, buffers, dims_of(graph, params))
+        writer = Writer(graph, buffers, dims_of(graph, params))
         for block in graph.blocks:
             writer.write(block)
     return builder.get()
@@ -129,7 +129,7 @@ FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
 """What each of the operators of a graph computes that is no formula of others, in float32."""
 
 
-class _Writer:
+class Writer:
     """The buffers so far; `write` adds a statement to the function that is being built."""
 
     def __init__(self, graph: Graph, buffers: dict[str, tirx.Var], dims: Mapping[str, tirx.Expr]):

@@ -14,7 +14,8 @@ def is_rescaled(
     """Tell whether a statement may see a maximum before it is complete.
 
     ``exp(value - maximum)`` may, where only sums over the loops of the maximum read it: what they
-    have added so far is multiplied by the exponential of the change, as in online softmax.
+    have added so far is multiplied by the exponential of the change, as in online softmax.  No sum
+    may start with an element of its own, or leave elements out by the exponential.
 
     Parameters
     ----------
@@ -37,6 +38,8 @@ def is_rescaled(
         b.combine == "sum"
         and {loops[b.out, a.name] for a in b.reduced} == over
         and _is_linear(b.value, block.out)
+        and b.start is None
+        and (b.where is None or block.out not in _tensors(b.where))
         for b in readers
     )
 

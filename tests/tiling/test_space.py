@@ -13,7 +13,7 @@ from relax_fusion.tiling import iteration_space
 from relax_fusion.workload import Attention, DynamicDim, GatedFFN, MatmulChain, Packed
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Slot
-from relax_fusion.workload.values import Axis, apply
+from relax_fusion.workload.values import Axis, Const, apply
 
 from .graphs import chain, norm_mlp, softmax
 
@@ -90,11 +90,12 @@ def _waits_for_the_maximum(change: Callable) -> bool:
 
 
 def test_when_a_maximum_has_to_be_complete() -> None:
-    def usual(g, i, t, x, reduce="max", least=lambda x, top: x, read=lambda e: e, over="t"):
+    def usual(g, i, t, x, reduce="max", least=lambda x, top: x, read=lambda e: e, over="t", **how):
         top = getattr(g, reduce)("top", (i,), (t,), x[i, t])
         e = g.map("e", (i, t), apply("exp", least(x[i, t], top[i]) - top[i]), "float32")
         at = (i, t) if over == "t" else (t, i)  # the names are swapped: a sum over rows
-        g.output(g.sum("s", (i,), (t,), read(e[at])))
+        how = {name: make(e[at]) for name, make in how.items()}
+        g.output(g.sum("s", (i,), (t,), read(e[at]), **how))
         return e
 
     assert not _waits_for_the_maximum(usual)
@@ -104,6 +105,8 @@ def test_when_a_maximum_has_to_be_complete() -> None:
         {"read": lambda e: apply("tanh", e)},
         {"read": lambda e: e * e},
         {"over": "rows"},
+        {"start": lambda _: Const(1)},
+        {"where": lambda e: e},
     ):
         assert _waits_for_the_maximum(partial(usual, **different)), different
     assert _waits_for_the_maximum(lambda g, *given: g.output(usual(g, *given)))

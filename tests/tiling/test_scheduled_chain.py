@@ -1,0 +1,152 @@
+"""Schedules of the chain engine as loops on a CPU, against the numbers of the graph."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+
+import numpy as np
+import pytest
+import tvm
+
+from relax_fusion.compute.scheduled_chain import scheduled_chain
+from relax_fusion.errors import LoweringError
+from relax_fusion.tiling import (
+    Schedule,
+    expressions,
+    iteration_space,
+    parse,
+    place,
+    split_loops,
+    split_over,
+)
+from relax_fusion.workload import DynamicDim
+from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.graph import Band, Graph
+from relax_fusion.workload.reference import evaluate
+from relax_fusion.workload.values import Axis, Const, apply
+
+from . import graphs
+
+Sizes = dict[str, int]
+TOLERANCES = {"float32": (2e-5, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (2e-2, 1e-2)}
+
+
+def inputs_of(graph: Graph, sizes: Sizes, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    found = {}
+    for operand in graph.inputs:
+        shape = [d if isinstance(d, int) else sizes[d.name] for d in operand.shape]
+        found[operand.name] = draw.normal(0, 0.5, shape).astype(operand.dtype)
+    return found
+
+
+def compare(graph: Graph, schedule: Schedule, sizes: Sizes, at: Sizes | None = None) -> None:
+    """Compare the function that a schedule for `sizes` becomes at the sizes `at`."""
+    at = at or sizes
+    inputs = inputs_of(graph, at, 0)
+    func = scheduled_chain(graph, schedule, sizes).with_attr("global_symbol", "main")
+    run = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
+    shapes = [[d if isinstance(d, int) else at[d.name] for d in o.shape] for o in graph.outputs]
+    pairs = zip(shapes, graph.outputs, strict=True)
+    outputs = [tvm.runtime.tensor(np.full(s, np.nan, o.dtype)) for s, o in pairs]
+    run(*(tvm.runtime.tensor(inputs[o.name]) for o in graph.inputs), *outputs)
+    expected = evaluate(graph, inputs)
+    for operand, got in zip(graph.outputs, outputs, strict=True):
+        relative, absolute = TOLERANCES[operand.dtype]
+        want = expected[operand.name]
+        scale = np.abs(want[np.isfinite(want)]).max(initial=0)
+        np.testing.assert_allclose(got.numpy(), want, relative, absolute * max(scale, 1))
+
+
+def schedules(graph: Graph, sizes: Sizes, choose: random.Random, dynamic: bool = False):
+    """Yield schedules of random expressions and tiles."""
+    space = iteration_space(graph, sizes)
+    found = expressions(space)
+    while True:
+        tiles = tuple(
+            a.size if a.size == 1 else 1 if a.batch else choose.choice((16, 32, a.size))
+            for a in space.loops
+        )
+        single = [a.name for a, t in zip(space.loops, tiles, strict=True) if t >= a.size]
+        single = [] if dynamic else single
+        yield Schedule(space, place(space, choose.choice(found), single), tiles)
+
+
+GRAPHS = {
+    "two products": graphs.chain(40, 24, 50, 33),
+    "whole register tiles": graphs.chain(64, 40, 64, 96),
+    "three products in a batch": graphs.chain(20, 24, 17, 33, 20, batch=2),
+    "norm and mlp": graphs.norm_mlp(20, 40, 24, 33),
+    "softmax divided late": graphs.softmax(20, 70),
+    "softmax divided early": graphs.softmax(20, 40, divided_late=False),
+    "projected keys": graphs.projected_keys(20, 50),
+    "row sums": graphs.row_sums("k", "k", "j"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_has_the_numbers_of_its_reference(name: str) -> None:
+    graph = GRAPHS[name]
+    for schedule in islice(schedules(graph, {}, random.Random(name)), 4):
+        compare(graph, schedule, {})
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_graphs(seed: int) -> None:
+    choose = random.Random(seed)
+    graph = graphs.random_graph(choose)
+    for schedule in islice(schedules(graph, {}, choose), 2):
+        compare(graph, schedule, {})
+
+
+def attention() -> Graph:
+    """Return online softmax of dynamic rows; a band hides some keys, and all keys of late rows."""
+    g = GraphBuilder()
+    rows, columns, d = DynamicDim("n", 256), 70, 24
+    i, t, j, c = Axis("i", rows), Axis("t", columns), Axis("j", d), Axis("c", 20)
+    q, k = g.input("q", (rows, d), "float16"), g.input("k", (columns, d), "float16")
+    v = g.input("v", (columns, 20), "float16")
+    s = g.sum("s", (i, t), (j,), q[i, j] * k[t, j])
+    band = Band("t", "i", least=Const(20))
+    top = g.max("top", (i,), (t,), s[i, t], band=band)
+    p = g.map("p", (i, t), apply("exp", s[i, t] - apply("finite", top[i])), "float16")
+    total = g.sum("total", (i,), (t,), p[i, t], band=band)
+    acc = g.sum("acc", (i, c), (t,), p[i, t] * v[t, c], band=band)
+    g.output(g.map("y", (i, c), apply("ratio", acc[i, c], total[i]), "float16"))
+    return g.graph()
+
+
+@pytest.mark.parametrize("rows", [1, 20, 70])
+def test_rows_of_any_number_under_a_band(rows: int) -> None:
+    graph = attention()
+    found = schedules(graph, {"n": 40}, random.Random(3), dynamic=True)
+    for _ in range(2):
+        compare(graph, next(found), {"n": 40}, {"n": rows})
+
+
+def test_sums_of_whole_tiles_stay_in_registers() -> None:
+    for rows, vectors in ((64, True), (50, False)):
+        graph = graphs.chain(rows, 40, 64, 96)
+        space = iteration_space(graph)
+        structure = place(space, parse("mnkh", space.ordered), ["h"])
+        schedule = Schedule(space, structure, (32, 16, 32, 96))
+        assert ("T.vectorized(" in scheduled_chain(graph, schedule).script()) == vectors
+
+
+def test_a_split_schedule_is_refused() -> None:
+    graph = GRAPHS["softmax divided late"]
+    space = iteration_space(graph)
+    schedule = next(s for s in schedules(graph, {}, random.Random(1)) if s.trips["t"] > 1)
+    (loop,) = split_loops(space, schedule.structure)
+    with pytest.raises(LoweringError, match=r"t in 2 parts.*shares no sum"):
+        scheduled_chain(graph, split_over(schedule, loop, 2, "launch"))
+
+
+def test_a_dynamic_size_of_one_tile_is_refused() -> None:
+    graph, sizes = attention(), {"n": 16}
+    space = iteration_space(graph, sizes)
+    tiles = tuple(a.size for a in space.loops)
+    schedule = Schedule(space, place(space, expressions(space)[0], space.ordered), tiles)
+    with pytest.raises(LoweringError, match="i of the dynamic size n has one tile"):
+        scheduled_chain(graph, schedule, sizes)
