@@ -53,7 +53,7 @@ def scheduled_chain(graph: Graph, schedule: Schedule, sizes: Sizes | None = None
     Raises
     ------
     LoweringError
-        If the schedule is split, or a dynamic dimension has one tile or tiles that are kept.
+        If a dynamic dimension has one tile, or tiles that are kept.
     """
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         T.func_attr({"tirx.noalias": True, "tirx.is_scheduled": True})

@@ -17,8 +17,6 @@ from relax_fusion.tiling import (
     iteration_space,
     parse,
     place,
-    split_loops,
-    split_over,
 )
 from relax_fusion.workload import DynamicDim
 from relax_fusion.workload.builder import GraphBuilder
@@ -132,15 +130,6 @@ def test_sums_of_whole_tiles_stay_in_registers() -> None:
         structure = place(space, parse("mnkh", space.ordered), ["h"])
         schedule = Schedule(space, structure, (32, 16, 32, 96))
         assert ("T.vectorized(" in scheduled_chain(graph, schedule).script()) == vectors
-
-
-def test_a_split_schedule_is_refused() -> None:
-    graph = GRAPHS["softmax divided late"]
-    space = iteration_space(graph)
-    schedule = next(s for s in schedules(graph, {}, random.Random(1)) if s.trips["t"] > 1)
-    (loop,) = split_loops(space, schedule.structure)
-    with pytest.raises(LoweringError, match=r"t in 2 parts.*shares no sum"):
-        scheduled_chain(graph, split_over(schedule, loop, 2, "launch"))
 
 
 def test_a_dynamic_size_of_one_tile_is_refused() -> None:
