@@ -128,3 +128,10 @@ def test_dynamic_rows_have_plans_for_their_ranges() -> None:
 def test_an_old_gpu_has_no_plan() -> None:
     volta = replace(GPU, capabilities=replace(GPU.capabilities, async_copies=False))
     assert "no asynchronous copies" in (Generated().refuses(work_of("G1"), volta) or "")
+
+
+def test_float32_is_left_to_kernels_that_multiply_it_exactly() -> None:
+    work = replace(work_of("G1"), dtype="float32", out_dtype="float32")
+    said = "products are of float32, generated kernels have float16 and bfloat16"
+    assert Generated().refuses(work, GPU) == said
+    assert Generated().refuses(work_of("G1"), GPU) is None

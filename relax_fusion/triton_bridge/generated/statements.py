@@ -171,7 +171,7 @@ class Statements:
         if masked is None:
             return self._add(block, self._combined(block, frame))
         left, right = (self._side(block, product, side, side is masked) for side in sides)
-        how = ', input_precision="tf32x3"' if product.dtype == "float32" else ""
+        how = ', input_precision="ieee"' if product.dtype == "float32" else ""
         how += ", out_dtype=tl.int32" if product.dtype == "int8" else ""
         made = (*product.rows, *product.columns)
         matrix = len(made) == 2 and len(product.summed) == 1

@@ -13,7 +13,7 @@ from ....workload import MatmulChain
 from ....workload.graph import Graph
 from ...family import Breaks, KernelFamily
 from ...limits import block_limits
-from ...prediction import Prediction, in_a_row
+from ...prediction import HALF_DTYPES, Prediction, in_a_row
 from ...ranges import ranges
 from ...shape import Size, sizes_of
 from ...steps import Footprint
@@ -56,9 +56,13 @@ class Generated(KernelFamily[MatmulChain]):
         if not dev.capabilities.async_copies:
             return f"the {dev.label} has no asynchronous copies, which Triton's pipelines need"
         try:
-            space_of(work.graph)
+            space = space_of(work.graph)
         except TilingError as err:
             return str(err)
+        products = {step.dtype for step in space.steps if step.dtype}
+        if not products <= {*HALF_DTYPES}:
+            found = ", ".join(sorted(products.difference(HALF_DTYPES)))
+            return f"products are of {found}, generated kernels have {' and '.join(HALF_DTYPES)}"
         return None
 
     def plans(self, work: MatmulChain, dev: DeviceSpec) -> Iterator[TilePlan]:
