@@ -21,6 +21,7 @@ from tvm.runtime import tensor
 
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import padded
@@ -36,7 +37,7 @@ from relax_fusion.workload import (
 )
 from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 
-from ..support import launches
+from ..support import generated, launches
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
 from ..support.interpreted import Interpreter
 from ..support.quick import loaded, quickly
@@ -191,6 +192,34 @@ class Interpreted:
         return (1, 16, 64) if self.family == "gemv" else (16, 16, 32)
 
 
+@cache
+def _generator() -> Interpreter:
+    worker = Interpreter(generated.launch)
+    atexit.register(worker.close)
+    return worker
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Kernels of the chain engine, generated from the graph of any workload, in the interpreter."""
+
+    name: str = "generated"
+
+    def takes(self, work: Workload) -> bool:
+        sizes = dict.fromkeys(work.graph.dims, 40)
+        try:
+            generated.small_schedule(work.graph, sizes)
+        except TilingError:
+            return False
+        return work.dtype == "float16"
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        sizes = sizes_of(work.graph, inputs)
+        some = {name: max(1, size) for name, size in sizes.items()}  # of nothing there is no tile
+        schedule = generated.small_schedule(work.graph, some)
+        return dict(_generator()(work.graph, schedule, inputs, "cpu", sizes))
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A family of kernels on an NVIDIA GPU."""
@@ -243,6 +272,7 @@ ON_CPU = (
     Interpreted("triton_gemv", "gemv"),
     Interpreted("triton_pointer", "pointer"),
     Interpreted("triton_split", "pointer", split=2),
+    Generated(),
 )
 ON_GPU = tuple(
     Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)

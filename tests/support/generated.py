@@ -20,6 +20,7 @@ from relax_fusion.tiling import (
 from relax_fusion.tiling.pruning import distinct
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.reference import evaluate, numpy_dtype
+from relax_fusion.workload.roofline import size_at
 
 from ..tiling.graphs import chain, norm_mlp, projected_keys, random_graph, softmax
 
@@ -29,27 +30,63 @@ ALLOWED = {"float16": 2e-2, "float32": 1e-4}
 """Of the largest value: a chain of half precision rounds what is between."""
 
 
-def launch(graph: Graph, schedule: Schedule, given: Arrays, device: str, **means: bool) -> Arrays:
-    """Run a schedule, and return what it makes in float64."""
+def launch(
+    graph: Graph,
+    schedule: Schedule,
+    given: Mapping[str, Any],
+    device: str = "cpu",
+    sizes: Mapping[str, int] | None = None,
+    **means: bool,
+) -> Arrays:
+    """Run a schedule, and return what it makes in float64.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int, optional
+        Those of dynamic dimensions, for which the schedule is made too.
+    """
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
 
-    kernel = kernel_text(graph, schedule, means=Means(**means))
+    sizes = sizes or {}
+    some = {name: max(1, size) for name, size in sizes.items()}
+    kernel = kernel_text(graph, schedule, some, Means(**means))
     held: dict[str, Any] = {}
     for parameter in kernel.operands:
         tensor, dtype = graph[parameter.tensor], getattr(torch, graph[parameter.tensor].dtype)
         if tensor.name in given:
-            held[tensor.name] = torch.from_numpy(given[tensor.name]).to(device, dtype)
+            values = np.asarray(given[tensor.name]).astype("float64")
+            held[tensor.name] = torch.from_numpy(values).to(device, dtype)
         else:
-            held[tensor.name] = torch.full(tensor.shape, float("nan"), dtype=dtype, device=device)
-    arguments = [
+            shape = [size_at(d, sizes) for d in tensor.shape]
+            held[tensor.name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    arguments: list[Any] = [
         TensorDescriptor.from_tensor(held[p.tensor], list(p.box)) if p.box else held[p.tensor]
         for p in kernel.operands
     ]
+    arguments += [sizes[name] for name in kernel.sizes]
     function_of(kernel)[(schedule.blocks,)](*arguments)
     return {o.name: held[o.name].double().cpu().numpy() for o in graph.outputs}
+
+
+def small_schedule(graph: Graph, sizes: Mapping[str, int]) -> Schedule:
+    """Return a schedule of small tiles.
+
+    Raises
+    ------
+    TilingError
+        If there is none that Triton can do.
+    """
+    space = iteration_space(graph, sizes)
+    tile = {a.name: 1 if a.batch else min(a.size, 16) for a in space.loops}
+    single = [a.name for a in space.loops if not a.batch and tile[a.name] == a.size]
+    found = (s for s in distinct(space, expressions(space), single) if not s.kept)
+    structure = next(found, None)
+    if structure is None:
+        raise TilingError("each structure keeps tiles for all iterations of a loop")
+    return Schedule(space, structure, tuple(tile[a.name] for a in space.loops))
 
 
 def draw_graph(choose: random.Random) -> Graph:
