@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,12 @@ from typing import Any
 import numpy as np
 
 from relax_fusion.errors import TilingError
+from relax_fusion.estimator.families.generated.plan import (
+    MANY,
+    GeneratedPlan,
+    launches,
+    loop_sizes,
+)
 from relax_fusion.tiling import (
     Schedule,
     Structure,
@@ -18,6 +25,7 @@ from relax_fusion.tiling import (
     split_sum,
 )
 from relax_fusion.tiling.pruning import distinct
+from relax_fusion.workload import MatmulChain
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 from relax_fusion.workload.roofline import size_at
@@ -36,6 +44,7 @@ def launch(
     given: Mapping[str, Any],
     device: str = "cpu",
     sizes: Mapping[str, int] | None = None,
+    blocks: int | None = None,
     **means: bool,
 ) -> Arrays:
     """Run a schedule, and return what it makes in float64.
@@ -43,7 +52,9 @@ def launch(
     Parameters
     ----------
     sizes : mapping of str to int, optional
-        Those of dynamic dimensions, for which the schedule is made too.
+        Those of dynamic dimensions.
+    blocks : int, optional
+        Of the grid; by default those of the schedule, which is made for these sizes.
     """
     import torch
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -51,7 +62,7 @@ def launch(
     from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
 
     sizes = sizes or {}
-    some = {name: max(1, size) for name, size in sizes.items()}
+    some = {name: max(1, size) if blocks is None else MANY for name, size in sizes.items()}
     kernel = kernel_text(graph, schedule, some, Means(**means))
     held: dict[str, Any] = {}
     for parameter in kernel.operands:
@@ -67,8 +78,28 @@ def launch(
         for p in kernel.operands
     ]
     arguments += [sizes[name] for name in kernel.sizes]
-    function_of(kernel)[(schedule.blocks,)](*arguments)
+    function_of(kernel)[(schedule.blocks if blocks is None else blocks,)](*arguments)
     return {o.name: held[o.name].double().cpu().numpy() for o in graph.outputs}
+
+
+def check_rows(work: MatmulChain, plan: GeneratedPlan, rows: list[int]) -> list[str]:
+    """Run the launches of a plan for some numbers of rows, and return what is wrong."""
+    said = []
+    for count in rows:
+        graph, sizes = work.graph, {"rows": count}
+        shapes = {o.name: [size_at(d, sizes) for d in o.shape or ()] for o in graph.inputs}
+        draw = np.random.default_rng(count)
+        given = {n: draw.standard_normal(s).astype("float16") for n, s in shapes.items()}
+        held = {n: a.astype("float64") for n, a in given.items()}
+        for launched in launches(graph, plan):
+            tiles = launched.schedule
+            extents = loop_sizes(launched.graph, tuple(sizes.items()))
+            blocks = math.prod(-(-extents[n] // tiles.tile[n]) for n in tiles.structure.grid)
+            made = launch(launched.graph, tiles, held, "cpu", sizes, blocks=blocks)
+            held |= made
+        mistake = wrong(graph, held, {n: a.astype("float64") for n, a in given.items()})
+        said += [f"{count} rows: {mistake}"] if mistake else []
+    return said
 
 
 def small_schedule(graph: Graph, sizes: Mapping[str, int]) -> Schedule:
