@@ -91,6 +91,8 @@ def test_what_has_no_kernel() -> None:
         kernel_text(TWO, scheduled(TWO, "mn(k,h)", {**TILES, "h": 32, "k": 32}))
     with pytest.raises(TilingError, match="the loop m has tiles of 48; blocks of Triton are"):
         kernel_text(TWO, scheduled(TWO, "mhnk", {**TILES, "m": 48}))
+    with pytest.raises(TilingError, match="C has tiles of 131072 elements; at most 65536"):
+        kernel_text(TWO, scheduled(TWO, "mhnk", {**TILES, "m": 512, "n": 256}))
     with pytest.raises(TilingError, match="C is float8_e4m3fn, which no generated kernel makes"):
         graph = chain(64, 64, 64, 64)
         tensors = tuple(
