@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from math import prod
 
 from ....hardware import DeviceSpec
-from ....tiling import Compute, Load, Loop, Schedule
+from ....tiling import Compute, Load, Loop, Schedule, volumes
 from ....tiling.space import Step
 from ....tiling.structure import Node
 from ....workload.roofline import Sizes
 from ...gpu_cost import resident_blocks
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...steps import Footprint
-from .memory import MMA_DEPTH, footprint, warp_groups
+from .memory import MMA_DEPTH, block_of, footprint, warp_groups
 from .plan import Launched
 
 LOAD_S = 0.35e-6
@@ -123,22 +123,18 @@ class BlockTime:
         return time
 
     def _compute(self, step: Step) -> _Time:
-        tile = prod(self._tile(n) for n in step.loops)
+        tile = prod(block_of(self.launched, n) for n in step.loops)
         if not step.dtype:
             rate = SIMT_PART * self.dev.fma_float32_flops_per_s / self.dev.sm_count
             waits = REDUCTION_S if step.reduced else MAP_S
             return _Time(waits, tile * max(1, step.flops) / rate)
         part = WARP_GROUP_PART if warp_groups(self.launched, step) else WARP_PART
         works = 2.0 * tile / (part * self.dev.tensor_flops_per_s(step.dtype) / self.dev.sm_count)
-        chain = STEP_S * prod(self._tile(n) for n in step.reduced) / MMA_DEPTH
+        chain = STEP_S * prod(block_of(self.launched, n) for n in step.reduced) / MMA_DEPTH
         return _Time(PRODUCT_S + max(0.0, chain - works), works)
 
-    def _tile(self, loop: str) -> int:
-        """Return the elements of a block: a power of two."""
-        return 1 << (self.schedule.tile[loop] - 1).bit_length()
-
     def _bytes(self, tensor: str, loops: tuple[str, ...]) -> int:
-        return self.size[tensor] * prod(self._tile(n) for n in loops)
+        return self.size[tensor] * prod(block_of(self.launched, n) for n in loops)
 
 
 def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> Prediction:
@@ -161,7 +157,7 @@ def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> 
     foot: Footprint = footprint(launched)
     each = ceil_div(blocks, dev.sm_count)
     waves = ceil_div(each, resident_blocks(foot, dev))
-    moved = _moved(schedule, trips)
+    moved = float(sum(volumes(schedule, trips).values()))
     distinct = float(sum(_distinct(schedule, sizes).values()))
     flops = float(sum(_flops(schedule, sizes)))
     start = dev.launch_s + START_S
@@ -186,17 +182,7 @@ def tiles_at(launched: Launched, sizes: Sizes) -> dict[str, int]:
 def block_bytes(launched: Launched, trips: dict[str, int]) -> float:
     """Return the bytes that the loads and stores of a block move."""
     blocks = prod(trips[n] for n in launched.schedule.structure.grid)
-    return _moved(launched.schedule, trips) / blocks
-
-
-def _moved(schedule: Schedule, trips: dict[str, int]) -> float:
-    """Return the bytes that the loads and stores of all blocks move."""
-    size, total = dict(schedule.space.element_bytes), 0.0
-    for statement, around in schedule.structure.statements:
-        if not isinstance(statement, Compute):
-            tile = prod(schedule.tile[n] for n in statement.what.loops) * size[statement.tensor]
-            total += tile * prod(trips[n] for n in around)
-    return total
+    return sum(volumes(launched.schedule, trips).values()) / blocks
 
 
 def _distinct(schedule: Schedule, sizes: Sizes) -> dict[str, int]:
