@@ -82,24 +82,27 @@ def launch(
     return {o.name: held[o.name].double().cpu().numpy() for o in graph.outputs}
 
 
-def check_rows(work: MatmulChain, plan: GeneratedPlan, rows: list[int]) -> list[str]:
-    """Run the launches of a plan for some numbers of rows, and return what is wrong."""
-    said = []
-    for count in rows:
-        graph, sizes = work.graph, {"rows": count}
-        shapes = {o.name: [size_at(d, sizes) for d in o.shape or ()] for o in graph.inputs}
-        draw = np.random.default_rng(count)
-        given = {n: draw.standard_normal(s).astype("float16") for n, s in shapes.items()}
-        held = {n: a.astype("float64") for n, a in given.items()}
-        for launched in launches(graph, plan):
-            tiles = launched.schedule
-            extents = loop_sizes(launched.graph, tuple(sizes.items()))
-            blocks = math.prod(-(-extents[n] // tiles.tile[n]) for n in tiles.structure.grid)
-            made = launch(launched.graph, tiles, held, "cpu", sizes, blocks=blocks)
-            held |= made
-        mistake = wrong(graph, held, {n: a.astype("float64") for n, a in given.items()})
-        said += [f"{count} rows: {mistake}"] if mistake else []
-    return said
+def check_plan(work: MatmulChain, plan: GeneratedPlan, sizes: Mapping[str, int]) -> str:
+    """Run the launches of a plan, as the pipeline does; return what is wrong, or nothing.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        Those of the dynamic dimensions; the kernels are made for any.
+    """
+    graph, draw = work.graph, np.random.default_rng(1)
+    given = {}
+    for operand in graph.inputs:
+        values = draw.standard_normal([size_at(d, sizes) for d in operand.shape or ()]) / 2
+        given[operand.name] = values.astype(numpy_dtype(operand.dtype)).astype("float64")
+    held = dict(given)
+    for launched in launches(graph, plan):
+        schedule = launched.schedule
+        extents = loop_sizes(launched.graph, tuple(sizes.items()))
+        blocks = math.prod(-(-extents[n] // schedule.tile[n]) for n in schedule.structure.grid)
+        how = {"blocks": blocks, "tensor_maps": bool(plan.tensor_maps)}
+        held |= launch(launched.graph, schedule, held, "cpu", sizes, **how)
+    return wrong(graph, held, given)
 
 
 def small_schedule(graph: Graph, sizes: Mapping[str, int]) -> Schedule:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
 
-from relax_fusion import DynamicDim, MatmulChain
+from relax_fusion import DynamicDim, MatmulChain, make_target
+from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
+from relax_fusion.hardware.target import device_of
 
-from ...support.generated import check, check_rows
+from ...support.generated import check, check_plan
 from ...support.interpreted import Interpreter
 
 
@@ -20,7 +23,7 @@ def interpreter() -> Iterator[Interpreter]:
     worker.close()
 
 
-@pytest.mark.parametrize("first", range(0, 120, 40))
+@pytest.mark.parametrize("first", range(0, 80, 40))
 def test_random_graphs_under_random_schedules(first: int, interpreter: Interpreter) -> None:
     """Edges that no tile divides, online softmax, three products, split sums, tensor maps."""
     said = interpreter(list(range(first, first + 40)), (16, 32))
@@ -38,8 +41,15 @@ ROWS = MatmulChain(
 )
 
 
+@pytest.fixture(scope="module")
+def planned() -> Iterator[Interpreter]:
+    worker = Interpreter(check_plan)
+    yield worker
+    worker.close()
+
+
 @pytest.mark.parametrize("split", ["", "j0=2"])
-def test_a_kernel_takes_any_number_of_rows(split: str) -> None:
+def test_a_kernel_takes_any_number_of_rows(split: str, planned: Interpreter) -> None:
     """Tensors of one row, of edges, of more rows than a tile has; a second launch merges sums."""
     plan = GeneratedPlan(
         *(16, 48, 40),
@@ -51,8 +61,32 @@ def test_a_kernel_takes_any_number_of_rows(split: str) -> None:
         tiles="i=16 j0=32 k=16 j1=48",
         split=split,
     )
-    worker = Interpreter(check_rows)
-    try:
-        assert worker(ROWS, plan, [1, 3, 16, 17, 100]) == []
-    finally:
-        worker.close()
+    for rows in (1, 3, 16, 17, 100):
+        assert planned(ROWS, plan, {"rows": rows}) == ""
+
+
+def draw_work(choose: random.Random) -> MatmulChain:
+    def steps(*more: str) -> tuple[str | float, ...]:
+        known = (2.0, "bias", choose.choice(("gelu", "relu", "silu", "tanh")), *more)
+        return tuple(choose.sample(known, choose.randint(0, len(known))))
+
+    return MatmulChain(
+        choose.choice((1, 7, 64, 100, DynamicDim("n"))),
+        *(choose.choice((8, 16, 33, 40, 72, 96, 130)) for _ in range(3)),
+        (choose.choice(("nk", "kn")), choose.choice(("nk", "kn"))),
+        steps(),
+        steps("residual"),
+        "float16",
+        choose.choice(("float16", "float32")),
+        choose.choice((None, None, 3, DynamicDim("b"))),
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_plans_that_are_offered_for_random_chains(seed: int, planned: Interpreter) -> None:
+    choose = random.Random(seed)
+    work, dev = draw_work(choose), device_of(make_target(choose.choice(("h200", "a100"))))
+    found = [p for p in candidates(work, dev, "triton") if isinstance(p, GeneratedPlan)]
+    sizes = {n: choose.choice((1, 5, 17)) if n == "rows" else 2 for n in work.graph.dims}
+    for plan in choose.sample(found, 2):
+        assert planned(work, plan, sizes) == "", plan.text
