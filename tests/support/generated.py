@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from relax_fusion.errors import TilingError
+from relax_fusion.estimator.families.generated.memory import narrow_behind
 from relax_fusion.estimator.families.generated.plan import (
     MANY,
     GeneratedPlan,
+    Launched,
     launches,
     loop_sizes,
 )
@@ -36,6 +38,10 @@ Arrays = Mapping[str, np.ndarray]
 
 ALLOWED = {"float16": 2e-2, "float32": 1e-4}
 """Of the largest value: a chain of half precision rounds what is between."""
+
+
+WARPS = 4
+"""Of a block that Triton is not told the warps of."""
 
 
 def launch(
@@ -203,6 +209,8 @@ def check(seeds: list[int], sides: tuple[int, ...], device: str = "cpu") -> dict
                 schedule = draw_schedule(step, choose, sides)
                 if schedule is None:
                     raise TilingError("no structure")
+                if device == "cuda" and narrow_behind(Launched(step, schedule, WARPS, 1)):
+                    raise TilingError("a narrow product behind another, which no plan has")
                 inputs = {o.name: held[o.name] for o in step.inputs}
                 held |= launch(step, schedule, inputs, device, tensor_maps=maps)
         except TilingError as err:
