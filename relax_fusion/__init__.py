@@ -31,6 +31,7 @@ from .options import PipelineOptions
 from .passes import (
     PATTERNS,
     FuseAttentionChain,
+    FuseChains,
     FuseGatedFFN,
     FuseMatmulChain,
     FuseMatmulEpilogue,
@@ -73,6 +74,7 @@ __all__ = [
     "EmbedTritonKernels",
     "EquivalenceError",
     "FuseAttentionChain",
+    "FuseChains",
     "FuseDequantize",
     "FuseGatedFFN",
     "FuseMatmulChain",

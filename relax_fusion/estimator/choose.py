@@ -138,7 +138,8 @@ def choose(
         return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
-        return Decline(Reason.NO_PLAN, "; ".join(refusals(work, dev, "tir")))
+        why = refusals(work, dev, "tir") or refusals(work, dev, "triton")
+        return Decline(Reason.NO_PLAN, "; ".join(why))
     times = measured.of(work) if measured is not None else {}
     chosen = list(_chosen(found, work, dev, backend, times))
     predictions = tuple(prediction for prediction, _ in chosen)

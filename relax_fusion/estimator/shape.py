@@ -9,12 +9,14 @@ from typing import NamedTuple
 from ..workload import (
     DTYPE_BYTES,
     Attention,
+    Chain,
     DynamicDim,
     GatedFFN,
     NormMatmul,
     Projection,
     Workload,
 )
+from ..workload.chain import BATCH
 
 
 class AttentionSize(NamedTuple):
@@ -196,6 +198,9 @@ def sizes_of(work: Workload, size: Size) -> dict[str, int]:
     """Return `size` by the names that a workload's graph has for its dimensions."""
     if isinstance(work, Attention):
         return attention_size(work, size)._asdict()
+    if isinstance(work, Chain):
+        rows = rows_of(work, size)
+        return {d: PRICED_BATCH if d.startswith(BATCH) else rows for d in work.graph.dims}
     return {"rows": rows_of(work, size), "batch": PRICED_BATCH}
 
 

@@ -10,6 +10,7 @@ from tvm.ir.transform import Pass
 from ..errors import PipelineError
 from ..validation import shown
 from .attention import FuseAttentionChain
+from .chains import FuseChains
 from .driver import FuseOptions
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
@@ -18,6 +19,7 @@ from .norm_matmul import FuseRMSNormMatmul
 from .projections import FuseProjections
 
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
+    "FuseChains": FuseChains,
     "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
     "FuseRMSNormMatmul": FuseRMSNormMatmul,
@@ -63,6 +65,7 @@ def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttenti
 __all__ = [
     "PATTERNS",
     "FuseAttentionChain",
+    "FuseChains",
     "FuseGatedFFN",
     "FuseMatmulChain",
     "FuseMatmulEpilogue",

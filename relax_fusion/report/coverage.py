@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..workload import Attention, GatedFFN, NormMatmul, Step, Workload
+from ..workload import Attention, Chain, GatedFFN, NormMatmul, Step, Workload
 from ..workload.operators import ACTIVATIONS
 from .decision import Decision
 
@@ -166,6 +166,8 @@ def _chains_of(work: Workload) -> Counter[str]:
     elif isinstance(work, GatedFFN):
         steps, ropes = [work.activation], 0
         projections, norms = 1 if work.merged else 2, int(work.norm is not None)
+    elif isinstance(work, Chain):
+        return Counter(projection=len(work.contractions))
     else:
         steps, ropes = [*work.inner, *work.outer], 0
         projections, norms = 2, 0

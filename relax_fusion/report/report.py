@@ -13,6 +13,7 @@ from ..errors import PipelineError
 from ..estimator import format_seconds
 from ..validation import check, json_text
 from ..workload import Graph
+from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
 from .tables import leftovers_table, table
@@ -154,7 +155,7 @@ def _record(decision: Decision) -> dict[str, Any]:
         "fused": decision.fused,
     }
     if decision.workload is not None:
-        record["workload"] = {"key": decision.workload.key, **asdict(decision.workload)}
+        record["workload"] = {"key": decision.workload.key, **as_record(decision.workload)}
         record["graph"] = str(decision.workload.graph).splitlines()
     if decision.plans is not None:
         record["plans"] = decision.plans.to_attr()

@@ -21,6 +21,9 @@ from .rescaling import is_rescaled
 MOST_LOOPS = 6
 """Loops whose order is searched.  Seven have 5,040 orders and more, each with its placements."""
 
+LEAST_ROWS = 16
+"""Of a tile of a contraction's operand: no unit multiplies fewer."""
+
 Loops = frozenset[str]
 
 
@@ -35,7 +38,7 @@ class TileLoop:
     size : int
         Of the axis, in elements.
     batch : bool
-        Whether both operands of a contraction have it, so that its tile is one element.
+        Whether its tile is one element: both operands of a contraction have it, or all statements.
     """
 
     name: str
@@ -181,7 +184,7 @@ def iteration_space(graph: Graph, sizes: Sizes | None = None) -> IterationSpace:
     for block in graph.blocks:
         steps[block.out] = _step(graph, block, loop_of, steps)
     ordered = tuple(steps.values())
-    batch = _batch(ordered)
+    batch = _batch(ordered, extents)
     loops = tuple(TileLoop(name, size, name in batch) for name, size in extents.items())
     results = tuple(s.name for s in graph.slots if s.role == "out")
     element_bytes = tuple((t.name, STORED_BYTES[t.dtype]) for t in graph.tensors)
@@ -268,9 +271,19 @@ def _refuse_windows(space: IterationSpace) -> None:
                     )
 
 
-def _batch(steps: tuple[Step, ...]) -> Loops:
-    """Return the loops that both operands of a contraction have, and that nothing sums over."""
-    operands = [[frozenset(read.loops) for read in s.reads] for s in steps if s.dtype]
-    products = [frozenset.intersection(*each) for each in operands]
+def _batch(steps: tuple[Step, ...], sizes: Mapping[str, int]) -> Loops:
+    """Return the loops of which a block takes one element, as nothing sums over them.
+
+    They are those that both operands of a contraction have; and those that every statement has,
+    where each contraction has other rows to fill a tile with.
+    """
     summed = frozenset().union(*(s.reduced for s in steps))
-    return frozenset().union(*products) - summed
+    operands = [[frozenset(read.loops) for read in s.reads] for s in steps if s.dtype]
+    found = frozenset().union(*(frozenset.intersection(*each) for each in operands)) - summed
+    sides = [side - summed for each in operands for side in each]
+    common = frozenset.intersection(*(s.loops for s in steps)) - summed
+    for loop in sorted(common - found, key=lambda name: (sizes[name], name)):
+        others = [side - found - {loop} for side in sides if loop in side]
+        if others and all(any(sizes[n] >= LEAST_ROWS for n in side) for side in others):
+            found |= {loop}
+    return found

@@ -24,7 +24,7 @@ from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
-from ..workload import Attention, DynamicDim, MatmulChain, Workload
+from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
 from .attention import Case, attention_cases, empty_cases
 from .compile import compile_kernels
 from .contraction import contraction_steps
@@ -75,7 +75,7 @@ class _Fused:
         """Return the launches of a plan; `most` rows or query positions are there at most."""
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
-        if isinstance(self.work, MatmulChain):
+        if isinstance(self.work, MatmulChain | Chain):
             assert isinstance(plan, GeneratedPlan), plan
             return [(True, generated_steps(self.work, plan, self.inputs, self.dims, dev))]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)

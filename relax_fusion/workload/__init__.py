@@ -11,6 +11,7 @@ order of its operands, its numbers (:mod:`.reference`) and its roofline follow f
 
 from .attention import Attention, BiasOp, Causal, HeadLayout, MaskDims
 from .base import Atom
+from .chain import Chain
 from .dims import Dim, DynamicDim, extent
 from .dtypes import DTYPE_BYTES, FLOAT_BYTES, INTEGER_DTYPES
 from .formats import Operand, Packed
@@ -31,7 +32,7 @@ from .norm_matmul import (
 )
 from .operators import ACTIVATIONS
 
-Workload = NormMatmul | GatedFFN | MatmulChain | Attention
+Workload = NormMatmul | GatedFFN | MatmulChain | Attention | Chain
 
 __all__ = [
     "ACTIVATIONS",
@@ -43,6 +44,7 @@ __all__ = [
     "Attention",
     "BiasOp",
     "Causal",
+    "Chain",
     "Dim",
     "DynamicDim",
     "GatedFFN",

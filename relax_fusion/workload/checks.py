@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import GraphError
 from ..validation import MAX_INT32, shown
 from .attention import Attention
+from .chain import Chain
 from .dims import DynamicDim
 from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
@@ -30,7 +31,7 @@ def check_workload(work: object) -> None:
     GraphError
         If `work` is no workload, or a field has a value that it cannot take.
     """
-    if not isinstance(work, NormMatmul | GatedFFN | MatmulChain | Attention):
+    if not isinstance(work, NormMatmul | GatedFFN | MatmulChain | Attention | Chain):
         raise GraphError(f"{shown(work)} is no workload")
     sentence = next(_wrong(work), None) or next(_wrong_steps(work), None)
     if sentence is not None:

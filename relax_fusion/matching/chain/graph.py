@@ -1,0 +1,181 @@
+"""One block graph of the statements of a region."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tvm import relax
+
+from ...workload import Dim, DynamicDim
+from ...workload.chain import BATCH, ROWS
+from ...workload.graph import Block, Combine, Graph, Slot, Tensor
+from ...workload.values import At, Axis, Expr, Op, Read, Size, reads
+from ..pattern import PrimExpr
+from ..shapes import as_dims, product
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that is read: what it is, its axes, its dtype."""
+
+    expr: relax.Expr
+    axes: tuple[str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """``out[axes] = combine over reduced of value``, where axes are names.
+
+    `rounds` says whether every kernel rounds it to its dtype.
+    """
+
+    out: str
+    axes: tuple[str, ...]
+    reduced: tuple[str, ...]
+    combine: Combine
+    value: Expr
+    dtype: str
+    rounds: bool = False
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A block graph, and the shapes of its operands in the caller's sizes."""
+
+    graph: Graph
+    shapes: Mapping[str, tuple[PrimExpr | int, ...]]
+
+
+def as_graph(
+    operands: Mapping[str, Operand],
+    statements: Sequence[Statement],
+    sizes: Mapping[str, PrimExpr | int],
+    bounds: Mapping[str, int],
+) -> Sized:
+    """Return the graph of some statements, of which the last makes the result.
+
+    Axes that lie side by side wherever there is one of them are one axis: rows of several sequences
+    are rows.
+
+    Parameters
+    ----------
+    operands : mapping of str to Operand
+        What they read, by name.
+    sizes : mapping of str to PrimExpr or int
+        Of the axes.
+    bounds : mapping of str to int
+        Largest values of symbolic variables.
+    """
+    follows = _side_by_side(operands, statements)
+    inner = set(follows.values())
+
+    def along(axes: Sequence[str]) -> tuple[str, ...]:
+        return tuple(n for n in axes if n not in inner)
+
+    given = {name: along(o.axes) for name, o in operands.items()}
+    made = {s.out: along(s.axes) for s in statements}
+    every = [*made[statements[-1].out]]
+    every += [n for s in statements for n in (*made[s.out], *s.reduced)]
+    every = list(dict.fromkeys([*every, *(n for axes in given.values() for n in axes)]))
+    size = {name: product([sizes[n] for n in _group(name, follows)]) for name in every}
+    axis = _axes(size, bounds, _matrices(statements))
+    blocks = [
+        Block(
+            s.out,
+            tuple(At(((n, 1),)) for n in made[s.out]),
+            tuple(axis[n] for n in made[s.out]),
+            _in_axes(s.value, inner, axis),
+            tuple(axis[n] for n in s.reduced),
+            s.combine,
+        )
+        for s in statements
+    ]
+    dtypes = {name: o.dtype for name, o in operands.items()} | {s.out: s.dtype for s in statements}
+    shapes, rounds = given | made, {s.out for s in statements if s.rounds}
+    tensors = tuple(
+        Tensor(name, tuple(axis[n].size for n in axes), dtypes[name], rounds=name in rounds)
+        for name, axes in shapes.items()
+    )
+    slots = [Slot(name, "in") for name in operands] + [Slot(statements[-1].out, "out")]
+    graph = Graph(tensors, tuple(blocks), tuple(slots))
+    return Sized(graph, {name: tuple(size[n] for n in axes) for name, axes in shapes.items()})
+
+
+def _side_by_side(
+    operands: Mapping[str, Operand], statements: Sequence[Statement]
+) -> dict[str, str]:
+    """Return axes with those that follow them wherever there is one of both."""
+    places = {name: [o.axes] for name, o in operands.items()}
+    for s in statements:
+        for read in reads(s.value):
+            places[read.tensor].append(tuple(_plain(c) for c in read.at))
+        places[s.out] = [s.axes]
+    scopes = [place for of in places.values() for place in of]
+    scopes += [(*s.axes, *s.reduced) for s in statements]
+    summed = {n for s in statements for n in s.reduced}
+    pairs = {pair for scope in scopes for pair in pairwise(scope) if not summed & {*pair, ""}}
+    pairs = {p for p in pairs if all(p in pairwise(s) or not {*p} & {*s} for s in scopes)}
+    while True:  # what is one axis of a tensor is one wherever the tensor is read
+        apart = {
+            pair
+            for of in places.values()
+            for same in zip(*map(pairwise, of), strict=True)
+            if not pairs.issuperset(same)
+            for pair in same
+        }
+        if pairs.isdisjoint(apart):
+            return dict(pairs)
+        pairs -= apart
+
+
+def _plain(place: At) -> str:
+    """Return the axis that a coordinate is; empty where it is another."""
+    return place.terms[0][0] if len(place.terms) == 1 and place == At(place.terms) else ""
+
+
+def _group(name: str, follows: Mapping[str, str]) -> list[str]:
+    """Return an axis, and those that are one with it."""
+    found = [name]
+    while found[-1] in follows:
+        found.append(follows[found[-1]])
+    return found
+
+
+def _matrices(statements: Sequence[Statement]) -> set[str]:
+    """Return the axes that both operands of a product and its result have."""
+    found: set[str] = set()
+    for s in statements:
+        both = [{n for c in r.at for n, _ in c.terms} for r in reads(s.value)]
+        if s.combine == "sum" and len(both) == 2:
+            found |= set.intersection(*both) & set(s.axes)
+    return found
+
+
+def _axes(
+    sizes: Mapping[str, PrimExpr | int], bounds: Mapping[str, int], matrices: set[str]
+) -> dict[str, Axis]:
+    """Return axes of these sizes, the dynamic ones under the names that a chain has for them."""
+    found = dict(zip(sizes, as_dims(list(sizes.values()), bounds), strict=True))
+    known: dict[Dim, DynamicDim] = {}
+    for name, dim in found.items():
+        if isinstance(dim, DynamicDim) and dim not in known:
+            kind = BATCH if name in matrices else ROWS
+            used = sum(d.name.startswith(kind) for d in known.values())
+            known[dim] = DynamicDim(f"{kind}{used or ''}", dim.upper)
+    return {name: Axis(name, known.get(dim, dim)) for name, dim in found.items()}
+
+
+def _in_axes(value: Expr, inner: set[str], axis: Mapping[str, Axis]) -> Expr:
+    """Return a value without the axes that are one with others, and with the sizes of axes."""
+    if isinstance(value, Op):
+        return replace(value, args=tuple(_in_axes(a, inner, axis) for a in value.args))
+    if isinstance(value, Read):
+        return replace(value, at=tuple(c for c in value.at if _plain(c) not in inner))
+    if isinstance(value, Size) and isinstance(value.dim, DynamicDim):
+        return Size(axis[value.dim.name].size)
+    return value

@@ -1,0 +1,305 @@
+"""Calls of Relax operators as statements of a block graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from tvm import relax
+
+from ...errors import Reason
+from ...workload import DTYPE_BYTES, DynamicDim
+from ...workload.graph import Combine, Graph
+from ...workload.values import At, Const, Expr, Op, Read, Size, apply
+from ..constants import scalar
+from ..pattern import BlockView, KernelArg, KernelOut, PrimExpr, Refused, guard, is_call
+from ..roundings import MOVEMENTS, kept_roundings
+from ..shapes import dtype_of, known_shape, product, same_shape
+from .formula import Formula, axes_of, moved
+from .graph import Operand, Statement, as_graph
+
+_LETTERS = "mknhpqrstuvw"
+
+
+@dataclass(frozen=True)
+class Written:
+    """A region as a block graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        What it computes.
+    args : tuple of KernelArg
+        Its inputs, in the graph's order.
+    out : KernelOut
+        Its result.
+    """
+
+    graph: Graph
+    args: tuple[KernelArg, ...]
+    out: KernelOut
+
+
+def written(view: BlockView, region: Sequence[relax.Var], out: relax.Var) -> Written:
+    """Write a region of a block down.
+
+    Parameters
+    ----------
+    region : sequence of relax.Var
+        Bindings in the order of the block, each a call of one of :data:`.operators.OPERATORS`.
+    out : relax.Var
+        That which is read elsewhere.
+
+    Raises
+    ------
+    Refused
+        If a call has a form, a dtype or a shape that no statement has.
+    """
+    from .operators import OPERATORS
+
+    writer = ChainWriter(view, set(region), set(_weights(view, region)))
+    kept = kept_roundings({var: view.defs[var] for var in region}, between=True)
+    for var in region:
+        call = view.defs[var]
+        made = OPERATORS[call.op.name](writer, call)
+        made = replace(made, dtype=dtype_of(var))
+        again = sum(user in writer.inside for user in view.uses(var)) > 1
+        store = again or var in kept
+        writer.formulas[var] = writer.stored(made, rounds=var in kept) if store else made
+    return writer.result(out)
+
+
+def _weights(view: BlockView, region: Sequence[relax.Var]) -> Iterator[relax.Expr]:
+    """Yield the right operands of matmuls, movements in the region looked through."""
+    for var in region:
+        call = view.call(var, "relax.matmul")
+        weight = call.args[1] if call is not None else None
+        while weight in region and is_call(view.defs[weight], *MOVEMENTS):
+            weight = view.defs[weight].args[0]
+        if weight is not None and weight not in region:
+            yield weight
+
+
+@dataclass
+class ChainWriter:
+    """The statements so far, and the formula of each variable.
+
+    Parameters
+    ----------
+    view : BlockView
+        The block.
+    inside : set of relax.Var
+        The bindings of the region; all other variables are operands.
+    weights : set of relax.Expr
+        The operands that matmuls multiply by from the right, for their names.
+    """
+
+    view: BlockView
+    inside: set[relax.Var]
+    weights: set[relax.Expr]
+    formulas: dict[relax.Var, Formula] = field(default_factory=dict)
+    sizes: dict[str, PrimExpr | int] = field(default_factory=dict)
+    operands: dict[str, Operand] = field(default_factory=dict)
+    statements: list[Statement] = field(default_factory=list)
+    rounded: set[str] = field(default_factory=set)
+    _read: list[tuple[relax.Expr, Formula]] = field(default_factory=list)
+
+    def axis(self, size: PrimExpr | int) -> str:
+        """Return a new axis."""
+        number = len(self.sizes)
+        name = _LETTERS[number] if number < len(_LETTERS) else f"a{number}"
+        self.sizes[name] = size
+        return name
+
+    def of(self, expr: relax.Expr) -> Formula:
+        """Return an argument of a call: made in the region, a number, or an operand."""
+        if isinstance(expr, relax.Var) and expr in self.inside:
+            return self.formulas[expr]
+        number = scalar(self.view, expr)
+        dtype = dtype_of(expr)
+        if number is not None:
+            guard(number == number, Reason.ATTRIBUTE, "an operand is the constant nan")
+            return Formula(((),) * len(known_shape(expr, "a constant")), Const(number), dtype)
+        known = next((f for e, f in self._read if e.same_as(expr)), None)
+        return known or self._operand(expr, dtype)
+
+    def _operand(self, expr: relax.Expr, dtype: str) -> Formula:
+        shape = known_shape(expr, "an operand")
+        allowed = {*DTYPE_BYTES} - {"float64"}
+        guard(dtype in allowed, Reason.DTYPE, f"an operand is {dtype}; needs {', '.join(allowed)}")
+        dims = tuple(() if same_shape((d,), (1,)) else (self.axis(d),) for d in shape)
+        letter = "w" if expr in self.weights else "x"
+        name = f"{letter}{sum(n[0] == letter for n in self.operands)}"
+        axes = tuple(name for dim in dims for name in dim)
+        self.operands[name] = Operand(expr, axes, dtype)
+        found = Formula(dims, Read(name, tuple(At(((a, 1),)) for a in axes)), dtype)
+        self._read.append((expr, found))
+        return found
+
+    def aligned(self, *formulas: Formula) -> list[Formula]:
+        """Return operands of an element-wise operator with the axes of the result.
+
+        Each has all dimensions then; the axes of one that broadcasts are missing.
+        """
+        rank = max(len(f.dims) for f in formulas)
+        wide = [replace(f, dims=((),) * (rank - len(f.dims)) + f.dims) for f in formulas]
+        together: list[Formula] = [wide[0]]
+        common = list(wide[0].dims)
+        for other in wide[1:]:
+            names: dict[str, At] = {}
+            for number, dim in enumerate(other.dims):
+                if not common[number]:
+                    common[number] = self._unused(dim, common)
+                names |= self._joined(dim, common[number]) if dim else {}
+            together.append(replace(other, element=moved(other.element, names)))
+        return [replace(f, dims=tuple(common)) for f in together]
+
+    def _unused(self, dim: tuple[str, ...], common: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+        """Return axes for a dimension, none of which another dimension has."""
+        taken = {name for other in common for name in other}
+        return tuple(self.axis(self.sizes[n]) if n in taken else n for n in dim)
+
+    def _joined(self, dim: tuple[str, ...], common: tuple[str, ...]) -> dict[str, At]:
+        """Return what the axes of a dimension are in those of the result."""
+        if len(dim) == len(common):
+            for one, other in zip(dim, common, strict=True):
+                self._same(one, other)
+            return {n: At(((c, 1),)) for n, c in zip(dim, common, strict=True)}
+        guard(len(dim) == 1, Reason.SHAPE, "rows are grouped in several ways")
+        terms, stride = [], 1
+        for name in reversed(common):
+            terms.append((name, stride))
+            size = self.static(name)
+            stride *= size
+        return {dim[0]: At(tuple(reversed(terms)))}
+
+    def _same(self, one: str, other: str) -> None:
+        equal = same_shape((self.sizes[one],), (self.sizes[other],))
+        sizes = f"{self.sizes[one]} and {self.sizes[other]}"
+        guard(equal, Reason.SHAPE, f"sizes {sizes} are not known to be equal")
+
+    def static(self, axis: str) -> int:
+        """Return the size of an axis.
+
+        Raises
+        ------
+        Refused
+            If it is only known at run time.
+        """
+        size = self.sizes[axis]
+        value = size if isinstance(size, int) else getattr(size, "value", None)
+        if value is None:
+            raise Refused(Reason.SHAPE, f"rows are grouped by {size}, which is dynamic")
+        return int(value)
+
+    def product(self, axes: Sequence[str]) -> PrimExpr | int:
+        """Return how many elements some axes have."""
+        return product([self.sizes[n] for n in axes])
+
+    def count(self, axes: Sequence[str]) -> Expr:
+        """Return how many elements some axes have, as a value."""
+        found: Expr = Const(1.0)
+        for number, name in enumerate(axes):
+            size = Size(DynamicDim(name))  # `as_graph` puts the dimension in
+            found = found * size if number else size
+        return found
+
+    def stored(self, formula: Formula, dtype: str = "", rounds: bool = False) -> Formula:
+        """Return a formula that reads a tensor: that of a new map where it is none yet.
+
+        Where every kernel rounds it, the tensor is of its dtype.
+        """
+        if formula.is_stored() and not rounds:
+            return formula
+        axes = formula.axes
+        guard(bool(axes), Reason.SHAPE, "a tensor has one element")
+        read = self._state(formula.element, axes, (), "", dtype or formula.dtype)
+        if rounds:
+            self.rounded.add(read.tensor)
+        return replace(formula, element=read)
+
+    def reduced(self, combine: Combine, formula: Formula, axes: Sequence[int]) -> Formula:
+        """Return sums or maxima over some dimensions, which have one element then."""
+        over = tuple(name for a in axes for name in formula.dims[a])
+        dims = tuple(() if n in axes else d for n, d in enumerate(formula.dims))
+        if not over:
+            return replace(formula, dims=dims)
+        kept = tuple(name for dim in dims for name in dim)
+        read = self._state(formula.element, kept, over, combine, "float32")
+        return Formula(dims, read, formula.dtype)
+
+    def contracted(self, left: Formula, right: Formula) -> Formula:
+        """Return the matmul of two tensors, the batches of which broadcast."""
+        right = right.renamed({n: self.axis(self.sizes[n]) for n in right.axes if n in left.axes})
+        (*lead, rows, depth), (*other, inner, columns) = left.dims, right.dims
+        guard(bool(depth) and len(depth) == len(inner), Reason.SHAPE, "a matmul sums over one row")
+        names = self._joined(inner, depth)
+        first, second = self.aligned(
+            replace(left, dims=tuple(lead)), replace(right, dims=tuple(other))
+        )
+        batch = first.dims
+        value, factors = self._factored(first.element, {*depth})
+        one = self._tile(Formula((*batch, rows, depth), value, left.dtype))
+        weight = moved(second.element, names)
+        two = self._tile(Formula((*batch, depth, columns), weight, right.dtype))
+        dims = (*batch, rows, columns)
+        axes = tuple(n for dim in dims for n in dim)
+        found: Expr = self._state(one * two, axes, depth, "sum", "float32")
+        for name, factor in factors:
+            found = apply(name, found, factor)
+        return Formula(dims, found, left.dtype)
+
+    def _tile(self, formula: Formula) -> Expr:
+        """Return an element of an operand of a product, which is that of a tensor."""
+        has = axes_of(formula.element)
+        dims = tuple(tuple(n for n in dim if n in has) for dim in formula.dims)
+        return self.stored(replace(formula, dims=dims)).element
+
+    def _factored(self, value: Expr, depth: set[str]) -> tuple[Expr, list[tuple[str, Expr]]]:
+        """Return an operand of a product without factors that are the same for the whole sum.
+
+        They are multiplied by behind it: a softmax is divided by the sum of its exponentials then.
+        What is left must be in the range of the dtype: an exponential, or an operand.
+        """
+        inner, factors = value, []
+        while isinstance(inner, Op) and inner.name in ("multiply", "divide"):
+            first, second = inner.args
+            if axes_of(first).isdisjoint(depth) and inner.name == "multiply":
+                first, second = second, first
+            if not axes_of(second).isdisjoint(depth):
+                break
+            factors.append((inner.name, second))
+            inner = first
+        exponentials = [s.out for s in self.statements if _is_exponential(s.value)]
+        if isinstance(inner, Read) and inner.tensor in (*self.operands, *exponentials):
+            return inner, factors[::-1]
+        return value, []
+
+    def _state(
+        self,
+        value: Expr,
+        axes: Sequence[str],
+        reduced: Sequence[str],
+        combine: Combine,
+        dtype: str,
+    ) -> Read:
+        """Add a statement; return an element of what it makes."""
+        name = f"t{len(self.statements)}"
+        statement = Statement(name, tuple(axes), tuple(reduced), combine, value, dtype)
+        self.statements.append(statement)
+        return Read(name, tuple(At(((n, 1),)) for n in axes))
+
+    def result(self, out: relax.Var) -> Written:
+        """Return the graph of what was written, of which `out` is the result."""
+        found = self.formulas[out]
+        self._state(found.element, found.axes, (), "", found.dtype)
+        last = replace(self.statements[-1], out="out0")
+        statements = [*self.statements[:-1], last]
+        statements = [replace(s, rounds=s.out in self.rounded) for s in statements]
+        sized = as_graph(self.operands, statements, self.sizes, self.view.bounds)
+        args = tuple(KernelArg(o.expr, sized.shapes[n]) for n, o in self.operands.items())
+        return Written(sized.graph, args, KernelOut(out, sized.shapes["out0"], found.dtype))
+
+
+def _is_exponential(value: Expr) -> bool:
+    return isinstance(value, Op) and value.name == "exp"

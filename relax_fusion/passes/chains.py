@@ -1,0 +1,190 @@
+"""FuseChains: any chain of matmuls, maps and row reductions becomes one generated kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import inf, prod
+
+import tvm
+from tvm import relax
+
+from ..errors import Decline, Reason
+from ..estimator import choose, separate
+from ..estimator.shape import sizes_of
+from ..hardware.target import device_of
+from ..matching.chain import PRODUCT, Region, Written, regions, written
+from ..matching.pattern import BlockView, Match, Refused, guard
+from ..workload import Atom, Chain
+from ..workload.dtypes import STORED_BYTES
+from ..workload.graph import Tensor
+from ..workload.roofline import is_contraction, size_at
+from .attention import FuseAttentionChain
+from .driver import FuseOptions, FusingPass
+from .gated_ffn import FuseGatedFFN
+from .matmul_chain import FuseMatmulChain
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseChains")
+class FuseChains(FusingPass):
+    """Fuse two or three matmuls with whatever rows go through between, before and behind them.
+
+    rewrite::
+
+        h = R.nn.gelu(R.add(R.matmul(R.nn.layer_norm(x, g, b, -1), w0), b0))
+        y = R.add(R.matmul(h, w1), x)
+            ->
+        y = R.call_tir(fuse_chains_..., (x, g, b, w0, b0, w1))
+
+        t = R.permute_dims(R.nn.layer_norm(x, g, b, -1), [0, 2, 1])     # an MLP-Mixer's tokens
+        y = R.permute_dims(R.matmul(R.nn.gelu(R.matmul(t, w0)), w1), [0, 2, 1])
+            ->
+        y = R.call_tir(fuse_chains_..., (x, g, b, w0, w1))
+
+    A region begins with a matmul, takes what is computed for it alone, and grows along its result:
+    functions of elements, sums, means and maxima over rows, softmax, norms, transpositions,
+    reshapes that keep rows whole, and further matmuls.  Nothing in it but its result is read
+    elsewhere.  It is written down as a block graph, for which the family "generated" searches a
+    tiling.  Of the regions that begin with a matmul, the one is taken whose kernel is predicted to
+    save the most time.  Two matmuls are left to `FuseMatmulChain` where its kernel saves as much;
+    gated layers and attention are left to `FuseGatedFFN` and `FuseAttentionChain`.
+
+    declines when:
+        an operand of a matmul is a vector, or a weight that the graph decodes; operands are of
+        float64, or on several virtual devices; a reshape splits rows; a power is none of 2, 0.5
+        and -0.5; no tiling fits the device; the parts alone are predicted to be as fast.  Only
+        Triton has such kernels: with the back end "tir" the pass does nothing.
+
+    Parameters
+    ----------
+    options : FuseOptions
+        Target, plans, bounds of symbolic variables, and the list that receives decisions.
+    """
+
+    def match(self, view: BlockView, var: relax.Var) -> Match | None:
+        """Match the best region whose first matmul `var` is."""
+        if self.options.backend == "tir" or view.call(var, PRODUCT) is None:
+            return None
+        refusal, found = None, []
+        for region in self._regions(view, var):
+            try:
+                found.append(_candidate(view, region))
+            except Refused as err:
+                refusal = err
+        if found:
+            return self._best(view, found)
+        if refusal is not None:
+            raise refusal
+        return None
+
+    def _regions(self, view: BlockView, var: relax.Var) -> Iterator[Region]:
+        """Yield the regions that are not for the passes of gated layers and of attention."""
+        gated = FuseGatedFFN(self.options)
+        for region in regions(view, var):
+            layers = (_covered(gated, view, made) for made in region.covers)
+            if any(layer.issuperset(region.reductions) for layer in layers):
+                continue
+            if not any(taken & region.inside for taken in _attentions(view)):
+                yield region
+
+    def _best(self, view: BlockView, found: list[_Candidate]) -> Match | None:
+        """Return the match that saves the most time; None if the chain of two matmuls does."""
+        gains: dict[float, _Candidate] = {}
+        for candidate in _cuts(found):
+            gains.setdefault(self._gain(candidate.match, candidate.norms), candidate)
+        most = max(gains)
+        best = gains[most]
+        for var in best.region.covers:
+            rival = _match(FuseMatmulChain(self.options), view, var)
+            if rival is not None and self._gain(rival, best.norms) >= most:
+                return None
+        if most <= 0 < self._gain(best.match) and not self.options.always_fuse:
+            norms = ", ".join(v.name for v in best.region.norms)
+            detail = f"the kernel saves less time than {norms} takes, which is left in front of it"
+            raise Refused(Reason.NOT_PROFITABLE, detail)
+        return best.match
+
+    def _gain(self, match: Match, norms: Sequence[Tensor] = ()) -> float:
+        """Return the seconds that a kernel is predicted to save, none or less if it is declined.
+
+        `norms` are what kernels of their own make beside it.
+        """
+        options, work = self.options, match.workload
+        dev = device_of(options.resolved_target())
+        how = {"always": options.always_fuse, "backend": options.backend}
+        choice = choose(work, dev, measured=options.measured, **how)
+        if isinstance(choice, Decline):
+            fused_s, unfused_s = choice.fused_s, choice.unfused_s
+            return -inf if fused_s is None or unfused_s is None else min(0.0, unfused_s - fused_s)
+        last = choice.predictions[-1]
+        saved, sizes = last.unfused.seconds - last.least.seconds, sizes_of(work, last.size)
+        for tensor in norms:
+            count = prod(size_at(d, sizes) for d in tensor.shape)
+            norm = Atom(2 * STORED_BYTES[tensor.dtype] * count, normalised=count)
+            saved -= separate.price(norm, dev).seconds - dev.launch_s + separate.start_s(dev)
+        return saved
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A region and what it computes."""
+
+    region: Region
+    written: Written
+
+    @property
+    def kind(self) -> tuple[int, int]:
+        """The numbers of its products and of its other reductions."""
+        sums = sum(bool(b.combine) for b in self.written.graph.blocks)
+        return len(self.region.products), sums
+
+    @property
+    def norms(self) -> list[Tensor]:
+        """The operands that norms in front make for it alone."""
+        found, norms = self.written, self.region.norms
+        pairs = zip(found.args, found.graph.inputs, strict=True)
+        return [found.graph[operand.name] for arg, operand in pairs if arg.expr in norms]
+
+    @cached_property
+    def match(self) -> Match:
+        """The region as a match."""
+        region, found = self.region, self.written
+        work = Chain(found.graph)
+        return Match(region.spelling, region.covers, found.args, (found.out,), work)
+
+
+def _candidate(view: BlockView, region: Region) -> _Candidate:
+    found = written(view, region.covers, region.out)
+    products = sum(map(is_contraction, found.graph.blocks))
+    detail = f"{products} of {len(region.products)} matmuls have several rows; two must"
+    guard(products > 1, Reason.SHAPE, detail)
+    return _Candidate(region, found)
+
+
+def _cuts(found: list[_Candidate]) -> list[_Candidate]:
+    """Return the candidates that differ in their reductions, the largest first.
+
+    Of those that differ only in functions of elements, the last does the most with what it has.
+    """
+    return list(reversed({c.kind: c for c in found}.values()))
+
+
+def _match(pattern: FusingPass, view: BlockView, var: relax.Var) -> Match | None:
+    try:
+        return pattern.match(view, var)
+    except Refused:
+        return None
+
+
+def _covered(pattern: FusingPass, view: BlockView, var: relax.Var) -> set[relax.Var]:
+    match = _match(pattern, view, var)
+    return set(match.covers) if match is not None else set()
+
+
+@lru_cache(maxsize=1)
+def _attentions(view: BlockView) -> list[set[relax.Var]]:
+    """Return what the kernels of attention cover."""
+    pattern = FuseAttentionChain(FuseOptions(bounds=view.bounds))
+    found = (_covered(pattern, view, b.var) for b in view.bindings)
+    return [covers for covers in found if covers]

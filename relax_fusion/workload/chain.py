@@ -1,0 +1,150 @@
+"""Any chain that a block graph can say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+from .base import Atom, Described
+from .dims import Dim, DynamicDim
+from .dtypes import STORED_BYTES
+from .graph import Block, Graph
+from .norm_matmul import NormMatmul, Projection
+from .roofline import Sizes, is_contraction, size_at
+from .values import Axis, Read, reads
+
+ROWS = "rows"
+"""The dynamic dimension that plans are chosen by."""
+
+BATCH = "batch"
+"""What the names of dynamic numbers of matrices begin with."""
+
+
+@dataclass(frozen=True)
+class Chain(Described):
+    """Contractions, maps and reductions, statement by statement.
+
+    Parameters
+    ----------
+    statements : Graph
+        What is computed.  Of its dynamic dimensions, plans are chosen by that called ``"rows"``;
+        those whose names begin with ``"batch"`` are numbers of matrices.
+    """
+
+    statements: Graph
+
+    __hash__ = Described.__hash__
+
+    def _graph(self) -> Graph:
+        return self.statements
+
+    @property
+    def ranged(self) -> dict[str, Dim]:
+        """The rows."""
+        return {ROWS: self.rows}
+
+    @cached_property
+    def rows(self) -> Dim:
+        """What plans are chosen by: a dynamic dimension, or the rows of the result."""
+        graph = self.statements
+        sizes = [d for t in graph.tensors for d in t.shape]
+        dynamic = (d for d in sizes if isinstance(d, DynamicDim) and d.name == ROWS)
+        shape = graph.outputs[0].shape or (1,)
+        return next(dynamic, shape[-2:][0])
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first operand."""
+        return self.statements.inputs[0].dtype
+
+    @property
+    def out_dtype(self) -> str:
+        """The dtype of the result."""
+        return self.statements.outputs[0].dtype
+
+    @property
+    def contractions(self) -> tuple[Block, ...]:
+        """The statements that sum products."""
+        return tuple(b for b in self.statements.blocks if is_contraction(b))
+
+    def apart(self, **sizes: int) -> list[Atom]:
+        """Return the contractions, the softmaxes between them, and transpositions.
+
+        Norms and maps in front of a contraction or behind it go along with it; contractions of the
+        same rows are one kernel.
+        """
+        return [*self._matmuls(sizes), *self._reductions(sizes), *self._transposed(sizes)]
+
+    def _matmuls(self, sizes: Sizes) -> Iterator[Atom]:
+        groups: dict[tuple[Read, int], list[tuple[Block, _Product]]] = {}
+        for block in self.contractions:
+            parts = _Product.of(block, sizes)
+            groups.setdefault((parts.left, parts.matrices), []).append((block, parts))
+        for (_, matrices), found in groups.items():
+            (_, first), *_ = found
+            columns = tuple(Projection(parts.columns, "kn", ()) for _, parts in found)
+            dtypes = {r.tensor: self.statements[r.tensor].dtype for r in reads(found[0][0].value)}
+            dtype = min(dtypes.values(), key=lambda d: (STORED_BYTES[d], d))
+            matmul = NormMatmul(first.rows, first.depth, columns, None, dtype, dtype)
+            maker = "pass" if matrices == 1 else "rule"
+            yield Atom(0, matmul, first.rows, matrices, maker)  # type: ignore[arg-type]
+
+    def _reductions(self, sizes: Sizes) -> Iterator[Atom]:
+        """Yield softmaxes, and the norms that no contraction is behind."""
+        graph = self.statements
+        last = graph.blocks.index(self.contractions[-1])
+        width = STORED_BYTES[self.dtype]
+        for number, block in enumerate(graph.blocks):
+            count = prod(size_at(a.size, sizes) for a in (*block.axes, *block.reduced))
+            if block.combine == "max":
+                yield Atom(2 * width * count, scores=count)
+            elif block.combine and number > last and not _weighs(graph, block):
+                yield Atom(2 * width * count, normalised=count)
+
+    def _transposed(self, sizes: Sizes) -> Iterator[Atom]:
+        """Yield a copy of each tensor whose rows are the columns of what is made of it."""
+        for block in self.statements.blocks:
+            order = [a.name for a in (*block.axes, *block.reduced)]
+            found = list(reads(block.value))
+            for read in found[: 1 if is_contraction(block) else None]:
+                places = [order.index(name) for c in read.at for name, _ in c.terms]
+                if places != sorted(places):
+                    count = prod(size_at(d, sizes) for d in self.statements[read.tensor].shape)
+                    yield Atom(2 * STORED_BYTES[self.dtype] * count)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The sizes of a contraction, whose first operand is `left`."""
+
+    left: Read
+    rows: int
+    columns: int
+    depth: int
+    matrices: int
+
+    @staticmethod
+    def of(block: Block, sizes: Sizes) -> _Product:
+        left, right = reads(block.value)
+        axes = {a.name: a for a in (*block.axes, *block.reduced)}
+        first, second = ({a for c in r.at for a, _ in c.terms} for r in (left, right))
+        summed = {a.name for a in block.reduced}
+
+        def count(names: set[str]) -> int:
+            found: list[Axis] = [axes[n] for n in names]
+            return prod(size_at(a.size, sizes) for a in found)
+
+        both = first & second
+        parts = (first - both - summed, second - both - summed, summed, both - summed)
+        return _Product(left, *map(count, parts))
+
+
+def _weighs(graph: Graph, block: Block) -> bool:
+    """Tell whether a sum is that of the exponentials of a softmax."""
+    made = {b.out: b for b in graph.blocks}
+    sources = [made[r.tensor] for r in reads(block.value) if r.tensor in made]
+    return any(
+        made[r.tensor].combine == "max" for s in sources for r in reads(s.value) if r.tensor in made
+    )
