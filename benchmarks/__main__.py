@@ -26,6 +26,7 @@ SUITES = {
         ),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
         "chain": ("chain:MatmulChains", "two matmuls in one kernel against two, and torch (GPU)"),
+        "regions": ("regions:Regions", "blocks of models as one kernel, apart, and torch (GPU)"),
         "decode": (
             "decode.suite:Decode",
             "a token: CUDA graphs, torch.compile, the floor (GPU)",

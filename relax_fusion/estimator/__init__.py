@@ -6,7 +6,7 @@ Pure functions of a `Workload`, a `DeviceSpec` and a `TilePlan`; nothing is meas
 """
 
 from .baseline import predict_unfused
-from .choose import Choice, RangePrediction, choose
+from .choose import Choice, RangePrediction, choose, saved_s
 from .family import Breaks, KernelFamily
 from .prediction import Prediction, format_seconds
 from .registry import candidates, footprint, predict, register_family, violations
@@ -30,5 +30,6 @@ __all__ = [
     "predict",
     "predict_unfused",
     "register_family",
+    "saved_s",
     "violations",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
@@ -149,6 +150,19 @@ def choose(
     return Choice(
         PlanTable.of(_merged([cell for _, cells in chosen for cell in cells])), predictions
     )
+
+
+def saved_s(choice: Choice | Decline) -> float:
+    """Return the seconds that a kernel is predicted to save; none, or less, where it is declined.
+
+    In the open range, or at the static size.
+    """
+    if isinstance(choice, Choice):
+        last = choice.predictions[-1]
+        return last.unfused.seconds - last.least.seconds
+    if choice.fused_s is None or choice.unfused_s is None:
+        return -inf
+    return min(0.0, choice.unfused_s - choice.fused_s)
 
 
 def _chosen(

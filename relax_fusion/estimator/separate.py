@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..hardware import DeviceSpec
 from ..workload import Atom
+from ..workload.dtypes import STORED_BYTES
 from .cpu_cost import NORM_CYCLES_PER_VECTOR, SOFTMAX_CYCLES_PER_VECTOR
 from .gpu_cost import MEMORY_LATENCY_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
@@ -34,6 +35,12 @@ GHz."""
 def start_s(dev: DeviceSpec) -> float:
     """Return what launching takes behind another kernel, where the launches overlap."""
     return dev.launch_s * (FOLLOWING_LAUNCH if dev.kind == "gpu" else 1.0)
+
+
+def norm_s(elements: int, dtype: str, dev: DeviceSpec) -> float:
+    """Return what a norm takes as a kernel behind another."""
+    norm = Atom(2 * STORED_BYTES[dtype] * elements, normalised=elements)
+    return price(norm, dev).seconds - dev.launch_s + start_s(dev)
 
 
 def moved_bytes(atom: Atom) -> float:

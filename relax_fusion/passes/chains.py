@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import inf, prod
+from math import prod
 
 import tvm
 from tvm import relax
 
 from ..errors import Decline, Reason
-from ..estimator import choose, separate
+from ..estimator import Choice, choose, saved_s, separate
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of
 from ..matching.chain import PRODUCT, Region, Written, regions, written
 from ..matching.pattern import BlockView, Match, Refused, guard
-from ..workload import Atom, Chain
-from ..workload.dtypes import STORED_BYTES
+from ..workload import Chain
 from ..workload.graph import Tensor
 from ..workload.roofline import is_contraction, size_at
 from .attention import FuseAttentionChain
@@ -89,41 +88,50 @@ class FuseChains(FusingPass):
                 yield region
 
     def _best(self, view: BlockView, found: list[_Candidate]) -> Match | None:
-        """Return the match that saves the most time; None if the chain of two matmuls does."""
-        gains: dict[float, _Candidate] = {}
-        for candidate in _cuts(found):
-            gains.setdefault(self._gain(candidate.match, candidate.norms), candidate)
+        """Return the match that saves the most time; None if the chain of two matmuls does.
+
+        One that is declined would keep its bindings from other regions: it is refused here.
+        """
+        cuts = _cuts(found)
+        keys = self.options.plans.keys()
+        planned = [c.match for c in cuts if {c.match.workload.key, type(self).__name__} & keys]
+        if planned:
+            return planned[0]
+        gains = {saved_s(self._choice(c.match)) - self._beside_s(c): c for c in reversed(cuts)}
         most = max(gains)
         best = gains[most]
         for var in best.region.covers:
             rival = _match(FuseMatmulChain(self.options), view, var)
-            if rival is not None and self._gain(rival, best.norms) >= most:
+            if rival is not None and saved_s(self._choice(rival)) - self._beside_s(best) >= most:
                 return None
-        if most <= 0 < self._gain(best.match) and not self.options.always_fuse:
+        choice = self._choice(best.match)
+        if isinstance(choice, Decline):
+            raise Refused(choice.reason, f"{best.match.spelling}: {choice.detail}")
+        if most <= 0 and not self.options.always_fuse:
             norms = ", ".join(v.name for v in best.region.norms)
             detail = f"the kernel saves less time than {norms} takes, which is left in front of it"
-            raise Refused(Reason.NOT_PROFITABLE, detail)
+            raise Refused(Reason.NOT_PROFITABLE, f"{best.match.spelling}: {detail}")
         return best.match
 
-    def _gain(self, match: Match, norms: Sequence[Tensor] = ()) -> float:
-        """Return the seconds that a kernel is predicted to save, none or less if it is declined.
-
-        `norms` are what kernels of their own make beside it.
-        """
-        options, work = self.options, match.workload
-        dev = device_of(options.resolved_target())
-        how = {"always": options.always_fuse, "backend": options.backend}
-        choice = choose(work, dev, measured=options.measured, **how)
+    def _beside_s(self, candidate: _Candidate) -> float:
+        """Return what norms take that are left in front of a candidate."""
+        choice, work = self._choice(candidate.match), candidate.match.workload
         if isinstance(choice, Decline):
-            fused_s, unfused_s = choice.fused_s, choice.unfused_s
-            return -inf if fused_s is None or unfused_s is None else min(0.0, unfused_s - fused_s)
-        last = choice.predictions[-1]
-        saved, sizes = last.unfused.seconds - last.least.seconds, sizes_of(work, last.size)
-        for tensor in norms:
-            count = prod(size_at(d, sizes) for d in tensor.shape)
-            norm = Atom(2 * STORED_BYTES[tensor.dtype] * count, normalised=count)
-            saved -= separate.price(norm, dev).seconds - dev.launch_s + separate.start_s(dev)
-        return saved
+            return 0.0
+        dev = device_of(self.options.resolved_target())
+        sizes = sizes_of(work, choice.predictions[-1].size)
+        counts = ((t, prod(size_at(d, sizes) for d in t.shape)) for t in candidate.norms)
+        return sum(separate.norm_s(count, t.dtype, dev) for t, count in counts)
+
+    def _choice(self, match: Match) -> Choice | Decline:
+        options = self.options
+        return choose(
+            match.workload,
+            device_of(options.resolved_target()),
+            always=options.always_fuse,
+            backend=options.backend,
+            measured=options.measured,
+        )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -13,12 +13,12 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm.target import Target
 
-from relax_fusion import Decision, FuseOptions
+from relax_fusion import Decision, FuseOptions, make_target
 from relax_fusion.equivalence.operators import Misfit, Uninterpreted
 from relax_fusion.errors import EquivalenceError
-from relax_fusion.estimator import Choice
+from relax_fusion.estimator import Choice, Prediction, RangePrediction
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
-from relax_fusion.passes import PATTERNS, driver
+from relax_fusion.passes import PATTERNS, chains, driver
 from relax_fusion.workload import Workload
 
 from . import evaluation
@@ -87,8 +87,15 @@ def without_kernels() -> Iterator[None]:
         # Another one for each workload: a module has equal functions once
         return tirx.PrimFunc([], tirx.Evaluate(tirx.IntImm("int64", int(work.key, 16))))
 
+    def guessed(work: Workload, *args: object, **kwargs: object) -> Choice:
+        # A gain of its own for each region, so that any of them may be the best
+        fused = Prediction(int(work.key, 16) % 997 * 1e-6, 0, 0, 1, "launch")
+        unfused = replace(fused, seconds=1e-3)
+        return replace(plans, predictions=(RangePrediction(None, 16, fused, unfused, fused),))
+
     with (
         mock.patch.object(driver, "choose", lambda *args, **kwargs: plans),
+        mock.patch.object(chains, "choose", guessed),
         mock.patch.object(driver, "build_prim_func", named),
     ):
         yield
@@ -119,8 +126,10 @@ def check(function: Function, seed: int) -> tuple[list[Decision], bool]:
     mod = function.module()
     estimated = seed % ESTIMATED == 0
     decisions: list[Decision] = []
+    on_gpu = not estimated and seed % 3 == 1
     options = FuseOptions(
-        target=Target("llvm"),
+        target=make_target("h200") if on_gpu else Target("llvm"),
+        backend="triton" if on_gpu else "tir",
         bounds=function.bounds,
         decisions=decisions,
         always_fuse=not estimated or seed % 3 > 0,

@@ -12,6 +12,7 @@ from ..support.chain_reference import evaluate
 from ..support.chains import Chain, module
 from ..support.generated import check
 from ..support.gpu import gpu_target, needs_gpu
+from ..support.region_cases import CASES
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -40,6 +41,22 @@ CHAINS = [
         {"n": 130},
         "float16",
     ),
+    Chain(
+        "token_mixer",
+        "x[8,196,512] g[512] c[512] WA[196,256] p[256] WB[256,196] q[196]",
+        "n = R.permute_dims(R.nn.layer_norm(x, g, c, axes=[-1]), [0, 2, 1])\n"
+        "h = R.nn.gelu(R.add(R.matmul(n, WA), p)); m = R.add(R.matmul(h, WB), q)\n"
+        "y = R.add(R.permute_dims(m, [0, 2, 1]), x)",
+        *("y", {}, "float16"),
+    ),
+    Chain(
+        "three_layers",
+        "x[n,128] WA[128,128] WB[128,128] WC[128,128] p[128]",
+        "a = R.nn.relu(R.add(R.matmul(x, WA), p)); b = R.nn.relu(R.matmul(a, WB))\n"
+        "y = R.matmul(b, WC)",
+        *("y", {"n": 1000}, "bfloat16"),
+    ),
+    *(case.chain for case in CASES),
 ]
 
 

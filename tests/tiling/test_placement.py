@@ -63,7 +63,7 @@ def test_what_is_kept() -> None:
 def test_attention_rescales_in_one_loop_over_keys() -> None:
     work = Attention(2, 512, 512, 8, 2, 64, 64, 0.125, "none", None, "float16", "float16")
     space = iteration_space(work.graph)
-    assert str(place(space, parse("eitdc", space.ordered), ("d", "c"))) == (
+    assert str(place(space, parse("itdc", space.ordered), ("d", "c"))) == (
         "grid b n e i: L_q, t(L_k, C_dot, C_score, C_row_max, C_weight, C_row_sum, L_v, C_acc), "
         "C_out, S_out"
     )

@@ -64,8 +64,8 @@ def test_named_workloads() -> None:
         iteration_space(work.graph)
     heads = Attention(2, 64, 96, 8, 2, 64, 32, 0.1, "bottom_right", None, "float16", "float16")
     space = iteration_space(heads.graph)
-    assert [a.name for a in space.loops if a.batch] == ["b", "n"]
-    assert space.ordered == ("e", "i", "t", "d", "c")
+    assert [a.name for a in space.loops if a.batch] == ["b", "n", "e"]
+    assert space.ordered == ("i", "t", "d", "c")
 
 
 def test_online_softmax_does_not_wait_for_its_maximum() -> None:

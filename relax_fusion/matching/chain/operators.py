@@ -106,11 +106,14 @@ def _transposed(writer: ChainWriter, call: relax.Call) -> Formula:
 
 
 def _viewed(writer: ChainWriter, call: relax.Call) -> Formula:
-    """Write a tensor in another shape: its axes, grouped anew."""
+    """Write a tensor in another shape: its axes, grouped anew; an operand has it at once."""
+    shape = known_shape(call, "a result")
+    if call.args[0] not in writer.inside:
+        return writer.of(call.args[0], shape)
     x = writer.of(call.args[0])
     left = [name for dim in x.dims for name in dim]
     dims: list[tuple[str, ...]] = []
-    for size in known_shape(call, "a result"):
+    for size in shape:
         dim: tuple[str, ...] = ()
         while left and not same_shape((writer.product(dim),), (size,)):
             dim = (*dim, left.pop(0))

@@ -12,7 +12,16 @@ from ...workload import DTYPE_BYTES, DynamicDim
 from ...workload.graph import Combine, Graph
 from ...workload.values import At, Const, Expr, Op, Read, Size, apply
 from ..constants import scalar
-from ..pattern import BlockView, KernelArg, KernelOut, PrimExpr, Refused, guard, is_call
+from ..pattern import (
+    BlockView,
+    KernelArg,
+    KernelOut,
+    PrimExpr,
+    Refused,
+    Shape,
+    guard,
+    is_call,
+)
 from ..roundings import MOVEMENTS, kept_roundings
 from ..shapes import dtype_of, known_shape, product, same_shape
 from .formula import Formula, axes_of, moved
@@ -102,7 +111,7 @@ class ChainWriter:
     operands: dict[str, Operand] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
     rounded: set[str] = field(default_factory=set)
-    _read: list[tuple[relax.Expr, Formula]] = field(default_factory=list)
+    _read: list[tuple[relax.Expr, Shape, Formula]] = field(default_factory=list)
 
     def axis(self, size: PrimExpr | int) -> str:
         """Return a new axis."""
@@ -111,8 +120,11 @@ class ChainWriter:
         self.sizes[name] = size
         return name
 
-    def of(self, expr: relax.Expr) -> Formula:
-        """Return an argument of a call: made in the region, a number, or an operand."""
+    def of(self, expr: relax.Expr, view: Shape | None = None) -> Formula:
+        """Return an argument of a call: made in the region, a number, or an operand.
+
+        An operand may be taken in another shape, that of a `view` of it.
+        """
         if isinstance(expr, relax.Var) and expr in self.inside:
             return self.formulas[expr]
         number = scalar(self.view, expr)
@@ -120,20 +132,21 @@ class ChainWriter:
         if number is not None:
             guard(number == number, Reason.ATTRIBUTE, "an operand is the constant nan")
             return Formula(((),) * len(known_shape(expr, "a constant")), Const(number), dtype)
-        known = next((f for e, f in self._read if e.same_as(expr)), None)
-        return known or self._operand(expr, dtype)
+        shape = view or known_shape(expr, "an operand")
+        read = (f for e, s, f in self._read if e.same_as(expr) and same_shape(s, shape))
+        return next(read, None) or self._operand(expr, dtype, shape)
 
-    def _operand(self, expr: relax.Expr, dtype: str) -> Formula:
-        shape = known_shape(expr, "an operand")
+    def _operand(self, expr: relax.Expr, dtype: str, shape: Shape) -> Formula:
         allowed = {*DTYPE_BYTES} - {"float64"}
         guard(dtype in allowed, Reason.DTYPE, f"an operand is {dtype}; needs {', '.join(allowed)}")
+        guard(not any(same_shape((d,), (0,)) for d in shape), Reason.SHAPE, "an operand is empty")
         dims = tuple(() if same_shape((d,), (1,)) else (self.axis(d),) for d in shape)
         letter = "w" if expr in self.weights else "x"
         name = f"{letter}{sum(n[0] == letter for n in self.operands)}"
         axes = tuple(name for dim in dims for name in dim)
         self.operands[name] = Operand(expr, axes, dtype)
         found = Formula(dims, Read(name, tuple(At(((a, 1),)) for a in axes)), dtype)
-        self._read.append((expr, found))
+        self._read.append((expr, shape, found))
         return found
 
     def aligned(self, *formulas: Formula) -> list[Formula]:
@@ -209,7 +222,7 @@ class ChainWriter:
 
         Where every kernel rounds it, the tensor is of its dtype.
         """
-        if formula.is_stored() and not rounds:
+        if not rounds and (formula.is_stored() or self._is_operand(formula)):
             return formula
         axes = formula.axes
         guard(bool(axes), Reason.SHAPE, "a tensor has one element")
@@ -217,6 +230,14 @@ class ChainWriter:
         if rounds:
             self.rounded.add(read.tensor)
         return replace(formula, element=read)
+
+    def _is_operand(self, formula: Formula) -> bool:
+        """Tell whether each element is one of an operand, which has no other."""
+        read = formula.element
+        if not isinstance(read, Read) or read.tensor not in self.operands:
+            return False
+        along = [name for c in read.at for name, _ in c.terms]
+        return sorted(along) == sorted(formula.axes)
 
     def reduced(self, combine: Combine, formula: Formula, axes: Sequence[int]) -> Formula:
         """Return sums or maxima over some dimensions, which have one element then."""
@@ -232,7 +253,7 @@ class ChainWriter:
         """Return the matmul of two tensors, the batches of which broadcast."""
         right = right.renamed({n: self.axis(self.sizes[n]) for n in right.axes if n in left.axes})
         (*lead, rows, depth), (*other, inner, columns) = left.dims, right.dims
-        guard(bool(depth) and len(depth) == len(inner), Reason.SHAPE, "a matmul sums over one row")
+        guard(bool(depth), Reason.SHAPE, "a matmul sums over one element")
         names = self._joined(inner, depth)
         first, second = self.aligned(
             replace(left, dims=tuple(lead)), replace(right, dims=tuple(other))

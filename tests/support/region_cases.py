@@ -1,0 +1,227 @@
+"""Regions for `FuseChains`, small: each with the statements that it becomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .chains import Chain
+
+
+@dataclass(frozen=True)
+class Case:
+    """A chain, the statements that it becomes, and what remains beside the kernel."""
+
+    chain: Chain
+    statements: str
+    left: tuple[str, ...] = ()
+
+
+def half(name: str, inputs: str, body: str, result: str, **sizes: int) -> Chain:
+    return Chain(name, inputs, body, result, sizes, "float16")
+
+
+CASES = [
+    Case(
+        half(
+            "mlp",
+            "x[b,s,32] W[32,48] p[48] WV[48,32] q[32]",
+            "h = R.nn.gelu(R.add(R.matmul(x, W), p)); y = R.add(R.add(R.matmul(h, WV), q), x)",
+            "y",
+            b=2,
+            s=9,
+        ),
+        """
+        t0[m, p]    float32 = sum n: x0[m, n] * w0[n, p]
+        t1[m, p]    float16 = gelu(t0[m, p] + x1[p])
+        t2[m, s]    float32 = sum p: t1[m, p] * w1[p, s]
+        out0[m, s]  float16 = t2[m, s] + x2[s] + x0[m, s]
+        """,
+    ),
+    Case(
+        half(
+            "token_mixer",
+            "x[3,40,48] W[40,32] p[32] WV[32,40] q[40]",
+            "t = R.permute_dims(x, [0, 2, 1]); h = R.nn.gelu(R.add(R.matmul(t, W), p))\n"
+            "m = R.add(R.matmul(h, WV), q); y = R.add(R.permute_dims(m, [0, 2, 1]), x)",
+            "y",
+        ),
+        """
+        t0[m, n, p]    float32 = sum k: x0[m, k, n] * w0[k, p]
+        t1[m, n, p]    float16 = gelu(t0[m, n, p] + x1[p])
+        t2[m, n, s]    float32 = sum p: t1[m, n, p] * w1[p, s]
+        out0[m, s, n]  float16 = t2[m, n, s] + x2[s] + x0[m, s, n]
+        """,
+    ),
+    Case(
+        half(
+            "three_products",
+            "x[n,32] WA[32,16] WB[16,48] WC[48,32]",
+            "a = R.nn.relu(R.matmul(x, WA)); b = R.tanh(R.matmul(a, WB)); y = R.matmul(b, WC)",
+            "y",
+            n=21,
+        ),
+        """
+        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
+        t1[m, h]    float16 = relu(t0[m, h])
+        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
+        t3[m, q]    float16 = tanh(t2[m, q])
+        t4[m, s]    float32 = sum q: t3[m, q] * w2[q, s]
+        out0[m, s]  float16 = t4[m, s]
+        """,
+    ),
+    Case(
+        half(
+            "norm_in_front",
+            "x[20,32] g[32] WA[32,48] WB[48,16] WC[16,32]",
+            "n = R.nn.rms_norm(x, g, axes=[-1]); a = R.nn.relu(R.matmul(n, WA))\n"
+            "b = R.nn.relu(R.matmul(a, WB)); y = R.matmul(b, WC)",
+            "y",
+        ),
+        """
+        t0[m]       float32 = sum k: x0[m, k] * x0[m, k]
+        t1[m, k]    float16 = (x0[m, k] * rsqrt(t0[m] / 32 + 1e-05)) * x1[k]
+        t2[m, p]    float32 = sum k: t1[m, k] * w0[k, p]
+        t3[m, p]    float16 = relu(t2[m, p])
+        t4[m, r]    float32 = sum p: t3[m, p] * w1[p, r]
+        t5[m, r]    float16 = relu(t4[m, r])
+        t6[m, t]    float32 = sum r: t5[m, r] * w2[r, t]
+        out0[m, t]  float16 = t6[m, t]
+        """,
+    ),
+    Case(
+        half(
+            "norm_between",
+            "x[20,32] WA[32,48] g[48] WB[48,16] r[20,48]",
+            "s = R.add(R.matmul(x, WA), r); h = R.nn.rms_norm(s, g, axes=[-1])\n"
+            "y = R.matmul(R.nn.silu(h), WB)",
+            "y",
+        ),
+        """
+        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
+        t1[m, h]    float16 = t0[m, h] + x1[m, h]
+        t2[m]       float32 = sum h: t1[m, h] * t1[m, h]
+        t3[m, h]    float16 = silu((t1[m, h] * rsqrt(t2[m] / 48 + 1e-05)) * x2[h])
+        t4[m, t]    float32 = sum h: t3[m, h] * w1[h, t]
+        out0[m, t]  float16 = t4[m, t]
+        """,
+    ),
+    Case(
+        half(
+            "softmax_between",
+            "x[2,16,32] WA[2,32,48] m[2,16,48] WB[2,48,16] Ww[16,16]",
+            "s = R.add(R.multiply(R.matmul(x, WA), R.const(0.25, 'float16')), m)\n"
+            "p = R.nn.softmax(R.nn.relu(s), axis=-1); y = R.matmul(R.matmul(p, WB), Ww)",
+            "y",
+        ),
+        """
+        t0[m, k, q]      float32 = sum n: x0[m, k, n] * w0[m, n, q]
+        t1[m, k, q]      float32 = relu(t0[m, k, q] * 0.25 + x1[m, k, q])
+        t2[m, k]         float32 = max q: t1[m, k, q]
+        t3[m, k, q]      float32 = exp(t1[m, k, q] - finite(t2[m, k]))
+        t4[m, k]         float32 = sum q: t3[m, k, q]
+        t5[m, k, w]      float32 = sum q: t3[m, k, q] * w1[m, q, w]
+        t6[m, k, w]      float16 = t5[m, k, w] / t4[m, k]
+        t7[m, k, a13]    float32 = sum w: t6[m, k, w] * w2[w, a13]
+        out0[m, k, a13]  float16 = t7[m, k, a13]
+        """,
+    ),
+    Case(
+        half(
+            "adapter",
+            "x[n,32] base[n,48] WA[16,32] WB[48,16]",
+            "l = R.matmul(R.matmul(x, R.permute_dims(WA)), R.permute_dims(WB))\n"
+            "m = R.multiply(R.max(l, axis=[1], keepdims=True), R.const(2.0, 'float16'))\n"
+            "y = R.nn.silu(R.add(base, m))",
+            "y",
+            n=17,
+        ),
+        """
+        t0[n, m]    float32 = sum h: x0[n, h] * w0[m, h]
+        t1[n, m]    float16 = t0[n, m]
+        t2[n, p]    float32 = sum m: t1[n, m] * w1[p, m]
+        t3[n]       float32 = max p: t2[n, p]
+        out0[r, s]  float16 = silu(x1[r, s] + t3[r] * 2)
+        """,
+    ),
+    Case(
+        half(
+            "rounded",
+            "x[24,32] WA[32,16] WB[16,48]",
+            "h = R.nn.gelu(R.matmul(x, WA, out_dtype='float32')); c = R.astype(h, 'float16')\n"
+            "y = R.nn.softmax(R.astype(R.matmul(c, WB), 'float32'))",
+            "y",
+        ),
+        """
+        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
+        t1[m, h]    float16 = gelu(t0[m, h])
+        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
+        t3[m]       float32 = max q: t2[m, q]
+        t4[m, q]    float32 = exp(t2[m, q] - finite(t3[m]))
+        t5[m]       float32 = sum q: t4[m, q]
+        out0[m, q]  float32 = t4[m, q] / t5[m]
+        """,
+    ),
+    Case(
+        half(
+            "mean_behind",
+            "x[24,32] WA[32,16] WB[16,48] WC[24,48]",
+            "y = R.matmul(R.exp(R.matmul(x, WA)), WB); m = R.mean(y, axis=[1], keepdims=True)\n"
+            "z = R.multiply(R.subtract(y, m), WC)",
+            "z",
+        ),
+        """
+        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
+        t1[m, h]    float16 = exp(t0[m, h])
+        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
+        t3[m]       float32 = sum q: t2[m, q]
+        out0[m, q]  float16 = (t2[m, q] - (t3[m] / 48)) * x1[m, q]
+        """,
+    ),
+    Case(
+        half(
+            "side_by_side",
+            "x[24,32] WA[32,16] WB[32,16] WC[16,48]",
+            "a = R.nn.silu(R.matmul(x, WA)); b = R.matmul(x, WB); c = R.multiply(a, b)\n"
+            "y = R.matmul(c, WC)",
+            "y",
+        ),
+        """
+        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
+        t1[m, q]    float32 = sum k: x0[m, k] * w1[k, q]
+        t2[m, h]    float16 = silu(t0[m, h]) * t1[m, h]
+        t3[m, s]    float32 = sum h: t2[m, h] * w2[h, s]
+        out0[m, s]  float16 = t3[m, s]
+        """,
+    ),
+    Case(
+        half(
+            "batched",
+            "x[b,n,32] WA[b,32,16] WB[b,16,48]",
+            "h = R.clip(R.matmul(x, WA), 0, 6); y = R.sqrt(R.nn.relu(R.matmul(h, WB)))",
+            "y",
+            b=2,
+            n=9,
+        ),
+        """
+        t0[m, k, q]    float32 = sum n: x0[m, k, n] * w0[m, n, q]
+        t1[m, k, q]    float16 = min(max(t0[m, k, q], 0), 6)
+        t2[m, k, t]    float32 = sum q: t1[m, k, q] * w1[m, q, t]
+        out0[m, k, t]  float16 = sqrt(relu(t2[m, k, t]))
+        """,
+    ),
+    Case(
+        half(
+            "merged_heads",
+            "x[2,4,9,8] WA[32,48] WB[48,16]",
+            "t = R.permute_dims(x, [0, 2, 1, 3]); r = R.reshape(t, [2, 9, 32])\n"
+            "h = R.tanh(R.matmul(r, WA)); y = R.matmul(h, WB)",
+            "y",
+        ),
+        """
+        t0[m, n, q]    float32 = sum k, h: x0[m, k, n, h] * w0[8*k + h, q]
+        t1[m, n, q]    float16 = tanh(t0[m, n, q])
+        t2[m, n, s]    float32 = sum q: t1[m, n, q] * w1[q, s]
+        out0[m, n, s]  float16 = t2[m, n, s]
+        """,
+    ),
+]
