@@ -80,7 +80,7 @@ class Step:
     flops : int
         Of an element.
     dtype : str
-        Of the operands, where it is a contraction; else empty.
+        In which it multiplies, where it is a contraction; else empty.
     """
 
     makes: Access
@@ -234,7 +234,7 @@ def _step(
         if maker.reduced and not is_rescaled(graph, loop_of, block, name):
             waits.add(name)
     dtypes = {graph[r.tensor].dtype for r in reads(block.value)}
-    operands = sorted(dtypes, key=lambda dtype: (STORED_BYTES[dtype], dtype))
+    operands = sorted(dtypes, key=lambda dtype: (dtype != "float32", STORED_BYTES[dtype], dtype))
     return Step(
         _access(block.out, block.at, loop),
         frozenset(loop.values()),

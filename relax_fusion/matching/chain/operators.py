@@ -12,7 +12,7 @@ from tvm import relax
 from ...errors import Reason
 from ...workload.graph import Combine
 from ...workload.operators import OPERATORS as FUNCTIONS
-from ...workload.values import Const, apply
+from ...workload.values import Const, apply, reads
 from ..dequantized import refuse_dequantized
 from ..pattern import guard
 from ..shapes import known_shape, permutation, same_shape
@@ -69,6 +69,7 @@ def _softmax(writer: ChainWriter, call: relax.Call) -> Formula:
     top = apply("finite", writer.reduced("max", x, axes).element)
     weights = replace(x, element=apply("exp", x.element - top))
     weights = writer.stored(weights, "float32")
+    writer.exponentials.update(read.tensor for read in reads(weights.element))
     return replace(x, element=weights.element / writer.reduced("sum", weights, axes).element)
 
 

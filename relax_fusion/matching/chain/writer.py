@@ -110,6 +110,7 @@ class ChainWriter:
     sizes: dict[str, PrimExpr | int] = field(default_factory=dict)
     operands: dict[str, Operand] = field(default_factory=dict)
     statements: list[Statement] = field(default_factory=list)
+    exponentials: set[str] = field(default_factory=set)
     rounded: set[str] = field(default_factory=set)
     _read: list[tuple[relax.Expr, Shape, Formula]] = field(default_factory=list)
 
@@ -259,7 +260,7 @@ class ChainWriter:
             replace(left, dims=tuple(lead)), replace(right, dims=tuple(other))
         )
         batch = first.dims
-        value, factors = self._factored(first.element, {*depth})
+        value, factors = self._factored(first.element, {*depth}, left.dtype)
         one = self._tile(Formula((*batch, rows, depth), value, left.dtype))
         weight = moved(second.element, names)
         two = self._tile(Formula((*batch, depth, columns), weight, right.dtype))
@@ -271,16 +272,27 @@ class ChainWriter:
         return Formula(dims, found, left.dtype)
 
     def _tile(self, formula: Formula) -> Expr:
-        """Return an element of an operand of a product, which is that of a tensor."""
-        has = axes_of(formula.element)
+        """Return an element of an operand of a product, which is that of a tensor of its dtype."""
+        has, read = axes_of(formula.element), formula.element
         dims = tuple(tuple(n for n in dim if n in has) for dim in formula.dims)
-        return self.stored(replace(formula, dims=dims)).element
+        formula = replace(formula, dims=dims)
+        wide = isinstance(read, Read) and self._dtype_of(read.tensor) == "float32"
+        if wide and formula.dtype != "float32":
+            return self._state(read, formula.axes, (), "", formula.dtype)
+        return self.stored(formula).element
 
-    def _factored(self, value: Expr, depth: set[str]) -> tuple[Expr, list[tuple[str, Expr]]]:
+    def _dtype_of(self, tensor: str) -> str:
+        made = {s.out: s.dtype for s in self.statements}
+        return made[tensor] if tensor in made else self.operands[tensor].dtype
+
+    def _factored(
+        self, value: Expr, depth: set[str], dtype: str
+    ) -> tuple[Expr, list[tuple[str, Expr]]]:
         """Return an operand of a product without factors that are the same for the whole sum.
 
         They are multiplied by behind it: a softmax is divided by the sum of its exponentials then.
-        What is left must be in the range of the dtype: an exponential, or an operand.
+        What is left must be in the range of the dtype: an exponential, or an operand.  Exponentials
+        are stored in the dtype, so that what is summed is what is multiplied.
         """
         inner, factors = value, []
         while isinstance(inner, Op) and inner.name in ("multiply", "divide"):
@@ -291,10 +303,12 @@ class ChainWriter:
                 break
             factors.append((inner.name, second))
             inner = first
-        exponentials = [s.out for s in self.statements if _is_exponential(s.value)]
-        if isinstance(inner, Read) and inner.tensor in (*self.operands, *exponentials):
-            return inner, factors[::-1]
-        return value, []
+        if not isinstance(inner, Read) or inner.tensor not in {*self.operands, *self.exponentials}:
+            return value, []
+        for number, statement in enumerate(self.statements):
+            if statement.out == inner.tensor:
+                self.statements[number] = replace(statement, dtype=dtype)
+        return inner, factors[::-1]
 
     def _state(
         self,
@@ -320,7 +334,3 @@ class ChainWriter:
         sized = as_graph(self.operands, statements, self.sizes, self.view.bounds)
         args = tuple(KernelArg(o.expr, sized.shapes[n]) for n, o in self.operands.items())
         return Written(sized.graph, args, KernelOut(out, sized.shapes["out0"], found.dtype))
-
-
-def _is_exponential(value: Expr) -> bool:
-    return isinstance(value, Op) and value.name == "exp"
