@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from ..errors import Decline, Reason
-from ..estimator import Choice, choose, saved_s, separate
+from ..estimator import Choice, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of
 from ..matching.chain import PRODUCT, Region, Written, regions, written
@@ -97,12 +97,12 @@ class FuseChains(FusingPass):
         planned = [c.match for c in cuts if {c.match.workload.key, type(self).__name__} & keys]
         if planned:
             return planned[0]
-        gains = {saved_s(self._choice(c.match)) - self._beside_s(c): c for c in reversed(cuts)}
+        gains = {self._gain(c.match, c, found): c for c in reversed(cuts)}
         most = max(gains)
         best = gains[most]
         for var in best.region.covers:
             rival = _match(FuseMatmulChain(self.options), view, var)
-            if rival is not None and saved_s(self._choice(rival)) - self._beside_s(best) >= most:
+            if rival is not None and self._gain(rival, best, found) >= most:
                 return None
         choice = self._choice(best.match)
         if isinstance(choice, Decline):
@@ -113,15 +113,31 @@ class FuseChains(FusingPass):
             raise Refused(Reason.NOT_PROFITABLE, f"{best.match.spelling}: {detail}")
         return best.match
 
-    def _beside_s(self, candidate: _Candidate) -> float:
-        """Return what norms take that are left in front of a candidate."""
-        choice, work = self._choice(candidate.match), candidate.match.workload
-        if isinstance(choice, Decline):
-            return 0.0
+    def _gain(self, match: Match, candidate: _Candidate, found: list[_Candidate]) -> float:
+        """Return the seconds that a kernel is predicted to save in a candidate's place.
+
+        Norms in front of the candidate are kernels of their own then, and else part of a matmul.
+        """
+        choice = self._choice(match)
+        saved = saved_s(choice)
+        own = self._choice(candidate.match)
+        if not candidate.region.norms or isinstance(own, Decline):
+            return saved
         dev = device_of(self.options.resolved_target())
-        sizes = sizes_of(work, choice.predictions[-1].size)
-        counts = ((t, prod(size_at(d, sizes) for d in t.shape)) for t in candidate.norms)
-        return sum(separate.norm_s(count, t.dtype, dev) for t, count in counts)
+        size = own.predictions[-1].size
+        for tensor in candidate.norms:
+            elements = prod(
+                size_at(d, sizes_of(candidate.match.workload, size)) for d in tensor.shape
+            )
+            saved -= separate.norm_s(elements, tensor.dtype, dev)
+        whole = next((c for c in found if c.holds(candidate)), None)
+        if whole is not None:
+            both = [c.match.workload for c in (whole, candidate)]
+            with_s, without_s = (
+                predict_unfused(w, dev, size, backend=self.options.backend).seconds for w in both
+            )
+            saved += with_s - without_s
+        return saved
 
     def _choice(self, match: Match) -> Choice | Decline:
         options = self.options
@@ -146,6 +162,10 @@ class _Candidate:
         """The numbers of its products and of its other reductions."""
         sums = sum(bool(b.combine) for b in self.written.graph.blocks)
         return len(self.region.products), sums
+
+    def holds(self, other: _Candidate) -> bool:
+        """Tell whether it is another candidate with the norms in front."""
+        return self.region.out == other.region.out and self.region.inside > other.region.inside
 
     @property
     def norms(self) -> list[Tensor]:

@@ -11,9 +11,9 @@ from .base import Atom, Described
 from .dims import Dim, DynamicDim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph
-from .norm_matmul import NormMatmul, Projection
+from .norm_matmul import Norm, NormMatmul, Projection
 from .roofline import Sizes, is_contraction, size_at
-from .values import Axis, Read, reads
+from .values import Axis, Expr, Op, Read, parts, reads
 
 ROWS = "rows"
 """The dynamic dimension that plans are chosen by."""
@@ -70,38 +70,59 @@ class Chain(Described):
         return tuple(b for b in self.statements.blocks if is_contraction(b))
 
     def apart(self, **sizes: int) -> list[Atom]:
-        """Return the contractions, the softmaxes between them, and transpositions.
+        """Return the contractions, softmaxes, norms and transpositions.
 
-        Norms and maps in front of a contraction or behind it go along with it; contractions of the
-        same rows are one kernel.
+        Maps go along with a contraction, and a norm with the one behind it, if nothing but its own
+        arithmetic is between; contractions of the same rows are one kernel.
         """
         return [*self._matmuls(sizes), *self._reductions(sizes), *self._transposed(sizes)]
 
     def _matmuls(self, sizes: Sizes) -> Iterator[Atom]:
         groups: dict[tuple[Read, int], list[tuple[Block, _Product]]] = {}
         for block in self.contractions:
-            parts = _Product.of(block, sizes)
-            groups.setdefault((parts.left, parts.matrices), []).append((block, parts))
+            each = _Product.of(block, sizes)
+            groups.setdefault((each.left, each.matrices), []).append((block, each))
         for (_, matrices), found in groups.items():
             (_, first), *_ = found
-            columns = tuple(Projection(parts.columns, "kn", ()) for _, parts in found)
+            columns = tuple(Projection(each.columns, "kn", ()) for _, each in found)
             dtypes = {r.tensor: self.statements[r.tensor].dtype for r in reads(found[0][0].value)}
             dtype = min(dtypes.values(), key=lambda d: (STORED_BYTES[d], d))
-            matmul = NormMatmul(first.rows, first.depth, columns, None, dtype, dtype)
+            norm = self._norm_of(first.left.tensor)
+            matmul = NormMatmul(first.rows, first.depth, columns, norm, dtype, dtype)
             maker = "pass" if matrices == 1 else "rule"
             yield Atom(0, matmul, first.rows, matrices, maker)  # type: ignore[arg-type]
 
+    def _norm_of(self, rows: str) -> Norm | None:
+        """Return the norm that a tensor is the rows of."""
+        made = {b.out: b for b in self.statements.blocks}
+        block = made.get(rows)
+        if block is None or block.combine or not _functions(block.value) <= _ARITHMETIC:
+            return None
+        sums = [made[r.tensor] for r in reads(block.value) if r.tensor in made]
+        sums = [b for b in sums if b.combine == "sum" and not is_contraction(b)]
+        sums = [b for b in sums if not _weighs(self.statements, b)]
+        return Norm("layer" if len(sums) > 1 else "rms", EPS) if sums else None
+
     def _reductions(self, sizes: Sizes) -> Iterator[Atom]:
-        """Yield softmaxes, and the norms that no contraction is behind."""
-        graph = self.statements
-        last = graph.blocks.index(self.contractions[-1])
-        width = STORED_BYTES[self.dtype]
-        for number, block in enumerate(graph.blocks):
+        """Yield softmaxes, and the norms that are kernels of their own."""
+        graph, width = self.statements, STORED_BYTES[self.dtype]
+        for block in graph.blocks:
             count = prod(size_at(a.size, sizes) for a in (*block.axes, *block.reduced))
             if block.combine == "max":
                 yield Atom(2 * width * count, scores=count)
-            elif block.combine and number > last and not _weighs(graph, block):
+            elif block.combine and not is_contraction(block) and self._is_apart(block):
                 yield Atom(2 * width * count, normalised=count)
+
+    def _is_apart(self, norm: Block) -> bool:
+        """Tell whether a sum is that of a norm which no contraction takes in."""
+        graph = self.statements
+        if _weighs(graph, norm):
+            return False
+        readers = [b for b in graph.blocks if norm.out in {r.tensor for r in reads(b.value)}]
+        if any(b.combine for b in readers):  # a mean: the norm is told by its other sum
+            return False
+        left = {next(reads(b.value)).tensor for b in self.contractions}
+        return not any(self._norm_of(b.out) is not None for b in readers if b.out in left)
 
     def _transposed(self, sizes: Sizes) -> Iterator[Atom]:
         """Yield a copy of each tensor whose rows are the columns of what is made of it."""
@@ -137,8 +158,19 @@ class _Product:
             return prod(size_at(a.size, sizes) for a in found)
 
         both = first & second
-        parts = (first - both - summed, second - both - summed, summed, both - summed)
-        return _Product(left, *map(count, parts))
+        kinds = (first - both - summed, second - both - summed, summed, both - summed)
+        return _Product(left, *map(count, kinds))
+
+
+EPS = 1e-5
+"""Of a norm whose price is asked for."""
+
+_ARITHMETIC = {"add", "subtract", "multiply", "divide", "rsqrt", "sqrt"}
+"""What the rows of a norm are computed by."""
+
+
+def _functions(value: Expr) -> set[str]:
+    return {part.name for part in parts(value) if isinstance(part, Op)}
 
 
 def _weighs(graph: Graph, block: Block) -> bool:
