@@ -153,11 +153,11 @@ class _Cut:
         return self.wrong or (f"{lost[0]} is stored, which only the parts have" if lost else None)
 
     def tops(self, name: str) -> list[str]:
-        """Return the maxima that what a sum adds is rescaled by."""
+        """Return the maxima that what a sum adds is rescaled by, one for each factor."""
         made = {block.out: block for block in self.graph.blocks}
         inner = [r.tensor for r in reads(made[name].value) if r.tensor in self.along]
         tops = [r.tensor for each in inner for r in reads(made[each].value)]
-        return list(dict.fromkeys(t for t in tops if t in self.sums and t != name))
+        return [t for t in tops if t in self.sums and t != name]
 
     def loops_of(self, block: Block) -> dict[str, Axis]:
         """Return the axes of a statement by their loops."""

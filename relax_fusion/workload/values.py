@@ -206,6 +206,15 @@ def parts(value: Expr) -> Iterator[Expr]:
         yield from parts(arg)
 
 
+def axes_in(value: Expr) -> Iterator[str]:
+    """Yield the axes that a value depends on."""
+    for part in parts(value):
+        if isinstance(part, AxisValue):
+            yield part.axis
+        elif isinstance(part, Read):
+            yield from (axis for place in part.at for axis, _ in place.terms)
+
+
 def reads(value: Expr) -> Iterator[Read]:
     """Yield the elements that a value is computed from."""
     return (part for part in parts(value) if isinstance(part, Read))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from relax_fusion.estimator.families.generated.plan import (
     loop_sizes,
 )
 from relax_fusion.tiling import (
+    Expression,
     Schedule,
     Structure,
     expressions,
@@ -33,15 +34,46 @@ from relax_fusion.workload.reference import evaluate, numpy_dtype
 from relax_fusion.workload.roofline import size_at
 
 from ..tiling.graphs import chain, norm_mlp, projected_keys, random_graph, softmax
+from .strange_graphs import KINDS
 
 Arrays = Mapping[str, np.ndarray]
 
-ALLOWED = {"float16": 2e-2, "float32": 1e-4}
+ALLOWED = {"bfloat16": 5e-2, "float16": 2e-2, "float32": 1e-4}
 """Of the largest value: a chain of half precision rounds what is between."""
 
+DYNAMIC = {"kv_capacity": 50}
+"""Sizes of dynamic dimensions; of others, `ROWS`."""
+
+ROWS = 20
+
+MOST_LOOPS, ORDERS = 4, 200
+"""Loops of which all expressions are made, and orders that are drawn of more: of five, there are
+thousands."""
 
 WARPS = 4
 """Of a block that Triton is not told the warps of."""
+
+
+def _patch_products() -> None:
+    """Let the interpreter multiply bfloat16, which it holds as the integers of its bits."""
+    from triton.language import bfloat16, float32
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    product = InterpreterBuilder.create_dot
+    if getattr(product, "patched", False):
+        return
+
+    def known(tile: Any) -> Any:
+        if tile.dtype.scalar != bfloat16:
+            return tile
+        bits = tile.data.view(np.uint16).astype(np.uint32) << 16
+        return TensorHandle(bits.view(np.float32), float32)
+
+    def create_dot(self: Any, left: Any, right: Any, *more: Any) -> Any:
+        return product(self, known(left), known(right), *more)
+
+    create_dot.patched = True
+    InterpreterBuilder.create_dot = create_dot
 
 
 def launch(
@@ -67,6 +99,8 @@ def launch(
 
     from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
 
+    if device == "cpu":
+        _patch_products()
     sizes = sizes or {}
     some = {name: max(1, size) if blocks is None else MANY for name, size in sizes.items()}
     kernel = kernel_text(graph, schedule, some, Means(**means))
@@ -78,7 +112,8 @@ def launch(
             held[tensor.name] = torch.from_numpy(values).to(device, dtype)
         else:
             shape = [size_at(d, sizes) for d in tensor.shape]
-            held[tensor.name] = torch.full(shape, float("nan"), dtype=dtype, device=device)
+            nothing = float("nan") if dtype.is_floating_point else 77
+            held[tensor.name] = torch.full(shape, nothing, dtype=dtype, device=device)
     arguments: list[Any] = [
         TensorDescriptor.from_tensor(held[p.tensor], list(p.box)) if p.box else held[p.tensor]
         for p in kernel.operands
@@ -143,37 +178,64 @@ def draw_graph(choose: random.Random) -> Graph:
     return choose.choice(kinds)()
 
 
-def draw_schedule(graph: Graph, choose: random.Random, sides: tuple[int, ...]) -> Schedule | None:
+def draw_schedule(
+    graph: Graph, choose: random.Random, sides: tuple[int, ...], sizes: Mapping[str, int]
+) -> Schedule | None:
     """Draw tiles, and a structure that Triton can do; None where there is none."""
-    space = iteration_space(graph)
+    space = iteration_space(graph, sizes)
     tile = {
         a.name: 1 if a.batch else choose.choice([t for t in (*sides, a.size) if t <= a.size])
         for a in space.loops
     }
     single = [a.name for a in space.loops if not a.batch and tile[a.name] == a.size]
-    found: list[Structure] = [s for s in distinct(space, expressions(space), single) if not s.kept]
+    some: Iterable[Expression] = (
+        Expression(tuple(choose.sample(space.ordered, len(space.ordered)))) for _ in range(ORDERS)
+    )
+    if len(space.ordered) <= MOST_LOOPS:
+        some = expressions(space)
+    found: list[Structure] = [s for s in distinct(space, some, single) if not s.kept]
     if not found:
         return None
     return Schedule(space, choose.choice(found), tuple(tile[a.name] for a in space.loops))
 
 
-def draw_values(graph: Graph, seed: int) -> dict[str, np.ndarray]:
-    """Draw operands, as their dtypes round them."""
+def draw_values(graph: Graph, seed: int, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Draw operands, as their dtypes round them, and the sizes that are operands."""
     draw = np.random.default_rng(seed)
-    return {
-        o.name: draw.standard_normal(o.shape).astype(numpy_dtype(o.dtype)).astype("float64")
-        for o in graph.inputs
+    given: dict[str, Any] = {
+        slot.name: size_at(slot.dim, sizes) for slot in graph.slots if slot.dim is not None
     }
+    for operand in graph.inputs:
+        if operand.shape is not None:
+            values = draw.standard_normal([size_at(d, sizes) for d in operand.shape])
+            given[operand.name] = _stored(np.asarray(values), operand.dtype)
+    return given
 
 
-def wrong(graph: Graph, found: Arrays, given: Arrays) -> str:
+def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return normal numbers as elements of a dtype, which are large where it is of integers."""
+    if dtype == "bool":
+        return (values > 0).astype("float64")
+    if dtype.startswith(("int", "uint")):
+        values = np.round(values * (30_000 if dtype == "int32" else 30))
+        values = np.abs(values) if dtype.startswith("uint") else values
+    return values.astype(numpy_dtype(dtype)).astype("float64")
+
+
+def wrong(graph: Graph, found: Arrays, given: Mapping[str, Any]) -> str:
     """Return what is wrong with results; empty where nothing is."""
     dtypes = {t.dtype for t in graph.tensors}
-    allowed = max(ALLOWED[d] for d in dtypes & {*ALLOWED})
+    halves = dtypes & {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
+    allowed = (
+        ALLOWED["bfloat16"]
+        if halves
+        else max((ALLOWED[d] for d in dtypes & {*ALLOWED}), default=1e-4)
+    )
     for name, exact in evaluate(graph, given, "float32").items():
         finite = np.isfinite(exact)
-        if (np.isfinite(found[name]) != finite).any():
-            return f"{name} is not finite where it should be"
+        for kind in (np.isnan, np.isposinf, np.isneginf):
+            if (kind(found[name]) != kind(exact)).any():
+                return f"{name} is not finite where it should be, or is where it should not"
         most = np.abs(exact[finite]).max(initial=0.0)
         error = np.abs(found[name] - exact)[finite].max(initial=0.0)
         if error > allowed * most:
@@ -181,8 +243,21 @@ def wrong(graph: Graph, found: Arrays, given: Arrays) -> str:
     return ""
 
 
-def check(seeds: list[int], sides: tuple[int, ...], device: str = "cpu") -> dict[str, Any]:
+def check(
+    seeds: list[int], sides: tuple[int, ...], device: str = "cpu", kind: str = ""
+) -> dict[str, Any]:
     """Run random graphs under random schedules, some split, some with tensor maps.
+
+    Parameters
+    ----------
+    seeds : list of int
+        One a graph.
+    sides : tuple of int
+        Tiles, beside those of a whole axis.
+    device : {"cpu", "cuda"}
+        Where: "cpu" is the interpreter.
+    kind : str
+        Which of the strange graphs, by name; empty: chains.
 
     Returns
     -------
@@ -192,27 +267,28 @@ def check(seeds: list[int], sides: tuple[int, ...], device: str = "cpu") -> dict
     said: dict[str, Any] = {"wrong": [], "run": 0, "split": 0, "refused": {}}
     for seed in seeds:
         choose = random.Random(seed)
-        graph = draw_graph(choose)
-        given = draw_values(graph, seed)
-        loops = [n for n in split_loops(graph) if seed % 2]
-        size = {a.name: a.size for a in iteration_space(graph).loops}
+        graph = KINDS[kind](choose) if kind else draw_graph(choose)
+        sizes = {name: DYNAMIC.get(name, ROWS) for name in graph.dims}
+        given = draw_values(graph, seed, sizes)
+        loops = [n for n in split_loops(graph, sizes) if seed % 2]
+        size = {a.name: a.size for a in iteration_space(graph, sizes).loops}
         counts = [(n, c) for n in loops for c in range(2, 17) if size[n] % c == 0]
         maps = choose.random() < 0.5
         try:
             if counts:
-                two = split_sum(graph, *choose.choice(counts))
+                two = split_sum(graph, *choose.choice(counts), sizes)
                 steps = [two.partial, two.merging]
             else:
                 steps = [graph]
             held = dict(given)
             for step in steps:
-                schedule = draw_schedule(step, choose, sides)
+                schedule = draw_schedule(step, choose, sides, sizes)
                 if schedule is None:
                     raise TilingError("no structure")
                 if device == "cuda" and narrow_behind(Launched(step, schedule, WARPS, 1)):
                     raise TilingError("a narrow product behind another, which no plan has")
                 inputs = {o.name: held[o.name] for o in step.inputs}
-                held |= launch(step, schedule, inputs, device, tensor_maps=maps)
+                held |= launch(step, schedule, inputs, device, sizes, tensor_maps=maps)
         except TilingError as err:
             said["refused"][seed] = str(err)
             continue

@@ -27,6 +27,18 @@ def ratio(x, y):
 
 
 @triton.jit
+def quotient(x, y):
+    """Return ``x / y`` rounded down; Triton's ``//`` rounds towards 0."""
+    return x // y - tl.where(x % y < 0, 1, 0)
+
+
+@triton.jit
+def remainder(x, y):
+    """Return what ``y * quotient(x, y)`` leaves of ``x``; Triton's ``%`` can be less than 0."""
+    return (x % y + y) % y
+
+
+@triton.jit
 def _larger(x, y):
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
@@ -48,7 +60,7 @@ def function_of(kernel: KernelText) -> JITFunction:
     lines = kernel.text.splitlines(keepends=True)
     linecache.cache[file] = (len(kernel.text), None, lines, file)
     known = {"tl": tl, "triton": triton, "__name__": __name__}
-    for given in (activate, finite, ratio, largest):
+    for given in (activate, finite, ratio, quotient, remainder, largest):
         known[given.__name__] = given
     exec(compile(kernel.text, file, "exec"), known)
     return known[kernel.name]

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from ...workload.dtypes import STORED_BYTES
 from ...workload.graph import Block, Graph
-from ...workload.values import Expr, Op, Read, reads
+from ...workload.values import AxisValue, Expr, Op, Read, axes_in, parts, reads
 from .tiles import Blocks, Frame
 
 _HALVES = ("float16", "bfloat16")
+
+_WIDE = ("float32", "int32", "int64", "uint16", "uint32")
+"""What halves do not hold."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,7 @@ def product_of(graph: Graph, block: Block, blocks: Blocks, out: Frame) -> Produc
     common: list[Expr] = []
     numbers: list[Expr] = []
     for factor in _factors(block.value):
-        loops = {
-            blocks.loop_of[block.out, n] for r in reads(factor) for c in r.at for n, _ in c.terms
-        }
+        loops = {blocks.loop_of[block.out, axis] for axis in axes_in(factor)}
         if not loops & {*out, *summed}:
             numbers.append(factor)
         elif not loops & {*out}:
@@ -111,8 +112,11 @@ def _factors(value: Expr) -> Iterator[Expr]:
 def _dtype(graph: Graph, left: list[Expr], right: list[Expr]) -> str:
     """Return the dtype in which operands are multiplied: that of half precision where one has it.
 
-    8-bit floats are multiplied in float16, of which they are a part.
+    8-bit floats are multiplied in float16, of which they are a part; places along an axis, which
+    it does not hold, in float32.
     """
+    if any(isinstance(part, AxisValue) for f in (*left, *right) for part in parts(f)):
+        return "float32"
     sides = [{graph[r.tensor].dtype for f in side for r in reads(f)} for side in (left, right)]
     if all(side == {"int8"} for side in sides):
         return "int8"
@@ -124,7 +128,7 @@ def _dtype(graph: Graph, left: list[Expr], right: list[Expr]) -> str:
         if len(factors) == 1 and isinstance(factors[0], Read)
     ]
     halves = {d for d in plain if d in _HALVES} or both & {*_HALVES}
-    if len(halves) == 1 and "float32" not in plain:
+    if len(halves) == 1 and not {*plain} & {*_WIDE}:
         return halves.pop()
     if all(STORED_BYTES[d] == 1 and d.startswith("float8") for d in both):
         return "float16"

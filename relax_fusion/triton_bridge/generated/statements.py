@@ -11,7 +11,7 @@ from ...workload.graph import Block, Graph, Tensor
 from ...workload.values import Read
 from .products import Product, Side, product_of
 from .tiles import LEAST_SUMMED, Blocks, Frame, bracketed, spread
-from .values import DTYPES, Values, inside
+from .values import DTYPES, Values, inside, is_integer, is_whole
 
 MOST_SPREAD = 1 << 15
 """Elements of a tile that is multiplied element by element, where there is no product of matrices
@@ -52,7 +52,7 @@ class Statements:
         shape, dtype = self.blocks.shape(frame), self._accumulator(name)
         if block.start is not None:
             start = self._values(block).whole(block.start, frame)
-            return f"{name}_acc = tl.zeros({shape}, {dtype}) + {start}"
+            return f"{name}_acc = {self._cast(block, start)}"
         nothing = "0" if block.combine == "sum" else 'float("-inf")'
         return f"{name}_acc = tl.full({shape}, {nothing}, {dtype})"
 
@@ -84,8 +84,17 @@ class Statements:
         return self.blocks.frame(self.space.step[tensor].makes.loops)
 
     def _accumulator(self, name: str) -> str:
-        integer = self.graph[name].dtype.startswith(("int", "uint"))
-        return "tl.int32" if integer else "tl.float32"
+        """Return the type of sums: int32 where whole numbers are added up to an integer."""
+        return "tl.int32" if self._adds_integers(self.made[name]) else "tl.float32"
+
+    def _cast(self, block: Block, value: str) -> str:
+        """Return a value as one of the type of a statement's sums."""
+        return f"{bracketed(value)}.to(tl.int32)" if self._adds_integers(block) else value
+
+    def _adds_integers(self, block: Block) -> bool:
+        added = [e for e in (block.value, block.start) if e is not None]
+        made = block.combine == "sum" and is_integer(self.graph[block.out].dtype)
+        return made and all(is_whole(self.graph, each) for each in added)
 
     def _stored(self, value: str, tensor: Tensor) -> str:
         """Return a float32 value as one of a tensor."""
@@ -145,20 +154,23 @@ class Statements:
     def _add(self, block: Block, value: str) -> str:
         """Return the line of a sum that grows, or is complete."""
         if block.out in self.growing:
-            return f"{block.out}_acc += {value}"
+            return f"{block.out}_acc += {self._cast(block, value)}"
         if block.start is not None:
             value = f"{value} + {self._values(block).text(block.start, self.frame(block.out))}"
         return f"{block.out} = {self._stored(value, self.graph[block.out])}"
 
     def _rescale(self, name: str, frame: Frame) -> list[str]:
-        """Return the lines that multiply a sum by how maxima that its values go by have changed."""
+        """Return the lines that multiply a sum by how maxima that its values go by have changed.
+
+        Where two factors go by the same maximum, it is by the square of the change.
+        """
         made = [
             self.space.step[r.tensor] for r in self.space.step[name].reads if r.tensor in self.made
         ]
         tops = [r.tensor for step in made for r in step.reads if r.tensor in self.growing]
         return [
             f"{name}_acc *= {spread(f'{top}_scale', self.frame(top), frame)}"
-            for top in dict.fromkeys(tops)
+            for top in tops
             if self.made[top].combine == "max"
         ]
 
@@ -175,7 +187,8 @@ class Statements:
         how += ", out_dtype=tl.int32" if product.dtype == "int8" else ""
         made = (*product.rows, *product.columns)
         matrix = len(made) == 2 and len(product.summed) == 1
-        if name in self.growing and matrix and made == frame and not product.numbers:
+        same = (product.dtype == "int8") == self._adds_integers(block)
+        if name in self.growing and matrix and made == frame and not product.numbers and same:
             return f"{name}_acc = tl.dot({left}, {right}, {name}_acc{how})"
         if not matrix:
             m, n, k = (
@@ -187,6 +200,8 @@ class Statements:
         if not matrix:
             value = f"tl.reshape({value}, {self.blocks.shape(made)})"
         value = spread(value, made, frame)
+        if {*made} < {*frame}:
+            value = f"tl.broadcast_to({value}, {self.blocks.shape(frame)})"
         return self._add(
             block, " * ".join([value, *(values.text(e, frame) for e in product.numbers)])
         )

@@ -190,7 +190,8 @@ class _Writer:
         """Write the places of a tile, and which of them there are."""
         block = self.blocks.block[loop]
         numbers = f"tl.arange(0, {block})" if block > 1 else ""
-        self._write(f"{loop}_at = {' + '.join(t for t in (start, numbers) if t) or '0'}")
+        places = " + ".join(t for t in (start, numbers) if t)
+        self._write(f"{loop}_at = {places or 'tl.cast(0, tl.int32)'}")
         if self.blocks.is_padded(loop):
             self._write(f"{loop}_in = {loop}_at < {size_name(self.blocks.size[loop])}")
 
@@ -214,7 +215,8 @@ class _Writer:
         box = box_of(self.graph[what.tensor], self.blocks, what) if self.means.tensor_maps else None
         if box is None:
             address, mask = self._address(what)
-            mask = f", mask={mask}, other=0" if mask else ""
+            nothing = "0.0" if self.graph[what.tensor].dtype.startswith("float8") else "0"
+            mask = f", mask={mask}, other={nothing}" if mask else ""
             self._write(f"{name} = tl.load({address}{mask})")
             return
         starts = ", ".join(self._start(place, around) for place in what.at)
@@ -251,7 +253,9 @@ class _Writer:
         how = "tl.static_range" if few and not products else "range"
         self._write(f"for {loop.name}_start in {how}(0, {count}, {block}):")
         self.depth += 1
-        self._places(loop.name, f"{loop.name}_start")
+        constant = how == "tl.static_range" and block == 1
+        start = f"{loop.name}_start"
+        self._places(loop.name, f"tl.cast({start}, tl.int32)" if constant else start)
         self._body(loop.body, (*around, loop.name))
         self.depth -= 1
         self._write(*map(self.statements.end, begun))

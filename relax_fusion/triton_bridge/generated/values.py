@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ...workload.graph import Block, Graph
 from ...workload.operators import ACTIVATIONS
-from ...workload.values import At, AxisValue, Const, Expr, Op, Read, Size, parts, reads
+from ...workload.values import At, AxisValue, Const, Expr, Op, Read, Size, axes_in, parts, reads
 from .tiles import Blocks, Frame, bracketed, size_name, spread
 
 FUNCTIONS = {
@@ -35,6 +35,9 @@ DTYPES = {
     "float8_e5m2": "tl.float8e5",
 }
 """Triton's names of dtypes."""
+
+_SMALLEST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+"""Of the normal numbers of float32."""
 
 Tiles = Callable[[Read], tuple[str, Frame]]
 """The name of the tile that a read is of, and its dimensions."""
@@ -71,13 +74,23 @@ class Values:
         if isinstance(value, AxisValue):
             return f"({self.place(value.axis, frame)} * 1.0)"
         if isinstance(value, Size):
-            return size_name(value.dim)
+            return f"tl.cast({size_name(value.dim)}, tl.float32)"
         if isinstance(value, Const):
-            return _number(value.value)
+            return f"tl.cast({_number(value.value)}, tl.float32)"
         assert isinstance(value, Op), value
         if value.formula is not None:
             return self.text(value.formula, frame)
-        return FUNCTIONS[value.name].format(*(self.text(arg, frame) for arg in value.args))
+        return FUNCTIONS[value.name].format(*self._operands(value, frame))
+
+    def _operands(self, value: Op, frame: Frame) -> list[str]:
+        """Return the operands of an operator; beside a tile, a number is written as it is."""
+        plain = any(not isinstance(arg, Const) for arg in value.args)
+        return [
+            _number(arg.value)
+            if plain and isinstance(arg, Const) and _is_normal(arg.value)
+            else self.text(arg, frame)
+            for arg in value.args
+        ]
 
     def whole(self, value: Expr, frame: Frame) -> str:
         """Return a value in float32, with dimensions of a frame too along which it is equal."""
@@ -108,10 +121,7 @@ class Values:
     def conditioned(self, block: Block) -> Frame:
         """Return the dimensions that these conditions depend on."""
         axes = [block.band.column, block.band.row] if block.band is not None else []
-        known = parts(block.where) if block.where is not None else ()
-        for part in known:
-            axes += [part.axis] if isinstance(part, AxisValue) else []
-            axes += [n for c in part.at for n, _ in c.terms] if isinstance(part, Read) else []
+        axes += axes_in(block.where) if block.where is not None else []
         return self.blocks.frame(tuple(map(self.loop, axes)))
 
 
@@ -137,20 +147,51 @@ def coordinate(blocks: Blocks, place: At, frame: Frame) -> str:
         terms.append(text if stride == 1 else f"{text} * {stride}")
     terms += [str(place.start)] if place.start or not terms else []
     text = " + ".join(terms)
-    text = f"{bracketed(text)} // {place.div}" if place.div != 1 else text
-    return text if place.mod is None else f"{bracketed(text)} % {size_name(place.mod)}"
+    below = place.start < 0 or any(stride < 0 for _, stride in place.terms)
+    if place.div != 1:
+        text = f"quotient({text}, {place.div})" if below else f"{bracketed(text)} // {place.div}"
+    if place.mod is None:
+        return text
+    wrapped = size_name(place.mod)
+    return f"remainder({text}, {wrapped})" if below else f"{bracketed(text)} % {wrapped}"
 
 
 def _limit(value: Expr) -> str:
-    """Return the limit of a band: sums of sizes and whole numbers."""
+    """Return the limit of a band: sums of sizes and numbers, which are integers where they can."""
     if isinstance(value, Size):
         return size_name(value.dim)
     if isinstance(value, Const):
-        return str(int(value.value))
+        return str(int(value.value)) if value.value.is_integer() else _number(value.value)
     assert isinstance(value, Op), value
     return FUNCTIONS[value.name].format(*map(_limit, value.args))
 
 
+def is_whole(graph: Graph, value: Expr) -> bool:
+    """Tell whether a value is a whole number, whatever the operands have."""
+    if isinstance(value, Read):
+        return is_integer(graph[value.tensor].dtype)
+    if isinstance(value, Const):
+        return value.value.is_integer()
+    known = ("add", "subtract", "multiply")
+    return (
+        isinstance(value, Op)
+        and value.name in known
+        and all(is_whole(graph, arg) for arg in value.args)
+    )
+
+
+def is_integer(dtype: str) -> bool:
+    """Tell whether a dtype is of integers."""
+    return dtype.startswith(("int", "uint"))
+
+
 def _number(value: float) -> str:
-    """Return a number as text."""
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
+    """Return a number as text, rounded to float32 where that has none of its size."""
+    if abs(value) > _LARGEST:
+        value = math.copysign(math.inf, value)
+    return f'float("{value}")' if not math.isfinite(value) else repr(value)
+
+
+def _is_normal(value: float) -> bool:
+    """Tell whether a number is float32 to Triton, to which one that is too small is float64."""
+    return value == 0 or not abs(value) < _SMALLEST

@@ -14,6 +14,7 @@ from relax_fusion.hardware.target import device_of
 
 from ...support.generated import check, check_plan
 from ...support.interpreted import Interpreter
+from ...support.strange_graphs import KINDS
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,14 @@ def test_random_graphs_under_random_schedules(first: int, interpreter: Interpret
         "kept" in why or "elements" in why or "no structure" in why
         for why in said["refused"].values()
     ), said["refused"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strange_graphs_under_random_schedules(kind: str, interpreter: Interpreter) -> None:
+    """Masks, starts, other dtypes, odd coordinates, numbers, many factors, several results."""
+    said = interpreter(list(range(16)), (16, 32), "cpu", kind)
+    assert said["wrong"] == []
+    assert said["run"] > 8
 
 
 ROWS = MatmulChain(
