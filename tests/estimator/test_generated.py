@@ -101,6 +101,18 @@ def test_a_users_plan_is_taken() -> None:
         ({"split": "i=2"}, "the loop i cannot be split: no statement combines over it"),
         ({"tiles": "i=64 j0=128 k=64 j1=32"}, "acc1 has tiles of 32 columns behind another"),
         ({"tiles": "i=128 j0=256 k=64 j1=256"}, "a thread has"),
+        ({"tiles": "i=48 j0=128 k=64 j1=64"}, "the loop i has tiles of 48; blocks of Triton are"),
+        ({"tiles": "i=64 j0=128 k=8 j1=64"}, "the loop k has tiles of 8; blocks of Triton are"),
+        ({"tiles": "i=512 j0=256 k=64 j1=64"}, "acc0 has tiles of 131072 elements; at most 65536"),
+        ({"tiles": "i=1 j0=128 k=64 j1=512"}, "acc1 is computed in tiles of 65536 elements that"),
+        ({"expression": "ij0(k,j1)"}, "tiles of acc1 are kept for all iterations of j1"),
+        ({"tiles": "i=64 j0=128 k=64 j1=64 z=1"}, "z has a tile and is no loop; there are i, j0"),
+        ({"tiles": "i=64 i=32 j0=128 k=64 j1=64"}, "must be one number for each loop"),
+        ({"tiles": f"i={'9' * 5000}"}, "must be loops with numbers"),
+        ({"split": "j0=2 k=2"}, "split is 'j0=2 k=2'; must be of one loop"),
+        ({"num_warps": 0}, "num_warps is 0; must be a power of two, at most 32"),
+        ({"num_warps": 6}, "num_warps is 6; must be a power of two, at most 32"),
+        ({"num_stages": 65, "tiles": "i=64 j0=256 k=64 j1=128"}, "num_stages is 65; at most 64"),
     ],
 )
 def test_what_is_no_plan(change: dict[str, Any], words: str) -> None:
@@ -108,6 +120,11 @@ def test_what_is_no_plan(change: dict[str, Any], words: str) -> None:
     assert any(words in sentence for sentence in violations(plan, work_of("G2"), GPU))
     with pytest.raises(TilePlanError):
         choose(work_of("G2"), GPU, plans=plan)
+
+
+def test_tensor_maps_are_used_or_not() -> None:
+    with pytest.raises(TilePlanError, match="tensor_maps is 2; must be less than or equal to 1"):
+        replace(PLAN, tensor_maps=2)
 
 
 def test_tensor_maps_are_for_devices_that_have_them() -> None:

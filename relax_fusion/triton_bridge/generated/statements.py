@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from ...errors import TilingError
 from ...tiling import Access, Schedule
+from ...tiling.blocks import LEAST_SUMMED, refuse_spread
 from ...workload.graph import Block, Graph, Tensor
 from ...workload.values import Read
 from .products import Product, Side, product_of
-from .tiles import LEAST_SUMMED, Blocks, Frame, bracketed, spread
+from .tiles import Blocks, Frame, bracketed, spread
 from .values import DTYPES, Values, inside, is_integer, is_whole
 
-MOST_SPREAD = 1 << 15
-"""Elements of a tile that is multiplied element by element, where there is no product of matrices
-to make of it."""
+LEAST_INTEGERS = 32
+"""Elements that a product of matrices of int8 sums at least (Triton, `tl.dot`); float16 holds int8
+as well."""
 
 _EVERY_NAN = "propagate_nan=tl.PropagateNan.ALL"
 
@@ -68,6 +68,8 @@ class Statements:
             value = self._values(block).whole(block.value, frame)
             return [f"{name} = {self._stored(value, self.graph[name])}"]
         product = product_of(self.graph, block, self.blocks, frame)
+        if product and product.dtype == "int8" and self._depth(product) < LEAST_INTEGERS:
+            product = replace(product, dtype="float16")
         if block.combine == "max":
             return self._largest(block, self._combined(block, frame))
         rescale = self._rescale(name, frame) if name in self.growing else []
@@ -120,12 +122,7 @@ class Statements:
         """Return a sum or a maximum over a tile, of values that are computed one by one."""
         values, reduced = self._values(block), self.blocks.loops(block, True)
         every = (*frame, *self.blocks.frame(reduced))
-        size = prod(self.blocks.block[loop] for loop in every)
-        if size > MOST_SPREAD:
-            raise TilingError(
-                f"{block.out} is computed in tiles of {size} elements that no product of matrices "
-                f"makes; at most {MOST_SPREAD}"
-            )
+        refuse_spread(block.out, prod(self.blocks.block[loop] for loop in every))
         value = values.whole(block.value, every)
         seen = [*inside(self.blocks, reduced, every), *values.seen(block, every)]
         if seen:

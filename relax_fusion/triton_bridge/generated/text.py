@@ -13,6 +13,7 @@ from math import prod
 
 from ...errors import TilingError
 from ...tiling import Access, Compute, Load, Loop, Schedule
+from ...tiling.blocks import refuse_blocks
 from ...tiling.structure import Node
 from ...workload.graph import Graph
 from ...workload.roofline import Sizes
@@ -21,9 +22,6 @@ from .boxes import box_of
 from .statements import Statements
 from .tiles import Blocks, bracketed, size_name
 from .values import DTYPES, coordinate, inside
-
-MOST_TILE = 1 << 16
-"""Elements of a tile: registers of a multiprocessor."""
 
 MOST_UNROLLED = 16
 """Iterations of a loop without products that are written out: all of its loads are asked for at
@@ -118,29 +116,16 @@ def kernel_text(
         power of two or is too large, or if a tensor has a dtype that the kernel cannot make.
     """
     blocks = Blocks.of(graph, schedule, sizes or {})
-    _refuse(graph, schedule, blocks)
+    refuse_blocks(schedule)
+    for block in graph.blocks:
+        dtype = graph[block.out].dtype
+        if dtype not in DTYPES or dtype.startswith(("float8", "bool")):
+            raise TilingError(f"{block.out} is {dtype}, which no generated kernel makes")
     writer = _Writer(graph, schedule, blocks, means)
     lines = "\n".join(writer.lines())
     taken = ", ".join([*writer.parameters, *(f"{d}_size" for d in graph.dims)])
     text = f"@triton.jit\ndef {name}({taken}):\n{lines}\n"
     return KernelText(name, text, tuple(writer.parameters.values()), graph.dims)
-
-
-def _refuse(graph: Graph, schedule: Schedule, blocks: Blocks) -> None:
-    """Refuse what a kernel of Triton cannot do."""
-    for name, loops in schedule.structure.kept:
-        raise TilingError(f"tiles of {name} are kept for all iterations of {', '.join(loops)}")
-    for step in schedule.space.steps:
-        for tile in (step.makes, *step.reads):
-            count = prod(blocks.block[loop] for loop in tile.loops)
-            if count > MOST_TILE:
-                raise TilingError(
-                    f"{tile.tensor} has tiles of {count} elements; at most {MOST_TILE}"
-                )
-    for block in graph.blocks:
-        dtype = graph[block.out].dtype
-        if dtype not in DTYPES or dtype.startswith(("float8", "bool")):
-            raise TilingError(f"{block.out} is {dtype}, which no generated kernel makes")
 
 
 class _Writer:

@@ -11,15 +11,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...errors import TilingError
 from ...tiling import Schedule
 from ...tiling.axes import loop_names
+from ...tiling.blocks import block_sizes
 from ...workload.dims import Dim, DynamicDim
 from ...workload.graph import Block, Graph
 from ...workload.roofline import Sizes
-
-LEAST_SUMMED = 16
-"""Elements that a product of matrices sums at least (Triton, `tl.dot` of half precision)."""
 
 _ATOM = re.compile(r"[\w.]+(\[[^\[\]]*\])?|\([^()]*\)")
 
@@ -54,17 +51,6 @@ class Blocks:
         TilingError
             If a loop of several tiles has one that is no power of two.
         """
-        block: dict[str, int] = {}
-        products = [step for step in schedule.space.steps if step.dtype]
-        summed = {name for step in products for name in step.reduced}
-        for loop in schedule.space.loops:
-            tile = schedule.tile[loop.name]
-            least = LEAST_SUMMED if loop.name in summed and loop.size > 1 else 1
-            block[loop.name] = max(least, 1 << (tile - 1).bit_length())
-            if schedule.trips[loop.name] > 1 and block[loop.name] != tile:
-                raise TilingError(
-                    f"the loop {loop.name} has tiles of {tile}; blocks of Triton are powers of two"
-                )
         names, _ = loop_names(graph, sizes)
         loop_of = {(graph.blocks[at].out, axis): loop for (at, axis), loop in names.items()}
         size = {
@@ -72,7 +58,7 @@ class Blocks:
             for each in graph.blocks
             for axis in (*each.axes, *each.reduced)
         }
-        return cls(block, size, loop_of)
+        return cls(block_sizes(schedule), size, loop_of)
 
     def loops(self, block: Block, reduced: bool) -> Frame:
         """Return the loops of a statement's axes: those that it combines over, or the others."""

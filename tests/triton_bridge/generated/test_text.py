@@ -11,8 +11,9 @@ from triton.runtime.jit import JITFunction
 
 from relax_fusion import MatmulChain, make_target
 from relax_fusion.errors import TilingError
-from relax_fusion.estimator import candidates
-from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
+from relax_fusion.estimator import candidates, violations
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches, many
+from relax_fusion.estimator.families.generated.space import plans
 from relax_fusion.hardware.target import device_of
 from relax_fusion.tiling import Schedule, iteration_space, parse, place
 from relax_fusion.triton_bridge.generated import Means, Parameter, function_of, kernel_text
@@ -112,6 +113,16 @@ def test_a_sum_that_is_no_product_of_matrices_has_small_tiles() -> None:
         kernel_text(graph, scheduled(graph, "ijk", {"i": 64, "j": 64, "k": 64}))
 
 
+def test_few_integers_are_multiplied_in_float16() -> None:
+    """A product of int8 sums 32 elements or more, which the interpreter does not know."""
+    g = GraphBuilder()
+    i, j, k = Axis("i", 16), Axis("j", 16), Axis("k", 12)
+    x, w = g.input("x", (16, 12), "int8"), g.input("w", (12, 16), "int8")
+    g.output(g.sum("s", (i, j), (k,), x[i, k] * w[k, j], "int32"))
+    text = kernel_text(g.graph(), scheduled(g.graph(), "ijk", {"i": 16, "j": 16, "k": 12})).text
+    assert "s = (tl.dot(x.to(tl.float16), w.to(tl.float16))).to(tl.int32)" in text
+
+
 CHAINS = {
     "split": MatmulChain(512, 256, 512, 256, ("kn", "kn"), (), (), "float16", "float16"),
     "batch": MatmulChain(1024, 128, 1024, 128, ("kn", "kn"), (), (), "float16", "float16", 4),
@@ -133,5 +144,21 @@ def test_every_plan_that_is_offered_has_a_text(name: str, device: str) -> None:
     assert name != "split" or any(plan.split for plan in found)
     for plan in found:
         for launched in launches(work.graph, plan):
-            sizes = dict.fromkeys(launched.graph.dims, 1 << 20)
-            assert "tl.store" in kernel_text(launched.graph, launched.schedule, sizes).text
+            assert (
+                "tl.store"
+                in kernel_text(launched.graph, launched.schedule, many(launched.graph)).text
+            )
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_every_plan_without_violations_has_a_text(rows: int) -> None:
+    """Of one row, no product of matrices is made, and tiles are smaller."""
+    work = MatmulChain(rows, 33, 257, 96, ("nk", "nk"), (), (), "float16", "float16")
+    dev, refused = device_of(make_target("h200")), 0
+    for plan in plans(work.graph):
+        if violations(plan, work, dev):
+            refused += 1
+            continue
+        for launched in launches(work.graph, plan):
+            assert kernel_text(launched.graph, launched.schedule).text
+    assert refused

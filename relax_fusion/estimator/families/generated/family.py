@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from ....errors import TilePlanError, TilingError
 from ....hardware import DeviceSpec
+from ....tiling.blocks import refuse_blocks
 from ....workload import Chain, MatmulChain
 from ....workload.graph import Graph
 from ...family import Breaks, KernelFamily
@@ -36,6 +37,9 @@ NEAR = 150
 priced."""
 
 ChainWork: TypeAlias = MatmulChain | Chain
+
+MOST_WARPS, MOST_STAGES = 32, 64
+"""Of a kernel of Triton."""
 
 OFFERED = 8
 """Plans of each size that others are compared with."""
@@ -78,8 +82,14 @@ class Generated(KernelFamily[ChainWork]):
     def violations(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a block has."""
         assert isinstance(plan, GeneratedPlan)
+        wrong = next(_bad_launch(plan), None)
+        if wrong is not None:
+            yield wrong
+            return
         try:
             every = launches(work.graph, plan)
+            for launched in every:
+                refuse_blocks(launched.schedule)
         except (TilingError, TilePlanError) as err:
             yield str(err)
             return
@@ -104,6 +114,14 @@ class Generated(KernelFamily[ChainWork]):
         """Price each launch; the second begins while the first ends."""
         assert isinstance(plan, GeneratedPlan)
         return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
+
+
+def _bad_launch(plan: GeneratedPlan) -> Iterator[str]:
+    """Yield why no kernel of Triton is launched so."""
+    if not 1 <= plan.num_warps <= MOST_WARPS or plan.num_warps & (plan.num_warps - 1):
+        yield f"num_warps is {plan.num_warps}; must be a power of two, at most {MOST_WARPS}"
+    if plan.num_stages > MOST_STAGES:
+        yield f"num_stages is {plan.num_stages}; at most {MOST_STAGES}"
 
 
 def _predict(

@@ -33,8 +33,8 @@ WARP_SIZE = 32
 
 
 def block_of(launched: Launched, loop: str) -> int:
-    """Return the elements of a block along a loop: a power of two."""
-    return 1 << (launched.schedule.tile[loop] - 1).bit_length()
+    """Return the elements of a block along a loop."""
+    return launched.block[loop]
 
 
 def warp_groups(launched: Launched, step: Step) -> bool:

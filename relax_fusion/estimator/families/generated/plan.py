@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Annotated
+
+import pydantic
 
 from ....errors import TilePlanError, TilingError
 from ....tiling import (
@@ -19,8 +22,8 @@ from ....tiling import (
     split_sum,
 )
 from ....tiling.axes import loop_names
+from ....tiling.blocks import block_sizes
 from ....tiling.split import PART
-from ....validation import Natural
 from ....workload.graph import Graph
 from ....workload.roofline import Sizes
 from ...tile_plan import TilePlan
@@ -35,7 +38,7 @@ MERGED_ROWS, MERGED_COLUMNS = 8, 64
 
 MERGING_WARPS = 4
 
-_TILE = re.compile(r"(\w+)=(\d+)")
+_TILE = re.compile(r"(\w+)=([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class GeneratedPlan(TilePlan):
     expression: str = ""
     tiles: str = ""
     split: str = ""
-    tensor_maps: Natural = 0
+    tensor_maps: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
 
     @property
     def text(self) -> str:
@@ -75,7 +78,10 @@ def _numbers(text: str, what: str) -> dict[str, int]:
     found = _TILE.findall(text)
     if text.split() != [f"{name}={number}" for name, number in found]:
         raise TilePlanError(f"{what} are {text!r}; must be loops with numbers: 'm=64 n=128'")
-    return {name: int(number) for name, number in found}
+    numbers = {name: int(number) for name, number in found}
+    if len(numbers) < len(found):
+        raise TilePlanError(f"{what} are {text!r}; must be one number for each loop")
+    return numbers
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,11 @@ class Launched:
         return self._hash
 
     @cached_property
+    def block(self) -> Mapping[str, int]:
+        """Elements of a block along each loop: powers of two."""
+        return block_sizes(self.schedule)
+
+    @cached_property
     def _hash(self) -> int:
         schedule = self.schedule
         return hash((schedule.structure, schedule.tiles, self.warps, self.stages))
@@ -115,10 +126,15 @@ def launches(graph: Graph, plan: GeneratedPlan) -> tuple[Launched, ...]:
     ------
     TilingError
         If the plan is none for the graph.
+    TilePlanError
+        If a field is no text of loops with numbers.
     """
     if not plan.split:
         return (_first(graph, plan),)
-    ((loop, count),) = _numbers(plan.split, "split").items()
+    parts = _numbers(plan.split, "split")
+    if len(parts) != 1:
+        raise TilePlanError(f"split is {plan.split!r}; must be of one loop: 'n=4'")
+    ((loop, count),) = parts.items()
     two = split_graph(graph, loop, count)
     merging = Launched(two.merging, merging_schedule(two.merging), MERGING_WARPS, 1)
     return _first(two.partial, plan), merging
@@ -141,12 +157,16 @@ def scheduled(graph: Graph, expression: str, tile: Mapping[str, int]) -> Schedul
     Raises
     ------
     TilingError
-        If the text is none, or a tile is missing.
+        If the text is none, or a tile is missing, or one of no loop.
     """
     space = space_of(graph)
     missing = [a.name for a in space.loops if a.name not in tile and not a.batch]
     if missing:
         raise TilingError(f"the loop {missing[0]} has no tile")
+    names = [a.name for a in space.loops]
+    unknown = [name for name in tile if name not in names]
+    if unknown:
+        raise TilingError(f"{unknown[0]} has a tile and is no loop; there are {', '.join(names)}")
     tiles = tuple(tile.get(a.name, 1) for a in space.loops)
     single = frozenset(a.name for a, t in zip(space.loops, tiles, strict=True) if t >= a.size)
     return Schedule(space, _placed(graph, expression, single), tiles)
