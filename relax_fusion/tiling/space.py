@@ -53,7 +53,7 @@ class Access:
     tensor: str
     at: tuple[At, ...]
 
-    @property
+    @cached_property
     def loops(self) -> tuple[str, ...]:
         """The loops that index it, each once, in the order of the coordinates."""
         return tuple(dict.fromkeys(name for place in self.at for name, _ in place.terms))

@@ -21,7 +21,7 @@ from ...shape import Size, sizes_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from .memory import GROUP_WARPS, MOST_REGISTERS, footprint, narrow_behind, wanted_registers
-from .plan import FAMILY, GeneratedPlan, launches, loop_sizes, space_of
+from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
 from .price import block_bytes, price, tiles_at
 from .space import plans, variants
 
@@ -128,13 +128,22 @@ def _predict(
     graph: Graph, plan: GeneratedPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
 ) -> Prediction:
     every = launches(graph, plan)
-    parts = [price(e, loop_sizes(e.graph, sizes), dev, n == 0) for n, e in enumerate(every)]
+    parts = [price(every[0], loop_sizes(every[0].graph, sizes), dev, True)]
+    parts += [_merging_price(launched, sizes, dev) for launched in every[1:]]
     if plan.tensor_maps:
         trips = tiles_at(every[0], loop_sizes(every[0].graph, sizes))
         long = plan.num_warps == GROUP_WARPS and block_bytes(every[0], trips) >= LONG_BYTES
         factor = LONG_MAPS if long else SHORT_MAPS
         parts[0] = replace(parts[0], seconds=factor * parts[0].seconds)
     return in_a_row(parts)
+
+
+@lru_cache(maxsize=1024)
+def _merging_price(
+    launched: Launched, sizes: tuple[tuple[str, int], ...], dev: DeviceSpec
+) -> Prediction:
+    """Price a launch that merges sums, which many plans have in common."""
+    return price(launched, loop_sizes(launched.graph, sizes), dev, False)
 
 
 @lru_cache(maxsize=256)
