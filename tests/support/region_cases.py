@@ -31,10 +31,10 @@ CASES = [
             s=9,
         ),
         """
-        t0[m, p]    float32 = sum n: x0[m, n] * w0[n, p]
-        t1[m, p]    float16 = gelu(t0[m, p] + x1[p])
-        t2[m, s]    float32 = sum p: t1[m, p] * w1[p, s]
-        out0[m, s]  float16 = t2[m, s] + x2[s] + x0[m, s]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = gelu(t0[m, k] + x1[k])
+        t2[m, n]    float32 = sum k: t1[m, k] * w1[k, n]
+        out0[m, n]  float16 = t2[m, n] + x2[n] + x0[m, n]
         """,
     ),
     Case(
@@ -46,10 +46,10 @@ CASES = [
             "y",
         ),
         """
-        t0[m, n, p]    float32 = sum k: x0[m, k, n] * w0[k, p]
-        t1[m, n, p]    float16 = gelu(t0[m, n, p] + x1[p])
-        t2[m, n, s]    float32 = sum p: t1[m, n, p] * w1[p, s]
-        out0[m, s, n]  float16 = t2[m, n, s] + x2[s] + x0[m, s, n]
+        t0[m, k, h]    float32 = sum p: x0[m, p, k] * w0[p, h]
+        t1[m, k, h]    float16 = gelu(t0[m, k, h] + x1[h])
+        t2[m, k, n]    float32 = sum h: t1[m, k, h] * w1[h, n]
+        out0[m, n, k]  float16 = t2[m, k, n] + x2[n] + x0[m, n, k]
         """,
     ),
     Case(
@@ -61,12 +61,12 @@ CASES = [
             n=21,
         ),
         """
-        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
-        t1[m, h]    float16 = relu(t0[m, h])
-        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
-        t3[m, q]    float16 = tanh(t2[m, q])
-        t4[m, s]    float32 = sum q: t3[m, q] * w2[q, s]
-        out0[m, s]  float16 = t4[m, s]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = relu(t0[m, k])
+        t2[m, p]    float32 = sum k: t1[m, k] * w1[k, p]
+        t3[m, p]    float16 = tanh(t2[m, p])
+        t4[m, n]    float32 = sum p: t3[m, p] * w2[p, n]
+        out0[m, n]  float16 = t4[m, n]
         """,
     ),
     Case(
@@ -80,12 +80,12 @@ CASES = [
         """
         t0[m]       float32 = sum k: x0[m, k] * x0[m, k]
         t1[m, k]    float16 = (x0[m, k] * rsqrt(t0[m] / 32 + 1e-05)) * x1[k]
-        t2[m, p]    float32 = sum k: t1[m, k] * w0[k, p]
-        t3[m, p]    float16 = relu(t2[m, p])
-        t4[m, r]    float32 = sum p: t3[m, p] * w1[p, r]
-        t5[m, r]    float16 = relu(t4[m, r])
-        t6[m, t]    float32 = sum r: t5[m, r] * w2[r, t]
-        out0[m, t]  float16 = t6[m, t]
+        t2[m, h]    float32 = sum k: t1[m, k] * w0[k, h]
+        t3[m, h]    float16 = relu(t2[m, h])
+        t4[m, p]    float32 = sum h: t3[m, h] * w1[h, p]
+        t5[m, p]    float16 = relu(t4[m, p])
+        t6[m, n]    float32 = sum p: t5[m, p] * w2[p, n]
+        out0[m, n]  float16 = t6[m, n]
         """,
     ),
     Case(
@@ -97,12 +97,12 @@ CASES = [
             "y",
         ),
         """
-        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
-        t1[m, h]    float16 = t0[m, h] + x1[m, h]
-        t2[m]       float32 = sum h: t1[m, h] * t1[m, h]
-        t3[m, h]    float16 = silu((t1[m, h] * rsqrt(t2[m] / 48 + 1e-05)) * x2[h])
-        t4[m, t]    float32 = sum h: t3[m, h] * w1[h, t]
-        out0[m, t]  float16 = t4[m, t]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = t0[m, k] + x1[m, k]
+        t2[m]       float32 = sum k: t1[m, k] * t1[m, k]
+        t3[m, k]    float16 = silu((t1[m, k] * rsqrt(t2[m] / 48 + 1e-05)) * x2[k])
+        t4[m, n]    float32 = sum k: t3[m, k] * w1[k, n]
+        out0[m, n]  float16 = t4[m, n]
         """,
     ),
     Case(
@@ -114,15 +114,15 @@ CASES = [
             "y",
         ),
         """
-        t0[m, k, q]      float32 = sum n: x0[m, k, n] * w0[m, n, q]
-        t1[m, k, q]      float32 = relu(t0[m, k, q] * 0.25 + x1[m, k, q])
-        t2[m, k]         float32 = max q: t1[m, k, q]
-        t3[m, k, q]      float16 = exp(t1[m, k, q] - finite(t2[m, k]))
-        t4[m, k]         float32 = sum q: t3[m, k, q]
-        t5[m, k, w]      float32 = sum q: t3[m, k, q] * w1[m, q, w]
-        t6[m, k, w]      float16 = t5[m, k, w] / t4[m, k]
-        t7[m, k, a13]    float32 = sum w: t6[m, k, w] * w2[w, a13]
-        out0[m, k, a13]  float16 = t7[m, k, a13]
+        t0[m, n, h]    float32 = sum p: x0[m, n, p] * w0[m, p, h]
+        t1[m, n, h]    float32 = relu(t0[m, n, h] * 0.25 + x1[m, n, h])
+        t2[m, n]       float32 = max h: t1[m, n, h]
+        t3[m, n, h]    float16 = exp(t1[m, n, h] - finite(t2[m, n]))
+        t4[m, n]       float32 = sum h: t3[m, n, h]
+        t5[m, n, q]    float32 = sum h: t3[m, n, h] * w1[m, h, q]
+        t6[m, n, q]    float16 = t5[m, n, q] / t4[m, n]
+        t7[m, n, k]    float32 = sum q: t6[m, n, q] * w2[q, k]
+        out0[m, n, k]  float16 = t7[m, n, k]
         """,
     ),
     Case(
@@ -136,11 +136,11 @@ CASES = [
             n=17,
         ),
         """
-        t0[n, m]    float32 = sum h: x0[n, h] * w0[m, h]
-        t1[n, m]    float16 = t0[n, m]
-        t2[n, p]    float32 = sum m: t1[n, m] * w1[p, m]
-        t3[n]       float32 = max p: t2[n, p]
-        out0[r, s]  float16 = silu(x1[r, s] + t3[r] * 2)
+        t0[k, h]    float32 = sum p: x0[k, p] * w0[h, p]
+        t1[k, h]    float16 = t0[k, h]
+        t2[k, q]    float32 = sum h: t1[k, h] * w1[q, h]
+        t3[k]       float32 = max q: t2[k, q]
+        out0[m, n]  float16 = silu(x1[m, n] + t3[m] * 2)
         """,
     ),
     Case(
@@ -152,13 +152,13 @@ CASES = [
             "y",
         ),
         """
-        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
-        t1[m, h]    float16 = gelu(t0[m, h])
-        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
-        t3[m]       float32 = max q: t2[m, q]
-        t4[m, q]    float32 = exp(t2[m, q] - finite(t3[m]))
-        t5[m]       float32 = sum q: t4[m, q]
-        out0[m, q]  float32 = t4[m, q] / t5[m]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = gelu(t0[m, k])
+        t2[m, n]    float32 = sum k: t1[m, k] * w1[k, n]
+        t3[m]       float32 = max n: t2[m, n]
+        t4[m, n]    float32 = exp(t2[m, n] - finite(t3[m]))
+        t5[m]       float32 = sum n: t4[m, n]
+        out0[m, n]  float32 = t4[m, n] / t5[m]
         """,
     ),
     Case(
@@ -170,11 +170,11 @@ CASES = [
             "z",
         ),
         """
-        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
-        t1[m, h]    float16 = exp(t0[m, h])
-        t2[m, q]    float32 = sum h: t1[m, h] * w1[h, q]
-        t3[m]       float32 = sum q: t2[m, q]
-        out0[m, q]  float16 = (t2[m, q] - (t3[m] / 48)) * x1[m, q]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = exp(t0[m, k])
+        t2[m, n]    float32 = sum k: t1[m, k] * w1[k, n]
+        t3[m]       float32 = sum n: t2[m, n]
+        out0[m, n]  float16 = (t2[m, n] - (t3[m] / 48)) * x1[m, n]
         """,
     ),
     Case(
@@ -186,11 +186,11 @@ CASES = [
             "y",
         ),
         """
-        t0[m, h]    float32 = sum k: x0[m, k] * w0[k, h]
-        t1[m, q]    float32 = sum k: x0[m, k] * w1[k, q]
-        t2[m, h]    float16 = silu(t0[m, h]) * t1[m, h]
-        t3[m, s]    float32 = sum h: t2[m, h] * w2[h, s]
-        out0[m, s]  float16 = t3[m, s]
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, p]    float32 = sum h: x0[m, h] * w1[h, p]
+        t2[m, k]    float16 = silu(t0[m, k]) * t1[m, k]
+        t3[m, n]    float32 = sum k: t2[m, k] * w2[k, n]
+        out0[m, n]  float16 = t3[m, n]
         """,
     ),
     Case(
@@ -203,10 +203,10 @@ CASES = [
             n=9,
         ),
         """
-        t0[m, k, q]    float32 = sum n: x0[m, k, n] * w0[m, n, q]
-        t1[m, k, q]    float16 = min(max(t0[m, k, q], 0), 6)
-        t2[m, k, t]    float32 = sum q: t1[m, k, q] * w1[m, q, t]
-        out0[m, k, t]  float16 = sqrt(relu(t2[m, k, t]))
+        t0[m, n, h]    float32 = sum p: x0[m, n, p] * w0[m, p, h]
+        t1[m, n, h]    float16 = min(max(t0[m, n, h], 0), 6)
+        t2[m, n, k]    float32 = sum h: t1[m, n, h] * w1[m, h, k]
+        out0[m, n, k]  float16 = sqrt(relu(t2[m, n, k]))
         """,
     ),
     Case(
@@ -218,10 +218,25 @@ CASES = [
             "y",
         ),
         """
-        t0[m, n, q]    float32 = sum k, h: x0[m, k, n, h] * w0[8*k + h, q]
-        t1[m, n, q]    float16 = tanh(t0[m, n, q])
-        t2[m, n, s]    float32 = sum q: t1[m, n, q] * w1[q, s]
-        out0[m, n, s]  float16 = t2[m, n, s]
+        t0[m, n, h]    float32 = sum p, q: x0[m, p, n, q] * w0[8*p + q, h]
+        t1[m, n, h]    float16 = tanh(t0[m, n, h])
+        t2[m, n, k]    float32 = sum h: t1[m, n, h] * w1[h, k]
+        out0[m, n, k]  float16 = t2[m, n, k]
+        """,
+    ),
+    Case(
+        half(
+            "any_width",
+            "x[b,n,32] WA[b,32,v] WB[b,v,16]",
+            "h = R.tanh(R.tanh(R.matmul(x, WA))); y = R.matmul(h, WB)",
+            "y",
+            **{"b": 2, "n": 9, "v": 40},
+        ),
+        """
+        t0[m, n, h]    float32 = sum p: x0[m, n, p] * w0[m, p, h]
+        t1[m, n, h]    float16 = tanh(tanh(t0[m, n, h]))
+        t2[m, n, k]    float32 = sum h: t1[m, n, h] * w1[m, h, k]
+        out0[m, n, k]  float16 = t2[m, n, k]
         """,
     ),
 ]

@@ -11,11 +11,12 @@ from tvm import relax
 from ...workload import Dim, DynamicDim
 from ...workload.chain import BATCH, ROWS
 from ...workload.graph import Block, Combine, Graph, Slot, Tensor
-from ...workload.values import At, Axis, Expr, Op, Read, Size, reads
+from ...workload.values import At, Axis, AxisValue, Expr, Op, Read, Size, reads
 from ..pattern import PrimExpr
 from ..shapes import as_dims, product
 
-Pair = tuple[str, str]
+_LETTERS = "mnkhpqrstuvw"
+"""Names of axes, those of the result first."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def as_graph(
     blocks = [
         Block(
             s.out,
-            tuple(At(((n, 1),)) for n in made[s.out]),
+            tuple(At(((axis[n].name, 1),)) for n in made[s.out]),
             tuple(axis[n] for n in made[s.out]),
             _in_axes(s.value, inner, axis),
             tuple(axis[n] for n in s.reduced),
@@ -167,15 +168,21 @@ def _axes(
             kind = BATCH if name in matrices else ROWS
             used = sum(d.name.startswith(kind) for d in known.values())
             known[dim] = DynamicDim(f"{kind}{used or ''}", dim.upper)
-    return {name: Axis(name, known.get(dim, dim)) for name, dim in found.items()}
+    names = [_LETTERS[n] if n < len(_LETTERS) else f"a{n}" for n in range(len(found))]
+    dims = (known.get(dim, dim) for dim in found.values())
+    return {old: Axis(*new) for old, new in zip(found, zip(names, dims, strict=True), strict=True)}
 
 
 def _in_axes(value: Expr, inner: set[str], axis: Mapping[str, Axis]) -> Expr:
-    """Return a value without the axes that are one with others, and with the sizes of axes."""
+    """Return a value in these axes, without those that are one with others."""
     if isinstance(value, Op):
         return replace(value, args=tuple(_in_axes(a, inner, axis) for a in value.args))
     if isinstance(value, Read):
-        return replace(value, at=tuple(c for c in value.at if _plain(c) not in inner))
+        places = (c for c in value.at if _plain(c) not in inner)
+        terms = ((c, tuple((axis[n].name, stride) for n, stride in c.terms)) for c in places)
+        return replace(value, at=tuple(replace(c, terms=named) for c, named in terms))
+    if isinstance(value, AxisValue):
+        return AxisValue(axis[value.axis].name)
     if isinstance(value, Size) and isinstance(value.dim, DynamicDim):
         return Size(axis[value.dim.name].size)
     return value

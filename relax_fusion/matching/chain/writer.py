@@ -27,8 +27,6 @@ from ..shapes import dtype_of, known_shape, product, same_shape
 from .formula import Formula, axes_of, moved
 from .graph import Operand, Statement, as_graph
 
-_LETTERS = "mknhpqrstuvw"
-
 
 @dataclass(frozen=True)
 class Written:
@@ -116,8 +114,7 @@ class ChainWriter:
 
     def axis(self, size: PrimExpr | int) -> str:
         """Return a new axis."""
-        number = len(self.sizes)
-        name = _LETTERS[number] if number < len(_LETTERS) else f"a{number}"
+        name = f"a{len(self.sizes)}"
         self.sizes[name] = size
         return name
 
