@@ -230,7 +230,9 @@ CASES = [
             "x[b,n,32] WA[b,32,v] WB[b,v,16]",
             "h = R.tanh(R.tanh(R.matmul(x, WA))); y = R.matmul(h, WB)",
             "y",
-            **{"b": 2, "n": 9, "v": 40},
+            b=2,
+            n=9,
+            v=40,
         ),
         """
         t0[m, n, h]    float32 = sum p: x0[m, n, p] * w0[m, p, h]

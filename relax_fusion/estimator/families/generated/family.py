@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -23,7 +23,7 @@ from ...tile_plan import TilePlan
 from .memory import GROUP_WARPS, MOST_REGISTERS, footprint, narrow_behind, wanted_registers
 from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
 from .price import block_bytes, price, tiles_at
-from .space import plans, variants
+from .space import descended, plans, variants
 
 LONG_MAPS, SHORT_MAPS, LONG_BYTES = 0.98, 1.03, 256 << 10
 """What tensor maps do to a time: with four warps and so many bytes a block, and else.  Measured on
@@ -154,13 +154,16 @@ def _cheapest(
     family, every = Generated(), list(plans(work.graph))
 
     def ordered(some: Iterable[GeneratedPlan], size: Size) -> list[GeneratedPlan]:
-        return sorted(some, key=lambda plan: family.predict(plan, work, dev, size).seconds)
+        return sorted(some, key=seconds(size))
 
     def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
         fitting = (p for p in some if not any(family.violations(p, work, dev)))
         return list(islice(fitting, count))
 
-    ends = {size: ordered(every, size) for size in (sizes[0], sizes[-1])}
+    def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
+        return lambda plan: family.predict(plan, work, dev, size).seconds
+
+    ends = {size: descended(every, seconds(size)) for size in (sizes[0], sizes[-1])}
     near = dict.fromkeys(plan for known in ends.values() for plan in known[:NEAR])
     found: dict[GeneratedPlan, None] = {}
     for size in sizes:
