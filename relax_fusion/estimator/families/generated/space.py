@@ -37,7 +37,7 @@ WARPS, MANY_ELEMENTS = (4, 8), 1 << 12
 
 BEAM = 24
 """Of the cheapest plans, how many have their neighbours priced.  With 16, the cheapest of all was
-found for MCFuser's G1 to G12 and for an MLP, among 296 to 2,126 plans, of which it prices a third."""
+found for MCFuser's G1 to G12 and for an MLP, among 296 to 2,126 plans; a third was priced."""
 
 Tiles: TypeAlias = tuple[int, ...]
 """The parts of a sum, and the tile of each loop."""
