@@ -23,18 +23,14 @@ from ...tile_plan import TilePlan
 from .memory import GROUP_WARPS, MOST_REGISTERS, footprint, narrow_behind, wanted_registers
 from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
 from .price import block_bytes, price, tiles_at
-from .space import descended, plans, variants
+from .space import BEAM, descended, plans, variants
 
 LONG_MAPS, SHORT_MAPS, LONG_BYTES = 0.98, 1.03, 256 << 10
 """What tensor maps do to a time: with four warps and so many bytes a block, and else.  Measured on
 an H200 for 229 pairs of kernels: 0.98 and 1.03 in the geometric mean, single ones 0.73 to 1.22."""
 
-FINALISTS = 16
+FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
-
-NEAR = 150
-"""Tilings that are cheapest at the first and at the last size; at those between, no others are
-priced."""
 
 ChainWork: TypeAlias = MatmulChain | Chain
 
@@ -153,21 +149,19 @@ def _cheapest(
     """Return the cheapest plans at each of some sizes."""
     family, every = Generated(), list(plans(work.graph))
 
-    def ordered(some: Iterable[GeneratedPlan], size: Size) -> list[GeneratedPlan]:
-        return sorted(some, key=seconds(size))
+    def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
+        return lambda plan: family.predict(plan, work, dev, size).seconds
 
     def allowed(some: Iterable[GeneratedPlan], count: int) -> list[GeneratedPlan]:
         fitting = (p for p in some if not any(family.violations(p, work, dev)))
         return list(islice(fitting, count))
 
-    def seconds(size: Size) -> Callable[[GeneratedPlan], float]:
-        return lambda plan: family.predict(plan, work, dev, size).seconds
-
-    ends = {size: descended(every, seconds(size)) for size in (sizes[0], sizes[-1])}
-    near = dict.fromkeys(plan for known in ends.values() for plan in known[:NEAR])
+    last = near = descended(every, seconds(sizes[-1]))
     found: dict[GeneratedPlan, None] = {}
-    for size in sizes:
-        best = allowed(ends.get(size) or ordered(near, size), FINALISTS)
+    for number, size in enumerate(sizes):
+        starts = dict.fromkeys((*near[:BEAM], *last[:BEAM])) if number else ()
+        near = descended(every, seconds(size), starts)
+        best = allowed(near, FINALISTS)
         more = dict.fromkeys(v for plan in best for v in variants(plan, dev))
-        found |= dict.fromkeys(allowed(ordered(more, size), OFFERED))
+        found |= dict.fromkeys(allowed(sorted(more, key=seconds(size)), OFFERED))
     return tuple(found)

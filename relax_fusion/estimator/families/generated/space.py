@@ -133,23 +133,34 @@ def plans(graph: Graph) -> Iterator[GeneratedPlan]:
 
 
 def descended(
-    every: Iterable[GeneratedPlan], seconds: Callable[[GeneratedPlan], float]
+    every: Iterable[GeneratedPlan],
+    seconds: Callable[[GeneratedPlan], float],
+    starts: Iterable[GeneratedPlan] = (),
 ) -> list[GeneratedPlan]:
     """Return most of the cheapest plans, in order, without pricing all.
 
     Every other tile of a loop is priced; then, again and again, what differs from one of the
     cheapest by one step of one tile, or of the parts of a sum.
+
+    Parameters
+    ----------
+    every : iterable of GeneratedPlan
+        All plans.
+    seconds : callable
+        The price.
+    starts : iterable of GeneratedPlan
+        What is priced first instead.
     """
     by_loop: dict[str, dict[Tiles, list[GeneratedPlan]]] = {}
     for plan in every:
-        by_loop.setdefault(plan.split.partition("=")[0], {}).setdefault(_tiles(plan), []).append(
-            plan
-        )
+        by_loop.setdefault(_summed(plan), {}).setdefault(_tiles(plan), []).append(plan)
     known: dict[GeneratedPlan, float] = {}
-    for by_tiles in by_loop.values():
+    begun = [(_summed(plan), _tiles(plan)) for plan in starts]
+    for loop, by_tiles in by_loop.items():
         columns = [sorted(set(column)) for column in zip(*by_tiles, strict=True)]
         coarse = [{*columns[0]}, *({*column[::2]} for column in columns[1:])]
         wanted = {t for t in by_tiles if all(map(set.__contains__, coarse, t))}
+        wanted = {tiles for name, tiles in begun if name == loop} if begun else wanted
         found: dict[GeneratedPlan, float] = {}
         seen: set[Tiles] = set()
         while wanted:
@@ -160,6 +171,11 @@ def descended(
             wanted = {tiles for tiles in near if tiles in by_tiles} - seen
         known |= found
     return sorted(known, key=known.__getitem__)
+
+
+def _summed(plan: GeneratedPlan) -> str:
+    """Return the loop of whose sums blocks have parts."""
+    return plan.split.partition("=")[0]
 
 
 def _tiles(plan: GeneratedPlan) -> Tiles:
