@@ -9,9 +9,9 @@ from operator import mul
 from typing import Any
 
 from relax_fusion.workload import Attention, DynamicDim, GatedFFN, Norm, NormMatmul, Projection
-from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.builder import GraphBuilder, Handle
 from relax_fusion.workload.graph import Band, Graph
-from relax_fusion.workload.values import At, Axis, AxisValue, Const, Size, apply, at
+from relax_fusion.workload.values import At, Axis, AxisValue, Const, Expr, Size, apply, at
 
 
 def attention(choose: random.Random) -> Graph:
@@ -276,11 +276,45 @@ def shared(choose: random.Random) -> Graph:
     return g.graph()
 
 
+def anything(choose: random.Random) -> Graph:
+    """Statements of any kind, of operands and of one another, along axes in any order."""
+    g = GraphBuilder()
+    loops = [
+        Axis(n, size) for n, size in zip("mnkh", choose.sample((1, 5, 16, 33), 4), strict=True)
+    ]
+    loops = loops[: choose.randint(2, 4)]
+    made: list[tuple[Handle, list[Axis]]] = []
+    for number in range(choose.randint(2, 5)):
+        axes = choose.sample(loops, choose.randint(1, len(loops)))
+        values = [h[tuple(over)] for h, over in made if {*over} <= {*axes}][-2:]
+        for which in range(choose.randint(1, 2)):
+            over = choose.sample(axes, choose.randint(0, len(axes)))
+            dtype = choose.choice(("float16", "bfloat16", "float32", "int8"))
+            x = g.input(f"x{number}{which}", [a.size for a in over], dtype)
+            values.append(x[tuple(over)] * (0.0625 if dtype == "int8" else 1.0))
+        choose.shuffle(values)
+        steps = [choose.choice((mul, Expr.__add__, Expr.__sub__)) for _ in values[1:]]
+        value = values[0]
+        for step, other in zip(steps, values[1:], strict=True):
+            value = step(value, other)
+        name, kept = f"t{number}", axes[: choose.randint(0, len(axes))]
+        dtype = choose.choice(("float16", "float32", "float32"))
+        if len(kept) == len(axes):
+            function = choose.choice(("tanh", "sigmoid", "relu", "finite"))
+            handle = g.map(name, axes, apply(function, value), dtype)
+        else:
+            handle = choose.choice((g.sum, g.max))(name, kept, axes[len(kept) :], value, dtype)
+        made.append((handle, kept))
+    for handle, _ in [made[-1], *choose.sample(made[:-1], 1)]:
+        g.output(handle)
+    return g.graph()
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
         *(attention, masked, integers, floats, coordinates, two_loops, factors, twice_scaled),
-        *(numbers, repeated, workloads, shared),
+        *(numbers, repeated, workloads, shared, anything),
     )
 }
 """What draws a graph, by name."""
