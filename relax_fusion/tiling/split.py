@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import TilingError
+from ..workload.dims import DynamicDim, size_text
 from ..workload.graph import Block, Graph, Slot, Tensor
 from ..workload.roofline import Sizes
 from ..workload.values import At, Axis, AxisValue, Expr, Op, Read, apply, reads
@@ -82,12 +83,12 @@ def split_sum(graph: Graph, loop: str, count: int, sizes: Sizes | None = None) -
     count : int
         Parts, of equal size.
     sizes : mapping of str to int, optional
-        Sizes of the dynamic dimensions; none of them is the loop's.
+        Sizes of the dynamic dimensions.
 
     Raises
     ------
     TilingError
-        If the loop cannot be shared, or has no parts of equal size.
+        If the loop cannot be shared, or has no parts of equal size that is known.
     """
     names, extents = loop_names(graph, sizes or {})
     cut = _Cut(graph, names, loop)
@@ -120,8 +121,8 @@ class _Cut:
         """Go through the statements in order."""
         late: set[str] = set()
         for number, block in enumerate(self.graph.blocks):
-            axes = [a.name for a in (*block.axes, *block.reduced)]
-            axis = next((a for a in axes if self.names[number, a] == self.loop), None)
+            sizes = {a.name: a.size for a in (*block.axes, *block.reduced)}
+            axis = next((a for a in sizes if self.names[number, a] == self.loop), None)
             seen = {r.tensor for value in block.values() for r in reads(value)}
             if axis is None:
                 if seen & {*late, *self.sums}:
@@ -133,6 +134,8 @@ class _Cut:
                 for name in seen
                 if name in late or (name in self.sums and not self._grows(block, name))
             ]
+            if isinstance(sizes[axis], DynamicDim):
+                self.wrong = self.wrong or f"{size_text(sizes[axis])} is known at the call alone"
             if needed and self.wrong is None:
                 self.wrong = f"{block.out} needs all of {sorted(needed)[0]}"
             if block.band is not None and axis in (block.band.column, block.band.row):

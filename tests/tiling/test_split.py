@@ -20,6 +20,7 @@ from relax_fusion.tiling import (
 )
 from relax_fusion.workload import Attention, MatmulChain
 from relax_fusion.workload.builder import GraphBuilder
+from relax_fusion.workload.dims import DynamicDim
 from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, AxisValue, apply
@@ -96,6 +97,17 @@ def test_what_cannot_be_split(graph: Graph, loop: str, message: str) -> None:
     assert loop not in split_loops(graph)
     with pytest.raises(TilingError, match=message):
         split_sum(graph, loop, 2)
+
+
+def test_a_loop_of_a_dynamic_size_has_no_parts() -> None:
+    """The parts would be those of the size that the graph is looked at with."""
+    g = GraphBuilder()
+    i, t = Axis("i", 4), Axis("t", DynamicDim("keys"))
+    x = g.input("x", (4, t.size), "float32")
+    g.output(g.sum("s", (i,), (t,), x[i, t]))
+    assert split_loops(g.graph(), {"keys": 64}) == ()
+    with pytest.raises(TilingError, match="the loop t cannot be split: keys is known at the call"):
+        split_sum(g.graph(), "t", 2, {"keys": 64})
 
 
 @pytest.mark.parametrize("count", [1, 3, 128])

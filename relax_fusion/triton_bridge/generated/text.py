@@ -19,6 +19,7 @@ from ...workload.graph import Graph
 from ...workload.roofline import Sizes
 from ...workload.values import At
 from .boxes import box_of
+from .names import refuse_names
 from .statements import Statements
 from .tiles import Blocks, bracketed, size_name
 from .values import DTYPES, coordinate, inside
@@ -113,10 +114,12 @@ def kernel_text(
     ------
     TilingError
         If tiles of a tensor are kept for several iterations of a loop, if a tile of several is no
-        power of two or is too large, or if a tensor has a dtype that the kernel cannot make.
+        power of two or is too large, if a tensor has a dtype that the kernel cannot make, or if a
+        name cannot be one in the kernel.
     """
     blocks = Blocks.of(graph, schedule, sizes or {})
     refuse_blocks(schedule)
+    refuse_names(graph, schedule)
     for block in graph.blocks:
         dtype = graph[block.out].dtype
         if dtype not in DTYPES or dtype.startswith(("float8", "bool")):

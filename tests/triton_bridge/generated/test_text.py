@@ -103,6 +103,33 @@ def test_what_has_no_kernel() -> None:
         kernel_text(small, scheduled(small, "mhnk", TILES))
 
 
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("tl", "w", "y", "k"), "'tl' is, in a kernel, the name of something else as well"),
+        (("x", "w", "ratio", "k"), "'ratio' is, in a kernel, the name of something else"),
+        (("x", "x_2", "y", "k"), "'x_2' is, in a kernel, the name of something else"),
+        (("x", "w", "x_ptr", "k"), "'x_ptr' is, in a kernel, the name of something else"),
+        (("k_at", "w", "y", "k"), "'k' is, in a kernel, the name of something else"),
+        (("in", "w", "y", "k"), "'in' is no name of Python; a kernel is written in it"),
+        (("x y", "w", "y", "k"), "'x y' is no name of Python"),
+        (("k", "i", "y", "k"), ""),
+    ],
+)
+def test_names_that_a_kernel_cannot_have(names: tuple[str, ...], words: str) -> None:
+    g = GraphBuilder()
+    i, j, k = Axis("i", 16), Axis("j", 16), Axis(names[3], 16)
+    x, w = g.input(names[0], (16, 16), "float16"), g.input(names[1], (16, 16), "float16")
+    g.output(g.sum(names[2], (i, j), (k,), x[i, k] * w[k, j]))
+    graph, tile = g.graph(), dict.fromkeys(("i", "j", names[3]), 16)
+    schedule = scheduled(graph, f"i.j.{names[3]}", tile)
+    if not words:
+        assert kernel_text(graph, schedule).text
+        return
+    with pytest.raises(TilingError, match=words):
+        kernel_text(graph, schedule)
+
+
 def test_a_sum_that_is_no_product_of_matrices_has_small_tiles() -> None:
     g = GraphBuilder()
     i, j, k = Axis("i", 64), Axis("j", 64), Axis("k", 64)
