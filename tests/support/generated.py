@@ -181,6 +181,11 @@ def draw_graph(choose: random.Random) -> Graph:
     return choose.choice(kinds)()
 
 
+def sizes_of(graph: Graph) -> dict[str, int]:
+    """Return sizes of the dynamic dimensions of a graph that is drawn."""
+    return {name: DYNAMIC.get(name, ROWS) for name in graph.dims}
+
+
 def draw_schedule(
     graph: Graph, choose: random.Random, sides: tuple[int, ...], sizes: Mapping[str, int]
 ) -> Schedule | None:
@@ -281,7 +286,7 @@ def check(
     for seed in seeds:
         choose = random.Random(seed)
         graph = KINDS[kind](choose) if kind else draw_graph(choose)
-        sizes = {name: DYNAMIC.get(name, ROWS) for name in graph.dims}
+        sizes = sizes_of(graph)
         given = draw_values(graph, seed, sizes)
         loops = [n for n in split_loops(graph, sizes) if seed % 2]
         size = {a.name: a.size for a in iteration_space(graph, sizes).loops}
