@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...workload.dtypes import STORED_BYTES
 from ...workload.graph import Block, Graph
 from ...workload.values import AxisValue, Expr, Op, Read, axes_in, parts, reads
 from .tiles import Blocks, Frame
@@ -110,26 +109,22 @@ def _factors(value: Expr) -> Iterator[Expr]:
 
 
 def _dtype(graph: Graph, left: list[Expr], right: list[Expr]) -> str:
-    """Return the dtype in which operands are multiplied: that of half precision where one has it.
+    """Return the dtype in which operands are multiplied.
 
-    8-bit floats are multiplied in float16, of which they are a part; places along an axis, which
-    it does not hold, in float32.
+    It is that of half precision where both sides are tensors and one has it; 8-bit floats are
+    multiplied in float16, of which they are a part.  What is computed first, and may be larger
+    than float16 holds, is multiplied in bfloat16 or in float32; places along an axis in float32.
     """
-    if any(isinstance(part, AxisValue) for f in (*left, *right) for part in parts(f)):
+    factors = (*left, *right)
+    if any(isinstance(part, AxisValue) for factor in factors for part in parts(factor)):
         return "float32"
-    sides = [{graph[r.tensor].dtype for f in side for r in reads(f)} for side in (left, right)]
-    if all(side == {"int8"} for side in sides):
-        return "int8"
-    both = sides[0] | sides[1]
-    plain = [
-        d
-        for side, factors in zip(sides, (left, right), strict=True)
-        for d in side
-        if len(factors) == 1 and isinstance(factors[0], Read)
-    ]
-    halves = {d for d in plain if d in _HALVES} or both & {*_HALVES}
-    if len(halves) == 1 and not {*plain} & {*_WIDE}:
+    found = {graph[r.tensor].dtype for factor in factors for r in reads(factor)}
+    computed = max(len(left), len(right)) > 1 or not all(isinstance(f, Read) for f in factors)
+    halves = found & {*_HALVES}
+    if found & {*_WIDE} or len(halves) > 1 or (computed and halves != {"bfloat16"}):
+        return "float32"
+    if halves:
         return halves.pop()
-    if all(STORED_BYTES[d] == 1 and d.startswith("float8") for d in both):
+    if all(dtype.startswith("float8") for dtype in found):
         return "float16"
-    return "float32"
+    return "int8" if found == {"int8"} else "float32"

@@ -150,6 +150,27 @@ def test_few_integers_are_multiplied_in_float16() -> None:
     assert "s = (tl.dot(x.to(tl.float16), w.to(tl.float16))).to(tl.int32)" in text
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale", "how"),
+    [
+        ("float16", "", "tl.dot(x, w)"),
+        ("float16", "float16", 'input_precision="ieee"'),
+        ("float16", "float32", 'input_precision="ieee"'),
+        ("bfloat16", "bfloat16", ".to(tl.bfloat16), w)"),
+        ("int8", "int8", 'input_precision="ieee"'),
+    ],
+)
+def test_products_of_what_is_computed(dtype: str, scale: str, how: str) -> None:
+    """A scaled element may be larger than its dtype holds."""
+    g = GraphBuilder()
+    i, j, k = Axis("i", 16), Axis("j", 16), Axis("k", 32)
+    x, w = g.input("x", (16, 32), dtype), g.input("w", (32, 16), dtype)
+    left = x[i, k] * g.input("s", (16,), scale)[i] if scale else x[i, k]
+    g.output(g.sum("y", (i, j), (k,), left * w[k, j]))
+    text = kernel_text(g.graph(), scheduled(g.graph(), "ijk", {"i": 16, "j": 16, "k": 32})).text
+    assert how in text
+
+
 CHAINS = {
     "split": MatmulChain(512, 256, 512, 256, ("kn", "kn"), (), (), "float16", "float16"),
     "batch": MatmulChain(1024, 128, 1024, 128, ("kn", "kn"), (), (), "float16", "float16", 4),
