@@ -72,8 +72,10 @@ def dims_of(graph: Graph, params: Sequence[tirx.Var]) -> dict[str, tirx.Expr]:
     found: dict[str, tirx.Expr] = {}
     told = {slot.name: slot.dim for slot in graph.slots if slot.role == "scalar"}
     for operand, param in zip((*graph.inputs, *graph.outputs), params, strict=True):
-        values = [param] if operand.shape is None else param.ty.shape
-        for dim, value in zip(operand.shape or [told[operand.name]], values, strict=True):
+        is_size = operand.shape is None
+        values = [param] if is_size else param.ty.shape
+        sizes = [told[operand.name]] if is_size else [*(operand.shape or ())]
+        for dim, value in zip(sizes, values, strict=True):
             if isinstance(dim, DynamicDim):
                 found.setdefault(dim.name, value)
     return found

@@ -243,8 +243,8 @@ class _TileWriter(Writer):
 
     def _rescale(self, step: Step) -> None:
         """Write the scaling of a sum by how much the maxima have grown since it was added to."""
-        out = self.tiles[step.out]
-        for made, top in self.tiling.growing(self.graph, step):
+        out, growing = self.tiles[step.out], tuple(self.tiling.growing(self.graph, step))
+        for made, top in growing:
             maximum = self.space.step[top]
             if {*self.tiling.kept.get(made.out, ())} & maximum.reduced:
                 raise LoweringError(
@@ -257,6 +257,8 @@ class _TileWriter(Writer):
                 grown = tirx.Select(old == new, one, te.exp(old - new))
                 place = self._place(step, step.out)
                 T.buffer_store(out, out[tuple(place)] * grown, place)
+        for top in dict.fromkeys(top for _, top in growing):  # two factors may go by one maximum
+            maximum, before = self.space.step[top], self.seen_maximum[step.out, top]
             with self._elements(step, maximum.makes.loops):
                 T.buffer_store(before, self._maximum(top), self._place(maximum, step.out))
 

@@ -255,7 +255,7 @@ def wrong(graph: Graph, found: Arrays, given: Mapping[str, Any]) -> str:
             if (kind(found[name]) != kind(exact)).any():
                 return f"{name} is not finite where it should be, or is where it should not"
         most = np.abs(exact[finite]).max(initial=0.0)
-        error = np.abs(found[name] - exact)[finite].max(initial=0.0)
+        error = np.abs(found[name][finite] - exact[finite]).max(initial=0.0)
         if error > allowed * most:
             return f"{name} errs by {error} of {most}"
     return ""

@@ -24,6 +24,8 @@ from relax_fusion.workload.graph import Band, Graph
 from relax_fusion.workload.reference import evaluate
 from relax_fusion.workload.values import Axis, Const, apply
 
+from ..support.generated import draw_values, wrong
+from ..support.strange_graphs import KINDS
 from . import graphs
 
 Sizes = dict[str, int]
@@ -96,6 +98,27 @@ def test_random_graphs(seed: int) -> None:
     graph = graphs.random_graph(choose)
     for schedule in islice(schedules(graph, {}, choose), 2):
         compare(graph, schedule, {})
+
+
+@pytest.mark.parametrize("kind", ["twice_scaled", "numbers", "factors", "repeated"])
+@pytest.mark.parametrize("seed", range(4))
+def test_strange_graphs(kind: str, seed: int) -> None:
+    """Two exponentials of one maximum, numbers without shape, many factors."""
+    choose = random.Random(seed)
+    graph = KINDS[kind](choose)
+    for schedule in islice(schedules(graph, {}, choose), 4):
+        if not schedule.structure.kept:
+            check_strange(graph, schedule)
+
+
+def check_strange(graph: Graph, schedule: Schedule) -> None:
+    given = draw_values(graph, 0, {})
+    func = scheduled_chain(graph, schedule, {}).with_attr("global_symbol", "main")
+    run = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
+    made = [tvm.runtime.tensor(np.full(o.shape, np.nan, o.dtype)) for o in graph.outputs]
+    run(*(tvm.runtime.tensor(given[o.name].astype(o.dtype)) for o in graph.inputs), *made)
+    pairs = zip(graph.outputs, made, strict=True)
+    assert wrong(graph, {o.name: each.numpy().astype("float64") for o, each in pairs}, given) == ""
 
 
 def attention() -> Graph:
