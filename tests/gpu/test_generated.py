@@ -13,6 +13,7 @@ from ..support.chains import Chain, module
 from ..support.generated import check
 from ..support.gpu import gpu_target, needs_gpu
 from ..support.region_cases import CASES
+from ..support.strange_graphs import KINDS
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -23,6 +24,14 @@ def test_random_graphs_under_random_schedules(first: int) -> None:
     said = check(list(range(first, first + 25)), (16, 32, 64, 128), "cuda")
     assert said["wrong"] == []
     assert said["run"] > 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strange_graphs_under_random_schedules(kind: str) -> None:
+    pytest.importorskip("torch", reason="needs torch, which launches the kernels")
+    said = check(list(range(100, 112)), (16, 32, 64), "cuda", kind)
+    assert said["wrong"] == []
+    assert said["run"] > 5
 
 
 TWO = "h = R.matmul(x, WA); y = R.matmul(h, WB)"
