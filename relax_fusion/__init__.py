@@ -8,6 +8,7 @@ Importing the package registers the pipeline ``relax_fusion``::
     pipeline = relax.get_pipeline("relax_fusion", target="h200")
 """
 
+from .entry import build, partition
 from .errors import (
     DatabaseError,
     Decline,
@@ -105,11 +106,13 @@ __all__ = [
     "TilePlanError",
     "Tuning",
     "TuningError",
+    "build",
     "call_tir_extern",
     "dequantize",
     "device",
     "host_target",
     "make_target",
+    "partition",
     "quantize",
     "register_family",
     "register_pass",

@@ -15,7 +15,7 @@ FLOORS = (
     ("hardware", "workload", "tiling", "errors", "validation", "estimator", "report"),
     ("matching", "canonical", "compute", "equivalence", "transforms", "launch", "quantization"),
     ("passes", "dlight_rules", "triton_bridge"),
-    ("pipeline", "options", "models", "frontends", "mlc", "tuning"),
+    ("pipeline", "options", "entry", "models", "frontends", "mlc", "tuning"),
     ("cli",),
 )
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
