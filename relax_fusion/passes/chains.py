@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 
@@ -106,7 +106,9 @@ class FuseChains(FusingPass):
                 return None
         choice = self._choice(best.match)
         if isinstance(choice, Decline):
-            raise Refused(choice.reason, f"{best.match.spelling}: {choice.detail}")
+            refused = Refused(choice.reason, f"{best.match.spelling}: {choice.detail}")
+            refused.decline = replace(choice, detail=str(refused))
+            raise refused
         if most <= 0 and not self.options.always_fuse:
             norms = ", ".join(v.name for v in best.region.norms)
             detail = f"the kernel saves less time than {norms} takes, which is left in front of it"

@@ -149,6 +149,7 @@ def test_refusals(chain: Chain, reason: Reason, words: str) -> None:
     tvm.ir.assert_structural_equal(out, mod)
     assert decision.decline is not None
     assert decision.decline.reason is reason and words in decision.decline.detail
+    assert (decision.decline.fused_s is not None) == (reason is Reason.NOT_PROFITABLE)
 
 
 def test_a_workload_that_is_no_graph() -> None:
