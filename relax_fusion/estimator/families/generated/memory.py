@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from ....tiling import Load, Loop
+from ....tiling import Compute, IterationSpace, Load, Loop
 from ....tiling.space import Step
 from ....tiling.structure import Node
 from ...steps import Footprint
@@ -89,6 +89,10 @@ def _largest_tiles(launched: Launched) -> int:
 
 
 def _shared(launched: Launched) -> int:
+    """Return the bytes of tiles that wait for products, and of operands that are computed there.
+
+    Triton loads ahead whatever a product of a loop is computed from, also by maps between.
+    """
     space = launched.schedule.space
     products = [s for s in space.steps if s.dtype]
     operands = {read.tensor for s in products for read in s.reads}
@@ -96,14 +100,34 @@ def _shared(launched: Launched) -> int:
     ahead = max(1, launched.stages if grouped else launched.stages - 1)
     size = dict(space.element_bytes)
 
+    def tile(tensor: str, loops: tuple[str, ...]) -> int:
+        return size[tensor] * prod(block_of(launched, n) for n in loops)
+
     def held(body: tuple[Node, ...], inside: bool) -> int:
         loops = [node for node in body if isinstance(node, Loop)]
-        tiles = ahead if inside and not loops else 1
-        own = sum(
-            tiles * size[node.tensor] * prod(block_of(launched, n) for n in node.what.loops)
-            for node in body
-            if isinstance(node, Load) and node.tensor in operands
-        )
-        return own + max((held(loop.body, True) for loop in loops), default=0)
+        is_ahead = inside and not loops
+        loads = [node for node in body if isinstance(node, Load)]
+        waiting = _sources(body, space) if is_ahead else operands
+        own = sum(tile(n.tensor, n.what.loops) for n in loads if n.tensor in waiting)
+        loaded = {node.tensor for node in loads}
+        made = [space.step[n.tensor] for n in body if isinstance(n, Compute)]
+        moved = [
+            tile(s.out, s.makes.loops)
+            for s in made
+            if s.out in operands and loaded & {read.tensor for read in s.reads}
+        ]
+        inner = max((held(loop.body, True) for loop in loops), default=0)
+        return (ahead if is_ahead else 1) * own + max(moved, default=0) + inner
 
     return held(launched.schedule.structure.body, False)
+
+
+def _sources(body: tuple[Node, ...], space: IterationSpace) -> set[str]:
+    """Return what the products of a loop are computed from, by the statements of the loop."""
+    found: set[str] = set()
+    for node in reversed(body):
+        if isinstance(node, Compute):
+            step = space.step[node.tensor]
+            if step.dtype or step.out in found:
+                found |= {read.tensor for read in step.reads}
+    return found
