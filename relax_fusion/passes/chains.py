@@ -14,7 +14,7 @@ from ..errors import Decline, Reason
 from ..estimator import Choice, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of
-from ..matching.chain import PRODUCT, Region, Written, regions, written
+from ..matching.chain import PRODUCT, Region, Written, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
 from ..workload import Chain
 from ..workload.graph import Tensor
@@ -68,7 +68,7 @@ class FuseChains(FusingPass):
         refusal, found = None, []
         for region in self._regions(view, var):
             try:
-                found.append(_candidate(view, region))
+                found.append(_candidate(region))
             except Refused as err:
                 refusal = err
         if found:
@@ -184,8 +184,8 @@ class _Candidate:
         return Match(region.spelling, region.covers, found.args, (found.out,), work)
 
 
-def _candidate(view: BlockView, region: Region) -> _Candidate:
-    found = written(view, region.covers, region.out)
+def _candidate(region: Region) -> _Candidate:
+    found = region.written()
     products = sum(map(is_contraction, found.graph.blocks))
     detail = f"{products} of {len(region.products)} matmuls have several rows; two must"
     guard(products > 1, Reason.SHAPE, detail)

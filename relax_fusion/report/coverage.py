@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..workload import Attention, Chain, GatedFFN, NormMatmul, Step, Workload
 from ..workload.operators import ACTIVATIONS
+from ..workload.values import Op, parts
 from .decision import Decision
 
 Kind = Literal["matmul", "norm", "softmax", "attention", "rope", "activation"]
@@ -167,7 +168,9 @@ def _chains_of(work: Workload) -> Counter[str]:
         steps, ropes = [work.activation], 0
         projections, norms = 1 if work.merged else 2, int(work.norm is not None)
     elif isinstance(work, Chain):
-        return Counter(projection=len(work.contractions))
+        values = [part for block in work.graph.blocks for part in parts(block.value)]
+        steps, ropes = [part.name for part in values if isinstance(part, Op)], 0
+        projections, norms = len(work.contractions), work.normed
     else:
         steps, ropes = [*work.inner, *work.outer], 0
         projections, norms = 2, 0

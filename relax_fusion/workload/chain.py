@@ -69,6 +69,12 @@ class Chain(Described):
         """The statements that sum products."""
         return tuple(b for b in self.statements.blocks if is_contraction(b))
 
+    @property
+    def normed(self) -> int:
+        """How many contractions read the rows of a norm."""
+        left = (next(reads(b.value)).tensor for b in self.contractions)
+        return sum(self._norm_of(tensor) is not None for tensor in left)
+
     def apart(self, **sizes: int) -> list[Atom]:
         """Return the contractions, softmaxes, norms and transpositions.
 
@@ -89,8 +95,12 @@ class Chain(Described):
             dtype = min(dtypes.values(), key=lambda d: (STORED_BYTES[d], d))
             norm = self._norm_of(first.left.tensor)
             matmul = NormMatmul(first.rows, first.depth, columns, norm, dtype, dtype)
-            maker = "pass" if matrices == 1 else "rule"
-            yield Atom(0, matmul, first.rows, matrices, maker)  # type: ignore[arg-type]
+            yield Atom(
+                matmul=matmul,
+                rows=first.rows,
+                matrices=matrices,
+                maker="pass" if matrices == 1 else "rule",
+            )
 
     def _norm_of(self, rows: str) -> Norm | None:
         """Return the norm that a tensor is the rows of."""

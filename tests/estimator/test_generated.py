@@ -16,6 +16,7 @@ from relax_fusion.errors import TilePlanError
 from relax_fusion.estimator import Choice, choose, predict, violations
 from relax_fusion.estimator.families.generated.family import Generated
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
+from relax_fusion.estimator.families.generated.space import descended, plans
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of
 
@@ -152,3 +153,18 @@ def test_float32_is_left_to_kernels_that_multiply_it_exactly() -> None:
     said = "products are of float32, generated kernels have float16 and bfloat16"
     assert Generated().refuses(work, GPU) == said
     assert Generated().refuses(work_of("G1"), GPU) is None
+
+
+@pytest.mark.parametrize("name", ["G4", "G6", "G12"])
+def test_the_cheapest_tiling_is_found_by_pricing_about_half(name: str) -> None:
+    work, dev = work_of(name), GPU
+    every, priced = list(plans(work.graph)), 0
+
+    def seconds(plan: GeneratedPlan) -> float:
+        nonlocal priced
+        priced += 1
+        return predict(work, plan, dev, SIZES[name][1]).seconds
+
+    first = seconds(descended(every, seconds)[0])
+    assert priced < 0.55 * len(every)
+    assert first == min(map(seconds, every))

@@ -14,6 +14,7 @@ from relax_fusion.errors import LoweringError
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan
 from relax_fusion.hardware.target import device_of
+from relax_fusion.report.coverage import coverage_of
 from relax_fusion.workload.json import from_json, to_json
 
 from ..support.chains import Chain, calls, module, run_pass
@@ -157,3 +158,11 @@ def test_a_workload_that_is_no_graph() -> None:
     for wrong in (text.replace("gelu", "gilu"), text.replace('"blocks"', '"bricks"')):
         with pytest.raises(LoweringError, match="statements are no block graph"):
             from_json(wrong)
+
+
+def test_what_a_kernel_covers() -> None:
+    """The report counts what stands in a region as it does where patterns took it."""
+    (case,) = (c for c in CASES if c.chain.name == "norm_in_front")
+    (covered,) = coverage_of([fused(case.chain)[1]], [], [])
+    counts = {"projection": 3, "norm -> projection": 1, "projection -> activation": 2}
+    assert covered.chains == {name: (count, count) for name, count in counts.items()}

@@ -11,6 +11,11 @@ Dims = tuple[tuple[str, ...], ...]
 """The axes of each dimension, the outermost first; none of a dimension of size 1."""
 
 
+def flat(dims: Dims) -> tuple[str, ...]:
+    """Return the axes of all dimensions, in order."""
+    return tuple(name for dim in dims for name in dim)
+
+
 @dataclass(frozen=True)
 class Formula:
     """A tensor.
@@ -32,7 +37,7 @@ class Formula:
     @property
     def axes(self) -> tuple[str, ...]:
         """All its axes, in order."""
-        return tuple(name for dim in self.dims for name in dim)
+        return flat(self.dims)
 
     def renamed(self, names: Mapping[str, str]) -> Formula:
         """Return the same tensor with other names of its axes."""
@@ -67,12 +72,3 @@ def _moved_at(place: At, places: Mapping[str, At]) -> At:
         terms += [(n, s * stride) for n, s in new.terms]
         start += new.start * stride
     return replace(place, terms=tuple(terms), start=start)
-
-
-def axes_of(value: Expr) -> set[str]:
-    """Return the axes that a value depends on."""
-    if isinstance(value, Op):
-        return {name for a in value.args for name in axes_of(a)}
-    if isinstance(value, Read):
-        return {name for c in value.at for name, _ in c.terms}
-    return {value.axis} if isinstance(value, AxisValue) else set()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from tvm import relax
 
 from ..pattern import BlockView, is_call
+from ..roundings import MOVEMENTS, kept_roundings
+from ..shapes import dtype_of
 from .operators import OPERATORS, REDUCING
+from .writer import ChainWriter, Written
 
 MOST_CONTRACTIONS = 3
 """Of a region.  More have more loops than the tiling engine orders."""
@@ -59,6 +62,34 @@ class Region:
         read = {v for made in self.covers for v in self.view.reads[made]} - self.inside
         calls = {v for v in read if is_call(self.view.defs.get(v), *REDUCING)}
         return frozenset(v for v in calls if not _is_read(self.view, v, self.inside))
+
+    def written(self) -> Written:
+        """Write the region down as a block graph.
+
+        Raises
+        ------
+        Refused
+            If a call has a form, a dtype or a shape that no statement has.
+        """
+        view = self.view
+        writer = ChainWriter(view, self.inside, frozenset(self._weights()))
+        kept = kept_roundings({var: view.defs[var] for var in self.covers}, between=True)
+        for var in self.covers:
+            call = view.defs[var]
+            made = replace(OPERATORS[call.op.name](writer, call), dtype=dtype_of(var))
+            again = sum(user in self.inside for user in view.uses(var)) > 1
+            store = again or var in kept
+            writer.formulas[var] = writer.stored(made, rounds=var in kept) if store else made
+        return writer.result(self.out)
+
+    def _weights(self) -> Iterator[relax.Expr]:
+        """Yield the right operands of matmuls, movements in the region looked through."""
+        for var in self.products:
+            weight = self.view.defs[var].args[1]
+            while weight in self.inside and is_call(self.view.defs[weight], *MOVEMENTS):
+                weight = self.view.defs[weight].args[0]
+            if weight not in self.inside:
+                yield weight
 
     @property
     def spelling(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tvm import relax
@@ -10,21 +10,18 @@ from tvm import relax
 from ...errors import Reason
 from ...workload import DTYPE_BYTES, DynamicDim
 from ...workload.graph import Combine, Graph
-from ...workload.values import At, Const, Expr, Op, Read, Size, apply
+from ...workload.values import At, Const, Expr, Op, Read, Size, apply, axes_in
 from ..constants import scalar
 from ..pattern import (
     BlockView,
     KernelArg,
     KernelOut,
     PrimExpr,
-    Refused,
     Shape,
     guard,
-    is_call,
 )
-from ..roundings import MOVEMENTS, kept_roundings
-from ..shapes import dtype_of, known_shape, product, same_shape
-from .formula import Formula, axes_of, moved
+from ..shapes import dtype_of, known_shape, product, same_shape, static
+from .formula import Formula, flat, moved
 from .graph import Operand, Statement, as_graph
 
 
@@ -47,46 +44,6 @@ class Written:
     out: KernelOut
 
 
-def written(view: BlockView, region: Sequence[relax.Var], out: relax.Var) -> Written:
-    """Write a region of a block down.
-
-    Parameters
-    ----------
-    region : sequence of relax.Var
-        Bindings in the order of the block, each a call of one of :data:`.operators.OPERATORS`.
-    out : relax.Var
-        That which is read elsewhere.
-
-    Raises
-    ------
-    Refused
-        If a call has a form, a dtype or a shape that no statement has.
-    """
-    from .operators import OPERATORS
-
-    writer = ChainWriter(view, set(region), set(_weights(view, region)))
-    kept = kept_roundings({var: view.defs[var] for var in region}, between=True)
-    for var in region:
-        call = view.defs[var]
-        made = OPERATORS[call.op.name](writer, call)
-        made = replace(made, dtype=dtype_of(var))
-        again = sum(user in writer.inside for user in view.uses(var)) > 1
-        store = again or var in kept
-        writer.formulas[var] = writer.stored(made, rounds=var in kept) if store else made
-    return writer.result(out)
-
-
-def _weights(view: BlockView, region: Sequence[relax.Var]) -> Iterator[relax.Expr]:
-    """Yield the right operands of matmuls, movements in the region looked through."""
-    for var in region:
-        call = view.call(var, "relax.matmul")
-        weight = call.args[1] if call is not None else None
-        while weight in region and is_call(view.defs[weight], *MOVEMENTS):
-            weight = view.defs[weight].args[0]
-        if weight is not None and weight not in region:
-            yield weight
-
-
 @dataclass
 class ChainWriter:
     """The statements so far, and the formula of each variable.
@@ -95,15 +52,15 @@ class ChainWriter:
     ----------
     view : BlockView
         The block.
-    inside : set of relax.Var
+    inside : frozenset of relax.Var
         The bindings of the region; all other variables are operands.
-    weights : set of relax.Expr
+    weights : frozenset of relax.Expr
         The operands that matmuls multiply by from the right, for their names.
     """
 
     view: BlockView
-    inside: set[relax.Var]
-    weights: set[relax.Expr]
+    inside: frozenset[relax.Var]
+    weights: frozenset[relax.Expr]
     formulas: dict[relax.Var, Formula] = field(default_factory=dict)
     sizes: dict[str, PrimExpr | int] = field(default_factory=dict)
     operands: dict[str, Operand] = field(default_factory=dict)
@@ -141,7 +98,7 @@ class ChainWriter:
         dims = tuple(() if same_shape((d,), (1,)) else (self.axis(d),) for d in shape)
         letter = "w" if expr in self.weights else "x"
         name = f"{letter}{sum(n[0] == letter for n in self.operands)}"
-        axes = tuple(name for dim in dims for name in dim)
+        axes = flat(dims)
         self.operands[name] = Operand(expr, axes, dtype)
         found = Formula(dims, Read(name, tuple(At(((a, 1),)) for a in axes)), dtype)
         self._read.append((expr, shape, found))
@@ -167,7 +124,7 @@ class ChainWriter:
 
     def _unused(self, dim: tuple[str, ...], common: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
         """Return axes for a dimension, none of which another dimension has."""
-        taken = {name for other in common for name in other}
+        taken = {*flat(tuple(common))}
         return tuple(self.axis(self.sizes[n]) if n in taken else n for n in dim)
 
     def _joined(self, dim: tuple[str, ...], common: tuple[str, ...]) -> dict[str, At]:
@@ -180,28 +137,13 @@ class ChainWriter:
         terms, stride = [], 1
         for name in reversed(common):
             terms.append((name, stride))
-            size = self.static(name)
-            stride *= size
+            stride *= static(self.sizes[name], "a size of rows that are grouped")
         return {dim[0]: At(tuple(reversed(terms)))}
 
     def _same(self, one: str, other: str) -> None:
         equal = same_shape((self.sizes[one],), (self.sizes[other],))
         sizes = f"{self.sizes[one]} and {self.sizes[other]}"
         guard(equal, Reason.SHAPE, f"sizes {sizes} are not known to be equal")
-
-    def static(self, axis: str) -> int:
-        """Return the size of an axis.
-
-        Raises
-        ------
-        Refused
-            If it is only known at run time.
-        """
-        size = self.sizes[axis]
-        value = size if isinstance(size, int) else getattr(size, "value", None)
-        if value is None:
-            raise Refused(Reason.SHAPE, f"rows are grouped by {size}, which is dynamic")
-        return int(value)
 
     def product(self, axes: Sequence[str]) -> PrimExpr | int:
         """Return how many elements some axes have."""
@@ -243,8 +185,7 @@ class ChainWriter:
         dims = tuple(() if n in axes else d for n, d in enumerate(formula.dims))
         if not over:
             return replace(formula, dims=dims)
-        kept = tuple(name for dim in dims for name in dim)
-        read = self._state(formula.element, kept, over, combine, "float32")
+        read = self._state(formula.element, flat(dims), over, combine, "float32")
         return Formula(dims, read, formula.dtype)
 
     def contracted(self, left: Formula, right: Formula) -> Formula:
@@ -262,15 +203,14 @@ class ChainWriter:
         weight = moved(second.element, names)
         two = self._tile(Formula((*batch, depth, columns), weight, right.dtype))
         dims = (*batch, rows, columns)
-        axes = tuple(n for dim in dims for n in dim)
-        found: Expr = self._state(one * two, axes, depth, "sum", "float32")
+        found: Expr = self._state(one * two, flat(dims), depth, "sum", "float32")
         for name, factor in factors:
             found = apply(name, found, factor)
         return Formula(dims, found, left.dtype)
 
     def _tile(self, formula: Formula) -> Expr:
         """Return an element of an operand of a product, which is that of a tensor of its dtype."""
-        has, read = axes_of(formula.element), formula.element
+        has, read = {*axes_in(formula.element)}, formula.element
         dims = tuple(tuple(n for n in dim if n in has) for dim in formula.dims)
         formula = replace(formula, dims=dims)
         wide = isinstance(read, Read) and self._dtype_of(read.tensor) == "float32"
@@ -294,9 +234,9 @@ class ChainWriter:
         inner, factors = value, []
         while isinstance(inner, Op) and inner.name in ("multiply", "divide"):
             first, second = inner.args
-            if axes_of(first).isdisjoint(depth) and inner.name == "multiply":
+            if depth.isdisjoint(axes_in(first)) and inner.name == "multiply":
                 first, second = second, first
-            if not axes_of(second).isdisjoint(depth):
+            if not depth.isdisjoint(axes_in(second)):
                 break
             factors.append((inner.name, second))
             inner = first

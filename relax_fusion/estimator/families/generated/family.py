@@ -159,8 +159,11 @@ def _cheapest(
     last = near = descended(every, seconds(sizes[-1]))
     found: dict[GeneratedPlan, None] = {}
     for number, size in enumerate(sizes):
-        starts = dict.fromkeys((*near[:BEAM], *last[:BEAM])) if number else ()
-        near = descended(every, seconds(size), starts)
+        if number:
+            starts = dict.fromkeys((*near[:BEAM], *last[:BEAM]))
+            near = descended(every, seconds(size), starts)
+        elif len(sizes) > 1:
+            near = descended(every, seconds(size))
         best = allowed(near, FINALISTS)
         more = dict.fromkeys(v for plan in best for v in variants(plan, dev))
         found |= dict.fromkeys(allowed(sorted(more, key=seconds(size)), OFFERED))
