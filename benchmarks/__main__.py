@@ -25,8 +25,10 @@ SUITES = {
             "chains of LLaMA against torch, cuBLAS and TVM (GPU)",
         ),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
-        "chain": ("chain:MatmulChains", "two matmuls in one kernel against two, and torch (GPU)"),
-        "regions": ("regions:Regions", "blocks of models as one kernel, apart, and torch (GPU)"),
+        "chains": (
+            "chains.suite:Chains",
+            "matmuls in one kernel, apart, and torch (GPU)",
+        ),
         "decode": (
             "decode.suite:Decode",
             "a token: CUDA graphs, torch.compile, the floor (GPU)",
@@ -48,7 +50,7 @@ SUITES = {
         "cpu": ("judge.cpu:JudgeCpu", "the same on this CPU"),
     },
 }
-ALIASES = {"estimator": "matmul", "gpu": "layer"}
+ALIASES = {"estimator": "matmul", "gpu": "layer", "chain": "chains"}
 """How `judge matmul` and `run layer`, and their files, were called before."""
 
 

@@ -92,10 +92,10 @@ def _scheduled_by(rules: Sequence[ScheduleRule], mod: ir.IRModule, target: str) 
     return Built(executable, Report())
 
 
-def decided(mod: ir.IRModule, target: str) -> Report:
-    """Return what our passes decide about a module, which is not compiled."""
+def decided(mod: ir.IRModule, target: str, **chosen: Any) -> Report:
+    """Return what our passes, with options, decide about a module, which is not compiled."""
     report = Report()
-    options = PipelineOptions(make_target(target), report=report)
+    options = PipelineOptions(make_target(target), report=report, **chosen)
     tvm.transform.Sequential([*phase0_annotate(options), *phase1_fuse(options)])(mod)
     return report
 

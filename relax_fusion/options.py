@@ -186,6 +186,7 @@ class PipelineOptions:
             self.allow_tf32,
             self.validate,
             self.measured,
+            self.disable,
         )
 
     @cached_property

@@ -47,7 +47,8 @@ class FuseChains(FusingPass):
     elsewhere.  It is written down as a block graph, for which the family "generated" searches a
     tiling.  Of the regions that begin with a matmul, the one is taken whose kernel is predicted to
     save the most time.  Two matmuls are left to `FuseMatmulChain` where its kernel saves as much;
-    gated layers and attention are left to `FuseGatedFFN` and `FuseAttentionChain`.
+    gated layers and attention are left to `FuseGatedFFN` and `FuseAttentionChain`.  What a pass of
+    these would take that is switched off is fused here.
 
     declines when:
         an operand of a matmul is a vector, or a weight that the graph decodes; operands are of
@@ -79,12 +80,13 @@ class FuseChains(FusingPass):
 
     def _regions(self, view: BlockView, var: relax.Var) -> Iterator[Region]:
         """Yield the regions that are not for the passes of gated layers and of attention."""
-        gated = FuseGatedFFN(self.options)
+        disabled, gated = self.options.disable, FuseGatedFFN(self.options)
+        attentions = () if "FuseAttentionChain" in disabled else _attentions(view)
         for region in regions(view, var):
             layers = (_covered(gated, view, made) for made in region.covers)
             if any(layer.issuperset(region.reductions) for layer in layers):
                 continue
-            if not any(taken & region.inside for taken in _attentions(view)):
+            if not any(taken & region.inside for taken in attentions):
                 yield region
 
     def _best(self, view: BlockView, found: list[_Candidate]) -> Match | None:
@@ -101,7 +103,8 @@ class FuseChains(FusingPass):
         most = max(gains)
         best = gains[most]
         for var in best.region.covers:
-            rival = _match(FuseMatmulChain(self.options), view, var)
+            two = "FuseMatmulChain" not in self.options.disable
+            rival = _match(FuseMatmulChain(self.options), view, var) if two else None
             if rival is not None and self._gain(rival, best, found) >= most:
                 return None
         choice = self._choice(best.match)

@@ -65,6 +65,8 @@ class FuseOptions:
     measured : Measured, optional
         Times on the device, by which plans are chosen where there are some:
         ``Database(path).measured(str(target))``.
+    disable : tuple of str
+        Names of passes that do not run: what they would take is free for others.
     """
 
     target: Target | None = None
@@ -76,6 +78,7 @@ class FuseOptions:
     allow_tf32: bool = False
     validate: bool | Literal["strict"] = False
     measured: InstanceOf[Measured] | None = None
+    disable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no pass could honour, before any chain is looked at."""

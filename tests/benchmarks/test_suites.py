@@ -42,7 +42,7 @@ OPTIONS = {
     "run matmul": "sizes cases rows tvm-rows dtype static contenders no-compile target plot",
     "run attention": "cases contenders no-flex compile dtype layout dynamic target accuracy plans "
     "merge plot",
-    "run chain": "target output",
+    "run chain": "target output database",
     "run decode": "target layers batch context vocab no-compile",
     "run layer": "target rows chains backend",
     "run launch": "target output",

@@ -1,0 +1,1 @@
+"""Chains of matmuls and small blocks of models."""

@@ -1,0 +1,5 @@
+"""``python -m benchmarks run chains``."""
+
+from _entry import run
+
+run("run", "chains")
