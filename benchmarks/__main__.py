@@ -47,7 +47,9 @@ SUITES = {
             "is the plan chosen for a matmul the fastest? (GPU)",
         ),
         "attention": ("judge.attention:JudgeAttention", "the same for attention (GPU)"),
-        "cpu": ("judge.cpu:JudgeCpu", "the same on this CPU"),
+        "chains": ("judge.chains:JudgeChains", "the same for chains, random ones too (GPU)"),
+        "feasibility": ("judge.feasibility:JudgeFeasibility", "do generated kernels fit a block?"),
+        "cpu": ("judge.cpu:JudgeCpu", "the same as matmul on this CPU"),
     },
 }
 ALIASES = {"estimator": "matmul", "gpu": "layer", "chain": "chains"}

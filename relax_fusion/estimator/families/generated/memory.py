@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from ....tiling import Compute, IterationSpace, Load, Loop
-from ....tiling.space import Step
+from ....tiling import Compute, IterationSpace, Load, Loop, Store
+from ....tiling.space import Access, Step
 from ....tiling.structure import Node
 from ...steps import Footprint
 from .plan import Launched
@@ -89,37 +89,75 @@ def _largest_tiles(launched: Launched) -> int:
 
 
 def _shared(launched: Launched) -> int:
-    """Return the bytes of tiles that wait for products, and of operands that are computed there.
+    """Return the most bytes of shared memory that are held at a time."""
+    return _Held(launched).by(launched.schedule.structure.body, False)
 
-    Triton loads ahead whatever a product of a loop is computed from, also by maps between.
+
+class _Held:
+    """What lies in shared memory while statements run.
+
+    Tiles that a loop loads ahead for its products, by maps between too; operands of products by
+    warp groups, but for left ones that are computed, which stay in registers; and what changes its
+    layout between threads: operands of products by single warps, and results.
     """
-    space = launched.schedule.space
-    products = [s for s in space.steps if s.dtype]
-    operands = {read.tensor for s in products for read in s.reads}
-    grouped = all(warp_groups(launched, s) for s in products)
-    ahead = max(1, launched.stages if grouped else launched.stages - 1)
-    size = dict(space.element_bytes)
 
-    def tile(tensor: str, loops: tuple[str, ...]) -> int:
-        return size[tensor] * prod(block_of(launched, n) for n in loops)
+    def __init__(self, launched: Launched):
+        self.launched, self.space = launched, launched.schedule.space
+        self.size = dict(self.space.element_bytes)
+        products = [s for s in self.space.steps if s.dtype]
+        self.grouped = [s for s in products if warp_groups(launched, s)]
+        self.ahead = max(1, launched.stages - (len(self.grouped) < len(products)))
+        computed = {s.reads[0].tensor for s in self.grouped} & self.space.step.keys()
+        self.kept = {r.tensor for s in self.grouped for r in s.reads} - computed
 
-    def held(body: tuple[Node, ...], inside: bool) -> int:
-        loops = [node for node in body if isinstance(node, Loop)]
-        is_ahead = inside and not loops
-        loads = [node for node in body if isinstance(node, Load)]
-        waiting = _sources(body, space) if is_ahead else operands
-        own = sum(tile(n.tensor, n.what.loops) for n in loads if n.tensor in waiting)
-        loaded = {node.tensor for node in loads}
-        made = [space.step[n.tensor] for n in body if isinstance(n, Compute)]
-        moved = [
-            tile(s.out, s.makes.loops)
-            for s in made
-            if s.out in operands and loaded & {read.tensor for read in s.reads}
-        ]
-        inner = max((held(loop.body, True) for loop in loops), default=0)
-        return (ahead if is_ahead else 1) * own + max(moved, default=0) + inner
+    def by(self, body: tuple[Node, ...], inside: bool) -> int:
+        """Return the most bytes that some statements hold at a time."""
+        is_last = not any(isinstance(node, Loop) for node in body)
+        is_ahead = inside and is_last and self.launched.stages > 1
+        made = {n.tensor: n for n in body if isinstance(n, Load | Compute)}
+        loaded = {n.tensor for n in body if isinstance(n, Load)}
+        waiting = _sources(body, self.space) & loaded if is_ahead else set()
+        always = sum(self.ahead * self.tile(made[t]) for t in waiting)
+        most, moved = 0, dict[str, int]()
+        for place, node in enumerate(body):
+            needed = {t for later in body[place:] for t in _read(later, self.space)}
+            live = {n.tensor for n in body[: place + 1] if isinstance(n, Load | Compute)}
+            held = sum(self.tile(made[t]) for t in live & self.kept & needed - waiting)
+            now = self.moved(node, waiting)
+            moved = moved | now if is_ahead else now
+            inner = self.by(node.body, True) if isinstance(node, Loop) else 0
+            most = max(most, held + inner + sum(moved.values()))
+        return always + most
 
-    return held(launched.schedule.structure.body, False)
+    def moved(self, node: Node, waiting: set[str]) -> dict[str, int]:
+        """Return the bytes of what changes its layout for a statement."""
+        if isinstance(node, Store):
+            return {node.tensor: self.tile(node)}
+        if not isinstance(node, Compute) or not self.space.step[node.tensor].dtype:
+            return {}
+        step = self.space.step[node.tensor]
+        if step not in self.grouped:
+            return {r.tensor: self.bytes(r) for r in step.reads if r.tensor not in waiting}
+        left = step.reads[0]
+        rows = block_of(self.launched, left.loops[-2])
+        split = rows * GROUP_WARPS < GROUP_ROWS * self.launched.warps  # along what is summed next
+        return {left.tensor: self.bytes(left)} if split and left.tensor not in self.kept else {}
+
+    def tile(self, node: Load | Compute | Store) -> int:
+        """Return the bytes of what a statement loads, makes or stores."""
+        made = self.space.step[node.tensor].makes if isinstance(node, Compute) else node.what
+        return self.bytes(made)
+
+    def bytes(self, what: Access) -> int:
+        """Return the bytes of a tile."""
+        return self.size[what.tensor] * prod(block_of(self.launched, n) for n in what.loops)
+
+
+def _read(node: Node, space: IterationSpace) -> set[str]:
+    """Return what a statement, or those of a loop, read."""
+    if isinstance(node, Loop):
+        return {tensor for each in node.body for tensor in _read(each, space)}
+    return {r.tensor for r in space.step[node.tensor].reads} if isinstance(node, Compute) else set()
 
 
 def _sources(body: tuple[Node, ...], space: IterationSpace) -> set[str]:
