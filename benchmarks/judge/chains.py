@@ -28,9 +28,8 @@ from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.runner import conclude, read
 from benchmarks.sessions import sentence
-from benchmarks.suite import Suite, done
-from benchmarks.suites.chains.cases import NAMED
-from benchmarks.suites.chains.suite import Chains, Job, add_random, cases_of, exported
+from benchmarks.suite import done
+from benchmarks.suites.chains.suite import Job, OfChains, exported
 from relax_fusion.errors import Decline
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.families.generated.space import plans, variants
@@ -115,11 +114,10 @@ def judged(entry: Entry, work: Workload, dev: DeviceSpec) -> Entry:
     }
 
 
-class JudgeChains(Suite):
+class JudgeChains(OfChains):
     """Chains that are one kernel, at fixed sizes."""
 
-    name, device = "judge_chains", "gpu"
-    cases = tuple(NAMED)
+    name = "judge_chains"
     head = (
         "chain",
         "plans",
@@ -132,11 +130,9 @@ class JudgeChains(Suite):
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
-        add_random(parser)
+        super().options(parser)
         parser.add_argument("--most", type=int, default=40, help="plans to time of a chain")
         parser.add_argument("--from", dest="stored", type=Path, metavar="JSON", help="judge again")
-
-    arguments = Chains.arguments
 
     def without_a_run(self) -> int | None:
         """Judge the timings of a file with the model as it is now, and write that."""
@@ -152,14 +148,11 @@ class JudgeChains(Suite):
         return 0
 
     def items(self) -> list[str]:
-        named = cases_of(self.args)
+        named = super().items()
         found = [name for name in named if workload_of(name, self.args.target) is not None]
         for name in dict.fromkeys(named).keys() - found:
             print(f"left out: {name}, which is more than one kernel")
         return found
-
-    def facts(self, item: str) -> Entry:
-        return {"case": item}
 
     def is_complete(self, entry: Entry, item: str) -> bool:
         return bool(entry.get("plans"))

@@ -60,33 +60,17 @@ def build(job: Job) -> building.Built:
     return building.compiled(mod, job.target, database=job.database, **job.options())
 
 
-def add_random(parser: ArgumentParser) -> None:
-    """Add the options that ask for random chains."""
-    number = "random chains beside (with no --cases: instead of) those with names"
-    parser.add_argument("--random", type=int, metavar="N", default=0, help=number)
-    parser.add_argument("--seed", type=int, default=0, help="of random chains")
+class OfChains(Suite):
+    """What suites share whose cases are chains, with names or random."""
 
-
-def cases_of(args: Namespace) -> list[str]:
-    """Return the names of what is asked for."""
-    return [*args.cases, *sampled(args.random, args.seed)]
-
-
-class Chains(Suite):
-    """Chains of fixed sizes; ours may err twice as much as torch."""
-
-    name, device = "bench_chains", "gpu"
+    device = "gpu"
     cases = tuple(NAMED)
-    contenders = ("torch", "compile", *WAYS)
-    usual = ("torch", "compile", "apart", "fused", "chosen")
-    ours = WAYS
-    head = ("chain", "torch, us", "torch.compile", *WAYS, "chosen: kernels of")
 
     @classmethod
     def options(cls, parser: ArgumentParser) -> None:
-        add_random(parser)
-        help = "times of plans, for tuned (default: measured first, into a file that is not kept)"
-        parser.add_argument("--database", type=Path, metavar="FILE", help=help)
+        number = "random chains beside (with no --cases: instead of) those with names"
+        parser.add_argument("--random", type=int, metavar="N", default=0, help=number)
+        parser.add_argument("--seed", type=int, default=0, help="of random chains")
 
     @classmethod
     def arguments(cls, argv: Sequence[str] | None = None) -> Namespace:
@@ -96,10 +80,26 @@ class Chains(Suite):
         return args
 
     def items(self) -> list[str]:
-        return cases_of(self.args)
+        return [*self.args.cases, *sampled(self.args.random, self.args.seed)]
 
     def facts(self, item: str) -> Entry:
         return {"case": item}
+
+
+class Chains(OfChains):
+    """Chains of fixed sizes; ours may err twice as much as torch."""
+
+    name = "bench_chains"
+    contenders = ("torch", "compile", *WAYS)
+    usual = ("torch", "compile", "apart", "fused", "chosen")
+    ours = WAYS
+    head = ("chain", "torch, us", "torch.compile", *WAYS, "chosen: kernels of")
+
+    @classmethod
+    def options(cls, parser: ArgumentParser) -> None:
+        super().options(parser)
+        help = "times of plans, for tuned (default: measured first, into a file that is not kept)"
+        parser.add_argument("--database", type=Path, metavar="FILE", help=help)
 
     def prepare(self, items: Sequence[str]) -> None:
         jobs = [self.job(name, case) for case in items for name in self.asked(case) if name in WAYS]

@@ -1,0 +1,52 @@
+"""Judging the plans of chains: what needs no GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks.judge import chains, feasibility
+from benchmarks.recording import facts
+from benchmarks.runner import main
+from relax_fusion.hardware import device
+
+G1, H200 = "G1", device("h200")
+
+
+def entry(slower: float) -> dict:
+    """Return timings that are the predictions, those of the choice `slower`."""
+    work = chains.workload_of(G1, "h200")
+    plans = chains.selected(work, H200, 14, "a")
+    us = [1e6 * chains.seconds_by(work, H200)(plan) for plan in plans]
+    us[0] *= slower
+    return {"case": G1, "plans": [p.to_attr() for p in plans], "plan_us": us, "wrong": []}
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.5])
+def test_regret_and_correlation(tmp_path, slower: float) -> None:
+    record = {**facts(), "date": "2026-01-02", "gpu": "H200", "target": "h200"}
+    record["cases"] = [entry(slower)]
+    stored = tmp_path / "2026-01-02-judge_chains.json"
+    stored.write_text(json.dumps(record))
+    assert main(chains.JudgeChains, ["--from", str(stored), "--results", str(tmp_path)]) == 0
+    (found,) = json.loads(stored.read_text())["cases"]
+    assert len(found["plans"]) == 14 and found["is_choice_timed"]
+    if slower == 1:
+        assert found["regret"] == pytest.approx(0) and found["correlation"] == pytest.approx(1)
+    else:
+        assert found["regret"] > 0.3 and found["correlation"] < 1
+        assert found["regret_measured"] < found["regret"]
+
+
+def test_random_chains_take_the_place_of_those_with_names() -> None:
+    args = chains.JudgeChains.arguments(["--random", "2", "--seed", "5", "--most", "9"])
+    assert chains.JudgeChains(args).args.cases == [] and args.most == 9
+
+
+def test_feasibility_of_a_few_kernels(tmp_path) -> None:
+    arguments = ["--kernels", "3", "--results", str(tmp_path)]
+    assert main(feasibility.JudgeFeasibility, arguments) == 0
+    (path,) = tmp_path.glob("*-judge_feasibility.json")
+    cases = json.loads(path.read_text())["cases"]
+    assert len(cases) == 3 and all(e["right"] and e["compiled"] for e in cases)
