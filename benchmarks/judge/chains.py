@@ -11,6 +11,7 @@ each sample.  Times include the launch.  The exit status is 1 if a plan gave a w
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from argparse import ArgumentParser
@@ -40,6 +41,7 @@ from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.tuning.compiling import compiled
 from relax_fusion.tuning.inputs import allowed_error, draw
 from relax_fusion.workload import Workload
+from relax_fusion.workload.json import from_json, to_json
 
 TOP = 10
 """Plans beside the choice that are timed in any case: those predicted to be fastest."""
@@ -141,9 +143,7 @@ class JudgeChains(OfChains):
         record = read(self.args.stored)
         dev = device_of(make_target(record["target"]))
         for entry in done(record):
-            work = workload_of(entry["case"], record["target"])
-            assert work is not None
-            entry |= judged(entry, work, dev)
+            entry |= judged(entry, from_json(json.dumps(entry["workload"])), dev)
         conclude(self, record)
         return 0
 
@@ -166,6 +166,7 @@ class JudgeChains(OfChains):
         calls, wrong = self._calls(work, wanted, target)
         samples = self.session.sampler.sample_ms({p: c.launch for p, c in calls.items()})
         entry = {
+            "workload": json.loads(to_json(work)),
             "plans": [plan.to_attr() for plan in samples],
             "plan_us": [round(1e3 * statistics.median(s), 3) for s in samples.values()],
             "wrong": [f"{plan.text}: {why}" for plan, why in wrong.items()],

@@ -13,7 +13,7 @@ from functools import cached_property
 from ..errors import TilingError
 from ..workload.dtypes import STORED_BYTES
 from ..workload.graph import Block, Graph
-from ..workload.roofline import Sizes, is_contraction, operations
+from ..workload.roofline import Sizes, instructions, is_contraction, operations
 from ..workload.values import At, reads
 from .axes import loop_names
 from .rescaling import is_rescaled
@@ -81,6 +81,8 @@ class Step:
         Of an element.
     dtype : str
         In which it multiplies, where it is a contraction; else empty.
+    slots : tuple of (frozenset of str, int)
+        Instructions of a GPU's thread, and the loops along which they are done.
     """
 
     makes: Access
@@ -90,6 +92,7 @@ class Step:
     waits: frozenset[str]
     flops: int
     dtype: str
+    slots: tuple[tuple[Loops, int], ...]
 
     @property
     def out(self) -> str:
@@ -234,6 +237,7 @@ def _step(
         if maker.reduced and not is_rescaled(graph, loop_of, block, name):
             waits.add(name)
     dtypes = {graph[r.tensor].dtype for r in reads(block.value)}
+    slots = instructions(block.value).items()
     operands = sorted(dtypes, key=lambda dtype: (dtype != "float32", STORED_BYTES[dtype], dtype))
     return Step(
         _access(block.out, block.at, loop),
@@ -243,6 +247,7 @@ def _step(
         frozenset(waits),
         operations(block.value) + bool(block.combine),
         operands[0] if is_contraction(block) else "",
+        tuple((frozenset(loop[axis] for axis in axes), count) for axes, count in slots),
     )
 
 

@@ -23,39 +23,43 @@ class Operator:
         Takes what applies operators by name (``o.exp(x)``) and the operands, and returns the value.
         With it an entry is all that an operator needs: numpy, TIR and Triton compute the formula,
         and `flops` may be 0, where those of the formula count.  Without, each has a function.
+    slots : int
+        Instructions of a GPU's thread for one application, counted in what Triton 3.6 makes of it
+        for sm_90.  Those of a formula count where it has one.
     """
 
     arity: int
     flops: int
     text: str
     formula: Callable[..., Any] | None = None
+    slots: int = 1
 
 
-def _function(name: str, arity: int = 1, flops: int = 1) -> Operator:
-    return Operator(arity, flops, f"{name}({', '.join(['{}'] * arity)})")
+def _function(name: str, slots: int, arity: int = 1, flops: int = 1) -> Operator:
+    return Operator(arity, flops, f"{name}({', '.join(['{}'] * arity)})", slots=slots)
 
 
 OPERATORS = {
     "add": Operator(2, 1, "{} + {}"),
     "subtract": Operator(2, 1, "{} - {}"),
     "multiply": Operator(2, 1, "{} * {}"),
-    "divide": Operator(2, 1, "{} / {}"),
-    "ratio": _function("ratio", 2),
-    "minimum": _function("min", 2),
-    "finite": _function("finite"),
-    "exp": _function("exp"),
-    "tanh": _function("tanh"),
-    "rsqrt": _function("rsqrt"),
-    "relu": _function("relu"),
-    "silu": _function("silu", flops=3),
-    "gelu": _function("gelu", flops=5),
-    "gelu_tanh": _function("gelu_tanh", flops=9),
-    "quick_gelu": _function("quick_gelu", flops=4),
-    "relu2": _function("relu2", flops=2),
-    "sigmoid": _function("sigmoid", flops=2),
-    "maximum": _function("max", 2),
-    "sqrt": _function("sqrt"),
-    "log": _function("log"),
+    "divide": Operator(2, 1, "{} / {}", slots=8),
+    "ratio": _function("ratio", 10, arity=2),
+    "minimum": _function("min", 1, arity=2),
+    "finite": _function("finite", 4),
+    "exp": _function("exp", 5),
+    "tanh": _function("tanh", 24),
+    "rsqrt": _function("rsqrt", 24),
+    "relu": _function("relu", 3),
+    "silu": _function("silu", 13, flops=3),
+    "gelu": _function("gelu", 24, flops=5),
+    "gelu_tanh": _function("gelu_tanh", 20, flops=9),
+    "quick_gelu": _function("quick_gelu", 13, flops=4),
+    "relu2": _function("relu2", 4, flops=2),
+    "sigmoid": _function("sigmoid", 12, flops=2),
+    "maximum": _function("max", 1, arity=2),
+    "sqrt": _function("sqrt", 16),
+    "log": _function("log", 25),
     "square": Operator(1, 0, "square({})", lambda o, x: o.multiply(x, x)),
     "softplus": Operator(
         *(1, 0, "softplus({})"),

@@ -11,7 +11,7 @@ from .dtypes import STORED_BYTES
 from .formats import ALL
 from .graph import Block, Graph, Tensor
 from .operators import OPERATORS
-from .values import At, Axis, Const, Expr, Op, Size, parts, reads
+from .values import At, Axis, Const, Expr, Op, Size, axes_in, parts, reads
 
 Sizes = Mapping[str, int]
 
@@ -175,6 +175,25 @@ def _own_operations(value: Op) -> int:
     known = OPERATORS[value.name]
     formula = Op(value.name, (Const(0.0),) * known.arity).formula
     return known.flops or (0 if formula is None else operations(formula))
+
+
+def instructions(value: Expr) -> dict[frozenset[str], int]:
+    """Return the instructions of a GPU's thread, by the axes that they are done along."""
+    found: dict[frozenset[str], int] = {}
+    for part in parts(value):
+        if isinstance(part, Op):
+            axes = frozenset(axes_in(part))
+            found[axes] = found.get(axes, 0) + slots_of(part.name)
+    return found
+
+
+def slots_of(name: str) -> int:
+    """Return the instructions of an operator; of a formula, those of all its parts."""
+    known = OPERATORS[name]
+    formula = Op(name, (Const(0.0),) * known.arity).formula
+    if formula is None:
+        return known.slots
+    return sum(slots_of(part.name) for part in parts(formula) if isinstance(part, Op))
 
 
 def size_at(dim: Dim, sizes: Sizes) -> int:

@@ -10,6 +10,7 @@ from benchmarks.judge import chains, feasibility
 from benchmarks.recording import facts
 from benchmarks.runner import main
 from relax_fusion.hardware import device
+from relax_fusion.workload.json import to_json
 
 G1, H200 = "G1", device("h200")
 
@@ -20,7 +21,13 @@ def entry(slower: float) -> dict:
     plans = chains.selected(work, H200, 14, "a")
     us = [1e6 * chains.seconds_by(work, H200)(plan) for plan in plans]
     us[0] *= slower
-    return {"case": G1, "plans": [p.to_attr() for p in plans], "plan_us": us, "wrong": []}
+    return {
+        "case": G1,
+        "workload": json.loads(to_json(work)),
+        "plans": [p.to_attr() for p in plans],
+        "plan_us": us,
+        "wrong": [],
+    }
 
 
 @pytest.mark.parametrize("slower", [1.0, 1.5])

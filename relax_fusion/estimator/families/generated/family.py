@@ -20,14 +20,13 @@ from ...ranges import ranges
 from ...shape import Size, sizes_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
-from .memory import GROUP_WARPS, MOST_REGISTERS, footprint, narrow_behind, wanted_registers
+from .memory import MOST_REGISTERS, footprint, narrow_behind, wanted_registers
 from .plan import FAMILY, GeneratedPlan, Launched, launches, loop_sizes, space_of
-from .price import block_bytes, price, tiles_at
+from .price import price
 from .space import BEAM, descended, plans, variants
 
-LONG_MAPS, SHORT_MAPS, LONG_BYTES = 0.98, 1.03, 256 << 10
-"""What tensor maps do to a time: with four warps and so many bytes a block, and else.  Measured on
-an H200 for 229 pairs of kernels: 0.98 and 1.03 in the geometric mean, single ones 0.73 to 1.22."""
+MAPS = 1.02
+"""What tensor maps do to a time: on an H200, for 480 pairs of kernels, 0.73 to 1.22 times."""
 
 FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
@@ -127,10 +126,7 @@ def _predict(
     parts = [price(every[0], loop_sizes(every[0].graph, sizes), dev, True)]
     parts += [_merging_price(launched, sizes, dev) for launched in every[1:]]
     if plan.tensor_maps:
-        trips = tiles_at(every[0], loop_sizes(every[0].graph, sizes))
-        long = plan.num_warps == GROUP_WARPS and block_bytes(every[0], trips) >= LONG_BYTES
-        factor = LONG_MAPS if long else SHORT_MAPS
-        parts[0] = replace(parts[0], seconds=factor * parts[0].seconds)
+        parts[0] = replace(parts[0], seconds=MAPS * parts[0].seconds)
     return in_a_row(parts)
 
 

@@ -26,6 +26,10 @@ NARROW = 64
 LOOSE_REGISTERS = 40
 """Of a thread, beside its tiles; assumed."""
 
+REST_BYTES = 1 << 10
+"""For barriers of tensor maps, and for what the warps of a reduction exchange: in 1,000 kernels at
+most so many bytes of shared memory are taken beside tiles."""
+
 MOST_REGISTERS = 255
 """Of a thread (CUDA guide)."""
 
@@ -41,6 +45,16 @@ def warp_groups(launched: Launched, step: Step) -> bool:
     """Tell whether a contraction is done by warp groups, of which each has 64 rows."""
     rows = [block_of(launched, n) for n in step.makes.loops if block_of(launched, n) > 1]
     return launched.warps % GROUP_WARPS == 0 and bool(rows) and rows[0] >= GROUP_ROWS
+
+
+def crosses(launched: Launched, step: Step) -> bool:
+    """Tell whether the left operand of a product crosses warps where it is computed.
+
+    It does not where each warp group has rows of its own.
+    """
+    rows = block_of(launched, step.reads[0].loops[-2])
+    whole = rows * GROUP_WARPS >= GROUP_ROWS * launched.warps
+    return not (whole and warp_groups(launched, step))
 
 
 @lru_cache(maxsize=1 << 14)
@@ -90,7 +104,7 @@ def _largest_tiles(launched: Launched) -> int:
 
 def _shared(launched: Launched) -> int:
     """Return the most bytes of shared memory that are held at a time."""
-    return _Held(launched).by(launched.schedule.structure.body, False)
+    return REST_BYTES + _Held(launched).by(launched.schedule.structure.body, False)
 
 
 class _Held:
@@ -114,15 +128,14 @@ class _Held:
         """Return the most bytes that some statements hold at a time."""
         is_last = not any(isinstance(node, Loop) for node in body)
         is_ahead = inside and is_last and self.launched.stages > 1
-        made = {n.tensor: n for n in body if isinstance(n, Load | Compute)}
-        loaded = {n.tensor for n in body if isinstance(n, Load)}
-        waiting = _sources(body, self.space) & loaded if is_ahead else set()
-        always = sum(self.ahead * self.tile(made[t]) for t in waiting)
+        loads = [n for n in body if isinstance(n, Load)] if is_ahead else []
+        waiting = _sources(body, self.space) & {n.tensor for n in loads}
+        always = sum(self.ahead * self.tile(n) for n in loads if n.tensor in waiting)
         most, moved = 0, dict[str, int]()
         for place, node in enumerate(body):
             needed = {t for later in body[place:] for t in _read(later, self.space)}
-            live = {n.tensor for n in body[: place + 1] if isinstance(n, Load | Compute)}
-            held = sum(self.tile(made[t]) for t in live & self.kept & needed - waiting)
+            made = {n.tensor: n for n in body[: place + 1] if isinstance(n, Load | Compute)}
+            held = sum(self.tile(made[t]) for t in made.keys() & self.kept & needed - waiting)
             now = self.moved(node, waiting)
             moved = moved | now if is_ahead else now
             inner = self.by(node.body, True) if isinstance(node, Loop) else 0
@@ -139,9 +152,8 @@ class _Held:
         if step not in self.grouped:
             return {r.tensor: self.bytes(r) for r in step.reads if r.tensor not in waiting}
         left = step.reads[0]
-        rows = block_of(self.launched, left.loops[-2])
-        split = rows * GROUP_WARPS < GROUP_ROWS * self.launched.warps  # along what is summed next
-        return {left.tensor: self.bytes(left)} if split and left.tensor not in self.kept else {}
+        computed = left.tensor in self.space.step and left.tensor not in self.kept
+        return {left.tensor: self.bytes(left)} if computed and crosses(self.launched, step) else {}
 
     def tile(self, node: Load | Compute | Store) -> int:
         """Return the bytes of what a statement loads, makes or stores."""
