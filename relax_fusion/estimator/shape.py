@@ -17,6 +17,8 @@ from ..workload import (
     Workload,
 )
 from ..workload.chain import BATCH
+from ..workload.operators import ACTIVATIONS
+from ..workload.roofline import slots_of
 
 
 class AttentionSize(NamedTuple):
@@ -70,6 +72,9 @@ class MatmulShape:
         Whether pairs of features are turned that are not neighbours.
     unpacked_bytes : int
         All weights that are packed, as elements of `dtype`; 0 where none is.
+    slots : int
+        Instructions of a GPU's thread for the activations of an element, the most of any
+        projection; where a gate is, beside those of silu.
     """
 
     k: int
@@ -88,6 +93,7 @@ class MatmulShape:
     rotated: bool
     allow_tf32: bool
     unpacked_bytes: int = 0
+    slots: int = 0
 
     @property
     def paired(self) -> bool:
@@ -154,7 +160,15 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
         unpacked_bytes=unpacked if packed else 0,
+        slots=_slots(work),
     )
+
+
+def _slots(work: NormMatmul | GatedFFN) -> int:
+    if isinstance(work, GatedFFN):
+        return max(0, slots_of(work.activation) - slots_of("silu"))
+    steps = ([s for s in p.epilogue if s in ACTIVATIONS] for p in work.outputs)
+    return max(sum(slots_of(str(step)) for step in some) for some in steps)
 
 
 def _apart(projection: Projection) -> bool:

@@ -75,6 +75,15 @@ IDLE_LANES = 0.07
 """What lanes beyond the end of a row add, as a part of what as many others take: they load
 nothing."""
 
+SLOTS_PART = 0.65
+"""Part of its instruction slots in which a multiprocessor issues activations."""
+
+CODE_BYTES, CODE_S_PER_BYTE, SLOT_BYTES, OTHER_SLOTS = 64 << 10, 0.28e-9, 16, 20
+"""What a multiprocessor keeps of a kernel's instructions, of `SLOT_BYTES` each, and how long it
+takes to get more: an epilogue is unrolled for all elements of a thread, with `OTHER_SLOTS` beside
+its activation, and runs through once.  Measured for GELU and its tanh approximation, whose tiles of
+256 columns take 7 and 5 us longer where L2 was flushed (`2026-11-23-gelu_tiles.log`)."""
+
 OVERLAP = 0.2
 """Part of the second longest of the times that the longest does not hide."""
 
@@ -133,7 +142,21 @@ def _tile_seconds(
     reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
     compute = 2.0 * plan.block_m * columns * k / per_sm + k / plan.block_k * STEP_S[plan.family]
-    return feed / dev.clock_hz, compute
+    return feed / dev.clock_hz, compute + _activation_s(shape, plan, dev)
+
+
+def _activation_s(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
+    """Return how long one multiprocessor takes for the activations of one tile."""
+    per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
+    return plan.block_m * plan.block_n * shape.slots / per_sm
+
+
+def code_s(shape: MatmulShape, plan: TilePlan) -> float:
+    """Return how long a kernel waits for instructions that are fetched while it runs."""
+    if plan.family == "gemv" or not shape.slots:
+        return 0.0
+    code = accumulators(plan, shape) * (shape.slots + OTHER_SLOTS) * SLOT_BYTES
+    return max(0.0, code - CODE_BYTES) * CODE_S_PER_BYTE
 
 
 def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:

@@ -135,6 +135,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         columns = [[shape.n_parts[i] for i in together] for together in launches(work)]
         following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
         seconds = dev.launch_s + cost.FILL_S[plan.family] + following
+        seconds += len(columns) * cost.code_s(shape, plan)
         terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
         waves = 0
         for together in columns:
