@@ -122,10 +122,14 @@ class FuseChains(FusingPass):
         """Return the seconds that a kernel is predicted to save in a candidate's place.
 
         Norms in front of the candidate are kernels of their own then, and else part of a matmul.
+        What is a part of it takes no longer in kernels of its own, however both are priced.
         """
-        choice = self._choice(match)
+        choice, own = self._choice(match), self._choice(candidate.match)
         saved = saved_s(choice)
-        own = self._choice(candidate.match)
+        is_part = candidate.region.inside.issuperset(match.covers)
+        if is_part and isinstance(choice, Choice) and isinstance(own, Choice):
+            apart_s = own.predictions[-1].unfused.seconds
+            saved = min(saved, apart_s - choice.predictions[-1].least.seconds)
         if not candidate.region.norms or isinstance(own, Decline):
             return saved
         dev = device_of(self.options.resolved_target())

@@ -33,6 +33,22 @@ def test_chains_are_one_workload(name: str) -> None:
     assert isinstance(work, Chain if name[0] == "S" else MatmulChain)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokens of Mixer-S/16, 8 images",
+        "tokens of Mixer-B/32, 16 images",
+        "three layers of 64, 65536 rows",
+        "norms between 256, 4096 rows",
+        "memory of 64 in 512, 4096 rows",
+    ],
+)
+def test_blocks_that_win_are_one_kernel(name: str) -> None:
+    """All of them, not a part; what was measured is in 2026-11-23-bench_chains.json."""
+    found = building.decided(exported(name)[1], "h200", backend="triton")
+    assert [d.pattern for d in found.decisions if d.fused] == ["FuseChains"]
+
+
 def test_random_chains_are_the_same_each_time() -> None:
     found, others = (cases.sampled(30, seed) for seed in (1, 2))
     shapes = [cases.case_of(name).shapes for name in found]
