@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
@@ -140,33 +140,69 @@ def predict_unfused(
     if alone is not None and [atom.matmul for atom in atoms] == [work]:
         return alone
     parts = [_kernel(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
-    (first, _), *others = parts
-    seconds = first.seconds + sum(p.seconds - dev.launch_s + start_s for p, start_s in others)
-    return replace(in_a_row([p for p, _ in parts]), seconds=seconds)
+    seconds = parts[0].seconds
+    for before, part in pairwise(parts):
+        seconds += part.following_s - dev.launch_s
+        seconds -= part.early_s if before.is_matmul else 0.0
+    return replace(in_a_row([part.prediction for part in parts]), seconds=seconds)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What a kernel costs.
+
+    Parameters
+    ----------
+    prediction : Prediction
+        By itself.
+    start_s : float
+        What launching it takes behind another kernel.
+    is_matmul : bool
+        Whether it is Triton's matmul.
+    early_s : float
+        What is done of it before another of these ends.
+    """
+
+    prediction: Prediction
+    start_s: float
+    is_matmul: bool = False
+    early_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What it takes by itself."""
+        return self.prediction.seconds
+
+    @property
+    def following_s(self) -> float:
+        """What it takes behind another, with a launch of its own."""
+        return self.seconds + self.start_s
 
 
 @lru_cache(maxsize=4096)  # chains of a model have the same parts
-def _kernel(atom: Atom, dev: DeviceSpec, backend: str) -> tuple[Prediction, float]:
-    """Return what one of the kernels costs, and the part of it that is launching after another.
+def _kernel(atom: Atom, dev: DeviceSpec, backend: str) -> _Kernel:
+    """Return what one of the kernels costs.
 
     A matmul has the best plan of ours, or else TVM's schedule.  The matrices of a batch fill a GPU
     together, and follow each other on a CPU.
     """
     found = _plans(atom.matmul, dev, backend) if atom.matmul and atom.maker != "tvm" else []
     if not found:
-        return separate.price(atom, dev), separate.start_s(dev)
+        return _Kernel(separate.price(atom, dev), separate.start_s(dev))
     on_gpu, matmul = dev.kind == "gpu", atom.matmul
     rows = atom.rows * (atom.matrices if on_gpu else 1)
     (option,), _ = best(found, matmul, dev, [[rows]], rows)
     priced = option.family.predict(option.plan, matmul, dev, rows)
-    start_s = separate.start_s(dev) if option.plan.backend == "triton" else dev.launch_s
-    if atom.matrices == 1:
-        return priced, start_s
-    if not on_gpu:
-        return repeated(priced, atom.matrices, dev), start_s
-    moved = separate.moved_bytes(atom)  # each matrix has a weight of its own
-    rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
-    return replace(priced, seconds=priced.seconds + max(0.0, rest_s), dram_bytes=moved), start_s
+    is_triton = option.plan.backend == "triton"
+    start_s = separate.start_s(dev) if is_triton else dev.launch_s
+    if not on_gpu and atom.matrices > 1:
+        priced = repeated(priced, atom.matrices, dev)
+    elif atom.matrices > 1:
+        moved = separate.moved_bytes(atom)  # each matrix has a weight of its own
+        rest_s = (moved - priced.dram_bytes) / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+        longer = priced.seconds + max(0.0, rest_s)
+        priced = replace(priced, seconds=longer, dram_bytes=moved)
+    return _Kernel(priced, start_s, is_triton, option.family.early_s(option.plan, dev))
 
 
 @lru_cache(maxsize=256)

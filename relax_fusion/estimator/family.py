@@ -134,6 +134,10 @@ class KernelFamily(ABC, Generic[W]):
             raise TilePlanError(f"family {type(self).__name__}: plan {plan.key} has no steps")
         return in_a_row(parts)
 
+    def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
+        """Return what of a kernel is done before the one in front of it ends, beside launching."""
+        return 0.0
+
     def worth(
         self, plans: Sequence[TilePlan], work: W, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:

@@ -11,12 +11,12 @@ import tvm
 from tvm import relax
 
 from ..errors import Decline, Reason
-from ..estimator import Choice, choose, predict_unfused, saved_s, separate
+from ..estimator import Choice, Size, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of
 from ..matching.chain import PRODUCT, Region, Written, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
-from ..workload import Chain
+from ..workload import Chain, Operand
 from ..workload.graph import Tensor
 from ..workload.roofline import is_contraction, size_at
 from .attention import FuseAttentionChain
@@ -128,17 +128,15 @@ class FuseChains(FusingPass):
         saved = saved_s(choice)
         is_part = candidate.region.inside.issuperset(match.covers)
         if is_part and isinstance(choice, Choice) and isinstance(own, Choice):
-            apart_s = own.predictions[-1].unfused.seconds
+            apart_s, size = own.predictions[-1].unfused.seconds, own.predictions[-1].size
+            if candidate.region.out not in match.covers:  # a kernel at least is left behind it
+                apart_s -= self._separate_s(candidate.written.graph.outputs[0], candidate, size)
             saved = min(saved, apart_s - choice.predictions[-1].least.seconds)
         if not candidate.region.norms or isinstance(own, Decline):
             return saved
         dev = device_of(self.options.resolved_target())
         size = own.predictions[-1].size
-        for tensor in candidate.norms:
-            elements = prod(
-                size_at(d, sizes_of(candidate.match.workload, size)) for d in tensor.shape
-            )
-            saved -= separate.norm_s(elements, tensor.dtype, dev)
+        saved -= sum(self._separate_s(tensor, candidate, size) for tensor in candidate.norms)
         whole = next((c for c in found if c.holds(candidate)), None)
         if whole is not None:
             both = [c.match.workload for c in (whole, candidate)]
@@ -147,6 +145,12 @@ class FuseChains(FusingPass):
             )
             saved += with_s - without_s
         return saved
+
+    def _separate_s(self, made: Tensor | Operand, candidate: _Candidate, size: Size) -> float:
+        """Return what a kernel takes that reads a tensor's rows and makes it of them."""
+        sizes = sizes_of(candidate.match.workload, size)
+        elements = prod(size_at(dim, sizes) for dim in made.shape or ())
+        return separate.norm_s(elements, made.dtype, device_of(self.options.resolved_target()))
 
     def _choice(self, match: Match) -> Choice | Decline:
         options = self.options

@@ -31,9 +31,22 @@ def given(chain: Chain) -> tvm.ir.IRModule:
     return relax.transform.CanonicalizeBindings()(module([chain]))
 
 
+ATTENTION = Chain(
+    "attention",
+    "q[8,128,64] k[8,128,64] v[8,128,64]",
+    "t = R.permute_dims(k, [0, 2, 1]); s = R.multiply(R.matmul(q, t), R.const(0.125, 'float16'))\n"
+    "y = R.matmul(R.nn.softmax(s), v)",
+    *("y", {}, "float16"),
+)
+
+
 def fused(chain: Chain) -> tuple[relax.Function, Decision]:
-    """Apply the pass to one chain, whether that pays or not; the match is checked."""
-    mod, decisions = run_pass(given(chain), PASS, always_fuse=True, **ON_GPU)
+    """Apply the pass to one chain, whether that pays or not; the match is checked.
+
+    Chains of two matmuls are its own, as the pass for these does not run.
+    """
+    options = {"always_fuse": True, "disable": ("FuseMatmulChain",), **ON_GPU}
+    mod, decisions = run_pass(given(chain), PASS, **options)
     (decision,) = decisions
     assert decision.fused, str(decision.decline)
     return mod[chain.name], decision
@@ -151,6 +164,15 @@ def test_refusals(chain: Chain, reason: Reason, words: str) -> None:
     assert decision.decline is not None
     assert decision.decline.reason is reason and words in decision.decline.detail
     assert (decision.decline.fused_s is not None) == (reason is Reason.NOT_PROFITABLE)
+
+
+def test_what_other_passes_take_is_left_to_them() -> None:
+    """Two matmuls, and attention; if their passes do not run, they are regions."""
+    for chain, name in ((CASES[0].chain, "FuseMatmulChain"), (ATTENTION, "FuseAttentionChain")):
+        for disable, count in (((), 0), ((name,), 1)):
+            options = {"always_fuse": True, "disable": disable, **ON_GPU}
+            decisions = run_pass(given(chain), PASS, **options)[1]
+            assert sum(d.fused for d in decisions) == count, (name, disable)
 
 
 def test_a_workload_that_is_no_graph() -> None:

@@ -25,45 +25,47 @@ from .plan import Launched
 
 ENOUGH_WARPS, FLOAT_BYTES = 8, 4
 
-LOAD_S = 0.36e-6
-"""From asking for a tile to having it, most of it in L2."""
+LOAD_S, AHEAD_S = 0.195e-6, 0.42e-6
+"""From asking for a tile to having it: by statements in order; by a loop that loads ahead."""
 
-PRODUCT_S, CROSSING_S = 0.044e-6, 0.14e-6
+SHARPNESS = 2.56
+"""How little a loop takes longer than the longer of its loads and its work: the exponent of a sum
+of powers, of which the maximum is the limit."""
+
+PRODUCT_S, CROSSING_S = 0.066e-6, 0.104e-6
 """What a product of tiles takes beside its arithmetic; and more, where its left operand is computed
 and crosses warps."""
 
-STEP_S = 0.0236e-6
+STEP_S = 0.0218e-6
 """From one instruction of a product to the next, which adds to its sums."""
 
-FEED_PART = 1.22
+FEED_PART = 1.29
 """Part of the L2 bandwidth that falls to a multiprocessor which loads of its tiles reach."""
 
-CROSSING_BYTES = 47
+CROSSING_BYTES = 42
 """Bytes that cross warps in a cycle, through shared memory."""
 
-WARP_GROUP_PART, WARP_PART = 0.579, 0.318
+WARP_GROUP_PART, WARP_PART = 0.699, 0.338
 """Parts of the rate of tensor cores that products by warp groups and by single warps reach."""
 
-SLOTS_PART, FEW_WARPS = 0.65, 1.68
+SLOTS_PART, FEW_WARPS = 0.58, 1.51
 """Part of its instruction slots in which a multiprocessor issues maps and reductions; and how many
 times as long as with eight warps four take by themselves."""
 
-CAST_SLOTS, COMBINE_SLOTS = 0.5, 0.3
-"""Instructions to make float32 of half precision or the other way round, of which one does two; and
-to combine an element of a reduction."""
+CAST_SLOTS = 0.5
+"""Instructions to make float32 of half precision or the other way round, of which one does two."""
 
-HIDDEN = 0.68
+HIDDEN = 0.58
 """How much of their waits blocks on one multiprocessor hide behind each other's work: 1 is all."""
 
-START_S = 2.1e-6
+START_S = 2.07e-6
 """From a launch to the first load, and from the last store to the end, beside `launch_s`."""
 
-NEXT_S, NEXT_DEPENDENT_S = 1.5e-6, 0.4e-6
-"""From the end of a launch to the first load of the next; where that waits on the device.
-Measured on an H200 for launches that merge partial sums."""
+NEXT_S, NEXT_DEPENDENT_S = 1.5e-6, 0.54e-6
+"""From the end of a launch to the first load of the next; where that waits on the device."""
 
-# All but the last two are fitted to 1,124 kernels on an H200 (17 to 28 tilings of each of 31 chains
-# of `python -m benchmarks judge chains`, and 268 of MCFuser's G1 to G12), whose times they give to
+# Fitted, but for `NEXT_S`, to 1,436 kernels on an H200: 10 to 28 tilings of each of 45 chains of
+# `python -m benchmarks judge chains`, and 268 of MCFuser's G1 to G12.  Their times are given to
 # within 15 % (root mean square of logs).
 
 
@@ -129,8 +131,9 @@ class BlockTime:
         moved = sum(self._bytes(n.tensor, n.what.loops) for n in loads) / self.feed
         computed = self.of(tuple(n for n in loop.body if not isinstance(n, Load)))
         works = max(moved, computed.works)
-        each = max(works, computed.waits + computed.works, (LOAD_S + moved) / ahead)
-        time.add(_Time(LOAD_S + moved))
+        longer, other = max(works, computed.waits + computed.works), (AHEAD_S + moved) / ahead
+        each = (longer**SHARPNESS + other**SHARPNESS) ** (1 / SHARPNESS)
+        time.add(_Time(LOAD_S, moved))
         time.add(_Time(each - works, works), trips)
         return time
 
@@ -158,8 +161,7 @@ class BlockTime:
 
         half = [each for each in (step.makes, *step.reads) if self.size[each.tensor] < FLOAT_BYTES]
         found = CAST_SLOTS * sum(elements(each.loops) for each in half)
-        found += sum(count * elements(loops) for loops, count in step.slots)
-        return found + COMBINE_SLOTS * elements(step.loops) * bool(step.reduced)
+        return found + sum(count * elements(loops) for loops, count in step.slots)
 
     def _bytes(self, tensor: str, loops: tuple[str, ...]) -> int:
         return self.size[tensor] * prod(block_of(self.launched, n) for n in loops)

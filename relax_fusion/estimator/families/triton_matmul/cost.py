@@ -44,6 +44,11 @@ before it gives the slot back.  In persistent programs the other warp group mult
 NEXT_LAUNCH_S = 2.0e-6
 """What a further launch for other projections of the same rows costs; it follows without a gap."""
 
+EARLY_S = {"pointer": 1.8e-6}
+"""What a kernel of few rows has done before the kernel in front of it ends: it is launched early,
+and asks for weights before it waits.  Measured on an H200 for the second matmuls of MCFuser's G1 to
+G9: 1.4 to 3.6 us, beside what of launching overlaps (`2026-11-23-bench_chains.json`)."""
+
 LATENCY_S = 0.9e-6
 """Between asking for memory and having it.  Bytes in flight over this is bandwidth."""
 

@@ -157,6 +157,10 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         seconds += side / bandwidth
         return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
 
+    def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
+        """Return what is done before the kernel in front ends."""
+        return cost.EARLY_S.get(plan.family, 0.0) if dev.capabilities.dependent_launch else 0.0
+
     def blocks(
         self, plan: TilePlan, work: MatmulWork, most: int | None
     ) -> Iterator[tuple[str, int]]:
