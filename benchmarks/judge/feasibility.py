@@ -150,6 +150,8 @@ class JudgeFeasibility(Suite):
 
     def measured(self, item: Item) -> Entry:
         made = self.bytes.pop(item).result()
+        if not self.bytes:
+            self.pool.shutdown()
         if isinstance(made, str):
             raise ValueError(made)
         limit = device_of(make_target(self.args.target)).smem_per_block_bytes

@@ -16,7 +16,7 @@ from relax_fusion.workload.graph import Graph
 from relax_fusion.workload.operators import OPERATORS, Operator
 from relax_fusion.workload.reference import FUNCTIONS as NUMPY
 from relax_fusion.workload.reference import evaluate
-from relax_fusion.workload.roofline import flops
+from relax_fusion.workload.roofline import flops, instructions, slots_of
 from relax_fusion.workload.values import Axis, apply
 
 VALUES = np.array([-30.0, -2.5, -1.0, 0.0, 0.5, 3.0, 30.0])
@@ -65,3 +65,13 @@ def test_one_entry_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     space = iteration_space(graph)
     schedule = Schedule(space, place(space, parse("i", ("i",)), "i"), (len(VALUES),))
     assert "y = ((x * x) * x)" in kernel_text(graph, schedule).text
+
+
+def test_instructions_are_counted_along_the_axes_that_they_have() -> None:
+    m, n = Axis("m", 8), Axis("n", 4)
+    g = GraphBuilder()
+    x, t = g.input("x", (8, 4), "float32"), g.input("t", (8,), "float32")
+    value = apply("hard_swish", x[m, n]) * apply("rsqrt", t[m] + 1.0)
+    assert slots_of("hard_swish") == 1 + slots_of("hard_sigmoid") == 1 + 1 + 1 + 1 + 8
+    row, element = frozenset("m"), frozenset("mn")
+    assert instructions(value) == {row: 1 + 24, element: 1 + slots_of("hard_swish")}

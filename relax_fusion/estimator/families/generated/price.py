@@ -1,9 +1,9 @@
 """What a launch of the chain engine costs.
 
 A block waits, and moves and computes.  Loads in front of a statement are a wait and their bytes; a
-loop whose loads are done ahead takes, each time, as long as the slowest of its bytes, its
-arithmetic, and the wait over the tiles in flight.  Blocks that share a multiprocessor hide each
-other's waits, not their bytes and arithmetic.
+loop whose loads are done ahead takes, each time, little longer than its arithmetic, its bytes, or
+the wait over the tiles in flight, whichever is longest.  Blocks that share a multiprocessor hide a
+part of each other's waits, not their bytes and arithmetic.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...steps import Footprint
 from .memory import MMA_DEPTH, block_of, crosses, footprint, warp_groups
 from .plan import Launched
 
-ENOUGH_WARPS, FLOAT_BYTES = 8, 4
+FLOAT_BYTES = 4
 
 LOAD_S, AHEAD_S = 0.195e-6, 0.42e-6
 """From asking for a tile to having it: by statements in order; by a loop that loads ahead."""
@@ -48,9 +48,9 @@ CROSSING_BYTES = 42
 WARP_GROUP_PART, WARP_PART = 0.699, 0.338
 """Parts of the rate of tensor cores that products by warp groups and by single warps reach."""
 
-SLOTS_PART, FEW_WARPS = 0.58, 1.51
-"""Part of its instruction slots in which a multiprocessor issues maps and reductions; and how many
-times as long as with eight warps four take by themselves."""
+SLOTS_PART, ENOUGH_WARPS, FEW_WARPS = 0.58, 8, 1.51
+"""Part of its instruction slots in which a multiprocessor issues maps and reductions; of how many
+warps one block is enough for that, and how many times as long fewer take by themselves."""
 
 CAST_SLOTS = 0.5
 """Instructions to make float32 of half precision or the other way round, of which one does two."""
