@@ -52,8 +52,8 @@ SUITES = {
         "cpu": ("judge.cpu:JudgeCpu", "the same as matmul on this CPU"),
     },
 }
-ALIASES = {"estimator": "matmul", "gpu": "layer", "chain": "chains"}
-"""How `judge matmul` and `run layer`, and their files, were called before."""
+ALIASES = {"estimator": "matmul", "gpu": "layer", "chain": "chains", "regions": "chains"}
+"""How suites, and their files, were called before."""
 
 
 def suite_of(verb: str, name: str) -> type[Suite]:
