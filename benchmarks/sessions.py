@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
 class DeviceLostError(Exception):
@@ -69,16 +71,16 @@ class Gpu(Session):
 
     def captured(
         self,
-        names: Iterable[str],
-        contender: Callable[[str], Callable[[], Any]],
-        check: Callable[[str, Any], None],
-    ) -> tuple[dict[str, Any], dict[str, str]]:
+        names: Iterable[Name],
+        contender: Callable[[Name], Callable[[], Any]],
+        check: Callable[[Name, Any], None],
+    ) -> tuple[dict[Name, Any], dict[Name, str]]:
         """Return the calls of the contenders as graphs, and why others failed.
 
         Parameters
         ----------
-        names : iterable of str
-            The contenders.
+        names : iterable
+            The contenders, by anything that is hashed.
         contender : callable
             Makes what is to be captured, of a name.
         check : callable

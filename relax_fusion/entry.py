@@ -9,7 +9,7 @@ from tvm import ir
 from tvm.target import Target
 
 from .options import make_options
-from .pipeline import PHASES, relax_fusion_pipeline, run_phases
+from .pipeline import PHASES, run_phases
 
 
 def partition(mod: ir.IRModule, target: Target | str | None = None, **pipeline: Any) -> ir.IRModule:
@@ -62,5 +62,5 @@ def build(
     PipelineError, TargetError
         As `partition`.
     """
-    chosen = make_options(target, pipeline).target
-    return tvm.compile(mod, chosen, relax_pipeline=relax_fusion_pipeline(target, **pipeline))
+    options = make_options(target, pipeline)
+    return tvm.compile(mod, options.target, relax_pipeline=run_phases(options, PHASES))

@@ -28,7 +28,6 @@ from benchmarks import building
 from benchmarks.judge.judgement import spearman
 from benchmarks.report import Entry
 from benchmarks.runner import conclude, read
-from benchmarks.sessions import sentence
 from benchmarks.suite import done
 from benchmarks.suites.chains.suite import Job, OfChains, exported
 from relax_fusion.errors import Decline
@@ -185,21 +184,21 @@ class JudgeChains(OfChains):
             )
             for o in work.graph.inputs
         )
-        tensors, results = list(arrays), {}
-        calls = {}
-        for executable, names in made:
-            built = building.Built(executable, building.Report())
-            for plan, name in names.items():
-                try:
-                    calls[plan] = timing.Call(built.call(name, tensors))
-                    results[plan] = timing.as_torch(calls[plan].checked_result()).double()
-                except Exception as err:
-                    self.session.check(err)
-                    calls.pop(plan, None)
-                    wrong[plan] = sentence(err)
+        tensors, results = list(arrays), dict[TilePlan, torch.Tensor]()
+        functions = {
+            plan: building.Built(executable, building.Report()).call(name, tensors)
+            for executable, names in made
+            for plan, name in names.items()
+        }
+
+        def check(plan: TilePlan, call: Any) -> None:
+            results[plan] = timing.as_torch(call.checked_result()).double()
+
+        calls, failed = self.session.captured(functions, functions.__getitem__, check)
+        wrong |= failed
         middle = torch.stack(list(results.values())).median(0).values
-        for plan, result in results.items():
-            error = timing.error_of(result, middle)
+        for plan in calls.keys() & results.keys():
+            error = timing.error_of(results[plan], middle)
             if not error <= allowed_error(work):
                 wrong[plan] = f"error {error:.1e}, allowed {allowed_error(work):.1e}"
                 del calls[plan]

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+import triton
+from triton.errors import TritonError
+
 from benchmarks.judge.chains import workload_of
 from benchmarks.report import Entry
 from benchmarks.sessions import sentence
@@ -28,7 +31,13 @@ from relax_fusion.estimator.families.generated.memory import footprint
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, launches
 from relax_fusion.estimator.families.generated.space import plans, variants
 from relax_fusion.estimator.registry import violations
+from relax_fusion.hardware.nvidia import capability_of
 from relax_fusion.hardware.target import device_of, make_target
+from relax_fusion.triton_bridge.generated import KernelText, Means, function_of, kernel_text
+from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
+from relax_fusion.triton_bridge.specialize import triton_dtype
+from relax_fusion.tuning.compiling import FOREIGN_ERRORS
+from relax_fusion.workload.graph import Graph
 
 MEMORY = "of shared memory"
 """In the violation of a plan that needs too much of it."""
@@ -62,35 +71,37 @@ class Item:
 
     def compiled(self) -> int:
         """Return the bytes that the compiler takes."""
-        import triton
-
-        from relax_fusion.hardware.nvidia import capability_of
-        from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
-        from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
-        from relax_fusion.triton_bridge.specialize import triton_dtype
-
         launched = self._launched
-        graph, means = launched.graph, Means(tensor_maps=bool(self.plan.tensor_maps))
-        kernel = kernel_text(graph, launched.schedule, means=means)
-        function, types = function_of(kernel), {}
-        for name, operand in zip(function.arg_names, kernel.operands, strict=True):
-            dtype = triton_dtype(graph[operand.tensor].dtype, name)
-            types[name] = f"tensordesc<{dtype}{list(operand.box)}>" if operand.box else f"*{dtype}"
-        aligned = frozenset(name for name, kind in types.items() if kind.startswith("*"))
+        kernel = kernel_text(
+            launched.graph, launched.schedule, means=Means(tensor_maps=bool(self.plan.tensor_maps))
+        )
+        capability = capability_of(device_of(make_target(self.target)).arch)
         options = KernelOptions(num_warps=launched.warps, num_stages=launched.stages)
-        arch = device_of(make_target(self.target)).arch
-        source = KernelSource(function, types, {}, aligned, capability_of(arch), options)
+        source = source_of(launched.graph, kernel, capability, options)
         built = triton.compile(
             source.ast(), target=source.gpu_target, options=source.options.for_triton()
         )
         return int(built.metadata.shared)
 
 
+def source_of(
+    graph: Graph, kernel: KernelText, capability: int, options: KernelOptions
+) -> KernelSource:
+    """Return what is compiled of a generated kernel, its operands aligned."""
+    function, types = function_of(kernel), {}
+    for name, operand in zip(function.arg_names, kernel.operands, strict=False):
+        dtype = triton_dtype(graph[operand.tensor].dtype, name)
+        types[name] = f"tensordesc<{dtype}{list(operand.box)}>" if operand.box else f"*{dtype}"
+    aligned = frozenset(name for name, kind in types.items() if kind.startswith("*"))
+    types |= {f"{name}_size": "i32" for name in kernel.sizes}
+    return KernelSource(function, types, {}, aligned, capability, options)
+
+
 def compiled(item: Item) -> int | str:
     """Return the bytes of a kernel, or why it does not compile."""
     try:
         return item.compiled()
-    except Exception as err:
+    except (*FOREIGN_ERRORS, TritonError, AssertionError) as err:
         return sentence(err)
 
 

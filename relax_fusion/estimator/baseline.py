@@ -140,9 +140,9 @@ def predict_unfused(
     if alone is not None and [atom.matmul for atom in atoms] == [work]:
         return alone
     parts = [_kernel(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
-    seconds = parts[0].seconds
+    seconds = parts[0].prediction.seconds
     for before, part in pairwise(parts):
-        seconds += part.following_s - dev.launch_s
+        seconds += part.prediction.seconds - dev.launch_s + part.start_s
         seconds -= part.early_s if before.is_matmul else 0.0
     return replace(in_a_row([part.prediction for part in parts]), seconds=seconds)
 
@@ -167,16 +167,6 @@ class _Kernel:
     start_s: float
     is_matmul: bool = False
     early_s: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """What it takes by itself."""
-        return self.prediction.seconds
-
-    @property
-    def following_s(self) -> float:
-        """What it takes behind another, with a launch of its own."""
-        return self.seconds + self.start_s
 
 
 @lru_cache(maxsize=4096)  # chains of a model have the same parts

@@ -134,8 +134,7 @@ class FuseChains(FusingPass):
             saved = min(saved, apart_s - choice.predictions[-1].least.seconds)
         if not candidate.region.norms or isinstance(own, Decline):
             return saved
-        dev = device_of(self.options.resolved_target())
-        size = own.predictions[-1].size
+        dev, size = device_of(self.options.resolved_target()), own.predictions[-1].size
         saved -= sum(self._separate_s(tensor, candidate, size) for tensor in candidate.norms)
         whole = next((c for c in found if c.holds(candidate)), None)
         if whole is not None:

@@ -24,8 +24,9 @@ class Operator:
         With it an entry is all that an operator needs: numpy, TIR and Triton compute the formula,
         and `flops` may be 0, where those of the formula count.  Without, each has a function.
     slots : int
-        Instructions of a GPU's thread for one application, counted in what Triton 3.6 makes of it
-        for sm_90.  Those of a formula count where it has one.
+        Instructions of a GPU's thread for one application, about as many as Triton's text compiles
+        to for sm_90 (`2026-11-23-slots.log`); of both GELUs a quarter more, by which the times of
+        matmuls come out (`2026-11-23-gelu_tiles.log`).  Those of a formula count where it has one.
     """
 
     arity: int

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 from relax_fusion.estimator import candidates, choose, predict
 from relax_fusion.estimator.families.triton_matmul.tiles import triton_plan
 from relax_fusion.estimator.tile_plan import TilePlan
@@ -151,3 +153,25 @@ def test_and_for_the_widest_weights_at_few_rows() -> None:
         mean, largest = mean_and_largest(losses)
         assert mean < 0.015 and largest < 0.04
     assert fmean(wide.correlation.values()) > 0.87
+
+
+GELUS = {  # us by columns of a persistent tile, 2026-11-23-gelu_tiles.log (replays of graphs)
+    (4096, 256, 1024, "gelu"): {256: 23.33, 192: 20.88, 128: 15.73, 64: 15.3},
+    (4096, 256, 1024, "relu"): {256: 11.78, 192: 14.51, 128: 11.22, 64: 12.13},
+    (4096, 256, 1024, "gelu_tanh"): {256: 21.39, 192: 20.06, 128: 15.36, 64: 15.07},
+    (2048, 512, 2048, "gelu"): {256: 25.79, 192: 24.66, 128: 18.78, 64: 18.88},
+}
+
+
+@pytest.mark.parametrize("case", GELUS)
+def test_activations_cost_instructions_and_their_code(case) -> None:
+    rows, k, n, activation = case
+    output = Projection(n, "nk", ("bias", activation))
+    work = NormMatmul(rows, k, (output,), None, "float16", "float16")
+    plans = [p for p in candidates(work, GPU, "triton") if p.family == "persistent"]
+    for columns, measured in GELUS[case].items():
+        plan = next(p for p in plans if (p.block_m, p.block_n) == (128, columns))
+        assert 1 / 1.15 < 1e6 * predict(work, plan, GPU, rows).seconds / measured < 1.15
+    chosen = choose(work, GPU, backend="triton", always=True).plans.plan_for(rows)
+    best = min(GELUS[case].values())
+    assert GELUS[case][chosen.block_n] < 1.06 * best

@@ -13,9 +13,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import geometric_mean
 from tempfile import mkdtemp
 from typing import Any
 
@@ -163,25 +163,32 @@ class Chains(OfChains):
         return gains(done(record))
 
 
+PEERS = {"better of torch": ("torch", "compile"), "apart": ("apart",)}
+"""What ours is compared with: the fastest of these that was timed."""
+
+
 def gains(entries: Sequence[Entry]) -> str:
     """Return how many times as fast ours is, as geometric means and the worst, by kind."""
     lines = []
-    for kind, found in _kinds(entries).items():
-        for way in WAYS:
-            for name, peers in (("better of torch", ("torch", "compile")), ("apart", ("apart",))):
-                timed = [e for e in found if way in e["us"] and any(p in e["us"] for p in peers)]
-                ratios = {
-                    e["case"]: min(e["us"][p] for p in peers if p in e["us"]) / e["us"][way]
-                    for e in timed
-                }
-                if ratios and way not in peers:
-                    worst = min(ratios, key=ratios.__getitem__)
-                    mean = exp(fmean(map(log, ratios.values())))
-                    lines.append(
-                        f"- {kind}: {way} against {name} {mean:.2f}, worst {ratios[worst]:.2f} "
-                        f"({worst}), {len(ratios)} chains"
-                    )
+    for (kind, found), way, (name, peers) in product(_kinds(entries).items(), WAYS, PEERS.items()):
+        ratios = _ratios(found, way, peers)
+        if ratios and way not in peers:
+            worst = min(ratios, key=ratios.__getitem__)
+            lines.append(
+                f"- {kind}: {way} against {name} {geometric_mean(ratios.values()):.2f}, "
+                f"worst {ratios[worst]:.2f} ({worst}), {len(ratios)} chains"
+            )
     return "\n".join(lines)
+
+
+def _ratios(entries: Sequence[Entry], way: str, peers: Sequence[str]) -> dict[str, float]:
+    """Return the times of the better peer over ours by case, where both were timed."""
+    found = {}
+    for entry in entries:
+        theirs = [entry["us"][name] for name in peers if name in entry["us"]]
+        if way in entry["us"] and theirs:
+            found[entry["case"]] = min(theirs) / entry["us"][way]
+    return found
 
 
 def _kinds(entries: Sequence[Entry]) -> dict[str, list[Entry]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.judge.feasibility import source_of
 from relax_fusion import make_target
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.generated.memory import footprint
@@ -16,9 +17,8 @@ from relax_fusion.hardware.target import device_of
 from relax_fusion.launch.cache import KernelCache
 from relax_fusion.tiling import Schedule
 from relax_fusion.triton_bridge.compile import compile_kernels
-from relax_fusion.triton_bridge.generated import Means, function_of, kernel_text
-from relax_fusion.triton_bridge.kernel import KernelOptions, KernelSource
-from relax_fusion.triton_bridge.specialize import triton_dtype
+from relax_fusion.triton_bridge.generated import KernelText, Means, kernel_text
+from relax_fusion.triton_bridge.kernel import KernelOptions
 from relax_fusion.workload import Chain
 from relax_fusion.workload.builder import GraphBuilder
 from relax_fusion.workload.graph import Graph
@@ -30,21 +30,8 @@ from ...support.strange_graphs import KINDS
 FEW = KernelOptions(num_warps=4, num_stages=2)
 
 
-def source_of(
-    graph: Graph,
-    schedule: Schedule,
-    capability: int,
-    options: KernelOptions = FEW,
-) -> KernelSource:
-    means = Means(tensor_maps=capability >= 90)
-    kernel = kernel_text(graph, schedule, sizes_of(graph), means)
-    function, types = function_of(kernel), {}
-    for name, parameter in zip(function.arg_names, kernel.operands, strict=False):
-        dtype = triton_dtype(graph[parameter.tensor].dtype, name)
-        types[name] = f"tensordesc<{dtype}{list(parameter.box)}>" if parameter.box else f"*{dtype}"
-    aligned = frozenset(name for name, kind in types.items() if kind.startswith("*"))
-    types |= {f"{name}_size": "i32" for name in kernel.sizes}
-    return KernelSource(function, types, {}, aligned, capability, options)
+def text_of(graph: Graph, schedule: Schedule, capability: int) -> KernelText:
+    return kernel_text(graph, schedule, sizes_of(graph), Means(tensor_maps=capability >= 90))
 
 
 BOTH = [(kind, sm) for kind in KINDS for sm in (80, 90) if (kind, sm) != ("floats", 80)]
@@ -58,7 +45,9 @@ def test_strange_graphs_compile(kind: str, capability: int, tmp_path: Path) -> N
         choose = random.Random(seed)
         graph = KINDS[kind](choose)
         schedule = draw_schedule(graph, choose, (16, 32), sizes_of(graph))
-        sources += [source_of(graph, schedule, capability)] if schedule else []
+        if schedule:
+            kernel = text_of(graph, schedule, capability)
+            sources.append(source_of(graph, kernel, capability, FEW))
     assert sources
     compile_kernels(sources, cache=KernelCache(tmp_path), jobs=1)
 
@@ -87,6 +76,8 @@ def test_no_kernel_has_more_shared_memory_than_was_counted(device: str, tmp_path
     for plan in offered[:3]:
         launched = launches(work.graph, plan)[0]
         options = KernelOptions(num_warps=plan.num_warps, num_stages=plan.num_stages)
-        source = source_of(work.graph, launched.schedule, capability_of(dev.arch), options)
-        (kernel,) = compile_kernels([source], cache=KernelCache(tmp_path), jobs=1)
-        assert kernel.shared_bytes <= footprint(launched).smem_bytes, plan
+        capability = capability_of(dev.arch)
+        kernel = text_of(work.graph, launched.schedule, capability)
+        source = source_of(work.graph, kernel, capability, options)
+        (compiled,) = compile_kernels([source], cache=KernelCache(tmp_path), jobs=1)
+        assert compiled.shared_bytes <= footprint(launched).smem_bytes, plan

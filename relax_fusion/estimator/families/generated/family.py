@@ -26,7 +26,9 @@ from .price import price
 from .space import BEAM, descended, plans, variants
 
 MAPS = 1.02
-"""What tensor maps do to a time: on an H200, for 480 pairs of kernels, 0.73 to 1.22 times."""
+"""What tensor maps do to a time, between 0.98 and 1.03, which they do on an H200 to 229 pairs of
+kernels, with long and short blocks; to single ones 0.73 to 1.22 (`2026-11-23-generated_chains.md`).
+"""
 
 FINALISTS = 8
 """Tilings that are priced with all numbers of stages."""
