@@ -29,6 +29,7 @@ SUITES = {
             "chains.suite:Chains",
             "matmuls in one kernel, apart, and torch (GPU)",
         ),
+        "encoders": ("encoders:Encoders", "BERT whole, against torch and torch.compile (GPU)"),
         "decode": (
             "decode.suite:Decode",
             "a token: CUDA graphs, torch.compile, the floor (GPU)",
