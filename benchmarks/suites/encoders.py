@@ -45,7 +45,11 @@ GOALS = {
 
 
 class Encoder(torch.nn.Module):
-    """What a model makes of tokens: its last hidden state."""
+    """What a model makes of tokens that are no padding: its last hidden state, without a mask.
+
+    `BertModel.forward` makes one when it is traced or captured, for which PyTorch has no fused
+    kernel.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -60,7 +64,8 @@ class Encoder(torch.nn.Module):
         self.model = transformers.BertModel(config, add_pooling_layer=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.model(input_ids=tokens).last_hidden_state
+        embedded = self.model.embeddings(input_ids=tokens)
+        return self.model.encoder(embedded).last_hidden_state
 
 
 @dataclass(frozen=True)
