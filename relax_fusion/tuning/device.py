@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,11 @@ FLUSH_BYTES = 256 << 20
 """Written in front of every sample on a GPU, so that weights come from memory as in a model whose
 layers take turns; more than any second-level cache holds.  Caches of a CPU are left as they are:
 that would take longer than most kernels."""
+
+WARM_UP_S = 0.2
+"""How long a GPU works before the first sample at a size.  An idle one, as while inputs are drawn,
+lowers its clock: the first kernels took up to 3.5 times as long
+(`2026-11-24-tune-bert-large.log`)."""
 
 RPC_TIMEOUT_S = 300
 """After which a server that was asked by a tracker takes its device back."""
@@ -77,6 +83,12 @@ class MeasuringDevice:
         machine.invoke_stateful(name)
         made = machine.get_outputs(name)
         return [out.numpy() for out in (made if isinstance(made, tuple) else (made,))]
+
+    def warm_up(self, function: Function, arguments: Sequence[Any]) -> None:
+        """Call a function until a GPU's clock has risen; a CPU is left alone."""
+        end = time.monotonic() + WARM_UP_S
+        while self.on_gpu and time.monotonic() < end:
+            self.sample(function, arguments, 10)
 
     def sample(self, function: Function, arguments: Sequence[Any], count: int) -> list[float]:
         """Return the seconds of `count` calls of a function, after one more to warm up."""

@@ -196,6 +196,8 @@ class Trial:
 
         def sample(plan: TilePlan, count: int) -> None:
             try:
+                if not samples:
+                    self.device.warm_up(self.functions[plan], arguments)
                 own = self.device.sample(self.functions[plan], arguments, count)
                 samples.setdefault(plan, []).extend(own)
             except FOREIGN_ERRORS as err:
@@ -203,10 +205,10 @@ class Trial:
 
         for plan in plans:
             sample(plan, FIRST_SAMPLES)
-        medians = {plan: statistics.median(own) for plan, own in samples.items()}
-        for plan, median in medians.items():
-            count = min(MOST_SAMPLES, int(ENOUGH_S / median))
-            if count and median <= NEAR * min(medians.values()):
+        least = {plan: min(own) for plan, own in samples.items()}
+        for plan, seconds in least.items():
+            count = min(MOST_SAMPLES, int(ENOUGH_S / seconds))
+            if count and seconds <= NEAR * min(least.values()):
                 sample(plan, count)
         return {plan: own for plan, own in samples.items() if plan in self.functions}
 

@@ -283,6 +283,29 @@ def test_a_gpus_caches_are_emptied(monkeypatch) -> None:
     assert asked == [device.FLUSH_BYTES, 0]
 
 
+def test_a_gpu_is_busy_before_the_first_sample_at_a_size(path: Path, monkeypatch) -> None:
+    began = []
+    monkeypatch.setattr(MeasuringDevice, "warm_up", lambda self, *_: began.append(None))
+    sample = MeasuringDevice.sample
+
+    def counted(self, *given):
+        assert len(began) == 1
+        return sample(self, *given)
+
+    monkeypatch.setattr(MeasuringDevice, "sample", counted)
+    assert tuned(path).measurements == PLANS
+
+
+def test_a_gpu_is_kept_busy_and_a_cpu_is_left_alone(monkeypatch) -> None:
+    clock = iter(range(10))
+    monkeypatch.setattr(device.time, "monotonic", lambda: 0.5 * device.WARM_UP_S * next(clock))
+    asked = []
+    monkeypatch.setattr(MeasuringDevice, "sample", lambda self, *_: asked.append(self.on_gpu))
+    for on_gpu in (False, True):
+        MeasuringDevice(tvm.cpu(), on_gpu).warm_up((None, "run_0"), [])
+    assert asked == [True]
+
+
 KINDS = {
     "gated": (GATED_SILU, 3),
     "rotated": (ROTATED, 5),
