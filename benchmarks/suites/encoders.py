@@ -12,12 +12,13 @@ from __future__ import annotations
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from tvm import relax
+from tvm import ir, relax
 
 from benchmarks import building
 from benchmarks.report import Entry, Verdict
@@ -89,12 +90,18 @@ class Item:
 
     def built(self) -> tuple[building.Built, list[torch.Tensor]]:
         """Return the compiled module, and its weights."""
-        model, tokens = self.made()
-        program = torch.export.export(model, (tokens,), strict=False)
-        imported = from_exported_program(program, keep_params_as_input=True)
-        mod, params = relax.frontend.detach_params(imported)
-        weights = [torch.from_dlpack(p) for p in params["main"]]
+        mod, weights = imported(self)
         return building.compiled(mod, self.target), weights
+
+
+@cache
+def imported(item: Item) -> tuple[ir.IRModule, list[torch.Tensor]]:
+    """Return a model as a module of Relax, and its weights."""
+    model, tokens = item.made()
+    program = torch.export.export(model, (tokens,), strict=False)
+    whole = from_exported_program(program, keep_params_as_input=True)
+    mod, params = relax.frontend.detach_params(whole)
+    return mod, [torch.from_dlpack(p) for p in params["main"]]
 
 
 def build(item: Item) -> None:
