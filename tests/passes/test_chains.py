@@ -148,6 +148,15 @@ REFUSED = [
         *(Reason.ATTRIBUTE, "a power is 3"),
     ),
     (
+        half(
+            "norm_of_columns",
+            "x[2,32,16] W[16,32] g[32] c[32] V[32,24]",
+            "h = R.nn.layer_norm(R.matmul(x, W), g, c, axes=[1]); y = R.matmul(h, V)",
+            "y",
+        ),
+        *(Reason.SHAPE, "a norm is over axes [1] of 3; must be the last"),
+    ),
+    (
         half("wide", "x[64,4096] W[4096,8192] V[8192,4096]", TWO, "y"),
         *(Reason.NOT_PROFITABLE, "fused"),
     ),
@@ -164,6 +173,20 @@ def test_refusals(chain: Chain, reason: Reason, words: str) -> None:
     assert decision.decline is not None
     assert decision.decline.reason is reason and words in decision.decline.detail
     assert (decision.decline.fused_s is not None) == (reason is Reason.NOT_PROFITABLE)
+
+
+def test_a_number_is_not_a_part_of_a_region() -> None:
+    """It has no axes that blocks could share; what is in front of it is a region."""
+    chain = half("mean", "x[24,32] W[32,16] V[16,48]", f"{TWO}; z = R.mean(y)", "z")
+    func, decision = fused(chain)
+    assert calls(func)[-1] == "mean" and decision.where == "y"
+
+
+def test_rows_of_two_axes_in_front_of_a_residual() -> None:
+    """An operand's coordinate is made of both, so that they are not one axis."""
+    body = "h = R.tanh(R.matmul(x, W)); m = R.reshape(R.matmul(h, V), [24, 32]); y = R.add(m, r)"
+    _, decision = fused(half("merged", "x[4,6,32] W[32,48] V[48,32] r[24,32]", body, "y"))
+    assert decision.workload is not None
 
 
 def test_what_other_passes_take_is_left_to_them() -> None:

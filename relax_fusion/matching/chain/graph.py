@@ -8,11 +8,12 @@ from itertools import pairwise
 
 from tvm import relax
 
+from ...errors import Reason
 from ...workload import Dim, DynamicDim
 from ...workload.chain import BATCH, ROWS
 from ...workload.graph import Block, Combine, Graph, Slot, Tensor
 from ...workload.values import At, Axis, AxisValue, Expr, Op, Read, Size, reads
-from ..pattern import PrimExpr
+from ..pattern import PrimExpr, guard
 from ..shapes import as_dims, product
 
 _LETTERS = "mnkhpqrstuvw"
@@ -71,7 +72,13 @@ def as_graph(
         Of the axes.
     bounds : mapping of str to int
         Largest values of symbolic variables.
+
+    Raises
+    ------
+    Refused
+        If the result is a single number, over which nothing is in parallel.
     """
+    guard(bool(statements[-1].axes), Reason.SHAPE, "the result is one number; it must have axes")
     follows = _side_by_side(operands, statements)
     inner = set(follows.values())
 
@@ -118,8 +125,8 @@ def _side_by_side(
         places[s.out] = [s.axes]
     scopes = [place for of in places.values() for place in of]
     scopes += [(*s.axes, *s.reduced) for s in statements]
-    summed = {n for s in statements for n in s.reduced}
-    pairs = {pair for scope in scopes for pair in pairwise(scope) if not summed & {*pair, ""}}
+    kept = {"", *(n for s in statements for n in s.reduced), *_mixed(statements)}
+    pairs = {pair for scope in scopes for pair in pairwise(scope) if not kept & {*pair}}
     pairs = {p for p in pairs if all(p in pairwise(s) or not {*p} & {*s} for s in scopes)}
     while True:  # what is one axis of a tensor is one wherever the tensor is read
         apart = {
@@ -132,6 +139,12 @@ def _side_by_side(
         if pairs.isdisjoint(apart):
             return dict(pairs)
         pairs -= apart
+
+
+def _mixed(statements: Sequence[Statement]) -> set[str]:
+    """Return the axes of coordinates that are none by themselves, as of rows of several axes."""
+    places = [c for s in statements for r in reads(s.value) for c in r.at if not _plain(c)]
+    return {n for c in places for n, _ in c.terms}
 
 
 def _plain(place: At) -> str:

@@ -76,7 +76,9 @@ def _softmax(writer: ChainWriter, call: relax.Call) -> Formula:
 def _norm(centred: bool, writer: ChainWriter, call: relax.Call) -> Formula:
     """Write a LayerNorm or an RMSNorm."""
     x = writer.stored(writer.of(call.args[0]))
-    axes = _axes(call.attrs.axes, len(x.dims))
+    axes, rank = _axes(call.attrs.axes, len(x.dims)), len(x.dims)
+    last = sorted(axes) == list(range(rank - len(axes), rank))
+    guard(last, Reason.SHAPE, f"a norm is over axes {sorted(axes)} of {rank}; must be the last")
     count = writer.count([n for a in axes for n in x.dims[a]])
     rows = x.element
     if centred:
