@@ -175,6 +175,17 @@ def test_refusals(chain: Chain, reason: Reason, words: str) -> None:
     assert (decision.decline.fused_s is not None) == (reason is Reason.NOT_PROFITABLE)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int32", "bool", "float8_e4m3fn"])
+def test_what_is_rounded_to_other_than_floats_is_in_no_region(dtype: str) -> None:
+    """A kernel keeps float32 between its statements, which would not be rounded."""
+    between = f"h = R.astype(R.astype(R.tanh(R.matmul(x, W)), '{dtype}'), 'float16')"
+    behind = f"y = R.matmul(h, V); z = R.astype(y, '{dtype}')"
+    mod = given(half("rounded", "x[24,32] W[32,16] V[16,48]", f"{between}; {behind}", "z"))
+    out, decisions = run_pass(mod, PASS, always_fuse=True, disable=("FuseMatmulChain",), **ON_GPU)
+    tvm.ir.assert_structural_equal(out, mod)
+    assert not any(decision.fused for decision in decisions)
+
+
 def test_a_number_is_not_a_part_of_a_region() -> None:
     """It has no axes that blocks could share; what is in front of it is a region."""
     chain = half("mean", "x[24,32] W[32,16] V[16,48]", f"{TWO}; z = R.mean(y)", "z")

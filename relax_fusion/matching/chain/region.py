@@ -8,6 +8,7 @@ from functools import cached_property
 
 from tvm import relax
 
+from ...workload import FLOAT_BYTES
 from ..pattern import BlockView, is_call
 from ..roundings import MOVEMENTS, kept_roundings
 from ..shapes import dtype_of
@@ -145,8 +146,13 @@ def _with_sources(
 
 
 def _belongs(view: BlockView, var: relax.Var) -> bool:
-    """Tell whether a call is one that statements can say, and free."""
-    return is_call(view.defs.get(var), *OPERATORS) and view.is_free(var) and var not in view.casts
+    """Tell whether a call is one that statements can say, and free.
+
+    They compute in float32: a result of integers, booleans or 8-bit floats is rounded, which they
+    do not say.
+    """
+    said = is_call(view.defs.get(var), *OPERATORS) and dtype_of(var) in FLOAT_BYTES
+    return said and view.is_free(var) and var not in view.casts
 
 
 def _is_read(view: BlockView, var: relax.Var, inside: frozenset[relax.Var]) -> bool:
