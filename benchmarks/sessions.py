@@ -97,6 +97,40 @@ class Gpu(Session):
                 failed[name] = sentence(err)
         return calls, failed
 
+    def compared(
+        self,
+        names: Iterable[str],
+        contender: Callable[[str], Callable[[], Any]],
+        exact: Any,
+        errors: dict[str, float],
+        allowed: float,
+    ) -> dict[str, Any]:
+        """Return what an entry says of contenders: their times and errors, who is wrong or failed.
+
+        Parameters
+        ----------
+        names, contender
+            As for `captured`.
+        exact : torch.Tensor
+            What all should compute.
+        errors : dict of str to float
+            Those that are known already.
+        allowed : float
+            The largest error of one that is not wrong.
+        """
+        errors = dict(errors)
+
+        def check(name: str, call: Any) -> None:
+            errors[name] = self.timing.error_of(self.timing.as_torch(call.checked_result()), exact)
+
+        calls, failed = self.captured(names, contender, check)
+        return {
+            "failed": failed,
+            "wrong": [name for name, error in errors.items() if not error <= allowed],
+            **self.times(calls),
+            "errors": errors,
+        }
+
     def times(self, calls: Mapping[str, Any]) -> dict[str, Any]:
         """Time calls in turn, L2 flushed before each."""
         samples = self.sampler.sample_ms({name: call.launch for name, call in calls.items()})

@@ -15,7 +15,7 @@ import json
 import random
 import statistics
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -185,19 +185,20 @@ class JudgeChains(OfChains):
             for o in work.graph.inputs
         )
         tensors, results = list(arrays), dict[TilePlan, torch.Tensor]()
-        functions = {
-            plan: building.Built(executable, building.Report()).call(name, tensors)
-            for executable, names in made
-            for plan, name in names.items()
-        }
+        loaded = [(building.Built(each, building.Report()), names) for each, names in made]
+        functions = {plan: (built, name) for built, n in loaded for plan, name in n.items()}
+
+        def contender(plan: TilePlan) -> Callable[[], Any]:
+            built, name = functions[plan]
+            return built.call(name, tensors)
 
         def check(plan: TilePlan, call: Any) -> None:
             results[plan] = timing.as_torch(call.checked_result()).double()
 
-        calls, failed = self.session.captured(functions, functions.__getitem__, check)
+        calls, failed = self.session.captured(functions, contender, check)
         wrong |= failed
         middle = torch.stack(list(results.values())).median(0).values
-        for plan in calls.keys() & results.keys():
+        for plan in list(calls):
             error = timing.error_of(results[plan], middle)
             if not error <= allowed_error(work):
                 wrong[plan] = f"error {error:.1e}, allowed {allowed_error(work):.1e}"

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from tvm import ir, relax
+from tvm import ir
 
 from benchmarks import building
+from benchmarks.exporting import as_relax
 from benchmarks.report import Entry, Verdict
 from benchmarks.suite import Suite
 from benchmarks.torch_compile import compiled
-from relax_fusion.frontends.torch import from_exported_program
 
 SIZES = {  # layers, hidden, heads, between the matmuls of an MLP
     "bert-mini": (4, 256, 4, 1024),
@@ -88,25 +88,18 @@ class Item:
         model = Encoder(self.case).half().eval()
         return model, torch.randint(1000, 20000, (self.sequences, self.tokens))
 
-    def built(self) -> tuple[building.Built, list[torch.Tensor]]:
-        """Return the compiled module, and its weights."""
-        mod, weights = imported(self)
-        return building.compiled(mod, self.target), weights
-
 
 @cache
 def imported(item: Item) -> tuple[ir.IRModule, list[torch.Tensor]]:
     """Return a model as a module of Relax, and its weights."""
     model, tokens = item.made()
-    program = torch.export.export(model, (tokens,), strict=False)
-    whole = from_exported_program(program, keep_params_as_input=True)
-    mod, params = relax.frontend.detach_params(whole)
-    return mod, [torch.from_dlpack(p) for p in params["main"]]
+    return as_relax(model, (tokens,))
 
 
-def build(item: Item) -> None:
-    """Compile a model for the sake of the kernels' cache."""
-    item.built()
+def build(item: Item) -> tuple[building.Built, list[torch.Tensor]]:
+    """Return a compiled model, and its weights."""
+    mod, weights = imported(item)
+    return building.compiled(mod, item.target), weights
 
 
 class Encoders(Suite):
@@ -151,22 +144,13 @@ class Encoders(Suite):
                 return lambda: model(tokens)
             if name == "compile":
                 return compiled(lambda: model(tokens))
-            built, weights = item.built()
+            built, weights = build(item)
             kernels.extend(sorted({d.pattern for d in built.report.decisions if d.fused}))
             return built.call("main", [tokens, *(w.to(timing.DEVICE) for w in weights)])
 
-        def check(name: str, call: Any) -> None:
-            errors[name] = timing.error_of(timing.as_torch(call.checked_result()), exact)
-
         with sdpa_kernel(FUSED):
-            calls, failed = self.session.captured(self.asked(item), contender, check)
-        return {
-            "failed": failed,
-            "wrong": [name for name, error in errors.items() if not error <= allowed],
-            **self.session.times(calls),
-            "errors": errors,
-            "kernels": kernels,
-        }
+            found = self.session.compared(self.asked(item), contender, exact, errors, allowed)
+        return {**found, "kernels": kernels}
 
     def intro(self, record: Entry) -> str:
         return f"{record['gpu']}; medians of CUDA graph replays, L2 flushed before each."

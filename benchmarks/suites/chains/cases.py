@@ -10,9 +10,9 @@ from itertools import pairwise
 
 import torch
 from torch import nn
-from tvm import ir, relax
+from tvm import ir
 
-from relax_fusion.frontends.torch import from_exported_program
+from benchmarks.exporting import as_relax
 
 ATTENTION = ("FuseAttentionChain",)
 """Passes that do a softmax between matmuls without the chain engine."""
@@ -237,7 +237,5 @@ def exported(name: str) -> tuple[nn.Module, ir.IRModule, list[torch.Tensor], lis
     case = case_of(name)
     module = case.make().to(case.dtype).eval()
     inputs = [torch.randn(shape).to(case.dtype) for shape in case.shapes]
-    program = torch.export.export(module, tuple(inputs), strict=False)
-    imported = from_exported_program(program, keep_params_as_input=True)
-    mod, params = relax.frontend.detach_params(imported)
-    return module, mod, inputs, [torch.from_dlpack(p) for p in params["main"]]
+    mod, weights = as_relax(module, tuple(inputs))
+    return module, mod, inputs, weights

@@ -138,17 +138,9 @@ class Chains(OfChains):
                 kernels.extend(sorted({d.pattern for d in built.report.decisions if d.fused}))
             return built.call("main", [*inputs, *weights])
 
-        def check(name: str, call: Any) -> None:
-            errors[name] = timing.error_of(timing.as_torch(call.checked_result()), exact)
-
-        calls, failed = self.session.captured(self.asked(item), contender, check)
-        return {
-            "failed": failed,
-            "wrong": [name for name, error in errors.items() if not error <= allowed],
-            **self.session.times(calls),
-            "errors": errors,
-            "kernels": kernels,
-        }
+        asked = self.asked(item)
+        found = self.session.compared(asked, contender, exact, errors, allowed)
+        return {**found, "kernels": kernels}
 
     def intro(self, record: Entry) -> str:
         said = f"{record['gpu']}; medians of CUDA graph replays, L2 flushed before each."

@@ -126,7 +126,7 @@ def _side_by_side(
     scopes = [place for of in places.values() for place in of]
     scopes += [(*s.axes, *s.reduced) for s in statements]
     kept = {"", *(n for s in statements for n in s.reduced), *_mixed(statements)}
-    pairs = {pair for scope in scopes for pair in pairwise(scope) if not kept & {*pair}}
+    pairs = {pair for scope in scopes for pair in pairwise(scope) if kept.isdisjoint(pair)}
     pairs = {p for p in pairs if all(p in pairwise(s) or not {*p} & {*s} for s in scopes)}
     while True:  # what is one axis of a tensor is one wherever the tensor is read
         apart = {
