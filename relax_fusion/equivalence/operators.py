@@ -121,16 +121,24 @@ def _softmax(c: Called, x: Array) -> Array:
     return exp / np.sum(exp, axis=axis, keepdims=True)
 
 
+def _along(axes: tuple[int, ...], x: Array, parameter: Array) -> Array:
+    """Return a norm's parameter with as many dimensions as `x`, its own along the norm's axes."""
+    own = {axis % x.ndim for axis in axes}
+    return np.expand_dims(parameter, [axis for axis in range(x.ndim) if axis not in own])
+
+
 def _rms_norm(c: Called, x: Array, gamma: Array) -> Array:
     axes = c.axes("axes")
-    return x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + c.attrs["epsilon"]) * gamma
+    square = np.mean(x * x, axis=axes, keepdims=True)
+    return x / np.sqrt(square + c.attrs["epsilon"]) * _along(axes, x, gamma)
 
 
 def _layer_norm(c: Called, x: Array, gamma: Array, beta: Array) -> Array:
     axes = c.axes("axes")
     x = x - np.mean(x, axis=axes, keepdims=True)
     x = x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + c.attrs["epsilon"])
-    return x * (gamma if c.attrs["scale"] else 1.0) + (beta if c.attrs["center"] else 0.0)
+    x = x * _along(axes, x, gamma) if c.attrs["scale"] else x
+    return x + _along(axes, x, beta) if c.attrs["center"] else x
 
 
 def _attention(c: Called, q: Array, k: Array, v: Array, *bias: Array) -> Array:

@@ -14,7 +14,7 @@ from ..errors import Decline, Reason
 from ..estimator import Choice, Size, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
 from ..hardware.target import device_of
-from ..matching.chain import PRODUCT, Region, Written, regions
+from ..matching.chain import PRODUCT, Region, Written, refuse_shared, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
 from ..workload import Chain, Operand
 from ..workload.graph import Tensor
@@ -76,7 +76,19 @@ class FuseChains(FusingPass):
             return self._best(view, found)
         if refusal is not None:
             raise refusal
+        if not self._is_refused(view, var):
+            refuse_shared(view, var)
         return None
+
+    def _is_refused(self, view: BlockView, var: relax.Var) -> bool:
+        """Tell whether `FuseMatmulChain` says why it does not take two matmuls."""
+        if "FuseMatmulChain" in self.options.disable:
+            return False
+        try:
+            FuseMatmulChain(self.options).match(view, var)
+        except Refused:
+            return True
+        return False
 
     def _regions(self, view: BlockView, var: relax.Var) -> Iterator[Region]:
         """Yield the regions that are not for the passes of gated layers and of attention."""

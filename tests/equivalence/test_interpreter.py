@@ -67,6 +67,16 @@ def test_shapes_are_those_that_tvm_infers(body: str, shape: tuple[int, ...]) -> 
     assert run("x[4,6]", body, np.ones((4, 6))).shape == shape
 
 
+@pytest.mark.parametrize("operator", ["rms_norm(x, g", "layer_norm(x, g, c"])
+def test_parameters_of_a_norm_lie_along_its_axes(operator: str) -> None:
+    """Over rows, it is the norm of the transposed tensor, transposed."""
+    rng = np.random.default_rng(3)
+    x, g, c = rng.standard_normal((5, 5)), rng.standard_normal(5), rng.standard_normal(5)
+    over_rows = run("x[5,5] g[5] c[5]", f"y = R.nn.{operator}, axes=[0])", x, g, c)
+    over_columns = run("x[5,5] g[5] c[5]", f"y = R.nn.{operator}, axes=[-1])", x.T, g, c)
+    np.testing.assert_allclose(over_rows, over_columns.T)
+
+
 def test_bfloat16_is_taken() -> None:
     x = np.array([1.5, 2.5], ml_dtypes.bfloat16)
     assert run("x[2]:bfloat16", "y = R.multiply(x, x)", x).tolist() == [2.25, 6.25]

@@ -154,7 +154,44 @@ REFUSED = [
             "h = R.nn.layer_norm(R.matmul(x, W), g, c, axes=[1]); y = R.matmul(h, V)",
             "y",
         ),
-        *(Reason.SHAPE, "a norm is over axes [1] of 3; must be the last"),
+        *(Reason.SHAPE, "parameters of a norm lie along axes [1] of 3; must be the last"),
+    ),
+    (
+        half(
+            "nothing",
+            "x[24,32] W[32,16] V[16,48]",
+            "h = R.divide(R.matmul(x, W), R.const(0.0, 'float16')); y = R.matmul(h, V)",
+            "y",
+        ),
+        *(Reason.ATTRIBUTE, "a divisor is the constant 0"),
+    ),
+    (
+        half(
+            "one_column",
+            "x[24,1] W[32,16] V[16,48]",
+            "e = R.broadcast_to(R.exp(x), (24, 32)); h = R.matmul(e, W)\n"
+            "y = R.matmul(R.nn.gelu(h), V)",
+            "y",
+        ),
+        *(Reason.SHAPE, "one row or column, broadcast"),
+    ),
+    (
+        half(
+            "two_readers",
+            "x[24,32] W[32,16] V[16,48] U[16,24]",
+            "h = R.tanh(R.exp(R.matmul(x, W))); y = R.matmul(h, V); z = R.matmul(h, U)",
+            "(y, z)",
+        ),
+        *(Reason.MULTI_USE, "h is read by y, z; an intermediate has one reader"),
+    ),
+    (
+        half(
+            "a_result",
+            "x[24,32] W[32,16] V[16,48]",
+            "h = R.tanh(R.exp(R.matmul(x, W))); y = R.matmul(h, V)",
+            "(h, y)",
+        ),
+        *(Reason.LEAKED, "h is a result"),
     ),
     (
         half("wide", "x[64,4096] W[4096,8192] V[8192,4096]", TWO, "y"),

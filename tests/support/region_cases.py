@@ -71,6 +71,39 @@ CASES = [
     ),
     Case(
         half(
+            "numbers_with_dimensions",
+            "x[20,32] W[32,16] WB[16,32]",
+            "t = R.permute_dims(R.reshape(R.const(2.0, 'float16'), (1, 1)), [1, 0])\n"
+            "a = R.power(R.matmul(x, W), R.const([[2.0]], 'float16'))\n"
+            "y = R.matmul(R.multiply(a, t), WB)",
+            "y",
+        ),
+        """
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[m, k]    float16 = square(t0[m, k]) * 2
+        t2[m, n]    float32 = sum k: t1[m, k] * w1[k, n]
+        out0[m, n]  float16 = t2[m, n]
+        """,
+    ),
+    Case(
+        half(
+            "norm_of_columns",
+            "x[20,32] W[32,16] g[20] WB[16,32]",
+            "a = R.nn.layer_norm(R.matmul(x, W), g, g, axes=[0], center=False, scale=False)\n"
+            "y = R.matmul(a, WB)",
+            "y",
+        ),
+        """
+        t0[m, k]    float32 = sum h: x0[m, h] * w0[h, k]
+        t1[k]       float32 = sum m: t0[m, k]
+        t2[k]       float32 = sum m: (t0[m, k] - (t1[k] / 20)) * (t0[m, k] - (t1[k] / 20))
+        t3[m, k]    float16 = (t0[m, k] - (t1[k] / 20)) * rsqrt(t2[k] / 20 + 1e-05)
+        t4[m, n]    float32 = sum k: t3[m, k] * w1[k, n]
+        out0[m, n]  float16 = t4[m, n]
+        """,
+    ),
+    Case(
+        half(
             "norm_in_front",
             "x[20,32] g[32] WA[32,48] WB[48,16] WC[16,32]",
             "n = R.nn.rms_norm(x, g, axes=[-1]); a = R.nn.relu(R.matmul(n, WA))\n"

@@ -5,7 +5,7 @@ call computes, as a `formula` of an element, `writer` collects statements, and `
 block graph of them.
 """
 
-from .region import PRODUCT, Region, regions
+from .region import PRODUCT, Region, refuse_shared, regions
 from .writer import Written
 
-__all__ = ["PRODUCT", "Region", "Written", "regions"]
+__all__ = ["PRODUCT", "Region", "Written", "refuse_shared", "regions"]

@@ -25,12 +25,14 @@ Written = Callable[[ChainWriter, relax.Call], Formula]
 def _map(name: str, writer: ChainWriter, call: relax.Call) -> Formula:
     """Write an operator on elements."""
     operands = writer.aligned(*(writer.of(a) for a in call.args))
+    none = name == "divide" and operands[1].element == Const(0.0)
+    guard(not none, Reason.ATTRIBUTE, "a divisor is the constant 0")
     return replace(operands[0], element=apply(name, *(f.element for f in operands)))
 
 
 def _power(writer: ChainWriter, call: relax.Call) -> Formula:
     known = {2.0: "square", 0.5: "sqrt", -0.5: "rsqrt"}
-    base, power = map(writer.of, call.args)
+    base, power = writer.aligned(*map(writer.of, call.args))
     exponent = power.element.value if isinstance(power.element, Const) else None
     guard(exponent in known, Reason.ATTRIBUTE, f"a power is {exponent}; must be 2, 0.5 or -0.5")
     assert exponent is not None
@@ -77,8 +79,6 @@ def _norm(centred: bool, writer: ChainWriter, call: relax.Call) -> Formula:
     """Write a LayerNorm or an RMSNorm."""
     x = writer.stored(writer.of(call.args[0]))
     axes, rank = _axes(call.attrs.axes, len(x.dims)), len(x.dims)
-    last = sorted(axes) == list(range(rank - len(axes), rank))
-    guard(last, Reason.SHAPE, f"a norm is over axes {sorted(axes)} of {rank}; must be the last")
     count = writer.count([n for a in axes for n in x.dims[a]])
     rows = x.element
     if centred:
@@ -88,6 +88,9 @@ def _norm(centred: bool, writer: ChainWriter, call: relax.Call) -> Formula:
     normed = replace(x, element=value)
     names = ["multiply"] * (not centred or bool(call.attrs.scale))
     names += ["add"] * (centred and bool(call.attrs.center))
+    last = sorted(axes) == list(range(rank - len(axes), rank))
+    detail = f"parameters of a norm lie along axes {sorted(axes)} of {rank}; must be the last"
+    guard(last or not names, Reason.SHAPE, detail)
     parameters = call.args[1:] if not centred or call.attrs.scale else call.args[2:]
     for name, parameter in zip(names, parameters, strict=False):
         normed, other = writer.aligned(normed, writer.of(parameter))

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from tvm import relax
 
+from ...errors import Reason
 from ...workload import FLOAT_BYTES
-from ..pattern import BlockView, is_call
+from ..pattern import BlockView, Refused, guard, is_call
 from ..roundings import MOVEMENTS, kept_roundings
 from ..shapes import dtype_of
 from .operators import OPERATORS, REDUCING
@@ -110,6 +111,29 @@ def regions(view: BlockView, first: relax.Var) -> Iterator[Region]:
             if region.products[0] == first and region.inside not in known:
                 known.add(region.inside)
                 yield region
+
+
+def refuse_shared(view: BlockView, first: relax.Var) -> None:
+    """Refuse two matmuls if what functions of elements make between them is read elsewhere too.
+
+    Raises
+    ------
+    Refused
+        Names what is read by more than one call, or is a result, and its readers.
+    """
+    shared: relax.Var | None = None
+    var: relax.Var | None = first
+    while var is not None:
+        readers = view.uses(var)
+        if shared is None and (view.escapes(var) or len(readers) > 1):
+            shared = var
+        if shared is not None and any(view.call(reader, PRODUCT) is not None for reader in readers):
+            guard(not view.escapes(shared), Reason.LEAKED, f"{shared.name} is a result")
+            names = ", ".join(reader.name for reader in view.uses(shared))
+            detail = f"{shared.name} is read by {names}; an intermediate has one reader"
+            raise Refused(Reason.MULTI_USE, detail)
+        maps = (r for r in readers if _belongs(view, r))
+        var = next((r for r in maps if not is_call(view.defs[r], *REDUCING, PRODUCT)), None)
 
 
 def _grown(view: BlockView, first: relax.Var, fronts: bool) -> Iterator[Region]:

@@ -84,10 +84,10 @@ class ChainWriter:
             return self.formulas[expr]
         number = scalar(self.view, expr)
         dtype = dtype_of(expr)
+        shape = known_shape(expr, "an operand") if view is None else view
         if number is not None:
             guard(number == number, Reason.ATTRIBUTE, "an operand is the constant nan")
-            return Formula(((),) * len(known_shape(expr, "a constant")), Const(number), dtype)
-        shape = view or known_shape(expr, "an operand")
+            return Formula(((),) * len(shape), Const(number), dtype)
         read = (f for e, s, f in self._read if e.same_as(expr) and same_shape(s, shape))
         return next(read, None) or self._operand(expr, dtype, shape)
 
@@ -211,6 +211,8 @@ class ChainWriter:
     def _tile(self, formula: Formula) -> Expr:
         """Return an element of an operand of a product, which is that of a tensor of its dtype."""
         has, read = {*axes_in(formula.element)}, formula.element
+        whole = has.issuperset(flat(formula.dims[-2:]))
+        guard(whole, Reason.SHAPE, "an operand of a matmul is one row or column, broadcast")
         dims = tuple(tuple(n for n in dim if n in has) for dim in formula.dims)
         formula = replace(formula, dims=dims)
         wide = isinstance(read, Read) and self._dtype_of(read.tensor) == "float32"
