@@ -121,24 +121,24 @@ def _softmax(c: Called, x: Array) -> Array:
     return exp / np.sum(exp, axis=axis, keepdims=True)
 
 
-def _along(axes: tuple[int, ...], x: Array, parameter: Array) -> Array:
+def _along(c: Called, x: Array, parameter: Array) -> Array:
     """Return a norm's parameter with as many dimensions as `x`, its own along the norm's axes."""
-    own = {axis % x.ndim for axis in axes}
+    own = {axis % x.ndim for axis in c.attrs["axes"]}
     return np.expand_dims(parameter, [axis for axis in range(x.ndim) if axis not in own])
 
 
 def _rms_norm(c: Called, x: Array, gamma: Array) -> Array:
     axes = c.axes("axes")
     square = np.mean(x * x, axis=axes, keepdims=True)
-    return x / np.sqrt(square + c.attrs["epsilon"]) * _along(axes, x, gamma)
+    return x / np.sqrt(square + c.attrs["epsilon"]) * _along(c, x, gamma)
 
 
 def _layer_norm(c: Called, x: Array, gamma: Array, beta: Array) -> Array:
     axes = c.axes("axes")
     x = x - np.mean(x, axis=axes, keepdims=True)
     x = x / np.sqrt(np.mean(x * x, axis=axes, keepdims=True) + c.attrs["epsilon"])
-    x = x * _along(axes, x, gamma) if c.attrs["scale"] else x
-    return x + _along(axes, x, beta) if c.attrs["center"] else x
+    x = x * _along(c, x, gamma) if c.attrs["scale"] else x
+    return x + _along(c, x, beta) if c.attrs["center"] else x
 
 
 def _attention(c: Called, q: Array, k: Array, v: Array, *bias: Array) -> Array:
