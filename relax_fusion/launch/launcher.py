@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib.resources import files
 
+import numpy as np
 import tvm_ffi
 
 from .abi import c_type, is_tensor_map, tensor_map_rank
@@ -210,8 +211,9 @@ def _c_string(data: bytes) -> str:
     Compilers read a literal ten times faster than a list of numbers.  Octal escapes of three digits
     end by themselves; a hexadecimal one would swallow a following digit.
     """
-    lines = (data[i : i + _BYTES_PER_LINE] for i in range(0, len(data), _BYTES_PER_LINE))
-    return "\n".join(f'"{"".join(_ESCAPES[byte] for byte in line)}"' for line in lines)
+    text = _ESCAPES[np.frombuffer(data, np.uint8)].tobytes().decode("ascii")
+    width = _ESCAPES.itemsize * _BYTES_PER_LINE
+    return "\n".join(f'"{text[i : i + width]}"' for i in range(0, len(text), width))
 
 
-_ESCAPES = [f"\\{byte:03o}" for byte in range(256)]
+_ESCAPES = np.array([f"\\{byte:03o}".encode() for byte in range(256)])

@@ -6,11 +6,16 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
+import signal
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,8 +48,7 @@ def compile_kernels(
     cache : KernelCache, optional
         Where compiled kernels are kept; the user's own by default.
     jobs : int, optional
-        Threads; as many as this process may use cores by default.  (Triton's passes and ptxas run
-        outside of Python's lock.)
+        Processes; as many as this one may use cores by default.
 
     Returns
     -------
@@ -54,7 +58,7 @@ def compile_kernels(
     Raises
     ------
     KernelError
-        If a kernel does not compile, or needs more than its device has.
+        If a kernel does not compile, needs more than its device has, or ends the compiler.
     """
     for source in sources:
         _check_device(source)
@@ -62,15 +66,49 @@ def compile_kernels(
     keys = [source.key() for source in sources]
     done = {key: kernel for key in set(keys) if (kernel := cache.get(key)) is not None}
     missing = {k: s for k, s in zip(keys, sources, strict=True) if k not in done}
-    if missing:
-        workers = jobs or len(os.sched_getaffinity(0))
-        with _nothing_kept(), ThreadPoolExecutor(workers) as pool:
-            for key, kernel in zip(
-                missing, pool.map(_compile, missing, missing.values()), strict=True
-            ):
-                done[key] = kernel
-                cache.put(key, kernel)
+    with _nothing_kept():
+        for key, kernel in _each(missing, jobs or len(os.sched_getaffinity(0))):
+            done[key] = kernel
+            cache.put(key, kernel)
     return [done[key] for key in keys]
+
+
+def _each(sources: Mapping[str, KernelSource], jobs: int) -> Iterator[tuple[str, CompiledKernel]]:
+    """Yield kernels by their keys, compiled in forked processes where there are several.
+
+    Triton's front end is Python: threads would wait for each other.  A process that is forked has
+    the kernels' functions already; it runs no destructor of what it inherits, as of GPU memory.
+    """
+    if min(jobs, len(sources)) < 2:
+        yield from ((key, _compile(key, source)) for key, source in sources.items())
+        return
+    forked = multiprocessing.get_context("fork")
+    workers = min(jobs, len(sources))
+    with warnings.catch_warnings():  # of forks beside threads: those of TVM and of CUDA are idle
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pool = ProcessPoolExecutor(workers, forked, _begin, ({**sources},))
+        with pool:
+            made = pool.map(_compile_here, sources)
+            try:
+                yield from zip(sources, made, strict=True)
+            except BrokenProcessPool as err:
+                names = ", ".join(sorted({source.name for source in sources.values()}))
+                raise KernelError(f"a compiler of {names} ended; jobs=1 shows how") from err
+
+
+_inherited: Mapping[str, KernelSource] = {}
+
+
+def _begin(sources: Mapping[str, KernelSource]) -> None:
+    """Prepare a forked process; the parent answers to an interruption."""
+    global _inherited
+    _inherited = sources
+    gc.disable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _compile_here(key: str) -> CompiledKernel:
+    return _compile(key, _inherited[key])
 
 
 _KNOBS = threading.Lock()  # Triton's settings are the process's

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -73,30 +72,6 @@ class KernelOptions(LaunchOptions):
         }
 
 
-_PARSING = threading.Lock()
-
-
-class _OneAtATime:
-    """A source that only one thread turns into Triton's IR at a time.
-
-    That part runs under Python's lock anyway; and CPython 3.11's `ast.parse` counts its recursion
-    in one place for all threads, and fails when they interleave.
-    """
-
-    def make_ir(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the IR, as the class behind this one makes it."""
-        with _PARSING:
-            return super().make_ir(*args, **kwargs)  # type: ignore[misc]
-
-
-class _TritonSource(_OneAtATime, ASTSource):
-    """A kernel of `triton.jit`."""
-
-
-class _GluonSource(_OneAtATime, GluonASTSource):
-    """A kernel of `gluon.jit`."""
-
-
 @dataclass(frozen=True)
 class KernelSource:
     """Everything that decides the code of one kernel.
@@ -138,7 +113,7 @@ class KernelSource:
     def ast(self) -> ASTSource:
         """Return what `triton.compile` takes."""
         signature, position = nested(self.types)
-        source = _GluonSource if self.function.is_gluon() else _TritonSource
+        source = GluonASTSource if self.function.is_gluon() else ASTSource
         return source(
             self.function,
             signature=signature,

@@ -22,13 +22,16 @@ def tables_of(contests: Sequence[Contest]) -> dict[TilePlan, PlanTable]:
     """Return for each plan of some contests a table in which it serves all sizes.
 
     Triton's kernels rely on the most rows of their range, so the ranges are there in which the plan
-    is measured; other kernels know nothing of theirs.
+    is measured; other kernels know nothing of theirs.  Beyond, where it is not measured, all share
+    one plan.
     """
     tables = {}
+    shared = contests[-1].plans[0] if contests else None
     for plan in dict.fromkeys(plan for contest in contests for plan in contest.plans):
         known = {c.box.rows for c in contests if plan in c.plans and plan.backend == "triton"}
         uppers = sorted(rows for rows in known if rows is not None)
-        tables[plan] = PlanTable((*((rows, plan) for rows in uppers), (None, plan)))
+        beyond = plan if shared is None or not uppers or None in known else shared
+        tables[plan] = PlanTable((*((rows, plan) for rows in uppers), (None, beyond)))
     return tables
 
 

@@ -349,7 +349,7 @@ def test_ranges_of_tritons_plans() -> None:
         Contest(OPEN, (1024,), (two, tir), 1.0),
     )
     tables = tables_of(contests)
-    assert tables[one].entries == ((1, one), (16, one), (None, one))
+    assert tables[one].entries == ((1, one), (16, one), (None, two))
     assert tables[two].entries == ((16, two), (None, two))
     assert tables[tir].entries == ((None, tir),)
 
