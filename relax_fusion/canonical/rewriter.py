@@ -81,7 +81,7 @@ class Rewriter:
         self.bindings: list[relax.Binding] = []
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
-        self.inner: dict[tuple[str | relax.Var, ...], list[relax.Var]] = {}
+        self.inner: dict[tuple[str | int | relax.Var, ...], list[relax.Var]] = {}
         self.read: set[relax.Var] = set()
         self.var = relax.Var("none")
 
@@ -219,9 +219,10 @@ def is_empty(expr: relax.Expr) -> bool:
     return any(int(size) <= 0 for size in sizes)  # TVM infers negative ones, too
 
 
-def _key(value: relax.Expr) -> tuple[str | relax.Var, ...]:
+def _key(value: relax.Expr) -> tuple[str | int | relax.Var, ...]:
     """Return what equal values have in common."""
-    return (_name(value), *free_vars(value))
+    item = (value.index,) if isinstance(value, relax.TupleGetItem) else ()
+    return (_name(value), *item, *free_vars(value))
 
 
 def same_type(a: relax.Expr, b: relax.Expr) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from math import prod
 
 import tvm
@@ -92,10 +92,10 @@ class FuseChains(FusingPass):
 
     def _regions(self, view: BlockView, var: relax.Var) -> Iterator[Region]:
         """Yield the regions that are not for the passes of gated layers and of attention."""
-        disabled, gated = self.options.disable, FuseGatedFFN(self.options)
+        disabled = self.options.disable
         attentions = () if "FuseAttentionChain" in disabled else _attentions(view)
         for region in regions(view, var):
-            layers = (_covered(gated, view, made) for made in region.covers)
+            layers = map(_gated_layers(view), region.covers)
             if any(layer.issuperset(region.reductions) for layer in layers):
                 continue
             if not any(taken & region.inside for taken in attentions):
@@ -229,13 +229,19 @@ def _match(pattern: FusingPass, view: BlockView, var: relax.Var) -> Match | None
         return None
 
 
-def _covered(pattern: FusingPass, view: BlockView, var: relax.Var) -> set[relax.Var]:
+def _covered(pattern: FusingPass, view: BlockView, var: relax.Var) -> frozenset[relax.Var]:
     match = _match(pattern, view, var)
-    return set(match.covers) if match is not None else set()
+    return frozenset(match.covers if match is not None else ())
 
 
 @lru_cache(maxsize=1)
-def _attentions(view: BlockView) -> list[set[relax.Var]]:
+def _gated_layers(view: BlockView) -> Callable[[relax.Var], frozenset[relax.Var]]:
+    """Return a function that tells what the kernel of the gated layer at a variable covers."""
+    return cache(partial(_covered, FuseGatedFFN(FuseOptions(bounds=view.bounds)), view))
+
+
+@lru_cache(maxsize=1)
+def _attentions(view: BlockView) -> list[frozenset[relax.Var]]:
     """Return what the kernels of attention cover."""
     pattern = FuseAttentionChain(FuseOptions(bounds=view.bounds))
     found = (_covered(pattern, view, b.var) for b in view.bindings)

@@ -16,7 +16,7 @@ from .search import Candidate, SearchSpace, candidates
 from .space import Access, IterationSpace, TileLoop, iteration_space
 from .split import SplitGraph, recomputed, split_loops, split_sum
 from .structure import Compute, Load, Loop, Schedule, Store, Structure
-from .volumes import volumes
+from .volumes import moves, volumes
 
 __all__ = [
     "Access",
@@ -38,6 +38,7 @@ __all__ = [
     "candidates",
     "expressions",
     "iteration_space",
+    "moves",
     "parse",
     "place",
     "recomputed",

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from math import prod
 
 from .structure import Compute, Schedule
 
 
-def volumes(schedule: Schedule, trips: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return the bytes that each load and store moves.
-
-    Parameters
-    ----------
-    schedule : Schedule
-        Tiles and their order.
-    trips : mapping of str to int, optional
-        Tiles of each loop, where its size is another than the schedule's.
-    """
-    size, trips = dict(schedule.space.element_bytes), trips or schedule.trips
+def volumes(schedule: Schedule) -> dict[str, int]:
+    """Return the bytes that each load and store moves."""
     found: dict[str, int] = {}
+    for name, around, tile_bytes in moves(schedule):
+        found[name] = found.get(name, 0) + tile_bytes * prod(schedule.trips[n] for n in around)
+    return found
+
+
+def moves(schedule: Schedule) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield each load and store by its name, the loops around it, and the bytes of its tile."""
+    size = dict(schedule.space.element_bytes)
     for statement, around in schedule.structure.statements:
         if not isinstance(statement, Compute):
-            tile = prod(schedule.tile[n] for n in statement.what.loops) * size[statement.tensor]
-            moved = tile * prod(trips[n] for n in around)
-            found[str(statement)] = found.get(str(statement), 0) + moved
-    return found
+            tile = prod(schedule.tile[n] for n in statement.what.loops)
+            yield str(statement), around, tile * size[statement.tensor]

@@ -238,9 +238,14 @@ def _error(made: Sequence[np.ndarray], right: Sequence[np.ndarray]) -> float:
     """Return the largest difference of results, as a part of the largest value of each."""
     worst = 0.0
     for a, b in zip(made, right, strict=True):
-        one, two = a.astype("float64"), b.astype("float64")
-        same = (one == two) | (np.isnan(one) & np.isnan(two))
-        most = np.abs(two[np.isfinite(two)]).max(initial=0.0) or 1.0
-        apart = np.where(same, 0.0, np.abs(one - two)).max(initial=0.0) / most
+        wide = "float32" if a.dtype.itemsize < 4 else "float64"
+        one, two = a.astype(wide), b.astype(wide)
+        strange = ~np.isfinite(two)
+        if strange.any():
+            same = strange & ((one == two) | (np.isnan(one) & np.isnan(two)))
+            one[same] = two[same] = 0.0
+        with np.errstate(invalid="ignore"):
+            most = np.abs(two).max(initial=0.0) or 1.0
+            apart = np.abs(np.subtract(one, two, out=one), out=one).max(initial=0.0) / most
         worst = max(worst, float(apart) if np.isfinite(apart) else np.inf)
     return worst

@@ -366,7 +366,7 @@ def test_what_a_process_refuses_is_refused(
         raise RuntimeError("no such layout")
 
     monkeypatch.setattr(triton, "compile", refuse)
-    with pytest.raises(KernelError, match="does not compile for sm_.*no such layout"):
+    with pytest.raises(KernelError, match=r"does not compile for sm_.*no such layout"):
         compile_kernels(several(), cache=cache, jobs=2)
 
 

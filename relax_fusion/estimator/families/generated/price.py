@@ -8,18 +8,18 @@ part of each other's waits, not their bytes and arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from ....hardware import DeviceSpec
-from ....tiling import Compute, Load, Loop, Schedule, volumes
+from ....tiling import Compute, Load, Loop, moves
 from ....tiling.space import Step
 from ....tiling.structure import Node
 from ....workload.roofline import Sizes
 from ...gpu_cost import resident_blocks
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
-from ...steps import Footprint
 from .memory import MMA_DEPTH, block_of, crosses, footprint, warp_groups
 from .plan import Launched
 
@@ -69,73 +69,86 @@ NEXT_S, NEXT_DEPENDENT_S = 1.5e-6, 0.54e-6
 # within 15 % (root mean square of logs).
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Time:
     """Seconds that a block waits, and seconds that it keeps its multiprocessor busy."""
 
-    waits: float = 0.0
-    works: float = 0.0
+    waits: float
+    works: float
 
-    def add(self, other: _Time, times: int = 1) -> None:
-        self.waits += times * other.waits
-        self.works += times * other.works
+
+Loops = tuple[str, ...]
+"""The names of loops around something: it is done once for each of their tiles."""
+
+Terms = tuple[tuple[Loops, float], ...]
+"""What adds up, each as often as its loops have tiles, or elements."""
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What does not depend on sizes: terms of a block in seconds, of a launch in bytes and flops.
+
+    `distinct` and `flops` count elements of their loops, the others tiles.
+    """
+
+    waits: Terms
+    works: Terms
+    moved: Terms
+    distinct: Terms
+    flops: Terms
+    resident: int
 
 
 class BlockTime:
-    """The time of a block.
+    """The time of a block, as terms that its loops multiply.
 
     Parameters
     ----------
     launched : Launched
         The launch.
-    trips : mapping of str to int
-        Tiles of each loop at the sizes that are priced.
     dev : DeviceSpec
         The device.
     """
 
-    def __init__(self, launched: Launched, trips: dict[str, int], dev: DeviceSpec):
-        self.schedule, self.trips, self.dev = launched.schedule, trips, dev
-        self.launched = launched
+    def __init__(self, launched: Launched, dev: DeviceSpec):
+        self.schedule, self.dev, self.launched = launched.schedule, dev, launched
         self.feed = FEED_PART * dev.l2_bytes_per_s / dev.sm_count
         self.slots = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         self.size = dict(self.schedule.space.element_bytes)
 
-    def of(self, body: tuple[Node, ...]) -> _Time:
-        """Return the time of statements one after the other."""
-        time, loaded = _Time(), 0
+    def of(self, body: tuple[Node, ...], around: Loops = ()) -> Iterator[tuple[Loops, _Time]]:
+        """Yield the times of statements one after the other, and the loops around each."""
+        loaded = 0
         for node in body:
             if isinstance(node, Load):
                 loaded += self._bytes(node.tensor, node.what.loops)
                 continue
             if loaded:
-                time.add(_Time(LOAD_S, loaded / self.feed))
+                yield around, _Time(LOAD_S, loaded / self.feed)
                 loaded = 0
             if isinstance(node, Loop):
-                time.add(self._loop(node))
+                yield from self._loop(node, around)
             elif isinstance(node, Compute):
-                time.add(self._compute(self.schedule.space.step[node.tensor]))
+                yield around, self._compute(self.schedule.space.step[node.tensor])
             else:
                 stored = self._bytes(node.tensor, node.what.loops)
-                time.add(_Time(0.0, stored / self.feed))
-        return time
+                yield around, _Time(0.0, stored / self.feed)
 
-    def _loop(self, loop: Loop) -> _Time:
-        """Return the time of a loop, whose loads may be done ahead."""
-        trips, ahead = self.trips[loop.name], self.launched.stages - 1
-        time = _Time()
+    def _loop(self, loop: Loop, around: Loops) -> Iterator[tuple[Loops, _Time]]:
+        """Yield the times of a loop, whose loads may be done ahead."""
+        ahead, inside = self.launched.stages - 1, (*around, loop.name)
         if not ahead or any(isinstance(node, Loop) for node in loop.body):
-            time.add(self.of(loop.body), trips)
-            return time
+            yield from self.of(loop.body, inside)
+            return
         loads = [n for n in loop.body if isinstance(n, Load)]
         moved = sum(self._bytes(n.tensor, n.what.loops) for n in loads) / self.feed
-        computed = self.of(tuple(n for n in loop.body if not isinstance(n, Load)))
+        times = [t for _, t in self.of(tuple(n for n in loop.body if not isinstance(n, Load)))]
+        computed = _Time(sum(t.waits for t in times), sum(t.works for t in times))
         works = max(moved, computed.works)
         longer, other = max(works, computed.waits + computed.works), (AHEAD_S + moved) / ahead
         each = (longer**SHARPNESS + other**SHARPNESS) ** (1 / SHARPNESS)
-        time.add(_Time(LOAD_S, moved))
-        time.add(_Time(each - works, works), trips)
-        return time
+        yield around, _Time(LOAD_S, moved)
+        yield inside, _Time(each - works, works)
 
     def _compute(self, step: Step) -> _Time:
         if not step.dtype:
@@ -146,12 +159,13 @@ class BlockTime:
         part = WARP_GROUP_PART if warp_groups(self.launched, step) else WARP_PART
         works = 2.0 * tile / (part * self.dev.tensor_flops_per_s(step.dtype) / self.dev.sm_count)
         chain = STEP_S * prod(block_of(self.launched, n) for n in step.reduced) / MMA_DEPTH
-        time = _Time(PRODUCT_S + max(0.0, chain - works), works)
+        waits = PRODUCT_S + max(0.0, chain - works)
         left = step.reads[0]
         if left.tensor in self.schedule.space.step and crosses(self.launched, step):
             moved = self._bytes(left.tensor, left.loops)
-            time.add(_Time(CROSSING_S, moved / (CROSSING_BYTES * self.dev.clock_hz)))
-        return time
+            waits += CROSSING_S
+            works += moved / (CROSSING_BYTES * self.dev.clock_hz)
+        return _Time(waits, works)
 
     def _instructions(self, step: Step) -> float:
         """Return the instructions of a map or a reduction, for a tile."""
@@ -181,25 +195,25 @@ def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> 
     is_first : bool
         Whether no other launch of the chain is in front of it.
     """
-    schedule, trips = launched.schedule, tiles_at(launched, sizes)
-    block = BlockTime(launched, trips, dev).of(schedule.structure.body)
-    blocks = prod(trips[n] for n in schedule.structure.grid)
-    foot: Footprint = footprint(launched)
+    parts, tile = _parts(launched, dev), launched.schedule.tile
+    trips = {name: ceil_div(count, tile[name]) for name, count in sizes.items()}
+    blocks = prod(trips[n] for n in launched.schedule.structure.grid)
     each = ceil_div(blocks, dev.sm_count)
-    waves = ceil_div(each, resident_blocks(foot, dev))
-    moved = float(sum(volumes(schedule, trips).values()))
-    distinct = float(sum(_distinct(schedule, sizes).values()))
-    flops = float(sum(_flops(schedule, sizes)))
+    waves = ceil_div(each, parts.resident)
+    block_waits, block_works = _total(parts.waits, trips), _total(parts.works, trips)
+    moved, distinct = _total(parts.moved, trips), _total(parts.distinct, sizes)
+    flops = _total(parts.flops, sizes)
     start = dev.launch_s + START_S
     if not is_first:
         start = NEXT_DEPENDENT_S if dev.capabilities.dependent_launch else NEXT_S
-    apart = waves * block.waits + each * block.works
-    hidden = max(each * block.works, waves * (block.waits + block.works))
+    works = each * block_works
+    apart = waves * block_waits + works
+    hidden = max(works, waves * (block_waits + block_works))
     inside = (1 - HIDDEN) * apart + HIDDEN * hidden
     terms: dict[Bound, float] = {
         "launch": start,
-        "latency": inside - each * block.works,
-        "compute": each * block.works,
+        "latency": inside - works,
+        "compute": works,
         "l2": moved / (FEED_PART * dev.l2_bytes_per_s),
         "dram": distinct / (dev.dram_bytes_per_s * DRAM_EFFICIENCY),
     }
@@ -207,21 +221,32 @@ def price(launched: Launched, sizes: Sizes, dev: DeviceSpec, is_first: bool) -> 
     return Prediction(start + busy, distinct, flops, waves, largest(terms))
 
 
-def tiles_at(launched: Launched, sizes: Sizes) -> dict[str, int]:
-    """Return the tiles of each loop, of which `sizes` are the elements."""
-    return {n: ceil_div(size, launched.schedule.tile[n]) for n, size in sizes.items()}
+def _total(terms: Terms, counts: Sizes) -> float:
+    return sum(value * prod(map(counts.__getitem__, loops)) for loops, value in terms)
 
 
-def _distinct(schedule: Schedule, sizes: Sizes) -> dict[str, int]:
-    """Return the bytes of each operand and result, counted once."""
-    size = dict(schedule.space.element_bytes)
-    return {
-        statement.tensor: size[statement.tensor] * prod(sizes[n] for n in statement.what.loops)
+@lru_cache(maxsize=1 << 14)
+def _parts(launched: Launched, dev: DeviceSpec) -> _Parts:
+    """Return the terms of a launch, which are the same at all sizes."""
+    schedule, size = launched.schedule, dict(launched.schedule.space.element_bytes)
+    times = list(BlockTime(launched, dev).of(schedule.structure.body))
+    operands = {
+        statement.tensor: statement.what.loops
         for statement, _ in schedule.structure.statements
         if not isinstance(statement, Compute)
     }
+    return _Parts(
+        waits=_merged((around, time.waits) for around, time in times),
+        works=_merged((around, time.works) for around, time in times),
+        moved=_merged((around, tile_bytes) for _, around, tile_bytes in moves(schedule)),
+        distinct=_merged((loops, size[tensor]) for tensor, loops in operands.items()),
+        flops=_merged((tuple(step.loops), 2.0) for step in schedule.space.steps if step.dtype),
+        resident=resident_blocks(footprint(launched), dev),
+    )
 
 
-def _flops(schedule: Schedule, sizes: Sizes) -> list[float]:
-    """Return the operations of each contraction."""
-    return [2.0 * prod(sizes[n] for n in s.loops) for s in schedule.space.steps if s.dtype]
+def _merged(terms: Iterable[tuple[Loops, float]]) -> Terms:
+    found: dict[Loops, float] = {}
+    for loops, value in terms:
+        found[loops] = found.get(loops, 0.0) + value
+    return tuple(found.items())
