@@ -73,7 +73,8 @@ class CompileCUDAKernels:
             sources |= {source.entry: source for source in made}
             if made:
                 launching[gvar] = func
-        kernels = compile_sources(sources, self.nvrtc)
+        compiled = compile_sources(sources.values(), self.nvrtc)
+        kernels = {name: compiled[source] for name, source in sources.items()}
         return with_functions(mod, {g: _launching(f, kernels) for g, f in launching.items()})
 
     def _on_cuda(self, mod: ir.IRModule) -> Iterator[tuple[ir.GlobalVar, tirx.PrimFunc]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ from ..hardware.target import compute_capability
 from ..matching.modules import module_of
 from .abi import c_type
 from .cache import KernelCache
-from .kernel import CompiledKernel, LaunchOptions, check_entry
+from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, check_entry
 from .nvrtc import OPTIONS, Nvrtc
 
-_FORMAT = 1
+_FORMAT = 2
 _FORCE = "TVM_COMPILE_FORCE_FALLBACK"
 _SIZES = ("blockIdx.", "threadIdx.", "clusterCtaIdx.", "tirx.use_dyn_shared_memory")
 _FLAGS = {
@@ -42,11 +42,12 @@ class CUDASource:
     block: tuple[int, int, int]
     shared_bytes: int
     options: LaunchOptions
+    tensor_maps: tuple[TensorMapLayout, ...] = ()
 
     def key(self, nvrtc: Nvrtc) -> str:
         """Return 16 hex digits that hash all that a cubin is made of."""
         described = [self.text, native_arch(self.capability), self.params, self.block]
-        launch = [self.shared_bytes, repr(self.options)]
+        launch = [self.shared_bytes, repr(self.options), repr(self.tensor_maps)]
         made_by = [_FORMAT, nvrtc.version, OPTIONS, list(map(str, nvrtc.includes))]
         text = json.dumps([*described, *launch, *made_by])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -68,7 +69,7 @@ class CUDASource:
             constants=(),
             params=self.params,
             aligned=(False,) * len(self.params),
-            tensor_maps=(),
+            tensor_maps=self.tensor_maps,
             options=self.options,
             num_warps=-(-x * y * z // 32),
             shared_bytes=self.shared_bytes,
@@ -84,8 +85,8 @@ class CUDASource:
 
 
 def compile_sources(
-    sources: Mapping[str, CUDASource], nvrtc: Nvrtc, cache: KernelCache | None = None
-) -> dict[str, CompiledKernel]:
+    sources: Iterable[CUDASource], nvrtc: Nvrtc, cache: KernelCache | None = None
+) -> dict[CUDASource, CompiledKernel]:
     """Compile kernels, several at a time; those in the cache are read from it.
 
     Raises
@@ -104,7 +105,8 @@ def compile_sources(
         return kernel
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(sources, pool.map(compiled, sources.values()), strict=True))
+        distinct = list(dict.fromkeys(sources))
+        return dict(zip(distinct, pool.map(compiled, distinct), strict=True))
 
 
 @dataclass(frozen=True)

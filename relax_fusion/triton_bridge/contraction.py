@@ -18,6 +18,7 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Workspace
 from ..workload import DynamicDim, GatedFFN, Norm, NormMatmul
+from .cuda import cuda_steps
 from .hopper import persistent_steps, stream_steps
 from .kernels.gemv import gemv
 from .kernels.matmul_pointer import matmul_pointer
@@ -25,6 +26,7 @@ from .kernels.row_norm import row_norm
 from .operands import Operands, Product, given_or, read_operands
 from .steps import (
     NOTHING_FIXED,
+    AnyStep,
     Contraction,
     FixedWeights,
     Step,
@@ -50,7 +52,7 @@ def contraction_steps(
     dev: DeviceSpec,
     workspaces: dict[str, Workspace],
     fixed: FixedWeights = NOTHING_FIXED,
-) -> list[Step]:
+) -> list[AnyStep]:
     """Return the launches that compute `work`, in order.
 
     Parameters
@@ -113,7 +115,7 @@ def _row_norm(c: Contraction, norm: Norm, found: Operands, y: Any) -> Step:
 
 def _matmul(
     c: Contraction, products: Sequence[Product], x: Any, found: Operands, norm: Norm | None
-) -> Iterator[Step]:
+) -> Iterator[AnyStep]:
     """Yield the launches of products of x, which `norm` inside normalises."""
     family = c.plan.family
     if family == "gemv":
@@ -124,6 +126,8 @@ def _matmul(
         yield from stream_steps(c, products, x)
     elif family == "persistent":
         yield from persistent_steps(c, products, x)
+    elif family == "cuda":
+        yield from cuda_steps(c, products, x)
     else:
         raise LoweringError(f"plan {c.plan.key}: no kernel family {family!r}")
 

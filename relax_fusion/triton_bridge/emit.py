@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
+from ..launch.cuda_source import compile_sources
+from ..launch.nvrtc import require_nvrtc
 from ..launch.prim_func import Branch, ExternFunc, Launch, Others
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
@@ -30,7 +32,7 @@ from .compile import compile_kernels
 from .contraction import contraction_steps
 from .generated.launch import generated_steps
 from .specialize import specialize
-from .steps import FixedWeights, Step
+from .steps import AnyStep, FixedWeights, SourceStep, Step
 
 
 @dataclass(frozen=True)
@@ -139,28 +141,34 @@ class EmitTritonKernels:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
         cases = {gvar: f.cases(dev) for gvar, f in fused.items()}
-        capability = compute_capability(self.target)
-        special = [
-            specialize(s.function, s.args, s.constexprs, s.options, fused[gvar].outputs, capability)
-            for gvar, s in _every(cases)
-        ]
-        kernels = iter(compile_kernels([source for source, _ in special]))
-        passed = iter(args for _, args in special)
+        every = [(f.outputs, s) for g, f in fused.items() for _, steps in cases[g] for s in steps]
+        launches = iter(_launches(every, compute_capability(self.target)))
         made = {}
         for gvar, found in cases.items():
-            branches = [
-                Branch(when, [Launch(next(kernels), s.grid, next(passed)) for s in steps])
-                for when, steps in found
-            ]
+            branches = [Branch(when, [next(launches) for _ in steps]) for when, steps in found]
             made[gvar] = ExternFunc.of(fused[gvar].outputs, branches, fused[gvar].others)
         return made
 
 
-def _every(cases: dict[ir.GlobalVar, list[Case]]) -> Iterator[tuple[ir.GlobalVar, Step]]:
-    for gvar, found in cases.items():
-        for _, steps in found:
-            for step in steps:
-                yield gvar, step
+def _launches(
+    every: Sequence[tuple[Sequence[relax.TensorType], AnyStep]], capability: int
+) -> list[Launch]:
+    """Compile the kernels of steps, each with the outputs of its function."""
+    special = {
+        id(s): specialize(s.function, s.args, s.constexprs, s.options, outputs, capability)
+        for outputs, s in every
+        if isinstance(s, Step)
+    }
+    compiled = compile_kernels([source for source, _ in special.values()])
+    kernels = dict(zip(special, compiled, strict=True))
+    sources = [s.source for _, s in every if isinstance(s, SourceStep)]
+    made = compile_sources(sources, require_nvrtc()) if sources else {}
+    return [
+        Launch(made[s.source], s.grid, s.args)
+        if isinstance(s, SourceStep)
+        else Launch(kernels[id(s)], s.grid, special[id(s)][1])
+        for _, s in every
+    ]
 
 
 def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, _Fused]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from triton.runtime.jit import JITFunction
 from tvm import ir, tirx
@@ -12,6 +12,7 @@ from tvm import ir, tirx
 from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Out, Workspace
+from ..launch.cuda_source import CUDASource
 from ..workload import GatedFFN, NormMatmul
 from .kernel import KernelOptions
 from .kernels.products import Constants, Form, Tensors
@@ -26,6 +27,9 @@ waiting programs take the room of those that still have work (measured on an H20
 REDUCE_TILE = (1, 1024)
 """Rows and columns of a program that adds the parts of a split matmul."""
 
+ONE_A_MULTIPROCESSOR = ("persistent", "cuda")
+"""Families of which each multiprocessor runs one thread block from begin to end."""
+
 GROUP_M = 8
 """Row tiles that are walked together, so that their weights are still in the L2 cache."""
 
@@ -39,6 +43,18 @@ class Step:
     args: Mapping[str, Any]
     constexprs: Mapping[str, Any]
     options: KernelOptions
+
+
+@dataclass(frozen=True)
+class SourceStep:
+    """One launch of a kernel in CUDA C++: its source, its grid (of clusters), its arguments."""
+
+    source: CUDASource
+    grid: Sequence[Any]
+    args: Sequence[Any]
+
+
+AnyStep: TypeAlias = Step | SourceStep
 
 
 @dataclass(frozen=True)
@@ -103,7 +119,7 @@ class Contraction:
         Each waits for it before it reads what another kernel may have written, and before it
         writes anything, so one that has ended knows that all before it have.
         """
-        persistent = self.plan.family == "persistent"  # one block a multiprocessor: few that wait
+        persistent = self.plan.family in ONE_A_MULTIPROCESSOR  # few that wait
         return self.dev.capabilities.dependent_launch and (self.few_rows or persistent)
 
     @property

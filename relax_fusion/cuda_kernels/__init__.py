@@ -1,0 +1,1 @@
+"""Kernels in CUDA C++, compiled ahead of time by NVRTC."""

@@ -1,0 +1,156 @@
+"""The text of a kernel in CUDA C++: constants and maths of a form, then what all forms share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from ..estimator.families.cuda_matmul.tiles import CudaPlan
+
+COPYING_REGISTERS, OTHER_REGISTERS = {2: 40, 3: 32}, {2: 232, 3: 160}
+"""Registers of a thread that copies, and of one that multiplies, by warp groups that multiply:
+together 65,536 at most, each a multiple of 8 (PTX ISA, ``setmaxnreg``).  One warp group has 255
+for each thread anyway."""
+
+_PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+_FUNCTIONS = {"tanh": "hyperbolic_tangent"}
+"""Activations whose functions have another name in ``maths.cu``."""
+
+
+@dataclass(frozen=True)
+class MatmulForm:
+    """What a matmul kernel is compiled for; the sizes of its tensors come at run time.
+
+    Parameters
+    ----------
+    plan : CudaPlan
+        Tile, stages, warp groups and cluster.
+    dtype : str
+        Of all tensors, "float16" or "bfloat16".
+    activation : str
+        Of a gate; ``""`` where there is one weight.
+    biased : bool
+        Whether vectors are added first: one, or one for each of gate and up.
+    steps : tuple of str
+        What follows, as `Form.steps` of the Triton kernels has it: ``"times:0.5"``,
+        ``"add:0:row"``, ``"multiply:1:row"``, ``"add:2:whole"``, or an activation.
+    dependent, early : bool
+        Whether it is launched before the kernel in front has ended, and whether weights are read
+        before that.
+    """
+
+    plan: CudaPlan
+    dtype: str
+    activation: str = ""
+    biased: bool = False
+    steps: tuple[str, ...] = ()
+    dependent: bool = False
+    early: bool = False
+
+    @property
+    def vectors(self) -> int:
+        """Operands along the features, biases first."""
+        first = (2 if self.activation else 1) if self.biased else 0
+        return first + sum(step.endswith(":row") for step in self.steps)
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether a tensor of the result's size is added."""
+        return any(step.endswith(":whole") for step in self.steps)
+
+    @property
+    def text(self) -> str:
+        """The whole source."""
+        parts = (_shared("maths.cu"), *self._constants(), self._epilogue(), self._instructions())
+        return f'#define DTYPE "{_PTX_TYPES[self.dtype]}"\n' + "\n".join(
+            [*parts, _shared("matmul.cu")]
+        )
+
+    def _constants(self) -> list[str]:
+        plan = self.plan
+        numbers = {
+            "SWAPPED": plan.swapped,
+            "TALL": plan.tall,
+            "GROUPS_TALL": plan.groups_tall,
+            "WIDE": plan.wide,
+            "GROUPS_WIDE": plan.groups_wide,
+            "STAGES": plan.num_stages,
+            "BLOCKS": plan.blocks,
+            "CLUSTER_ROWS": plan.cluster_m,
+            "CLUSTER_FEATURES": plan.cluster_n,
+            "SPLIT": plan.split_k,
+            "WEIGHTS": 2 if self.activation else 1,
+            "VECTORS": self.vectors,
+            "RESIDUAL": int(self.has_residual),
+            "DEPENDENT": int(self.dependent),
+            "EARLY": int(self.early),
+        }
+        groups = plan.groups
+        names = [f"vector{i}" for i in range(self.vectors)]
+        operands = [*names, *(["residual"] if self.has_residual else [])]
+        loads = ", ".join(f"to[{i}] = number({n}[at])" for i, n in enumerate(names)) or "(void)at"
+        return [
+            *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
+            f'#define COPYING_REGISTERS "{COPYING_REGISTERS.get(groups, 0)}"',
+            f'#define OTHER_REGISTERS "{OTHER_REGISTERS.get(groups, 0)}"',
+            f"#define OPERANDS {''.join(f', const Number* {name}' for name in operands)}",
+            f"#define RESIDUAL_OPERAND {'residual' if self.has_residual else 'out'}",
+            f'#define TURNED "{"" if plan.swapped else ".trans"}"',
+            "#define LOAD_VECTORS(to, feature) "
+            f"do {{ int at = min(feature, features - 1); {loads}; }} while (0)",
+        ]
+
+    def _epilogue(self) -> str:
+        """Return the function of a sum (a gate's and an up's), and of what is loaded."""
+        bias = ["sum += vector[0];"] if self.biased else []
+        vectors = len(bias)
+        if self.activation:
+            bias += ["up += vector[1];"] * len(bias)
+            vectors = len(bias)
+            bias.append(f"sum = {_function(self.activation)}(sum) * up;")
+        lines = [*bias]
+        for step in self.steps:
+            kind, *rest = step.split(":")
+            if kind == "times":
+                lines.append(f"sum *= {float(rest[0])!r}f;")
+            elif rest[1:] == ["whole"]:
+                lines.append("sum += residual;")
+            elif rest:
+                lines.append(f"sum {'+' if kind == 'add' else '*'}= vector[{vectors}];")
+                vectors += 1
+            else:
+                lines.append(f"sum = {_function(kind)}(sum);")
+        body = "".join(f"  {line}\n" for line in [*lines, "return sum;"])
+        arguments = "float sum, float up, const float* vector, float residual"
+        return f"__device__ __forceinline__ float epilogue({arguments}) {{\n{body}}}"
+
+    def _instructions(self) -> str:
+        """Return wgmma of as many rows as a warp group has, which no template can spell."""
+        lines = self.plan.wide // self.plan.groups_wide
+        count, dtype = lines // 2, _PTX_TYPES[self.dtype]
+        sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+        registers = ", ".join(f"%{i}" for i in range(count))
+        return f"""
+// sums[tall, wide] = tall * wide + (more ? sums : 0), 16 elements of k
+__device__ __forceinline__ void multiply(float (&sums)[{count}], u64 tall, u64 wide, int more) {{
+  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
+    "wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{dtype}.{dtype} {{{registers}}}, "
+    "%{count}, %{count + 1}, more, 1, 1, 0, 0;\\n}}"
+    : {sums} : "l"(tall), "l"(wide), "r"(more));
+}}
+
+// Wait until the sums are there.
+__device__ __forceinline__ void settle(float (&sums)[{count}]) {{
+  asm volatile("wgmma.wait_group.sync.aligned 0;" : {sums} :: "memory");
+}}
+"""
+
+
+def _function(activation: str) -> str:
+    return _FUNCTIONS.get(activation, activation)
+
+
+@lru_cache
+def _shared(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,125 @@
+"""Plans of the matmul kernel in CUDA C++, and what a thread block of one holds.
+
+``wgmma`` multiplies 64 lines of one operand, the tall one, by a multiple of 8 lines of the other,
+the wide one.  Weights are tall, so a tile has a multiple of 64 features, and of 8 rows; or rows are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import pydantic
+
+from ....validation import Count
+from ...tile_plan import TilePlan
+
+FAMILY = "cuda"
+
+BLOCK_K = 64
+"""Elements of k of a stage: 128 bytes, the widest swizzle of shared memory."""
+
+LINE_BYTES = 128
+
+STORE_BYTES = 32 * 64 * 2
+"""What a warp group carries through shared memory at once, on its way out."""
+
+PART = 64
+"""Lines of the tall operand of an accumulator."""
+
+
+@dataclass(frozen=True)
+class CudaPlan(TilePlan):
+    """A plan of the matmul kernel in CUDA C++.
+
+    `block_m` and `block_n` are rows and features of a tile; with `split_k`, a cluster of as many
+    thread blocks shares the sum over k of one tile.
+
+    Parameters
+    ----------
+    swapped : int
+        1: rows are the tall operand; 0: weights are.
+    groups_m, groups_n : int
+        Warp groups that multiply, side by side along the rows and the features of a tile; one more
+        copies.
+    cluster_m, cluster_n : int
+        Thread blocks of a cluster along the rows and the features: those along the rows share the
+        copies of weights, those along the features the copies of rows.
+    blocks : int
+        Thread blocks that a multiprocessor holds at once.
+    """
+
+    swapped: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
+    groups_m: Count = 1
+    groups_n: Count = 1
+    cluster_m: Count = 1
+    cluster_n: Count = 1
+    blocks: Count = 1
+
+    @property
+    def groups(self) -> int:
+        """Warp groups that multiply."""
+        return self.groups_m * self.groups_n
+
+    @property
+    def cluster(self) -> int:
+        """Thread blocks of a cluster."""
+        return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def tall(self) -> int:
+        """Lines of the tall operand of a tile (of each weight)."""
+        return self.block_m if self.swapped else self.block_n
+
+    @property
+    def wide(self) -> int:
+        """Lines of the wide operand of a tile (of each weight)."""
+        return self.block_n if self.swapped else self.block_m
+
+    @property
+    def groups_tall(self) -> int:
+        """Warp groups along the tall operand."""
+        return self.groups_m if self.swapped else self.groups_n
+
+    @property
+    def groups_wide(self) -> int:
+        """Warp groups along the wide operand."""
+        return self.groups_n if self.swapped else self.groups_m
+
+    @property
+    def box_m(self) -> int:
+        """Rows that one copy brings."""
+        return (PART * self.groups_m if self.swapped else self.block_m) // self.cluster_n
+
+    @property
+    def box_n(self) -> int:
+        """Lines of a weight that one copy brings."""
+        return (self.block_n if self.swapped else PART * self.groups_n) // self.cluster_m
+
+    @property
+    def text(self) -> str:
+        """The tile for people to read."""
+        parts = f", {self.split_k} parts" if self.split_k > 1 else ""
+        shared = f", {self.cluster} blocks share" if self.cluster > self.split_k else ""
+        turned = ", rows tall" if self.swapped else ""
+        return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}{shared}{turned}"
+
+
+def stage_bytes(plan: CudaPlan, weights: int) -> int:
+    """Return the shared memory of one step along k; `weights` are 2 of a gated pair."""
+    return (plan.block_m + weights * plan.block_n) * LINE_BYTES
+
+
+def other_bytes(plan: CudaPlan) -> int:
+    """Return the shared memory beside the stages: a tile on its way out, and barriers."""
+    return plan.groups * STORE_BYTES + 2 * 8 * plan.num_stages
+
+
+def smem_bytes(plan: CudaPlan, weights: int) -> int:
+    """Return the shared memory of a thread block."""
+    return plan.num_stages * stage_bytes(plan, weights) + other_bytes(plan)
+
+
+def accumulators(plan: CudaPlan, weights: int) -> int:
+    """Return the float32 accumulators of a thread that multiplies."""
+    return weights * (plan.tall // (PART * plan.groups_tall)) * (plan.wide // plan.groups_wide) // 2

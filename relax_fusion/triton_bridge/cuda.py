@@ -1,0 +1,93 @@
+"""Launches of the matmul kernel in CUDA C++."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import tirx
+
+from ..cuda_kernels.source import matmul_source
+from ..cuda_kernels.text import MatmulForm
+from ..estimator.families.cuda_matmul.tiles import BLOCK_K, CudaPlan
+from ..launch.arguments import Part, TensorMap
+from .operands import Product, given_or
+from .steps import Contraction, SourceStep, ceil_div
+
+
+def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
+    """Yield a launch for each product."""
+    plan = CudaPlan.of(c.plan)
+    for product in products:
+        form = MatmulForm(
+            plan,
+            c.work.dtype,
+            product.activation if product.up is not None else "",
+            product.bias is not None,
+            tuple(product.steps.split()),
+            c.dependent,
+            c.early([product], x),
+        )
+        source = matmul_source(form)
+        yield SourceStep(source, (_clusters(c, plan, product),), _arguments(c, plan, product, x))
+
+
+def _arguments(c: Contraction, plan: CudaPlan, product: Product, x: Any) -> list[Any]:
+    """Return the arguments in the order of the kernel's parameters."""
+    gate, up = _weights(product)
+    shape = product.n, c.work.k
+    maps = [TensorMap(w, (plan.box_n, BLOCK_K), shape) for w in (gate, up)]
+    return [
+        *maps,
+        TensorMap(x, (plan.box_m, BLOCK_K)),
+        product.out,
+        *_biases(product),
+        *_in_order(product),
+        c.m,
+        product.n,
+        c.work.k,
+    ]
+
+
+def _weights(product: Product) -> tuple[Any, Any]:
+    """Return the weights ``[n, k]`` of gate and up, or the only one twice."""
+    if product.merged == "no":
+        return product.weight, given_or(product.up, product.weight)
+    k = int(product.weight.ty.shape.values[1])
+    return _halves(product.weight, product.n * k, product.merged)
+
+
+def _biases(product: Product) -> list[Any]:
+    if product.bias is None:
+        return []
+    if product.up is None:
+        return [product.bias]
+    if product.merged == "no":
+        return [product.bias, product.up_bias]
+    return [*_halves(product.bias, product.n, product.merged)]
+
+
+def _halves(both: Any, elements: int, merged: str) -> tuple[Any, Any]:
+    """Return the gate's and the up's half of a tensor."""
+    first, second = both, Part(both, elements)
+    return (first, second) if merged == "gate_first" else (second, first)
+
+
+def _in_order(product: Product) -> list[Any]:
+    """Return the operands of the steps: those along the features, then the residual."""
+    kinds = [step.split(":")[2] for step in product.steps.split() if step.count(":") == 2]
+    along = zip(kinds, product.operands, strict=True)
+    ordered = sorted(along, key=lambda each: each[0] == "whole")
+    return [operand for _, operand in ordered]
+
+
+def _clusters(c: Contraction, plan: CudaPlan, product: Product) -> Any:
+    """Return how many clusters are launched: as many as have tiles, or as run at once."""
+    across = -(-product.n // (plan.block_n * plan.cluster_n))
+    tiles = ceil_div(c.rows, plan.block_m * plan.cluster_m) * across
+    if plan.split_k > 1:  # a cluster computes one tile
+        return tiles
+    most = c.dev.sm_count * plan.blocks // plan.cluster
+    if isinstance(tiles, int):
+        return min(tiles, most)
+    return tirx.min(tiles, tirx.IntImm("int64", most))
