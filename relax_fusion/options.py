@@ -104,7 +104,7 @@ class PipelineOptions:
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
     cubins : bool
         On CUDA, compile TVM's kernels now and not when the library is loaded, so that it runs
-        where no Python is.  That takes NVRTC (``pip install 'relax-fusion[cuda]'``).
+        where no Python is.
     always_fuse : bool
         Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
     validate : bool or "strict"

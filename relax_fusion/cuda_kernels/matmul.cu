@@ -13,14 +13,13 @@
 //   WIDE, GROUPS_WIDE                the same of the wide operand
 //   STAGES, BLOCKS                   tiles in flight; blocks that a multiprocessor holds
 //   CLUSTER_ROWS, CLUSTER_FEATURES   tiles whose blocks are a cluster and share copies
-//   SPLIT                            blocks of a cluster that share the sum over k
+//   BLOCKS_THAT_SHARE, ..._SPLIT     their number; blocks of a cluster that share the sum over k
 //   WEIGHTS                          2: gate and up, whose products `epilogue` puts together
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
 // and what no template can spell: multiply, settle, epilogue, and the list of OPERANDS.
 
 constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
-constexpr int LINE = 128;
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
 constexpr int PARTS = TALL / BOX;                    // of a warp group, each of 64 lines
@@ -30,94 +29,11 @@ constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS
 constexpr int TALL_BYTES = TALL_TILES * TALL * LINE;
 constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
-constexpr int SHARERS = CLUSTER_ROWS * CLUSTER_FEATURES;
-constexpr int CLUSTER = SHARERS * SPLIT;
+constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int STORED = 32;                           // lines of the wide operand stored at once
 constexpr int STORE_BYTES = STORED * 64 * 2;
+constexpr int ALL_GROUPS = 15;                       // name of a barrier
 constexpr int WALKED = 8;                            // feature tiles that are walked together
-
-__device__ __forceinline__ u32 shared_address(const void* pointer) {
-  return (u32)__cvta_generic_to_shared(pointer);
-}
-
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra ready;\nbra again;\nready:\n}" ::"r"(barrier), "r"(parity)
-      : "memory");
-}
-
-// Arrive at the barrier of this block, or where blocks share copies, of one of them.
-__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
-  if constexpr (SHARERS == 1) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-  } else {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
-        : "memory");
-  }
-}
-
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-          : "memory");
-}
-
-// Copy a box of 64 elements of k, to this block or to those whose bits are set in `ranks`.
-__device__ __forceinline__ void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(&from), "r"(k), "r"(line), "r"(barrier)
-      : "memory");
-}
-
-__device__ __forceinline__ void copy_to(u32 to, const TensorMap& from, int k, int line,
-                                        u32 barrier, u16 ranks) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&from), "r"(k), "r"(line), "r"(barrier), "h"(ranks)
-      : "memory");
-}
-
-// Matrix descriptor (PTX ISA, "Matrix Descriptor Format"): 128-byte swizzle, eight lines after
-// eight lines.
-__device__ __forceinline__ u64 operand(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((u64)(8 * LINE >> 4) << 32) |
-         (1ull << 62);
-}
-
-// Wait for the 128 threads of a warp group.
-__device__ __forceinline__ void group_sync(int group) {
-  asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-}
-
-// The sum of what all blocks of a cluster have at an address.
-__device__ __forceinline__ float sum_of_blocks(u32 address) {
-  float sum = 0.0f;
-  #pragma unroll
-  for (int rank = 0; rank < SPLIT; ++rank) {
-    float part;
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
-        "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(part) : "r"(address), "r"(rank) : "memory");
-    sum += part;
-  }
-  return sum;
-}
 
 // Where 8 features lie in a tile on its way out, whose lines are rows: without bank conflicts.
 __device__ __forceinline__ int place_of(int line, int eighth) {
@@ -159,18 +75,17 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
   const u32 full = shared_address(stores + GROUPS * STORE_BYTES), empty = full + 8 * STAGES;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
-  int rank = 0;
-  if constexpr (CLUSTER > 1) asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  const int rank = CLUSTER > 1 ? cluster_rank() : 0;
 
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       barrier_init(full + 8 * stage, 1);
       // Each warp that multiplies, of each block that shares copies
-      barrier_init(empty + 8 * stage, 4 * GROUPS * SHARERS);
+      barrier_init(empty + 8 * stage, 4 * GROUPS * BLOCKS_THAT_SHARE);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_ready();
   }
-  if constexpr (SHARERS > 1) {
+  if constexpr (BLOCKS_THAT_SHARE > 1) {
     cluster_sync();
   } else {
     __syncthreads();
@@ -180,11 +95,11 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
   const int row_tiles = ceil_div(ceil_div(rows, ROWS), CLUSTER_ROWS);
   const int tiles = feature_tiles * row_tiles, all_steps = ceil_div(k, BLOCK_K);
   const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
-  const int begin = SPLIT > 1 ? all_steps * rank / SPLIT : 0;
-  const int end = SPLIT > 1 ? all_steps * (rank + 1) / SPLIT : all_steps;
+  const int begin = BLOCKS_THAT_SPLIT > 1 ? all_steps * rank / BLOCKS_THAT_SPLIT : 0;
+  const int end = BLOCKS_THAT_SPLIT > 1 ? all_steps * (rank + 1) / BLOCKS_THAT_SPLIT : all_steps;
 
   if (group == GROUPS) {  // this warp group copies
-    if constexpr (GROUPS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 " COPYING_REGISTERS ";");
+    if constexpr (GROUPS > 1) keep_registers<COPYING_REGISTERS>();
     if (warp == 0 && lane == 0) {
       const int own_feature = rank % CLUSTER_FEATURES, own_row = rank / CLUSTER_FEATURES;
       u16 same_feature = 0, same_row = 0;  // blocks that want the same weights, and the same rows
@@ -228,7 +143,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
           copy_weights(at, begin + under_way, ring + under_way * STAGE_BYTES, barrier);
         }
       }
-      if constexpr (DEPENDENT) asm volatile("griddepcontrol.wait;" ::: "memory");
+      if constexpr (DEPENDENT) wait_for_predecessor();
       for (int index = first; index < tiles; index += stride) {
         const Tile at = tile_of(index, feature_tiles, row_tiles, rank);
         for (int step = begin; step < end; ++step) {
@@ -244,13 +159,13 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
-      if constexpr (DEPENDENT) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+      if constexpr (DEPENDENT) release_successor();
     }
     __syncwarp();
-    if constexpr (SPLIT > 1) cluster_sync();
+    if constexpr (BLOCKS_THAT_SPLIT > 1) cluster_sync();
   } else {  // these multiply
-    if constexpr (GROUPS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 " OTHER_REGISTERS ";");
-    if constexpr (DEPENDENT) asm volatile("griddepcontrol.wait;" ::: "memory");
+    if constexpr (GROUPS > 1) take_registers<OTHER_REGISTERS>();
+    if constexpr (DEPENDENT) wait_for_predecessor();
     const int tall_group = group % GROUPS_TALL, wide_group = group / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
     float sums[WEIGHTS * PARTS][SUMS];
@@ -264,7 +179,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
         const u32 base = ring + stage * STAGE_BYTES;
         const u64 tall = operand(base + tall_group * 64 * LINE);
         const u64 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        products_begin();
         #pragma unroll
         for (int sixteen = 0; sixteen < BLOCK_K / 16; ++sixteen) {
           #pragma unroll
@@ -274,19 +189,18 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
                      wide + (wide_lines * LINE >> 4) + 2 * sixteen, step > begin || sixteen > 0);
           }
         }
-        asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::
-                         : "memory");
-        if (before >= 0 && lane < SHARERS)
+        products_of_before();
+        if (before >= 0 && lane < BLOCKS_THAT_SHARE)
           barrier_arrive(empty + 8 * before, lane);
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       #pragma unroll
       for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
-      if (lane < SHARERS) barrier_arrive(empty + 8 * before, lane);
+      if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
 
-      if constexpr (SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
-        if constexpr (GROUPS > 1) asm volatile("bar.sync 15, %0;" ::"n"(128 * GROUPS) : "memory");
+      if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
+        if constexpr (GROUPS > 1) threads_sync<128 * GROUPS>(ALL_GROUPS);
         float* mine = (float*)memory + group * WEIGHTS * PARTS * SUMS * 128 + thread;
         #pragma unroll
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {
@@ -298,7 +212,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {
           #pragma unroll
           for (int j = 0; j < SUMS; ++j)
-            if (j / 4 % SPLIT == rank)
+            if (j / 4 % BLOCKS_THAT_SPLIT == rank)
               sums[i][j] = sum_of_blocks(shared_address(mine + (i * SUMS + j) * 128));
         }
       }
@@ -323,7 +237,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
               const int wide = top + (SWAPPED ? 8 * eighth : line);
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
               const int feature = SWAPPED ? wide_first + wide : tall_first + 8 * eighth;
-              const bool own = SPLIT == 1 || wide / 8 % SPLIT == rank;
+              const bool own = BLOCKS_THAT_SPLIT == 1 || wide / 8 % BLOCKS_THAT_SPLIT == rank;
               if (own && wide < WIDE_PART && row < rows && feature < features)
                 move(store + place_of(line, eighth), (u64)row * features + feature);
             }
@@ -332,11 +246,11 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
             for_eighths([&](unsigned char* here, u64 there) {
               *(uint4*)here = *(const uint4*)(RESIDUAL_OPERAND + there);
             });
-            group_sync(group);
+            threads_sync<128>(group + 1);
           }
           #pragma unroll
           for (int eight = top / 8; eight < min(top + STORED, WIDE_PART) / 8; ++eight) {
-            if (SPLIT > 1 && eight % SPLIT != rank) continue;
+            if (BLOCKS_THAT_SPLIT > 1 && eight % BLOCKS_THAT_SPLIT != rank) continue;
             // Two matrices of 8 x 8 of this warp; features lie across or down
             const int own = lane / 8 % 2, line = SWAPPED ? 16 * warp + 8 * own + lane % 8
                                                          : 8 * eight - top + lane % 8;
@@ -350,8 +264,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
             float added[4] = {}, value[4];
             if constexpr (RESIDUAL) {
               u32 low, high;
-              asm volatile("ldmatrix.sync.aligned.m8n8.x2" TURNED ".shared.b16 {%0, %1}, [%2];"
-                           : "=r"(low), "=r"(high) : "r"(here) : "memory");
+              load_matrices<!SWAPPED>(here, low, high);
               unpack(low, added[0], added[1]);
               unpack(high, added[2], added[3]);
             }
@@ -360,15 +273,13 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
               value[i] = epilogue(sums[part][4 * eight + i],
                                   sums[(WEIGHTS - 1) * PARTS + part][4 * eight + i],
                                   vectors[SWAPPED ? i % 2 : i / 2], added[i]);
-            asm volatile("stmatrix.sync.aligned.m8n8.x2" TURNED ".shared.b16 [%0], {%1, %2};" ::"r"(here),
-                         "r"(pack(value[0], value[1])), "r"(pack(value[2], value[3]))
-                         : "memory");
+            store_matrices<!SWAPPED>(here, pack(value[0], value[1]), pack(value[2], value[3]));
           }
-          group_sync(group);
+          threads_sync<128>(group + 1);
           for_eighths([&](unsigned char* here, u64 there) {
             *(uint4*)(out + there) = *(const uint4*)here;
           });
-          group_sync(group);
+          threads_sync<128>(group + 1);
         }
       }
     }

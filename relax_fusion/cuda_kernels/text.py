@@ -62,9 +62,16 @@ class MatmulForm:
     @property
     def text(self) -> str:
         """The whole source."""
-        parts = (_shared("maths.cu"), *self._constants(), self._epilogue(), self._instructions())
-        return f'#define DTYPE "{_PTX_TYPES[self.dtype]}"\n' + "\n".join(
-            [*parts, _shared("matmul.cu")]
+        return "\n".join(
+            [
+                f'#define DTYPE "{_PTX_TYPES[self.dtype]}"',
+                *self._constants(),
+                _shared("maths.cu"),
+                self._epilogue(),
+                _shared("hopper.cu"),
+                self._products(),
+                _shared("matmul.cu"),
+            ]
         )
 
     def _constants(self) -> list[str]:
@@ -79,24 +86,23 @@ class MatmulForm:
             "BLOCKS": plan.blocks,
             "CLUSTER_ROWS": plan.cluster_m,
             "CLUSTER_FEATURES": plan.cluster_n,
-            "SPLIT": plan.split_k,
+            "BLOCKS_THAT_SHARE": plan.cluster // plan.split_k,
+            "BLOCKS_THAT_SPLIT": plan.split_k,
             "WEIGHTS": 2 if self.activation else 1,
             "VECTORS": self.vectors,
             "RESIDUAL": int(self.has_residual),
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
+            "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.groups, 0),
+            "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.groups, 0),
         }
-        groups = plan.groups
         names = [f"vector{i}" for i in range(self.vectors)]
         operands = [*names, *(["residual"] if self.has_residual else [])]
         loads = ", ".join(f"to[{i}] = number({n}[at])" for i, n in enumerate(names)) or "(void)at"
         return [
             *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
-            f'#define COPYING_REGISTERS "{COPYING_REGISTERS.get(groups, 0)}"',
-            f'#define OTHER_REGISTERS "{OTHER_REGISTERS.get(groups, 0)}"',
             f"#define OPERANDS {''.join(f', const Number* {name}' for name in operands)}",
             f"#define RESIDUAL_OPERAND {'residual' if self.has_residual else 'out'}",
-            f'#define TURNED "{"" if plan.swapped else ".trans"}"',
             "#define LOAD_VECTORS(to, feature) "
             f"do {{ int at = min(feature, features - 1); {loads}; }} while (0)",
         ]
@@ -125,7 +131,7 @@ class MatmulForm:
         arguments = "float sum, float up, const float* vector, float residual"
         return f"__device__ __forceinline__ float epilogue({arguments}) {{\n{body}}}"
 
-    def _instructions(self) -> str:
+    def _products(self) -> str:
         """Return wgmma of as many rows as a warp group has, which no template can spell."""
         lines = self.plan.wide // self.plan.groups_wide
         count, dtype = lines // 2, _PTX_TYPES[self.dtype]

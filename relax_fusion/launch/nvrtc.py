@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..errors import KernelError, MissingPackageError
 
-NEEDED = "nvidia-cuda-nvrtc 13 (pip install 'relax-fusion[cuda]')"
+NEEDED = "nvidia-cuda-nvrtc 13 (pip install 'nvidia-cuda-nvrtc>=13,<14')"
 
 OPTIONS = (
     *("-default-device", "--device-int128", "--use_fast_math", "-w"),
@@ -151,7 +151,7 @@ def require_nvrtc() -> Nvrtc:
     """
     found = find_nvrtc()
     if found is None:
-        raise MissingPackageError(f"cubins=True (--cubins) needs {NEEDED}")
+        raise MissingPackageError(f"kernels in CUDA C++ need {NEEDED}")
     return found
 
 

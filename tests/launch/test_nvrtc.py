@@ -53,7 +53,7 @@ def test_without_the_wheel_there_is_none(tmp_path: Path, monkeypatch: pytest.Mon
     places(tmp_path, monkeypatch, "nvidia/cu13/lib/libcudart.so.13")
     assert find_nvrtc.__wrapped__() is None
     monkeypatch.setattr(nvrtc, "find_nvrtc", lambda: None)
-    with pytest.raises(MissingPackageError, match=r"relax-fusion\[cuda\]"):
+    with pytest.raises(MissingPackageError, match=r"pip install 'nvidia-cuda-nvrtc>=13,<14'"):
         require_nvrtc()
 
 

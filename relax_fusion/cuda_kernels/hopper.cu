@@ -1,0 +1,156 @@
+// Instructions of Hopper: barriers, copies, clusters, matrices (PTX ISA 8.7, by their names there).
+//
+// `BLOCKS_THAT_SHARE` and `BLOCKS_THAT_SPLIT` are constants of the kernel: blocks of its cluster that
+// share copies, and that share a sum.
+
+constexpr int LINE = 128;  // bytes: the widest swizzle
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
+
+__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra ready;\nbra again;\nready:\n}" ::"r"(barrier), "r"(parity)
+      : "memory");
+}
+
+// Arrive at the barrier of this block, or where blocks share copies, of one of them.
+__device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
+  if constexpr (BLOCKS_THAT_SHARE == 1) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  } else {
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
+        : "memory");
+  }
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+
+// Copy a box of 64 elements of k, to this block or to those whose bits are set in `ranks`.
+__device__ __forceinline__ void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(&from), "r"(k), "r"(line), "r"(barrier)
+      : "memory");
+}
+
+__device__ __forceinline__ void copy_to(u32 to, const TensorMap& from, int k, int line,
+                                        u32 barrier, u16 ranks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+      "l"(&from), "r"(k), "r"(line), "r"(barrier), "h"(ranks)
+      : "memory");
+}
+
+// Matrix descriptor (PTX ISA, "Matrix Descriptor Format"): 128-byte swizzle, eight lines after
+// eight lines.
+__device__ __forceinline__ u64 operand(u32 address) {
+  return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((u64)(8 * LINE >> 4) << 32) |
+         (1ull << 62);
+}
+
+// The sum of what all blocks of a cluster have at an address.
+__device__ __forceinline__ float sum_of_blocks(u32 address) {
+  float sum = 0.0f;
+  #pragma unroll
+  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) {
+    float part;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
+        "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(part) : "r"(address), "r"(rank) : "memory");
+    sum += part;
+  }
+  return sum;
+}
+
+// The number of this block in its cluster.
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Make initialised barriers known to the blocks and to the copies that use them.
+__device__ __forceinline__ void barriers_ready() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Wait for all threads that call it: `threads` of this block, a multiple of 32.
+template <int THREADS>
+__device__ __forceinline__ void threads_sync(int name) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
+}
+
+// Wait until the kernels in front have ended.
+__device__ __forceinline__ void wait_for_predecessor() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+// Let the next kernel begin, once all blocks have come here.
+__device__ __forceinline__ void release_successor() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Hand registers back, or take some: all warps of a warp group.
+template <int COUNT>
+__device__ __forceinline__ void keep_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Products read registers and shared memory as they are now.
+__device__ __forceinline__ void products_begin() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// Close a group of products, and wait for all but it.
+__device__ __forceinline__ void products_of_before() {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 1;" ::: "memory");
+}
+
+// Load two matrices of 8 x 8 from where lanes 0 to 15 say that their rows lie, or their columns.
+template <bool COLUMNS>
+__device__ __forceinline__ void load_matrices(u32 address, u32& first, u32& second) {
+  if constexpr (COLUMNS) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(first), "=r"(second) : "r"(address) : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(first), "=r"(second) : "r"(address) : "memory");
+  }
+}
+
+template <bool COLUMNS>
+__device__ __forceinline__ void store_matrices(u32 address, u32 first, u32 second) {
+  if constexpr (COLUMNS) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(first), "r"(second) : "memory");
+  } else {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(first), "r"(second) : "memory");
+  }
+}
