@@ -44,21 +44,23 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// Copy a box of 64 elements of k, to this block or to those whose bits are set in `ranks`.
-__device__ __forceinline__ void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
+// Copy a box of lines of 128 bytes from element `first` on, to this block or to those whose bits
+// are set in `ranks`.
+__device__ __forceinline__ void copy(u32 to, const TensorMap& from, int first, int line,
+                                     u32 barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-      "l"(&from), "r"(k), "r"(line), "r"(barrier)
+      "l"(&from), "r"(first), "r"(line), "r"(barrier)
       : "memory");
 }
 
-__device__ __forceinline__ void copy_to(u32 to, const TensorMap& from, int k, int line,
+__device__ __forceinline__ void copy_to(u32 to, const TensorMap& from, int first, int line,
                                         u32 barrier, u16 ranks) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-      "l"(&from), "r"(k), "r"(line), "r"(barrier), "h"(ranks)
+      "l"(&from), "r"(first), "r"(line), "r"(barrier), "h"(ranks)
       : "memory");
 }
 

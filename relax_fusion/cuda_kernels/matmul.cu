@@ -9,6 +9,7 @@
 //
 // In front of this text stand the constants of a form, which `text.py` writes:
 //   SWAPPED                          whether rows of x are the tall operand
+//   TURNED                           whether weights are [k, features]; they are tall then
 //   TALL, GROUPS_TALL                lines of a tile (of each weight), and warp groups along them
 //   WIDE, GROUPS_WIDE                the same of the wide operand
 //   STAGES, BLOCKS                   tiles in flight; blocks that a multiprocessor holds
@@ -28,6 +29,7 @@ constexpr int SUMS = WIDE_PART / 2;                  // of a thread, for each pa
 constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS : 1;
 constexpr int TALL_BYTES = TALL_TILES * TALL * LINE;
 constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
+constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : 2;  // 16 elements of k, in 16 bytes
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int STORED = 32;                           // lines of the wide operand stored at once
@@ -115,9 +117,18 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
                                            barrier, own_row, same_feature);
           } else {
             #pragma unroll
-            for (int part = 0; part < PARTS; ++part)
-              copy_lines<BOX, CLUSTER_ROWS>(to + (i * PARTS + part) * BOX * LINE, from, step,
-                                            at.feature + part * BOX, barrier, own_row, same_feature);
+            for (int part = 0; part < PARTS; ++part) {
+              const u32 there = to + (i * PARTS + part) * BOX * LINE;
+              const int feature = at.feature + part * BOX;
+              if constexpr (TURNED) {  // lines of 64 features
+                #pragma unroll
+                for (int own = 0; own < BOX; own += 64)
+                  copy(there + own * LINE, from, feature + own, step * BLOCK_K, barrier);
+              } else {
+                copy_lines<BOX, CLUSTER_ROWS>(there, from, step, feature, barrier, own_row,
+                                              same_feature);
+              }
+            }
           }
         }
       };
@@ -184,8 +195,9 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
         for (int sixteen = 0; sixteen < BLOCK_K / 16; ++sixteen) {
           #pragma unroll
           for (int i = 0; i < WEIGHTS * PARTS; ++i) {
-            const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX, wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
-            multiply(sums[i], tall + (tall_lines * LINE >> 4) + 2 * sixteen,
+            const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX;
+            const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
+            multiply(sums[i], tall + (tall_lines * LINE >> 4) + TALL_STEP * sixteen,
                      wide + (wide_lines * LINE >> 4) + 2 * sixteen, step > begin || sixteen > 0);
           }
         }

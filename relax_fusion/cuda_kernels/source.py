@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..estimator.families.cuda_matmul.tiles import BLOCK_K, smem_bytes
+from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, smem_bytes
 from ..launch.cuda_source import CUDASource
 from ..launch.kernel import LaunchOptions, TensorMapLayout
 from .text import MatmulForm
@@ -25,7 +25,8 @@ WGMMA_CAPABILITY = 90
 def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, name = form.plan, _NAMES[form.dtype]
-    boxes = [(lines, BLOCK_K) for lines in (plan.box_n, plan.box_n, plan.box_m)]
+    weight = (BLOCK_K, PART) if form.turned else (plan.box_n, BLOCK_K)
+    boxes = (weight, weight, (plan.box_m, BLOCK_K))
     pointers = 1 + form.vectors + form.has_residual
     return CUDASource(
         entry="matmul",

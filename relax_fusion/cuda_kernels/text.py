@@ -35,6 +35,8 @@ class MatmulForm:
     steps : tuple of str
         What follows, as `Form.steps` of the Triton kernels has it: ``"times:0.5"``,
         ``"add:0:row"``, ``"multiply:1:row"``, ``"add:2:whole"``, or an activation.
+    turned : bool
+        Whether weights are ``[k, n]``.
     dependent, early : bool
         Whether it is launched before the kernel in front has ended, and whether weights are read
         before that.
@@ -45,6 +47,7 @@ class MatmulForm:
     activation: str = ""
     biased: bool = False
     steps: tuple[str, ...] = ()
+    turned: bool = False
     dependent: bool = False
     early: bool = False
 
@@ -78,6 +81,7 @@ class MatmulForm:
         plan = self.plan
         numbers = {
             "SWAPPED": plan.swapped,
+            "TURNED": int(self.turned),
             "TALL": plan.tall,
             "GROUPS_TALL": plan.groups_tall,
             "WIDE": plan.wide,
@@ -142,7 +146,7 @@ class MatmulForm:
 __device__ __forceinline__ void multiply(float (&sums)[{count}], u64 tall, u64 wide, int more) {{
   asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
     "wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{dtype}.{dtype} {{{registers}}}, "
-    "%{count}, %{count + 1}, more, 1, 1, 0, 0;\\n}}"
+    "%{count}, %{count + 1}, more, 1, 1, {int(self.turned)}, 0;\\n}}"
     : {sums} : "l"(tall), "l"(wide), "r"(more));
 }}
 

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm
-from ..estimator.families.cuda_matmul.tiles import BLOCK_K, CudaPlan
+from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, CudaPlan
 from ..launch.arguments import Part, TensorMap
 from .operands import Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
@@ -25,6 +25,7 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
             product.activation if product.up is not None else "",
             product.bias is not None,
             tuple(product.steps.split()),
+            product.layout == "kn",
             c.dependent,
             c.early([product], x),
         )
@@ -34,11 +35,8 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
 
 def _arguments(c: Contraction, plan: CudaPlan, product: Product, x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
-    gate, up = _weights(product)
-    shape = product.n, c.work.k
-    maps = [TensorMap(w, (plan.box_n, BLOCK_K), shape) for w in (gate, up)]
     return [
-        *maps,
+        *_weights(plan, product, c.work.k),
         TensorMap(x, (plan.box_m, BLOCK_K)),
         product.out,
         *_biases(product),
@@ -49,12 +47,16 @@ def _arguments(c: Contraction, plan: CudaPlan, product: Product, x: Any) -> list
     ]
 
 
-def _weights(product: Product) -> tuple[Any, Any]:
-    """Return the weights ``[n, k]`` of gate and up, or the only one twice."""
-    if product.merged == "no":
-        return product.weight, given_or(product.up, product.weight)
-    k = int(product.weight.ty.shape.values[1])
-    return _halves(product.weight, product.n * k, product.merged)
+def _weights(plan: CudaPlan, product: Product, k: int) -> list[TensorMap]:
+    """Return the maps of the weights of gate and up, or of the only one twice."""
+    n, is_kn = product.n, product.layout == "kn"
+    both = product.weight, given_or(product.up, product.weight)
+    width = n if is_kn else k
+    if product.merged != "no":
+        both = _halves(product.weight, n if is_kn else n * k, product.merged)
+        width *= 2 if is_kn else 1
+    shape, box = ((k, n), (BLOCK_K, PART)) if is_kn else ((n, k), (plan.box_n, BLOCK_K))
+    return [TensorMap(weight, box, shape, (width, 1)) for weight in both]
 
 
 def _biases(product: Product) -> list[Any]:
