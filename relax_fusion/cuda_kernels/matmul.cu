@@ -1,4 +1,4 @@
-// out[row, feature] = epilogue(sum over k of weight[feature, k] * x[row, k])
+// out[row, feature] = epilogue(sum over k of weight[feature, k] * x[row, k]), for some weights
 //
 // wgmma multiplies 64 lines of one operand, the tall one, by a multiple of 8 lines of the other, the
 // wide one.  Weights are the tall operand, or the wide one where operands are SWAPPED.  One warp
@@ -18,7 +18,7 @@
 //   WEIGHTS                          2: gate and up, whose products `epilogue` puts together
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
-// and what no template can spell: multiply, settle, epilogue, and the list of OPERANDS.
+// and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
 constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;
@@ -43,17 +43,24 @@ __device__ __forceinline__ int place_of(int line, int eighth) {
                  : line * 128 + ((eighth ^ (line & 7)) << 4);
 }
 
-struct Tile {
-  int feature, row;  // the first ones
+// One of the matmuls of the same rows that a launch computes.
+struct Product {
+  const TensorMap *weight, *up_weight;
+  Number* out;
+  const Number *vectors[VECTORS + 1], *residual;
+  int features;
+
+  // The operands along the features, of one of them.
+  __device__ __forceinline__ void load(float (&to)[VECTORS + 1], int feature) const {
+    #pragma unroll
+    for (int i = 0; i < VECTORS; ++i) to[i] = number(vectors[i][min(feature, features - 1)]);
+  }
 };
 
-__device__ __forceinline__ Tile tile_of(int index, int feature_tiles, int row_tiles, int rank) {
-  const int together = WALKED * row_tiles, first = index / together * WALKED;
-  const int inside = index % together, width = min(WALKED, feature_tiles - first);
-  const int feature = first + inside % width, row = inside / width;
-  return {(feature * CLUSTER_FEATURES + rank % CLUSTER_FEATURES) * FEATURES,
-          (row * CLUSTER_ROWS + rank / CLUSTER_FEATURES % CLUSTER_ROWS) * ROWS};
-}
+struct Tile {
+  Product product;
+  int feature, row;  // the first ones
+};
 
 // Copy LINES lines to all WANTING blocks, of which this one copies its share.
 template <int LINES, int WANTING>
@@ -69,8 +76,7 @@ __device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int st
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
-matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorMap up_weight,
-       const __grid_constant__ TensorMap x, Number* out OPERANDS, int rows, int features, int k) {
+matmul(PARAMETERS) {
   extern __shared__ __align__(1024) unsigned char memory[];
   unsigned char* stores = memory + STAGES * STAGE_BYTES;
   const u32 ring = shared_address(memory);
@@ -93,8 +99,29 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
     __syncthreads();
   }
 
-  const int feature_tiles = ceil_div(ceil_div(features, FEATURES), CLUSTER_FEATURES);
+  const Product products[] = {PRODUCTS};
+  constexpr int count = sizeof products / sizeof *products;
+  auto tiles_of = [](const Product& product) {
+    return ceil_div(ceil_div(product.features, FEATURES), CLUSTER_FEATURES);
+  };
+  int feature_tiles = 0;
+  #pragma unroll
+  for (int i = 0; i < count; ++i) feature_tiles += tiles_of(products[i]);
   const int row_tiles = ceil_div(ceil_div(rows, ROWS), CLUSTER_ROWS);
+  auto tile_of = [&](int index) -> Tile {  // feature tiles are walked a few together
+    const int together = WALKED * row_tiles, left = index / together * WALKED;
+    const int inside = index % together, width = min(WALKED, feature_tiles - left);
+    int feature = left + inside % width, row = inside / width;
+    Product product = products[0];
+    #pragma unroll
+    for (int i = 1, before = tiles_of(products[0]); i < count; before += tiles_of(products[i++]))
+      if (left + inside % width >= before) {
+        product = products[i];
+        feature = left + inside % width - before;
+      }
+    return {product, (feature * CLUSTER_FEATURES + rank % CLUSTER_FEATURES) * FEATURES,
+            (row * CLUSTER_ROWS + rank / CLUSTER_FEATURES % CLUSTER_ROWS) * ROWS};
+  };
   const int tiles = feature_tiles * row_tiles, all_steps = ceil_div(k, BLOCK_K);
   const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   const int begin = BLOCKS_THAT_SPLIT > 1 ? all_steps * rank / BLOCKS_THAT_SPLIT : 0;
@@ -111,7 +138,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
       auto copy_weights = [&](const Tile& at, int step, u32 to, u32 barrier) {
         #pragma unroll
         for (int i = 0; i < WEIGHTS; ++i) {
-          const TensorMap& from = i ? up_weight : weight;
+          const TensorMap& from = i ? *at.product.up_weight : *at.product.weight;
           if constexpr (SWAPPED) {
             copy_lines<WIDE, CLUSTER_ROWS>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
                                            barrier, own_row, same_feature);
@@ -147,7 +174,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
       int stage = 0, under_way = 0;
       u32 parity = 1;
       if constexpr (DEPENDENT && EARLY) {  // no kernel in front writes weights
-        const Tile at = tile_of(first, feature_tiles, row_tiles, rank);
+        const Tile at = tile_of(first);
         for (; first < tiles && under_way < min(STAGES, end - begin); ++under_way) {
           const u32 barrier = full + 8 * under_way;
           barrier_expect(barrier, STAGE_BYTES);
@@ -156,7 +183,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
       }
       if constexpr (DEPENDENT) wait_for_predecessor();
       for (int index = first; index < tiles; index += stride) {
-        const Tile at = tile_of(index, feature_tiles, row_tiles, rank);
+        const Tile at = tile_of(index);
         for (int step = begin; step < end; ++step) {
           const u32 to = ring + stage * STAGE_BYTES, barrier = full + 8 * stage;
           if (under_way > 0) {
@@ -183,7 +210,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
     int stage = 0;
     u32 parity = 0;
     for (int index = first; index < tiles; index += stride) {
-      const Tile at = tile_of(index, feature_tiles, row_tiles, rank);
+      const Tile at = tile_of(index);
       int before = -1;  // the stage whose products may still be under way
       for (int step = begin; step < end; ++step) {
         barrier_wait(full + 8 * stage, parity);
@@ -237,7 +264,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
         if constexpr (!SWAPPED) {  // the features of this thread are the same in all rows
           #pragma unroll
           for (int i = 0; i < 2; ++i)
-            LOAD_VECTORS(vectors[i], tall_first + 16 * warp + 8 * i + lane / 4);
+            at.product.load(vectors[i], tall_first + 16 * warp + 8 * i + lane / 4);
         }
         #pragma unroll
         for (int top = 0; top < WIDE_PART; top += STORED) {
@@ -250,13 +277,13 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
               const int feature = SWAPPED ? wide_first + wide : tall_first + 8 * eighth;
               const bool own = BLOCKS_THAT_SPLIT == 1 || wide / 8 % BLOCKS_THAT_SPLIT == rank;
-              if (own && wide < WIDE_PART && row < rows && feature < features)
-                move(store + place_of(line, eighth), (u64)row * features + feature);
+              if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
+                move(store + place_of(line, eighth), (u64)row * at.product.features + feature);
             }
           };
           if constexpr (RESIDUAL) {
             for_eighths([&](unsigned char* here, u64 there) {
-              *(uint4*)here = *(const uint4*)(RESIDUAL_OPERAND + there);
+              *(uint4*)here = *(const uint4*)(at.product.residual + there);
             });
             threads_sync<128>(group + 1);
           }
@@ -271,7 +298,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
             if constexpr (SWAPPED) {
               #pragma unroll
               for (int i = 0; i < 2; ++i)
-                LOAD_VECTORS(vectors[i], wide_first + 8 * eight + 2 * (lane % 4) + i);
+                at.product.load(vectors[i], wide_first + 8 * eight + 2 * (lane % 4) + i);
             }
             float added[4] = {}, value[4];
             if constexpr (RESIDUAL) {
@@ -289,7 +316,7 @@ matmul(const __grid_constant__ TensorMap weight, const __grid_constant__ TensorM
           }
           threads_sync<128>(group + 1);
           for_eighths([&](unsigned char* here, u64 there) {
-            *(uint4*)(out + there) = *(const uint4*)here;
+            *(uint4*)(at.product.out + there) = *(const uint4*)here;
           });
           threads_sync<128>(group + 1);
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -35,6 +36,8 @@ class MatmulForm:
     steps : tuple of str
         What follows, as `Form.steps` of the Triton kernels has it: ``"times:0.5"``,
         ``"add:0:row"``, ``"multiply:1:row"``, ``"add:2:whole"``, or an activation.
+    products : int
+        Weights of the same rows, each with operands like these and a result of its own.
     turned : bool
         Whether weights are ``[k, n]``.
     dependent, early : bool
@@ -47,6 +50,7 @@ class MatmulForm:
     activation: str = ""
     biased: bool = False
     steps: tuple[str, ...] = ()
+    products: int = 1
     turned: bool = False
     dependent: bool = False
     early: bool = False
@@ -100,16 +104,29 @@ class MatmulForm:
             "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.groups, 0),
             "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.groups, 0),
         }
-        names = [f"vector{i}" for i in range(self.vectors)]
-        operands = [*names, *(["residual"] if self.has_residual else [])]
-        loads = ", ".join(f"to[{i}] = number({n}[at])" for i, n in enumerate(names)) or "(void)at"
         return [
             *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
-            f"#define OPERANDS {''.join(f', const Number* {name}' for name in operands)}",
-            f"#define RESIDUAL_OPERAND {'residual' if self.has_residual else 'out'}",
-            "#define LOAD_VECTORS(to, feature) "
-            f"do {{ int at = min(feature, features - 1); {loads}; }} while (0)",
+            f"#define PARAMETERS {', '.join(self._parameters())}",
+            f"#define PRODUCTS {', '.join(map(self._product, range(self.products)))}",
         ]
+
+    def _parameters(self) -> Iterator[str]:
+        """Yield the kernel's parameters: of the first product, rows and k among them; of others."""
+        for i in range(self.products):
+            maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
+            operands = [*self._vectors(i), *([f"residual{i}"] if self.has_residual else [])]
+            yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
+            yield f"Number* out{i}"
+            yield from (f"const Number* {name}" for name in operands)
+            yield from ["int rows", "int features0", "int k"] if i == 0 else [f"int features{i}"]
+
+    def _product(self, i: int) -> str:
+        vectors = ", ".join(self._vectors(i))
+        residual = f"residual{i}" if self.has_residual else "nullptr"
+        return f"{{&weight{i}, &up_weight{i}, out{i}, {{{vectors}}}, {residual}, features{i}}}"
+
+    def _vectors(self, i: int) -> list[str]:
+        return [f"vector{i}_{number}" for number in range(self.vectors)]
 
     def _epilogue(self) -> str:
         """Return the function of a sum (a gate's and an up's), and of what is loaded."""

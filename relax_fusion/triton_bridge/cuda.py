@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from tvm import tirx
@@ -16,35 +17,41 @@ from .steps import Contraction, SourceStep, ceil_div
 
 
 def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
-    """Yield a launch for each product."""
+    """Yield a launch for all products next to each other that are alike but for their features."""
     plan = CudaPlan.of(c.plan)
-    for product in products:
+    for _, group in groupby(products, _likeness):
+        alike = list(group)
+        one = alike[0]
         form = MatmulForm(
             plan,
             c.work.dtype,
-            product.activation if product.up is not None else "",
-            product.bias is not None,
-            tuple(product.steps.split()),
-            product.layout == "kn",
+            one.activation if one.up is not None else "",
+            one.bias is not None,
+            tuple(one.steps.split()),
+            len(alike),
+            one.layout == "kn",
             c.dependent,
-            c.early([product], x),
+            c.early(alike, x),
         )
-        source = matmul_source(form)
-        yield SourceStep(source, (_clusters(c, plan, product),), _arguments(c, plan, product, x))
+        args = _arguments(c, plan, alike, x)
+        yield SourceStep(matmul_source(form), (_clusters(c, plan, alike),), args)
 
 
-def _arguments(c: Contraction, plan: CudaPlan, product: Product, x: Any) -> list[Any]:
+def _likeness(product: Product) -> tuple[Any, ...]:
+    """Return what products that share a kernel have in common."""
+    biased = product.bias is not None
+    return product.layout, product.steps, biased, product.up is not None, product.activation
+
+
+def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
-    return [
-        *_weights(plan, product, c.work.k),
-        TensorMap(x, (plan.box_m, BLOCK_K)),
-        product.out,
-        *_biases(product),
-        *_in_order(product),
-        c.m,
-        product.n,
-        c.work.k,
-    ]
+    rows: list[Any] = [TensorMap(x, (plan.box_m, BLOCK_K))]
+    found = []
+    for product in products:
+        operands = [product.out, *_biases(product), *_in_order(product)]
+        sizes = [product.n] if found else [c.m, product.n, c.work.k]
+        found += [*_weights(plan, product, c.work.k), *([] if found else rows), *operands, *sizes]
+    return found
 
 
 def _weights(plan: CudaPlan, product: Product, k: int) -> list[TensorMap]:
@@ -83,9 +90,9 @@ def _in_order(product: Product) -> list[Any]:
     return [operand for _, operand in ordered]
 
 
-def _clusters(c: Contraction, plan: CudaPlan, product: Product) -> Any:
+def _clusters(c: Contraction, plan: CudaPlan, products: Sequence[Product]) -> Any:
     """Return how many clusters are launched: as many as have tiles, or as run at once."""
-    across = -(-product.n // (plan.block_n * plan.cluster_n))
+    across = sum(-(-p.n // (plan.block_n * plan.cluster_n)) for p in products)
     tiles = ceil_div(c.rows, plan.block_m * plan.cluster_m) * across
     if plan.split_k > 1:  # a cluster computes one tile
         return tiles
