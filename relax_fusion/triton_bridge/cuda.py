@@ -46,7 +46,7 @@ def _likeness(product: Product) -> tuple[Any, ...]:
 def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
     rows: list[Any] = [TensorMap(x, (plan.box_m, BLOCK_K))]
-    found = []
+    found: list[Any] = []
     for product in products:
         operands = [product.out, *_biases(product), *_in_order(product)]
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
