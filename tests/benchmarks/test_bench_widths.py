@@ -79,6 +79,7 @@ def test_chains_have_what_their_models_have() -> None:
 
     assert shapes("qwen2.5-0.5b", "qkv") == {"gamma": (896,), "w": (1152, 896), "b": (1152,)}
     assert shapes("qwen2.5-0.5b", "plain") == {"w": (1152, 896)}
+    assert shapes("bert-base", "plain") == {"w": (2304, 768)}
     assert shapes("gemma2-2b", "out") == {"w": (2304, 2048)}
     assert set(shapes("bert-base", "up")) == {"gamma", "beta", "w", "b"}
     assert set(shapes("bert-base", "down")) == {"w", "b"}
@@ -110,6 +111,7 @@ def test_samples_are_spread_evenly(count) -> None:
 
 def test_a_seed_says_what_is_drawn() -> None:
     assert ALL.sample(3, 50) == ALL.sample(3, 50) != ALL.sample(4, 50)
+    assert set(ALL.sample(3, 50)) < set(ALL.sample(3, 120))
 
 
 def test_rows_of_a_chain_follow_each_other() -> None:

@@ -49,14 +49,14 @@ def plot(record: Entry, path: Path) -> None:
     rows = sorted({e["rows"] for e in entries})
     peers = [peer for peer in PEERS if ratios(entries, peer)]
     size = (4 + 0.5 * len(models), (1.6 + 0.35 * len(rows)) * max(1, len(peers)))
-    figure, axes = pyplot.subplots(max(1, len(peers)), 1, figsize=size, squeeze=False)
+    shape = {"figsize": size, "squeeze": False, "layout": "constrained"}
+    figure, axes = pyplot.subplots(max(1, len(peers)), 1, **shape)
     for axis, peer in zip(axes[:, 0], peers, strict=False):
         _draw(axis, heat_map(entries, peer, models, rows))
         axis.set_xticks(range(len(models)), models, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(rows)), rows, fontsize=7)
         axis.set(ylabel="rows", title=f"{LABELS[peer]}: its time over ours")
     figure.suptitle(f"{record['gpu']}, {record['dtype']}, {record['date']}; blue: ours is faster")
-    figure.tight_layout()
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 

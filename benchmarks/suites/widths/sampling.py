@@ -49,7 +49,8 @@ class Grid:
         seed : int
             Of what is drawn.
         count : int, optional
-            How many; all, if there are no more.  None: as many as `cells`, one for each.
+            How many; all, if there are no more.  None: as many as `cells`, one for each.  Fewer are
+            among those that more would be.
         """
         left, drawn = self.items, Counter[Hashable]()
         random.Random(seed).shuffle(left)

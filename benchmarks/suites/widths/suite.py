@@ -1,8 +1,10 @@
-"""Chains of the widths of seventeen models on an NVIDIA GPU: ours, cuBLAS, PyTorch, in one run.
+r"""Chains of the widths of seventeen models on an NVIDIA GPU: ours, cuBLAS, PyTorch, in one run.
 
     python -m benchmarks run widths                               # a sample; minutes
     python -m benchmarks run widths --seed 1 --count 1105         # all of them
     python -m benchmarks run widths --models vit-l --cases up --rows 1 777 --contenders ours compile
+    python -m benchmarks run widths --resume DATE-bench_widths.json --count 40 --contenders ours \
+        cublas eager compile --seconds 500                        # some of these, torch.compile too
     python -m benchmarks plot DATE-bench_widths.json              # the heat maps, without a GPU
 
 Of each model: norm and qkv, norm and gate/up with their product (without a gate: up and its
