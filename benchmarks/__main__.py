@@ -24,6 +24,7 @@ SUITES = {
             "matmul.suite:Matmul",
             "chains of LLaMA against torch, cuBLAS and TVM (GPU)",
         ),
+        "widths": ("widths.suite:Widths", "chains of seventeen models, heat maps (GPU)"),
         "attention": ("attention.suite:Attention", "against SDPA and FlexAttention (GPU)"),
         "chains": (
             "chains.suite:Chains",

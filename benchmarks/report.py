@@ -123,10 +123,8 @@ def problems(
     return f"## Problems\n\n{markdown_table(rows)}" if len(rows) > 1 else ""
 
 
-def draw_rooflines(
-    record: dict[str, Any], path: Path, charts: Mapping[str, tuple[list[Entry], list[Point]]]
-) -> None:
-    """Draw a roofline for each of `charts`: TFLOP/s over operations per byte.
+def drawing() -> Any:
+    """Return matplotlib's pyplot, for files in SVG.
 
     Raises
     ------
@@ -140,6 +138,20 @@ def draw_rooflines(
     matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def draw_rooflines(
+    record: dict[str, Any], path: Path, charts: Mapping[str, tuple[list[Entry], list[Point]]]
+) -> None:
+    """Draw a roofline for each of `charts`: TFLOP/s over operations per byte.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    pyplot = drawing()
     count = max(1, len(charts))
     figure, axes = pyplot.subplots(1, count, figsize=(6 * count, 5), sharey=True, squeeze=False)
     for axis, (title, (entries, points)) in zip(axes[0], charts.items(), strict=False):

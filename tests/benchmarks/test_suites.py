@@ -40,6 +40,7 @@ MODEL = LlamaConfig(
 )
 OPTIONS = {
     "run matmul": "sizes cases rows tvm-rows dtype static contenders no-compile target plot",
+    "run widths": "models cases rows seed count contenders dtype target plot",
     "run attention": "cases contenders no-flex compile dtype layout dynamic target accuracy plans "
     "merge plot",
     "run chain": "target output database",
@@ -80,7 +81,7 @@ def test_the_help_names_every_suite(capsys) -> None:
             assert suite_of(verb, name).name == f"{'bench' if verb == 'run' else verb}_{name}"
     with pytest.raises(SystemExit):
         main(["run", "prefill"])
-    assert "choose from matmul, attention" in capsys.readouterr().err
+    assert "choose from matmul, widths, attention" in capsys.readouterr().err
 
 
 def test_a_picture_is_drawn_by_the_suite_of_the_file() -> None:
@@ -99,7 +100,9 @@ def test_the_library_knows_no_benchmark() -> None:
 def run(tmp_path, monkeypatch, cpu_in_place_of_a_gpu):
     """Runs a benchmark on small sizes, and returns the exit status and the record."""
     monkeypatch.setitem(cases.SIZES, "tiny", cases.Size(64, 96, 80, 8))
-    monkeypatch.setattr(cases, "GPT2", cases.Size(32, 48, 48, 8, biases=True))
+    monkeypatch.setattr(
+        cases, "GPT2", cases.Size(32, 48, 48, 8, biases=True, activation="gelu_tanh")
+    )
     for module in (cpu, judge_cpu):
         monkeypatch.setattr(module, "pin_threads", lambda: None)
         monkeypatch.setattr(module, "use_all_cores", lambda: 1)

@@ -1,36 +1,15 @@
-"""The matmul chains of a LLaMA layer that benchmarks measure: sizes, traffic, targets."""
+"""The matmul chains of a layer that benchmarks measure: traffic, targets."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from benchmarks.suites.matmul.models import GPT2, MODELS, SIZES, Size
 from benchmarks.targets import Target, floor_us
 from relax_fusion.quantization import quantization
 from relax_fusion.workload import Dim, GatedFFN, Norm, NormMatmul, Projection, WeightLayout
 
 EPS = 1e-5
-
-
-@dataclass(frozen=True)
-class Size:
-    """Features of a model: of its residual stream, of the FFN, of q, k and v, of a head.
-
-    With biases it has LayerNorm too, else RMSNorm.
-    """
-
-    hidden: int
-    wide: int
-    qkv: int
-    head: int = 128
-    biases: bool = False
-
-
-SIZES = {
-    "8b": Size(4096, 14336, 6144),
-    "1b": Size(2048, 8192, 3072, 64),
-    "70b": Size(8192, 28672, 10240),
-}
-GPT2 = Size(768, 3072, 2304, 64, biases=True)
 CASES = ("qkv", "qkv_rope", "gate_up", "ffn", "out", "down")
 ROPE = ("cos", "sin")
 """Inputs in float32."""
@@ -52,18 +31,21 @@ class Chain:
 
     ``qkv``      norm -> matmul
     ``qkv_rope`` the same, q and k turned by their positions
-    ``gate_up``  norm -> matmul -> silu(first half) * second half
-    ``up``       norm -> matmul -> gelu, of GPT-2
+    ``gate_up``  norm -> matmul -> activation(first half) * second half
+    ``up``       norm -> matmul -> activation, where there is no gate
     ``ffn``      x + down(gate_up(x))
-    ``out``      residual + matmul, hidden to hidden
+    ``out``      residual + matmul, of what attention gives
     ``down``     residual + matmul, wide to hidden
+    ``plain``    the matmul of qkv alone
+
+    Matmuls have their biases in all but ``plain``.
 
     Parameters
     ----------
     case : str
-        One of `CASES`, or "up".
+        One of `CASES`, "up" or "plain".
     size : str
-        One of `SIZES`, or "gpt2".
+        One of `SIZES` or `MODELS`, or "gpt2".
     quantization : str
         How its weights are stored, a name of `relax_fusion.QUANTIZATIONS`; "": as they are.
     """
@@ -74,26 +56,40 @@ class Chain:
 
     @property
     def widths(self) -> Size:
-        return GPT2 if self.size == "gpt2" else SIZES[self.size]
+        return {**MODELS, **SIZES, "gpt2": GPT2}[self.size]
 
     @property
     def inputs(self) -> dict[str, int]:
         """Features of the tensors that have a row for each token, by name."""
         s = self.widths
         if self.case in ("out", "down"):
-            return {"x": s.wide if self.case == "down" else s.hidden, "residual": s.hidden}
+            return {"x": s.wide if self.case == "down" else s.queries, "residual": s.hidden}
         return {"x": s.hidden, **dict.fromkeys(ROPE if self.case == "qkv_rope" else (), s.head)}
+
+    @property
+    def norm(self) -> Norm | None:
+        """What stands in front of the matmul."""
+        if self.case in ("out", "down", "plain"):
+            return None
+        if self.widths.biases:
+            return Norm("layer", EPS, beta=True)
+        return Norm("rms", EPS, unit_offset=self.widths.unit_offset)
+
+    @property
+    def biased(self) -> bool:
+        """Whether a bias is added to the product."""
+        s, of_qkv = self.widths, self.case in ("qkv", "qkv_rope")
+        return self.case != "plain" and (s.biases or (s.qkv_bias and of_qkv))
 
     @property
     def weights(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters, by name."""
         s, k, n = self.widths, self.inputs["x"], self.out_features
         n = 2 * s.wide if self.case in ("gate_up", "ffn") else n
-        shapes: dict[str, tuple[int, ...]] = {"gamma": (k,), "beta": (k,), "w": (n, k), "b": (n,)}
-        absent = ("gamma", "beta") if "residual" in self.inputs else ()
-        absent += () if s.biases else ("beta", "b")
-        down = {"down": (s.hidden, s.wide)} if self.case == "ffn" else {}
-        return {name: shape for name, shape in shapes.items() if name not in absent} | down
+        shapes: dict[str, tuple[int, ...]] = {} if self.norm is None else {"gamma": (k,)}
+        shapes |= {"beta": (k,)} if self.norm is not None and self.norm.beta else {}
+        shapes |= {"w": (n, k), **({"b": (n,)} if self.biased else {})}
+        return shapes | ({"down": (s.hidden, s.wide)} if self.case == "ffn" else {})
 
     @property
     def parts(self) -> tuple[int, ...]:
@@ -101,33 +97,32 @@ class Chain:
         s = self.widths
         if self.case in ("gate_up", "ffn"):
             return s.wide, s.wide
-        narrow = (s.qkv - s.hidden) // 2
-        return (s.hidden, narrow, narrow) if self.case in SEPARABLE else (self.out_features,)
+        narrow = (s.qkv - s.queries) // 2
+        return (s.queries, narrow, narrow) if self.case in SEPARABLE else (self.out_features,)
 
     @property
     def out_features(self) -> int:
         """Features of the result."""
         s = self.widths
-        wide = {"qkv": s.qkv, "qkv_rope": s.qkv, "gate_up": s.wide, "up": s.wide}
-        return wide.get(self.case, s.hidden)
+        if self.case in ("qkv", "qkv_rope", "plain"):
+            return s.qkv
+        return s.wide if self.case in ("gate_up", "up") else s.hidden
 
     def works(self, rows: Dim, dtype: str) -> tuple[NormMatmul | GatedFFN, ...]:
         """Return the workloads that the chain is: one, or for ``ffn`` two."""
         if self.case == "ffn":
             halves = (replace(self, case=half) for half in ("gate_up", "down"))
             return tuple(work for half in halves for work in half.works(rows, dtype))
-        k, n = self.inputs["x"], self.out_features
-        norm = (
-            Norm("layer" if self.widths.biases else "rms", EPS) if "gamma" in self.weights else None
-        )
+        s, k, n = self.widths, self.inputs["x"], self.out_features
         packed = quantization(self.quantization).packed if self.quantization else None
-        layout: WeightLayout = "kn" if packed is not None and packed.axis == -2 else "nk"
+        layout: WeightLayout = "kn" if packed is not None and packed.axis == -2 else s.layout
         if self.case == "gate_up":
-            kind = (layout, True, True, "silu", norm, dtype, dtype)
+            kind = (layout, True, True, s.activation, self.norm, dtype, dtype, self.biased)
             return (GatedFFN(rows, k, n, *kind, packed=packed),)
-        epilogue = ("residual",) if "residual" in self.inputs else ()
+        last = {"up": (s.activation,), "out": ("residual",), "down": ("residual",)}
+        epilogue = (*("bias",) * self.biased, *last.get(self.case, ()))
         outputs = (Projection(n, layout, epilogue, packed=packed),)
-        return (NormMatmul(rows, k, outputs, norm, dtype, dtype),)
+        return (NormMatmul(rows, k, outputs, self.norm, dtype, dtype),)
 
     def flops(self, rows: int) -> float:
         """Operations of the matmuls."""

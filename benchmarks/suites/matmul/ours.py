@@ -10,10 +10,12 @@ from tvm import ir
 from tvm.relax.frontend import nn
 
 from benchmarks.building import Built, compiled, compiled_as_mlc, compiled_by_tvm
-from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
+from benchmarks.suites.matmul.cases import ROPE, Chain
+from relax_fusion.models.layers import OffsetRMSNorm, activation
 from relax_fusion.models.quantized import quantized
 from relax_fusion.models.rope import Angles
 from relax_fusion.quantization import quantization
+from relax_fusion.workload import Norm
 
 STORED = ("q_weight", "q_scale")
 """Parameters of a layer whose weight is quantised."""
@@ -27,6 +29,21 @@ WAYS = {
 }
 """The passes that each contender of ours does without."""
 
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_new"}
+"""Names that `relax_fusion.models.layers.activation` knows, by those of `Size`."""
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight lies as ``[k, n]``, as in GPT-2."""
+
+    def __init__(self, k: int, n: int, bias: bool) -> None:
+        self.weight = nn.Parameter((k, n))
+        self.bias = nn.Parameter((n,)) if bias else None
+
+    def forward(self, x: nn.Tensor) -> nn.Tensor:
+        product = nn.op.matmul(x, self.weight)
+        return product if self.bias is None else product + self.bias
+
 
 class Module(nn.Module):
     """One chain; parameters have the names of `Chain.weights`.
@@ -36,26 +53,25 @@ class Module(nn.Module):
 
     def __init__(self, chain: Chain, separate: bool) -> None:
         shapes, size = chain.weights, chain.widths
-        self.case, self.head = chain.case, size.head
+        self.case, self.head, self.activation = chain.case, size.head, ACTIVATIONS[size.activation]
         self.separate = separate
         parts = chain.parts if separate else shapes["w"][:1]
         k = shapes["w"][1]
-        self.w = nn.ModuleList([nn.Linear(k, n, bias=size.biases) for n in parts])
+        linear = Conv1D if size.layout == "kn" else nn.Linear
+        self.w = nn.ModuleList([linear(k, n, bias=chain.biased) for n in parts])
         self.turned_features = (size.hidden + size.qkv) // 2  # of q and k
         self.down = nn.Linear(*shapes["down"][::-1], bias=False) if "down" in shapes else None
-        if "gamma" in shapes:
-            rms = not size.biases
-            self.gamma = nn.RMSNorm(k, -1, EPS, bias=False) if rms else nn.LayerNorm(k, eps=EPS)
+        self.gamma = None if chain.norm is None else norm_layer(chain.norm, k)
 
     def main(self, x: nn.Tensor) -> nn.Tensor | tuple[nn.Tensor, ...]:
-        normed = self.gamma(x)
+        normed = x if self.gamma is None else self.gamma(x)
         products = tuple(w(normed) for w in self.w)
-        if self.case == "qkv":
+        if self.case in ("qkv", "plain"):
             return products if self.separate else products[0]
         if self.case == "up":
-            return nn.op.gelu(products[0], approximate="tanh")
+            return activation(self.activation, products[0])
         gate, up = products if self.separate else nn.op.split(products[0], 2, axis=-1)
-        between = nn.op.silu(gate) * up
+        between = activation(self.activation, gate) * up
         return between if self.case == "gate_up" else x + self.down(between)
 
     def turned(
@@ -70,6 +86,15 @@ class Module(nn.Module):
 
     def added(self, x: nn.Tensor, residual: nn.Tensor) -> nn.Tensor:
         return residual + self.w[0](x)
+
+
+def norm_layer(norm: Norm, width: int) -> nn.Module:
+    """Return a norm as a layer; its parameters are ``weight`` and perhaps ``bias``."""
+    if norm.kind == "layer":
+        return nn.LayerNorm(width, eps=norm.eps)
+    if norm.unit_offset:
+        return OffsetRMSNorm(width, norm.eps)
+    return nn.RMSNorm(width, -1, norm.eps, bias=False)
 
 
 @dataclass(frozen=True)
@@ -138,6 +163,8 @@ class Compiled:
         """Return the call of the module on tensors of torch, whose memory it shares."""
         tensors = [t.unsqueeze(1 if n in ROPE else 0) for n, t in inputs.items()]
         held = {**weights, **_parts("w", weights, self.chain), **_parts("b", weights, self.chain)}
+        if self.chain.widths.layout == "kn":
+            held["w"] = held["w"].T
         return self.built.call(self.function, tensors + [held[n] for n in self.parameters])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.suites.matmul.cases import EPS, ROPE, Chain
+from benchmarks.suites.matmul.models import Size
 from benchmarks.torch_compile import compiled
 from relax_fusion.quantization import dequantize, quantization
 from relax_fusion.workload.reference import numpy_dtype
@@ -21,19 +23,24 @@ COLUMNS_AT_ONCE = 8192  # of a weight in float64
 Tensor = torch.Tensor
 
 
-def normalised(x: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
+def normalised(size: Size, x: Tensor, gamma: Tensor, beta: Tensor | None = None) -> Tensor:
     if beta is not None:
         return F.layer_norm(x, x.shape[-1:], gamma, beta, EPS)
-    return F.rms_norm(x, x.shape[-1:], gamma, EPS)
+    if not size.unit_offset:
+        return F.rms_norm(x, x.shape[-1:], gamma, EPS)
+    wide = torch.promote_types(x.dtype, torch.float32)  # as Gemma's is, rounded at the end
+    return F.rms_norm(x.to(wide), x.shape[-1:], 1 + gamma.to(wide), EPS).to(x.dtype)
 
 
-def gated(both: Tensor) -> Tensor:
+def activated(size: Size, x: Tensor) -> Tensor:
+    if size.activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if size.activation == "gelu_tanh" else "none")
+
+
+def gated(size: Size, both: Tensor) -> Tensor:
     gate, up = both.chunk(2, dim=-1)
-    return F.silu(gate) * up
-
-
-def gelu(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
+    return activated(size, gate) * up
 
 
 def turned(product: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
@@ -46,29 +53,38 @@ def turned(product: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Any:
     return torch.cat([qk, v], dim=1).flatten(1)
 
 
+def plain(size: Size, x: Tensor, w: Tensor) -> Tensor:
+    return F.linear(x, w)
+
+
 def qkv(
-    x: Tensor, gamma: Tensor, w: Tensor, beta: Tensor | None = None, b: Tensor | None = None
+    size: Size,
+    x: Tensor,
+    gamma: Tensor,
+    w: Tensor,
+    beta: Tensor | None = None,
+    b: Tensor | None = None,
 ) -> Tensor:
-    return F.linear(normalised(x, gamma, beta), w, b)
+    return F.linear(normalised(size, x, gamma, beta), w, b)
 
 
-def qkv_rope(x: Tensor, cos: Tensor, sin: Tensor, **weights: Tensor) -> Tensor:
-    return turned(qkv(x, **weights), x, cos, sin)
+def qkv_rope(size: Size, x: Tensor, cos: Tensor, sin: Tensor, **weights: Tensor) -> Tensor:
+    return turned(qkv(size, x, **weights), x, cos, sin)
 
 
-def gate_up(**given: Tensor) -> Tensor:
-    return gated(qkv(**given))
+def gate_up(size: Size, **given: Tensor) -> Tensor:
+    return gated(size, qkv(size, **given))
 
 
-def up(**given: Tensor) -> Tensor:
-    return gelu(qkv(**given))
+def up(size: Size, **given: Tensor) -> Tensor:
+    return activated(size, qkv(size, **given))
 
 
-def ffn(x: Tensor, down: Tensor, **given: Tensor) -> Tensor:
-    return x + F.linear(gate_up(x=x, **given), down)
+def ffn(size: Size, x: Tensor, down: Tensor, **given: Tensor) -> Tensor:
+    return x + F.linear(gate_up(size, x=x, **given), down)
 
 
-def added(x: Tensor, residual: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+def added(size: Size, x: Tensor, residual: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     return residual + F.linear(x, w, b)
 
 
@@ -80,11 +96,12 @@ FUNCTIONS = {
     "ffn": ffn,
     "out": added,
     "down": added,
+    "plain": plain,
 }
 
 
 class Weights:
-    """The parameters of a chain, by name.
+    """The parameters of a chain, by name; of each weight its features come first, however it lies.
 
     Parameters
     ----------
@@ -103,8 +120,10 @@ class Weights:
         for name, shape in chain.weights.items():
             drawn = torch.randn(shape, device=device)
             drawn = drawn.mul_(0.1 if len(shape) == 1 else shape[1] ** -0.5)
-            drawn = 1 + drawn if name == "gamma" else drawn
+            drawn = 1 + drawn if name == "gamma" and not chain.widths.unit_offset else drawn
             self.by_name[name] = drawn.to(self.dtype)
+        if chain.widths.layout == "kn":
+            self.by_name["w"] = self.by_name["w"].T.contiguous().T
         for name in ("w", "down") if chain.quantization else ():
             if name in self.by_name:
                 self._quantize(name)
@@ -142,13 +161,18 @@ class Problem:
         whole = {name: w for name, w in self.weights.by_name.items() if "." not in name}
         return {**self.inputs, **whole}
 
+    @property
+    def function(self) -> Callable[..., Tensor]:
+        """What computes the chain of its operands."""
+        return partial(FUNCTIONS[self.chain.case], self.chain.widths)
+
     def eager(self) -> Tensor:
         """Compute the chain, an operator at a time."""
-        return FUNCTIONS[self.chain.case](**self.operands)
+        return self.function(**self.operands)
 
     def compiled(self) -> Callable[[], Tensor]:
         """Return the chain under torch.compile, tuned for these sizes."""
-        function, given = compiled(FUNCTIONS[self.chain.case]), self.operands
+        function, given = compiled(self.function), self.operands
         function(**given)
         return lambda: function(**given)
 
@@ -160,11 +184,11 @@ class Problem:
 
     def bare(self) -> Callable[[], Tensor]:
         """Return the matmuls alone, which PyTorch gives to cuBLAS."""
-        p, x = self.weights.by_name, self.inputs["x"]
-        x = normalised(x, p["gamma"], p.get("beta")) if "gamma" in p else x
+        p, x, size = self.weights.by_name, self.inputs["x"], self.chain.widths
+        x = normalised(size, x, p["gamma"], p.get("beta")) if "gamma" in p else x
         if self.chain.case != "ffn":
             return lambda: x @ p["w"].T
-        between = gated(x @ p["w"].T)
+        between = gated(size, x @ p["w"].T)
 
         def both() -> Tensor:
             x @ p["w"].T
@@ -174,10 +198,10 @@ class Problem:
 
     def reference(self) -> torch.Tensor:
         """Return the result of the chain in float64, no intermediate rounded."""
-        p = self.weights.by_name
+        p, size = self.weights.by_name, self.chain.widths
         x = self.inputs["x"].double()
         if "gamma" in p:
-            x = normalised(x, *(p[name].double() for name in ("gamma", "beta") if name in p))
+            x = normalised(size, x, *(p[name].double() for name in ("gamma", "beta") if name in p))
         product = matmul64(x, p["w"])
         product = product + p["b"].double() if "b" in p else product
         if self.chain.case == "qkv_rope":
@@ -185,9 +209,9 @@ class Problem:
                 product, self.inputs["x"], *(self.inputs[name].double() for name in ROPE)
             )
         if self.chain.case == "up":
-            product = gelu(product)
+            product = activated(size, product)
         if self.chain.case in ("gate_up", "ffn"):
-            product = gated(product)
+            product = gated(size, product)
         if self.chain.case == "ffn":
             return self.inputs["x"].double() + matmul64(product, p["down"])
         residual = self.inputs.get("residual")

@@ -72,7 +72,7 @@ def markdown(record: dict[str, Any], found: list[Verdict]) -> str:
     entries = [e for e in record["cases"] if "error" not in e]
     notes = [record["note"]] if record.get("note") else []
     parts = [_head(record), *notes, _times(entries), targets_table(found), _one_row(entries)]
-    return "\n\n".join([*parts, problems(record["cases"], name_of, _error)]).rstrip()
+    return "\n\n".join([*parts, problems(record["cases"], name_of, error_cell)]).rstrip()
 
 
 def _head(record: dict[str, Any]) -> str:
@@ -112,7 +112,7 @@ def _one_row(entries: list[Entry]) -> str:
     return f"## Part of copy bandwidth at one row\n\n{markdown_table(rows)}"
 
 
-def _error(entry: Entry, contender: str) -> str:
+def error_cell(entry: Entry, contender: str) -> str:
     allowed = f"allowed {entry['allowed_error']:.1e}"
     return f"error {entry['errors'][contender]:.2e}, {allowed}"
 
