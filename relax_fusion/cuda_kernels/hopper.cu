@@ -103,6 +103,12 @@ __device__ __forceinline__ void threads_sync(int name) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
 }
 
+// Count as one of those threads, without waiting.
+template <int THREADS>
+__device__ __forceinline__ void threads_arrive(int name) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
+}
+
 // Wait until the kernels in front have ended.
 __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -12,6 +12,8 @@
 //   TURNED                           whether weights are [k, features]; they are tall then
 //   TALL, GROUPS_TALL                lines of a tile (of each weight), and warp groups along them
 //   WIDE, GROUPS_WIDE                the same of the wide operand
+//   TURNS                            2: warp groups take turns at tiles, so that one stores its own
+//                                    while the other multiplies
 //   STAGES, BLOCKS                   tiles in flight; blocks that a multiprocessor holds
 //   CLUSTER_ROWS, CLUSTER_FEATURES   tiles whose blocks are a cluster and share copies
 //   BLOCKS_THAT_SHARE, ..._SPLIT     their number; blocks of a cluster that share the sum over k
@@ -21,7 +23,8 @@
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
 constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
-constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;
+constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
+constexpr int MULTIPLYING = TURNS * GROUPS;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
 constexpr int PARTS = TALL / BOX;                    // of a warp group, each of 64 lines
 constexpr int WIDE_PART = WIDE / GROUPS_WIDE;        // lines of the wide operand of a warp group
@@ -34,7 +37,7 @@ constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int STORED = 32;                           // lines of the wide operand stored at once
 constexpr int STORE_BYTES = STORED * 64 * 2;
-constexpr int ALL_GROUPS = 15;                       // name of a barrier
+constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
 
 // Where 8 features lie in a tile on its way out, whose lines are rows: without bank conflicts.
@@ -75,12 +78,12 @@ __device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int st
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), BLOCKS)
+extern "C" __global__ void __launch_bounds__(128 * (MULTIPLYING + 1), BLOCKS)
 matmul(PARAMETERS) {
   extern __shared__ __align__(1024) unsigned char memory[];
   unsigned char* stores = memory + STAGES * STAGE_BYTES;
   const u32 ring = shared_address(memory);
-  const u32 full = shared_address(stores + GROUPS * STORE_BYTES), empty = full + 8 * STAGES;
+  const u32 full = shared_address(stores + MULTIPLYING * STORE_BYTES), empty = full + 8 * STAGES;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128;
   const int warp = thread / 32, lane = thread % 32;
   const int rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -127,8 +130,8 @@ matmul(PARAMETERS) {
   const int begin = BLOCKS_THAT_SPLIT > 1 ? all_steps * rank / BLOCKS_THAT_SPLIT : 0;
   const int end = BLOCKS_THAT_SPLIT > 1 ? all_steps * (rank + 1) / BLOCKS_THAT_SPLIT : all_steps;
 
-  if (group == GROUPS) {  // this warp group copies
-    if constexpr (GROUPS > 1) keep_registers<COPYING_REGISTERS>();
+  if (group == MULTIPLYING) {  // this warp group copies
+    if constexpr (MULTIPLYING > 1) keep_registers<COPYING_REGISTERS>();
     if (warp == 0 && lane == 0) {
       const int own_feature = rank % CLUSTER_FEATURES, own_row = rank / CLUSTER_FEATURES;
       u16 same_feature = 0, same_row = 0;  // blocks that want the same weights, and the same rows
@@ -202,16 +205,21 @@ matmul(PARAMETERS) {
     __syncwarp();
     if constexpr (BLOCKS_THAT_SPLIT > 1) cluster_sync();
   } else {  // these multiply
-    if constexpr (GROUPS > 1) take_registers<OTHER_REGISTERS>();
+    if constexpr (MULTIPLYING > 1) take_registers<OTHER_REGISTERS>();
     if constexpr (DEPENDENT) wait_for_predecessor();
-    const int tall_group = group % GROUPS_TALL, wide_group = group / GROUPS_TALL;
+    const int turn = group / GROUPS, own = group % GROUPS;
+    const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
     float sums[WEIGHTS * PARTS][SUMS];
-    int stage = 0;
-    u32 parity = 0;
-    for (int index = first; index < tiles; index += stride) {
+    if (TURNS > 1 && turn > 0) threads_arrive<256>(TURN);
+    for (int index = first + turn * stride, number = turn; index < tiles;
+         index += TURNS * stride, number += TURNS) {
       const Tile at = tile_of(index);
+      int stage = number * (end - begin) % STAGES;
+      u32 parity = number * (end - begin) / STAGES % 2;
       int before = -1;  // the stage whose products may still be under way
+      // A parity tells only the next phase of a stage from the one before: wait for those in front
+      if constexpr (TURNS > 1) threads_sync<256>(TURN + turn);
       for (int step = begin; step < end; ++step) {
         barrier_wait(full + 8 * stage, parity);
         const u32 base = ring + stage * STAGE_BYTES;
@@ -234,6 +242,7 @@ matmul(PARAMETERS) {
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
+      if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
       #pragma unroll
       for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
       if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);

@@ -90,6 +90,7 @@ class MatmulForm:
             "GROUPS_TALL": plan.groups_tall,
             "WIDE": plan.wide,
             "GROUPS_WIDE": plan.groups_wide,
+            "TURNS": plan.turns,
             "STAGES": plan.num_stages,
             "BLOCKS": plan.blocks,
             "CLUSTER_ROWS": plan.cluster_m,
@@ -101,8 +102,8 @@ class MatmulForm:
             "RESIDUAL": int(self.has_residual),
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
-            "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.groups, 0),
-            "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.groups, 0),
+            "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.multiplying, 0),
+            "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.multiplying, 0),
         }
         return [
             *(f"constexpr int {name} = {value};" for name, value in numbers.items()),

@@ -46,6 +46,8 @@ class CudaPlan(TilePlan):
     cluster_m, cluster_n : int
         Thread blocks of a cluster along the rows and the features: those along the rows share the
         copies of weights, those along the features the copies of rows.
+    turns : int
+        2: as many warp groups take turns at tiles, so that one stores while the other multiplies.
     blocks : int
         Thread blocks that a multiprocessor holds at once.
     """
@@ -55,12 +57,18 @@ class CudaPlan(TilePlan):
     groups_n: Count = 1
     cluster_m: Count = 1
     cluster_n: Count = 1
+    turns: Count = 1
     blocks: Count = 1
 
     @property
     def groups(self) -> int:
-        """Warp groups that multiply."""
+        """Warp groups that share a tile."""
         return self.groups_m * self.groups_n
+
+    @property
+    def multiplying(self) -> int:
+        """Warp groups that multiply."""
+        return self.groups * self.turns
 
     @property
     def cluster(self) -> int:
@@ -113,7 +121,7 @@ def stage_bytes(plan: CudaPlan, weights: int) -> int:
 
 def other_bytes(plan: CudaPlan) -> int:
     """Return the shared memory beside the stages: a tile on its way out, and barriers."""
-    return plan.groups * STORE_BYTES + 2 * 8 * plan.num_stages
+    return plan.multiplying * STORE_BYTES + 2 * 8 * plan.num_stages
 
 
 def smem_bytes(plan: CudaPlan, weights: int) -> int:
