@@ -19,7 +19,9 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
-from ..launch.prim_func import Branch, ExternFunc, Launch, Others
+from ..launch.branches import Branch, Launch
+from ..launch.mixed import Others
+from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
