@@ -126,7 +126,7 @@ class _Writer:
                 continue
             args.append(_pointer(value, self.data[buffer.name]))
             if isinstance(value, TensorMap):
-                shape, strides = value.layout(buffer.shape)
+                shape, strides = self.memory.layout_of(value)
                 args += [self.own(n) for n in (*shape, *strides)]
         room = self.memory.buffer_of(self.scratch) if self.scratch is not None else None
         if room is not None and launch.kernel.scratch_bytes:

@@ -29,6 +29,7 @@ from .body import write
 from .branches import Case, every_branch, every_launch
 from .memory import Memory
 from .mixed import Others, with_others
+from .rooms import rooms_of
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ExternFunc:
 
         Where none does, `others`; without them the last branch, in any case.
         """
-        memory = Memory(outputs)
+        memory = Memory(outputs, rooms_of(branches))
         for value in others.inputs if others is not None else ():
             memory.add(value)
         for launch in every_launch(branches):
@@ -169,7 +170,7 @@ def _unknown_variables(
     for launch in every_launch(branches):
         used += [*launch.grid, *(v for v in launch.args if memory.buffer_of(v) is None)]
         maps = [v for v in launch.args if isinstance(v, TensorMap)]
-        used += [n for m in maps for n in (*(m.shape or ()), *(m.strides or ()))]
+        used += [n for m in maps for sizes in memory.layout_of(m) for n in sizes]
     return [v for v in dict.fromkeys(_variables(used)) if v not in told]
 
 
