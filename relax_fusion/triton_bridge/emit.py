@@ -65,8 +65,7 @@ class _Fused:
         for bounds, plans in bounds_of(self.work, self.boxes):
             here = within(bounds, self.dims) if bounds else True
             if plans[0].backend == "triton":
-                most = self._most(bounds)
-                ways = [(p.key, self._launches(p, most, dev, workspaces)) for p in plans]
+                ways = [(p.key, self._launches(p, bounds, dev, workspaces)) for p in plans]
                 found.append(Range(both(others, here), ways))
             elif here is not True:
                 others = both(others, tirx.Not(here))
@@ -75,16 +74,17 @@ class _Fused:
     def _launches(
         self,
         plan: TilePlan,
-        most: int | None,
+        bounds: dict[str, int],
         dev: DeviceSpec,
         workspaces: dict[str, Workspace],
     ) -> list[Case]:
-        """Return the launches of a plan; `most` rows or query positions are there at most."""
+        """Return the launches of a plan, at sizes within bounds."""
+        most = self._most(bounds)
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
         if isinstance(self.work, MatmulChain | Chain):
             assert isinstance(plan, GeneratedPlan), plan
-            return [(True, generated_steps(self.work, plan, self.inputs, self.dims, dev))]
+            return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
         known = zip(self.inputs, fixed.arguments, strict=True)
         weights = FixedWeights([v for v, k in known if k], fixed.leads)
