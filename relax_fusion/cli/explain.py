@@ -23,6 +23,7 @@ from ..pipeline import (
 )
 from ..report import (
     Report,
+    autotune_table,
     coverage_table,
     graphs_text,
     leftovers_table,
@@ -51,6 +52,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
         validate=args.validate,
         backend=args.backend,
         database=None if args.database is None else Path(args.database),
+        autotune=args.autotune,
         report=report,
         variable_bounds=bounds(model),
     )
@@ -92,7 +94,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
 def _parts(report: Report, args: argparse.Namespace) -> list[str]:
     """Return the tables of a report, those that were asked for among them."""
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [fused_text(report.fused), validation_table(report.fused)]
+    parts = [fused_text(report.fused), autotune_table(report.fused), validation_table(report.fused)]
     parts += [declined_text(report.declined), leftovers_text(report), rules]
     if args.coverage:
         parts.append(coverage_text(report))
