@@ -18,6 +18,8 @@
 #define RF_SAMPLES 5               /* the least counts: whatever disturbs a kernel makes it slower */
 #define RF_ENOUGH_MS 200.0f        /* of samples, behind which each candidate gets no further one */
 #define RF_FLUSH_BYTES (256 << 20) /* written before a sample, so that weights come from memory */
+#define RF_WARM_UP_MS 50.0f        /* of such writes before the first sample: an idle GPU is slow */
+#define RF_WRITES 8                /* of them at a time */
 #define RF_CAPTURE_RELAXED 2       /* CU_STREAM_CAPTURE_MODE_RELAXED */
 #define RF_BEING_MEASURED (-1)
 
@@ -108,6 +110,25 @@ static void rf_release(rf_trial* trial) {
   trial->measured = NULL;
 }
 
+static void rf_flush(rf_trial* trial) {
+  rf_events.cuMemsetD8Async(trial->flushed, 0, RF_FLUSH_BYTES, trial->stream);
+}
+
+/* Keep the device busy until its clock has risen; what fails here fails in the samples too. */
+static void rf_warm_up(rf_trial* trial) {
+  float spent_ms = 0.0f, ms = 0.0f;
+  int i;
+  for (; spent_ms < RF_WARM_UP_MS; spent_ms += ms > 0.125f ? ms : 0.125f) {
+    rf_events.cuEventRecord(trial->start, trial->stream);
+    for (i = 0; i < RF_WRITES; ++i) rf_flush(trial);
+    rf_events.cuEventRecord(trial->stop, trial->stream);
+    if (rf_events.cuEventSynchronize(trial->stop) ||
+        rf_events.cuEventElapsedTime(&ms, trial->start, trial->stop)) {
+      return;
+    }
+  }
+}
+
 /* Begin to measure; 0 where that cannot be. */
 static int rf_prepare(rf_trial* trial) {
   int i;
@@ -129,6 +150,7 @@ static int rf_prepare(rf_trial* trial) {
   }
   /* Without room, weights may come from the cache: the same for all candidates. */
   if (rf_events.cuMemAlloc_v2(&trial->flushed, RF_FLUSH_BYTES)) trial->flushed = 0;
+  if (trial->flushed) rf_warm_up(trial);
   return 1;
 }
 
@@ -215,9 +237,7 @@ static int rf_next(rf_range* range, int64_t call, int64_t* candidate) {
   if (call >= 2 * (int64_t)trial->count && trial->spent_ms > RF_ENOUGH_MS) return 0;
   if (trial->failed[n]) return 0;
   *candidate = trial->running = n;
-  if (trial->flushed) {
-    rf_events.cuMemsetD8Async(trial->flushed, 0, RF_FLUSH_BYTES, trial->stream);
-  }
+  if (trial->flushed) rf_flush(trial);
   rf_events.cuEventRecord(trial->start, trial->stream);
   return 0;
 }

@@ -5,7 +5,7 @@
  * FAKE_CUDA_DEVICE (0), FAKE_CUDA_NO_CONTEXT (threads start without one) and FAKE_CUDA_PARAMS, the
  * sizes in bytes of the parameters of every kernel: "8,8,4".  FAKE_CUDA_CAPTURING: streams are being
  * captured.  FAKE_CUDA_TIMES="2:0.5,3:7": kernels of 2 blocks take half a millisecond of the clock
- * that events read, others 1.  FAKE_CUDA_FAIL_BLOCKS=n: launches of n blocks fail.  Built with
+ * that events read, others 1; FAKE_CUDA_WRITE (1000): milliseconds of a write of memory.  FAKE_CUDA_FAIL_BLOCKS=n: launches of n blocks fail.  Built with
  * NVIDIA's own header.
  */
 #define _DEFAULT_SOURCE
@@ -260,7 +260,7 @@ CUresult cuMemFree(CUdeviceptr memory) {
 CUresult cuMemsetD8Async(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream) {
   (void)memory, (void)value, (void)stream;
   note("cuMemsetD8Async", bytes);
-  clock_ms += 1000;
+  clock_ms += atof(setting("FAKE_CUDA_WRITE", "1000"));
   return result("cuMemsetD8Async");
 }
 

@@ -28,6 +28,8 @@ MANY, SPLIT, FEW = [1], [2, 3], [4]
 SAMPLES = 5
 ROUNDS = 1 + SAMPLES
 SIZE = 256 << 20
+WRITES = 8
+"""Of memory, one behind the other, before the first sample."""
 
 Do = Callable[..., Answer]
 
@@ -92,7 +94,7 @@ def do(worker: Worker, driver: Path, library: Path) -> Do:
     def call(
         *calls: tuple[int, int], threads: int = 1, driver: Path = driver, **env: str
     ) -> Answer:
-        settings = {"TIMES": "", "FAIL": "", "FAIL_BLOCKS": "", **env}
+        settings = {"TIMES": "", "WRITE": "", "FAIL": "", "FAIL_BLOCKS": "", **env}
         environment = {f"FAKE_CUDA_{name}": value for name, value in settings.items()}
         given = [list(each) for each in calls]
         return worker.do(Job(driver, library, given, environment=environment, threads=threads))
@@ -127,11 +129,19 @@ def test_the_fastest_is_found_once(do: Do, times: str, fastest: list[int]) -> No
 def test_each_sample_is_taken_behind_a_write_of_the_cache(do: Do) -> None:
     answer = do(NOW, NOW)
     samples = 3 * ROUNDS
-    assert [line["value"] for line in answer.of("cuMemsetD8Async")] == [SIZE] * samples
-    assert len(answer.of("cuEventRecord")) == 2 * samples
+    assert [line["value"] for line in answer.of("cuMemsetD8Async")] == [SIZE] * (WRITES + samples)
+    assert len(answer.of("cuEventRecord")) == 2 + 2 * samples
     order = [line["call"] for line in answer.log if line["call"] not in _LOADING]
+    first = order.index("cuLaunchKernelEx") - 2
     sample = ["cuMemsetD8Async", "cuEventRecord", "cuLaunchKernelEx", "cuEventRecord"]
-    assert order[4:9] == [*sample, "cuEventSynchronize"]
+    assert order[first : first + 5] == [*sample, "cuEventSynchronize"]
+
+
+@pytest.mark.parametrize(("ms", "times"), [("1000", 1), ("2", 4), ("0.5", 13), ("0", 400)])
+def test_the_device_is_busy_before_the_first_sample(do: Do, ms: str, times: int) -> None:
+    answer = do(NOW, WRITE=ms, TIMES="1:3")
+    assert blocks(answer) == [*ROUND * ROUNDS, *FEW]
+    assert len(answer.of("cuMemsetD8Async")) == WRITES * times + 3 * ROUNDS
 
 
 _LOADING = {"cuModuleLoadData", "cuModuleGetFunction", "cuFuncSetAttribute"}
