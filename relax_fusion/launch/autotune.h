@@ -45,6 +45,7 @@ typedef struct {
   const rf_range* measured; /* NULL where `chosen` is run and nothing is measured */
   int32_t device, count, chosen;
   int32_t running, warm; /* the candidate between the two events, -1: none; whether it counts */
+  int32_t launched; /* whether any candidate had something to do */
   int32_t capture_mode;
   void *stream, *start, *stop;
   uint64_t flushed;
@@ -68,10 +69,12 @@ static void rf_keep_error(rf_trial* trial) {
   }
 }
 
-/* Take the outcome of a launch: a candidate that is being measured fails alone. */
+/* Take the outcome of a launch, 1 if its grid is empty; what is measured fails alone. */
 RF_UNUSED static int rf_tried(int code) {
   rf_trial* trial = &rf_trying;
-  if (code == 0 || trial->measured == NULL || trial->running < 0) return code;
+  if (trial->measured == NULL || trial->running < 0) return code < 0 ? -1 : 0;
+  if (code == 0) trial->launched = 1;
+  if (code >= 0) return 0;
   rf_keep_error(trial);
   trial->failed[trial->running] = 1;
   return 0;
@@ -136,6 +139,7 @@ static int rf_prepare(rf_trial* trial) {
   trial->error = NULL;
   trial->flushed = 0;
   trial->running = -1;
+  trial->launched = 0;
   trial->spent_ms = 0.0f;
   for (i = 0; i < trial->count; ++i) {
     trial->least_ms[i] = -1.0f;
@@ -205,14 +209,16 @@ static void rf_end_sample(rf_trial* trial) {
   trial->running = -1;
 }
 
-/* Return the fastest candidate, or -1 and the first error where all failed. */
+/* Return the fastest candidate, or -1 and the first error where all failed.  Without elements
+ * there is nothing to be fast at, and another call measures. */
 static int rf_decide(rf_range* range, rf_trial* trial, int64_t* candidate) {
   int32_t i, best = -1;
   for (i = 0; i < trial->count; ++i) {
     if (trial->failed[i]) continue;
     if (best < 0 || trial->least_ms[i] < trial->least_ms[best]) best = i;
   }
-  __atomic_store_n(&range->fastest[trial->device], best + 1, __ATOMIC_RELEASE);
+  __atomic_store_n(&range->fastest[trial->device], trial->launched ? best + 1 : 0,
+                   __ATOMIC_RELEASE);
   if (best < 0) {
     TVMFFIErrorSetRaised(trial->error);
     trial->error = NULL;

@@ -66,14 +66,14 @@ def launcher_source(
 ) -> str:
     """Return the text of `launcher_module`: C99 that is also C++11."""
     ranges = _ranges(calls, defined)
-    outcome = "rf_tried({})" if ranges else "{}"
+    outcome = "rf_tried({})" if ranges else "{} < 0 ? -1 : 0"
     parts = [_header("launcher.h"), *([_header("autotune.h")] if ranges else [])]
     parts += [_candidates(i) for i in ranges]
     for kernel in kernels:
         name = kernel.launcher
         is_defined = name in (defined or {})
         parts.append(f"{_signature(name)};\n" if is_defined else _kernel(kernel, outcome))
-        called = outcome.format(f"{name}({_PASSED})")
+        called = outcome.format(f"{name if is_defined else _call(kernel)}({_PASSED})")
         others = [n for n in _names(name, calls or {}, defined or {}) if n != name]
         parts += [f"{_signature(n)} {{\n  return {called};\n}}\n" for n in others]
     return "\n".join([*parts, _END])
@@ -82,6 +82,11 @@ def launcher_source(
 def _ranges(calls: Mapping[str, int] | None, defined: Mapping[str, int] | None) -> range:
     """Return the numbers of the ranges whose candidates this module measures."""
     return range((defined or {}).get(BEGIN, 0), (calls or {}).get(BEGIN, 0))
+
+
+def _call(kernel: CompiledKernel) -> str:
+    """Return the function that launches a kernel: 0 if it did, 1 if the grid is empty, or -1."""
+    return f"rf_call_{kernel.symbol}"
 
 
 def _names(launcher: str, calls: Mapping[str, int], defined: Mapping[str, int]) -> list[str]:
@@ -149,14 +154,14 @@ static rf_kernel rf_kernel_{name} = {{
         int(options.dependent_launch)
     }, {{NULL}}}};
 
-static int rf_call_{name}(
+static int {_call(kernel)}(
     void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {{
   rf_kernel* kernel = &rf_kernel_{name};
 {_body(kernel)}
 }}
 
 {_signature(kernel.launcher)} {{
-  return {outcome.format(f"rf_call_{name}({_PASSED})")};
+  return {outcome.format(f"{_call(kernel)}({_PASSED})")};
 }}
 """
 
@@ -178,7 +183,7 @@ def _body(kernel: CompiledKernel) -> str:
         f"if (num_args != {grid + 3})",
         f'  return rf_fail(kernel->symbol, "it takes {grid + 3} arguments, grid included");',
         *(f"grid[{i}] = args[{grid + i}].v_int64;" for i in range(3)),
-        "if ((state = rf_check_grid(kernel, grid)) != 0) return state < 0 ? -1 : 0;",
+        "if ((state = rf_check_grid(kernel, grid)) != 0) return state;",
         "if (rf_current_device(kernel->symbol, &device)) return -1;",
         *([f"scratch = {scratch};"] if extras else []),
         "{",

@@ -35,7 +35,7 @@ Do = Callable[..., Answer]
 
 WRAPPER = """
 #include <stdlib.h>
-/* launch(device, capturing): what the host code of a function does that has three candidates. */
+/* launch(device, capturing, is_empty): what host code with three candidates does. */
 int __tvm_ffi_launch(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* result) {
   static const int blocks[3][2] = {{1, 0}, {2, 3}, {4, 0}};
   TVMFFIAny count = {0}, calls, i = {0}, which, call[7];
@@ -51,7 +51,7 @@ int __tvm_ffi_launch(void* self, const TVMFFIAny* args, int32_t n, TVMFFIAny* re
   for (; i.v_int64 < calls.v_int64; ++i.v_int64) {
     if (NEXT(self, &i, 1, &which)) return -1;
     for (j = 0; which.v_int64 >= 0 && j < 2 && (k = blocks[which.v_int64][j]); ++j) {
-      call[4].v_int64 = k;
+      call[4].v_int64 = args[2].v_int64 ? 0 : k;
       call[5].v_int64 = call[6].v_int64 = 1;
       if (LAUNCH(self, call, 7, result)) return -1;
     }
@@ -89,14 +89,14 @@ def worker() -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def do(worker: Worker, driver: Path, library: Path) -> Do:
-    """Call the function, once for each (device, whether the stream is captured)."""
+    """Call the function, once for each (device, whether the stream is captured, whether empty)."""
 
     def call(
         *calls: tuple[int, int], threads: int = 1, driver: Path = driver, **env: str
     ) -> Answer:
         settings = {"TIMES": "", "WRITE": "", "FAIL": "", "FAIL_BLOCKS": "", **env}
         environment = {f"FAKE_CUDA_{name}": value for name, value in settings.items()}
-        given = [list(each) for each in calls]
+        given = [[*each, 0][:3] for each in calls]
         return worker.do(Job(driver, library, given, environment=environment, threads=threads))
 
     return call
@@ -225,6 +225,14 @@ def test_long_kernels_are_measured_once(do: Do) -> None:
     assert blocks(answer) == ROUND * 2 + FEW, "once to warm up, and one sample"
     answer = do(NOW, TIMES="1:20,2:20,3:20,4:10")
     assert blocks(answer) == ROUND * 4 + FEW, "70 ms a round: 210 behind the third"
+
+
+def test_a_call_without_elements_decides_nothing(do: Do) -> None:
+    empty = (0, 0, 1)
+    answer = do(empty, empty, NOW, empty, NOW, TIMES="1:3")
+    assert answer.errors == []
+    assert blocks(answer) == [*ROUND * ROUNDS, *FEW, *FEW]
+    assert len(answer.of("cuMemAlloc")) == len(answer.of("cuMemFree")) == 3
 
 
 def test_each_device_has_a_choice_of_its_own(do: Do) -> None:
