@@ -5,8 +5,9 @@
  * FAKE_CUDA_DEVICE (0), FAKE_CUDA_NO_CONTEXT (threads start without one) and FAKE_CUDA_PARAMS, the
  * sizes in bytes of the parameters of every kernel: "8,8,4".  FAKE_CUDA_CAPTURING: streams are being
  * captured.  FAKE_CUDA_TIMES="2:0.5,3:7": kernels of 2 blocks take half a millisecond of the clock
- * that events read, others 1; FAKE_CUDA_WRITE (1000): milliseconds of a write of memory.  FAKE_CUDA_FAIL_BLOCKS=n: launches of n blocks fail.  Built with
- * NVIDIA's own header.
+ * that events read, others 1; FAKE_CUDA_WRITE (1000): milliseconds of a write of memory;
+ * FAKE_CUDA_DISTURBED=n: the n-th launch of a thread takes 50 ms more.  FAKE_CUDA_FAIL_BLOCKS=n:
+ * launches of n blocks fail.  Built with NVIDIA's own header.
  */
 #define _DEFAULT_SOURCE
 #include <fcntl.h>
@@ -21,6 +22,7 @@
 
 static __thread int has_context = 0;
 static __thread double clock_ms = 0;
+static __thread int launches = 0;
 
 static const char* setting(const char* name, const char* otherwise) {
   const char* value = getenv(name);
@@ -187,6 +189,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** p
   sprintf(at, "]}\n");
   put(line);
   clock_ms += milliseconds(c->gridDimX);
+  if (++launches == atoi(setting("FAKE_CUDA_DISTURBED", "0"))) clock_ms += 50;
   if (c->gridDimX == (unsigned)atoi(setting("FAKE_CUDA_FAIL_BLOCKS", "0")))
     return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
   return result("cuLaunchKernelEx");

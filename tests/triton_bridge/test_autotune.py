@@ -94,7 +94,8 @@ def do(worker: Worker, driver: Path, library: Path) -> Do:
     def call(
         *calls: tuple[int, int], threads: int = 1, driver: Path = driver, **env: str
     ) -> Answer:
-        settings = {"TIMES": "", "WRITE": "", "FAIL": "", "FAIL_BLOCKS": "", **env}
+        names = ("TIMES", "WRITE", "DISTURBED", "FAIL", "FAIL_BLOCKS")
+        settings = {**dict.fromkeys(names, ""), **env}
         environment = {f"FAKE_CUDA_{name}": value for name, value in settings.items()}
         given = [[*each, 0][:3] for each in calls]
         return worker.do(Job(driver, library, given, environment=environment, threads=threads))
@@ -124,6 +125,12 @@ def test_the_fastest_is_found_once(do: Do, times: str, fastest: list[int]) -> No
     answer = do(NOW, NOW, CAPTURED, NOW, TIMES=times)
     assert answer.errors == []
     assert blocks(answer) == ROUND * ROUNDS + fastest * 4
+
+
+@pytest.mark.parametrize("launch", [2, 14, 22])
+def test_one_disturbance_changes_nothing(do: Do, launch: int) -> None:
+    answer = do(NOW, TIMES="1:3,2:1,3:1,4:5", DISTURBED=str(launch))
+    assert blocks(answer) == [*ROUND * ROUNDS, *SPLIT]
 
 
 def test_each_sample_is_taken_behind_a_write_of_the_cache(do: Do) -> None:
