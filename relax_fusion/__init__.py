@@ -40,7 +40,8 @@ from .passes import (
     FuseRMSNormMatmul,
     register_pass,
 )
-from .passes.driver import FuseOptions, FusingPass
+from .passes.driver import FusingPass
+from .passes.options import FuseOptions
 from .pipeline import relax_fusion_pipeline
 from .quantization import QUANTIZATIONS, Quantization, dequantize, quantize
 from .report import Report

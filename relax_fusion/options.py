@@ -24,7 +24,7 @@ from .estimator.measured import Measured
 from .hardware.target import has_triton, is_cuda, make_target, require_tf32
 from .launch.nvrtc import Nvrtc, find_nvrtc, require_nvrtc
 from .passes import PATTERNS
-from .passes.driver import Bound, FuseOptions, Plans
+from .passes.options import Bound, FuseOptions, Plans
 from .report import Report
 from .validation import Natural, check, plain, shown
 
@@ -99,6 +99,10 @@ class PipelineOptions:
     database : Path, optional
         A tuning database, as `relax_fusion.tune` writes it: where plans were measured, the fastest
         is taken.
+    autotune : bool
+        Embed the four best-priced plans of each range of sizes, of the kernels that Triton emits.
+        The library measures them at the first call that falls in the range, and goes on with the
+        fastest.  Where the database has times, or `plans` a plan, that one alone is embedded.
     allow_tf32 : bool
         Let tensor cores multiply float32 as tf32, with 10 bits of mantissa, as PyTorch does with
         ``torch.backends.cuda.matmul.allow_tf32``; refused where the target has none.
@@ -133,6 +137,7 @@ class PipelineOptions:
     backend: Backend = "auto"
     plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
     database: Path | None = None
+    autotune: bool = False
     disable: tuple[PassName, ...] = ()
     cubins: bool = False
     always_fuse: bool = False
@@ -147,6 +152,12 @@ class PipelineOptions:
         if self.backend in ("mixed", "triton") and not has_triton(self.target):
             raise PipelineError(
                 f"backend {self.backend!r} needs a CUDA target, sm_80 or newer: {self.target}"
+            )
+        if self.autotune and not self.uses_triton:
+            why = "backend is 'tir'" if has_triton(self.target) else "the target is no such GPU"
+            raise PipelineError(
+                "autotune=True measures kernels of Triton, which need a CUDA target, sm_80 or "
+                f"newer; {why}: {self.target}"
             )
         if self.allow_tf32:
             require_tf32(self.target)
@@ -187,6 +198,7 @@ class PipelineOptions:
             self.validate,
             self.measured,
             self.disable,
+            self.autotune,
         )
 
     @cached_property

@@ -125,7 +125,7 @@ def shown(mod: ir.IRModule) -> str:
 
 @pytest.mark.parametrize("path", sorted(MODULES.iterdir()), ids=lambda path: path.stem)
 def test_rewrite(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relax_fusion.triton_bridge.emit.compile_kernels", not_compiled)
+    monkeypatch.setattr("relax_fusion.triton_bridge.emit.try_kernels", not_compiled)
     name = path.name.partition(".")[0]
     before, mark, expected = path.read_text().partition(MARK)
     mod = tvm.script.from_source(before)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..pipeline import (
 )
 from ..report import (
     Report,
+    autotune_table,
     coverage_table,
     graphs_text,
     leftovers_table,
@@ -43,17 +45,7 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     console.step(f"exporting {source.name}")
     model = source.model(args)
     report = Report()
-    options = PipelineOptions(
-        args.target,
-        disable=tuple(args.disable),
-        always_fuse=args.always_fuse,
-        allow_tf32=args.allow_tf32,
-        validate=args.validate,
-        backend=args.backend,
-        database=None if args.database is None else Path(args.database),
-        report=report,
-        variable_bounds=bounds(model),
-    )
+    options = _options(args, report, bounds(model))
     console.step(f"looking for chains to fuse for {device.description}")
     with options.target:
         mod = guarded(lambda: _fused(model.mod, options), args.target)
@@ -89,10 +81,26 @@ def explain_command(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _options(args: argparse.Namespace, report: Report, known: Mapping[str, int]) -> PipelineOptions:
+    """Return what the pipeline is told."""
+    return PipelineOptions(
+        args.target,
+        disable=tuple(args.disable),
+        always_fuse=args.always_fuse,
+        allow_tf32=args.allow_tf32,
+        validate=args.validate,
+        backend=args.backend,
+        database=None if args.database is None else Path(args.database),
+        autotune=args.autotune,
+        report=report,
+        variable_bounds=known,
+    )
+
+
 def _parts(report: Report, args: argparse.Namespace) -> list[str]:
     """Return the tables of a report, those that were asked for among them."""
     rules = "Kernels, by the rule that schedules them\n\n" + schedules_table(report.schedules)
-    parts = [fused_text(report.fused), validation_table(report.fused)]
+    parts = [fused_text(report.fused), autotune_table(report.fused), validation_table(report.fused)]
     parts += [declined_text(report.declined), leftovers_text(report), rules]
     if args.coverage:
         parts.append(coverage_text(report))

@@ -114,7 +114,7 @@ def _add_compile(commands) -> None:
         "compilation left beside it (.OUT.*.part) is removed by the next one.",
     )
     _add_model_arguments(parser)
-    _add_database(parser)
+    _add_measured(parser)
     parser.add_argument(
         *("-o", "--output"), type=path, metavar="OUT", required=True, help="directory to make"
     )
@@ -223,7 +223,7 @@ def _add_explain(commands) -> None:
         "Reads only the configuration; allocates no weights and compiles nothing.",
     )
     _add_model_arguments(parser)
-    _add_database(parser)
+    _add_measured(parser)
     parser.add_argument(
         "--graphs",
         action="store_true",
@@ -236,12 +236,18 @@ def _add_explain(commands) -> None:
     )
 
 
-def _add_database(parser: argparse.ArgumentParser) -> None:
+def _add_measured(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database",
         type=path,
         metavar="FILE",
         help="times that `tune` measured: where there are some, the fastest plan is taken",
+    )
+    parser.add_argument(
+        "--autotune",
+        action="store_true",
+        help="embed the four best-priced kernels of each range of sizes, for the library to "
+        "measure at its first call (Triton's kernels)",
     )
 
 

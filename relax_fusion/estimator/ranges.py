@@ -28,8 +28,13 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
         If a box bounds what `work` does not have, as the keys of a matmul.
     """
     check_boxes(work, table)
-    found: list[tuple[dict[str, int], TilePlan]] = []
-    for box, plan in table.boxes:
+    return bounds_of(work, table.boxes)
+
+
+def bounds_of(work: Workload, boxes: Iterable[tuple[Box, T]]) -> list[tuple[dict[str, int], T]]:
+    """Return what is told of the boxes that `work` can come to, as `served` does of plans."""
+    found: list[tuple[dict[str, int], T]] = []
+    for box, told in boxes:
         bounds: dict[str, int] = {}
         sizes = {name: work.ranged[name] for name in box.bounds}
         if any(isinstance(dim, int) and dim > box.bounds[name] for name, dim in sizes.items()):
@@ -37,7 +42,7 @@ def served(work: Workload, table: PlanTable) -> list[tuple[dict[str, int], TileP
         for name, dim in sizes.items():
             if isinstance(dim, DynamicDim):
                 bounds[dim.name] = min(box.bounds[name], bounds.get(dim.name, box.bounds[name]))
-        found.append((bounds, plan))
+        found.append((bounds, told))
         if not bounds:
             break
     return found

@@ -15,7 +15,7 @@ from .launch_limits import launchable
 from .ranges import Range, by_box, ranges, together
 from .registry import Option, options, predict
 from .shape import Size, box_sizes
-from .tile_plan import Box, TilePlan
+from .tile_plan import Box, PlanTable, TilePlan
 
 MOST = 8
 """Plans of a range that are measured, unless the caller says otherwise."""
@@ -56,13 +56,20 @@ def shortlist(work: Workload, dev: DeviceSpec, backend: str, most: int = MOST) -
     choice = choose(work, dev, always=True, backend=backend)
     if isinstance(choice, Decline):
         return []
+    return contests_of(work, dev, backend, choice.plans, most)
+
+
+def contests_of(
+    work: Workload, dev: DeviceSpec, backend: str, table: PlanTable, most: int = MOST
+) -> list[Contest]:
+    """Return contests between the plans of a table and others, as `shortlist` does."""
     found = list(options(work, dev, backend))
     contests = []
     for each in ranges(work, together({option.family.breaks for option in found})):
         plans = _nearest(found, work, dev, each, most)
         (told_in,) = by_box(work, [each], {each.told: None})
         for box, sizes in each.cells:
-            first = choice.plans.plan_for(**box_sizes(work, sizes[-1]))
+            first = table.plan_for(**box_sizes(work, sizes[-1]))
             others = [plan for plan in plans if plan != first]
             seconds = predict(work, first, dev, sizes[-1]).seconds
             told = [each.told] if box == told_in else []

@@ -20,10 +20,10 @@ from ..errors import KernelError
 from ..hardware.target import is_cuda
 from ..matching.modules import module_of
 from ..transforms.modules import KERNELS_ATTR, with_functions
+from .body import kernel_attr
 from .cuda_source import CUDASource, LaunchCall, compile_sources, source_of
 from .kernel import CompiledKernel
 from .nvrtc import Nvrtc
-from .prim_func import kernel_attr
 
 _LOG = logging.getLogger(__name__)
 _IS_KERNEL = "tirx.is_global_func"

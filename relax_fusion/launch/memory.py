@@ -22,10 +22,22 @@ class Buffer:
 
 
 class Memory:
-    """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc."""
+    """The tensors that a call reads, writes and works in, each a parameter of the PrimFunc.
 
-    def __init__(self, outputs: Sequence[relax.TensorType]):
-        self.outputs = outputs
+    Parameters
+    ----------
+    outputs : sequence of TensorType
+        What a call returns.
+    rooms : sequence of (Workspace, sequence of Workspace)
+        Memory that several workspaces share; the others have their own.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[relax.TensorType],
+        rooms: Sequence[tuple[Workspace, Sequence[Workspace]]] = (),
+    ):
+        self.outputs, self.rooms = outputs, rooms
         self.inputs: list[relax.Expr] = []
         self.workspaces: list[Workspace] = []
         self.in_place: dict[int, int] = {}
@@ -38,8 +50,9 @@ class Memory:
             self.add(value.tensor)
             self.in_place[value.index] = self._input(value.tensor)
         elif isinstance(value, Workspace):
-            if not any(w is value for w in self.workspaces):
-                self.workspaces.append(value)
+            room = self._room(value)
+            if not any(w is room for w in self.workspaces):
+                self.workspaces.append(room)
         elif is_tensor(value) and self._input(value) < 0:
             if not isinstance(value.ty.shape, relax.ShapeExpr):
                 raise KernelError(f"{value} has no known shape: R.match_cast gives it one")
@@ -47,6 +60,19 @@ class Memory:
 
     def _input(self, tensor: relax.Expr) -> int:
         return next((i for i, t in enumerate(self.inputs) if t.same_as(tensor)), -1)
+
+    def _room(self, value: Workspace) -> Workspace:
+        """Return the memory of a workspace."""
+        return next((r for r, inside in self.rooms if any(w is value for w in inside)), value)
+
+    def layout_of(self, value: TensorMap) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the sizes and strides of a tensor map."""
+        of = value.of.of if isinstance(value.of, Part) else value.of
+        if isinstance(of, Workspace):
+            return value.layout(of.shape)
+        buffer = self.buffer_of(of)
+        assert buffer is not None, of
+        return value.layout(buffer.shape)
 
     def buffer_of(self, value: Any) -> Buffer | None:
         """Return the parameter that an argument points to; None for a number."""
@@ -60,8 +86,9 @@ class Memory:
             ty = self.outputs[value.index]
             return Buffer(f"out{value.index}", tuple(ty.shape.values), str(ty.dtype))
         if isinstance(value, Workspace):
-            index = next(i for i, w in enumerate(self.workspaces) if w is value)
-            return Buffer(f"workspace{index}", tuple(value.shape), value.dtype)
+            room = self._room(value)
+            index = next(i for i, w in enumerate(self.workspaces) if w is room)
+            return Buffer(f"workspace{index}", tuple(room.shape), room.dtype)
         return self.read()[self._input(value)] if is_tensor(value) else None
 
     def read(self) -> list[Buffer]:

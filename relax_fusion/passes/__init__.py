@@ -11,11 +11,11 @@ from ..errors import PipelineError
 from ..validation import shown
 from .attention import FuseAttentionChain
 from .chains import FuseChains
-from .driver import FuseOptions
 from .gated_ffn import FuseGatedFFN
 from .matmul import FuseMatmulEpilogue
 from .matmul_chain import FuseMatmulChain
 from .norm_matmul import FuseRMSNormMatmul
+from .options import FuseOptions
 from .projections import FuseProjections
 
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {

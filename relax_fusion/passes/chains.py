@@ -20,9 +20,10 @@ from ..workload import Chain, Operand
 from ..workload.graph import Tensor
 from ..workload.roofline import is_contraction, size_at
 from .attention import FuseAttentionChain
-from .driver import FuseOptions, FusingPass
+from .driver import FusingPass
 from .gated_ffn import FuseGatedFFN
 from .matmul_chain import FuseMatmulChain
+from .options import FuseOptions
 
 
 @tvm.transform.module_pass(opt_level=0, name="FuseChains")

@@ -8,91 +8,26 @@ order in which every kernel comes after its inputs and before its readers.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
 
 import tvm
-from pydantic import InstanceOf, SkipValidation
 from tvm import ir, relax
-from tvm.target import Target
 
 from ..compute import build_prim_func
 from ..equivalence import Checker, Mismatch
-from ..errors import Decline, EquivalenceError, PipelineError, Reason, TilePlanError
+from ..errors import Decline, EquivalenceError, PipelineError, Reason
 from ..estimator import Choice, choose
-from ..estimator.measured import Measured
-from ..estimator.tile_plan import PlanTable, TilePlan
-from ..hardware.target import device_of, host_target, require_tf32
+from ..estimator.embedded import EMBEDDED_ATTR, Embedded, as_given, embedded
+from ..estimator.tile_plan import PlanTable
+from ..hardware.target import device_of, require_tf32
 from ..matching.effects import Memory
 from ..matching.pattern import BlockView, Match, Matcher, Refused, belongs_to_a_library
 from ..matching.rebuild import Kernel, order, overwritten, rebuild
 from ..matching.shapes import elsewhere
 from ..report.decision import Decision
-from ..validation import Count, check, shown
-from ..workload import GatedFFN, NormMatmul
-
-Plans = Mapping[str, TilePlan | PlanTable]
-Bound = Count
-"""The largest value of a symbolic variable; sizes of tensors have to fit 64 bits."""
-
-
-@dataclass(frozen=True)
-class FuseOptions:
-    """What a user can say about fusing; shared by all passes.
-
-    Parameters
-    ----------
-    target : Target, optional
-        The device; by default the target in scope, else this machine's CPU.
-    plans : mapping of str to TilePlan or PlanTable
-        Plans that replace the estimator's, by workload key or by pass name.
-    always_fuse : bool
-        Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
-    bounds : mapping of str to int
-        Largest values of symbolic variables, by name.
-    decisions : list of Decision, optional
-        Gets a record of every chain that was looked at.
-    backend : {"tir", "triton", "mixed"}
-        Who emits the kernels; "mixed": for each size who is faster.  Those of Triton are put in
-        place by a later pass,
-        `relax_fusion.triton_bridge.EmitTritonKernels`.
-    allow_tf32 : bool
-        Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
-    validate : bool or "strict"
-        Interpret what every kernel replaces beside what it computes, and leave a chain alone where
-        they differ; "strict" raises `EquivalenceError` there.
-    measured : Measured, optional
-        Times on the device, by which plans are chosen where there are some:
-        ``Database(path).measured(str(target))``.
-    disable : tuple of str
-        Names of passes that do not run: what they would take is free for others.
-    """
-
-    target: Target | None = None
-    plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
-    bounds: Mapping[str, Bound] = field(default_factory=dict)
-    decisions: Annotated[list[Decision], InstanceOf()] | None = None
-    always_fuse: bool = False
-    backend: Literal["tir", "triton", "mixed"] = "tir"
-    allow_tf32: bool = False
-    validate: bool | Literal["strict"] = False
-    measured: InstanceOf[Measured] | None = None
-    disable: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse values that no pass could honour, before any chain is looked at."""
-        check(self, PipelineError)
-        if not isinstance(self.plans, Mapping):
-            raise TilePlanError(f"plans is {shown(self.plans)}; must map names to tile plans")
-        for name, plan in self.plans.items():
-            if not isinstance(plan, TilePlan | PlanTable):
-                detail = f"is {shown(plan)}; must be a TilePlan or PlanTable"
-                raise TilePlanError(f"plans[{shown(name)}] {detail}")
-
-    def resolved_target(self) -> Target:
-        """Return the target, falling back to the one in scope and then to this machine."""
-        return self.target or Target.current(allow_none=True) or host_target()
+from ..validation import shown
+from ..workload import GatedFFN, NormMatmul, Workload
+from .options import FuseOptions
 
 
 @dataclass(frozen=True)
@@ -275,14 +210,26 @@ class _Fuser:
             return None
         name = f"{_snake(self.pattern)}_{work.key}_{choice.plans.key}"
         gvar = self.kernels.get(name)
+        own = self._embedded(work, choice.plans, given=plans is not None)
         if gvar is None:
             func = build_prim_func(work, choice.plans)
+            if any(len(each.plans) > 1 for each in own):
+                func = func.with_attr(EMBEDDED_ATTR, [each.to_attr() for each in own])
             gvar = self.builder.add_func(func.without_attr("global_symbol"), name)
             self.kernels[name] = gvar
-        self._record(function, match.where, None, match, (gvar.name_hint, choice, validation))
+        self._record(function, match.where, None, match, (gvar.name_hint, choice, validation, own))
         for where, decline in match.declined:
             self._record(function, where, decline)
         return Kernel(match, gvar)
+
+    def _embedded(self, work: Workload, table: PlanTable, given: bool) -> tuple[Embedded, ...]:
+        """Return the plans that the library is to measure."""
+        options = self.options
+        if not options.autotune:
+            return ()
+        if given:
+            return as_given(table)
+        return embedded(work, self.device, options.backend, table, options.measured)
 
     def _validated(self, function: str, view: BlockView, match: Match) -> str | Decline:
         """Say whether a match was checked, or refuse it."""
@@ -302,11 +249,11 @@ class _Fuser:
         where: str,
         decline: Decline | None,
         match: Match | None = None,
-        made: tuple[str, Choice, str] | None = None,
+        made: tuple[str, Choice, str, tuple[Embedded, ...]] | None = None,
     ) -> None:
         if self.options.decisions is None:
             return
-        kernel, choice, validation = made if made else ("", None, "")
+        kernel, choice, validation, own = made if made else ("", None, "", ())
         chain = tuple(v.name for v in match.covers) if match else tuple(where.split(", "))
         self.options.decisions.append(
             Decision(
@@ -321,6 +268,7 @@ class _Fuser:
                 decline,
                 validation,
                 chain,
+                own,
             )
         )
 

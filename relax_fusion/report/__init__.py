@@ -3,7 +3,7 @@
 from .coverage import Coverage, Launches, Leftover
 from .decision import Decision, Scheduling
 from .report import Report, graphs_text, schedules_table, validation_table
-from .tables import coverage_table, leftovers_table
+from .tables import autotune_table, coverage_table, leftovers_table
 
 __all__ = [
     "Coverage",
@@ -12,6 +12,7 @@ __all__ = [
     "Leftover",
     "Report",
     "Scheduling",
+    "autotune_table",
     "coverage_table",
     "graphs_text",
     "leftovers_table",

@@ -16,7 +16,7 @@ from ..workload import Graph
 from ..workload.json import as_record
 from .coverage import Coverage, Launches, Leftover, coverage_of
 from .decision import Decision, Scheduling
-from .tables import leftovers_table, table
+from .tables import autotune_table, leftovers_table, table
 
 
 @dataclass
@@ -82,6 +82,10 @@ class Report:
             ``upper``, the ``size`` that was priced, ``fused_s`` and ``unfused_s`` in seconds,
             ``bound``, what limits the kernel, and ``measured_s``, its seconds in a tuning database
             (null where it was not measured).
+        ``autotune``
+            With `autotune`, for each range of sizes its bounds (``rows``, ``keys``, ``batch``) and
+            ``plans``: those that the library measures at the first call, the best-priced first; of
+            a single one ``why`` there is no other.  Missing without `autotune`.
         ``validation``
             ``"checked"``, or ``"not checked: "`` and why; missing where nobody asked.
         ``decline``
@@ -124,6 +128,7 @@ class Report:
         """Return the device and tables: what was fused (equal kernels counted), what not, rules."""
         lines = [
             _fused_table(self.fused),
+            autotune_table(self.fused),
             validation_table(self.fused),
             _declined_table(self.declined),
             leftovers_table(self.leftovers),
@@ -170,6 +175,8 @@ def _record(decision: Decision) -> dict[str, Any]:
         }
         for p in decision.predictions
     ]
+    if decision.embedded:
+        record["autotune"] = [each.to_attr() for each in decision.embedded]
     if decision.validation:
         record["validation"] = decision.validation
     if decision.decline is not None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .coverage import Coverage, Leftover
+from .decision import Decision
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -14,6 +15,21 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
     padded = [[c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in rows]
     text = ["  ".join(row).rstrip() for row in padded]
     return "\n".join([text[0], "  ".join("-" * w for w in widths), *text[1:]])
+
+
+def autotune_table(decisions: Sequence[Decision]) -> str:
+    """One row per kernel and range of sizes, with the plans that the library measures there."""
+    kernels = {d.kernel: d for d in decisions if d.embedded}
+    if not kernels:
+        return ""
+    rows: list[tuple[str, ...]] = [("kernel", "sizes", "measured at the first call")]
+    for name, decision in kernels.items():
+        for each in decision.embedded:
+            plans = [f"{p.text} ({p.num_warps} warps, {p.num_stages} stages)" for p in each.plans]
+            told = "; ".join(plans) if not each.why else f"nothing: {plans[0]}, {each.why}"
+            rows.append((name, str(each.box), told))
+            name = ""
+    return table(rows)
 
 
 def leftovers_table(leftovers: Sequence[Leftover]) -> str:

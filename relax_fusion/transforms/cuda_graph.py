@@ -102,7 +102,10 @@ def _only_launches(mod: ir.IRModule, region: relax.Function) -> bool:
 
 
 def _calls_the_host(func: tirx.PrimFunc) -> bool:
-    """Tell whether a PrimFunc calls packed functions, besides those that launch our kernels."""
+    """Tell whether a PrimFunc calls packed functions, besides those that launch our kernels.
+
+    The ones that measure candidates among these do so in the run in front of the recording.
+    """
     if KERNELS_ATTR in (func.attrs or {}):
         return False
     operators = [call.op for call in found_in(func.body, ir.Call)]

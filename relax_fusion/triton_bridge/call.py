@@ -14,7 +14,8 @@ from tvm.target import Target
 from ..errors import KernelError
 from ..hardware.target import compute_capability, make_target
 from ..launch.arguments import InOut, Out, TensorMap, is_number
-from ..launch.prim_func import Branch, ExternFunc, Launch
+from ..launch.branches import Branch, Launch
+from ..launch.prim_func import ExternFunc
 from ..validation import shown
 from .compile import compile_kernels
 from .kernel import KernelOptions

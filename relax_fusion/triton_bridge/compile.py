@@ -32,6 +32,9 @@ from .kernel import KernelSource
 SCRATCH_ALIGN = 256
 """Alignment of what TVM allocates on a CUDA device (that of `cudaMalloc`)."""
 
+Made = CompiledKernel | KernelError
+"""What came of a source."""
+
 
 def compile_kernels(
     sources: Sequence[KernelSource],
@@ -60,27 +63,51 @@ def compile_kernels(
     KernelError
         If a kernel does not compile, needs more than its device has, or ends the compiler.
     """
+    made = []
+    for kernel in try_kernels(sources, cache=cache, jobs=jobs):
+        if isinstance(kernel, KernelError):
+            raise kernel
+        made.append(kernel)
+    return made
+
+
+def try_kernels(
+    sources: Sequence[KernelSource],
+    *,
+    cache: KernelCache | None = None,
+    jobs: int | None = None,
+) -> list[Made]:
+    """Compile kernels as `compile_kernels` does; of one that does not compile, return the error.
+
+    Raises
+    ------
+    KernelError
+        If the compiler ends, or an architecture lacks what a source asks for.
+    """
     for source in sources:
         _check_device(source)
     cache = cache or KernelCache()
     keys = [source.key() for source in sources]
-    done = {key: kernel for key in set(keys) if (kernel := cache.get(key)) is not None}
+    done: dict[str, Made] = {
+        key: kernel for key in set(keys) if (kernel := cache.get(key)) is not None
+    }
     missing = {k: s for k, s in zip(keys, sources, strict=True) if k not in done}
     with _nothing_kept():
-        for key, kernel in _each(missing, jobs or len(os.sched_getaffinity(0))):
-            done[key] = kernel
-            cache.put(key, kernel)
+        for key, made in _each(missing, jobs or len(os.sched_getaffinity(0))):
+            done[key] = made
+            if isinstance(made, CompiledKernel):
+                cache.put(key, made)
     return [done[key] for key in keys]
 
 
-def _each(sources: Mapping[str, KernelSource], jobs: int) -> Iterator[tuple[str, CompiledKernel]]:
-    """Yield kernels by their keys, compiled in forked processes where there are several.
+def _each(sources: Mapping[str, KernelSource], jobs: int) -> Iterator[tuple[str, Made]]:
+    """Yield kernels or errors by their keys, compiled in forked processes where there are several.
 
     Triton's front end is Python: threads would wait for each other.  A process that is forked has
     the kernels' functions already; it runs no destructor of what it inherits, as of GPU memory.
     """
     if min(jobs, len(sources)) < 2:
-        yield from ((key, _compile(key, source)) for key, source in sources.items())
+        yield from ((key, _attempt(key, source)) for key, source in sources.items())
         return
     forked = multiprocessing.get_context("fork")
     workers = min(jobs, len(sources))
@@ -107,8 +134,15 @@ def _begin(sources: Mapping[str, KernelSource]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _compile_here(key: str) -> CompiledKernel:
-    return _compile(key, _inherited[key])
+def _compile_here(key: str) -> Made:
+    return _attempt(key, _inherited[key])
+
+
+def _attempt(key: str, source: KernelSource) -> Made:
+    try:
+        return _compile(key, source)
+    except KernelError as err:
+        return err
 
 
 _KNOBS = threading.Lock()  # Triton's settings are the process's

@@ -12,23 +12,26 @@ from tvm.target import Target
 
 from ..compute import description, dims_of, within
 from ..errors import LoweringError
+from ..estimator.embedded import EMBEDDED_ATTR, plans_of_attr
 from ..estimator.families.generated.plan import GeneratedPlan
 from ..estimator.launch_limits import most_rows
-from ..estimator.ranges import served
-from ..estimator.tile_plan import PlanTable, TilePlan
+from ..estimator.ranges import bounds_of, served
+from ..estimator.tile_plan import Box, PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
 from ..launch.cuda_source import compile_sources
+from ..launch.mixed import Others
 from ..launch.nvrtc import require_nvrtc
-from ..launch.prim_func import Branch, ExternFunc, Launch, Others
+from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
 from ..transforms.fixed_arguments import Fixed
 from ..transforms.modules import with_functions
 from ..workload import Attention, Chain, DynamicDim, MatmulChain, Workload
 from .attention import Case, attention_cases, empty_cases
-from .compile import compile_kernels
+from .candidates import Range, both, cases_of
+from .compile import Made, try_kernels
 from .contraction import contraction_steps
 from .generated.launch import generated_steps
 from .specialize import specialize
@@ -40,46 +43,50 @@ class _Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
-    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.
+    are not for Triton, `others` are their kernels.  `fixed` tells what no kernel writes.  `boxes`
+    have the plans of `plans`, or several for the library to measure.
     """
 
     work: Workload
     plans: PlanTable
+    boxes: list[tuple[Box, tuple[TilePlan, ...]]]
     inputs: list[ir.Expr]
     outputs: list[relax.TensorType]
     dims: dict[str, ir.Expr]
     others: Others | None
     fixed: Fixed | None
 
-    def cases(self, dev: DeviceSpec) -> list[Case]:
-        """Return conditions, and the launches where they are the first that hold."""
+    def cases(self, dev: DeviceSpec) -> list[Range]:
+        """Return conditions, and the launches of each plan where they are the first that hold."""
         workspaces: dict[str, Workspace] = {}
-        found: list[Case] = []
+        found: list[Range] = []
         if isinstance(self.work, Attention):
-            found += empty_cases(self.work, self.plans, self.inputs, dev)
+            empty = empty_cases(self.work, self.plans, self.inputs, dev)
+            found += [Range(when, [("", [(True, steps)])]) for when, steps in empty]
         others: Any = True  # no box of the plans before that are not for Triton
-        for bounds, plan in served(self.work, self.plans):
+        for bounds, plans in bounds_of(self.work, self.boxes):
             here = within(bounds, self.dims) if bounds else True
-            if plan.backend == "triton":
-                inside = self._launches(plan, self._most(bounds), dev, workspaces)
-                found += [(_both(_both(others, here), when), steps) for when, steps in inside]
+            if plans[0].backend == "triton":
+                ways = [(p.key, self._launches(p, bounds, dev, workspaces)) for p in plans]
+                found.append(Range(both(others, here), ways))
             elif here is not True:
-                others = _both(others, tirx.Not(here))
+                others = both(others, tirx.Not(here))
         return found
 
     def _launches(
         self,
         plan: TilePlan,
-        most: int | None,
+        bounds: dict[str, int],
         dev: DeviceSpec,
         workspaces: dict[str, Workspace],
     ) -> list[Case]:
-        """Return the launches of a plan; `most` rows or query positions are there at most."""
+        """Return the launches of a plan, at sizes within bounds."""
+        most = self._most(bounds)
         if isinstance(self.work, Attention):
             return attention_cases(self.work, plan, self.inputs, most, dev, workspaces)
         if isinstance(self.work, MatmulChain | Chain):
             assert isinstance(plan, GeneratedPlan), plan
-            return [(True, generated_steps(self.work, plan, self.inputs, self.dims, dev))]
+            return [(True, generated_steps(self.work, plan, self.inputs, self.dims, bounds, dev))]
         fixed = self.fixed or Fixed((False,) * len(self.inputs), True)
         known = zip(self.inputs, fixed.arguments, strict=True)
         weights = FixedWeights([v for v, k in known if k], fixed.leads)
@@ -91,13 +98,6 @@ class _Fused:
         dim = self.work.ranged["rows"]
         upper = bounds.get(dim.name) if isinstance(dim, DynamicDim) else None
         return most_rows(self.work, upper)
-
-
-def _both(first: Any, second: Any) -> Any:
-    """Return the conjunction of two conditions, each an expression or True."""
-    if first is True or second is True:
-        return second if first is True else first
-    return tirx.And(first, second)
 
 
 @tvm.transform.module_pass(opt_level=0, name="EmitTritonKernels")
@@ -140,33 +140,32 @@ class EmitTritonKernels:
     def _make(self, fused: dict[ir.GlobalVar, _Fused]) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
-        cases = {gvar: f.cases(dev) for gvar, f in fused.items()}
-        every = [(f.outputs, s) for g, f in fused.items() for _, steps in cases[g] for s in steps]
-        launches = iter(_launches(every, compute_capability(self.target)))
+        ranges = {gvar: f.cases(dev) for gvar, f in fused.items()}
+        every = [(f.outputs, s) for g, f in fused.items() for each in ranges[g] for s in each.steps]
+        done = iter(_compiled(every, compute_capability(self.target)))
         made = {}
-        for gvar, found in cases.items():
-            branches = [Branch(when, [next(launches) for _ in steps]) for when, steps in found]
-            made[gvar] = ExternFunc.of(fused[gvar].outputs, branches, fused[gvar].others)
+        for gvar, found in ranges.items():
+            cases = [case for each in found for case in cases_of(gvar.name_hint, each, done)]
+            made[gvar] = ExternFunc.of(fused[gvar].outputs, cases, fused[gvar].others)
         return made
 
 
-def _launches(
+def _compiled(
     every: Sequence[tuple[Sequence[relax.TensorType], AnyStep]], capability: int
-) -> list[Launch]:
-    """Compile the kernels of steps, each with the outputs of its function."""
+) -> list[tuple[Made, Sequence[Any]]]:
+    """Compile the kernels of steps, each with the outputs of its function; return the arguments."""
     special = {
         id(s): specialize(s.function, s.args, s.constexprs, s.options, outputs, capability)
         for outputs, s in every
         if isinstance(s, Step)
     }
-    compiled = compile_kernels([source for source, _ in special.values()])
-    kernels = dict(zip(special, compiled, strict=True))
+    kernels = dict(zip(special, try_kernels([s for s, _ in special.values()]), strict=True))
     sources = [s.source for _, s in every if isinstance(s, SourceStep)]
     made = compile_sources(sources, require_nvrtc()) if sources else {}
     return [
-        Launch(made[s.source], s.grid, s.args)
+        (made[s.source], s.args)
         if isinstance(s, SourceStep)
-        else Launch(kernels[id(s)], s.grid, special[id(s)][1])
+        else (kernels[id(s)], special[id(s)][1])
         for _, s in every
     ]
 
@@ -197,7 +196,12 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     inputs = [p if is_number(p) else relax.Var(p.name, _tensor(p)) for p in params[:-count]]
     outputs = [_tensor(p) for p in params[-count:]]
     others = Others(func, inputs) if "tir" in backends else None
-    return _Fused(work, plans, inputs, outputs, dims_of(graph, params), others, Fixed.of(func))
+    attrs = func.attrs
+    boxes: list[tuple[Box, tuple[TilePlan, ...]]] = [(box, (plan,)) for box, plan in plans.boxes]
+    if EMBEDDED_ATTR in attrs:
+        boxes = plans_of_attr(attrs[EMBEDDED_ATTR])
+    dims = dims_of(graph, params)
+    return _Fused(work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:

@@ -13,7 +13,7 @@ from ..estimator.tile_plan import TilePlan
 from ..hardware import DeviceSpec
 from ..launch.arguments import Out, Workspace
 from ..launch.cuda_source import CUDASource
-from ..workload import GatedFFN, NormMatmul
+from ..workload import DynamicDim, GatedFFN, NormMatmul
 from .kernel import KernelOptions
 from .kernels.products import Constants, Form, Tensors
 from .kernels.split_reduce import split_reduce
@@ -146,8 +146,12 @@ class Contraction:
     def parts(self, product: Product) -> Workspace:
         """Return the workspace for the parts of a matmul whose k is split."""
         wide = 2 * product.n if product.up is not None else product.n
+        dim, most = self.work.rows, self.most_rows
+        # What a range ends at is checked where it is chosen; the module's own bound is a promise
+        promised = isinstance(dim, DynamicDim) and most == dim.upper
+        rows = fewer(self.rows, None if promised else most)
         # One more for the sums of squares of a norm inside
-        return self.workspace(product.out, (self.plan.split_k * (wide + 1), self.rows), "float32")
+        return self.workspace(product.out, (self.plan.split_k * (wide + 1), rows), "float32")
 
     def options(self, **others: Any) -> KernelOptions:
         """Return the options of a launch; the number of warps is the plan's by default."""
@@ -183,6 +187,16 @@ def forms_of(products: Sequence[Product], step: int) -> tuple[dict[str, Form], i
     """Return the constants of a kernel for its products, and their tiles of `step` columns."""
     forms = {f"F{i}": p.form(step) for i, p in enumerate(products)}
     return forms, sum(form.tiles for form in forms.values())
+
+
+def fewer(size: Any, most: int | None) -> Any:
+    """Return a size where it is at most so large: memory for more is never used.
+
+    Other launches of the same function may be called with more.
+    """
+    if isinstance(size, int) or most is None:
+        return size
+    return tirx.min(size, tirx.IntImm("int64", most))
 
 
 def ceil_div(a: Any, b: int) -> Any:

@@ -423,6 +423,33 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert "Triton" in rules.values() and "" not in rules.values()
 
 
+def test_explain_tells_which_plans_the_library_measures(tmp_path, capsys):
+    config = write_json(tmp_path / "tiny" / "config.json", CONFIG)
+    arguments = ["explain", str(config), "--target", "h200", "--autotune", "-q"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "measured at the first call" in text and "any size" in text
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    ranges = [r for d in document["decisions"] if d["fused"] for r in d["autotune"]]
+    assert {len(r["plans"]) for r in ranges} >= {4}
+    assert all(len(r["plans"]) > 1 or r["why"] for r in ranges)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--autotune"]])
+def test_compile_hands_on_whether_to_measure(checkpoint, tmp_path, monkeypatch, arguments):
+    given = {}
+
+    def stop(*_args, **options):
+        given.update(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compile_module, "require_linker", lambda: None)
+    monkeypatch.setattr(compile_module, "build", stop)
+    main(["compile", str(checkpoint), "-o", str(tmp_path / "out"), *arguments])
+    assert given["autotune"] == bool(arguments)
+
+
 @pytest.mark.parametrize(
     "arguments, code, says",
     [
@@ -431,6 +458,7 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
         (["llama-3.1-8b", "--disable", "FuseNothing"], 2, "FuseGatedFFN"),
         (["demo-gpt2", "--backend", "triton"], 1, "triton"),
         (["demo-gpt2", "--allow-tf32"], 1, "sm_80"),
+        (["demo-gpt2", "--autotune"], 1, "sm_80"),
         (["demo-gpt2", "--max-seq-len", "5000"], 1, "1024"),
         (["demo-gpt2", "--dtype", "int8"], 2, "float16"),
         (["demo-gpt2", "--quantization", "q4"], 2, "'q4f32_1', 'q8f16_1'"),

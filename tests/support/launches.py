@@ -58,7 +58,7 @@ def launch_cases(
         return attention_cases(work, plan, params, most, H200, {})
     if isinstance(plan, GeneratedPlan):
         dims = dims_of(work.graph, reference_prim_func(work.graph).params)
-        return [(True, generated_steps(work, plan, params, dims, H200))]
+        return [(True, generated_steps(work, plan, params, dims, {}, H200))]
     return [(True, contraction_steps(work, plan, params, most, H200, {}))]
 
 

@@ -13,8 +13,9 @@ from tvm import ir, relax, tirx
 from tvm.target import Target
 
 from relax_fusion import make_target
+from relax_fusion.launch.body import kernel_of_attr
 from relax_fusion.launch.kernel import CompiledKernel
-from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
+from relax_fusion.transforms.modules import KERNELS_ATTR
 from relax_fusion.triton_bridge import call_tir_extern
 from relax_fusion.triton_bridge.compile import _compiled as _kernel
 from relax_fusion.triton_bridge.compile import compile_kernels

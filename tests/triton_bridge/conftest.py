@@ -15,7 +15,7 @@ from . import common
 @pytest.fixture
 def not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take kernels for compiled: enough where a test asks what is launched, and how."""
-    monkeypatch.setattr("relax_fusion.triton_bridge.emit.compile_kernels", common.not_compiled)
+    monkeypatch.setattr("relax_fusion.triton_bridge.emit.try_kernels", common.not_compiled)
 
 
 @pytest.fixture

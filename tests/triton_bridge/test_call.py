@@ -16,7 +16,8 @@ from tvm.target import Target
 from relax_fusion import TargetError, make_target
 from relax_fusion.errors import KernelError
 from relax_fusion.launch.arguments import INT32_MAX, scalar
-from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
+from relax_fusion.launch.body import kernel_of_attr
+from relax_fusion.transforms.modules import KERNELS_ATTR
 from relax_fusion.triton_bridge import (
     OUT,
     InOut,

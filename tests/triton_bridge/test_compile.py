@@ -17,7 +17,7 @@ from triton import knobs
 from relax_fusion.errors import KernelError
 from relax_fusion.launch.kernel import CompiledKernel, check_entry
 from relax_fusion.triton_bridge import KernelCache
-from relax_fusion.triton_bridge.compile import check_resources, compile_kernels
+from relax_fusion.triton_bridge.compile import check_resources, compile_kernels, try_kernels
 from relax_fusion.triton_bridge.kernel import KernelSource
 from relax_fusion.triton_bridge.versions import check_triton
 
@@ -368,6 +368,17 @@ def test_what_a_process_refuses_is_refused(
     monkeypatch.setattr(triton, "compile", refuse)
     with pytest.raises(KernelError, match=r"does not compile for sm_.*no such layout"):
         compile_kernels(several(), cache=cache, jobs=2)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_error_in_the_place_of_a_kernel(cache: KernelCache, jobs: int) -> None:
+    wrong = source(wrong_name, {"x": "*fp32"})
+    good, bad, again = try_kernels([add_source(), wrong, add_source()], cache=cache, jobs=jobs)
+    assert isinstance(bad, KernelError) and "nowhere is not defined" in str(bad)
+    assert isinstance(good, CompiledKernel) and again is good
+    assert [path.name for path in cache.directory.iterdir()] == [
+        cache.path(add_source().key()).name
+    ]
 
 
 def test_a_compiler_that_ends_is_named(cache: KernelCache, monkeypatch: pytest.MonkeyPatch) -> None:

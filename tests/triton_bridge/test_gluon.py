@@ -7,7 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from tvm import relax
 
-from relax_fusion.launch.prim_func import KERNELS_ATTR, kernel_of_attr
+from relax_fusion.launch.body import kernel_of_attr
+from relax_fusion.transforms.modules import KERNELS_ATTR
 from relax_fusion.triton_bridge import OUT, TensorMap, call_tir_extern
 
 from .common import H200

@@ -19,7 +19,7 @@ import tvm
 from tvm import ir, relax, tirx
 
 from relax_fusion.launch.arguments import Part
-from relax_fusion.launch.prim_func import KERNELS_ATTR
+from relax_fusion.transforms.modules import KERNELS_ATTR
 from relax_fusion.triton_bridge import (
     OUT,
     EmbedTritonKernels,

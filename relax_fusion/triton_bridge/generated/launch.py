@@ -18,7 +18,7 @@ from ...launch.arguments import TensorMap, Workspace
 from ...workload import Chain, DynamicDim, MatmulChain
 from ..kernel import KernelOptions
 from ..operands import named_operands
-from ..steps import Step, ceil_div
+from ..steps import Step, ceil_div, fewer
 from .function import function_of
 from .text import Means, Parameter, kernel_text
 from .tiles import Blocks
@@ -29,6 +29,7 @@ def generated_steps(
     plan: GeneratedPlan,
     inputs: Sequence[ir.Expr],
     dims: Mapping[str, ir.Expr],
+    bounds: Mapping[str, int],
     dev: DeviceSpec,
 ) -> list[Step]:
     """Return the launches that compute `work`, in order.
@@ -43,10 +44,13 @@ def generated_steps(
         The inputs of ``work.graph``, in order.
     dims : mapping of str to PrimExpr
         The values of its dynamic dimensions.
+    bounds : mapping of str to int
+        The largest values with which these launches are called, of some of them.
     dev : DeviceSpec
         Where it will run.
     """
     given = named_operands(work, inputs)
+    few = {name: fewer(size, bounds.get(name)) for name, size in dims.items()}
     every = launches(work.graph, plan)
     dependent = dev.capabilities.dependent_launch and len(every) > 1
     steps = []
@@ -58,7 +62,7 @@ def generated_steps(
             announces=dependent and not last,
         )
         for operand in launched.graph.outputs if not last else ():
-            shape = [dims[d.name] if isinstance(d, DynamicDim) else d for d in operand.shape or ()]
+            shape = [few[d.name] if isinstance(d, DynamicDim) else d for d in operand.shape or ()]
             given[operand.name] = Workspace(shape, operand.dtype)
         steps.append(_step(launched, means, given, dims))
     return steps

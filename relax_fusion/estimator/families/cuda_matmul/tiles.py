@@ -1,8 +1,8 @@
 """Plans of the matmul kernel in CUDA C++, and what a thread block of one holds.
 
 ``wgmma`` multiplies 64 lines of one operand, the tall one, by a multiple of 8 lines of the other,
-the wide one.  Weights are tall, so that a tile has a multiple of 64 features, and of 8 rows; or rows
-are.
+the wide one.  Weights are tall, so that a tile has a multiple of 64 features and of 8 rows; where
+operands are swapped, rows are.
 """
 
 from __future__ import annotations

@@ -1,0 +1,84 @@
+"""What the fusing passes can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import InstanceOf, SkipValidation
+from tvm.target import Target
+
+from ..errors import PipelineError, TilePlanError
+from ..estimator.measured import Measured
+from ..estimator.tile_plan import PlanTable, TilePlan
+from ..hardware.target import host_target
+from ..report.decision import Decision
+from ..validation import Count, check, shown
+
+Plans = Mapping[str, TilePlan | PlanTable]
+Bound = Count
+"""The largest value of a symbolic variable; sizes of tensors have to fit 64 bits."""
+
+
+@dataclass(frozen=True)
+class FuseOptions:
+    """What a user can say about fusing; shared by all passes.
+
+    Parameters
+    ----------
+    target : Target, optional
+        The device; by default the target in scope, else this machine's CPU.
+    plans : mapping of str to TilePlan or PlanTable
+        Plans that replace the estimator's, by workload key or by pass name.
+    always_fuse : bool
+        Fuse also where the estimator predicts a loss: to look at kernels, or to measure them.
+    bounds : mapping of str to int
+        Largest values of symbolic variables, by name.
+    decisions : list of Decision, optional
+        Gets a record of every chain that was looked at.
+    backend : {"tir", "triton", "mixed"}
+        Who emits the kernels; "mixed": for each size who is faster.  Those of Triton are put in
+        place by a later pass,
+        `relax_fusion.triton_bridge.EmitTritonKernels`.
+    allow_tf32 : bool
+        Let tensor cores multiply float32 as tf32, which has 10 bits of mantissa.
+    validate : bool or "strict"
+        Interpret what every kernel replaces beside what it computes, and leave a chain alone where
+        they differ; "strict" raises `EquivalenceError` there.
+    measured : Measured, optional
+        Times on the device, by which plans are chosen where there are some:
+        ``Database(path).measured(str(target))``.
+    disable : tuple of str
+        Names of passes that do not run: what they would take is free for others.
+    autotune : bool
+        Have Triton's kernels of the four best-priced plans measured at their first call.
+    """
+
+    target: Target | None = None
+    plans: Annotated[Plans, SkipValidation] = field(default_factory=dict)
+    bounds: Mapping[str, Bound] = field(default_factory=dict)
+    decisions: Annotated[list[Decision], InstanceOf()] | None = None
+    always_fuse: bool = False
+    backend: Literal["tir", "triton", "mixed"] = "tir"
+    allow_tf32: bool = False
+    validate: bool | Literal["strict"] = False
+    measured: InstanceOf[Measured] | None = None
+    disable: tuple[str, ...] = ()
+    autotune: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that no pass could honour, before any chain is looked at."""
+        check(self, PipelineError)
+        if self.autotune and self.backend == "tir":
+            raise PipelineError("autotune=True measures kernels of Triton; backend is 'tir'")
+        if not isinstance(self.plans, Mapping):
+            raise TilePlanError(f"plans is {shown(self.plans)}; must map names to tile plans")
+        for name, plan in self.plans.items():
+            if not isinstance(plan, TilePlan | PlanTable):
+                detail = f"is {shown(plan)}; must be a TilePlan or PlanTable"
+                raise TilePlanError(f"plans[{shown(name)}] {detail}")
+
+    def resolved_target(self) -> Target:
+        """Return the target, falling back to the one in scope and then to this machine."""
+        return self.target or Target.current(allow_none=True) or host_target()
