@@ -20,52 +20,53 @@ from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
 from .tiles import BLOCK_K, LINE_BYTES, PART, CudaPlan, clusters_at_once
 
-FILL_S = 1.48e-6
+FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
 
-READ_EFFICIENCY = 0.956
+READ_EFFICIENCY = 0.942
 """Part of the peak bandwidth of memory that long reads reach."""
 
-RAMP_S, RAMP_BYTES = 17.3e-6, 125e6
+RAMP_S, RAMP_BYTES = 16.3e-6, 119e6
 """What reads lose before they reach it: at most `RAMP_S`, half of that for `RAMP_BYTES`."""
 
-LATENCY_S = 1.34e-6
+LATENCY_S = 1.37e-6
 """From the copy that fills a stage to its products: so long a turn of the ring takes at least."""
 
-L2_PART = 1.43
-"""What all tiles together get of weights from L2, as a part of `DeviceSpec.l2_bytes_per_s`."""
+L2_PART = 1.375
+"""What all tiles together get of weights from L2, as a part of `DeviceSpec.l2_bytes_per_s`.  Rows
+are asked for by all multiprocessors at about the same time, and cost nothing that is seen here."""
 
-FEED_BYTES_PER_CLOCK = 74.0
+FEED_BYTES_PER_CLOCK = 73.1
 """What one multiprocessor gets of its copies, from L2 or from a neighbour of its cluster."""
 
 TENSOR_PART = 1.082
-"""Rate of the tensor cores beside the data sheet's, which counts a clock lower than the highest."""
+"""Rate of the tensor cores at `DeviceSpec.clock_hz`, 4096 operations of float16 a clock, beside the
+data sheet's, which counts a lower clock.  By the hardware, not fitted."""
 
-OPERAND_CLOCKS = 16
-"""Clocks in which shared memory gives the 64 lines of one ``wgmma``; the wide ones take 1 for 4."""
+OPERAND_CLOCKS, WIDE_LINES_PER_CLOCK = 16, 4
+"""Clocks in which shared memory gives the 64 tall lines of one ``wgmma``, and how many wide lines
+it gives in one: 128 bytes a clock.  By the hardware, not fitted."""
 
-ALONE_CLOCKS = 24.0
-"""What a step takes longer where no other warp group multiplies while one waits for it."""
-
-SLOWED_PART, SLOWED_S = 0.588, 163e-6
+SLOWED_PART, SLOWED_S = 0.565, 158e-6
 """Kernels that multiply long reach the limit of power, and the clock falls: their steps take up to
 `SLOWED_PART` longer, half of that after `SLOWED_S`."""
 
-TILE_S, ELEMENT_S, TURNED_PART = 0.298e-6, 45e-12, 0.41
-"""What carrying out a tile takes, and each of its elements; and a part more of the latter where
-rows are the tall operand, of which 64 bytes are stored at a time."""
+SUM_S, TURNED_PART = 55.6e-12, 0.244
+"""What each sum of a tile takes on its way out, while nothing is multiplied; and which part more
+where rows are the tall operand, of which 64 bytes are stored at a time."""
 
-MERGE_S, MERGE_ELEMENT_S = 0.383e-6, 0.233e-9
-"""What adding up parts of k takes: each time their number doubles, and for each sum of a tile."""
+MERGE_S, MERGE_SUM_S = 0.318e-6, 0.218e-9
+"""What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
+doubles; `MERGE_SUM_S` for each sum of a tile."""
 
-NEXT_BLOCK_S = 3.51e-6
+NEXT_BLOCK_S = 3.17e-6
 """What blocks that begin when others have ended take until they multiply.  Only where k is split:
 else each block goes on to its next tile."""
 
-CLUSTER_S = 0.879e-6
-"""What blocks take longer to begin and to end that share copies."""
+CLUSTER_S = 0.908e-6
+"""What blocks that share copies take longer to begin and to end."""
 
-STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 3.48
+STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
 """How times that overlap add up: as the sum of their powers.  The higher, the more the longest
 hides: within a step; of memory and L2; of these and the steps."""
 
@@ -80,7 +81,6 @@ class _Tile(NamedTuple):
     at_once: int  # clusters
     splits: int
     flops: float  # of a step, as all that follow up to `turn_s`
-    wait_clocks: float
     operand_clocks: float
     copied_bytes: float
     weight_bytes: float  # asked from L2: less than it gets where blocks share copies
@@ -94,11 +94,10 @@ class _Tile(NamedTuple):
 def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
-    elements = plan.block_m * plan.block_n / plan.split_k
+    sums = weights * plan.block_m * plan.block_n
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
-        sums = weights * plan.block_m * plan.block_n
-        once += MERGE_S * (plan.split_k.bit_length() - 1) + MERGE_ELEMENT_S * sums
+        once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
     return _Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
@@ -107,13 +106,12 @@ def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
         at_once=clusters_at_once(plan, sm_count),
         splits=plan.split_k,
         flops=2.0 * parts * PART * wide * BLOCK_K,
-        wait_clocks=ALONE_CLOCKS if plan.groups * plan.blocks == 1 else 0.0,
-        operand_clocks=parts * (BLOCK_K // 16) * (OPERAND_CLOCKS + wide / 4),
+        operand_clocks=parts * (BLOCK_K // 16) * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
         copied_bytes=(plan.block_m + weights * plan.block_n) * LINE_BYTES,
         weight_bytes=weights * plan.block_n * LINE_BYTES / plan.cluster_m,
         turn_s=LATENCY_S / plan.num_stages,
-        carry_s=TILE_S + ELEMENT_S * elements * (1 + TURNED_PART * plan.swapped),
-        elements=elements,
+        carry_s=SUM_S * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
+        elements=sums / weights / plan.split_k,
         once_s=once,
     )
 
@@ -138,8 +136,7 @@ def _launch(tile: _Tile, shape: MatmulShape, dev: DeviceSpec, rows: int, n: int)
     asked = clusters * tile.blocks * steps  # steps of all blocks
 
     clock, flops_per_s = dev.clock_hz, dev.tensor_flops_per_s(shape.dtype) * TENSOR_PART
-    product = tile.flops * dev.sm_count / flops_per_s
-    multiply = product + tile.wait_clocks / clock
+    multiply = tile.flops * dev.sm_count / flops_per_s
     read = tile.operand_clocks / clock
     copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
     turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
