@@ -19,6 +19,7 @@ from ..workload import Workload
 from .families.cpu_attention import CpuAttention
 from .families.cpu_chain import CpuChain
 from .families.cpu_tiles import CpuTiles
+from .families.cuda_matmul.family import CudaMatmul
 from .families.dot_products import DotProducts
 from .families.few_rows.family import FewRows
 from .families.few_rows.packed import PackedRows
@@ -41,7 +42,7 @@ from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
 Family = KernelFamily[Any]
 
 FAMILIES: list[Family] = [
-    *(TritonMatmul(), TritonAttention(), Generated()),
+    *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
     *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain()),

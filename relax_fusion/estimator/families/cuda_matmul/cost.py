@@ -1,16 +1,227 @@
-"""What a launch of the matmul kernel in CUDA C++ costs."""
+"""What the launches of a plan of the matmul kernel in CUDA C++ cost.
+
+A multiprocessor goes from tile to tile.  A step along k takes as long as the longest of four: its
+tensor cores multiply, they read operands from shared memory, the copies of the step come from L2,
+and each stage of the ring waits for memory once in a turn of the ring.  All multiprocessors
+together wait for memory to give the weights once, and for L2 to give them to each tile that asks.
+What comes before the first step and after the last of a tile is added.  Constants were fitted to
+52,758 timings on an H200, float16, each replay of a CUDA graph with a cold L2:
+`docs/experiments/2026-11-24-cuda_matmul.md`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
 from ....hardware import DeviceSpec
-from ...prediction import Prediction, ceil_div
+from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
-from .tiles import CudaPlan
+from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
+from .tiles import BLOCK_K, LINE_BYTES, PART, CudaPlan, clusters_at_once
+
+FILL_S = 1.71e-6
+"""From the start of a kernel to its first product, and from its last to its end."""
+
+READ_EFFICIENCY = 0.928
+"""Part of the peak bandwidth of memory that long reads reach."""
+
+RAMP_S, RAMP_BYTES = 15.2e-6, 112e6
+"""What reads lose before they reach it: at most `RAMP_S`, half of that for `RAMP_BYTES`."""
+
+AGAIN_PART = 0.147
+"""What reading weights takes longer, at most, where several row tiles ask for them without sharing
+copies: some come from memory again.  Half of it for two."""
+
+LATENCY_S = 1.37e-6
+"""From the copy that fills a stage to its products: so long a turn of the ring takes at least."""
+
+L2_PART = 1.452
+"""What all tiles together get of weights from L2, as a part of `DeviceSpec.l2_bytes_per_s`.  Rows
+are asked for by all multiprocessors at about the same time, and cost nothing that is seen here."""
+
+FEED_BYTES_PER_CLOCK = 73.1
+"""What one multiprocessor gets of its copies, from L2 or from a neighbour of its cluster."""
+
+TENSOR_PART = 1.082
+"""Rate of the tensor cores at `DeviceSpec.clock_hz`, 4096 operations of float16 a clock, beside the
+data sheet's, which counts a lower clock.  By the hardware, not fitted."""
+
+OPERAND_CLOCKS, WIDE_LINES_PER_CLOCK = 16, 4
+"""Clocks in which shared memory gives the 64 tall lines of one ``wgmma``, and how many wide lines
+it gives in one: 128 bytes a clock.  By the hardware, not fitted."""
+
+SLOWED_PART, SLOWED_S = 0.564, 155e-6
+"""Kernels that multiply long reach the limit of power, and the clock falls: their steps take up to
+`SLOWED_PART` longer, half of that after `SLOWED_S`."""
+
+SUM_S, TURNED_PART = 56.6e-12, 0.235
+"""What each sum of a tile takes on its way out, while nothing is multiplied; and which part more
+where rows are the tall operand, of which 64 bytes are stored at a time."""
+
+MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
+"""What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
+doubles; `MERGE_SUM_S` for each sum of a tile."""
+
+NEXT_BLOCK_S = 3.17e-6
+"""What blocks that begin when others have ended take until they multiply.  Only where k is split:
+else each block goes on to its next tile."""
+
+CLUSTER_S = 0.908e-6
+"""What blocks that share copies take longer to begin and to end."""
+
+STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
+"""How times that overlap add up: as the sum of their powers.  The higher, the more the longest
+hides: within a step; of memory and L2; of these and the steps."""
 
 
-def predict(plan: CudaPlan, shape: MatmulShape, dev: DeviceSpec, rows: int) -> Prediction:
-    """Return what a plan costs at some rows."""
-    tiles = sum(ceil_div(n, plan.block_n) for n in shape.n_parts) * ceil_div(rows, plan.block_m)
-    sums = shape.k * plan.block_m * plan.block_n * shape.parts * ceil_div(tiles, dev.sm_count)
-    each = 2 * sums / dev.tensor_flops_per_s(shape.dtype) * dev.sm_count
-    return Prediction(dev.launch_s + each, shape.weight_bytes, shape.flops(rows), 1, "compute")
+class _Tile(NamedTuple):
+    """What a plan asks for on its own, whatever the workload's sizes are."""
+
+    rows: int  # and features of the tiles of a cluster
+    features: int
+    blocks: int  # of a cluster
+    residents: int  # of a multiprocessor
+    at_once: int  # clusters
+    splits: int
+    flops: float  # of a step, as all that follow up to `turn_s`
+    operand_clocks: float
+    copied_bytes: float
+    weight_bytes: float  # asked from L2: less than it gets where blocks share copies
+    turn_s: float
+    carry_s: float  # once for each tile, or behind the last one where warp groups take turns
+    carried: bool  # behind each
+    elements: float  # whose activations a block computes
+    once_s: float  # once for each launch
+
+
+@lru_cache(maxsize=1 << 12)
+def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
+    parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
+    wide = plan.wide / plan.groups_wide
+    sums = weights * plan.block_m * plan.block_n
+    once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
+    if plan.split_k > 1:
+        once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
+    return _Tile(
+        rows=plan.block_m * plan.cluster_m,
+        features=plan.block_n * plan.cluster_n,
+        blocks=plan.cluster,
+        residents=plan.blocks,
+        at_once=clusters_at_once(plan, sm_count),
+        splits=plan.split_k,
+        flops=2.0 * parts * PART * wide * BLOCK_K,
+        operand_clocks=parts * (BLOCK_K // 16) * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
+        copied_bytes=(plan.block_m + weights * plan.block_n) * LINE_BYTES,
+        weight_bytes=weights * plan.block_n * LINE_BYTES / plan.cluster_m,
+        turn_s=LATENCY_S / plan.num_stages,
+        carry_s=SUM_S * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
+        carried=plan.turns == 1,
+        elements=sums / weights / plan.split_k,
+        once_s=once,
+    )
+
+
+class _Launch(NamedTuple):
+    """How long one launch takes, and the longest of its times."""
+
+    seconds: float
+    waves: int
+    dram: float
+    l2: float
+    compute: float
+    latency: float
+
+
+def _launch(
+    tile: _Tile, shape: MatmulShape, dev: DeviceSpec, rows: int, columns: Sequence[int]
+) -> _Launch:
+    """Return what a launch takes for weights of so many features."""
+    row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
+    clusters = row_tiles * sum(ceil_div(each, tile.features) for each in columns)
+    waves = ceil_div(clusters, tile.at_once)
+    busiest = ceil_div(clusters * tile.residents, tile.at_once)  # tiles of one multiprocessor
+    steps = ceil_div(ceil_div(shape.k, BLOCK_K), tile.splits)
+    asked = clusters * tile.blocks * steps  # steps of all blocks
+
+    clock, flops_per_s = dev.clock_hz, dev.tensor_flops_per_s(shape.dtype) * TENSOR_PART
+    multiply = tile.flops * dev.sm_count / flops_per_s
+    read = tile.operand_clocks / clock
+    copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
+    turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
+    step = multiply**STEP_POWER + read**STEP_POWER + copy**STEP_POWER + turn**STEP_POWER
+    mine = busiest * steps
+    inside = mine * step ** (1 / STEP_POWER)
+    multiplied = asked * tile.flops / flops_per_s
+    inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
+
+    weight_bytes = shape.parts * n * shape.k * shape.in_bytes
+    moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
+    again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
+    dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
+    l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
+    memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
+    ramp = RAMP_S * moved / (moved + RAMP_BYTES)
+
+    carry = tile.carry_s
+    if shape.slots:
+        per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
+        carry += tile.elements * shape.slots / per_sm
+    seconds = (inside**WHOLE_POWER + memory**WHOLE_POWER) ** (1 / WHOLE_POWER)
+    seconds += ramp + (busiest if tile.carried else 1) * carry + tile.once_s
+    if tile.splits > 1:
+        seconds += (waves - 1) * NEXT_BLOCK_S
+    return _Launch(
+        seconds, waves, dram + ramp, max(l2, mine * copy), mine * max(multiply, read), mine * turn
+    )
+
+
+def predict(
+    plan: CudaPlan,
+    shape: MatmulShape,
+    columns: Sequence[Sequence[int]],
+    dev: DeviceSpec,
+    rows: int,
+) -> Prediction:
+    """Return what the launches of a workload cost, behind that of a norm.
+
+    Parameters
+    ----------
+    plan : CudaPlan
+        The tiles.
+    shape : MatmulShape
+        The workload, with the columns of rotated projections as they are (``pairs=False``).
+    columns : sequence of sequence of int
+        Features of the weights of each launch.
+    dev : DeviceSpec
+        The device.
+    rows : int
+        Rows of x.
+
+    Returns
+    -------
+    Prediction
+        From launch to end, in seconds.
+    """
+    tile = _tile(plan, shape.parts, dev.sm_count)
+    start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
+    all_of = [_launch(tile, shape, dev, rows, some) for some in columns]
+    found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
+    seconds = start + found.seconds
+    beside = shape.side_row_bytes
+    if shape.has_norm:
+        seconds += NORM_S["persistent"]
+        beside += shape.x_row_bytes + shape.k * shape.in_bytes  # read, and written for the matmul
+    seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    terms: dict[Bound, float] = {
+        "launch": start,
+        "dram": found.dram,
+        "l2": found.l2,
+        "compute": found.compute,
+        "latency": found.latency,
+    }
+    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    return Prediction(
+        seconds, shape.weight_bytes + moved, shape.flops(rows), found.waves, largest(terms)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import product
+from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
@@ -28,20 +28,81 @@ from .tiles import (
     other_bytes,
     smem_bytes,
     stage_bytes,
+    together,
 )
 
 LINES = (*range(8, 65, 8), *range(80, 257, 16))
 """Lines of the wide operand that are tried: all that there are up to 64, and every other one."""
 
-SIDES = {
-    1: ((64, 1, 1), (128, 2, 1), (192, 1, 2), (192, 3, 1), (256, 2, 1), (320, 1, 2)),
-    2: ((64, 1, 1), (64, 1, 2), (128, 2, 1), (128, 1, 2), (192, 3, 1)),
-}
-"""Lines of the tall operand, and warp groups along the tall and the wide one; by weights, 2 of a
-gated pair."""
 
-SPLITS = (2, 4, 8)
-"""Parts of k, of which each block of a cluster sums one."""
+class _Kind(NamedTuple):
+    """Tiles that differ in the lines of their wide operand alone."""
+
+    tall: int
+    groups_tall: int  # warp groups along the tall operand, and along the wide one
+    groups_wide: int
+    swapped: int
+    least: int  # lines of the wide operand
+    most: int
+    blocks: int = 1
+    cluster_m: int = 1
+    split_k: int = 1
+    turns: int = 1
+
+
+KINDS = {
+    1: (
+        _Kind(64, 1, 1, 0, 8, 256),
+        _Kind(64, 1, 1, 0, 80, 128, cluster_m=2),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2),
+        _Kind(64, 1, 1, 0, 8, 64, split_k=2),
+        _Kind(64, 1, 1, 0, 8, 64, split_k=4),
+        _Kind(64, 1, 1, 0, 8, 32, split_k=8),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2, split_k=2),
+        _Kind(64, 1, 1, 0, 8, 64, blocks=2, split_k=4),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2, split_k=8),
+        _Kind(128, 2, 1, 0, 8, 256),
+        _Kind(128, 2, 1, 0, 96, 128, cluster_m=2),
+        _Kind(192, 3, 1, 0, 80, 192),
+        _Kind(192, 1, 2, 0, 208, 224),
+        _Kind(256, 2, 1, 0, 80, 176),
+        _Kind(256, 2, 1, 0, 112, 128, cluster_m=2),
+        _Kind(64, 1, 1, 1, 16, 128),
+        _Kind(64, 1, 1, 1, 40, 64, split_k=2),
+        _Kind(64, 1, 1, 1, 56, 96, split_k=4),
+        _Kind(128, 2, 1, 1, 80, 256),
+        _Kind(128, 2, 1, 1, 80, 256, cluster_m=2),
+        _Kind(128, 2, 1, 1, 48, 112, split_k=2),
+        _Kind(192, 1, 2, 1, 80, 224),
+        _Kind(256, 2, 1, 1, 80, 176),
+        *(_Kind(128, 1, 1, swapped, 96, 176, turns=2) for swapped in (0, 1)),
+        *(_Kind(64, 1, 1, swapped, 128, 256, turns=2) for swapped in (0, 1)),
+        *(_Kind(192, 1, 1, swapped, 80, 112, turns=2) for swapped in (0, 1)),
+    ),
+    2: (
+        _Kind(64, 1, 1, 0, 8, 128),
+        _Kind(64, 1, 1, 0, 8, 32, cluster_m=2),
+        _Kind(64, 1, 1, 0, 96, 128, cluster_m=2),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2, split_k=2),
+        _Kind(64, 1, 1, 0, 8, 32, blocks=2, split_k=4),
+        _Kind(64, 1, 2, 0, 16, 256),
+        _Kind(128, 2, 1, 0, 8, 176),
+        _Kind(64, 1, 1, 1, 16, 176),
+        _Kind(64, 1, 1, 1, 16, 64, blocks=2),
+        _Kind(64, 1, 2, 1, 64, 176),
+        _Kind(128, 2, 1, 1, 80, 176),
+        _Kind(128, 2, 1, 1, 96, 176, cluster_m=2),
+        _Kind(192, 1, 2, 1, 80, 112),
+        _Kind(256, 2, 1, 1, 72, 88),
+        _Kind(64, 1, 1, 0, 96, 176, turns=2),
+        _Kind(64, 1, 1, 1, 64, 128, turns=2),
+        _Kind(128, 1, 1, 1, 56, 88, turns=2),
+    ),
+}
+"""Tiles that are tried, by weights, 2 of a gated pair: kinds and lines that came within 2 % of the
+fastest plan in some of 739 shapes that were timed
+(`docs/experiments/2026-11-24-cuda_matmul.md` says what was left out, and why)."""
 
 MOST_STAGES = 12
 
@@ -50,13 +111,6 @@ MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
 
 MOST_LINES = 256
 """Of a warp group: the widest ``wgmma``."""
-
-SHARED_LINES = 128
-"""Rows of a tile up to which it is worth sharing copies of weights in a cluster: with more, a tile
-multiplies longer than it loads."""
-
-SPLIT_LINES = 128
-"""Rows, and features, of a tile up to which k is split."""
 
 MOST_OF_TWO_BLOCKS = 64
 """Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
@@ -84,8 +138,6 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         shape = matmul_shape(work)
         if shape.unpacked_bytes:
             return f"family {FAMILY!r} reads weights that are not packed"
-        if shape.layouts != {"nk"}:
-            return f"weights lie as [k, n], family {FAMILY!r} reads [n, k]"
         if work.k % 8:
             return f"k is {work.k}, rows of a tensor map must be multiples of 8 elements"
         return next(filter(None, map(_refused, _projections(work))), None)
@@ -105,7 +157,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
                 yield f"{name} is {getattr(plan, name)}, must be a multiple of {lines}"
         if plan.wide // plan.groups_wide > MOST_LINES:
             yield f"a warp group has {plan.wide // plan.groups_wide} lines, at most {MOST_LINES}"
-        given = {"block_k": BLOCK_K, "num_warps": 4 * (plan.groups + 1)}
+        if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
+            yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
+        given = {"block_k": BLOCK_K, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
@@ -127,9 +181,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
-        return cost.predict(
-            CudaPlan.of(plan), matmul_shape(work, pairs=False), dev, rows_of(work, size)
-        )
+        shape = matmul_shape(work, pairs=False)
+        columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
+        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size))
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -139,12 +193,14 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
 
 def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
-    if plan.groups > max(MOST_ACCUMULATORS):
-        yield f"{plan.groups} warp groups multiply, at most {max(MOST_ACCUMULATORS)}"
+    if plan.multiplying > max(MOST_ACCUMULATORS):
+        yield f"{plan.multiplying} warp groups multiply, at most {max(MOST_ACCUMULATORS)}"
         return
-    most = MOST_ACCUMULATORS[plan.groups]
+    if plan.turns > 1 and (plan.turns, plan.groups, plan.split_k) != (2, 1, 1):
+        yield f"{plan.turns} turns of {plan.groups} warp groups, must be 2 of 1, and k not split"
+    most = MOST_ACCUMULATORS[plan.multiplying]
     if plan.blocks > 1:
-        if (plan.blocks, plan.groups) != (2, 1):
+        if (plan.blocks, plan.multiplying) != (2, 1):
             yield f"a multiprocessor holds {plan.blocks} blocks, at most 2 of one warp group"
         most = MOST_OF_TWO_BLOCKS
     if accumulators(plan, weights) > most:
@@ -187,39 +243,35 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 @lru_cache(maxsize=8)
 def _plans(weights: int, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
-    """Return the plans for one weight, or for two of a gated pair."""
+    """Return the plans for one weight, or for two of a gated pair, with as many stages as fit."""
     found: list[CudaPlan] = []
-    for (tall, *groups), wide, swapped in product(SIDES[weights], LINES, (0, 1)):
-        one = _tile(tall, wide, (groups[0], groups[1]), swapped)
-        if wide % (8 * groups[1]) or accumulators(one, weights) > MOST_ACCUMULATORS[one.groups]:
-            continue
-        if swapped and tall > 128:  # rows come in all numbers
-            continue
-        blocks = [1] + [2] * (one.groups == 1 and accumulators(one, weights) <= MOST_OF_TWO_BLOCKS)
-        for each in blocks:
-            smem = min(sm_smem // each - SYSTEM_SMEM_BYTES, block_smem)
-            room = smem - other_bytes(one) - 2 * 8 * MOST_STAGES
-            stages = min(MOST_STAGES, room // stage_bytes(one, weights))
-            plan = replace(one, num_stages=stages, blocks=each)
-            found.append(plan)
-            if max(one.block_m, one.block_n) <= SPLIT_LINES:
-                found += [replace(plan, split_k=split) for split in SPLITS]
-            if one.block_m <= SHARED_LINES and each == 1 and one.box_n % 16 == 0:
-                found.append(replace(plan, cluster_m=2))
+    for kind in KINDS[weights]:
+        smem = min(sm_smem // kind.blocks - SYSTEM_SMEM_BYTES, block_smem)
+        for wide in LINES:
+            if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:
+                plan = _plan(kind, wide)
+                room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+                stages = min(MOST_STAGES, room // stage_bytes(plan, weights))
+                found.append(replace(plan, num_stages=stages))
     return tuple(found)
 
 
-def _tile(tall: int, wide: int, groups: tuple[int, int], swapped: int) -> CudaPlan:
-    """Return a plan by its tall and wide lines, and the warp groups along these."""
-    rows, features = (tall, wide) if swapped else (wide, tall)
-    groups_m, groups_n = groups if swapped else groups[::-1]
+def _plan(kind: _Kind, wide: int) -> CudaPlan:
+    """Return the plan of one stage with so many lines of the wide operand."""
+    rows, features = (kind.tall, wide) if kind.swapped else (wide, kind.tall)
+    groups = kind.groups_tall, kind.groups_wide
+    groups_m, groups_n = groups if kind.swapped else groups[::-1]
     return CudaPlan(
         *(rows, features, BLOCK_K),
+        split_k=kind.split_k,
         num_stages=1,
-        num_warps=4 * (groups_m * groups_n + 1),
+        num_warps=4 * (groups_m * groups_n * kind.turns + 1),
         backend="triton",
         family=FAMILY,
-        swapped=swapped,
+        swapped=kind.swapped,
         groups_m=groups_m,
         groups_n=groups_n,
+        cluster_m=kind.cluster_m,
+        turns=kind.turns,
+        blocks=kind.blocks,
     )
