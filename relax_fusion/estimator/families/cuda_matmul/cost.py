@@ -23,16 +23,20 @@ from .tiles import BLOCK_K, LINE_BYTES, PART, CudaPlan, clusters_at_once
 FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
 
-READ_EFFICIENCY = 0.942
+READ_EFFICIENCY = 0.928
 """Part of the peak bandwidth of memory that long reads reach."""
 
-RAMP_S, RAMP_BYTES = 16.3e-6, 119e6
+RAMP_S, RAMP_BYTES = 15.2e-6, 112e6
 """What reads lose before they reach it: at most `RAMP_S`, half of that for `RAMP_BYTES`."""
+
+AGAIN_PART = 0.147
+"""What reading weights takes longer, at most, where several row tiles ask for them without sharing
+copies: some come from memory again.  Half of it for two."""
 
 LATENCY_S = 1.37e-6
 """From the copy that fills a stage to its products: so long a turn of the ring takes at least."""
 
-L2_PART = 1.375
+L2_PART = 1.452
 """What all tiles together get of weights from L2, as a part of `DeviceSpec.l2_bytes_per_s`.  Rows
 are asked for by all multiprocessors at about the same time, and cost nothing that is seen here."""
 
@@ -47,15 +51,15 @@ OPERAND_CLOCKS, WIDE_LINES_PER_CLOCK = 16, 4
 """Clocks in which shared memory gives the 64 tall lines of one ``wgmma``, and how many wide lines
 it gives in one: 128 bytes a clock.  By the hardware, not fitted."""
 
-SLOWED_PART, SLOWED_S = 0.565, 158e-6
+SLOWED_PART, SLOWED_S = 0.564, 155e-6
 """Kernels that multiply long reach the limit of power, and the clock falls: their steps take up to
 `SLOWED_PART` longer, half of that after `SLOWED_S`."""
 
-SUM_S, TURNED_PART = 55.6e-12, 0.244
+SUM_S, TURNED_PART = 56.6e-12, 0.235
 """What each sum of a tile takes on its way out, while nothing is multiplied; and which part more
 where rows are the tall operand, of which 64 bytes are stored at a time."""
 
-MERGE_S, MERGE_SUM_S = 0.318e-6, 0.218e-9
+MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
 doubles; `MERGE_SUM_S` for each sum of a tile."""
 
@@ -129,7 +133,8 @@ class _Launch(NamedTuple):
 
 def _launch(tile: _Tile, shape: MatmulShape, dev: DeviceSpec, rows: int, n: int) -> _Launch:
     """Return what a launch takes for a weight of `n` features."""
-    clusters = ceil_div(rows, tile.rows) * ceil_div(n, tile.features)
+    row_tiles = ceil_div(rows, tile.rows)
+    clusters = row_tiles * ceil_div(n, tile.features)
     waves = ceil_div(clusters, tile.at_once)
     busiest = ceil_div(clusters * tile.residents, tile.at_once)  # tiles of one multiprocessor
     steps = ceil_div(ceil_div(shape.k, BLOCK_K), tile.splits)
@@ -146,8 +151,10 @@ def _launch(tile: _Tile, shape: MatmulShape, dev: DeviceSpec, rows: int, n: int)
     multiplied = asked * tile.flops / flops_per_s
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
-    moved = (shape.parts * n * shape.k + rows * (n + shape.k)) * shape.in_bytes
-    dram = moved / (READ_EFFICIENCY * dev.dram_bytes_per_s)
+    weight_bytes = shape.parts * n * shape.k * shape.in_bytes
+    moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
+    again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
+    dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
