@@ -1,7 +1,7 @@
 """The price of the matmul kernel in CUDA C++ against a sample of the timings it was fitted to.
 
-Every 49th of the 739 shapes, and of each the four fastest plans and six others up to 1.6 times as
-long.  What these tests say of other shapes is in `docs/experiments/2026-11-24-cuda_matmul.md`.
+Every 49th of the 739 shapes, and of the plans that are offered for each the four fastest, and six
+others up to 1.6 times as long.  What these tests say of other shapes is in `docs/experiments/2026-11-24-cuda_matmul.md`.
 """
 
 from __future__ import annotations
