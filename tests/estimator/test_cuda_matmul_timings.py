@@ -1,7 +1,8 @@
 """The price of the matmul kernel in CUDA C++ against a sample of the timings it was fitted to.
 
 Every 49th of the 739 shapes, and of the plans that are offered for each the four fastest, and six
-others up to 1.6 times as long.  What these tests say of other shapes is in `docs/experiments/2026-11-24-cuda_matmul.md`.
+others up to 1.6 times as long.  `docs/experiments/2026-11-24-cuda_matmul.md` has what the price
+reached on all shapes, and on those that it was not fitted to.
 """
 
 from __future__ import annotations
