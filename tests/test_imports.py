@@ -13,8 +13,10 @@ ROOT = Path(relax_fusion.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
     ("hardware", "workload", "tiling", "errors", "validation", "estimator", "report"),
-    ("matching", "canonical", "compute", "equivalence", "transforms", "launch", "quantization")
-    + ("cuda_kernels",),
+    (
+        *("matching", "canonical", "compute", "equivalence", "transforms", "launch"),
+        *("quantization", "cuda_kernels"),
+    ),
     ("passes", "dlight_rules", "triton_bridge"),
     ("pipeline", "options", "entry", "models", "frontends", "mlc", "tuning"),
     ("cli",),

@@ -104,6 +104,10 @@ KINDS = {
 fastest plan in some of 739 shapes that were timed
 (`docs/experiments/2026-11-24-cuda_matmul.md` says what was left out, and why)."""
 
+FEW_TILES = 32
+"""Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
+was timed with more."""
+
 MOST_STAGES = 12
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
@@ -188,8 +192,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
-        """Offer the lowest tiles to any number of rows."""
-        return (plan for plan in plans if plan.block_m <= max(rows[1], PART))
+        """Leave out tiles that only pad, and tiles so low that many read each weight."""
+        least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
+        return (plan for plan in plans if least <= plan.block_m <= most)
 
 
 def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:

@@ -1,0 +1,254 @@
+"""Plans of the matmul kernel in CUDA C++: which are generated and refused, and their price."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relax_fusion.estimator.families.cuda_matmul import cost
+from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+from relax_fusion.estimator.families.cuda_matmul.tiles import (
+    CudaPlan,
+    accumulators,
+    clusters_at_once,
+    smem_bytes,
+    together,
+)
+from relax_fusion.estimator.families.triton_matmul.cost import NEXT_LAUNCH_S, NORM_S
+from relax_fusion.hardware import device
+from relax_fusion.workload import Projection
+
+from ..support.estimator_cases import GPU, gated_ffn, norm_matmul
+
+FAMILY = CudaMatmul()
+ALONE, GATED = norm_matmul(norm=None), gated_ffn()
+WORKS = {"qkv": ALONE, "gate_up": GATED}
+
+
+def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
+    numbers = {"num_stages": 4, "num_warps": 8, **fields}
+    return CudaPlan(block_m, block_n, 64, backend="triton", family="cuda", **numbers)
+
+
+SMALL = plan(64, 64)
+WIDE = plan(128, 256, num_warps=12, groups_n=2)
+TURNED = plan(128, 256, num_warps=12, groups_m=2, swapped=1)
+
+
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("name", ["h200", "h100", "h100_pcie"])
+def test_plans_fit(work, name) -> None:
+    dev = device(name)
+    found = list(FAMILY.plans(work, dev))
+    assert len(found) == len(set(found))
+    assert 100 <= len(found) <= 220
+    assert all(not list(FAMILY.violations(p, work, dev)) for p in found)
+    # No further stage fits
+    more = [replace(p, num_stages=p.num_stages + 1) for p in found if p.num_stages < 12]
+    assert more and all(list(FAMILY.violations(p, work, dev)) for p in more)
+
+
+def test_plans_of_every_kind() -> None:
+    one, pair = (list(FAMILY.plans(work, GPU)) for work in WORKS.values())
+    assert {p.block_m for p in one} >= set(range(8, 65, 8))
+    assert {p.split_k for p in one} == {1, 2, 4, 8}
+    for found in (one, pair):
+        assert {p.swapped for p in found} == {0, 1}
+        assert {(p.blocks, p.cluster_m) for p in found} == {(1, 1), (1, 2), (2, 1)}
+
+
+@pytest.mark.parametrize(
+    ("own", "weights", "of_a_thread", "smem"),
+    [
+        # 4 stages of 64 + 64 lines of 128 bytes, 4 KiB on their way out, and 8 barriers
+        (SMALL, 1, 32, 4 * 128 * 128 + 4096 + 64),
+        (SMALL, 2, 64, 4 * 192 * 128 + 4096 + 64),
+        (WIDE, 1, 128, 4 * 384 * 128 + 2 * 4096 + 64),
+        (TURNED, 1, 128, 4 * 384 * 128 + 2 * 4096 + 64),
+    ],
+)
+def test_resources(own, weights, of_a_thread, smem) -> None:
+    assert (accumulators(own, weights), smem_bytes(own, weights)) == (of_a_thread, smem)
+
+
+SENTENCES = [
+    (replace(SMALL, block_n=96), ALONE, "block_n is 96, must be a multiple of 64"),
+    (replace(SMALL, block_m=60), ALONE, "block_m is 60, must be a multiple of 8"),
+    (replace(TURNED, block_m=192), ALONE, "block_m is 192, must be a multiple of 128"),
+    (replace(SMALL, block_m=264, num_stages=3), ALONE, "a warp group has 264 lines, at most 256"),
+    (replace(SMALL, block_k=32), ALONE, "block_k is 32, family 'cuda' has 64 for this"),
+    (replace(SMALL, num_warps=4), ALONE, "num_warps is 4, family 'cuda' has 8 for this"),
+    (
+        replace(SMALL, block_n=256, groups_n=4, num_warps=20),
+        ALONE,
+        "4 warp groups multiply, at most 3",
+    ),
+    (
+        replace(WIDE, blocks=2),
+        ALONE,
+        "a multiprocessor holds 2 blocks, at most 2 of one warp group",
+    ),
+    (replace(WIDE, block_m=184), ALONE, "a thread has 184 accumulators, at most 176 fit"),
+    (replace(SMALL, cluster_m=3), ALONE, "a cluster has 3 thread blocks, must be 1, 2, 4 or 8"),
+    (
+        replace(SMALL, cluster_m=2, split_k=2),
+        ALONE,
+        "split_k is 2, blocks that split k share no copies",
+    ),
+    (replace(SMALL, split_k=8), norm_matmul(k=256), "split_k is 8, k has 4 blocks"),
+    (
+        replace(WIDE, num_stages=2, split_k=2),
+        ALONE,
+        "the sums of a tile are 131072 B, its stages have room for less",
+    ),
+    (
+        replace(SMALL, block_m=8, cluster_n=2),
+        ALONE,
+        "2 blocks copy 4 lines each, must be a multiple of 8",
+    ),
+    (
+        replace(WIDE, num_stages=5),
+        ALONE,
+        "needs 254032 B of shared memory, there are 232448 B for a block",
+    ),
+    (
+        replace(SMALL, groups_n=2, block_n=128, num_warps=20, turns=2),
+        ALONE,
+        "4 warp groups multiply, at most 3",
+    ),
+    (
+        replace(SMALL, num_warps=12, turns=2, split_k=2),
+        ALONE,
+        "2 turns of 1 warp groups, must be 2 of 1, and k not split",
+    ),
+    (
+        replace(TURNED, block_n=128),
+        norm_matmul(layout="kn"),
+        "weights lie as [k, n], which are the tall operand of blocks that share no copies",
+    ),
+    (
+        replace(SMALL, num_stages=7, blocks=2),
+        ALONE,
+        "needs 118896 B of shared memory, there are 115712 B for a block",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wrong", "work", "sentence"), SENTENCES)
+def test_each_violation_has_its_sentence(wrong, work, sentence) -> None:
+    assert sentence in [*FAMILY.violations(wrong, work, GPU)]
+
+
+@pytest.mark.parametrize(
+    ("work", "dev", "sentence"),
+    [
+        (ALONE, "a100", "family 'cuda' needs TMA and wgmma (sm_90), which the A100"),
+        (norm_matmul(dtype="float32"), "h200", "dtype is float32, family 'cuda' takes float16 and"),
+        (replace(ALONE, out_dtype="float32"), "h200", "results are float32, family 'cuda' stores"),
+        (norm_matmul(k=100), "h200", "k is 100, rows of a tensor map must be multiples of 8"),
+        (norm_matmul(n=100), "h200", "n is 100, family 'cuda' stores 8 features at a time"),
+        (
+            replace(ALONE, outputs=(Projection(64, "nk", ("residual", "relu", "residual")),)),
+            "h200",
+            "an epilogue has several residuals, family 'cuda' adds one",
+        ),
+    ],
+)
+def test_each_refusal_has_its_sentence(work, dev, sentence) -> None:
+    assert (FAMILY.refuses(work, device(dev)) or "").startswith(sentence)
+
+
+def test_clusters_of_four_and_eight_leave_multiprocessors_empty() -> None:
+    def at_once(**fields: int) -> int:
+        return clusters_at_once(replace(SMALL, **fields), GPU.sm_count)
+
+    assert [at_once(split_k=s) for s in (1, 2, 4, 8)] == [132, 66, 30, 15]
+    assert [at_once(split_k=s, blocks=2) for s in (1, 2, 4, 8)] == [264, 132, 60, 30]
+
+
+def test_what_a_norm_and_another_projection_add() -> None:
+    rows, own = 64, SMALL
+    with_norm, without = norm_matmul(), ALONE
+    more = FAMILY.predict(own, with_norm, GPU, rows).seconds
+    less = FAMILY.predict(own, without, GPU, rows).seconds
+    assert 0 < more - less - NORM_S["persistent"] < 1e-6  # and the bytes of 64 rows, twice
+    unlike = replace(without, outputs=(Projection(6144, "nk"), Projection(6144, "nk", ("bias",))))
+    both = FAMILY.predict(own, unlike, GPU, rows)
+    once = GPU.launch_s + cost.FILL_S
+    assert both.seconds == pytest.approx(2 * less - once + NEXT_LAUNCH_S, abs=1e-8)
+    assert both.waves == 2 * FAMILY.predict(own, without, GPU, rows).waves
+
+
+def test_projections_that_are_alike_share_a_launch() -> None:
+    one = replace(ALONE, outputs=(Projection(768, "nk", ("bias",)),))
+    three = replace(one, outputs=one.outputs * 3)
+    assert together(three) == [[0, 1, 2]]
+    assert together(replace(three, outputs=(*one.outputs, Projection(768, "nk")))) == [[0], [1]]
+    alone, all_of = (FAMILY.predict(SMALL, work, GPU, 64).seconds for work in (one, three))
+    assert alone < all_of < 1.5 * alone
+
+
+def test_warp_groups_that_take_turns_hide_what_they_store() -> None:
+    turns = replace(WIDE, groups_n=1, block_n=128, block_m=160, turns=2)
+    shared = replace(turns, groups_n=2, turns=1)
+    rows = 64 * 160
+    assert FAMILY.predict(turns, ALONE, GPU, rows).seconds < (
+        FAMILY.predict(shared, ALONE, GPU, rows).seconds
+    )
+
+
+def test_activations_and_residuals_take_time() -> None:
+    def seconds(*steps: str) -> float:
+        work = replace(ALONE, outputs=(Projection(6144, "nk", steps),))
+        return FAMILY.predict(WIDE, work, GPU, 4096).seconds
+
+    assert seconds() < seconds("relu") < seconds("gelu") and seconds() < seconds("residual")
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    name=st.sampled_from(sorted(WORKS)),
+    pick=st.integers(0, 10**6),
+    rows=st.integers(1, 65536),
+    more=st.integers(0, 65536),
+)
+def test_more_rows_never_take_less_time(name, pick, rows, more) -> None:
+    work = WORKS[name]
+    found = list(FAMILY.plans(work, GPU))
+    few, many = (
+        FAMILY.predict(found[pick % len(found)], work, GPU, n) for n in (rows, rows + more)
+    )
+    assert many.seconds >= few.seconds * (1 - 1e-9)
+    assert few.seconds > few.dram_bytes / GPU.dram_bytes_per_s
+    assert few.seconds > few.flops / (GPU.tensor_float16_flops_per_s * cost.TENSOR_PART)
+
+
+@pytest.mark.parametrize("k", [64, 65536])
+@pytest.mark.parametrize("n", [64, 262144])
+@pytest.mark.parametrize("rows", [1, 65536])
+def test_far_from_all_that_was_timed(k, n, rows) -> None:
+    work = norm_matmul(k=k, n=n, norm=None)
+    found = [
+        FAMILY.predict(p, work, GPU, rows)
+        for p in FAMILY.plans(work, GPU)
+        if not list(FAMILY.violations(p, work, GPU))
+    ]
+    least = min(found, key=lambda each: each.seconds)
+    floor = max(
+        least.dram_bytes / GPU.dram_bytes_per_s, least.flops / GPU.tensor_float16_flops_per_s
+    )
+    carry = rows * n * cost.SUM_S / GPU.sm_count  # of short k, as long as what memory takes
+    # What multiplies for seconds is slowed by power: 1.49 times the floor was measured for 11 ms
+    assert floor < least.seconds < 1.5 * (floor + carry) + 25e-6
+
+
+def test_the_bound_is_the_longest_time() -> None:
+    wide = norm_matmul(n=65536, norm=None)
+    assert FAMILY.predict(SMALL, norm_matmul(n=256, k=256, norm=None), GPU, 1).bound == "launch"
+    assert FAMILY.predict(replace(SMALL, num_stages=12), wide, GPU, 1).bound == "dram"
+    assert FAMILY.predict(WIDE, wide, GPU, 8192).bound == "compute"
+    assert FAMILY.predict(replace(SMALL, num_stages=1), wide, GPU, 64).bound == "latency"
+    assert FAMILY.predict(plan(96, 64, num_stages=11), wide, GPU, 8192).bound == "l2"
