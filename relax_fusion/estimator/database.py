@@ -37,8 +37,12 @@ FORMAT = 1
 
 _KERNELS = {
     "tir": ("compute", "dlight_rules"),
-    "triton": ("triton_bridge", "launch", "tiling", "estimator/families/generated"),
+    "triton": (
+        *("triton_bridge", "cuda_kernels", "launch", "tiling"),
+        "estimator/families/generated",
+    ),
 }
+_SOURCES = (".py", ".cu", ".h")
 _PACKAGES = {"tir": {"tvm": "apache-tvm"}, "triton": {"tvm": "apache-tvm", "triton": "triton"}}
 _LOG = logging.getLogger(__name__)
 
@@ -95,7 +99,7 @@ def versions(backend: str) -> Mapping[str, str]:
     root = Path(__file__).parents[1]
     digest = hashlib.sha1()
     for folder in _KERNELS[backend]:
-        for path in sorted((root / folder).rglob("*.py")):
+        for path in sorted(p for p in (root / folder).rglob("*.*") if p.suffix in _SOURCES):
             digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     packages = {name: package_version(package) for name, package in _PACKAGES[backend].items()}
     return {"kernels": digest.hexdigest()[:12], **packages}
