@@ -108,7 +108,7 @@ CASES = {
     "gate_and_up": Case(gated(merged=False), plan(16, 64)),
     "gated_swapped": Case(gated(dtype="bfloat16", out_dtype="bfloat16"), plan(64, 16, swapped=1)),
     "groups_tall": Case(matmul("bias", 0.5, "residual"), plan(24, 128, groups_n=2)),
-    "groups_wide": Case(matmul("residual", dtype="bfloat16"), plan(80, 64, groups_m=2)),
+    "groups_wide": Case(matmul("bias", dtype="bfloat16"), plan(80, 64, groups_m=2)),
     "groups_swapped": Case(
         matmul("bias", "residual"), plan(128, 48, swapped=1, groups_m=2, blocks=1), 150
     ),
@@ -116,7 +116,7 @@ CASES = {
     "sharing_weights": Case(matmul("bias"), plan(16, 64, cluster_m=2)),
     "sharing_both": Case(matmul("residual"), plan(32, 64, cluster_m=2, cluster_n=2)),
     "sharing_swapped": Case(gated(), plan(64, 32, swapped=1, cluster_m=2), 150),
-    "split": Case(matmul("bias", "residual", n=N), plan(16, 64, split_k=2)),
+    "split": Case(matmul("bias", "residual", k=520), plan(16, 64, split_k=2)),
     "split_swapped": Case(matmul("residual", k=328), plan(64, 16, swapped=1, split_k=4)),
-    "split_groups": Case(gated(), plan(16, 128, groups_n=2, split_k=2)),
+    "split_groups": Case(gated(), plan(32, 64, groups_m=2, split_k=2)),
 }

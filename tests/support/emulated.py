@@ -38,7 +38,13 @@ from .workloads import Arrays, shape_of
 HERE = Path(__file__).parent / "hopper"
 COMPILER = ("g++", "-std=c++17", "-fPIC", "-fno-strict-aliasing", "-w", f"-I{HERE}")
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+def has_compiler() -> bool:
+    """Tell whether the compiler is here."""
+    return shutil.which(COMPILER[0]) is not None
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason=f"needs {COMPILER[0]}")
 
 FUNCTION = re.compile(
     r"^(?:template <[^\n]*>\n)?__device__ __forceinline__ [^{]*\{(?:[^\n]*\}\n|.*?^\}\n)",
@@ -79,8 +85,8 @@ class _Launch(ctypes.Structure):
 class How:
     """What a GPU leaves open: the order of threads, and when copies arrive.
 
-    With `seed` 0, threads run by their numbers, each as far as it can; `late` copies arrive when no
-    thread can go on without them, others at once.
+    With `seed` 0, threads run in turn, each as far as it can; with others, some warps run before
+    others.  `late` copies arrive when no thread can go on without them, others at once.
     """
 
     seed: int = 0
@@ -107,13 +113,14 @@ def on_cpu(source: CUDASource) -> str:
 {text}
 template <class T> T argument(const void* at) {{
   T value;
-  std::memcpy(&value, at, sizeof value);
+  memcpy(&value, at, sizeof value);
   return value;
 }}
+static void kernel(void** arguments) {{ {source.entry}({arguments}); }}
 extern "C" const char* launch(void** arguments, on_cpu::Launch* how) {{
   how->blocks = BLOCKS;
   how->stages = STAGES;
-  return on_cpu::launch(*how, DTYPE[0] == 'b', [&] {{ {source.entry}({arguments}); }});
+  return on_cpu::launch(*how, DTYPE[0] == 'b', kernel, arguments);
 }}
 """
 
@@ -188,11 +195,8 @@ class Emulated:
     args: Sequence[Any]
     early: bool = False
 
-    def run(self, out: np.ndarray, how: How = AT_ONCE, text: str = "") -> int:
-        """Fill `out`; return how often lanes that load or store matrices meet in a bank.
-
-        `text` is the source `on_cpu`, if it is another.
-        """
+    def run(self, out: np.ndarray, how: How = AT_ONCE) -> int:
+        """Fill `out`; return how often lanes that load or store matrices meet in a bank."""
         if self.clusters == 0:
             return 0  # as the launcher does
         dependent = self.source.options.dependent_launch
@@ -212,7 +216,7 @@ class Emulated:
         )
         given = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
-        failure = library(text or on_cpu(self.source))(pointers, ctypes.byref(launch))
+        failure = library(on_cpu(self.source))(pointers, ctypes.byref(launch))
         if failure:
             raise LaunchError(failure.decode())
         for buffer in buffers:

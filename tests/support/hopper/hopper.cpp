@@ -13,6 +13,9 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -92,13 +95,15 @@ struct Map {  // what Python has written to a TensorMap
 struct Machine {
   Launch& how;
   bool bfloat16;
-  const std::function<void()>& kernel;
+  void (*kernel)(void**);
+  void** arguments;
   std::mt19937 random;
   std::vector<Fiber> fibers;
   std::vector<Block> blocks;
   std::vector<Copy> copies;  // under way
   Meeting cluster;
   bool predecessor_ended;
+  u64 events = 0;  // after which threads may go on that could not
   std::string failure;
   ucontext_t scheduler;
 };
@@ -113,8 +118,7 @@ Block& own_block() { return block_of(self().rank); }
 std::string text(long long n) { return std::to_string(n); }
 
 void wait(const std::function<bool()>& ready, const std::function<std::string()>& what) {
-  const bool rests = machine->how.seed && machine->random() % 4 == 0;
-  if (ready() && !rests) return;
+  if (ready()) return;
   self().ready = ready;
   self().what = what;
   swapcontext(&self().context, &machine->scheduler);
@@ -126,6 +130,7 @@ void meet(Meeting& meeting, int count, const std::function<std::string()>& what)
   if (++meeting.arrived == count) {
     meeting.arrived = 0;
     ++meeting.times;
+    ++machine->events;
   }
   const u32 mine = meeting.arrived ? meeting.times : meeting.times - 1;
   Meeting* const at = &meeting;
@@ -180,6 +185,7 @@ void complete_if_all_is_there(Barrier& barrier) {
   if (barrier.missing == 0 && barrier.bytes == 0) {
     barrier.missing = barrier.arrivals;
     ++barrier.phase;
+    ++machine->events;
   }
 }
 
@@ -247,7 +253,7 @@ void compute(Block& block, const std::vector<Fiber*>& threads, u64 group) {
 
 void begin() {
   try {
-    machine->kernel();
+    machine->kernel(machine->arguments);
   } catch (const std::exception& error) {
     machine->failure = error.what();
   }
@@ -294,22 +300,44 @@ bool something_happens() {
   fail(all);
 }
 
+// Put some blocks, warp groups and warps in front of others, which only run when those wait.
+void shuffle(std::vector<Fiber*>& order) {
+  u32 salt[3];
+  for (u32& one : salt) one = machine->random() % 2 ? machine->random() : 0;
+  const auto key = [&salt](const Fiber* f) {
+    const u32 places[3] = {(u32)f->rank, f->rank * 8u + f->warp / 4, f->rank * 32u + f->warp};
+    std::vector<u32> keys;
+    for (int i = 0; i < 3; ++i) keys.push_back(salt[i] * (2 * places[i] + 1) >> 8);
+    return keys;
+  };
+  std::stable_sort(order.begin(), order.end(),
+                   [&key](const Fiber* a, const Fiber* b) { return key(a) < key(b); });
+}
+
+// Let a thread run until it waits; tell whether it could.
+bool step(Fiber* fiber) {
+  current = fiber;
+  if (fiber->done || (fiber->ready && !fiber->ready())) return false;
+  swapcontext(&machine->scheduler, &fiber->context);
+  if (!machine->failure.empty()) fail(machine->failure);
+  return true;
+}
+
 void run_until_all_have_ended() {
+  const u32 seed = machine->how.seed;
   std::vector<Fiber*> order;
   for (Fiber& fiber : machine->fibers) order.push_back(&fiber);
-  while (!order.empty()) {
+  if (seed) shuffle(order);
+  for (;;) {
     bool moved = false;
-    if (machine->how.seed) std::shuffle(order.begin(), order.end(), machine->random);
-    for (Fiber* fiber : order) {
-      current = fiber;
-      if (fiber->ready && !fiber->ready()) continue;
-      moved = true;
-      swapcontext(&machine->scheduler, &fiber->context);
-      if (!machine->failure.empty()) fail(machine->failure);
+    for (size_t i = 0, events = machine->events; i < order.size(); ++i) {
+      moved |= step(order[i]);
+      if (seed && machine->events != events) break;  // to those in front again
     }
-    order.erase(std::remove_if(order.begin(), order.end(), [](Fiber* f) { return f->done; }),
-                order.end());
-    if (!moved && !something_happens()) tell_who_waits();
+    if (seed && machine->random() % 512 == 0) shuffle(order);
+    if (moved) continue;
+    if (std::all_of(order.begin(), order.end(), [](Fiber* f) { return f->done; })) break;
+    if (!something_happens()) tell_who_waits();
   }
   if (!machine->copies.empty()) fail("blocks have ended before their copies have arrived");
 }
@@ -345,7 +373,10 @@ void start_cluster(int cluster, unsigned char* stacks, unsigned char* memory) {
 }
 
 void run_all(unsigned char* stacks, unsigned char* memory) {
-  for (int cluster = 0; cluster < machine->how.clusters; ++cluster) {
+  std::vector<int> clusters;
+  for (int i = 0; i < machine->how.clusters; ++i) clusters.push_back(i);
+  if (machine->how.seed) std::shuffle(clusters.begin(), clusters.end(), machine->random);
+  for (const int cluster : clusters) {
     start_cluster(cluster, stacks, memory);
     run_until_all_have_ended();
   }
@@ -354,9 +385,10 @@ void run_all(unsigned char* stacks, unsigned char* memory) {
 
 }  // namespace
 
-const char* launch(Launch& how, bool bfloat16, const std::function<void()>& kernel) {
+const char* launch(Launch& how, bool bfloat16, void (*kernel)(void**), void** arguments) {
   static std::string failure;
-  Machine own{how, bfloat16, kernel, std::mt19937(how.seed), {}, {}, {}, {}, !how.dependent, {}, {}};
+  Machine own{how, bfloat16, kernel, arguments, std::mt19937(how.seed)};
+  own.predecessor_ended = !how.dependent;
   machine = &own;
   how.conflicts = 0;
   const u64 room = how.shared_bytes / 1024 * 1024 + 1024;
@@ -469,6 +501,7 @@ void change_registers(int count, bool more) {
   int& left = own_block().free_registers;
   wait([&left, own, count] { return left >= count - own; }, [] { return "registers"; });
   left -= count - own;
+  ++machine->events;
 }
 
 void matrices(bool store, bool columns, u32 address, u32& first, u32& second) {
@@ -524,7 +557,7 @@ void wait_for_products(int but) {
       [group] {
         return "products of warp group " + text(group) + " of block " + text(self().rank);
       });
-  for (; block.computed[group] < wanted; ++block.computed[group])
+  for (; block.computed[group] < wanted; ++block.computed[group], ++machine->events)
     compute(block, threads, block.computed[group]);
   if (but == 0) self().fenced = false;
 }

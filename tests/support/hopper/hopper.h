@@ -3,9 +3,8 @@
 
 #pragma once
 
-#include <cmath>
-#include <cstring>
-#include <functional>
+#include <math.h>  // of C: those of C++ take three times as long as a kernel
+#include <string.h>
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -44,7 +43,7 @@ struct Launch {
   int stages;     // how many barriers are called full; the others are called empty
   int dependent;  // whether the kernel in front may still run
   int late;       // whether copies arrive as late as they may, or at once
-  u32 seed;       // of the order of threads; 0: by their numbers
+  u32 seed;       // of which threads run first; 0: all in turn
   int tensors;
   const Tensor* tensor;
   int out;        // which of them is the result
@@ -52,7 +51,7 @@ struct Launch {
 };
 
 // Run a kernel; returns what went wrong, or null.
-const char* launch(Launch& how, bool bfloat16, const std::function<void()>& kernel);
+const char* launch(Launch& how, bool bfloat16, void (*kernel)(void**), void** arguments);
 
 float to_float(u16 bits);
 u16 to_bits(float value);
@@ -82,7 +81,7 @@ struct uint4 {
   uint4& operator=(const uint4& other) {
     on_cpu::check_access(this, 16);
     on_cpu::check_access(&other, 16);
-    std::memmove(this, &other, 16);
+    memmove(this, &other, 16);
     return *this;
   }
 };
