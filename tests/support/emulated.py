@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -238,9 +238,9 @@ def _packed(index: int, arg: Any, at: int, source: CUDASource) -> bytes:
 
 
 def emulated_launch(
-    step: SourceStep, values: Values, tensors: Mapping[str, np.ndarray], early: bool
+    step: SourceStep, values: Values, tensors: Mapping[str, np.ndarray], outputs: Sequence[str]
 ) -> Emulated:
-    """Return a launch of a kernel in CUDA C++, on arrays by the names of parameters."""
+    """Return a launch of a kernel in CUDA C++, on arrays by their names in the workload."""
 
     def known(value: Any) -> Any:
         if isinstance(value, TensorMap):
@@ -250,11 +250,12 @@ def emulated_launch(
             return known(value.of).reshape(-1)[value.start :]
         if isinstance(value, Workspace):
             return tensors[f"room{id(value)}"]
-        if isinstance(value, Out):
-            return None
+        if isinstance(value, Out):  # of the norm in front
+            return tensors[outputs[value.index]]
         return tensors[value.name] if is_tensor(value) else values(value)
 
-    return Emulated(step.source, values(step.grid[0]), [known(a) for a in step.args], early)
+    args = [None if isinstance(a, Out) else known(a) for a in step.args]
+    return Emulated(step.source, values(step.grid[0]), args)
 
 
 def emulated(
@@ -284,7 +285,7 @@ def emulated(
     for step in steps_of(work, plan, params, dev, early):
         if isinstance(step, SourceStep):
             (out,) = [a.index for a in step.args if isinstance(a, Out)]
-            launch = emulated_launch(step, values, tensors, early)
+            launch = replace(emulated_launch(step, values, tensors, names), early=early)
             assert launch.run(tensors[names[out]], how) == 0, "lanes meet in banks"
             continue
         assert interpreter is not None
