@@ -38,7 +38,7 @@ FORMS = {
     **{name: MatmulForm(p, "bfloat16", "silu", True, (), True) for name, p in GATED.items()},
 }
 KNOWN_SPILLS = {"two_groups_of_features": 164, "three_groups": 20, "gated_rows_tall": 412}
-"""Bytes that CUDA 13.0 is known to store beside the registers: the limits on accumulators are too high
+"""Bytes that CUDA 13.0 stores beside the registers: the limits on accumulators are too high
 where a group has 64 features of many rows, or half of the features of a gated pair."""
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
