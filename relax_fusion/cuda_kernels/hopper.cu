@@ -26,15 +26,25 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// Arrive at a barrier of this block.
+__device__ __forceinline__ void barrier_arrive_here(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrive at the barrier that a block of the cluster has at the same address.
+__device__ __forceinline__ void barrier_arrive_there(u32 barrier, u32 rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
+      : "memory");
+}
+
 // Arrive at the barrier of this block, or where blocks share copies, of one of them.
 __device__ __forceinline__ void barrier_arrive(u32 barrier, u32 rank) {
   if constexpr (BLOCKS_THAT_SHARE == 1) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+    barrier_arrive_here(barrier);
   } else {
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(rank)
-        : "memory");
+    barrier_arrive_there(barrier, rank);
   }
 }
 
@@ -71,17 +81,20 @@ __device__ __forceinline__ u64 operand(u32 address) {
          (1ull << 62);
 }
 
+// What a block of the cluster has at an address.
+__device__ __forceinline__ float load_from(u32 address, u32 rank) {
+  float value;
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
+      "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(value) : "r"(address), "r"(rank) : "memory");
+  return value;
+}
+
 // The sum of what all blocks of a cluster have at an address.
 __device__ __forceinline__ float sum_of_blocks(u32 address) {
   float sum = 0.0f;
   #pragma unroll
-  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) {
-    float part;
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
-        "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(part) : "r"(address), "r"(rank) : "memory");
-    sum += part;
-  }
+  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) sum += load_from(address, rank);
   return sum;
 }
 

@@ -330,6 +330,8 @@ matmul(PARAMETERS) {
           threads_sync<128>(group + 1);
         }
       }
+      // A cluster has one tile; if the sums lived on, wgmma would wait for each other
+      if constexpr (BLOCKS_THAT_SPLIT > 1) break;
     }
   }
   if constexpr (CLUSTER > 1) cluster_sync();  // its neighbours use the memory of a block

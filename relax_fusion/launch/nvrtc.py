@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -84,6 +85,25 @@ class Nvrtc:
         KernelError
             If it does not compile; the first error is told with its line.
         """
+        with self._compiled(name, source, arch, OPTIONS) as program:
+            return self._read(program, "CUBIN"), self._read(program, "PTX").rstrip(b"\0")
+
+    def log(self, name: str, source: str, arch: str) -> str:
+        """Return what the compiler and ``ptxas`` say of a source: warnings, registers and spills.
+
+        Raises
+        ------
+        KernelError
+            If it does not compile.
+        """
+        options = *(o for o in OPTIONS if o != "-w"), "--ptxas-options=-v"
+        with self._compiled(name, source, arch, options) as program:
+            return self._log(program)
+
+    @contextmanager
+    def _compiled(
+        self, name: str, source: str, arch: str, options: Sequence[str]
+    ) -> Iterator[ctypes.c_void_p]:
         own = {} if _needs_more(source) else _OWN_HEADERS
         program = ctypes.c_void_p()
         made = self._lib.nvrtcCreateProgram(
@@ -96,14 +116,16 @@ class Nvrtc:
         )
         self._check(made, f"{name}: nvrtcCreateProgram")
         try:
-            options = [f"--gpu-architecture={arch}", *OPTIONS, *(f"-I{p}" for p in self.includes)]
-            code = self._lib.nvrtcCompileProgram(program, len(options), _strings(options))
-            if code:
-                log = self._read(program, "ProgramLog").decode(errors="replace")
-                raise KernelError(f"{name} does not compile for {arch}: {_first_error(log)}")
-            return self._read(program, "CUBIN"), self._read(program, "PTX").rstrip(b"\0")
+            given = [f"--gpu-architecture={arch}", *options, *(f"-I{p}" for p in self.includes)]
+            if self._lib.nvrtcCompileProgram(program, len(given), _strings(given)):
+                error = _first_error(self._log(program))
+                raise KernelError(f"{name} does not compile for {arch}: {error}")
+            yield program
         finally:
             self._lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _log(self, program: ctypes.c_void_p) -> str:
+        return self._read(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
 
     @cached_property
     def _lib(self) -> ctypes.CDLL:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_a_kernel_becomes_a_cubin(arch: str) -> None:
     cubin, ptx = require_nvrtc().compile("twice", HEADERS + KERNEL, arch)
     assert cubin.startswith(b"\x7fELF")
     assert b".visible .entry twice(" in ptx and f".target {arch}".encode() in ptx
+
+
+@needs_nvrtc
+def test_a_log_has_warnings_and_registers() -> None:
+    source = KERNEL.replace("{", "{ int unused; ", 1)
+    log = require_nvrtc().log("twice", source, "sm_90a")
+    assert re.search(r"twice\.cu\(1\): warning .*\"unused\"", log)
+    assert re.search(r"Used \d+ registers", log) and "0 bytes spill stores" in log
+    with pytest.raises(KernelError, match=r"bad\.cu\(1\): error"):
+        require_nvrtc().log("bad", "int x = y;", "sm_90a")
 
 
 @needs_nvrtc

@@ -1,8 +1,8 @@
 """What the sentences of docs/numerics.md are tested on: the reference, and every kind of kernel.
 
 Each back end takes a workload with arrays and gives its results.  A `Run` is one workload on one of
-them.  Those that need no GPU are the numpy reference, TIR on this processor, and Triton's
-interpreter.
+them.  Those that need no GPU are the numpy reference, TIR on this processor, Triton's interpreter,
+and kernels in CUDA C++ that are compiled for this processor.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
@@ -32,12 +34,15 @@ from relax_fusion.hardware.target import device_of, host_target
 from relax_fusion.workload import (
     INTEGER_DTYPES,
     Attention,
+    GatedFFN,
     MatmulChain,
+    NormMatmul,
     Workload,
 )
 from relax_fusion.workload.reference import evaluate, numpy_dtype, sizes_of
 
 from ..support import generated, launches
+from ..support.emulated import emulated, has_compiler
 from ..support.gpu import build_on_gpu, gpu_target, needs_gpu
 from ..support.interpreted import Interpreter
 from ..support.quick import loaded, quickly
@@ -192,6 +197,24 @@ class Interpreted:
         return (1, 16, 64) if self.family == "gemv" else (16, 16, 32)
 
 
+@dataclass(frozen=True)
+class Emulated:
+    """The matmul kernel in CUDA C++ for Hopper, compiled for this processor."""
+
+    name: str = "cuda"
+
+    def takes(self, work: Workload) -> bool:
+        if not has_compiler() or not isinstance(work, NormMatmul | GatedFFN):
+            return False
+        interpreted = work.norm is not None and work.dtype != "float16"
+        return not interpreted and CudaMatmul().refuses(work, H200) is None
+
+    def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
+        plan = CudaPlan(16, 64, 64, num_stages=2, num_warps=8, backend="triton", family="cuda")
+        made = emulated(work, plan, inputs, interpreter=_interpreter())
+        return {name: values.astype("float64") for name, values in made.items()}
+
+
 @cache
 def _generator() -> Interpreter:
     worker = Interpreter(generated.launch)
@@ -273,12 +296,13 @@ ON_CPU = (
     Interpreted("triton_pointer", "pointer"),
     Interpreted("triton_split", "pointer", split=2),
     Generated(),
+    Emulated(),
 )
 ON_GPU = tuple(
     Gpu(f"gpu_{backend}_{family or 'plain'}", backend, family)
     for backend, families in {
         "tir": ("", "mma", "wgmma", "few_rows"),
-        "triton": ("gemv", "pointer", "stream", "persistent", "flash", "groups"),
+        "triton": ("gemv", "pointer", "stream", "persistent", "cuda", "flash", "groups"),
     }.items()
     for family in families
 )

@@ -1,0 +1,73 @@
+"""What ptxas says of the matmul kernel for Hopper: no warning, and registers that are enough."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from relax_fusion.cuda_kernels.text import MatmulForm
+from relax_fusion.estimator.families.cuda_matmul.family import MOST_ACCUMULATORS, CudaMatmul
+from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators
+from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
+
+from .cases import H200, gated, matmul, plan
+
+STEPS = ("gelu", "multiply:0:row", "times:0.5", "add:1:row", "add:2:whole")
+LONG = {
+    "one_group": plan(256, 64, num_stages=5),
+    "one_group_rows_tall": plan(64, 256, swapped=1, num_stages=5),
+    "two_groups_of_rows": plan(128, 320, groups_m=2, num_stages=3),
+    "two_blocks": plan(128, 64, num_stages=4, blocks=2),
+    "split": plan(128, 128, groups_n=2, num_stages=6, split_k=2),
+    "two_groups_of_features": plan(176, 256, groups_n=2, num_stages=4),
+    "three_groups": plan(192, 192, groups_n=3, num_stages=4),
+}
+"""Plans of one weight, with a long epilogue."""
+
+GATED = {
+    "gated": plan(176, 64, num_stages=5),
+    "gated_two_groups": plan(176, 128, groups_n=2, num_stages=3),
+    "gated_three_groups": plan(96, 192, groups_n=3, num_stages=3),
+    "gated_split": plan(128, 64, num_stages=6, split_k=4),
+    "gated_rows_tall": plan(128, 176, swapped=1, groups_n=2, num_stages=3),
+}
+FORMS = {
+    **{name: MatmulForm(p, "float16", "", True, STEPS, True, True) for name, p in LONG.items()},
+    **{name: MatmulForm(p, "bfloat16", "silu", True, (), True) for name, p in GATED.items()},
+}
+KNOWN_SPILLS = {"two_groups_of_features": 164, "three_groups": 20, "gated_rows_tall": 412}
+"""Bytes that CUDA 13.0 stores beside the registers: the limits on accumulators are too high
+where a group has 64 features of many rows, or half of the features of a gated pair."""
+
+needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
+
+
+def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
+    family, most = CudaMatmul(), dict.fromkeys(MOST_ACCUMULATORS, 0)
+    for form in FORMS.values():
+        work = replace(gated() if form.activation else matmul(), k=4096)
+        assert [*family.violations(form.plan, work, H200)] == []
+        weights = 2 if form.activation else 1
+        groups = form.plan.groups
+        most[groups] = max(most[groups], accumulators(form.plan, weights))
+    assert most == MOST_ACCUMULATORS
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", FORMS)
+def test_ptxas_neither_warns_nor_spills(name: str) -> None:
+    log = require_nvrtc().log(name, FORMS[name].text, "sm_90a")
+    assert not re.search(r"warning|serialized|setmaxnreg|Performance Loss", log), log
+    (stores,) = re.findall(r"(\d+) bytes spill stores", log)
+    assert int(stores) <= KNOWN_SPILLS.get(name, 0)
+
+
+@needs_nvrtc
+def test_warnings_are_in_the_log() -> None:
+    """As of products that wait for each other, because a loop has more sums than registers."""
+    form = replace(FORMS["one_group"], plan=plan(256, 128))
+    log = require_nvrtc().log("spills", form.text, "sm_90a")
+    assert re.search(r"wgmma.mma_async instructions are serialized", log)
+    assert re.search(r"[1-9]\d* bytes spill stores", log)

@@ -1,0 +1,96 @@
+"""Defects that the kernel for Hopper might have are seen on this processor."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+
+from relax_fusion.launch.cuda_source import CUDASource
+
+from ..support import emulated
+from ..support.emulated import LaunchError, needs_compiler, on_cpu
+from .cases import CASES, HOWS
+
+pytestmark = needs_compiler
+
+
+class Defect(NamedTuple):
+    """What stands in the text instead, in which case it is seen, and how."""
+
+    case: str
+    right: str
+    wrong: str
+    seen: str
+
+
+NUMBERS = "wrong at"
+HANGS_EMPTY, HANGS_FULL = (rf"no thread can go on:(.|\n)*{name}\[" for name in ("empty", "full"))
+ONE_SHARES = "if constexpr (BLOCKS_THAT_SHARE == 1)"
+ARRIVAL = "        if (before >= 0 && lane < BLOCKS_THAT_SHARE)\n"
+SYNC = "          threads_sync<128>(group + 1);\n"
+STORES = "          for_eighths([&](unsigned char* here, u64 there) {\n            *(uint4*)(out"
+ENDS = "        }\n      }\n      // A cluster"
+EXPECT = "            barrier_expect(barrier, STAGE_BYTES{});\n            copy"
+WAIT = "      if constexpr (DEPENDENT) wait_for_predecessor();\n      for"
+ALL_GROUPS = "if constexpr (GROUPS > 1) threads_sync<128 * GROUPS>(ALL_GROUPS);"
+DEFECTS = {
+    "an_arrival_is_missing": Defect("plain", ARRIVAL, "        if (false)\n", HANGS_EMPTY),
+    "arrivals_at_block_0_only": Defect(
+        *(
+            "split",
+            "if constexpr (BLOCKS_THAT_SHARE == 1) {\n    barrier",
+            "if (false) {\n    barrier",
+        ),
+        HANGS_EMPTY,
+    ),
+    "arrivals_of_one_block_only": Defect(
+        *("sharing_both", "4 * GROUPS * BLOCKS_THAT_SHARE", "4 * GROUPS"),
+        "one arrival too many|no thread can go on",
+    ),
+    "parity": Defect("plain", "u32 parity = 1;", "u32 parity = 0;", HANGS_EMPTY),
+    "bytes": Defect("plain", EXPECT.format(""), EXPECT.format(" - 128"), HANGS_FULL),
+    "swizzle": Defect("plain", "(1ull << 62)", "(2ull << 62)", "another layout"),
+    "distance_of_lines": Defect("plain", "(u64)(8 * LINE >> 4)", "(u64)(LINE >> 4)", NUMBERS),
+    "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
+    "banks": Defect("parts", "(eighth ^ (line & 7)) << 4", "eighth << 4", "meet in banks"),
+    "mask_of_residual": Defect("parts", "row < rows && feature", "feature", "nor of a tensor"),
+    "mask_of_lines": Defect("parts", "own && wide < WIDE_PART && row", "own && row", NUMBERS),
+    "stages_before_their_products": Defect(
+        *("plain", "        products_of_before();\n", "        on_cpu::commit_products();\n"),
+        NUMBERS,
+    ),
+    "no_fence": Defect("plain", "        products_begin();\n", "", "without products_begin"),
+    "no_wait_before_stores": Defect("plain", SYNC + STORES, STORES, NUMBERS),
+    "no_wait_behind_stores": Defect("groups_wide", SYNC + ENDS, ENDS, NUMBERS),
+    "no_wait_before_sums": Defect("split_groups", ALL_GROUPS, "", NUMBERS),
+    "no_wait_at_the_end": Defect(
+        *("split", "  if constexpr (CLUSTER > 1) cluster_sync();", "", "block . has ended")
+    ),
+    "copies_before_barriers": Defect("plain", "    barriers_ready();\n", "", "not known to copies"),
+    "reads_too_early": Defect("plain", WAIT, "for", NUMBERS),
+    "reads_weights_too_early": Defect(
+        "not_early", "if constexpr (DEPENDENT && EARLY)", "if constexpr (DEPENDENT)", NUMBERS
+    ),
+    "registers": Defect(
+        "groups_tall", "COPYING_REGISTERS = 40", "COPYING_REGISTERS = 48", "wait for registers"
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
+def test_a_defect_is_seen(defect: Defect) -> None:
+    case = CASES[defect.case]
+
+    def broken(source: CUDASource) -> str:
+        text = on_cpu(source)
+        assert text.count(defect.right) == 1
+        return text.replace(defect.right, defect.wrong)
+
+    with (
+        mock.patch.object(emulated, "on_cpu", broken),
+        pytest.raises((AssertionError, LaunchError), match=defect.seen),
+    ):
+        for how in HOWS:
+            case.check(how)

@@ -1,0 +1,157 @@
+// What stands in front of a kernel's text to compile it for a CPU: CUDA's words, and functions in
+// place of those that are written in assembly.  hopper.cpp has what they do.
+
+#pragma once
+
+#include <math.h>  // of C: those of C++ take three times as long as a kernel
+#include <string.h>
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+struct TensorMap;
+
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+
+namespace on_cpu {
+
+struct Index {
+  unsigned x;
+};
+
+struct Thread {
+  Index thread, block, grid;
+};
+
+extern Thread* current;  // the one that runs
+
+// A tensor that the kernel may read and write, and of which `after` has what the kernel in front
+// writes there; null where it was there before.
+struct Tensor {
+  void* at;
+  u64 bytes;
+  const void* after;
+};
+
+struct Launch {
+  int clusters, cluster, threads, shared_bytes;
+  int blocks;     // that a multiprocessor holds
+  int stages;     // how many barriers are called full; the others are called empty
+  int dependent;  // whether the kernel in front may still run
+  int late;       // whether copies arrive as late as they may, or at once
+  u32 seed;       // of which threads run first; 0: all in turn
+  int tensors;
+  const Tensor* tensor;
+  int out;        // which of them is the result
+  u64 conflicts;  // of banks, in loads and stores of matrices: set by the launch
+};
+
+// Run a kernel; returns what went wrong, or null.
+const char* launch(Launch& how, bool bfloat16, void (*kernel)(void**), void** arguments);
+
+float to_float(u16 bits);
+u16 to_bits(float value);
+unsigned char* shared_memory();
+u32 address_of(const void* pointer);
+void check_access(const void* pointer, u64 bytes);
+void sync_threads(int name, int threads);
+void sync_warp();
+void arrive(u32 barrier, int rank);
+void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks);
+int own_rank();
+void change_registers(int count, bool more);
+void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
+void start_product(float* sums, int count, u64 tall, u64 wide, bool more);
+void wait_for_products(int but);
+void commit_products();
+
+}  // namespace on_cpu
+
+#define threadIdx (on_cpu::current->thread)
+#define blockIdx (on_cpu::current->block)
+#define gridDim (on_cpu::current->grid)
+
+struct uint4 {
+  u32 x, y, z, w;
+
+  uint4& operator=(const uint4& other) {
+    on_cpu::check_access(this, 16);
+    on_cpu::check_access(&other, 16);
+    memmove(this, &other, 16);
+    return *this;
+  }
+};
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline void __syncthreads() { on_cpu::sync_threads(0, 0); }
+inline void __syncwarp() { on_cpu::sync_warp(); }
+inline u32 __cvta_generic_to_shared(const void* pointer) { return on_cpu::address_of(pointer); }
+
+// Of maths.cu
+inline float number(u16 bits) { return on_cpu::to_float(bits); }
+inline u32 pack(float low, float high) {
+  return on_cpu::to_bits(low) | (u32)on_cpu::to_bits(high) << 16;
+}
+
+// Of hopper.cu
+void barrier_init(u32 barrier, u32 arrivals);
+void barrier_expect(u32 barrier, u32 bytes);
+void barrier_wait(u32 barrier, u32 parity);
+void barriers_ready();
+void cluster_sync();
+float load_from(u32 address, u32 rank);
+void wait_for_predecessor();
+void release_successor();
+void products_begin();
+
+inline void barrier_arrive_here(u32 barrier) { on_cpu::arrive(barrier, on_cpu::own_rank()); }
+inline void barrier_arrive_there(u32 barrier, u32 rank) { on_cpu::arrive(barrier, rank); }
+inline int cluster_rank() { return on_cpu::own_rank(); }
+inline void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
+  on_cpu::start_copy(to, from, k, line, barrier, 1u << on_cpu::own_rank());
+}
+inline void copy_to(u32 to, const TensorMap& from, int k, int line, u32 barrier, u16 ranks) {
+  on_cpu::start_copy(to, from, k, line, barrier, ranks);
+}
+template <int THREADS>
+void threads_sync(int name) {
+  static_assert(THREADS % 32 == 0, "whole warps meet");
+  on_cpu::sync_threads(name, THREADS);
+}
+template <int COUNT>
+void keep_registers() {
+  static_assert(COUNT % 8 == 0 && 24 <= COUNT && COUNT <= 256, "setmaxnreg takes no such number");
+  on_cpu::change_registers(COUNT, false);
+}
+template <int COUNT>
+void take_registers() {
+  static_assert(COUNT % 8 == 0 && 24 <= COUNT && COUNT <= 256, "setmaxnreg takes no such number");
+  on_cpu::change_registers(COUNT, true);
+}
+template <bool COLUMNS>
+void load_matrices(u32 address, u32& first, u32& second) {
+  on_cpu::matrices(false, COLUMNS, address, first, second);
+}
+template <bool COLUMNS>
+void store_matrices(u32 address, u32 first, u32 second) {
+  on_cpu::matrices(true, COLUMNS, address, first, second);
+}
+inline void products_of_before() {
+  on_cpu::commit_products();
+  on_cpu::wait_for_products(1);
+}
+
+// Written for each form
+template <int COUNT>
+void multiply(float (&sums)[COUNT], u64 tall, u64 wide, int more) {
+  static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
+  on_cpu::start_product(sums, COUNT, tall, wide, more != 0);
+}
+template <int COUNT>
+void settle(float (&)[COUNT]) {
+  on_cpu::wait_for_products(0);
+}
