@@ -11,12 +11,12 @@ import numpy as np
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
-from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection
+from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, WeightLayout
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 
 from ..support.accuracy import eps_of
 from ..support.emulated import H200, How, emulated
-from ..support.workloads import shape_of
+from ..support.workloads import Arrays, shape_of
 
 ROWS, K, N = DynamicDim("rows"), 136, 136
 SMALL = replace(H200, sm_count=4)
@@ -27,20 +27,29 @@ HOWS = (How(), How(late=True), How(seed=1), How(seed=2, late=True), How(seed=3))
 
 def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
     """Return a plan with two stages."""
-    groups = fields.get("groups_m", 1) * fields.get("groups_n", 1)
+    groups = fields.get("groups_m", 1) * fields.get("groups_n", 1) * fields.get("turns", 1)
     given = {"num_stages": 2, "num_warps": 4 * (groups + 1), **fields}
     return CudaPlan(block_m, block_n, 64, backend="triton", family="cuda", **given)
 
 
-def matmul(*steps: Any, k: int = K, n: int = N, dtype: str = "float16") -> NormMatmul:
+def matmul(
+    *steps: Any, k: int = K, n: int = N, dtype: str = "float16", layout: WeightLayout = "nk"
+) -> NormMatmul:
     """Return a matmul with steps."""
-    return NormMatmul(ROWS, k, (Projection(n, "nk", steps),), None, dtype, dtype)
+    return NormMatmul(ROWS, k, (Projection(n, layout, steps),), None, dtype, dtype)
+
+
+def several(*widths: int) -> NormMatmul:
+    """Return matmuls of the same rows with biases, which a launch computes together."""
+    outputs = tuple(Projection(n, "nk", ("bias",)) for n in widths)
+    return NormMatmul(ROWS, K, outputs, None, "float16", "float16")
 
 
 def gated(merged: bool = True, gate_first: bool = True, **changes: Any) -> GatedFFN:
     """Return two matmuls with biases, and their product."""
     types = {"dtype": "float16", "out_dtype": "float16", "bias": True, **changes}
-    return GatedFFN(ROWS, K, N, "nk", merged, gate_first, "silu", None, **types)
+    layout = types.pop("layout", "nk")
+    return GatedFFN(ROWS, K, N, layout, merged, gate_first, "silu", None, **types)
 
 
 @dataclass(frozen=True)
@@ -68,16 +77,20 @@ class Case:
             drawn[operand.name] = values.astype(numpy_dtype(operand.dtype))
         return drawn
 
-    def exact(self) -> np.ndarray:
+    def exact(self) -> dict[str, np.ndarray]:
         return _exact(self)
 
-    def run(self, how: How) -> np.ndarray:
-        return emulated(self.work, self.plan, self.inputs(), how, self.dev, self.early)["out0"]
+    def run(self, how: How) -> Arrays:
+        return emulated(self.work, self.plan, self.inputs(), how, self.dev, self.early)
 
     def check(self, how: How) -> None:
-        """Check one rounding of the result, and what activations may err by (F7 of numerics.md)."""
+        """Check one rounding of results, and what activations may err by (F7 of numerics.md)."""
         got, exact = self.run(how), self.exact()
-        assert got.shape == exact.shape == (self.rows, N)
+        for name, result in got.items():
+            self._check(result, exact[name])
+
+    def _check(self, got: np.ndarray, exact: np.ndarray) -> None:
+        assert got.shape == exact.shape and len(got) == self.rows
         step = eps_of(self.work.dtype) * 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 2**-14)))
         errs = 0.0 if self.is_linear else 2.0**-18 * np.abs(exact) + 2.0**-20
         error = np.abs(got.astype("float64") - exact)
@@ -87,13 +100,13 @@ class Case:
     def is_linear(self) -> bool:
         if isinstance(self.work, GatedFFN):
             return False
-        (product,) = self.work.outputs
-        return all(s in ("bias", "residual") or isinstance(s, float) for s in product.epilogue)
+        steps = [step for product in self.work.outputs for step in product.epilogue]
+        return all(step in ("bias", "residual") or isinstance(step, float) for step in steps)
 
 
 @cache
-def _exact(case: Case) -> np.ndarray:
-    return evaluate(case.work.graph, case.inputs())["out0"]
+def _exact(case: Case) -> dict[str, np.ndarray]:
+    return evaluate(case.work.graph, case.inputs())
 
 
 EVERY_STEP = ("bias", "silu", "scale", 0.75, "bias", "residual")
@@ -119,4 +132,12 @@ CASES = {
     "split": Case(matmul("bias", "residual", k=520), plan(16, 64, split_k=2)),
     "split_swapped": Case(matmul("residual", k=328), plan(64, 16, swapped=1, split_k=4)),
     "split_groups": Case(gated(), plan(32, 64, groups_m=2, split_k=2)),
+    "turns": Case(matmul("bias", "residual"), plan(16, 64, turns=2, num_stages=3)),
+    "turns_few_steps": Case(matmul(k=64), plan(16, 64, turns=2, num_stages=3)),
+    "turns_swapped": Case(gated(), plan(64, 32, swapped=1, turns=2, cluster_m=2), 150),
+    "three_weights": Case(several(136, 72, 200), plan(16, 64)),
+    "three_weights_swapped": Case(several(40, 8, 24), plan(64, 16, swapped=1)),
+    "turned": Case(matmul("bias", layout="kn"), plan(16, 128, groups_n=2)),
+    "turned_gate": Case(gated(layout="kn"), plan(16, 64)),
+    "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
 }

@@ -52,10 +52,17 @@ FUNCTION = re.compile(
 )
 MEMORY = "extern __shared__ __align__(1024) unsigned char memory[];"
 OWN_MEMORY = "unsigned char* const memory = on_cpu::shared_memory();"
-PRODUCTS = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.(\w+)")
+PRODUCTS = re.compile(
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.(\w+) .*?"
+    r"more, 1, 1, ([01]), 0;",
+    re.DOTALL,
+)
 
 UNWRITTEN = 0xFEED
 """The bits of a NaN that no conversion makes: what is in results, and around tensors."""
+
+ROWS_INDEX = 2
+"""The argument that is the map of the rows; the other maps are of weights."""
 
 MARGIN = 256
 """Elements in front of a tensor, and behind it."""
@@ -76,7 +83,7 @@ class _Launch(ctypes.Structure):
         ("seed", ctypes.c_uint32),
         ("tensors", ctypes.c_int),
         ("tensor", ctypes.POINTER(_Tensor)),
-        ("out", ctypes.c_int),
+        ("outs", ctypes.c_int),
         ("conflicts", ctypes.c_uint64),
     )
 
@@ -100,7 +107,7 @@ def on_cpu(source: CUDASource) -> str:
     """Return the text of a kernel in C++ for this processor, and a function that launches it."""
     found = PRODUCTS.search(source.text)
     assert found is not None and source.text.count(MEMORY) == 1
-    lines, *dtypes = found.groups()
+    lines, *dtypes, turned = found.groups()
     assert {f'"{dtype}"' for dtype in dtypes} == {*re.findall(r"#define DTYPE (.*)", source.text)}
     text = FUNCTION.sub(lambda f: "" if "asm" in f[0] else f[0], source.text)
     text = text.replace(MEMORY, OWN_MEMORY)
@@ -109,6 +116,7 @@ def on_cpu(source: CUDASource) -> str:
         f"argument<{_c_type(kind)}>(arguments[{i}])" for i, kind in enumerate(source.params)
     )
     return f"""#define PRODUCT_LINES {lines}
+#define PRODUCT_TURNED {turned}
 #include "hopper.h"
 {text}
 template <class T> T argument(const void* at) {{
@@ -187,7 +195,7 @@ class Buffer:
 class Emulated:
     """One launch: the kernel, its clusters and its arguments.
 
-    An argument is an array, a `TensorMap` of one, a number, or None: the result.
+    An argument is an array, a `TensorMap` of one, a number, or None: the next result.
     """
 
     source: CUDASource
@@ -195,24 +203,27 @@ class Emulated:
     args: Sequence[Any]
     early: bool = False
 
-    def run(self, out: np.ndarray, how: How = AT_ONCE) -> int:
-        """Fill `out`; return how often lanes that load or store matrices meet in a bank."""
+    def run(self, outs: Sequence[np.ndarray], how: How = AT_ONCE) -> int:
+        """Fill `outs`; return how often lanes that load or store matrices meet in a bank."""
         if self.clusters == 0:
             return 0  # as the launcher does
         dependent = self.source.options.dependent_launch
-        target = Buffer(np.full(out.shape, UNWRITTEN, "uint16"))
-        buffers, arguments = [target], []
+        targets = [Buffer(np.full(out.shape, UNWRITTEN, "uint16")) for out in outs]
+        left, boxes = iter(targets), iter(self.source.tensor_maps)
+        buffers, arguments = [*targets], []
         for index, arg in enumerate(self.args):
             array = arg.of if isinstance(arg, TensorMap) else arg
+            is_weight = isinstance(arg, TensorMap) and index != ROWS_INDEX
             if isinstance(array, np.ndarray):
-                buffers.append(Buffer(array, dependent and not (self.early and index < 2)))
-            at = target.at if arg is None else buffers[-1].at
-            arguments.append(_packed(index, arg, at, self.source))
+                buffers.append(Buffer(array, dependent and not (self.early and is_weight)))
+            at = next(left).at if arg is None else buffers[-1].at
+            box = next(boxes).block if isinstance(arg, TensorMap) else ()
+            arguments.append(_packed(arg, at, box))
         tensors = (_Tensor * len(buffers))(*(b.described for b in buffers))
         options = self.source.options
         launch = _Launch(
             *(self.clusters, options.num_ctas, self.source.block[0], self.source.shared_bytes),
-            *(0, 0, int(dependent), int(how.late), how.seed, len(buffers), tensors, 0, 0),
+            *(0, 0, int(dependent), int(how.late), how.seed, len(buffers), tensors, len(outs), 0),
         )
         given = [ctypes.create_string_buffer(a, len(a)) for a in arguments]
         pointers = (ctypes.c_void_p * len(given))(*map(ctypes.addressof, given))
@@ -221,19 +232,19 @@ class Emulated:
             raise LaunchError(failure.decode())
         for buffer in buffers:
             buffer.check()
-        missing = np.argwhere(target.inside.reshape(out.shape) == UNWRITTEN)
-        assert not missing.size, f"{len(missing)} results are not written, first {missing[0]}"
-        out.view("uint16")[:] = target.inside.reshape(out.shape)
+        for out, target in zip(outs, targets, strict=True):
+            missing = np.argwhere(target.inside.reshape(out.shape) == UNWRITTEN)
+            assert not missing.size, f"{len(missing)} results are not written, first {missing[0]}"
+            out.view("uint16")[:] = target.inside.reshape(out.shape)
         return int(launch.conflicts)
 
 
-def _packed(index: int, arg: Any, at: int, source: CUDASource) -> bytes:
+def _packed(arg: Any, at: int, box: Sequence[int]) -> bytes:
     """Return the bytes of an argument; those of a tensor map as `Map` of hopper.cpp has them."""
     if isinstance(arg, TensorMap):
-        (lines, k), strides = arg.layout(arg.of.shape)
-        box = source.tensor_maps[index].block
-        assert tuple(arg.block) == tuple(box) and tuple(strides) == (k, 1)
-        return struct.pack("<16Q", at, k, lines, box[1], box[0], *[0] * 11)
+        (lines, k), (stride, step) = arg.layout(arg.of.shape)
+        assert tuple(arg.block) == tuple(box) and step == 1
+        return struct.pack("<16Q", at, k, lines, box[1], box[0], stride, *[0] * 10)
     return struct.pack("<i", arg) if isinstance(arg, int) else struct.pack("<Q", at)
 
 
@@ -245,7 +256,7 @@ def emulated_launch(
     def known(value: Any) -> Any:
         if isinstance(value, TensorMap):
             shape = value.shape and tuple(map(values, value.shape))
-            return TensorMap(known(value.of), value.block, shape)
+            return TensorMap(known(value.of), value.block, shape, value.strides)
         if isinstance(value, Part):
             return known(value.of).reshape(-1)[value.start :]
         if isinstance(value, Workspace):
@@ -284,9 +295,9 @@ def emulated(
     values = Values(params, list(inputs.values()))
     for step in steps_of(work, plan, params, dev, early):
         if isinstance(step, SourceStep):
-            (out,) = [a.index for a in step.args if isinstance(a, Out)]
+            outs = [tensors[names[a.index]] for a in step.args if isinstance(a, Out)]
             launch = replace(emulated_launch(step, values, tensors, names), early=early)
-            assert launch.run(tensors[names[out]], how) == 0, "lanes meet in banks"
+            assert launch.run(outs, how) == 0, "lanes meet in banks"
             continue
         assert interpreter is not None
         dtypes = {n: str(a.dtype) for n, a in tensors.items()}

@@ -7,6 +7,7 @@
 // all of its warps at once.
 
 #define PRODUCT_LINES 0
+#define PRODUCT_TURNED 0
 #include "hopper.h"
 
 #include <sys/mman.h>
@@ -38,7 +39,7 @@ struct Product {
   float* sums;
   int count;
   u64 tall, wide;
-  bool more;
+  bool more, turned;  // `turned`: 64 tall lines lie side by side, for each element of k
 };
 
 struct Fiber : Thread {
@@ -89,7 +90,7 @@ struct Copy {
 
 struct Map {  // what Python has written to a TensorMap
   const u16* data;
-  u64 k, lines, box_k, box_lines;
+  u64 k, lines, box_k, box_lines, stride;  // `k` elements of a line, `stride` from line to line
 };
 
 struct Machine {
@@ -215,14 +216,15 @@ void land(const Copy& copy) {
 // --- products ---------------------------------------------------------------------------------
 
 // The operand of `lines` x 16 that a matrix descriptor tells.
-std::vector<float> operand_of(Block& block, u64 descriptor, int lines) {
+std::vector<float> operand_of(Block& block, u64 descriptor, int lines, bool turned = false) {
   if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
     fail("a descriptor has another layout than the swizzle of 128 bytes");
   const u32 start = (descriptor & 0x3FFF) << 4, eight_lines = (descriptor >> 32 & 0x3FFF) << 4;
   std::vector<float> values;
   for (int line = 0; line < lines; ++line)
     for (int k = 0; k < 16; ++k) {
-      const u32 at = start + line / 8 * eight_lines + line % 8 * 128 + 2 * k;
+      const int down = turned ? k : line, across = turned ? line : k;
+      const u32 at = start + down / 8 * eight_lines + down % 8 * 128 + 2 * across;
       values.push_back(to_float(element_at(block, swizzled(at))));
     }
   return values;
@@ -231,7 +233,7 @@ std::vector<float> operand_of(Block& block, u64 descriptor, int lines) {
 void compute(Block& block, const std::vector<Fiber*>& threads, u64 group) {
   for (size_t i = 0; i < threads[0]->groups[group].size(); ++i) {
     const Product first = threads[0]->groups[group][i];
-    const std::vector<float> tall = operand_of(block, first.tall, 64);
+    const std::vector<float> tall = operand_of(block, first.tall, 64, first.turned);
     const std::vector<float> wide = operand_of(block, first.wide, 2 * first.count);
     for (int thread = 0; thread < 128; ++thread) {
       const std::vector<Product>& own = threads[thread]->groups[group];
@@ -262,10 +264,12 @@ void begin() {
 }
 
 void end_predecessor() {
-  const Tensor& out = machine->how.tensor[machine->how.out];
-  for (u64 i = 0; i < out.bytes / 2; ++i)
-    if (static_cast<const u16*>(out.at)[i] != UNWRITTEN)
-      fail("results are written before the kernel in front has ended");
+  for (int number = 0; number < machine->how.outs; ++number) {
+    const Tensor& out = machine->how.tensor[number];
+    for (u64 i = 0; i < out.bytes / 2; ++i)
+      if (static_cast<const u16*>(out.at)[i] != UNWRITTEN)
+        fail("results are written before the kernel in front has ended");
+  }
   for (int i = 0; i < machine->how.tensors; ++i) {
     const Tensor& tensor = machine->how.tensor[i];
     if (tensor.after) std::memcpy(tensor.at, tensor.after, tensor.bytes);
@@ -455,6 +459,15 @@ void sync_threads(int name, int threads) {
   });
 }
 
+void arrive_threads(int name, int threads) {
+  Meeting& meeting = own_block().meetings[name];
+  meeting.threads = threads;
+  if (++meeting.arrived < threads) return;
+  meeting.arrived = 0;
+  ++meeting.times;
+  ++machine->events;
+}
+
 // All lanes of a warp come; the last does what they came for.
 static void with_warp(const char* what, const std::function<void(Warp&)>& act) {
   Warp& warp = own_block().warps[self().warp];
@@ -483,7 +496,7 @@ void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32
   for (u64 i = 0; i < map.box_lines; ++i)
     for (u64 j = 0; j < map.box_k; ++j) {
       const bool inside = line + i < map.lines && k + j < map.k;
-      copy.elements.push_back(inside ? map.data[(line + i) * map.k + k + j] : 0);
+      copy.elements.push_back(inside ? map.data[(line + i) * map.stride + k + j] : 0);
     }
   if (machine->how.late) {
     machine->copies.push_back(copy);
@@ -532,9 +545,9 @@ void matrices(bool store, bool columns, u32 address, u32& first, u32& second) {
   second = own.value[1];
 }
 
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more) {
+void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned) {
   if (!self().fenced) fail("products begin without products_begin");
-  self().begun.push_back({sums, count, tall, wide, more});
+  self().begun.push_back({sums, count, tall, wide, more, turned});
 }
 
 void commit_products() {

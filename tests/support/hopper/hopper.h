@@ -46,7 +46,7 @@ struct Launch {
   u32 seed;       // of which threads run first; 0: all in turn
   int tensors;
   const Tensor* tensor;
-  int out;        // which of them is the result
+  int outs;       // how many of them are results, which come first
   u64 conflicts;  // of banks, in loads and stores of matrices: set by the launch
 };
 
@@ -59,13 +59,14 @@ unsigned char* shared_memory();
 u32 address_of(const void* pointer);
 void check_access(const void* pointer, u64 bytes);
 void sync_threads(int name, int threads);
+void arrive_threads(int name, int threads);
 void sync_warp();
 void arrive(u32 barrier, int rank);
 void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks);
 int own_rank();
 void change_registers(int count, bool more);
 void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more);
+void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned);
 void wait_for_products(int but);
 void commit_products();
 
@@ -122,6 +123,11 @@ void threads_sync(int name) {
   static_assert(THREADS % 32 == 0, "whole warps meet");
   on_cpu::sync_threads(name, THREADS);
 }
+template <int THREADS>
+void threads_arrive(int name) {
+  static_assert(THREADS % 32 == 0, "whole warps meet");
+  on_cpu::arrive_threads(name, THREADS);
+}
 template <int COUNT>
 void keep_registers() {
   static_assert(COUNT % 8 == 0 && 24 <= COUNT && COUNT <= 256, "setmaxnreg takes no such number");
@@ -149,7 +155,7 @@ inline void products_of_before() {
 template <int COUNT>
 void multiply(float (&sums)[COUNT], u64 tall, u64 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, COUNT, tall, wide, more != 0);
+  on_cpu::start_product(sums, COUNT, tall, wide, more != 0, PRODUCT_TURNED);
 }
 template <int COUNT>
 void settle(float (&)[COUNT]) {

@@ -75,9 +75,11 @@ KINDS = {
         _Kind(128, 2, 1, 1, 48, 112, split_k=2),
         _Kind(192, 1, 2, 1, 80, 224),
         _Kind(256, 2, 1, 1, 80, 176),
-        *(_Kind(128, 1, 1, swapped, 96, 176, turns=2) for swapped in (0, 1)),
+        _Kind(128, 1, 1, 0, 96, 160, turns=2),
+        _Kind(128, 1, 1, 1, 96, 128, turns=2),
         *(_Kind(64, 1, 1, swapped, 128, 256, turns=2) for swapped in (0, 1)),
-        *(_Kind(192, 1, 1, swapped, 80, 112, turns=2) for swapped in (0, 1)),
+        _Kind(192, 1, 1, 0, 80, 96, turns=2),
+        _Kind(192, 1, 1, 1, 80, 80, turns=2),
     ),
     2: (
         _Kind(64, 1, 1, 0, 8, 128),
@@ -95,9 +97,9 @@ KINDS = {
         _Kind(128, 2, 1, 1, 96, 176, cluster_m=2),
         _Kind(192, 1, 2, 1, 80, 112),
         _Kind(256, 2, 1, 1, 72, 88),
-        _Kind(64, 1, 1, 0, 96, 176, turns=2),
+        _Kind(64, 1, 1, 0, 96, 160, turns=2),
         _Kind(64, 1, 1, 1, 64, 128, turns=2),
-        _Kind(128, 1, 1, 1, 56, 88, turns=2),
+        _Kind(128, 1, 1, 1, 56, 64, turns=2),
     ),
 }
 """Tiles that are tried, by weights, 2 of a gated pair: kinds and lines that came within 2 % of the
@@ -112,6 +114,9 @@ MOST_STAGES = 12
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
 """Of a thread, by warp groups that multiply: with more, its registers spill."""
+
+MOST_IN_TURNS = {0: 160, 1: 128}
+"""The same where warp groups take turns, by whether operands are swapped."""
 
 MOST_LINES = 256
 """Of a warp group: the widest ``wgmma``."""
@@ -204,6 +209,8 @@ def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
     if plan.turns > 1 and (plan.turns, plan.groups, plan.split_k) != (2, 1, 1):
         yield f"{plan.turns} turns of {plan.groups} warp groups, must be 2 of 1, and k not split"
     most = MOST_ACCUMULATORS[plan.multiplying]
+    if plan.turns > 1:
+        most = MOST_IN_TURNS[plan.swapped]
     if plan.blocks > 1:
         if (plan.blocks, plan.multiplying) != (2, 1):
             yield f"a multiprocessor holds {plan.blocks} blocks, at most 2 of one warp group"
