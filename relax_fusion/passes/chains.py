@@ -13,7 +13,7 @@ from tvm import relax
 from ..errors import Decline, Reason
 from ..estimator import Choice, Size, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
-from ..hardware.target import device_of
+from ..hardware.target import device_of, is_gpu
 from ..matching.chain import PRODUCT, Region, Written, refuse_shared, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
 from ..workload import Chain, Operand
@@ -64,7 +64,8 @@ class FuseChains(FusingPass):
 
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the best region whose first matmul `var` is."""
-        if self.options.backend == "tir" or view.call(var, PRODUCT) is None:
+        options, is_product = self.options, view.call(var, PRODUCT) is not None
+        if not is_product or (options.backend == "tir" and is_gpu(options.resolved_target())):
             return None
         refusal, found = None, []
         for region in self._regions(view, var):
