@@ -12,7 +12,7 @@ from ....hardware import DeviceSpec
 from ....workload import Chain, MatmulChain
 from ....workload.graph import Graph
 from ....workload.roofline import distinct_bytes
-from ...family import KernelFamily
+from ...family import OWN_BASELINE_ERROR, KernelFamily
 from ...limits import core_limits, one_stage
 from ...prediction import Prediction
 from ...ranges import ranges
@@ -52,7 +52,7 @@ class CpuGenerated(KernelFamily[ChainWork]):
     takes = (MatmulChain, Chain)
     plan = TilingPlan
     emitter = "relax_fusion.dlight_rules.cpu.generated:emit"
-    error = 1.1
+    error = OWN_BASELINE_ERROR
 
     def refuses(self, work: ChainWork, dev: DeviceSpec) -> str | None:
         """Refuse what is not float32, and products that have no register tiles."""
