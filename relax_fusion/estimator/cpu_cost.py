@@ -9,7 +9,7 @@ hidden.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..hardware import DeviceSpec
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
@@ -63,6 +63,11 @@ L3_CYCLES_PER_BYTE = 2.7 / 64
 
 TILE_CYCLES = 10
 """Cycles to start and end the loop over k of one register tile.  Fitted as above."""
+
+UNEVEN_S = 25e-6
+"""What a chain in one parallel loop over few blocks may lose to two kernels in a row: single calls
+of less than 120 us sometimes take as long as one core needs for all of it.  Chosen so that none of
+the adapters is fused that lose by it (`2026-11-24-cpu_generated.md`)."""
 
 UNHIDDEN = 0.1
 """Part of the smaller of DRAM and core time that the larger one does not hide.  Assumed."""
@@ -187,6 +192,12 @@ def price_step(step: Step, dev: DeviceSpec) -> Prediction:
     cycles = (busiest + step.chain_s + step.start_s) * dev.clock_hz
     traffic = Traffic(cycles, step.dram_bytes, step.l2_bytes, 1, step.blocks)
     return finish(traffic, dev, step.flops)
+
+
+def in_one_loop(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:
+    """Return the time of a chain in one parallel loop over blocks of rows."""
+    found = finish(traffic, dev, flops)
+    return replace(found, seconds=found.seconds + UNEVEN_S)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

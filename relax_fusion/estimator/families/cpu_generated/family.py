@@ -64,6 +64,8 @@ class CpuGenerated(KernelFamily[ChainWork]):
         other = sorted({t.dtype for t in graph.tensors} - {"float32"})
         if other:
             return f"tensors are of {', '.join(other)}, generated kernels of a CPU have float32"
+        if not space.ordered:
+            return "no loop of the chain has more than one element"
         for step in space.steps:
             if step.dtype and sides_of(graph, space, step) is None:
                 return f"{step.out} has no register tiles: it is masked, or no rows by columns"

@@ -21,7 +21,7 @@ from ...cpu_cost import (
     LOADS_PER_CYCLE,
     TILE_CYCLES,
     Traffic,
-    finish,
+    in_one_loop,
 )
 from ...prediction import Prediction, ceil_div
 from .registers import Registers, sides_of
@@ -32,8 +32,8 @@ STORE_CYCLES = 3
 """Cycles per vector of sums and tile: set to zero, added to the tile, stored.  Counted."""
 
 PACK_CYCLES, TURN_CYCLES, GATHER_CYCLES = 2.4, 4.8, 32.0
-"""Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that are
-transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
+"""Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that
+are transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
 
 MOVE_CYCLES, SLOT_CYCLES = 1.0, 0.5
 """Cycles of a vector that a statement loads or stores, and of an instruction.  Counted."""
@@ -65,7 +65,7 @@ class ChainPrice:
         self.l2_cycles_per_byte = dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
 
     def _behind(self) -> dict[str, str]:
-        """Return the maps that are done in the registers of a product, and what each reads of it."""
+        """Return the maps that are done in registers of a product, and what each reads of it."""
         several = {name for name, count in self.schedule.trips.items() if count > 1}
         read_by = Counter(r.tensor for s in self.space.steps for r in s.reads)
         found: dict[str, str] = {}
@@ -119,7 +119,7 @@ class ChainPrice:
                 cycles += vectors * 2 * MOVE_CYCLES
         blocks = prod(trips[n] for n in self.schedule.structure.grid)
         busiest = ceil_div(blocks, self.dev.sm_count) * (cycles / blocks + BLOCK_CYCLES)
-        return finish(Traffic(busiest, distinct, 0.0, 1, blocks), self.dev, flops)
+        return in_one_loop(Traffic(busiest, distinct, 0.0, 1, blocks), self.dev, flops)
 
     def _vectors(self, loops: Iterable[str], sizes: Mapping[str, int]) -> float:
         return prod(sizes[n] for n in loops) / self.registers.lanes
@@ -129,8 +129,8 @@ class ChainPrice:
         if step.out in self.sides:
             return sum(self._product(step, sizes, trips))
         if step.out in self.behind:  # its arithmetic counts neither here nor where matmuls do it
-            moved = [r for r in step.reads if r.tensor not in self.space.step]
-            return MOVE_CYCLES * sum(self._vectors(a.loops, sizes) for a in moved)
+            beside = [r for r in step.reads if r.tensor not in self.space.step]
+            return MOVE_CYCLES * sum(self._vectors(a.loops, sizes) for a in beside)
         slots = sum(count * self._vectors(loops, sizes) for loops, count in step.slots)
         moved = sum(self._vectors(a.loops, sizes) for a in (step.makes, *step.reads))
         waits = FMA_LATENCY_CYCLES * self._vectors(step.loops, sizes) if step.reduced else 0.0
