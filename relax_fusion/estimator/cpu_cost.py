@@ -64,10 +64,10 @@ L3_CYCLES_PER_BYTE = 2.7 / 64
 TILE_CYCLES = 10
 """Cycles to start and end the loop over k of one register tile.  Fitted as above."""
 
-UNEVEN_S = 25e-6
-"""What a chain in one parallel loop over few blocks may lose to two kernels in a row: single calls
-of less than 120 us sometimes take as long as one core needs for all of it.  Chosen so that none of
-the adapters is fused that lose by it (`2026-11-24-cpu_generated.md`)."""
+ONE_LOOP_S = 10e-6
+"""What a chain in one parallel loop is asked for beside its cycles: of few rows it has few blocks,
+and a loop more takes less than `launch_s`.  Chosen so that no adapter is fused that loses: those of
+1 and 16 rows do, by up to a half, those of 64 and more gain (`2026-11-24-bench_cpu_chains.md`)."""
 
 UNHIDDEN = 0.1
 """Part of the smaller of DRAM and core time that the larger one does not hide.  Assumed."""
@@ -197,7 +197,7 @@ def price_step(step: Step, dev: DeviceSpec) -> Prediction:
 def in_one_loop(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:
     """Return the time of a chain in one parallel loop over blocks of rows."""
     found = finish(traffic, dev, flops)
-    return replace(found, seconds=found.seconds + UNEVEN_S)
+    return replace(found, seconds=found.seconds + ONE_LOOP_S)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

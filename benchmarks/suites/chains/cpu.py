@@ -82,6 +82,7 @@ class CpuChains(OfChains):
 
     def begin(self) -> None:
         facts, cores = self.session.facts, use_all_cores()
+        self.target = host_target()  # which counts the cores that this thread may use
         peak_gflops(cores)  # starts TVM's threads
         pin_threads()
         facts |= {"cores_used": cores, "peak_gflops": peak_gflops(cores)}
@@ -96,7 +97,7 @@ class CpuChains(OfChains):
         args = [tvm.runtime.tensor(t.numpy().copy()) for t in tensors]
         eager = module(*operands[0])
         exact = module.double()(*(t.double() for t in operands[0]))
-        found = {way: compiled(mod, way) for way in self.asked(item)}
+        found = {way: compiled(mod, way, self.target) for way in self.asked(item)}
 
         def turn(way: str) -> Callable[[int], list[float]]:
             timer = vm_timer(found[way].machine, "main", args)
@@ -135,9 +136,9 @@ class CpuChains(OfChains):
         return gains(done(record))
 
 
-def compiled(mod: tvm.ir.IRModule, way: str) -> Compiled:
+def compiled(mod: tvm.ir.IRModule, way: str, target: tvm.target.Target) -> Compiled:
     """Compile a chain for this CPU."""
-    target, report = host_target(), Report()
+    report = Report()
     options: dict[str, Any] = {}
     if way != "chosen":
         options = {"disable": PASSES} if way == "apart" else {"always_fuse": True}

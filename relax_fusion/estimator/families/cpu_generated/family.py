@@ -74,8 +74,8 @@ class CpuGenerated(KernelFamily[ChainWork]):
     def plans(self, work: ChainWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield the cheapest plans of each size that is priced."""
         found = (size for r in ranges(work, self.breaks) for _, each in r.cells for size in each)
-        for size in dict.fromkeys(found):
-            yield from _cheapest(work.graph, dev, tuple(sizes_of(work, size).items()))
+        every = (_cheapest(work.graph, dev, tuple(sizes_of(work, s).items())) for s in found)
+        yield from dict.fromkeys(plan for plans in every for plan in plans)
 
     def violations(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield why a plan is none for the graph, or needs more than a core has."""
