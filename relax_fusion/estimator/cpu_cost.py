@@ -65,9 +65,10 @@ TILE_CYCLES = 10
 """Cycles to start and end the loop over k of one register tile.  Fitted as above."""
 
 ONE_LOOP_S = 10e-6
-"""What a chain in one parallel loop is asked for beside its cycles: of few rows it has few blocks,
-and a loop more takes less than `launch_s`.  Chosen so that no adapter is fused that loses: those of
-1 and 16 rows do, by up to a half, those of 64 and more gain (`2026-11-24-bench_cpu_chains.md`)."""
+"""What a chain in one parallel loop is asked for beside its cycles, for each product that would
+have a loop of its own: of few rows it has few blocks, and a loop more takes less than `launch_s`.
+Chosen so that no adapter is fused that loses: those of 1 and 16 rows do, by up to a half, those of
+64 and more gain (`2026-11-24-bench_cpu_chains.md`)."""
 
 UNHIDDEN = 0.1
 """Part of the smaller of DRAM and core time that the larger one does not hide.  Assumed."""
@@ -194,10 +195,10 @@ def price_step(step: Step, dev: DeviceSpec) -> Prediction:
     return finish(traffic, dev, step.flops)
 
 
-def in_one_loop(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:
-    """Return the time of a chain in one parallel loop over blocks of rows."""
+def in_one_loop(traffic: Traffic, dev: DeviceSpec, flops: float, products: int) -> Prediction:
+    """Return the time of a chain of so many products in one parallel loop over blocks of rows."""
     found = finish(traffic, dev, flops)
-    return replace(found, seconds=found.seconds + ONE_LOOP_S)
+    return replace(found, seconds=found.seconds + (products - 1) * ONE_LOOP_S)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

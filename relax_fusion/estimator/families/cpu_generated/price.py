@@ -117,9 +117,13 @@ class ChainPrice:
             elif isinstance(statement, Store):
                 vectors = self._vectors(statement.what.loops, sizes)
                 cycles += vectors * 2 * MOVE_CYCLES
-        blocks = prod(trips[n] for n in self.schedule.structure.grid)
-        busiest = ceil_div(blocks, self.dev.sm_count) * (cycles / blocks + BLOCK_CYCLES)
-        return in_one_loop(Traffic(busiest, distinct, 0.0, 1, blocks), self.dev, flops)
+        grid = self.schedule.structure.grid
+        blocks = prod(trips[n] for n in grid)
+        whole = cycles * prod(min(1.0, self.tile[n] / sizes[n]) for n in grid)  # a block, no edge
+        each = ceil_div(blocks, self.dev.sm_count)
+        busiest = min(each * whole, cycles) + each * BLOCK_CYCLES
+        traffic = Traffic(busiest, distinct, 0.0, 1, blocks)
+        return in_one_loop(traffic, self.dev, flops, len(self.sides))
 
     def _vectors(self, loops: Iterable[str], sizes: Mapping[str, int]) -> float:
         return prod(sizes[n] for n in loops) / self.registers.lanes
