@@ -53,8 +53,9 @@ class FuseChains(FusingPass):
     declines when:
         an operand of a matmul is a vector, or a weight that the graph decodes; operands are of
         float64, or on several virtual devices; a reshape splits rows; a power is none of 2, 0.5
-        and -0.5; no tiling fits the device; the parts alone are predicted to be as fast.  Only
-        Triton has such kernels: with the back end "tir" the pass does nothing.
+        and -0.5; no tiling fits the device; the parts alone are predicted to be as fast; on a CPU,
+        a tensor is not of float32.  On a GPU only Triton has such kernels: with the back end "tir"
+        the pass does nothing there.
 
     Parameters
     ----------
