@@ -50,11 +50,19 @@ def region(name: str) -> Region:
 FLOATS = [c.chain.name for c in CASES if "int" not in c.statements and "float8" not in c.statements]
 
 
-def check(work: Region, plan: TilingPlan, rows: int) -> str:
-    """Run the kernel of a plan at some number of rows; return what is wrong, or nothing."""
+def check(work: Region, plan: TilingPlan, rows: int, first: float | None = None) -> str:
+    """Run the kernel of a plan at some number of rows; return what is wrong, or nothing.
+
+    Parameters
+    ----------
+    first : float, optional
+        The first element of the first operand, beside numbers that are drawn.
+    """
     graph = work.graph
     sizes = {name: rows if name == "rows" else 2 for name in graph.dims}
     given = draw_values(graph, 0, sizes)
+    if first is not None:
+        given[graph.inputs[0].name].flat[0] = first
     func = emit(work, plan, CPU).with_attr("global_symbol", "main")
     kernel = tvm.compile(tvm.IRModule({"main": func}), target=CPU)["main"]
     shapes = ([size_at(d, sizes) for d in o.shape or ()] for o in graph.outputs)
@@ -78,6 +86,15 @@ def test_numbers(name: str, rows: int) -> None:
     for plan in {found[0], found[-1]}:
         assert isinstance(plan, TilingPlan)
         assert check(work, plan, rows) == "", plan.text
+
+
+@pytest.mark.parametrize("first", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["softmax_between", "norm_between", "mlp", "token_mixer"])
+def test_what_is_not_finite_stays_in_its_row(name: str, first: float) -> None:
+    work = region(name)
+    plan = next(CpuGenerated().plans(work, DEV))
+    assert isinstance(plan, TilingPlan)
+    assert check(work, plan, 21, first) == ""
 
 
 MEMORY = Chain(
