@@ -37,6 +37,7 @@ SUITES = {
         ),
         "layer": ("layer:Layer", "chains of a layer and their predictions against TVM (GPU)"),
         "launch": ("launch:Launch", "launching a Triton kernel against one of TVM's (GPU)"),
+        "cpu_chains": ("chains.cpu:CpuChains", "chains on this CPU: one kernel, and apart"),
         "cpu": ("cpu:Cpu", "chains on this CPU against TVM, MLC-LLM's pipeline and torch"),
         "cpu_q4": ("cpu_q4.suite:CpuQ4", "a token by 4-bit weights on this CPU against its peers"),
         "demo": ("demo:Demo", "the demo models on this CPU against TVM's default pipeline"),

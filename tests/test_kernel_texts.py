@@ -20,7 +20,7 @@ from relax_fusion import make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
-from relax_fusion.estimator.families.generated.plan import GeneratedPlan
+from relax_fusion.estimator.families.generated.plan import GeneratedPlan, TilingPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
 from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
@@ -104,6 +104,16 @@ TIR: dict[str, tuple[str | Target, Workload, TilePlan]] = {
     "CpuAttention": (
         *(CPU, attention(1, 4, 8, (1, 1), (8, 8), dtype="float32")),
         TilePlan(1, 16, 8, reg_n=8, lanes=8),
+    ),
+    "CpuGenerated": (
+        *(CPU, chain(20, (16, 32, 16), "float32")),
+        TilingPlan(
+            *(16, 16, 32),
+            lanes=8,
+            family="generated",
+            expression="ij0kj1",
+            tiles="i=16 j0=32 k=16 j1=16",
+        ),
     ),
     "CpuChain": (CPU, chain(4, (16, 8, 16), "float32"), TilePlan(1, 8, 8, reg_n=8, lanes=8)),
 }

@@ -27,7 +27,16 @@ from ..estimator.tile_plan import PlanTable, TilePlan
 from ..hardware.target import device_of, is_gpu
 from ..transforms.fixed_arguments import Fixed
 from ..validation import shown
-from ..workload import Attention, DynamicDim, GatedFFN, Graph, MatmulChain, NormMatmul, Workload
+from ..workload import (
+    Attention,
+    Chain,
+    DynamicDim,
+    GatedFFN,
+    Graph,
+    MatmulChain,
+    NormMatmul,
+    Workload,
+)
 from .safe_rule import SCHEDULE_ERRORS, SafeRule, first_line
 from .tensor_cores.dependent import waiting_first
 
@@ -80,9 +89,9 @@ class AttentionRule(FusedRule):
 
 
 class MatmulChainRule(FusedRule):
-    """`FusedRule` of chains of two matmuls."""
+    """`FusedRule` of chains of matmuls."""
 
-    takes = (MatmulChain,)
+    takes = (MatmulChain, Chain)
 
 
 def _fits(func: tirx.PrimFunc, graph: Graph) -> bool:

@@ -9,7 +9,7 @@ hidden.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..hardware import DeviceSpec
 from .prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
@@ -63,6 +63,12 @@ L3_CYCLES_PER_BYTE = 2.7 / 64
 
 TILE_CYCLES = 10
 """Cycles to start and end the loop over k of one register tile.  Fitted as above."""
+
+ONE_LOOP_S = 10e-6
+"""What a chain in one parallel loop is asked for beside its cycles, for each product that would
+have a loop of its own: of few rows it has few blocks, and a loop more takes less than `launch_s`.
+Chosen so that no adapter is fused that loses: those of 1 and 16 rows do, by up to a half, those of
+64 and more gain (`2026-11-24-bench_cpu_chains.md`)."""
 
 UNHIDDEN = 0.1
 """Part of the smaller of DRAM and core time that the larger one does not hide.  Assumed."""
@@ -187,6 +193,12 @@ def price_step(step: Step, dev: DeviceSpec) -> Prediction:
     cycles = (busiest + step.chain_s + step.start_s) * dev.clock_hz
     traffic = Traffic(cycles, step.dram_bytes, step.l2_bytes, 1, step.blocks)
     return finish(traffic, dev, step.flops)
+
+
+def in_one_loop(traffic: Traffic, dev: DeviceSpec, flops: float, products: int) -> Prediction:
+    """Return the time of a chain of so many products in one parallel loop over blocks of rows."""
+    found = finish(traffic, dev, flops)
+    return replace(found, seconds=found.seconds + (products - 1) * ONE_LOOP_S)
 
 
 def finish(traffic: Traffic, dev: DeviceSpec, flops: float) -> Prediction:

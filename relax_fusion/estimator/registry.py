@@ -18,6 +18,7 @@ from ..validation import shown
 from ..workload import Workload
 from .families.cpu_attention import CpuAttention
 from .families.cpu_chain import CpuChain
+from .families.cpu_generated.family import CpuGenerated
 from .families.cpu_tiles import CpuTiles
 from .families.cuda_matmul.family import CudaMatmul
 from .families.dot_products import DotProducts
@@ -45,7 +46,7 @@ FAMILIES: list[Family] = [
     *(CudaMatmul(), TritonMatmul(), TritonAttention(), Generated()),
     *(PackedRows(), DotProducts(), FewRows(), TensorCores(), FmaTiles()),
     *(MmaAttention(), FmaAttention(), MmaChain()),
-    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain()),
+    *(Words(), CpuTiles(), Panels(), CpuAttention(), CpuChain(), CpuGenerated()),
 ]
 """Of equal prices, plans of an earlier family are taken."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..hardware import DeviceSpec
 from ..workload import Atom
 from ..workload.dtypes import STORED_BYTES
-from .cpu_cost import NORM_CYCLES_PER_VECTOR, SOFTMAX_CYCLES_PER_VECTOR
+from .cpu_cost import NORM_CYCLES_PER_VECTOR
 from .gpu_cost import MEMORY_LATENCY_S, SFU_PER_CLOCK, SOFTMAX_FLOPS_PER_SCORE
 from .prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 
@@ -30,6 +30,11 @@ CPU_FLOPS_PER_CYCLE = 0.18
 """What TVM's default CPU pipeline reaches on a matmul: it schedules none, so loops are scalar and
 run on one core.  Measured with TVM 0.27, 64 x 1024 x 1024, float32, "nk": 0.46 Gflop/s at 2.6
 GHz."""
+
+
+SOFTMAX_CYCLES = 60
+"""Cycles per vector of a softmax that is a kernel by itself, whose exponentials are calls.
+Measured on Zen 4: 60 with 512 columns, 96 with 64 (`2026-11-24-cpu_generated.md`)."""
 
 
 def start_s(dev: DeviceSpec) -> float:
@@ -80,7 +85,7 @@ def _rows_s(atom: Atom, dev: DeviceSpec) -> float:
     if dev.kind == "cpu":
         vectors = 4 / dev.vector_bytes / dev.sm_count
         cycles = atom.normalised * NORM_CYCLES_PER_VECTOR
-        return (cycles + atom.scores * SOFTMAX_CYCLES_PER_VECTOR) * vectors / dev.clock_hz
+        return (cycles + atom.scores * SOFTMAX_CYCLES) * vectors / dev.clock_hz
     exponentials = SFU_PER_CLOCK * dev.clock_hz * dev.sm_count
     each = 1 / exponentials + SOFTMAX_FLOPS_PER_SCORE / dev.fma_float32_flops_per_s
     return atom.scores * each

@@ -13,7 +13,7 @@ from tvm import relax
 from ..errors import Decline, Reason
 from ..estimator import Choice, Size, choose, predict_unfused, saved_s, separate
 from ..estimator.shape import sizes_of
-from ..hardware.target import device_of
+from ..hardware.target import device_of, is_gpu
 from ..matching.chain import PRODUCT, Region, Written, refuse_shared, regions
 from ..matching.pattern import BlockView, Match, Refused, guard
 from ..workload import Chain, Operand
@@ -54,8 +54,9 @@ class FuseChains(FusingPass):
     declines when:
         an operand of a matmul is a vector, or a weight that the graph decodes; operands are of
         float64, or on several virtual devices; a reshape splits rows; a power is none of 2, 0.5
-        and -0.5; no tiling fits the device; the parts alone are predicted to be as fast.  Only
-        Triton has such kernels: with the back end "tir" the pass does nothing.
+        and -0.5; no tiling fits the device; the parts alone are predicted to be as fast; on a CPU,
+        a tensor is not of float32.  On a GPU only Triton has such kernels: with the back end "tir"
+        the pass does nothing there.
 
     Parameters
     ----------
@@ -65,7 +66,8 @@ class FuseChains(FusingPass):
 
     def match(self, view: BlockView, var: relax.Var) -> Match | None:
         """Match the best region whose first matmul `var` is."""
-        if self.options.backend == "tir" or view.call(var, PRODUCT) is None:
+        options, is_product = self.options, view.call(var, PRODUCT) is not None
+        if not is_product or (options.backend == "tir" and is_gpu(options.resolved_target())):
             return None
         refusal, found = None, []
         for region in self._regions(view, var):

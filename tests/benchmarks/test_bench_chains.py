@@ -10,7 +10,7 @@ from torch import nn
 
 from benchmarks import building
 from benchmarks.runner import main
-from benchmarks.suites.chains import cases, suite
+from benchmarks.suites.chains import cases, cpu, suite
 from benchmarks.suites.chains.cases import NAMED, Case, exported, mlp
 from relax_fusion import MatmulChain
 from relax_fusion.workload import Chain
@@ -83,3 +83,16 @@ def test_gains_are_means_by_kind() -> None:
     said = suite.gains([one, two])
     assert "G1 to G12: chosen against better of torch 1.00, worst 0.50 (G2), 2 chains" in said
     assert "G1 to G12: chosen against apart 0.75, worst 0.38 (G2), 2 chains" in said
+
+
+def test_chains_on_this_cpu(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(cpu, "CASES", SMALL)
+    monkeypatch.setattr(cpu.CpuChains, "cases", tuple(SMALL))
+    monkeypatch.setattr(cpu, "pin_threads", lambda: None)
+    monkeypatch.setattr(cpu, "peak_gflops", lambda cores: 1.0)
+    assert main(cpu.CpuChains, ["--rounds", "1", "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-bench_cpu_chains.json")
+    for entry in json.loads(path.read_text())["cases"]:
+        assert set(entry["us"]) == set(cpu.WAYS)
+        assert 0 < max(entry["errors"].values()) < 1e-6
+        assert entry["flops"] > 0

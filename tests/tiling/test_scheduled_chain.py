@@ -146,13 +146,57 @@ def test_rows_of_any_number_under_a_band(rows: int) -> None:
         compare(graph, next(found), {"n": 40}, {"n": rows})
 
 
-def test_sums_of_whole_tiles_stay_in_registers() -> None:
-    for rows, vectors in ((64, True), (50, False)):
-        graph = graphs.chain(rows, 40, 64, 96)
-        space = iteration_space(graph)
-        structure = place(space, parse("mnkh", space.ordered), ["h"])
-        schedule = Schedule(space, structure, (32, 16, 32, 96))
-        assert ("T.vectorized(" in scheduled_chain(graph, schedule).script()) == vectors
+def kernel_text(graph: Graph, order: str, tiles: tuple[int, ...]) -> str:
+    space = iteration_space(graph)
+    single = [a.name for a, t in zip(space.loops, tiles, strict=True) if t >= a.size]
+    return scheduled_chain(
+        graph, Schedule(space, place(space, parse(order, space.ordered), single), tiles)
+    ).script()
+
+
+@pytest.mark.parametrize("rows", [64, 50])
+def test_sums_stay_in_registers_whether_or_not_tiles_divide_the_rows(rows: int) -> None:
+    text = kernel_text(graphs.chain(rows, 40, 64, 96), "mnkh", (32, 64, 32, 96))
+    assert text.count("T.alloc_local((T.int64(8), T.int64(32)))") == 2
+    (line,) = (each for each in text.splitlines() if "+ T.Cast" in each and "A[" in each)
+    assert ("T.min(" in line) == (rows == 50)  # rows of A are read up to the last one
+
+
+def test_a_narrow_product_has_narrow_register_tiles() -> None:
+    text = kernel_text(graphs.chain(64, 40, 16, 96), "mknh", (32, 16, 40, 96))
+    assert "T.alloc_local((T.int64(8), T.int64(16)))" in text
+    assert "T.alloc_local((T.int64(8), T.int64(32)))" in text
+
+
+def turned_chain() -> Graph:
+    """Return relu(x w^T + b) v, whose first weight lies along its sum."""
+    g = GraphBuilder()
+    i, k, n, h = Axis("i", 48), Axis("k", 64), Axis("n", 64), Axis("h", 32)
+    x, w = g.input("x", (48, 64), "float32"), g.input("w", (64, 64), "float32")
+    b, v = g.input("b", (64,), "float32"), g.input("v", (64, 32), "float32")
+    acc = g.sum("acc", (i, n), (k,), x[i, k] * w[n, k])
+    s = g.map("s", (i, n), apply("relu", acc[i, n] + b[n]), "float32")
+    g.output(g.sum("y", (i, h), (n,), s[i, n] * v[n, h]))
+    return g.graph()
+
+
+def test_a_weight_that_lies_along_its_sum_is_copied_in_squares() -> None:
+    graph = turned_chain()
+    text = kernel_text(graph, "iknh", (16, 64, 64, 32))
+    assert 'T.sblock("turned")' in text
+    for schedule in islice(schedules(graph, {}, random.Random(0)), 4):
+        compare(graph, schedule, {})
+
+
+def test_maps_behind_a_product_are_done_in_its_registers() -> None:
+    """No tile is read back for them, and whole register tiles go where the result lies."""
+    text = kernel_text(turned_chain(), "iknh", (16, 64, 64, 32))
+    (line,) = (each.strip() for each in text.splitlines() if "T.Select" in each)
+    tile, _, value = line.partition(" = ")
+    assert value.count(tile) == 2  # once compared, once taken
+    assert "T.alloc_local" in text.split(tile.split("[")[0] + " = ")[1][:20]
+    (line,) = (each.strip() for each in text.splitlines() if each.strip().startswith("y["))
+    assert line.endswith(f"= {tile}")
 
 
 def test_a_dynamic_size_of_one_tile_is_refused() -> None:

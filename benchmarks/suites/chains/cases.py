@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from typing import TypeAlias
 
 import torch
 from torch import nn
@@ -230,11 +231,19 @@ def case_of(name: str) -> Case:
     return NAMED[name] if name in NAMED else _drawn(random.Random(name))
 
 
+Exported: TypeAlias = tuple[nn.Module, ir.IRModule, list[torch.Tensor], list[torch.Tensor]]
+"""A module, its import, its inputs, and its weights, which are operands behind these."""
+
+
 @cache
-def exported(name: str) -> tuple[nn.Module, ir.IRModule, list[torch.Tensor], list[torch.Tensor]]:
-    """Return a module, its import, its inputs, and its weights, which are operands behind these."""
+def exported(name: str) -> Exported:
+    """Export the case of a name."""
+    return export(case_of(name))
+
+
+def export(case: Case) -> Exported:
+    """Make and export a case, always with the same weights."""
     torch.manual_seed(0)
-    case = case_of(name)
     module = case.make().to(case.dtype).eval()
     inputs = [torch.randn(shape).to(case.dtype) for shape in case.shapes]
     mod, weights = as_relax(module, tuple(inputs))

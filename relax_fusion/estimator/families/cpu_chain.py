@@ -22,7 +22,7 @@ from ..cpu_cost import (
     LOADS_PER_CYCLE,
     TILE_CYCLES,
     Traffic,
-    finish,
+    in_one_loop,
     matmul_on_cpu,
 )
 from ..family import KernelFamily
@@ -207,7 +207,7 @@ def _blocks_on_cpu(work: MatmulChain, plan: TilePlan, dev: DeviceSpec, rows: int
     cycles += sum(_pack(work, plan, which, dev) for which in packed)
     moved = work.bytes(rows=rows, batch=count)
     traffic = Traffic(cycles, float(sum(moved.values())), 0.0, 1 + len(packed), tasks)
-    return finish(traffic, dev, work.flops(rows=rows, batch=count))
+    return in_one_loop(traffic, dev, work.flops(rows=rows, batch=count), 2)
 
 
 def _tile(depth: int, width: int, plan: TilePlan, dev: DeviceSpec) -> float:

@@ -42,8 +42,8 @@ _TILE = re.compile(r"(\w+)=([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
-class GeneratedPlan(TilePlan):
-    """A plan of the chain engine.
+class TilingPlan(TilePlan):
+    """A plan of the chain engine: what all of its kernels have.
 
     Parameters
     ----------
@@ -51,14 +51,34 @@ class GeneratedPlan(TilePlan):
         The order of the loops, as :func:`relax_fusion.tiling.parse` reads it.
     tiles : str
         Elements of a tile along each loop: ``"m=64 n=128 k=64 h=128"``.
+    """
+
+    expression: str = ""
+    tiles: str = ""
+
+    @property
+    def text(self) -> str:
+        """The tiling for people to read."""
+        return f"{self.family} {self.expression}: {self.tiles}"
+
+    @cached_property
+    def tile(self) -> Mapping[str, int]:
+        """The tiles by loop."""
+        return _numbers(self.tiles, "tiles")
+
+
+@dataclass(frozen=True)
+class GeneratedPlan(TilingPlan):
+    """A plan of a kernel of Triton.
+
+    Parameters
+    ----------
     split : str
         A loop whose parts several blocks sum, and how many: ``"n=4"``; empty: none.
     tensor_maps : int
         1: tiles that are boxes of a tensor are loaded by the tensor memory accelerator.
     """
 
-    expression: str = ""
-    tiles: str = ""
     split: str = ""
     tensor_maps: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
 
@@ -66,12 +86,7 @@ class GeneratedPlan(TilePlan):
     def text(self) -> str:
         """The tiling for people to read."""
         split = f", {self.split} parts" if self.split else ""
-        return f"{self.family} {self.expression}: {self.tiles}{split}"
-
-    @cached_property
-    def tile(self) -> Mapping[str, int]:
-        """The tiles by loop."""
-        return _numbers(self.tiles, "tiles")
+        return f"{super().text}{split}"
 
 
 def _numbers(text: str, what: str) -> dict[str, int]:

@@ -56,10 +56,18 @@ def tiles_of(loop: TileLoop, is_row: bool) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def structures(graph: Graph) -> Mapping[frozenset[str], Mapping[Structure, str]]:
-    """Return the structures of a graph with their expressions, by which loops are one tile."""
+def structures(
+    graph: Graph, most: int = MOST_WHOLE
+) -> Mapping[frozenset[str], Mapping[Structure, str]]:
+    """Return the structures of a graph with their expressions, by which loops are one tile.
+
+    Parameters
+    ----------
+    most : int
+        Elements of a loop that may be one tile.
+    """
     space = space_of(graph)
-    whole = [a.name for a in space.loops if not a.batch and 1 < a.size <= MOST_WHOLE]
+    whole = [a.name for a in space.loops if not a.batch and 1 < a.size <= most]
     found = {}
     subsets = chain.from_iterable(combinations(whole, n) for n in range(len(whole) + 1))
     every = expressions(space)
@@ -76,7 +84,7 @@ def structures(graph: Graph) -> Mapping[frozenset[str], Mapping[Structure, str]]
 def tilings(graph: Graph) -> Iterator[tuple[str, Mapping[str, int]]]:
     """Yield expressions with tiles, where no tile of an intermediate is too large for registers."""
     space = space_of(graph)
-    rows = _result_loops(graph)[0]
+    rows = result_loops(graph)[0]
     every = {a: tiles_of(a, a.name == rows) for a in space.loops}
     for single, known in structures(graph).items():
         choices = [
@@ -116,7 +124,7 @@ def plans(graph: Graph) -> Iterator[GeneratedPlan]:
         loop, _, count = split.partition("=")
         first = split_graph(graph, loop, int(count)).partial if split else graph
         for expression, tile in tilings(first):
-            rows, *_, columns = (tile[n] for n in _result_loops(first))
+            rows, *_, columns = (tile[n] for n in result_loops(first))
             inner = max(tile.values())
             made = max(prod(tile[n] for n in s.makes.loops) for s in space_of(first).steps)
             for warps in WARPS[: 1 + (made > MANY_ELEMENTS)]:
@@ -196,7 +204,7 @@ def variants(plan: GeneratedPlan, dev: DeviceSpec) -> Iterator[GeneratedPlan]:
         yield replace(plan, num_stages=stages, tensor_maps=maps)
 
 
-def _result_loops(graph: Graph) -> tuple[str, ...]:
+def result_loops(graph: Graph) -> tuple[str, ...]:
     """Return the loops of the first result, at least two: those of one element count again."""
     space = space_of(graph)
     found = [n for n in space.step[space.results[0]].makes.loops if n != PART]

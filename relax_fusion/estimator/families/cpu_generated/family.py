@@ -1,0 +1,177 @@
+"""The family "generated" of CPUs: one parallel loop for any chain, from its block graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from ....errors import TilePlanError, TilingError
+from ....hardware import DeviceSpec
+from ....workload import Chain, MatmulChain
+from ....workload.graph import Graph
+from ....workload.roofline import distinct_bytes
+from ...family import OWN_BASELINE_ERROR, KernelFamily
+from ...limits import core_limits, one_stage
+from ...prediction import Prediction
+from ...ranges import ranges
+from ...shape import Size, sizes_of
+from ...steps import Footprint
+from ...tile_plan import TilePlan
+from ..generated.family import ChainWork
+from ..generated.plan import FAMILY, TilingPlan, loop_sizes, scheduled, space_of
+from ..generated.space import result_loops, structures
+from .price import ChainPrice
+from .registers import Registers, sides_of
+
+ROWS = (16, 32, 64, 128, 256)
+"""Tiles of the rows of the result."""
+
+TILES = (64, 128, 256)
+"""Tiles of the other loops, beside all of a loop."""
+
+MOST_WHOLE = 1024
+"""Elements of a loop that is one tile."""
+
+ORDERS = 3
+"""Orders of the loops that are tried with all tiles, of those with the same loops of one tile: the
+cheapest by tiles of `USUAL` elements."""
+
+USUAL = 128
+
+OFFERED = 2
+"""Plans of each size that others are compared with."""
+
+
+class CpuGenerated(KernelFamily[ChainWork]):
+    """The chain engine on a CPU: a block does all of the chain for its tile of the result."""
+
+    names = (FAMILY,)
+    kind = "cpu"
+    takes = (MatmulChain, Chain)
+    plan = TilingPlan
+    emitter = "relax_fusion.dlight_rules.cpu.generated:emit"
+    error = OWN_BASELINE_ERROR
+
+    def refuses(self, work: ChainWork, dev: DeviceSpec) -> str | None:
+        """Refuse what is not float32, and products that have no register tiles."""
+        graph = work.graph
+        try:
+            space = space_of(graph)
+        except TilingError as err:
+            return str(err)
+        other = sorted({t.dtype for t in graph.tensors} - {"float32"})
+        if other:
+            return f"tensors are of {', '.join(other)}, generated kernels of a CPU have float32"
+        if not space.ordered:
+            return "no loop of the chain has more than one element"
+        for step in space.steps:
+            if step.dtype and sides_of(graph, space, step) is None:
+                return f"{step.out} has no register tiles: it is masked, or no rows by columns"
+        return None
+
+    def plans(self, work: ChainWork, dev: DeviceSpec) -> Iterator[TilePlan]:
+        """Yield the cheapest plans of each size that is priced."""
+        found = (size for r in ranges(work, self.breaks) for _, each in r.cells for size in each)
+        every = (_cheapest(work.graph, dev, tuple(sizes_of(work, s).items())) for s in found)
+        yield from dict.fromkeys(plan for plans in every for plan in plans)
+
+    def violations(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Iterator[str]:
+        """Yield why a plan is none for the graph, or needs more than a core has."""
+        assert isinstance(plan, TilingPlan)
+        yield from one_stage(plan)
+        try:
+            schedule = scheduled(work.graph, plan.expression, plan.tile)
+        except (TilingError, TilePlanError) as err:
+            yield str(err)
+            return
+        if schedule.structure.kept:
+            names = ", ".join(name for name, _ in schedule.structure.kept)
+            yield f"expression is {plan.expression}, which keeps tiles of {names} for a whole loop"
+        foot = self.footprint(plan, work, dev)
+        if foot.scratch_bytes > dev.l2_bytes // 2:
+            yield (
+                f"needs {foot.scratch_bytes} B of cache for tiles, half of what a core of the "
+                f"{dev.label} has is {dev.l2_bytes // 2} B"
+            )
+        yield from core_limits(foot, plan, dev)
+
+    def footprint(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec) -> Footprint:
+        """Return the register tile, and the tiles of a block."""
+        assert isinstance(plan, TilingPlan)
+        registers = Registers.of(dev)
+        sums = registers.rows * registers.columns
+        vectors = registers.columns // registers.lanes
+        scratch = _price(work.graph, plan, dev).scratch_bytes
+        needed = sums // registers.lanes + vectors + 1
+        return Footprint(0, needed, 1, 4 * sums, scratch)
+
+    def predict(self, plan: TilePlan, work: ChainWork, dev: DeviceSpec, size: Size) -> Prediction:
+        """Price the blocks of a plan."""
+        assert isinstance(plan, TilingPlan)
+        return _predict(work.graph, plan, dev, tuple(sizes_of(work, size).items()))
+
+
+@lru_cache(maxsize=4096)
+def _price(graph: Graph, plan: TilingPlan, dev: DeviceSpec) -> ChainPrice:
+    return ChainPrice(graph, scheduled(graph, plan.expression, plan.tile), dev)
+
+
+def _predict(
+    graph: Graph, plan: TilingPlan, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
+) -> Prediction:
+    distinct, flops = _work(graph, sizes)
+    return _price(graph, plan, dev).at(loop_sizes(graph, sizes), distinct, flops)
+
+
+@lru_cache(maxsize=1024)
+def _work(graph: Graph, sizes: tuple[tuple[str, int], ...]) -> tuple[float, float]:
+    """Return the bytes of the operands, and the operations of the products."""
+    count, space = loop_sizes(graph, sizes), space_of(graph)
+    flops = sum(2.0 * prod(count[n] for n in step.loops) for step in space.steps if step.dtype)
+    return float(sum(distinct_bytes(graph, dict(sizes)).values())), flops
+
+
+@lru_cache(maxsize=256)
+def _cheapest(
+    graph: Graph, dev: DeviceSpec, sizes: tuple[tuple[str, int], ...]
+) -> tuple[TilingPlan, ...]:
+    """Return the cheapest plans at a size that fit."""
+
+    def seconds(plan: TilingPlan) -> float:
+        return _predict(graph, plan, dev, sizes).seconds
+
+    found: list[TilingPlan] = []
+    for single, known in structures(graph, MOST_WHOLE).items():
+        every = list(_tilings(graph, single))
+        if not every:
+            continue
+        usual = min(every, key=lambda tile: sum(abs(t - USUAL) for t in tile.values()))
+        orders = sorted(known.values(), key=lambda e: seconds(_plan(graph, e, usual, dev)))
+        found += (_plan(graph, e, tile, dev) for e in orders[:ORDERS] for tile in every)
+    fitting = (p for p in found if _price(graph, p, dev).scratch_bytes <= dev.l2_bytes // 2)
+    return tuple(sorted(fitting, key=seconds)[:OFFERED])
+
+
+def _tilings(graph: Graph, single: frozenset[str]) -> Iterator[Mapping[str, int]]:
+    """Yield tiles, where some loops are one tile and the others are not."""
+    space, rows = space_of(graph), result_loops(graph)[0]
+    choices = []
+    for loop in space.loops:
+        several = [t for t in (ROWS if loop.name == rows else TILES) if t < loop.size]
+        one = loop.batch or loop.size == 1
+        choices.append([1] if one else [loop.size] if loop.name in single else several)
+    for tiles in product(*choices):
+        yield dict(zip((a.name for a in space.loops), tiles, strict=True))
+
+
+def _plan(graph: Graph, expression: str, tile: Mapping[str, int], dev: DeviceSpec) -> TilingPlan:
+    rows, *_, columns = (tile[n] for n in result_loops(graph))
+    return TilingPlan(
+        *(rows, columns, max(tile.values())),
+        lanes=Registers.of(dev).lanes,
+        family=FAMILY,
+        expression=expression,
+        tiles=" ".join(f"{name}={t}" for name, t in tile.items()),
+    )

@@ -1,0 +1,186 @@
+"""What a chain costs as one parallel loop over tiles on a CPU.
+
+Cycles of statements, as often as the loops around them ask for: register tiles of products, packing
+of weights, vectors of everything else.  They are spread over cores in whole blocks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from math import prod
+
+from ....hardware import DeviceSpec
+from ....tiling import Compute, Schedule, Store
+from ....tiling.space import Step
+from ....workload.graph import Graph
+from ...cpu_cost import (
+    FMA_LATENCY_CYCLES,
+    L2_SPEED,
+    LOADS_PER_CYCLE,
+    TILE_CYCLES,
+    Traffic,
+    in_one_loop,
+)
+from ...prediction import Prediction, ceil_div
+from .registers import Registers, sides_of
+
+FLOAT_BYTES = 4
+
+STORE_CYCLES = 3
+"""Cycles per vector of sums and tile: set to zero, added to the tile, stored.  Counted."""
+
+PACK_CYCLES, TURN_CYCLES, GATHER_CYCLES = 2.4, 4.8, 32.0
+"""Cycles to copy a vector of a weight from wherever it is cached: of neighbours; in squares that
+are transposed; of elements that lie a row apart.  Fitted to tiles of 64 and of 128 rows."""
+
+MOVE_CYCLES, SLOT_CYCLES = 1.0, 0.5
+"""Cycles of a vector that a statement loads or stores, and of an instruction.  Counted."""
+
+BLOCK_CYCLES = 2000
+"""Cycles of a block beside its statements: buffers are asked for, and given back.  Fitted."""
+
+
+class ChainPrice:
+    """The price of a schedule on a CPU.
+
+    Parameters
+    ----------
+    graph : Graph
+        What is computed.
+    schedule : Schedule
+        How, for dynamic dimensions of any size.
+    dev : DeviceSpec
+        A CPU.
+    """
+
+    def __init__(self, graph: Graph, schedule: Schedule, dev: DeviceSpec):
+        self.graph, self.schedule, self.dev = graph, schedule, dev
+        self.registers = Registers.of(dev)
+        self.tile, self.space = schedule.tile, schedule.space
+        sides = {step.out: sides_of(graph, self.space, step) for step in self.space.steps}
+        self.sides = {out: each for out, each in sides.items() if each is not None}
+        self.behind = self._behind()
+        self.l2_cycles_per_byte = dev.sm_count * dev.clock_hz / (dev.l2_bytes_per_s * L2_SPEED)
+
+    def _behind(self) -> dict[str, str]:
+        """Return the maps that are done in registers of a product, and what each reads of it."""
+        several = {name for name, count in self.schedule.trips.items() if count > 1}
+        read_by = Counter(r.tensor for s in self.space.steps for r in s.reads)
+        found: dict[str, str] = {}
+        for step in (s for s in self.space.steps if not s.reduced):
+            for read in step.reads:
+                made = self.space.step.get(read.tensor)
+                if made is None or read_by[made.out] > 1 or read.loops != step.makes.loops:
+                    continue
+                if made.out in found or (made.out in self.sides and not made.reduced & several):
+                    found[step.out] = made.out
+        return found
+
+    @cached_property
+    def scratch_bytes(self) -> int:
+        """Bytes of the tiles of a block, with packed weights."""
+        kept = [s for s in self.space.steps if s.out not in self.behind.values()]
+        tiles = [prod(map(self._allocated, s.makes.loops)) for s in kept]
+        packed = (self.space.step[out] for out in self.sides)
+        panels = [prod(self.tile[n] for n in s.reduced) * self.registers.columns for s in packed]
+        return FLOAT_BYTES * (sum(tiles) + sum(panels))
+
+    def _allocated(self, loop: str) -> int:
+        """Return the elements of a buffer along a loop: whole register tiles."""
+        part = 1
+        for row, column in self.sides.values():
+            part = max(part, self.registers.rows if loop == row else 1)
+            part = max(part, self.registers.width(self.tile[loop]) if loop == column else 1)
+        return ceil_div(self.tile[loop], part) * part
+
+    def at(self, sizes: Mapping[str, int], distinct: float, flops: float) -> Prediction:
+        """Return the price at sizes of the loops.
+
+        Parameters
+        ----------
+        sizes : mapping of str to int
+            Elements of each loop.
+        distinct : float
+            Bytes of the operands.
+        flops : float
+            Of the products.
+        """
+        trips = {name: ceil_div(count, self.tile[name]) for name, count in sizes.items()}
+        cycles = 0.0
+        for statement, around in self.schedule.structure.statements:
+            if isinstance(statement, Compute):
+                step = self.space.step[statement.tensor]
+                again = prod(trips[n] for n in around if n not in step.loops)
+                cycles += again * self._compute(step, sizes, trips)
+            elif isinstance(statement, Store):
+                vectors = self._vectors(statement.what.loops, sizes)
+                cycles += vectors * 2 * MOVE_CYCLES
+        grid = self.schedule.structure.grid
+        blocks = prod(trips[n] for n in grid)
+        whole = cycles * prod(min(1.0, self.tile[n] / sizes[n]) for n in grid)  # a block, no edge
+        each = ceil_div(blocks, self.dev.sm_count)
+        busiest = min(each * whole, cycles) + each * BLOCK_CYCLES
+        traffic = Traffic(busiest, distinct, 0.0, 1, blocks)
+        return in_one_loop(traffic, self.dev, flops, len(self.sides))
+
+    def _vectors(self, loops: Iterable[str], sizes: Mapping[str, int]) -> float:
+        return prod(sizes[n] for n in loops) / self.registers.lanes
+
+    def _compute(self, step: Step, sizes: Mapping[str, int], trips: Mapping[str, int]) -> float:
+        """Return the cycles of a statement for all of its tiles."""
+        if step.out in self.sides:
+            return sum(self._product(step, sizes, trips))
+        if step.out in self.behind:  # its arithmetic counts neither here nor where matmuls do it
+            beside = [r for r in step.reads if r.tensor not in self.space.step]
+            return MOVE_CYCLES * sum(self._vectors(a.loops, sizes) for a in beside)
+        slots = sum(count * self._vectors(loops, sizes) for loops, count in step.slots)
+        moved = sum(self._vectors(a.loops, sizes) for a in (step.makes, *step.reads))
+        waits = FMA_LATENCY_CYCLES * self._vectors(step.loops, sizes) if step.reduced else 0.0
+        return max(SLOT_CYCLES * slots + MOVE_CYCLES * moved, waits)
+
+    def _product(
+        self, step: Step, sizes: Mapping[str, int], trips: Mapping[str, int]
+    ) -> Iterator[float]:
+        """Yield the cycles of register tiles, of storing them, and of packing a weight."""
+        (row, column), rows, lanes = self.sides[step.out], self.registers.rows, self.registers.lanes
+        width = self.registers.width(self.tile[column])
+        panels = self._parts(column, width, sizes) * prod(
+            sizes[n] for n in step.makes.loops if n not in (row, column)
+        )
+        tiles, vectors = panels * self._parts(row, rows, sizes), width // lanes
+        depth, times = (prod(each[n] for n in step.reduced) for each in (sizes, trips))
+        streamed = rows * FLOAT_BYTES * self.l2_cycles_per_byte if self._streams(step, row) else 0.0
+        yield (
+            tiles
+            * depth
+            * max(
+                rows * vectors / self.dev.fma_per_cycle,
+                (rows + vectors) / LOADS_PER_CYCLE,
+                FMA_LATENCY_CYCLES,
+                streamed,
+            )
+        )
+        yield tiles * times * (TILE_CYCLES + STORE_CYCLES * rows * vectors)
+        weight = next(read for read in step.reads if column in read.loops)
+        if weight.tensor not in self.space.step:
+            copied = panels * trips[row] * depth * vectors
+            yield copied * self._copy_cycles(weight.loops, column)
+
+    def _parts(self, loop: str, part: int, sizes: Mapping[str, int]) -> int:
+        """Return into how many parts the tiles of a loop are cut, the last tile too."""
+        whole, rest = divmod(sizes[loop], self.tile[loop])
+        return whole * ceil_div(self.tile[loop], part) + ceil_div(rest, part)
+
+    def _streams(self, step: Step, row: str) -> bool:
+        """Tell whether rows come from L2 for each panel: they and the panel are more than L1."""
+        depth = prod(self.tile[n] for n in step.reduced)
+        held = depth * (self.tile[row] + self.registers.columns)
+        return held * FLOAT_BYTES > self.dev.l1_bytes
+
+    def _copy_cycles(self, loops: tuple[str, ...], column: str) -> float:
+        if loops[-1] == column:
+            return PACK_CYCLES
+        is_square = self.tile[loops[-1]] % self.registers.lanes == 0
+        return TURN_CYCLES if is_square else GATHER_CYCLES

@@ -1,0 +1,138 @@
+"""FuseChains on a CPU: numbers of its kernels by several plans, what is chosen, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from relax_fusion import Decision, Reason
+from relax_fusion.dlight_rules.cpu.generated import emit
+from relax_fusion.estimator.families.cpu_generated.family import CpuGenerated
+from relax_fusion.estimator.families.generated.plan import TilingPlan
+from relax_fusion.hardware.target import device_of
+from relax_fusion.workload import Chain as Region
+from relax_fusion.workload.roofline import size_at
+
+from ..support.chains import Chain, module, run_pass
+from ..support.generated import draw_values, wrong
+from ..support.region_cases import CASES, half
+
+PASS = "FuseChains"
+CPU = tvm.target.Target(
+    {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "haswell", "num-cores": 2}
+)
+DEV = device_of(CPU)
+
+
+def in_float32(chain: Chain) -> Chain:
+    return replace(chain, dtype="float32", body=chain.body.replace("float16", "float32"))
+
+
+def run(chain: Chain, **options: object) -> tuple[tvm.ir.IRModule, list[Decision]]:
+    mod = relax.transform.CanonicalizeBindings()(module([chain]))
+    return run_pass(mod, PASS, target=CPU, disable=("FuseMatmulChain",), **options)
+
+
+@cache
+def region(name: str) -> Region:
+    (case,) = (c for c in CASES if c.chain.name == name)
+    _, (decision,) = run(in_float32(case.chain), always_fuse=True, validate=True)
+    assert decision.fused, str(decision.decline)
+    assert isinstance(decision.workload, Region)
+    return decision.workload
+
+
+FLOATS = [c.chain.name for c in CASES if "int" not in c.statements and "float8" not in c.statements]
+
+
+def check(work: Region, plan: TilingPlan, rows: int, first: float | None = None) -> str:
+    """Run the kernel of a plan at some number of rows; return what is wrong, or nothing.
+
+    Parameters
+    ----------
+    first : float, optional
+        The first element of the first operand, beside numbers that are drawn.
+    """
+    graph = work.graph
+    sizes = {name: rows if name == "rows" else 2 for name in graph.dims}
+    given = draw_values(graph, 0, sizes)
+    if first is not None:
+        given[graph.inputs[0].name].flat[0] = first
+    func = emit(work, plan, CPU).with_attr("global_symbol", "main")
+    kernel = tvm.compile(tvm.IRModule({"main": func}), target=CPU)["main"]
+    shapes = ([size_at(d, sizes) for d in o.shape or ()] for o in graph.outputs)
+    made = [tvm.runtime.tensor(np.full(shape, np.nan, "float32")) for shape in shapes]
+    operands = (
+        tvm.runtime.tensor(given[o.name].astype(o.dtype)) if o.shape is not None else given[o.name]
+        for o in graph.inputs
+    )
+    kernel(*operands, *made)
+    named = zip(graph.outputs, made, strict=True)
+    return wrong(graph, {o.name: each.numpy().astype("float64") for o, each in named}, given)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 21, 64])
+@pytest.mark.parametrize("name", FLOATS)
+def test_numbers(name: str, rows: int) -> None:
+    """The plans that are offered, for fewer rows than a register tile has and for more."""
+    work = region(name)
+    found = list(CpuGenerated().plans(work, DEV))
+    assert found and not any(any(CpuGenerated().violations(p, work, DEV)) for p in found)
+    for plan in {found[0], found[-1]}:
+        assert isinstance(plan, TilingPlan)
+        assert check(work, plan, rows) == "", plan.text
+
+
+@pytest.mark.parametrize("first", [np.nan, np.inf])
+@pytest.mark.parametrize("name", ["softmax_between", "norm_between", "mlp", "token_mixer"])
+def test_what_is_not_finite_stays_in_its_row(name: str, first: float) -> None:
+    work = region(name)
+    plan = next(CpuGenerated().plans(work, DEV))
+    assert isinstance(plan, TilingPlan)
+    assert check(work, plan, 21, first) == ""
+
+
+MEMORY = Chain(
+    "memory",
+    "x[4096,512] K[512,64] V[64,512]",
+    "y = R.add(R.matmul(R.nn.softmax(R.matmul(x, K)), V), x)",
+    *("y", {}, "float32"),
+)
+
+
+def test_a_softmax_between_two_matmuls_is_chosen() -> None:
+    """What was measured is in 2026-11-24-bench_cpu_chains.md."""
+    _, (decision,) = run(MEMORY)
+    assert decision.fused, str(decision.decline)
+    assert decision.plans.entries[0][1].family == "generated"
+
+
+def test_few_rows_stay_apart() -> None:
+    few = replace(MEMORY, inputs=MEMORY.inputs.replace("4096", "16"))
+    _, (decision,) = run(few)
+    assert decision.decline is not None and decision.decline.reason is Reason.NOT_PROFITABLE
+
+
+def test_half_precision_is_refused() -> None:
+    body = "h = R.tanh(R.tanh(R.matmul(x, W))); y = R.matmul(h, V)"
+    _, (decision,) = run(half("half", "x[24,32] W[32,16] V[16,48]", body, "y"), always_fuse=True)
+    assert decision.decline is not None and decision.decline.reason is Reason.NO_PLAN
+    assert "tensors are of float16, generated kernels of a CPU have float32" in str(
+        decision.decline
+    )
+
+
+def test_a_plan_of_more_than_a_core_holds_is_refused() -> None:
+    _, (decision,) = run(MEMORY)
+    plan = decision.plans.entries[0][1]
+    assert isinstance(plan, TilingPlan)
+    tiles = " ".join(f"{n}={t * (16 if n == 'm' else 1)}" for n, t in plan.tile.items())
+    (said,) = CpuGenerated().violations(replace(plan, tiles=tiles), decision.workload, DEV)
+    assert "of cache for tiles, half of what a core of the" in said
+    (said,) = CpuGenerated().violations(replace(plan, tiles="m=16"), decision.workload, DEV)
+    assert "has no tile" in said
