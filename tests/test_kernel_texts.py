@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from tvm.target import Target
 
-from relax_fusion import make_target
+from relax_fusion import cuda_kernels, make_target
 from relax_fusion.compute import build_prim_func
 from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChainRule
+from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.families.few_rows.packed import PackedPlan
 from relax_fusion.estimator.families.generated.plan import GeneratedPlan, TilingPlan
 from relax_fusion.estimator.families.triton_attention.tiles import AttentionPlan
@@ -26,6 +27,7 @@ from relax_fusion.estimator.registry import FAMILIES, family_of
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of
 from relax_fusion.launch.arguments import Out, TensorMap, Workspace
+from relax_fusion.triton_bridge.steps import AnyStep, SourceStep
 from relax_fusion.workload import (
     DynamicDim,
     MatmulChain,
@@ -124,7 +126,12 @@ def plan(family: str, *block: int, **fields: int) -> TilePlan:
     return TilePlan(*block, backend="triton", family=family, **{"num_warps": 4, **fields})
 
 
+EPILOGUE = Projection(64, "nk", ("bias", "gelu", 0.5, "residual"))
 TRITON: dict[str, tuple[Workload, list[TilePlan]]] = {
+    "CudaMatmul": (
+        NormMatmul(ROWS, 256, (EPILOGUE,), None, "float16", "float16"),
+        [CudaPlan.of(plan("cuda", 16, 64, 64, num_stages=3, num_warps=8, split_k=2))],
+    ),
     "TritonMatmul": (
         matmul(ROWS, 256, 64),
         [
@@ -200,10 +207,29 @@ def launched(work: Workload, plan: TilePlan) -> Iterator[str]:
     for when, steps in launch_cases(work, plan, params):
         yield "otherwise:" if when is True else f"if {shown(when)}:"
         for step in steps:
-            yield f"    {step.function.__name__} on [{', '.join(map(shown, step.grid))}]"
-            for named in (step.args, step.constexprs, asdict(step.options)):
-                text = "; ".join(f"{n} = {shown(v)}" for n, v in named.items())
-                yield textwrap.indent(textwrap.fill(text, 90), " " * 8)
+            yield from launch_text(step, shown)
+
+
+def launch_text(step: AnyStep, shown: Callable[[Any], str]) -> Iterator[str]:
+    """Yield kernel, grid, arguments, constants and options of a launch, by what shows values."""
+    if isinstance(step, SourceStep):
+        name, options, given = step.source.entry, step.source.options, [dict(enumerate(step.args))]
+    else:
+        name, options, given = step.function.__name__, step.options, [step.args, step.constexprs]
+    yield f"    {name} on [{', '.join(map(shown, step.grid))}]"
+    for named in (*given, asdict(options)):
+        text = "; ".join(f"{n} = {shown(v)}" for n, v in named.items())
+        yield textwrap.indent(textwrap.fill(text, 90), " " * 8)
+    if isinstance(step, SourceStep):
+        yield own_text(step.source.text)
+
+
+def own_text(source: str) -> str:
+    """Return a kernel in CUDA C++ with the names of files in the place of what they have."""
+    for path in sorted(Path(cuda_kernels.__file__).parent.glob("*.cu")):
+        assert source.count(path.read_text()) == 1
+        source = source.replace(path.read_text(), f"// here stands {path.name}\n")
+    return source
 
 
 def text_of(family: str) -> str:

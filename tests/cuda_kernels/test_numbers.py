@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ..support.emulated import How, emulated, needs_compiler
-from .cases import CASES, HOWS, Case, K, N
+from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+
+from ..support.emulated import How, LaunchError, emulated, needs_compiler
+from .cases import CASES, H200, HOWS, Case, K, N, plan
 
 pytestmark = needs_compiler
 
@@ -44,3 +46,12 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     got = emulated(case.work, case.plan, given, dev=case.dev)["out0"].astype("float64")
     assert np.isnan(got[5]).all() and (got[7] == np.inf).all()
     assert np.isfinite(np.delete(got, [5, 7], axis=0)).all() and got.shape == (case.rows, N)
+
+
+def test_one_stage_would_hang_and_is_refused() -> None:
+    case = replace(CASES["plain"], plan=plan(16, 64, num_stages=1))
+    assert [*CudaMatmul().violations(case.plan, case.work, H200)] == [
+        "num_stages is 1, must be at least 2"
+    ]
+    with pytest.raises(LaunchError, match=r"no thread can go on:(.|\n)*empty\[0\] of block 0"):
+        case.run(How())

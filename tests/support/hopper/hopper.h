@@ -1,5 +1,5 @@
 // What stands in front of a kernel's text to compile it for a CPU: CUDA's words, and functions in
-// place of those that are written in assembly.  hopper.cpp has what they do.
+// place of those that are written in assembly.  hopper.cpp and what it includes have what they do.
 
 #pragma once
 

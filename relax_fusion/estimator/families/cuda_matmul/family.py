@@ -110,7 +110,8 @@ FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
 was timed with more."""
 
-MOST_STAGES = 12
+LEAST_STAGES, MOST_STAGES = 2, 12
+"""A stage is handed back when the products of the next one have begun: one alone would hang."""
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
 """Of a thread, by warp groups that multiply: with more, its registers spill."""
@@ -172,6 +173,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
+        if plan.num_stages < LEAST_STAGES:
+            yield f"num_stages is {plan.num_stages}, must be at least {LEAST_STAGES}"
         yield from _register_violations(plan, weights)
         yield from _cluster_violations(plan, weights, work.k)
         foot, room = (

@@ -1,0 +1,198 @@
+"""Launches of the matmul kernel in CUDA C++: their arguments, their grids, what the driver sees."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from tvm import relax
+
+from relax_fusion.estimator import registry
+from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+from relax_fusion.estimator.tile_plan import PLAN_TYPES, PlanTable
+from relax_fusion.launch.arguments import Out, Part, TensorMap
+from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
+from relax_fusion.triton_bridge.steps import SourceStep
+from relax_fusion.workload import Norm, NormMatmul, Projection
+
+from ..cuda_kernels.cases import gated, matmul, plan
+from ..support.emulated import H200, steps_of
+from ..support.launches import parameters
+from .common import kernels, launched
+from .fake_driver import Job, Worker, build_driver, build_launcher
+from .test_emit import emitted
+
+needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
+
+TILE = plan(16, 64)
+SIZES = {"rows": "m", "features": "136", "k": "136"}
+
+
+def names(step: SourceStep) -> list[str]:
+    """Return the parameters of a kernel, as its text has them."""
+    operands = re.search(r"#define OPERANDS ?(.*)", step.source.text)[1]
+    (signature,) = re.findall(r"\nmatmul\(([^)]*)\)", step.source.text)
+    given = signature.replace(" OPERANDS", operands).split(",")
+    return [re.search(r"(\w+)$", one.strip())[1] for one in given]
+
+
+def text(value: Any) -> str:
+    if isinstance(value, TensorMap):
+        shape = f" as {list(map(int, value.shape))}" if value.shape else ""
+        return f"{value.block[0]} lines of {text(value.of)}{shape}"
+    if isinstance(value, Part):
+        return f"{text(value.of)} from {value.start}"
+    if isinstance(value, Out):
+        return f"out{value.index}"
+    return "m" if "rows" in str(value) else getattr(value, "name", str(value))
+
+
+def arguments(step: SourceStep) -> dict[str, str]:
+    found = dict(zip(names(step), map(text, step.args), strict=True))
+    assert len(step.args) == len(step.source.params)
+    for kind, arg in zip(step.source.params, step.args, strict=True):
+        assert kind.startswith("tensordesc") == isinstance(arg, TensorMap)
+        assert (kind == "i32") == (text(arg) in ("m", "136"))
+    return found
+
+
+def steps(work: Any, chosen: Any = TILE, **how: Any) -> list[Any]:
+    return steps_of(work, chosen, parameters(work), **how)
+
+
+W, U = "64 lines of w0 as [136, 136]", "64 lines of w0 from 18496 as [136, 136]"
+X = "16 lines of x"
+EVERY = ("bias", "residual", 0.5, "scale", "gelu", "bias")
+WORKLOADS = {
+    "plain": (matmul(), {"weight": W, "up_weight": W}),
+    "steps": (
+        matmul(*EVERY),
+        {
+            "weight": W,
+            "up_weight": W,
+            "vector0": "bias0_0",
+            "vector1": "scale0_3",
+            "vector2": "bias0_5",
+            "residual": "residual0_1",
+        },
+    ),
+    "residual": (matmul("residual"), {"weight": W, "up_weight": W, "residual": "residual0_0"}),
+    "gate_first": (
+        gated(),
+        {"weight": W, "up_weight": U, "vector0": "bias0", "vector1": "bias0 from 136"},
+    ),
+    "up_first": (
+        gated(gate_first=False),
+        {"weight": U, "up_weight": W, "vector0": "bias0 from 136", "vector1": "bias0"},
+    ),
+    "gate_and_up": (
+        gated(merged=False),
+        {
+            "weight": W,
+            "up_weight": W.replace("w0", "w1"),
+            "vector0": "bias0",
+            "vector1": "bias1",
+        },
+    ),
+    "no_bias": (gated(bias=False), {"weight": W, "up_weight": U}),
+}
+
+
+@pytest.mark.parametrize(("work", "expected"), WORKLOADS.values(), ids=WORKLOADS)
+def test_arguments_are_in_the_order_of_the_parameters(work: Any, expected: dict) -> None:
+    (step,) = steps(work)
+    assert arguments(step) == {**expected, "x": X, "out": "out0", **SIZES}
+
+
+def test_each_product_is_a_launch_behind_the_norm() -> None:
+    products = tuple(Projection(136, "nk", ("bias",)) for _ in range(2))
+    norm, *launches = steps(replace(matmul(), outputs=products, norm=Norm("rms", 1e-5)))
+    assert norm.function.__name__ == "row_norm"
+    for index, step in enumerate(launches):
+        found = arguments(step)
+        assert found["weight"] == W.replace("w0", f"w{index}")
+        assert found["out"] == f"out{index}" and found["vector0"] == f"bias{index}_0"
+        assert step.args[2].of is norm.args["y_ptr"]
+    assert len(launches) == 2
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_weights_are_read_early_where_no_kernel_writes_them(early: bool) -> None:
+    (step,) = steps(matmul(), early=early)
+    assert step.source.options.dependent_launch and "DEPENDENT = 1;" in step.source.text
+    assert f"EARLY = {int(early)};" in step.source.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen", "clusters"),
+    [
+        (43, plan(16, 64), 9),
+        (4096, plan(16, 64), 132),  # as many as run at once
+        (4096, plan(16, 64, blocks=2), 264),
+        (43, plan(16, 64, cluster_m=2), 6),
+        (4096, plan(16, 64, cluster_m=2), 66),
+        (4096, plan(16, 64, split_k=2), 768),  # a cluster computes one tile
+        (40, plan(64, 40, swapped=1), 4),
+    ],
+)
+def test_clusters_are_as_many_as_have_tiles_or_run_at_once(
+    rows: int, chosen: Any, clusters: int
+) -> None:
+    (step,) = steps(replace(matmul(), rows=rows), chosen)
+    assert step.grid == (clusters,) and H200.sm_count == 132
+    assert step.source.options.num_ctas == chosen.cluster
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have the family among all others."""
+    others = [f for f in registry.FAMILIES if not isinstance(f, CudaMatmul)]
+    monkeypatch.setattr(registry, "FAMILIES", [CudaMatmul(), *others])
+    with mock.patch.dict(PLAN_TYPES, {("triton", "cuda"): [CudaMatmul.plan]}):
+        yield
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("registered")
+def test_plans_become_launches_of_compiled_kernels() -> None:
+    work = NormMatmul(
+        *(matmul().rows, 136, (Projection(136, "nk", ("residual",)),), Norm("rms", 1e-5)),
+        *("float16", "float16"),
+    )
+    split = plan(16, 64, split_k=2)
+    mod = emitted(work, PlanTable(((16, split), (None, plan(64, 64)))))
+    assert launched(mod) == ["row_norm", "matmul"] * 2
+    assert isinstance(mod["main"].ret_ty, relax.TensorType)
+    found = kernels(mod)["matmul"]
+    assert {k.options.num_ctas for k in found} == {1, 2}
+    for kernel in found:
+        assert kernel.block == (256, 1, 1) and kernel.image.startswith(b"\x7fELF")
+        assert kernel.options.dependent_launch
+
+
+@needs_nvrtc
+def test_what_the_driver_sees(tmp_path: Path) -> None:
+    (step,) = steps(gated(), plan(16, 64, cluster_m=2))
+    kernel = step.source.compile("key", require_nvrtc())
+    weight, up, x, out, bias = (0x7F0000000000 + 0x100000 * i for i in range(5))
+    maps = [weight, 136, 136, 136, 1, up, 136, 136, 136, 1, x, 43, 136, 136, 1]
+    call = [*maps, out, bias, bias + 272, 43, 136, 136, 6, 1, 1]
+    sizes = (128, 128, 128, 8, 8, 8, 4, 4, 4)
+    with Worker() as worker:
+        library = build_launcher(kernel, tmp_path)
+        answer = worker.do(Job(build_driver(tmp_path), library, [call], sizes=sizes))
+    assert answer.errors == []
+    (launch,) = answer.launches
+    assert launch["grid"] == [12, 1, 1] and launch["block"] == [256, 1, 1]
+    assert launch["attributes"] == {"cluster": [2, 1, 1], "spread": 1, "dependent": 1}
+    assert launch["shared"] == kernel.shared_bytes == 2 * (16 + 2 * 64) * 128 + 4096 + 32
+    encoded = answer.of("cuTensorMapEncodeTiled")
+    assert [e["base"] for e in encoded] == [weight, up, x]
+    assert [e["box"] for e in encoded] == [[64, 32], [64, 32], [64, 16]]
+    assert [e["dims"] for e in encoded] == [[136, 136], [136, 136], [136, 43]]
+    assert {(e["type"], e["swizzle"], e["strides"][0]) for e in encoded} == {(6, 3, 272)}
