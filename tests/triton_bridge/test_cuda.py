@@ -30,15 +30,13 @@ from .test_emit import emitted
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 
 TILE = plan(16, 64)
-SIZES = {"rows": "m", "features": "136", "k": "136"}
+SIZES = {"rows": "m", "features0": "136", "k": "136"}
 
 
 def names(step: SourceStep) -> list[str]:
     """Return the parameters of a kernel, as its text has them."""
-    operands = re.search(r"#define OPERANDS ?(.*)", step.source.text)[1]
-    (signature,) = re.findall(r"\nmatmul\(([^)]*)\)", step.source.text)
-    given = signature.replace(" OPERANDS", operands).split(",")
-    return [re.search(r"(\w+)$", one.strip())[1] for one in given]
+    (given,) = re.findall(r"#define PARAMETERS (.*)", step.source.text)
+    return [re.search(r"(\w+)$", one.strip())[1] for one in given.split(",")]
 
 
 def text(value: Any) -> str:
@@ -69,56 +67,59 @@ W, U = "64 lines of w0 as [136, 136]", "64 lines of w0 from 18496 as [136, 136]"
 X = "16 lines of x"
 EVERY = ("bias", "residual", 0.5, "scale", "gelu", "bias")
 WORKLOADS = {
-    "plain": (matmul(), {"weight": W, "up_weight": W}),
+    "plain": (matmul(), {"weight0": W, "up_weight0": W}),
     "steps": (
         matmul(*EVERY),
         {
-            "weight": W,
-            "up_weight": W,
-            "vector0": "bias0_0",
-            "vector1": "scale0_3",
-            "vector2": "bias0_5",
-            "residual": "residual0_1",
+            "weight0": W,
+            "up_weight0": W,
+            "vector0_0": "bias0_0",
+            "vector0_1": "scale0_3",
+            "vector0_2": "bias0_5",
+            "residual0": "residual0_1",
         },
     ),
-    "residual": (matmul("residual"), {"weight": W, "up_weight": W, "residual": "residual0_0"}),
+    "residual": (matmul("residual"), {"weight0": W, "up_weight0": W, "residual0": "residual0_0"}),
     "gate_first": (
         gated(),
-        {"weight": W, "up_weight": U, "vector0": "bias0", "vector1": "bias0 from 136"},
+        {"weight0": W, "up_weight0": U, "vector0_0": "bias0", "vector0_1": "bias0 from 136"},
     ),
     "up_first": (
         gated(gate_first=False),
-        {"weight": U, "up_weight": W, "vector0": "bias0 from 136", "vector1": "bias0"},
+        {"weight0": U, "up_weight0": W, "vector0_0": "bias0 from 136", "vector0_1": "bias0"},
     ),
     "gate_and_up": (
         gated(merged=False),
         {
-            "weight": W,
-            "up_weight": W.replace("w0", "w1"),
-            "vector0": "bias0",
-            "vector1": "bias1",
+            "weight0": W,
+            "up_weight0": W.replace("w0", "w1"),
+            "vector0_0": "bias0",
+            "vector0_1": "bias1",
         },
     ),
-    "no_bias": (gated(bias=False), {"weight": W, "up_weight": U}),
+    "no_bias": (gated(bias=False), {"weight0": W, "up_weight0": U}),
 }
 
 
 @pytest.mark.parametrize(("work", "expected"), WORKLOADS.values(), ids=WORKLOADS)
 def test_arguments_are_in_the_order_of_the_parameters(work: Any, expected: dict) -> None:
     (step,) = steps(work)
-    assert arguments(step) == {**expected, "x": X, "out": "out0", **SIZES}
+    assert arguments(step) == {**expected, "x": X, "out0": "out0", **SIZES}
 
 
-def test_each_product_is_a_launch_behind_the_norm() -> None:
-    products = tuple(Projection(136, "nk", ("bias",)) for _ in range(2))
-    norm, *launches = steps(replace(matmul(), outputs=products, norm=Norm("rms", 1e-5)))
+def test_products_that_are_alike_are_a_launch_behind_the_norm() -> None:
+    alike = Projection(136, "nk", ("bias",))
+    outputs = alike, alike, replace(alike, epilogue=("bias", "gelu"))
+    norm, both, last = steps(replace(matmul(), outputs=outputs, norm=Norm("rms", 1e-5)))
     assert norm.function.__name__ == "row_norm"
-    for index, step in enumerate(launches):
-        found = arguments(step)
-        assert found["weight"] == W.replace("w0", f"w{index}")
-        assert found["out"] == f"out{index}" and found["vector0"] == f"bias{index}_0"
-        assert step.args[2].of is norm.args["y_ptr"]
-    assert len(launches) == 2
+    found = arguments(both)
+    for index in (0, 1):
+        assert found[f"weight{index}"] == W.replace("w0", f"w{index}")
+        assert found[f"out{index}"] == f"out{index}"
+        assert found[f"vector{index}_0"] == f"bias{index}_0"
+        assert found[f"features{index}"] == "136"
+    assert arguments(last)["weight0"] == W.replace("w0", "w2")
+    assert all(step.args[2].of is norm.args["y_ptr"] for step in (both, last))
 
 
 @pytest.mark.parametrize("early", [True, False])
