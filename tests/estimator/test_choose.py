@@ -97,7 +97,7 @@ def test_ranges_are_clipped_by_the_bound(bound, uppers, sizes):
     assert [p.size for p in found.predictions] == sizes
 
 
-TRITON_UPPERS = [1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024]
+TRITON_UPPERS = [1, 16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024]
 TRITON_RANGES = [
     (None, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),
     (8192, [*TRITON_UPPERS, None], [*TRITON_UPPERS, 4096]),
@@ -284,6 +284,7 @@ def test_choosing_twice_gives_the_same():
     assert choose(gated_ffn(), SMALL_GPU) == choose(gated_ffn(), SMALL_GPU)
 
 
+@pytest.mark.usefixtures("without_cuda_matmul")
 def test_a_gain_within_the_model_s_error_is_named():
     work = MatmulChain(512, 512, 512, 256, ("kn", "kn"), (), (), "float16", "float16")
     found = choose(work, GPU, backend="triton")

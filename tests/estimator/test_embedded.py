@@ -65,6 +65,7 @@ def test_where_kernels_are_tirs_nothing_is_measured() -> None:
     assert {(len(each.plans), each.why) for each in found} == {(1, "a kernel of TIR")}
 
 
+@pytest.mark.usefixtures("without_cuda_matmul")
 def test_of_both_back_ends_those_of_triton_are_measured() -> None:
     work = WORKLOADS["rows"]
     table = table_of(work, "mixed")

@@ -24,6 +24,8 @@ from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
 from ..support.estimator_cases import AVX2, GPU, RMS, gated_ffn, norm_matmul
 
+pytestmark = pytest.mark.usefixtures("without_cuda_matmul")
+
 WORKS = {"qkv": norm_matmul(), "gate_up": gated_ffn()}
 
 

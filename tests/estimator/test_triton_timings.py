@@ -20,6 +20,8 @@ from relax_fusion.workload import GatedFFN, NormMatmul, Projection
 
 from ..support.estimator_cases import GPU, ROWS, gated_ffn, norm_matmul
 
+pytestmark = pytest.mark.usefixtures("without_cuda_matmul")
+
 RESULTS = Path(__file__).parents[1] / "data"
 FITTED, ONE_ROW, HELD_OUT, WIDE = (
     f"2026-11-21-judge_estimator{kind}.json" for kind in ("", "-one_row", "-held_out", "-wide")
