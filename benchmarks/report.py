@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from benchmarks.recording import markdown_table
 from benchmarks.targets import PEAK_TFLOPS, Target, verdict
+from relax_fusion.estimator.tile_plan import TilePlan
 
 Entry = dict[str, Any]
 Verdict = tuple[str, str, float, float]
@@ -79,12 +81,20 @@ def cell(text: str) -> str:
     return " ".join(text.replace("|", "/").split())
 
 
+_COMMON = tuple(f.name for f in fields(TilePlan))
+"""Fields that every plan has."""
+
+
 def plan_words(plan: Any) -> str:
-    """Return a `TilePlan` in one short word or two."""
+    """Return a plan in a few short words; of its own fields, those that are not usual."""
     text = f"{plan.family or plan.backend} {plan.block_m}x{plan.block_n}x{plan.block_k}"
     text += f" w{plan.num_warps} s{plan.num_stages}"
-    parts = max(plan.split_k, getattr(plan, "groups", 1))
-    return text + (f" k/{parts}" if parts > 1 else "")
+    own = {f.name: getattr(plan, f.name) for f in fields(plan) if f.name not in _COMMON}
+    parts = max(plan.split_k, own.pop("groups", 1))
+    text += f" k/{parts}" if parts > 1 else ""
+    usual = {f.name: f.default for f in fields(plan)}
+    numbers = {name: n for name, n in own.items() if isinstance(n, int) and n != usual[name]}
+    return " ".join([text, *(f"{name}={n}" for name, n in numbers.items())])
 
 
 def what_happened(entry: Entry) -> str:

@@ -38,6 +38,22 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_cuda_matmul(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave out the matmul kernel in CUDA C++: for what was timed before there was one."""
+    from relax_fusion.estimator import registry
+    from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+
+    others = [f for f in registry.FAMILIES if not isinstance(f, CudaMatmul)]
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "FAMILIES", others)
+        for forget in registry.ON_CHANGE:
+            forget()
+        yield
+    for forget in registry.ON_CHANGE:
+        forget()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def validated() -> Iterator[None]:
     """Have the pipeline check every match, unless a test says otherwise.

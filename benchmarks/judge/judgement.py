@@ -27,7 +27,7 @@ TOP = 10
 
 BACKEND = "triton"
 
-WORDS = re.compile(r"(\w+) (\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k/(\d+))?")
+WORDS = re.compile(r"(\w+) (\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k/(\d+))?((?: \w+=\d+)*)")
 
 
 class Subject(Protocol):
@@ -112,9 +112,11 @@ def plan_of(words: str) -> TilePlan:
     found = WORDS.fullmatch(words)
     if found is None:
         raise ValueError(f"{words!r} is no plan")
-    family, *numbers = found.groups(default="1")
+    family, *numbers, own = found.groups(default="1")
     block_m, block_n, block_k, warps, stages, split = map(int, numbers)
-    return triton_plan(family, (block_m, block_n, block_k), warps, stages, split)
+    plan = triton_plan(family, (block_m, block_n, block_k), warps, stages, split)
+    fields = dict(field.split("=") for field in own.split())
+    return TilePlan.from_attr({**plan.to_attr(), **{name: int(n) for name, n in fields.items()}})
 
 
 def load(path: Path, subject_of: Callable[[dict[str, Any]], Subject]) -> list[Group]:

@@ -43,6 +43,7 @@ def test_chains_are_one_workload(name: str) -> None:
         "memory of 64 in 512, 4096 rows",
     ],
 )
+@pytest.mark.usefixtures("without_cuda_matmul")  # what was measured apart is older
 def test_blocks_that_win_are_one_kernel(name: str) -> None:
     """All of them, not a part; what was measured is in 2026-11-23-bench_chains.json."""
     found = building.decided(exported(name)[1], "h200", backend="triton")

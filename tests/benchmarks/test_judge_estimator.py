@@ -125,6 +125,7 @@ def test_plans_that_are_candidates_no_more_are_no_choice_but_may_be_the_best() -
     assert "candidates no more" not in report.summary([(group(), before)])
 
 
+@pytest.mark.usefixtures("without_cuda_matmul")
 def test_the_record_is_judged_without_a_gpu() -> None:
     path = DATA / "2026-11-21-judge_estimator.json"
     groups = judgement.load(path, ChainAt.from_json)
