@@ -113,14 +113,23 @@ def _finite(x: tirx.Expr) -> tirx.Expr:
     return tirx.Select(x == lowest, tirx.const(0.0, ACCUMULATE), x)
 
 
+def larger(x: tirx.Expr, y: tirx.Expr) -> tirx.Expr:
+    """Return the larger of two numbers; NaN where one is NaN, which `tirx.max` may lose."""
+    return tirx.Select(x < y, y, tirx.Select(x >= y, x, x + y))
+
+
+def _smaller(x: tirx.Expr, y: tirx.Expr) -> tirx.Expr:
+    return tirx.Select(x > y, y, tirx.Select(x <= y, x, x + y))
+
+
 FUNCTIONS: Mapping[str, Callable[..., tirx.Expr]] = {
     "add": lambda x, y: x + y,
     "subtract": lambda x, y: x - y,
     "multiply": lambda x, y: x * y,
     "divide": lambda x, y: x / y,
     "ratio": _ratio,
-    "minimum": tirx.min,
-    "maximum": tirx.max,
+    "minimum": _smaller,
+    "maximum": larger,
     "sqrt": te.sqrt,
     "log": te.log,
     "finite": _finite,
@@ -197,7 +206,7 @@ class Writer:
         if seen is not None:
             value = tirx.if_then_else(seen, value, self._nothing(block))
         total = out[tuple(at)].astype(self.dtype)
-        total = total + value if block.combine == "sum" else tirx.max(total, value)
+        total = total + value if block.combine == "sum" else larger(total, value)
         T.buffer_store(out, total.astype(dtype), at)
 
     def _seen(self, block: Block) -> tirx.Expr | None:

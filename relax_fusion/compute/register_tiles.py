@@ -19,6 +19,7 @@ from ..workload.graph import Block
 from ..workload.values import At, Read, reads
 from .activations import ACCUMULATE
 from .chain_tiling import ChainTiling
+from .reference import larger
 from .tile_writer import TileWriter, int64, only_if, rounded_up
 
 TURNED = "turned"
@@ -304,5 +305,5 @@ class RegisterTiles(TileWriter):
     ) -> None:
         """Add a value to an element of a sum, or make it the maximum of both."""
         total = out[tuple(at)].astype(self.dtype)
-        total = total + value if block.combine == "sum" else tirx.max(total, value)
+        total = total + value if block.combine == "sum" else larger(total, value)
         T.buffer_store(out, total.astype(str(out.ty.dtype)), list(at))

@@ -248,7 +248,7 @@ matmul(PARAMETERS) {
       if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
 
       if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
-        if constexpr (GROUPS > 1) threads_sync<128 * GROUPS>(ALL_GROUPS);
+        threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it
         float* mine = (float*)memory + group * WEIGHTS * PARTS * SUMS * 128 + thread;
         #pragma unroll
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {

@@ -39,7 +39,7 @@ _KERNELS = {
     "tir": ("compute", "dlight_rules"),
     "triton": (
         *("triton_bridge", "cuda_kernels", "launch", "tiling"),
-        "estimator/families/generated",
+        *("estimator/families/generated", "estimator/families/cuda_matmul"),
     ),
 }
 _SOURCES = (".py", ".cu", ".h")

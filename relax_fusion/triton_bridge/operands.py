@@ -189,11 +189,11 @@ def _alike(products: Sequence[Product]) -> tuple[Product, ...]:
 def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
     """Return both weights and biases, which may be the halves of one tensor each."""
     merged = ("gate_first" if work.gate_first else "up_first") if work.merged else "no"
-    up = 0 if work.merged else 1
+    gate, up = (0, 0) if work.merged else (0, 1) if work.gate_first else (1, 0)
     return Product(
-        *(given["w0"], work.n, work.layout, given["out0"]),
+        *(given[f"w{gate}"], work.n, work.layout, given["out0"]),
         up=given[f"w{up}"],
-        bias=given.get("bias0"),
+        bias=given.get(f"bias{gate}"),
         up_bias=given.get(f"bias{up}"),
         activation=work.activation,
         merged=merged,

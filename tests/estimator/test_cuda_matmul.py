@@ -107,7 +107,12 @@ SENTENCES = [
     (
         replace(SMALL, block_m=8, cluster_n=2),
         ALONE,
-        "2 blocks copy 4 lines each, must be a multiple of 8",
+        "4 lines of rows are copied at once, must be a multiple of 8 up to 256",
+    ),
+    (
+        replace(SMALL, block_m=512, groups_m=2, num_warps=12, num_stages=2),
+        ALONE,
+        "512 lines of rows are copied at once, must be a multiple of 8 up to 256",
     ),
     (
         replace(WIDE, num_stages=5),
@@ -122,7 +127,7 @@ SENTENCES = [
     (
         replace(SMALL, num_warps=12, turns=2, split_k=2),
         ALONE,
-        "2 turns of 1 warp groups, must be 2 of 1, and k not split",
+        "1 warp groups take 2 turns; must be 1 and 2, and k not split",
     ),
     (
         replace(TURNED, block_n=128),

@@ -89,7 +89,9 @@ def test_numbers(name: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("first", [np.nan, np.inf])
-@pytest.mark.parametrize("name", ["softmax_between", "norm_between", "mlp", "token_mixer"])
+@pytest.mark.parametrize(
+    "name", ["softmax_between", "norm_between", "mlp", "token_mixer", "batched"]
+)
 def test_what_is_not_finite_stays_in_its_row(name: str, first: float) -> None:
     work = region(name)
     plan = next(CpuGenerated().plans(work, DEV))

@@ -122,6 +122,9 @@ MOST_IN_TURNS = {0: 160, 1: 128}
 MOST_LINES = 256
 """Of a warp group: the widest ``wgmma``."""
 
+MOST_COPIED = 256
+"""Lines of a box of a tensor map (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+
 MOST_OF_TWO_BLOCKS = 64
 """Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
 
@@ -210,7 +213,7 @@ def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
         yield f"{plan.multiplying} warp groups multiply, at most {max(MOST_ACCUMULATORS)}"
         return
     if plan.turns > 1 and (plan.turns, plan.groups, plan.split_k) != (2, 1, 1):
-        yield f"{plan.turns} turns of {plan.groups} warp groups, must be 2 of 1, and k not split"
+        yield f"{plan.groups} warp groups take {plan.turns} turns; must be 1 and 2, and k not split"
     most = MOST_ACCUMULATORS[plan.multiplying]
     if plan.turns > 1:
         most = MOST_IN_TURNS[plan.swapped]
@@ -232,9 +235,9 @@ def _cluster_violations(plan: CudaPlan, weights: int, k: int) -> Iterator[str]:
     sums = 4 * weights * plan.block_m * plan.block_n
     if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
-    for name, sharers in (("box_m", plan.cluster_n), ("box_n", plan.cluster_m)):
-        if getattr(plan, name) % 8 or getattr(plan, name) < 8:
-            yield f"{sharers} blocks copy {getattr(plan, name)} lines each, must be a multiple of 8"
+    for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
+        if lines % 8 or not 8 <= lines <= MOST_COPIED:
+            yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
 
 
 def _refused(projection: Projection) -> str | None:

@@ -118,8 +118,11 @@ class CudaPlan(TilePlan):
         """The tile for people to read."""
         parts = f", {self.split_k} parts" if self.split_k > 1 else ""
         shared = f", {self.cluster} blocks share" if self.cluster > self.split_k else ""
-        turned = ", rows tall" if self.swapped else ""
-        return f"{self.family} {self.block_m}x{self.block_n}x{self.block_k}{parts}{shared}{turned}"
+        tall = ", rows tall" if self.swapped else ""
+        turns = ", in turns" if self.turns > 1 else ""
+        two = f", {self.blocks} a multiprocessor" if self.blocks > 1 else ""
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
+        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}"
 
 
 def stage_bytes(plan: CudaPlan, weights: int) -> int:
