@@ -215,7 +215,7 @@ def test_a_soft_cap_of_scores_is_no_activation_of_a_projection() -> None:
     body = """c = R.tanh(R.matmul(q, R.permute_dims(k, axes=[0, 1, 3, 2])))
     y = R.matmul(R.nn.softmax(c, axis=-1), v)"""
     mod = module(HEADS.replace("(b, 2, s", "('b', 2, 's'"), body)
-    found = leftovers(mod, disable=["FuseAttentionChain"])
+    found = leftovers(mod, disable=["FuseAttentionChain", "FuseChains"])
     reason = "FuseAttentionChain is switched off"
     assert [(kind, chain) for kind, _, _, chain in found if kind != "matmul"] == [
         ("activation", ""),
