@@ -9,7 +9,7 @@ struct alignas(64) TensorMap {
   u64 opaque[16];
 };
 
-__device__ __forceinline__ int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 __device__ __forceinline__ float number(Number bits) {
   float value;

@@ -215,6 +215,17 @@ matmul(PARAMETERS) {
     for (int index = first + turn * stride, number = turn; index < tiles;
          index += TURNS * stride, number += TURNS) {
       const Tile at = tile_of(index);
+      if constexpr (RESIDUAL) {  // of this warp group, for it to be near when the sums are there
+        constexpr int lines = SWAPPED ? 64 : WIDE_PART, pieces = SWAPPED ? ceil_div(WIDE_PART, 64) : 1;
+        for (int i = thread; i < PARTS * lines * pieces; i += 128) {
+          const int part = i / (lines * pieces), line = i / pieces % lines;
+          const int tall = part * BOX + tall_group * 64, wide = wide_group * WIDE_PART;
+          const int row = at.row + (SWAPPED ? tall : wide) + line;
+          const int feature = at.feature + (SWAPPED ? wide + i % pieces * 64 : tall);
+          if (row < rows && feature < at.product.features)
+            prefetch(at.product.residual + (u64)row * at.product.features + feature);
+        }
+      }
       int stage = number * (end - begin) % STAGES;
       u32 parity = number * (end - begin) / STAGES % 2;
       int before = -1;  // the stage whose products may still be under way

@@ -19,7 +19,7 @@ from ....hardware import DeviceSpec
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
-from .tiles import BLOCK_K, LINE_BYTES, PART, CudaPlan, clusters_at_once
+from .tiles import BLOCK_K, LINE_BYTES, PART, STORED_LINES, CudaPlan, clusters_at_once
 
 FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
@@ -60,6 +60,11 @@ SUM_S, TURNED_PART = 56.6e-12, 0.235
 """What each sum of a tile takes on its way out, while nothing is multiplied; and which part more
 where rows are the tall operand, of which 64 bytes are stored at a time."""
 
+RESIDUAL_S = 0.5e-6
+"""What a residual adds each time that a warp group stores 32 lines: it waits for it.  Six matmuls
+with residuals took 0.4 to 0.8 us more for each than their price (`2026-11-24-bench_widths.json`),
+before residuals were asked for ahead."""
+
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
 doubles; `MERGE_SUM_S` for each sum of a tile."""
@@ -92,6 +97,7 @@ class _Tile(NamedTuple):
     turn_s: float
     carry_s: float  # once for each tile, or behind the last one where warp groups take turns
     carried: bool  # behind each
+    stores: int  # of 32 lines, that a warp group does one after the other
     elements: float  # whose activations a block computes
     once_s: float  # once for each launch
 
@@ -118,6 +124,7 @@ def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
         turn_s=LATENCY_S / plan.num_stages,
         carry_s=SUM_S * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
+        stores=plan.tall // (PART * plan.groups_tall) * ceil_div(int(wide), STORED_LINES),
         elements=sums / weights / plan.split_k,
         once_s=once,
     )
@@ -135,7 +142,12 @@ class _Launch(NamedTuple):
 
 
 def _launch(
-    tile: _Tile, shape: MatmulShape, dev: DeviceSpec, rows: int, columns: Sequence[int]
+    tile: _Tile,
+    shape: MatmulShape,
+    dev: DeviceSpec,
+    rows: int,
+    columns: Sequence[int],
+    residual: bool,
 ) -> _Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
@@ -164,7 +176,7 @@ def _launch(
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
-    carry = tile.carry_s
+    carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual else 0.0)
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         carry += tile.elements * shape.slots / per_sm
@@ -183,6 +195,7 @@ def predict(
     columns: Sequence[Sequence[int]],
     dev: DeviceSpec,
     rows: int,
+    residual: bool = False,
 ) -> Prediction:
     """Return what the launches of a workload cost, behind that of a norm.
 
@@ -198,6 +211,8 @@ def predict(
         The device.
     rows : int
         Rows of x.
+    residual : bool
+        Whether an epilogue adds one.
 
     Returns
     -------
@@ -206,7 +221,7 @@ def predict(
     """
     tile = _tile(plan, shape.parts, dev.sm_count)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some) for some in columns]
+    all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
     seconds = start + found.seconds
     beside = shape.side_row_bytes

@@ -198,7 +198,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return what the launches cost, by a model that was fitted to this kernel."""
         shape = matmul_shape(work, pairs=False)
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size))
+        residual = any("residual" in p.epilogue for p in _projections(work))
+        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), residual)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]

@@ -25,7 +25,10 @@ BLOCK_K = 64
 
 LINE_BYTES = 128
 
-STORE_BYTES = 32 * 64 * 2
+STORED_LINES = 32
+"""Lines of the wide operand that a warp group stores at once."""
+
+STORE_BYTES = STORED_LINES * 64 * 2
 """What a warp group carries through shared memory at once, on its way out."""
 
 PART = 64
