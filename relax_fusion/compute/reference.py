@@ -206,7 +206,7 @@ class Writer:
         if seen is not None:
             value = tirx.if_then_else(seen, value, self._nothing(block))
         total = out[tuple(at)].astype(self.dtype)
-        total = total + value if block.combine == "sum" else larger(total, value)
+        total = total + value if block.combine == "sum" else tirx.max(total, value)
         T.buffer_store(out, total.astype(dtype), at)
 
     def _seen(self, block: Block) -> tirx.Expr | None:
