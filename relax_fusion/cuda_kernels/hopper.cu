@@ -122,11 +122,6 @@ __device__ __forceinline__ void threads_arrive(int name) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "n"(THREADS) : "memory");
 }
 
-// Ask for 128 bytes of memory, to have them in L2.
-__device__ __forceinline__ void prefetch(const void* pointer) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer) : "memory");
-}
-
 // Wait until the kernels in front have ended.
 __device__ __forceinline__ void wait_for_predecessor() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

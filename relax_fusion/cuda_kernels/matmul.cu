@@ -4,8 +4,10 @@
 // wide one.  Weights are the tall operand, or the wide one where operands are SWAPPED.  One warp
 // group copies lines into a ring of stages, by the tensor memory accelerator; the others multiply,
 // and carry their sums through shared memory to rows of the result.  A block goes from tile to tile,
-// and the copies of the next begin while the last is stored.  Where k is split, a cluster computes
-// one tile: each block sums a part of k, and then adds up all parts of some lines.
+// and the copies of the next begin while the last is stored.  A residual takes stages of the ring
+// behind the last step along k.  Where k is split, a cluster computes one tile: each block sums a
+// part of k, and then adds up all parts of some lines; the sums take the ring, and a residual is
+// read from memory.
 //
 // In front of this text stand the constants of a form, which `text.py` writes:
 //   SWAPPED                          whether rows of x are the tall operand
@@ -39,6 +41,10 @@ constexpr int STORED = 32;                           // lines of the wide operan
 constexpr int STORE_BYTES = STORED * 64 * 2;
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
+constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
+constexpr int RESIDUALS_OF_STAGE = STAGE_BYTES / RESIDUAL_BYTES;
+constexpr int RESIDUAL_STEPS =                       // stages of a tile
+    RESIDUAL && BLOCKS_THAT_SPLIT == 1 ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE) : 0;
 
 // Where 8 features lie in a tile on its way out, whose lines are rows: without bank conflicts.
 __device__ __forceinline__ int place_of(int line, int eighth) {
@@ -48,7 +54,7 @@ __device__ __forceinline__ int place_of(int line, int eighth) {
 
 // One of the matmuls of the same rows that a launch computes.
 struct Product {
-  const TensorMap *weight, *up_weight;
+  const TensorMap *weight, *up_weight, *residual_map;
   Number* out;
   const Number *vectors[VECTORS + 1], *residual;
   int features;
@@ -173,6 +179,17 @@ matmul(PARAMETERS) {
                                              same_row);
         }
       };
+      auto copy_residual = [&](const Tile& at, int step, u32 to, u32 barrier) {
+        constexpr int box = (SWAPPED ? BOX : WIDE) / CLUSTER_FEATURES;  // as that of x
+        barrier_expect(barrier, RESIDUALS_OF_STAGE * RESIDUAL_BYTES);
+        #pragma unroll
+        for (int i = 0; i < RESIDUALS_OF_STAGE; ++i) {
+          #pragma unroll
+          for (int line = 0; line < ROWS; line += box)
+            copy(to + i * RESIDUAL_BYTES + line * LINE, *at.product.residual_map,
+                 at.feature + 64 * (step * RESIDUALS_OF_STAGE + i), at.row + line, barrier);
+        }
+      };
 
       int stage = 0, under_way = 0;
       u32 parity = 1;
@@ -199,6 +216,11 @@ matmul(PARAMETERS) {
           copy_rows(at, step, to, barrier);
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
+        for (int step = 0; step < RESIDUAL_STEPS; ++step) {
+          barrier_wait(empty + 8 * stage, parity);
+          copy_residual(at, step, ring + stage * STAGE_BYTES, full + 8 * stage);
+          if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
       }
       if constexpr (DEPENDENT) release_successor();
     }
@@ -215,19 +237,9 @@ matmul(PARAMETERS) {
     for (int index = first + turn * stride, number = turn; index < tiles;
          index += TURNS * stride, number += TURNS) {
       const Tile at = tile_of(index);
-      if constexpr (RESIDUAL) {  // of this warp group, for it to be near when the sums are there
-        constexpr int lines = SWAPPED ? 64 : WIDE_PART, pieces = SWAPPED ? ceil_div(WIDE_PART, 64) : 1;
-        for (int i = thread; i < PARTS * lines * pieces; i += 128) {
-          const int part = i / (lines * pieces), line = i / pieces % lines;
-          const int tall = part * BOX + tall_group * 64, wide = wide_group * WIDE_PART;
-          const int row = at.row + (SWAPPED ? tall : wide) + line;
-          const int feature = at.feature + (SWAPPED ? wide + i % pieces * 64 : tall);
-          if (row < rows && feature < at.product.features)
-            prefetch(at.product.residual + (u64)row * at.product.features + feature);
-        }
-      }
-      int stage = number * (end - begin) % STAGES;
-      u32 parity = number * (end - begin) / STAGES % 2;
+      const int steps = end - begin + RESIDUAL_STEPS;
+      int stage = number * steps % STAGES;
+      u32 parity = number * steps / STAGES % 2;
       int before = -1;  // the stage whose products may still be under way
       // A parity tells only the next phase of a stage from the one before: wait for those in front
       if constexpr (TURNS > 1) threads_sync<256>(TURN + turn);
@@ -251,6 +263,14 @@ matmul(PARAMETERS) {
         if (before >= 0 && lane < BLOCKS_THAT_SHARE)
           barrier_arrive(empty + 8 * before, lane);
         before = stage;
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }
+      const int residuals = stage;  // the first stage of the residual
+      auto stage_of = [&](int step) {
+        return residuals + step - (residuals + step < STAGES ? 0 : STAGES);
+      };
+      for (int step = 0; step < RESIDUAL_STEPS; ++step) {
+        barrier_wait(full + 8 * stage, parity);
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
       if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
@@ -301,7 +321,7 @@ matmul(PARAMETERS) {
                 move(store + place_of(line, eighth), (u64)row * at.product.features + feature);
             }
           };
-          if constexpr (RESIDUAL) {
+          if constexpr (RESIDUAL && RESIDUAL_STEPS == 0) {
             for_eighths([&](unsigned char* here, u64 there) {
               *(uint4*)here = *(const uint4*)(at.product.residual + there);
             });
@@ -322,8 +342,17 @@ matmul(PARAMETERS) {
             }
             float added[4] = {}, value[4];
             if constexpr (RESIDUAL) {
-              u32 low, high;
-              load_matrices<!SWAPPED>(here, low, high);
+              u32 low, high, from = here;
+              if constexpr (RESIDUAL_STEPS > 0) {
+                const int wide = wide_group * WIDE_PART + 8 * eight;
+                const int tall = part * BOX + tall_group * 64 + 16 * warp + 8 * own;
+                const int row = (SWAPPED ? tall : wide) + lane % 8, feature = SWAPPED ? wide : tall;
+                const int stage = stage_of(feature / 64 / RESIDUALS_OF_STAGE);
+                from = ring + stage * STAGE_BYTES +
+                       feature / 64 % RESIDUALS_OF_STAGE * RESIDUAL_BYTES + row * LINE +
+                       ((feature / 8 ^ row) % 8 << 4);
+              }
+              load_matrices<!SWAPPED>(from, low, high);
               unpack(low, added[0], added[1]);
               unpack(high, added[2], added[3]);
             }
@@ -341,6 +370,8 @@ matmul(PARAMETERS) {
           threads_sync<128>(group + 1);
         }
       }
+      for (int step = 0; step < RESIDUAL_STEPS; ++step)
+        if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * stage_of(step), lane);
       // A cluster has one tile; if the sums lived on, wgmma would wait for each other
       if constexpr (BLOCKS_THAT_SPLIT > 1) break;
     }

@@ -26,19 +26,29 @@ def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, name = form.plan, _NAMES[form.dtype]
     weight = (BLOCK_K, PART) if form.turned else (plan.box_n, BLOCK_K)
-    boxes = [weight, weight, (plan.box_m, BLOCK_K), *[weight, weight] * (form.products - 1)]
-    maps = [f"tensordesc<{name}[{', '.join(map(str, box))}]>" for box in boxes]
-    pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual)
-    others = (*maps[:2], *pointers, "i32") * (form.products - 1)
+    rows, residual = [(plan.box_m, BLOCK_K)], [(plan.box_m, PART)] * form.copies_residual
+    of_each = [[weight, weight, *rows * (i == 0), *residual] for i in range(form.products)]
+    pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual - form.copies_residual)
+    params = [
+        kind
+        for i, boxes in enumerate(of_each)
+        for kind in (*(_map(name, box) for box in boxes), *pointers, *("i32",) * (1 if i else 3))
+    ]
     return CUDASource(
         entry="matmul",
         text=form.text,
         capability=WGMMA_CAPABILITY,
-        params=(*maps[:3], *pointers, *("i32",) * 3, *others),
+        params=tuple(params),
         block=(32 * plan.num_warps, 1, 1),
         shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),
         tensor_maps=tuple(
-            TensorMapLayout(box, 2, _DRIVER_TYPES[form.dtype], _SWIZZLE_128B) for box in boxes
+            TensorMapLayout(box, 2, _DRIVER_TYPES[form.dtype], _SWIZZLE_128B)
+            for boxes in of_each
+            for box in boxes
         ),
     )
+
+
+def _map(name: str, box: tuple[int, int]) -> str:
+    return f"tensordesc<{name}[{', '.join(map(str, box))}]>"

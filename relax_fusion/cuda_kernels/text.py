@@ -67,6 +67,11 @@ class MatmulForm:
         return any(step.endswith(":whole") for step in self.steps)
 
     @property
+    def copies_residual(self) -> bool:
+        """Whether a residual comes through the ring, by a tensor map."""
+        return self.has_residual and self.plan.split_k == 1
+
+    @property
     def text(self) -> str:
         """The whole source."""
         return "\n".join(
@@ -115,16 +120,21 @@ class MatmulForm:
         """Yield the kernel's parameters: of the first product, rows and k among them; of others."""
         for i in range(self.products):
             maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
-            operands = [*self._vectors(i), *([f"residual{i}"] if self.has_residual else [])]
+            residual = [f"residual{i}"] if self.has_residual else []
+            maps, pointers = (
+                ([*maps, *residual], []) if self.copies_residual else (maps, residual)
+            )
             yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
             yield f"Number* out{i}"
-            yield from (f"const Number* {name}" for name in operands)
+            yield from (f"const Number* {name}" for name in [*self._vectors(i), *pointers])
             yield from ["int rows", "int features0", "int k"] if i == 0 else [f"int features{i}"]
 
     def _product(self, i: int) -> str:
         vectors = ", ".join(self._vectors(i))
-        residual = f"residual{i}" if self.has_residual else "nullptr"
-        return f"{{&weight{i}, &up_weight{i}, out{i}, {{{vectors}}}, {residual}, features{i}}}"
+        copied = f"&residual{i}" if self.copies_residual else "nullptr"
+        read = f"residual{i}" if self.has_residual and not self.copies_residual else "nullptr"
+        maps = f"&weight{i}, &up_weight{i}, {copied}"
+        return f"{{{maps}, out{i}, {{{vectors}}}, {read}, features{i}}}"
 
     def _vectors(self, i: int) -> list[str]:
         return [f"vector{i}_{number}" for number in range(self.vectors)]

@@ -48,9 +48,14 @@ def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: A
     rows: list[Any] = [TensorMap(x, (plan.box_m, BLOCK_K))]
     found: list[Any] = []
     for product in products:
-        operands = [product.out, *_biases(product), *_in_order(product)]
+        vectors, residuals = _operands(product)
+        if plan.split_k == 1:
+            maps, residuals = [TensorMap(r, (plan.box_m, PART)) for r in residuals], []
+        else:
+            maps = []
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
-        found += [*_weights(plan, product, c.work.k), *([] if found else rows), *operands, *sizes]
+        found += [*_weights(plan, product, c.work.k), *([] if found else rows), *maps]
+        found += [product.out, *_biases(product), *vectors, *residuals, *sizes]
     return found
 
 
@@ -82,12 +87,13 @@ def _halves(both: Any, elements: int, merged: str) -> tuple[Any, Any]:
     return (first, second) if merged == "gate_first" else (second, first)
 
 
-def _in_order(product: Product) -> list[Any]:
-    """Return the operands of the steps: those along the features, then the residual."""
+def _operands(product: Product) -> tuple[list[Any], list[Any]]:
+    """Return the operands of the steps: those along the features, and residuals."""
     kinds = [step.split(":")[2] for step in product.steps.split() if step.count(":") == 2]
-    along = zip(kinds, product.operands, strict=True)
-    ordered = sorted(along, key=lambda each: each[0] == "whole")
-    return [operand for _, operand in ordered]
+    both: tuple[list[Any], list[Any]] = [], []
+    for kind, operand in zip(kinds, product.operands, strict=True):
+        both[kind == "whole"].append(operand)
+    return both
 
 
 def _clusters(c: Contraction, plan: CudaPlan, products: Sequence[Product]) -> Any:

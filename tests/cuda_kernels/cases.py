@@ -125,6 +125,9 @@ CASES = {
     "groups_swapped": Case(
         matmul("bias", "residual"), plan(128, 48, swapped=1, groups_m=2, blocks=1), 150
     ),
+    "stages_of_residuals": Case(
+        matmul("residual"), plan(192, 136, swapped=1, groups_m=3, num_stages=4), 250
+    ),
     "three_groups": Case(gated(bias=False), plan(16, 192, groups_n=3)),
     "sharing_weights": Case(matmul("bias"), plan(16, 64, cluster_m=2)),
     "sharing_both": Case(matmul("residual"), plan(32, 64, cluster_m=2, cluster_n=2)),

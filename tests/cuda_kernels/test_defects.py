@@ -55,7 +55,14 @@ DEFECTS = {
     "distance_of_lines": Defect("plain", "(u64)(8 * LINE >> 4)", "(u64)(LINE >> 4)", NUMBERS),
     "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
     "banks": Defect("parts", "(eighth ^ (line & 7)) << 4", "eighth << 4", "meet in banks"),
-    "mask_of_residual": Defect("parts", "row < rows && feature", "feature", "nor of a tensor"),
+    "mask_of_residual": Defect("split", "row < rows && feature", "feature", "nor of a tensor"),
+    "residual_of_another_stage": Defect(
+        "stages_of_residuals", "return residuals + step -", "return residuals -", NUMBERS
+    ),
+    "stages_of_a_residual_are_kept": Defect(
+        *("turns", "step = 0; step < RESIDUAL_STEPS; ++step)\n        if", "step = 1; false;)\n if"),
+        HANGS_EMPTY,
+    ),
     "mask_of_lines": Defect("parts", "own && wide < WIDE_PART && row", "own && row", NUMBERS),
     "stages_before_their_products": Defect(
         *("plain", "        products_of_before();\n", "        on_cpu::commit_products();\n"),

@@ -76,10 +76,13 @@ WORKLOADS = {
             "vector0_0": "bias0_0",
             "vector0_1": "scale0_3",
             "vector0_2": "bias0_5",
-            "residual0": "residual0_1",
+            "residual0": "16 lines of residual0_1",
         },
     ),
-    "residual": (matmul("residual"), {"weight0": W, "up_weight0": W, "residual0": "residual0_0"}),
+    "residual": (
+        matmul("residual"),
+        {"weight0": W, "up_weight0": W, "residual0": "16 lines of residual0_0"},
+    ),
     "gate_first": (
         gated(),
         {"weight0": W, "up_weight0": U, "vector0_0": "bias0", "vector0_1": "bias0 from 136"},

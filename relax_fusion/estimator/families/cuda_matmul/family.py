@@ -26,6 +26,7 @@ from .tiles import (
     CudaPlan,
     accumulators,
     other_bytes,
+    residual_steps,
     smem_bytes,
     stage_bytes,
     together,
@@ -176,8 +177,11 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
-        if plan.num_stages < LEAST_STAGES:
-            yield f"num_stages is {plan.num_stages}, must be at least {LEAST_STAGES}"
+        least = LEAST_STAGES
+        if _adds_residual(work):  # its stages are all held at once, beside that of the last step
+            least = max(least, residual_steps(plan, weights) + 1)
+        if plan.num_stages < least:
+            yield f"num_stages is {plan.num_stages}, must be at least {least}"
         yield from _register_violations(plan, weights)
         yield from _cluster_violations(plan, weights, work.k)
         foot, room = (
@@ -198,8 +202,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return what the launches cost, by a model that was fitted to this kernel."""
         shape = matmul_shape(work, pairs=False)
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-        residual = any("residual" in p.epilogue for p in _projections(work))
-        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), residual)
+        plan, rows = CudaPlan.of(plan), rows_of(work, size)
+        return cost.predict(plan, shape, columns, dev, rows, _adds_residual(work))
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -252,6 +256,10 @@ def _refused(projection: Projection) -> str | None:
     if kernel_steps(projection.epilogue).count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
     return None
+
+
+def _adds_residual(work: MatmulWork) -> bool:
+    return any("residual" in projection.epilogue for projection in _projections(work))
 
 
 def _projections(work: MatmulWork) -> tuple[Projection, ...]:

@@ -133,6 +133,14 @@ def stage_bytes(plan: CudaPlan, weights: int) -> int:
     return (plan.block_m + weights * plan.block_n) * LINE_BYTES
 
 
+def residual_steps(plan: CudaPlan, weights: int) -> int:
+    """Return the stages that the residual of a tile takes, each of 64 features or of several 64."""
+    if plan.split_k > 1:  # it is read from memory
+        return 0
+    of_stage = stage_bytes(plan, weights) // (plan.block_m * LINE_BYTES)
+    return -(-plan.block_n // (PART * of_stage))
+
+
 def other_bytes(plan: CudaPlan) -> int:
     """Return the shared memory beside the stages: a tile on its way out, and barriers."""
     return plan.multiplying * STORE_BYTES + 2 * 8 * plan.num_stages
