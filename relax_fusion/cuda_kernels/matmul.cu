@@ -265,6 +265,10 @@ matmul(PARAMETERS) {
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
+      if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
+      #pragma unroll
+      for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
+      if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
       const int residuals = stage;  // the first stage of the residual
       auto stage_of = [&](int step) {
         return residuals + step - (residuals + step < STAGES ? 0 : STAGES);
@@ -273,10 +277,6 @@ matmul(PARAMETERS) {
         barrier_wait(full + 8 * stage, parity);
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
-      if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
-      #pragma unroll
-      for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
-      if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
 
       if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
         threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it

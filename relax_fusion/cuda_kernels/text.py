@@ -121,9 +121,7 @@ class MatmulForm:
         for i in range(self.products):
             maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
             residual = [f"residual{i}"] if self.has_residual else []
-            maps, pointers = (
-                ([*maps, *residual], []) if self.copies_residual else (maps, residual)
-            )
+            maps, pointers = ([*maps, *residual], []) if self.copies_residual else (maps, residual)
             yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
             yield f"Number* out{i}"
             yield from (f"const Number* {name}" for name in [*self._vectors(i), *pointers])

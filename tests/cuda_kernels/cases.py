@@ -120,13 +120,13 @@ CASES = {
     "up_first": Case(gated(gate_first=False), plan(16, 64)),
     "gate_and_up": Case(gated(merged=False), plan(16, 64)),
     "gated_swapped": Case(gated(dtype="bfloat16", out_dtype="bfloat16"), plan(64, 16, swapped=1)),
-    "groups_tall": Case(matmul("bias", 0.5, "residual"), plan(24, 128, groups_n=2)),
+    "groups_tall": Case(matmul("bias", 0.5, "residual"), plan(24, 128, groups_n=2), 90),
     "groups_wide": Case(matmul("bias", dtype="bfloat16"), plan(80, 64, groups_m=2)),
     "groups_swapped": Case(
         matmul("bias", "residual"), plan(128, 48, swapped=1, groups_m=2, blocks=1), 150
     ),
     "stages_of_residuals": Case(
-        matmul("residual"), plan(192, 136, swapped=1, groups_m=3, num_stages=4), 250
+        matmul("residual"), plan(192, 136, swapped=1, groups_m=3, num_stages=3), 250
     ),
     "three_groups": Case(gated(bias=False), plan(16, 192, groups_n=3)),
     "sharing_weights": Case(matmul("bias"), plan(16, 64, cluster_m=2)),
@@ -135,7 +135,7 @@ CASES = {
     "split": Case(matmul("bias", "residual", k=520), plan(16, 64, split_k=2)),
     "split_swapped": Case(matmul("residual", k=328), plan(64, 16, swapped=1, split_k=4)),
     "split_groups": Case(gated(), plan(32, 64, groups_m=2, split_k=2)),
-    "turns": Case(matmul("bias", "residual"), plan(16, 64, turns=2, num_stages=3)),
+    "turns": Case(matmul("bias", "gelu"), plan(16, 64, turns=2, num_stages=3)),
     "turns_few_steps": Case(matmul(k=64), plan(16, 64, turns=2, num_stages=3)),
     "turns_swapped": Case(gated(), plan(64, 32, swapped=1, turns=2, cluster_m=2), 150),
     "three_weights": Case(several(136, 72, 200), plan(16, 64)),

@@ -56,11 +56,15 @@ DEFECTS = {
     "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
     "banks": Defect("parts", "(eighth ^ (line & 7)) << 4", "eighth << 4", "meet in banks"),
     "mask_of_residual": Defect("split", "row < rows && feature", "feature", "nor of a tensor"),
-    "residual_of_another_stage": Defect(
-        "stages_of_residuals", "return residuals + step -", "return residuals -", NUMBERS
+    "residual_of_other_features": Defect(
+        "groups_tall", "feature / 64 % RESIDUALS_OF_STAGE *", "0 *", NUMBERS
     ),
     "stages_of_a_residual_are_kept": Defect(
-        *("turns", "step = 0; step < RESIDUAL_STEPS; ++step)\n        if", "step = 1; false;)\n if"),
+        *(
+            "groups_tall",
+            "step = 0; step < RESIDUAL_STEPS; ++step)\n        if",
+            "step = 1; false;)\n if",
+        ),
         HANGS_EMPTY,
     ),
     "mask_of_lines": Defect("parts", "own && wide < WIDE_PART && row", "own && row", NUMBERS),

@@ -74,6 +74,7 @@ def test_resources(own, weights, of_a_thread, smem) -> None:
     assert (accumulators(own, weights), smem_bytes(own, weights)) == (of_a_thread, smem)
 
 
+ADDING = replace(ALONE, outputs=(Projection(4096, "nk", ("residual",)),))
 SENTENCES = [
     (replace(SMALL, block_n=96), ALONE, "block_n is 96, must be a multiple of 64"),
     (replace(SMALL, block_m=60), ALONE, "block_m is 60, must be a multiple of 8"),
@@ -128,6 +129,16 @@ SENTENCES = [
         replace(SMALL, num_warps=12, turns=2, split_k=2),
         ALONE,
         "1 warp groups take 2 turns; must be 1 and 2, and k not split",
+    ),
+    (
+        replace(SMALL, num_warps=12, turns=2),
+        ADDING,
+        "warp groups that take turns add no residual",
+    ),
+    (
+        replace(WIDE, block_m=192, block_n=136, groups_m=3, swapped=1, num_stages=2),
+        ADDING,
+        "num_stages is 2, must be at least 3",
     ),
     (
         replace(TURNED, block_n=128),

@@ -61,9 +61,9 @@ SUM_S, TURNED_PART = 56.6e-12, 0.235
 where rows are the tall operand, of which 64 bytes are stored at a time."""
 
 RESIDUAL_S = 0.5e-6
-"""What a residual adds each time that a warp group stores 32 lines: it waits for it.  Six matmuls
-with residuals took 0.4 to 0.8 us more for each than their price (`2026-11-24-bench_widths.json`),
-before residuals were asked for ahead."""
+"""What a residual adds, beside its bytes, each time that a warp group stores 32 lines where k is
+split: it waits for it.  Elsewhere it comes through the ring, and adds the time of its bytes:
+`docs/experiments/2026-11-24-cuda_matmul-residuals.log`."""
 
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
@@ -176,7 +176,7 @@ def _launch(
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
-    carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual else 0.0)
+    carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual and tile.splits > 1 else 0.0)
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         carry += tile.elements * shape.slots / per_sm

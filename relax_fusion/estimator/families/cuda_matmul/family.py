@@ -178,8 +178,10 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         least = LEAST_STAGES
-        if _adds_residual(work):  # its stages are all held at once, beside that of the last step
-            least = max(least, residual_steps(plan, weights) + 1)
+        if _adds_residual(work):  # its stages are all held at once
+            least = max(least, residual_steps(plan, weights))
+            if plan.turns > 1:
+                yield "warp groups that take turns add no residual"
         if plan.num_stages < least:
             yield f"num_stages is {plan.num_stages}, must be at least {least}"
         yield from _register_violations(plan, weights)
