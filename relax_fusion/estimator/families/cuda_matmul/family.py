@@ -8,11 +8,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
-from ....hardware.instructions import PIECE_BYTES, WARP_GROUP_MMA
-from ....workload import DTYPE_BYTES, INTEGER_DTYPES, GatedFFN, NormMatmul, Projection
+from ....hardware.instructions import PIECE_BYTES
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection
 from ....workload.dtypes import step_dtype
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Prediction, ceil_div
+from ...prediction import Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -20,6 +20,7 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
+from .dtypes import lines_fit, refuses_dtypes
 from .tiles import (
     FAMILY,
     PART,
@@ -145,7 +146,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         capabilities = dev.capabilities
         if not (capabilities.tma and capabilities.clusters and capabilities.warp_group_mma):
             return f"family {FAMILY!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
-        reason = _refused_dtype(work)
+        reason = refuses_dtypes(work)
         if reason is not None:
             return reason
         shape = matmul_shape(work)
@@ -232,13 +233,8 @@ def _lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
     lines = plan.wide // plan.groups_wide
     if lines > MOST_LINES:
         yield f"a warp group has {lines} lines, at most {MOST_LINES}"
-    if dtype in INTEGER_DTYPES and not _multiplies_integers(lines):
+    if not lines_fit(lines, dtype):
         yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"
-
-
-def _multiplies_integers(lines: int) -> bool:
-    """Tell whether ``wgmma`` of integers has so many lines of the wide operand."""
-    return lines in (8, 24) or lines % 16 == 0
 
 
 def _cluster_violations(plan: CudaPlan, weights: int, work: MatmulWork) -> Iterator[str]:
@@ -255,24 +251,6 @@ def _cluster_violations(plan: CudaPlan, weights: int, work: MatmulWork) -> Itera
     for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:
             yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
-
-
-def _refused_dtype(work: MatmulWork) -> str | None:
-    """Return why no kernel has such operands and results."""
-    dtype, out, integers = work.dtype, work.out_dtype, work.dtype in INTEGER_DTYPES
-    if dtype == "float32" and not work.allow_tf32:
-        return f"dtype is float32, family {FAMILY!r} multiplies it as tf32, which is not allowed"
-    if dtype not in (*HALF_DTYPES, *INTEGER_DTYPES, "float32"):
-        return f"dtype is {dtype}, family {FAMILY!r} takes {', '.join(WARP_GROUP_MMA)}"
-    if dtype not in HALF_DTYPES and "kn" in matmul_shape(work).layouts:
-        return f"weights lie as [k, n], of which family {FAMILY!r} multiplies two-byte types"
-    if integers and (isinstance(work, GatedFFN) or work.norm is not None):
-        return f"dtype is {dtype}, of which family {FAMILY!r} has plain matmuls"
-    halves = (dtype,) if dtype in HALF_DTYPES else HALF_DTYPES
-    results = (*halves, "float32", *(["int32"] if integers else []))
-    if out not in results:
-        return f"results are {out}, family {FAMILY!r} stores {', '.join(results)} of {dtype}"
-    return None
 
 
 def _refused(projection: Projection, work: MatmulWork) -> str | None:
