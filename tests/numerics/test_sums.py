@@ -28,7 +28,10 @@ from ..support.small_workloads import (
 from .backends import Run, draw, on_every_backend, zeros
 
 
-@on_every_backend(**{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()})
+@on_every_backend(
+    tf32=replace(PLAIN, **FLOAT, allow_tf32=True),
+    **{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()},
+)
 def test_s1_sums_of_floats_are_float32(run: Run) -> None:
     given = zeros(run.work, rows=2)
     given["x"][:] = 1
@@ -38,7 +41,12 @@ def test_s1_sums_of_floats_are_float32(run: Run) -> None:
     assert (run(given)["out0"] == 131072 + K - 1).all()
 
 
-@on_every_backend(bytes=BYTES, signed=replace(BYTES, dtype="int8"))
+@on_every_backend(
+    bytes=BYTES,
+    signed=replace(BYTES, dtype="int8"),
+    long_lines=replace(BYTES, k=528),
+    signed_long_lines=replace(BYTES, dtype="int8", k=528),
+)
 def test_s2_sums_of_integers_are_exact(run: Run) -> None:
     given = zeros(run.work, rows=4)
     largest = np.iinfo(run.work.dtype).max
@@ -46,8 +54,10 @@ def test_s2_sums_of_integers_are_exact(run: Run) -> None:
     given["w0"][:] = largest
     given["x"][0, 0] = given["w0"][0, 0] = 1
     got = run(given)["out0"]
-    assert got[1, 1] == 520 * largest**2
-    assert got[0, 0] == 519 * largest**2 + 1 and got[0, 1] == 519 * largest**2 + largest
+    terms = run.work.k
+    assert got[1, 1] == terms * largest**2
+    assert got[0, 0] == (terms - 1) * largest**2 + 1
+    assert got[0, 1] == (terms - 1) * largest**2 + largest
 
 
 @on_every_backend(float=replace(PLAIN, **FLOAT))
