@@ -11,8 +11,8 @@ from ..workload.dtypes import DTYPE_BYTES
 from .text import MatmulForm
 
 _NAMES = {
-    **{"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"},
-    **{"int8": "i8", "uint8": "u8", "int32": "i32"},
+    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
+    "int8": "i8", "uint8": "u8", "int32": "i32",
 }
 TF32 = 11
 """The one of `_DRIVER_TYPES` that a copy rounds float32 to."""
@@ -47,9 +47,7 @@ def matmul_source(form: MatmulForm) -> CUDASource:
         shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),
         tensor_maps=tuple(
-            TensorMapLayout(
-                box, DTYPE_BYTES[form.dtype], _DRIVER_TYPES[form.dtype], _SWIZZLE_128B
-            )
+            TensorMapLayout(box, DTYPE_BYTES[form.dtype], _DRIVER_TYPES[form.dtype], _SWIZZLE_128B)
             for box in boxes
         ),
     )

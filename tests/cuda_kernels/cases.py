@@ -111,7 +111,9 @@ class Case:
         if self.is_whole:
             np.testing.assert_array_equal(got, exact, err_msg="wrong at")
             return
-        step = eps_of(self.work.out_dtype) * 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 2**-14)))
+        step = eps_of(self.work.out_dtype) * 2.0 ** np.floor(
+            np.log2(np.maximum(np.abs(exact), 2**-14))
+        )
         errs = 0.0 if self.is_linear else 2.0**-18 * np.abs(exact) + 2.0**-20
         error = np.abs(got.astype("float64") - exact)
         assert (error <= step / 2 + errs).all(), f"wrong at {np.argwhere(error > step / 2 + errs)}"

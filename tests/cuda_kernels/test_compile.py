@@ -40,8 +40,12 @@ OTHERS = {
     "int8_rows_tall": MatmulForm(
         plan(128, 256, swapped=1, groups_m=2, block_k=128), "int8", out_dtype="int32"
     ),
-    "int8_one_group": MatmulForm(plan(256, 64, num_stages=5, block_k=128), "int8", out_dtype="int32"),
-    "int8_three_groups": MatmulForm(plan(192, 192, groups_n=3, block_k=128), "int8", out_dtype="int32"),
+    "int8_one_group": MatmulForm(
+        plan(256, 64, num_stages=5, block_k=128), "int8", out_dtype="int32"
+    ),
+    "int8_three_groups": MatmulForm(
+        plan(192, 192, groups_n=3, block_k=128), "int8", out_dtype="int32"
+    ),
     "int8_turns": MatmulForm(
         plan(160, 128, turns=2, num_stages=5, block_k=128), "int8", out_dtype="int32"
     ),

@@ -32,7 +32,8 @@ def test_results_are_rounded_once(case: Case) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 16, 17, 97])
-@pytest.mark.parametrize("name",
+@pytest.mark.parametrize(
+    "name",
     ["plain", "swapped_parts", "sharing_weights", "split", "int8_swapped", "tf32_swapped", "int8"],
 )
 def test_any_number_of_rows(name: str, rows: int) -> None:
@@ -101,7 +102,9 @@ def test_sums_of_integers_are_of_all_32_bits() -> None:
     given = {n: np.full_like(a, -128) for n, a in case.inputs().items()}
     given["x"][3] = 127
     got = emulated(case.work, case.plan, given, dev=case.dev)["out0"]
-    assert (np.delete(got, 3, axis=0) == 1040 * 128 * 128).all() and (got[3] == -1040 * 127 * 128).all()
+    assert (np.delete(got, 3, axis=0) == 1040 * 128 * 128).all() and (
+        got[3] == -1040 * 127 * 128
+    ).all()
 
 
 def test_one_stage_would_hang_and_is_refused() -> None:

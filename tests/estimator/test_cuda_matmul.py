@@ -230,13 +230,15 @@ def test_each_violation_has_its_sentence(wrong, work, sentence) -> None:
             "results are int32, of which family 'cuda' stores sums without steps",
         ),
         (
-            replace(
-                INTEGERS, outputs=(Projection(64, "nk", ("residual",)),), out_dtype="float16"
-            ),
+            replace(INTEGERS, outputs=(Projection(64, "nk", ("residual",)),), out_dtype="float16"),
             "h200",
             "a residual is float32, results are float16; must be of one dtype",
         ),
-        (replace(INTEGERS, k=4104), "h200", "k is 4104, rows of a tensor map must be multiples of 16"),
+        (
+            replace(INTEGERS, k=4104),
+            "h200",
+            "k is 4104, rows of a tensor map must be multiples of 16",
+        ),
         (replace(TF32, outputs=(Projection(66, "nk"),)), "h200", "n is 66, family 'cuda' stores 4"),
         (norm_matmul(k=100), "h200", "k is 100, rows of a tensor map must be multiples of 8"),
         (norm_matmul(n=100), "h200", "n is 100, family 'cuda' stores 8 features at a time"),

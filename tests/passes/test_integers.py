@@ -95,7 +95,7 @@ def test_other_back_ends_leave_integers_to_the_rule() -> None:
     assert_declined(mod, PASS, Reason.DTYPE, "the input is int8; needs float32")
 
 
-BIG = 'x[777,4096]:{0} W[6144,4096]:{0} g[6144]:float32'
+BIG = "x[777,4096]:{0} W[6144,4096]:{0} g[6144]:float32"
 WHOLE = {
     "int8": (BIG.format("int8"), FLOATS + "y = R.multiply(f, g)", {}),
     "tf32": (BIG.format("float32"), "y = R.matmul(x, R.permute_dims(W))", {"allow_tf32": True}),

@@ -135,7 +135,9 @@ def _tile(plan: CudaPlan, weights: int, sm_count: int, result_bytes: int) -> _Ti
         turn_s=LATENCY_S / plan.num_stages,
         carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
-        stores=plan.tall // (PART * plan.groups_tall) * ceil_div(int(wide), stored_lines(result_bytes)),
+        stores=plan.tall
+        // (PART * plan.groups_tall)
+        * ceil_div(int(wide), stored_lines(result_bytes)),
         elements=sums / weights / plan.split_k,
         once_s=once,
     )
