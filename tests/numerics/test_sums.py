@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from relax_fusion.workload import NormMatmul
+from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.accuracy import assert_accurate, nudged
 from ..support.small_workloads import (
@@ -60,6 +61,11 @@ def test_s2_sums_of_integers_are_exact(run: Run) -> None:
     assert got[0, 1] == (terms - 1) * largest**2 + largest
 
 
+def scaled_bytes(out_dtype: str) -> NormMatmul:
+    outputs = (replace(BYTES.outputs[0], epilogue=("scale", "bias")),)
+    return replace(BYTES, k=2048, outputs=outputs, dtype="int8", out_dtype=out_dtype)
+
+
 @on_every_backend(float=replace(PLAIN, **FLOAT))
 def test_s3_float32_is_multiplied_as_float32(run: Run) -> None:
     given = zeros(run.work, rows=2)
@@ -70,6 +76,26 @@ def test_s3_float32_is_multiplied_as_float32(run: Run) -> None:
 
 def test_s3_tf32_is_asked_for() -> None:
     assert not NormMatmul.allow_tf32 and not GATED_SILU.allow_tf32
+
+
+@on_every_backend(
+    single=scaled_bytes("float32"), half=scaled_bytes("float16"), brain=scaled_bytes("bfloat16")
+)
+def test_s5_steps_behind_sums_of_integers_are_float32(run: Run) -> None:
+    given = zeros(run.work, rows=4)
+    given["x"][:] = given["w0"][:] = 127
+    given["x"][1] = -128
+    given["scale0_0"][:], given["bias0_1"][:] = 2.0**-12, 0.25
+    got = run(given)["out0"]
+    for row, factor in enumerate((127, -128, 127, 127)):
+        total = np.float32(given["x"].shape[1] * factor * 127)
+        value = total * np.float32(2.0**-12) + np.float32(0.25)
+        assert (got[row] == value.astype(numpy_dtype(run.work.out_dtype))).all()
+    given["x"][0, 0] = 126  # an odd sum beyond 2^24
+    total = np.float32(127 * (given["x"].shape[1] * 127 - 1))
+    assert float(total) != 127 * (given["x"].shape[1] * 127 - 1)
+    value = total * np.float32(2.0**-12) + np.float32(0.25)
+    assert (run(given)["out0"][0] == value.astype(numpy_dtype(run.work.out_dtype))).all()
 
 
 def _length(work: Any) -> int:
