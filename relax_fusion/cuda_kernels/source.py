@@ -11,8 +11,12 @@ from ..workload.dtypes import DTYPE_BYTES
 from .text import MatmulForm
 
 _NAMES = {
-    "float16": "fp16", "bfloat16": "bf16", "float32": "fp32",
-    "int8": "i8", "uint8": "u8", "int32": "i32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
 }
 TF32 = 11
 """The one of `_DRIVER_TYPES` that a copy rounds float32 to."""
