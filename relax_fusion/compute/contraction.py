@@ -233,7 +233,8 @@ def _projection(
     acc = accumulate(data, read, (1, wide), f"acc{index}", padding)
 
     def total(i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
-        return acc(tirx.IntImm("int64", 0), i, j)
+        sums = acc(tirx.IntImm("int64", 0), i, j)
+        return sums.astype(ACCUMULATE) if projection.epilogue else sums  # of integers, int32
 
     value = stepped(stages, index, projection.epilogue, total, n)
     out = te.compute(

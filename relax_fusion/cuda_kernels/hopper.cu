@@ -81,20 +81,23 @@ __device__ __forceinline__ u64 operand(u32 address) {
          (1ull << 62);
 }
 
-// What a block of the cluster has at an address.
-__device__ __forceinline__ float load_from(u32 address, u32 rank) {
-  float value;
+// The 32 bits that a block of the cluster has at an address.
+__device__ __forceinline__ u32 load_from(u32 address, u32 rank) {
+  u32 value;
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\n"
-      "ld.shared::cluster.f32 %0, [there];\n}" : "=f"(value) : "r"(address), "r"(rank) : "memory");
+      "ld.shared::cluster.u32 %0, [there];\n}" : "=r"(value) : "r"(address), "r"(rank) : "memory");
   return value;
 }
 
 // The sum of what all blocks of a cluster have at an address.
-__device__ __forceinline__ float sum_of_blocks(u32 address) {
-  float sum = 0.0f;
+__device__ __forceinline__ Sum sum_of_blocks(u32 address) {
+  Sum sum = 0;
   #pragma unroll
-  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) sum += load_from(address, rank);
+  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) {
+    const u32 bits = load_from(address, rank);
+    sum += reinterpret_cast<const Sum&>(bits);
+  }
   return sum;
 }
 
@@ -172,6 +175,27 @@ __device__ __forceinline__ void store_matrices(u32 address, u32 first, u32 secon
                  "r"(first), "r"(second) : "memory");
   } else {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address),
+                 "r"(first), "r"(second) : "memory");
+  }
+}
+
+// Load two floats, or store 32 bits twice; TOGETHER, they lie side by side.
+template <bool TOGETHER>
+__device__ __forceinline__ void load_floats(u32 at, u32 next, float& first, float& second) {
+  if constexpr (TOGETHER) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(first), "=f"(second) : "r"(at) : "memory");
+  } else {
+    asm volatile("ld.shared.f32 %0, [%2];\nld.shared.f32 %1, [%3];"
+                 : "=&f"(first), "=f"(second) : "r"(at), "r"(next) : "memory");
+  }
+}
+
+template <bool TOGETHER>
+__device__ __forceinline__ void store_words(u32 at, u32 next, u32 first, u32 second) {
+  if constexpr (TOGETHER) {
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(first), "r"(second) : "memory");
+  } else {
+    asm volatile("st.shared.b32 [%0], %2;\nst.shared.b32 [%1], %3;" ::"r"(at), "r"(next),
                  "r"(first), "r"(second) : "memory");
   }
 }

@@ -1,9 +1,8 @@
-// Types, conversions and activations of the kernels; values are float32.
+// Types, conversions and activations of the kernels; values are float32, sums of integers int32.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef unsigned short u16;
-typedef u16 Number;  // the bits of a float16 or bfloat16
 
 struct alignas(64) TensorMap {
   u64 opaque[16];
@@ -11,11 +10,15 @@ struct alignas(64) TensorMap {
 
 __device__ __forceinline__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
-__device__ __forceinline__ float number(Number bits) {
+__device__ __forceinline__ float number(u16 bits) {
   float value;
   asm("cvt.f32." DTYPE " %0, %1;" : "=f"(value) : "h"(bits));
   return value;
 }
+
+__device__ __forceinline__ float number(float value) { return value; }
+
+__device__ __forceinline__ u32 bits_of(Value value) { return reinterpret_cast<const u32&>(value); }
 
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 both;
@@ -24,8 +27,8 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 }
 
 __device__ __forceinline__ void unpack(u32 both, float& low, float& high) {
-  low = number((Number)both);
-  high = number((Number)(both >> 16));
+  low = number((u16)both);
+  high = number((u16)(both >> 16));
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

@@ -22,9 +22,13 @@
 //   WEIGHTS                          2: gate and up, whose products `epilogue` puts together
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
+//   ELEMENT_BYTES                    of an element of x and the weights
+//   Number, Result, Sum, Value       types: of vectors; of results and residuals; of what wgmma
+//                                    adds up; of what `epilogue` returns
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
-constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
+constexpr int BLOCK_K = LINE / ELEMENT_BYTES;        // of a stage: the widest swizzle
+constexpr int SLICE = 32;                            // bytes of k of a wgmma
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
 constexpr int MULTIPLYING = TURNS * GROUPS;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
@@ -34,29 +38,37 @@ constexpr int SUMS = WIDE_PART / 2;                  // of a thread, for each pa
 constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS : 1;
 constexpr int TALL_BYTES = TALL_TILES * TALL * LINE;
 constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
-constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : 2;  // 16 elements of k, in 16 bytes
+constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : SLICE >> 4;  // of wgmma, in 16 bytes
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
-constexpr int STORED = 32;                           // lines of the wide operand stored at once
-constexpr int STORE_BYTES = STORED * 64 * 2;
+constexpr int STORE_BYTES = 4096;                    // of a warp group, stored at once
+constexpr int STORED = STORE_BYTES / (64 * sizeof(Result));  // lines of the wide operand
+constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
+constexpr int PIECE = 16 / sizeof(Result);           // results in 16 bytes
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
 constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
 constexpr int RESIDUALS_OF_STAGE = STAGE_BYTES / RESIDUAL_BYTES;
 constexpr int RESIDUAL_STEPS =                       // stages of a tile
-    RESIDUAL && BLOCKS_THAT_SPLIT == 1 ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE) : 0;
+    RESIDUAL && BLOCKS_THAT_SPLIT == 1 && !WORDS
+        ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE)
+        : 0;
 
-// Where 8 features lie in a tile on its way out, whose lines are rows: without bank conflicts.
-__device__ __forceinline__ int place_of(int line, int eighth) {
-  return SWAPPED ? line * 64 + ((eighth ^ (line / 2 & 3)) << 4)
-                 : line * 128 + ((eighth ^ (line & 7)) << 4);
+// Where 16 bytes lie in a tile on its way out, whose lines are rows: without bank conflicts.
+__device__ __forceinline__ int place_of(int line, int piece) {
+  if constexpr (WORDS)
+    return SWAPPED ? line * 64 + ((piece ^ (line & 2)) << 4)
+                   : line * 256 + ((piece ^ (line & 6)) << 4);
+  return SWAPPED ? line * 64 + ((piece ^ (line / 2 & 3)) << 4)
+                 : line * 128 + ((piece ^ (line & 7)) << 4);
 }
 
 // One of the matmuls of the same rows that a launch computes.
 struct Product {
   const TensorMap *weight, *up_weight, *residual_map;
-  Number* out;
-  const Number *vectors[VECTORS + 1], *residual;
+  Result* out;
+  const Number* vectors[VECTORS + 1];
+  const Result* residual;
   int features;
 
   // The operands along the features, of one of them.
@@ -232,7 +244,7 @@ matmul(PARAMETERS) {
     const int turn = group / GROUPS, own = group % GROUPS;
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
-    float sums[WEIGHTS * PARTS][SUMS];
+    Sum sums[WEIGHTS * PARTS][SUMS];
     if (TURNS > 1 && turn > 0) threads_arrive<256>(TURN);
     for (int index = first + turn * stride, number = turn; index < tiles;
          index += TURNS * stride, number += TURNS) {
@@ -250,13 +262,14 @@ matmul(PARAMETERS) {
         const u64 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
         products_begin();
         #pragma unroll
-        for (int sixteen = 0; sixteen < BLOCK_K / 16; ++sixteen) {
+        for (int slice = 0; slice < LINE / SLICE; ++slice) {
           #pragma unroll
           for (int i = 0; i < WEIGHTS * PARTS; ++i) {
             const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX;
             const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
-            multiply(sums[i], tall + (tall_lines * LINE >> 4) + TALL_STEP * sixteen,
-                     wide + (wide_lines * LINE >> 4) + 2 * sixteen, step > begin || sixteen > 0);
+            multiply(sums[i], tall + (tall_lines * LINE >> 4) + TALL_STEP * slice,
+                     wide + (wide_lines * LINE >> 4) + (SLICE >> 4) * slice,
+                     step > begin || slice > 0);
           }
         }
         products_of_before();
@@ -280,7 +293,7 @@ matmul(PARAMETERS) {
 
       if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
         threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it
-        float* mine = (float*)memory + group * WEIGHTS * PARTS * SUMS * 128 + thread;
+        Sum* mine = (Sum*)memory + group * WEIGHTS * PARTS * SUMS * 128 + thread;
         #pragma unroll
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {
           #pragma unroll
@@ -309,20 +322,21 @@ matmul(PARAMETERS) {
         #pragma unroll
         for (int top = 0; top < WIDE_PART; top += STORED) {
           // 16 bytes of a row for each thread, twice
-          auto for_eighths = [&](auto&& move) {
+          auto for_pieces = [&](auto&& move) {
             #pragma unroll
             for (int i = thread; i < STORE_BYTES / 16; i += 128) {
-              const int line = SWAPPED ? i / 4 : i / 8, eighth = SWAPPED ? i % 4 : i % 8;
-              const int wide = top + (SWAPPED ? 8 * eighth : line);
+              constexpr int pieces = (SWAPPED ? STORED : 64) / PIECE;
+              const int line = i / pieces, piece = i % pieces;
+              const int wide = top + (SWAPPED ? PIECE * piece : line);
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
-              const int feature = SWAPPED ? wide_first + wide : tall_first + 8 * eighth;
+              const int feature = SWAPPED ? wide_first + wide : tall_first + PIECE * piece;
               const bool own = BLOCKS_THAT_SPLIT == 1 || wide / 8 % BLOCKS_THAT_SPLIT == rank;
               if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
-                move(store + place_of(line, eighth), (u64)row * at.product.features + feature);
+                move(store + place_of(line, piece), (u64)row * at.product.features + feature);
             }
           };
           if constexpr (RESIDUAL && RESIDUAL_STEPS == 0) {
-            for_eighths([&](unsigned char* here, u64 there) {
+            for_pieces([&](unsigned char* here, u64 there) {
               *(uint4*)here = *(const uint4*)(at.product.residual + there);
             });
             threads_sync<128>(group + 1);
@@ -340,8 +354,19 @@ matmul(PARAMETERS) {
               for (int i = 0; i < 2; ++i)
                 at.product.load(vectors[i], wide_first + 8 * eight + 2 * (lane % 4) + i);
             }
-            float added[4] = {}, value[4];
-            if constexpr (RESIDUAL) {
+            auto word_of = [&](int i) {  // where the one of four sums of this thread goes
+              const int tall = 16 * warp + lane / 4 + 8 * (i / 2);
+              const int wide = 8 * eight - top + 2 * (lane % 4) + i % 2;
+              const int row = SWAPPED ? tall : wide, feature = SWAPPED ? wide : tall;
+              return shared_address(store + place_of(row, feature / 4) + feature % 4 * 4);
+            };
+            float added[4] = {};
+            Value value[4];
+            if constexpr (RESIDUAL && WORDS) {
+              #pragma unroll
+              for (int i = 0; i < 4; i += 2)
+                load_floats<SWAPPED>(word_of(i), word_of(i + 1), added[i], added[i + 1]);
+            } else if constexpr (RESIDUAL) {
               u32 low, high, from = here;
               if constexpr (RESIDUAL_STEPS > 0) {
                 const int wide = wide_group * WIDE_PART + 8 * eight;
@@ -361,10 +386,17 @@ matmul(PARAMETERS) {
               value[i] = epilogue(sums[part][4 * eight + i],
                                   sums[(WEIGHTS - 1) * PARTS + part][4 * eight + i],
                                   vectors[SWAPPED ? i % 2 : i / 2], added[i]);
-            store_matrices<!SWAPPED>(here, pack(value[0], value[1]), pack(value[2], value[3]));
+            if constexpr (WORDS) {
+              #pragma unroll
+              for (int i = 0; i < 4; i += 2)
+                store_words<SWAPPED>(word_of(i), word_of(i + 1), bits_of(value[i]),
+                                     bits_of(value[i + 1]));
+            } else {
+              store_matrices<!SWAPPED>(here, pack(value[0], value[1]), pack(value[2], value[3]));
+            }
           }
           threads_sync<128>(group + 1);
-          for_eighths([&](unsigned char* here, u64 there) {
+          for_pieces([&](unsigned char* here, u64 there) {
             *(uint4*)(at.product.out + there) = *(const uint4*)here;
           });
           threads_sync<128>(group + 1);

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, smem_bytes
+from ..estimator.families.cuda_matmul.tiles import PART, block_k, smem_bytes
 from ..launch.cuda_source import CUDASource
 from ..launch.kernel import LaunchOptions, TensorMapLayout
+from ..workload.dtypes import DTYPE_BYTES
 from .text import MatmulForm
 
-_NAMES = {"float16": "fp16", "bfloat16": "bf16"}
-_DRIVER_TYPES = {"float16": 6, "bfloat16": 9}
-"""Of ``CUtensorMapDataType``."""
+_NAMES = {
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "int8": "i8",
+    "uint8": "u8",
+    "int32": "i32",
+}
+TF32 = 11
+"""The one of `_DRIVER_TYPES` that a copy rounds float32 to."""
+
+_DRIVER_TYPES = {"float16": 6, "bfloat16": 9, "float32": TF32, "int8": 0, "uint8": 0}
+"""Of ``CUtensorMapDataType``, in which integers of a byte have no sign."""
 
 _SWIZZLE_128B = 3
 """Of ``CUtensorMapSwizzle``."""
@@ -24,15 +35,18 @@ WGMMA_CAPABILITY = 90
 @lru_cache(maxsize=1024)
 def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
-    plan, name = form.plan, _NAMES[form.dtype]
-    weight = (BLOCK_K, PART) if form.turned else (plan.box_n, BLOCK_K)
-    rows, residual = [(plan.box_m, BLOCK_K)], [(plan.box_m, PART)] * form.copies_residual
+    plan, k = form.plan, block_k(form.dtype)
+    weight = _layout((k, PART) if form.turned else (plan.box_n, k), form.dtype)
+    rows = [_layout((plan.box_m, k), form.dtype)]
+    residual = [_layout((plan.box_m, PART), form.dtype)] if form.copies_residual else []
     of_each = [[weight, weight, *rows * (i == 0), *residual] for i in range(form.products)]
-    pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual - form.copies_residual)
+    result, vector = f"*{_NAMES[form.result_dtype]}", f"*{_NAMES[form.vector_dtype]}"
+    read = [result] * (form.has_residual - form.copies_residual)
+    pointers = (result, *[vector] * form.vectors, *read)
     params = [
         kind
-        for i, boxes in enumerate(of_each)
-        for kind in (*(_map(name, box) for box in boxes), *pointers, *("i32",) * (1 if i else 3))
+        for i, layouts in enumerate(of_each)
+        for kind in (*(kind for _, kind in layouts), *pointers, *("i32",) * (1 if i else 3))
     ]
     return CUDASource(
         entry="matmul",
@@ -42,13 +56,11 @@ def matmul_source(form: MatmulForm) -> CUDASource:
         block=(32 * plan.num_warps, 1, 1),
         shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),
-        tensor_maps=tuple(
-            TensorMapLayout(box, 2, _DRIVER_TYPES[form.dtype], _SWIZZLE_128B)
-            for boxes in of_each
-            for box in boxes
-        ),
+        tensor_maps=tuple(layout for layouts in of_each for layout, _ in layouts),
     )
 
 
-def _map(name: str, box: tuple[int, int]) -> str:
-    return f"tensordesc<{name}[{', '.join(map(str, box))}]>"
+def _layout(box: tuple[int, int], dtype: str) -> tuple[TensorMapLayout, str]:
+    """Return how a box is copied, and the type of the parameter that is its map."""
+    layout = TensorMapLayout(box, DTYPE_BYTES[dtype], _DRIVER_TYPES[dtype], _SWIZZLE_128B)
+    return layout, f"tensordesc<{_NAMES[dtype]}[{', '.join(map(str, box))}]>"

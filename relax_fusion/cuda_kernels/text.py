@@ -6,15 +6,35 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from typing import NamedTuple
 
-from ..estimator.families.cuda_matmul.tiles import CudaPlan
+from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual
+from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
 
 COPYING_REGISTERS, OTHER_REGISTERS = {2: 40, 3: 32}, {2: 232, 3: 160}
 """Registers of a thread that copies, and of one that multiplies, by warp groups that multiply:
 together 65,536 at most, each a multiple of 8 (PTX ISA, ``setmaxnreg``).  One warp group has 255
 for each thread anyway."""
 
-_PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+_HALVES = {"float16": "f16", "bfloat16": "bf16"}
+_C_TYPES = {**dict.fromkeys(_HALVES, "unsigned short"), "float32": "float", "int32": "int"}
+
+
+class _Products(NamedTuple):
+    """How ``wgmma`` of a dtype is written, behind its lines; it takes 32 bytes of k."""
+
+    depth: int
+    types: str
+    scales: str = ", 1, 1"
+
+
+_PRODUCTS = {
+    "float16": _Products(16, "f32.f16.f16"),
+    "bfloat16": _Products(16, "f32.bf16.bf16"),
+    "float32": _Products(8, "f32.tf32.tf32"),
+    "int8": _Products(32, "s32.s8.s8", ""),
+    "uint8": _Products(32, "s32.u8.u8", ""),
+}
 _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
 """Activations whose functions have another name in ``maths.cu``."""
 
@@ -28,7 +48,8 @@ class MatmulForm:
     plan : CudaPlan
         Tile, stages, warp groups and cluster.
     dtype : str
-        Of all tensors, "float16" or "bfloat16".
+        Of x and the weights: "float16", "bfloat16", "float32" (multiplied as tf32), "int8" or
+        "uint8".  What is added to sums of integers, or multiplies them, is float32.
     activation : str
         Of a gate; ``""`` where there is one weight.
     biased : bool
@@ -43,6 +64,9 @@ class MatmulForm:
     dependent, early : bool
         Whether it is launched before the kernel in front has ended, and whether weights are read
         before that.
+    out_dtype : str
+        Of the results: "float16", "bfloat16", "float32", or "int32" of integers without steps;
+        ``""`` stands for `dtype`.
     """
 
     plan: CudaPlan
@@ -54,6 +78,17 @@ class MatmulForm:
     turned: bool = False
     dependent: bool = False
     early: bool = False
+    out_dtype: str = ""
+
+    @property
+    def result_dtype(self) -> str:
+        """Of the results and of a residual."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def vector_dtype(self) -> str:
+        """Of the operands along the features."""
+        return step_dtype(self.dtype)
 
     @property
     def vectors(self) -> int:
@@ -69,14 +104,15 @@ class MatmulForm:
     @property
     def copies_residual(self) -> bool:
         """Whether a residual comes through the ring, by a tensor map."""
-        return self.has_residual and self.plan.split_k == 1
+        return self.has_residual and copies_residual(self.plan, self.result_dtype)
 
     @property
     def text(self) -> str:
         """The whole source."""
         return "\n".join(
             [
-                f'#define DTYPE "{_PTX_TYPES[self.dtype]}"',
+                f'#define DTYPE "{self._half}"',
+                *self._types(),
                 *self._constants(),
                 _shared("maths.cu"),
                 self._epilogue(),
@@ -85,6 +121,22 @@ class MatmulForm:
                 _shared("matmul.cu"),
             ]
         )
+
+    @property
+    def _half(self) -> str:
+        """The type of two bytes that is read or stored; if there is none, any."""
+        found = (_HALVES.get(each) for each in (self.result_dtype, self.vector_dtype))
+        return next(filter(None, found), "f16")
+
+    def _types(self) -> list[str]:
+        value = "int" if self.result_dtype == "int32" else "float"
+        types = {
+            "Number": _C_TYPES[self.vector_dtype],
+            "Result": _C_TYPES[self.result_dtype],
+            "Sum": _C_TYPES[accumulator(self.dtype)],
+            "Value": value,
+        }
+        return [f"typedef {known} {name};" for name, known in types.items()]
 
     def _constants(self) -> list[str]:
         plan = self.plan
@@ -107,6 +159,7 @@ class MatmulForm:
             "RESIDUAL": int(self.has_residual),
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
+            "ELEMENT_BYTES": DTYPE_BYTES[self.dtype],
             "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.multiplying, 0),
             "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.multiplying, 0),
         }
@@ -120,11 +173,15 @@ class MatmulForm:
         """Yield the kernel's parameters: of the first product, rows and k among them; of others."""
         for i in range(self.products):
             maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
+            maps = [f"const __grid_constant__ TensorMap {name}" for name in maps]
             residual = [f"residual{i}"] if self.has_residual else []
-            maps, pointers = ([*maps, *residual], []) if self.copies_residual else (maps, residual)
-            yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
-            yield f"Number* out{i}"
-            yield from (f"const Number* {name}" for name in [*self._vectors(i), *pointers])
+            if self.copies_residual:
+                maps += [f"const __grid_constant__ TensorMap {name}" for name in residual]
+            yield from maps
+            yield f"Result* out{i}"
+            yield from (f"const Number* {name}" for name in self._vectors(i))
+            if not self.copies_residual:
+                yield from (f"const Result* {name}" for name in residual)
             yield from ["int rows", "int features0", "int k"] if i == 0 else [f"int features{i}"]
 
     def _product(self, i: int) -> str:
@@ -158,26 +215,28 @@ class MatmulForm:
             else:
                 lines.append(f"sum = {_function(kind)}(sum);")
         body = "".join(f"  {line}\n" for line in [*lines, "return sum;"])
-        arguments = "float sum, float up, const float* vector, float residual"
-        return f"__device__ __forceinline__ float epilogue({arguments}) {{\n{body}}}"
+        arguments = "Value sum, Value up, const float* vector, float residual"
+        return f"__device__ __forceinline__ Value epilogue({arguments}) {{\n{body}}}"
 
     def _products(self) -> str:
         """Return wgmma of as many rows as a warp group has, which no template can spell."""
         lines = self.plan.wide // self.plan.groups_wide
-        count, dtype = lines // 2, _PTX_TYPES[self.dtype]
-        sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+        count, own = lines // 2, _PRODUCTS[self.dtype]
+        kind = "f" if accumulator(self.dtype) == "float32" else "r"
+        turned = f", {int(self.turned)}, 0" if self.dtype in _HALVES else ""
+        sums = ", ".join(f'"+{kind}"(sums[{i}])' for i in range(count))
         registers = ", ".join(f"%{i}" for i in range(count))
         return f"""
-// sums[tall, wide] = tall * wide + (more ? sums : 0), 16 elements of k
-__device__ __forceinline__ void multiply(float (&sums)[{count}], u64 tall, u64 wide, int more) {{
+// sums[tall, wide] = tall * wide + (more ? sums : 0), {own.depth} elements of k
+__device__ __forceinline__ void multiply(Sum (&sums)[{count}], u64 tall, u64 wide, int more) {{
   asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{dtype}.{dtype} {{{registers}}}, "
-    "%{count}, %{count + 1}, more, 1, 1, {int(self.turned)}, 0;\\n}}"
+    "wgmma.mma_async.sync.aligned.m64n{lines}k{own.depth}.{own.types} {{{registers}}}, "
+    "%{count}, %{count + 1}, more{own.scales}{turned};\\n}}"
     : {sums} : "l"(tall), "l"(wide), "r"(more));
 }}
 
 // Wait until the sums are there.
-__device__ __forceinline__ void settle(float (&sums)[{count}]) {{
+__device__ __forceinline__ void settle(Sum (&sums)[{count}]) {{
   asm volatile("wgmma.wait_group.sync.aligned 0;" : {sums} :: "memory");
 }}
 """

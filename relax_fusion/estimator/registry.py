@@ -35,7 +35,7 @@ from .families.triton_attention.family import TritonAttention
 from .families.triton_matmul.family import TritonMatmul
 from .families.words import Words
 from .family import KernelFamily, check_attributes
-from .prediction import Prediction
+from .prediction import HALF_DTYPES, Prediction
 from .shape import Size
 from .steps import Footprint
 from .tile_plan import FAMILY_LOADERS, PLAN_TYPES, TilePlan
@@ -157,7 +157,8 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
     ----------
     backend : {"tir", "triton", "mixed"}
         Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR; "mixed":
-        plans for both.
+        plans for both.  So "triton" is of other dtypes than float16 and bfloat16, of which not all
+        families of its back end have kernels.
     """
     return (option.plan for option in options(work, dev, backend))
 
@@ -166,8 +167,9 @@ def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
     left_out: set[type] = set()
     found = False
-    for each in ("triton", "tir") if backend == "mixed" else (backend, "tir"):
-        if found and backend != "mixed":
+    both = backend == "mixed" or (backend == "triton" and work.dtype not in HALF_DTYPES)
+    for each in ("triton", "tir") if both else (backend, "tir"):
+        if found and not both:
             return
         for family in families(work, dev, each):
             if type(family) in left_out or family.refuses(work, dev):

@@ -59,8 +59,8 @@ class MatmulShape:
         Layouts of the weights.
     dtype : str
         Of x and the weights.
-    in_bytes : int
-        Bytes of one element of x and the weights.
+    in_bytes, out_bytes : int
+        Bytes of one element of x and the weights, and of the results.
     weight_bytes : int
         All weights, biases and norm parameters.
     x_row_bytes, out_row_bytes, side_row_bytes : int
@@ -84,6 +84,7 @@ class MatmulShape:
     layouts: frozenset[str]
     dtype: str
     in_bytes: int
+    out_bytes: int
     weight_bytes: int
     x_row_bytes: int
     out_row_bytes: int
@@ -151,6 +152,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         layouts=layouts,
         dtype=work.dtype,
         in_bytes=DTYPE_BYTES[work.dtype],
+        out_bytes=DTYPE_BYTES[work.out_dtype],
         weight_bytes=sum(one[n] - _MANY * row[n] for n in one if n not in shared),
         x_row_bytes=x_row,
         out_row_bytes=out_row,

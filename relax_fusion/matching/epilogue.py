@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from ..errors import Decline
 from ..workload import ACTIVATIONS, Projection, Step
+from ..workload.dtypes import accumulator, step_dtype
 from .activations import activation
 from .casts import narrows
 from .constants import binary, scaled
@@ -105,7 +106,8 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
     users = view.uses(chain.out)
     if view.escapes(chain.out) or not users or _is_rounded(chain):
         return None
-    step = _activation_after(view, chain)
+    are_sums = chain.out_dtype == "int32"  # a step of these is none of float32
+    step = None if are_sums else _activation_after(view, chain)
     if step is not None:
         return step
     if len(users) != 1 or not view.is_free(users[0]):
@@ -120,6 +122,8 @@ def _extend(view: BlockView, chain: Chain, forbidden: set[relax.Var]) -> Chain |
         if dtype == "float32" != chain.out_dtype and narrows(view, chain.out):
             return None  # rounded on purpose
         return replace(chain, covers=(*chain.covers, user), out=user, out_dtype=dtype)
+    if are_sums:
+        return None
     number = scaled(view, user)
     if number is not None and number[0].same_as(chain.out):
         return _longer(chain, user, number[1])
@@ -140,7 +144,8 @@ def _longer(chain: Chain, out: relax.Var, step: Step, *args: KernelArg) -> Chain
 
 def _is_rounded(chain: Chain) -> bool:
     """Tell whether a chain's result is rounded to less than a kernel keeps in between."""
-    return chain.out_dtype not in ("float32", dtype_of(chain.linear.x))
+    dtype = dtype_of(chain.linear.x)
+    return chain.out_dtype not in ("float32", dtype, accumulator(dtype))
 
 
 def _combined(chain: Chain, user: relax.Var, other: relax.Expr, operator: str) -> Chain | None:
@@ -148,8 +153,8 @@ def _combined(chain: Chain, user: relax.Var, other: relax.Expr, operator: str) -
     shape, other_shape = shape_of(chain.out), shape_of(other)
     if shape is None or other_shape is None or not same_shape(shape_of(user), shape):
         return None
-    if not dtype_of(other) == dtype_of(chain.out) == dtype_of(chain.linear.x):
-        return None  # all inputs of a kernel are of one dtype
+    if not dtype_of(other) == dtype_of(chain.out) == step_dtype(dtype_of(chain.linear.x)):
+        return None  # all operands of steps are of one dtype
     ones = all(isinstance(d, tirx.IntImm) and int(d) == 1 for d in other_shape[:-1])
     if len(shape) > 1 and len(other_shape) > 1 and same_shape(other_shape, shape):
         return _longer(chain, user, "residual", KernelArg(other)) if operator == "add" else None

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from tvm import relax
 
 from ..errors import Reason
-from ..workload import Norm, NormMatmul, operand_names
+from ..workload import INTEGER_DTYPES, Norm, NormMatmul, operand_names
+from ..workload.dtypes import step_dtype
 from .constants import binary
 from .epilogue import Chain, named
 from .linear import Linear, linear
@@ -168,10 +169,18 @@ def norm_matmul(
     before: Prologue,
     chains: Sequence[Chain],
     bounds: Mapping[str, int],
+    integers: bool = False,
 ) -> Match:
-    """Put a prologue and its matmuls together into the match of a `NormMatmul`."""
+    """Put a prologue and its matmuls together into the match of a `NormMatmul`.
+
+    Parameters
+    ----------
+    integers : bool
+        Whether x may be of integers, whose results are int32 or what steps make of it.
+    """
     source = before.source
-    dtype = check_dtype(dtype_of(source.expr), "the input")
+    others = INTEGER_DTYPES if integers else ()
+    dtype = check_dtype(dtype_of(source.expr), "the input", others)
     args, outs, covers = dict(before.args), dict(before.outs), list(before.covers)
     weights: dict[str, KernelArg] = {}
     for index, chain in enumerate(chains):
@@ -187,7 +196,10 @@ def norm_matmul(
         weights |= chain.linear.weights(f"w{index}")
         outs[f"out{index}"] = _out(chain.out, source, n, chain.out_dtype)
         covers += chain.covers
-    check_operands([*(a.expr for a in args.values()), *(c.linear.weight for c in chains)], dtype)
+    factors = [*(a.expr for a in before.args.values()), *(c.linear.weight for c in chains)]
+    check_operands(factors, dtype, others)
+    behind = [a.expr for name, a in args.items() if name not in before.args]
+    check_operands(behind, step_dtype(dtype))
     args |= weights
     for index, chain in enumerate(chains):  # of any dtype
         args |= zip((f"cos{index}", f"sin{index}"), chain.angles, strict=False)
@@ -195,7 +207,7 @@ def norm_matmul(
     guard(len(forms) == 1, Reason.LAYOUT, "the weights are stored in different formats")
     out_dtypes = {c.out_dtype for c in chains}
     guard(len(out_dtypes) == 1, Reason.DTYPE, f"the results are of {', '.join(sorted(out_dtypes))}")
-    check_dtype(next(iter(out_dtypes)), "the result")
+    check_dtype(next(iter(out_dtypes)), "the result", ("int32",) * (dtype in INTEGER_DTYPES))
     work = NormMatmul(
         as_dim(source.rows, bounds),
         source.k,

@@ -146,9 +146,9 @@ def _upper(value: PrimExpr, bounds: Mapping[str, int]) -> int | None:
     return int(analyzer.const_int_bound(value).max_value)
 
 
-def check_dtype(dtype: str, what: str) -> str:
-    """Return `dtype`, refusing the chain if the kernels do not handle it."""
-    allowed = [d for d in FLOAT_BYTES if d != "float64"]
+def check_dtype(dtype: str, what: str, others: Sequence[str] = ()) -> str:
+    """Return `dtype`, refusing the chain if it is none that kernels handle, nor of `others`."""
+    allowed = [*(d for d in FLOAT_BYTES if d != "float64"), *others]
     detail = f"{what} is {dtype or 'unknown'}; needs {', '.join(allowed)}"
     guard(dtype in allowed, Reason.DTYPE, detail)
     return dtype
@@ -168,9 +168,9 @@ def elsewhere(exprs: Sequence[relax.Expr], target: Target) -> Decline | None:
     return Decline(Reason.VDEVICE, detail)
 
 
-def check_operands(exprs: list[relax.Expr], dtype: str) -> None:
-    """Refuse operands of another dtype than the kernel's."""
-    check_dtype(dtype, "the chain")
+def check_operands(exprs: list[relax.Expr], dtype: str, others: Sequence[str] = ()) -> None:
+    """Refuse operands of another dtype than the kernel's, which is a float or one of `others`."""
+    check_dtype(dtype, "the chain", others)
     for expr in exprs:
         guard(
             dtype_of(expr) == dtype,

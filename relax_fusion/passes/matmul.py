@@ -5,8 +5,12 @@ from __future__ import annotations
 import tvm
 from tvm import relax
 
-from ..matching import epilogue, linear, norm_matmul, plain_prologue, with_rope
-from ..matching.pattern import BlockView, Match
+from ..errors import Reason
+from ..matching import Chain, epilogue, linear, norm_matmul, plain_prologue, with_rope
+from ..matching.operations import MOVES, OPERATORS
+from ..matching.pattern import BlockView, Match, guard
+from ..matching.shapes import dtype_of
+from ..workload import INTEGER_DTYPES
 from .driver import FusingPass
 
 
@@ -25,8 +29,13 @@ class FuseMatmulEpilogue(FusingPass):
 
     A rotation of heads (rope) is taken along as by `FuseRMSNormMatmul`.
 
+    Where the back end has Triton, products of int8 and uint8 are taken too, whose sums are int32,
+    and with them a cast to float32 and steps of float32 behind it.
+
     declines when:
-        as `FuseRMSNormMatmul`, the norm aside.
+        as `FuseRMSNormMatmul`, the norm aside.  Of integers: the back end has no Triton; the sums
+        are not int32; something element-wise follows that the kernel cannot take along, as the
+        scales of rows: the rule for generic matmuls computes any such steps.
 
     Parameters
     ----------
@@ -40,4 +49,21 @@ class FuseMatmulEpilogue(FusingPass):
         if lin is None:
             return None
         chain = with_rope(view, epilogue(view, lin, set()), set(), self.options.bounds)
-        return norm_matmul(view, plain_prologue(lin.x), [chain], self.options.bounds)
+        integers = self.options.backend != "tir"
+        if integers and dtype_of(lin.x) in INTEGER_DTYPES:
+            _check_integers(view, chain)
+        bounds = self.options.bounds
+        return norm_matmul(view, plain_prologue(lin.x), [chain], bounds, integers)
+
+
+def _check_integers(view: BlockView, chain: Chain) -> None:
+    """Refuse sums that overflow, and results that the rule for generic matmuls goes on with."""
+    sums = dtype_of(chain.linear.var)
+    guard(sums == "int32", Reason.DTYPE, f"sums of integers are {sums}; needs int32")
+    for user in view.uses(chain.out):
+        value = view.defs[user]
+        name = value.op.name if isinstance(value, relax.Call) and hasattr(value.op, "name") else ""
+        moves = name in MOVES and name != "relax.astype"
+        known = moves or OPERATORS.get(name) in ("matmul", "norm", "softmax", "attention")
+        detail = f"{user.name} = {name or 'a call'} follows integers, which the rule takes along"
+        guard(known, Reason.DTYPE, detail)

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm
-from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, CudaPlan
+from ..estimator.families.cuda_matmul.tiles import PART, CudaPlan, block_k, copies_residual
 from ..launch.arguments import Part, TensorMap
 from .operands import Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
@@ -32,6 +32,7 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
             one.layout == "kn",
             c.dependent,
             c.early(alike, x),
+            c.work.out_dtype,
         )
         args = _arguments(c, plan, alike, x)
         yield SourceStep(matmul_source(form), (_clusters(c, plan, alike),), args)
@@ -45,29 +46,30 @@ def _likeness(product: Product) -> tuple[Any, ...]:
 
 def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
-    rows: list[Any] = [TensorMap(x, (plan.box_m, BLOCK_K))]
+    rows: list[Any] = [TensorMap(x, (plan.box_m, block_k(c.work.dtype)))]
     found: list[Any] = []
     for product in products:
         vectors, residuals = _operands(product)
-        if plan.split_k == 1:
+        if copies_residual(plan, c.work.out_dtype):
             maps, residuals = [TensorMap(r, (plan.box_m, PART)) for r in residuals], []
         else:
             maps = []
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
-        found += [*_weights(plan, product, c.work.k), *([] if found else rows), *maps]
+        found += [*_weights(c, product), *([] if found else rows), *maps]
         found += [product.out, *_biases(product), *vectors, *residuals, *sizes]
     return found
 
 
-def _weights(plan: CudaPlan, product: Product, k: int) -> list[TensorMap]:
+def _weights(c: Contraction, product: Product) -> list[TensorMap]:
     """Return the maps of the weights of gate and up, or of the only one twice."""
+    lines, step, k = CudaPlan.of(c.plan).box_n, block_k(c.work.dtype), c.work.k
     n, is_kn = product.n, product.layout == "kn"
     both = product.weight, given_or(product.up, product.weight)
     width = n if is_kn else k
     if product.merged != "no":
         both = _halves(product.weight, n if is_kn else n * k, product.merged)
         width *= 2 if is_kn else 1
-    shape, box = ((k, n), (BLOCK_K, PART)) if is_kn else ((n, k), (plan.box_n, BLOCK_K))
+    shape, box = ((k, n), (step, PART)) if is_kn else ((n, k), (lines, step))
     return [TensorMap(weight, box, shape, (width, 1)) for weight in both]
 
 

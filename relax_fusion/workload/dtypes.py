@@ -24,3 +24,11 @@ STORED_BYTES = {
 def accumulator(dtype: str) -> str:
     """Return the dtype in which products of `dtype` are summed."""
     return "int32" if dtype in INTEGER_DTYPES else "float32"
+
+
+def step_dtype(dtype: str) -> str:
+    """Return the dtype of what is added or multiplied behind a matmul of `dtype`.
+
+    What follows sums of integers (scales, biases) is float32.
+    """
+    return "float32" if dtype in INTEGER_DTYPES else dtype

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
 from .dims import PRICED_COLUMNS, Dim, extent, renamed
-from .dtypes import DTYPE_BYTES, accumulator
+from .dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .formats import Packed
 from .graph import Graph
 from .operators import ACTIVATIONS
@@ -235,7 +235,7 @@ class NormMatmul(Described):
         j, out = Axis(f"j{index}", renamed(projection.n, f"columns{index}")), f"out{index}"
         weight = projection.layout, projection.packed
         value: Expr = product(g, (x, i, k, j), weight, self.dtype, index)
-        value = epilogue(g, projection.epilogue, (value, (i, j)), self.dtype, index)
+        value = epilogue(g, projection.epilogue, (value, (i, j)), step_dtype(self.dtype), index)
         if projection.rope is None:
             g.output(g.map(out, (i, j), value, self.out_dtype))
             return

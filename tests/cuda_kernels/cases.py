@@ -29,14 +29,21 @@ def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
     """Return a plan with two stages."""
     groups = fields.get("groups_m", 1) * fields.get("groups_n", 1) * fields.get("turns", 1)
     given = {"num_stages": 2, "num_warps": 4 * (groups + 1), **fields}
-    return CudaPlan(block_m, block_n, 64, backend="triton", family="cuda", **given)
+    given.setdefault("block_k", 64)
+    return CudaPlan(block_m, block_n, backend="triton", family="cuda", **given)
 
 
 def matmul(
     *steps: Any, k: int = K, n: int = N, dtype: str = "float16", layout: WeightLayout = "nk"
 ) -> NormMatmul:
     """Return a matmul with steps."""
-    return NormMatmul(ROWS, k, (Projection(n, layout, steps),), None, dtype, dtype)
+    work = NormMatmul(ROWS, k, (Projection(n, layout, steps),), None, dtype, dtype)
+    return replace(work, allow_tf32=dtype == "float32")
+
+
+def integers(*steps: Any, out: str = "int32", dtype: str = "int8", k: int = 272) -> NormMatmul:
+    """Return a matmul of integers with steps."""
+    return replace(matmul(*steps, dtype=dtype, k=k), out_dtype=out)
 
 
 def several(*widths: int) -> NormMatmul:
@@ -72,10 +79,20 @@ class Case:
         """Return operands of few bits, whose products and sums float32 holds."""
         rng, drawn = np.random.default_rng(len(self.work.graph.inputs)), {}
         for operand in self.work.graph.inputs:
-            values = rng.integers(-7, 8, shape_of(operand, {"rows": self.rows})) / 8
+            shape, dtype = shape_of(operand, {"rows": self.rows}), numpy_dtype(operand.dtype)
+            if dtype.kind in "iu":
+                info = np.iinfo(dtype)
+                least, most = (info.min, info.max) if self.is_whole else (max(info.min, -8), 8)
+                drawn[operand.name] = rng.integers(least, most, shape, dtype, endpoint=True)
+                continue
+            values = rng.integers(-7, 8, shape) / 8
             values *= 1 / 8 if operand.name.startswith("w") else 1
-            drawn[operand.name] = values.astype(numpy_dtype(operand.dtype))
+            drawn[operand.name] = values.astype(dtype)
         return drawn
+
+    @property
+    def is_whole(self) -> bool:
+        return self.work.out_dtype == "int32"
 
     def exact(self) -> dict[str, np.ndarray]:
         return _exact(self)
@@ -91,7 +108,12 @@ class Case:
 
     def _check(self, got: np.ndarray, exact: np.ndarray) -> None:
         assert got.shape == exact.shape and len(got) == self.rows
-        step = eps_of(self.work.dtype) * 2.0 ** np.floor(np.log2(np.maximum(np.abs(exact), 2**-14)))
+        if self.is_whole:
+            np.testing.assert_array_equal(got, exact, err_msg="wrong at")
+            return
+        step = eps_of(self.work.out_dtype) * 2.0 ** np.floor(
+            np.log2(np.maximum(np.abs(exact), 2**-14))
+        )
         errs = 0.0 if self.is_linear else 2.0**-18 * np.abs(exact) + 2.0**-20
         error = np.abs(got.astype("float64") - exact)
         assert (error <= step / 2 + errs).all(), f"wrong at {np.argwhere(error > step / 2 + errs)}"
@@ -142,5 +164,39 @@ CASES = {
     "three_weights_swapped": Case(several(40, 8, 24), plan(64, 16, swapped=1)),
     "turned": Case(matmul("bias", layout="kn"), plan(16, 128, groups_n=2)),
     "turned_gate": Case(gated(layout="kn"), plan(16, 64)),
+    "int8": Case(integers(), plan(16, 64, block_k=128)),
+    "uint8_parts": Case(integers(dtype="uint8"), plan(48, 128, block_k=128)),
+    "int8_swapped": Case(integers(), plan(128, 48, block_k=128, swapped=1, groups_m=2), 150),
+    "int8_split": Case(integers(k=1040), plan(24, 64, block_k=128, split_k=4)),
+    "int8_sharing": Case(integers(), plan(16, 64, block_k=128, cluster_m=2)),
+    "int8_scaled": Case(
+        integers("scale", 0.5, "bias", "residual", out="float32"), plan(32, 64, block_k=128)
+    ),
+    "int8_to_float16": Case(
+        integers("scale", "bias", "silu", out="float16"), plan(16, 128, block_k=128, groups_n=2)
+    ),
+    "uint8_to_bfloat16": Case(
+        integers("scale", out="bfloat16", dtype="uint8"), plan(64, 32, block_k=128, swapped=1)
+    ),
+    "tf32": Case(matmul(*EVERY_STEP, dtype="float32"), plan(40, 64, block_k=32)),
+    "tf32_parts": Case(matmul("residual", dtype="float32"), plan(16, 128, block_k=32)),
+    "tf32_swapped": Case(
+        matmul(*EVERY_STEP, dtype="float32"), plan(64, 40, block_k=32, swapped=1), 150
+    ),
+    "tf32_turns": Case(
+        matmul("bias", dtype="float32"), plan(16, 64, block_k=32, turns=2, num_stages=3)
+    ),
+    "tf32_split": Case(matmul("bias", k=140, dtype="float32"), plan(8, 64, block_k=32, split_k=4)),
+    "tf32_gated": Case(
+        gated(dtype="float32", out_dtype="float32", allow_tf32=True), plan(16, 64, block_k=32)
+    ),
+    "tf32_to_float16": Case(
+        replace(matmul("bias", dtype="float32"), out_dtype="float16"), plan(16, 64, block_k=32)
+    ),
+    "float16_to_float32": Case(replace(matmul("bias", "scale"), out_dtype="float32"), plan(24, 64)),
+    "bfloat16_to_float32": Case(
+        replace(matmul("bias", dtype="bfloat16", n=140), out_dtype="float32"),
+        plan(64, 24, swapped=1),
+    ),
     "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
 }

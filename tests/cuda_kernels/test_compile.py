@@ -36,6 +36,35 @@ GATED = {
     "gated_split": plan(128, 64, num_stages=6, split_k=4),
     "gated_rows_tall": plan(128, 176, swapped=1, groups_n=2, num_stages=3),
 }
+OTHERS = {
+    "int8": MatmulForm(plan(176, 256, groups_n=2, block_k=128), "int8", out_dtype="int32"),
+    "int8_rows_tall": MatmulForm(
+        plan(128, 256, swapped=1, groups_m=2, block_k=128), "int8", out_dtype="int32"
+    ),
+    "int8_one_group": MatmulForm(
+        plan(256, 64, num_stages=5, block_k=128), "int8", out_dtype="int32"
+    ),
+    "int8_three_groups": MatmulForm(
+        plan(192, 192, groups_n=3, block_k=128), "int8", out_dtype="int32"
+    ),
+    "int8_turns": MatmulForm(
+        plan(160, 128, turns=2, num_stages=5, block_k=128), "int8", out_dtype="int32"
+    ),
+    "int8_split": MatmulForm(plan(64, 64, split_k=4, block_k=128), "int8", out_dtype="int32"),
+    "uint8_to_float16": MatmulForm(
+        plan(128, 128, groups_n=2, block_k=128), "uint8", "", False, STEPS[1:4], out_dtype="float16"
+    ),
+    "tf32": MatmulForm(plan(176, 256, groups_n=2, block_k=32), "float32"),
+    "tf32_steps": MatmulForm(plan(128, 256, groups_n=2, block_k=32), "float32", "", True, STEPS),
+    "tf32_rows_tall": MatmulForm(plan(128, 256, swapped=1, groups_m=2, block_k=32), "float32"),
+    "tf32_turns": MatmulForm(plan(128, 128, swapped=1, turns=2, block_k=32), "float32"),
+    "tf32_gated": MatmulForm(plan(176, 64, block_k=32), "float32", "silu", True),
+    "float16_to_float32": MatmulForm(
+        plan(176, 256, groups_n=2), "float16", "", True, out_dtype="float32"
+    ),
+}
+"""Other operands and results than halves."""
+
 FORMS = {
     **{
         name: MatmulForm(p, "float16", "", True, steps, dependent=True, early=True)
@@ -43,14 +72,21 @@ FORMS = {
         for steps in [STEPS if p.turns == 1 else IN_TURNS]
     },
     **{name: MatmulForm(p, "bfloat16", "silu", True, dependent=True) for name, p in GATED.items()},
+    **OTHERS,
 }
 KNOWN_SPILLS = {
     "two_groups_of_features": 72,
     "turns": 16,
     "turns_rows_tall": 564,
     "gated_rows_tall": 416,
+    "int8": 100,
+    "int8_turns": 44,
+    "tf32": 100,
+    "tf32_steps": 52,
+    "float16_to_float32": 104,
 }
-"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue."""
+"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, or
+of results of four bytes."""
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 
@@ -58,7 +94,9 @@ needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
     family, most = CudaMatmul(), dict.fromkeys(MOST_ACCUMULATORS, 0)
     for form in FORMS.values():
-        work = replace(gated() if form.activation else matmul(), k=4096)
+        out, tf32 = form.result_dtype, form.dtype == "float32"
+        changes = {"k": 4096, "dtype": form.dtype, "out_dtype": out, "allow_tf32": tf32}
+        work = replace(gated() if form.activation else matmul(), **changes)
         assert [*family.violations(form.plan, work, H200)] == []
         weights = 2 if form.activation else 1
         groups = form.plan.multiplying

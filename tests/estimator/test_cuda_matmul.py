@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from relax_fusion.estimator import candidates, predict
 from relax_fusion.estimator.families.cuda_matmul import cost
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import (
@@ -25,7 +26,10 @@ from ..support.estimator_cases import GPU, gated_ffn, norm_matmul
 
 FAMILY = CudaMatmul()
 ALONE, GATED = norm_matmul(norm=None), gated_ffn()
+INTEGERS = replace(norm_matmul(dtype="int8", norm=None), out_dtype="int32")
+TF32 = replace(norm_matmul(dtype="float32", norm=None), allow_tf32=True)
 WORKS = {"qkv": ALONE, "gate_up": GATED}
+OTHERS = {"int8": INTEGERS, "tf32": TF32}
 
 
 def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
@@ -38,7 +42,7 @@ WIDE = plan(128, 256, num_warps=12, groups_n=2)
 TURNED = plan(128, 256, num_warps=12, groups_m=2, swapped=1)
 
 
-@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize("work", [*WORKS.values(), *OTHERS.values()], ids=[*WORKS, *OTHERS])
 @pytest.mark.parametrize("name", ["h200", "h100", "h100_pcie"])
 def test_plans_fit(work, name) -> None:
     dev = device(name)
@@ -49,6 +53,43 @@ def test_plans_fit(work, name) -> None:
     # No further stage fits
     more = [replace(p, num_stages=p.num_stages + 1) for p in found if p.num_stages < 12]
     assert more and all(list(FAMILY.violations(p, work, dev)) for p in more)
+
+
+def test_a_stage_has_as_many_bytes_of_k_whatever_the_dtype() -> None:
+    halves = {replace(p, block_k=1) for p in FAMILY.plans(ALONE, GPU)}
+    for work, depth in ((ALONE, 64), (INTEGERS, 128), (TF32, 32)):
+        found = list(FAMILY.plans(work, GPU))
+        assert {p.block_k for p in found} == {depth}
+        assert {replace(p, block_k=1) for p in found} <= halves
+    tall = {p.wide // p.groups_wide for p in FAMILY.plans(INTEGERS, GPU)}
+    assert {8, 16, 24, 32, 48, 256} <= tall and not {40, 56, 72, 104} & tall
+
+
+@pytest.mark.parametrize("rows", [777, 4096])
+def test_a_faster_product_of_fewer_bytes_is_priced_lower(rows: int) -> None:
+    """Of as many bytes of k a step copies as much, and multiplies at the rate of its dtype."""
+    own = replace(WIDE, block_m=160)
+    half, bytes_, words = (
+        FAMILY.predict(replace(own, block_k=depth), work, GPU, rows).seconds
+        for work, depth in ((ALONE, 64), (INTEGERS, 128), (TF32, 32))
+    )
+    assert 0.5 * half < bytes_ < 0.8 * half and 1.5 * half < words < 2.5 * half
+
+
+def test_results_of_four_bytes_take_longer() -> None:
+    wide = replace(ALONE, out_dtype="float32")
+    half, word = (FAMILY.predict(WIDE, w, GPU, 4096).seconds for w in (ALONE, wide))
+    assert half < word < 1.3 * half
+
+
+@pytest.mark.parametrize("work", OTHERS.values(), ids=OTHERS)
+def test_the_choice_is_among_both_back_ends(work) -> None:
+    """And at 777 rows it is this kernel's, by price."""
+    found = list(candidates(work, GPU, "triton"))
+    assert {"cuda", "mma", "wgmma"} <= {p.family for p in found}
+    alone = replace(work, rows=777)
+    best = min(found, key=lambda p: predict(alone, p, GPU, 777).seconds)
+    assert best.family == "cuda"
 
 
 def test_plans_of_every_kind() -> None:
@@ -80,6 +121,12 @@ SENTENCES = [
     (replace(SMALL, block_m=60), ALONE, "block_m is 60, must be a multiple of 8"),
     (replace(TURNED, block_m=192), ALONE, "block_m is 192, must be a multiple of 128"),
     (replace(SMALL, block_m=264, num_stages=3), ALONE, "a warp group has 264 lines, at most 256"),
+    (
+        replace(SMALL, block_m=40, block_k=128),
+        INTEGERS,
+        "a warp group has 40 lines; of int8, must be 8, 24 or a multiple of 16",
+    ),
+    (replace(SMALL, block_k=64), INTEGERS, "block_k is 64, family 'cuda' has 128 for this"),
     (replace(SMALL, block_k=32), ALONE, "block_k is 32, family 'cuda' has 64 for this"),
     (replace(SMALL, num_warps=4), ALONE, "num_warps is 4, family 'cuda' has 8 for this"),
     (
@@ -162,8 +209,48 @@ def test_each_violation_has_its_sentence(wrong, work, sentence) -> None:
     ("work", "dev", "sentence"),
     [
         (ALONE, "a100", "family 'cuda' needs TMA and wgmma (sm_90), which the A100"),
-        (norm_matmul(dtype="float32"), "h200", "dtype is float32, family 'cuda' takes float16 and"),
-        (replace(ALONE, out_dtype="float32"), "h200", "results are float32, family 'cuda' stores"),
+        (norm_matmul(dtype="float32"), "h200", "dtype is float32, family 'cuda' multiplies it as"),
+        (
+            replace(ALONE, dtype="int32"),
+            "h200",
+            "dtype is int32, family 'cuda' takes float16, bfloat16, int8, uint8, float32",
+        ),
+        (
+            replace(ALONE, out_dtype="bfloat16"),
+            "h200",
+            "results are bfloat16, family 'cuda' stores float16, float32 of products of float16",
+        ),
+        (
+            replace(INTEGERS, out_dtype="int8"),
+            "h200",
+            "results are int8, family 'cuda' stores float32, float16, bfloat16, int32 of products",
+        ),
+        (
+            replace(INTEGERS, outputs=(Projection(64, "kn"),)),
+            "h200",
+            "weights of int8 lie as [k, n], family 'cuda' multiplies them as [n, k]",
+        ),
+        (
+            replace(INTEGERS, norm=norm_matmul().norm),
+            "h200",
+            "dtype is int8, of which family 'cuda' has matmuls without norms and gates",
+        ),
+        (
+            replace(INTEGERS, outputs=(Projection(64, "nk", ("scale",)),)),
+            "h200",
+            "results are int32, of which family 'cuda' stores sums without steps",
+        ),
+        (
+            replace(INTEGERS, outputs=(Projection(64, "nk", ("residual",)),), out_dtype="float16"),
+            "h200",
+            "a residual is float32, results are float16; must be of one dtype",
+        ),
+        (
+            replace(INTEGERS, k=4104),
+            "h200",
+            "k is 4104, rows of a tensor map must be multiples of 16",
+        ),
+        (replace(TF32, outputs=(Projection(66, "nk"),)), "h200", "n is 66, family 'cuda' stores 4"),
         (norm_matmul(k=100), "h200", "k is 100, rows of a tensor map must be multiples of 8"),
         (norm_matmul(n=100), "h200", "n is 100, family 'cuda' stores 8 features at a time"),
         (

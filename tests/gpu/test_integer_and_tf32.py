@@ -11,7 +11,10 @@ from tvm import relax
 from tvm.relax import op
 
 from relax_fusion.estimator import candidates
+from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
+from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
 
 from ..support.contraction_cases import RMS, Case
@@ -26,6 +29,7 @@ from ..support.operand_cases import (
     tf32,
     tf32_cases,
 )
+from ..support.triton_modules import build_triton, run_triton
 
 pytestmark = [pytest.mark.gpu, needs_gpu]
 
@@ -45,6 +49,31 @@ def test_numbers(case: Case) -> None:
     for plan in _plans(case):
         table = PlanTable.single(plan)
         case.check(expected, run_on_gpu(case.work, table, list(arrays.values()), case.out_shapes()))
+
+
+H200 = device("h200")
+IN_CUDA = [
+    case
+    for case in [*integer_cases(), *tf32_cases()]
+    if CudaMatmul().refuses(case.work, H200) is None
+]
+
+
+@pytest.mark.parametrize("case", IN_CUDA, ids=lambda case: case.name)
+def test_numbers_of_the_kernel_in_cuda(case: Case) -> None:
+    """Of plans of each kind: operands swapped, k split, copies shared, turns."""
+    kinds: dict[tuple, TilePlan] = {}
+    for plan in candidates(case.work, device_of(gpu_target()), "triton"):
+        if isinstance(plan, CudaPlan):
+            kinds[plan.swapped, plan.split_k, plan.cluster, plan.turns, plan.groups] = plan
+    if not kinds:
+        pytest.skip("no wgmma here")
+    arrays = case.inputs()
+    expected = arrays if isinstance(case, IntegerCase) else multiplied(arrays)
+    for plan in kinds.values():
+        table = PlanTable.single(plan)
+        executable = build_triton(case.work, table, len(case.out_shapes()), gpu_target())
+        case.check(expected, run_triton(executable, list(arrays.values())))
 
 
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])

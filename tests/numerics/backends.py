@@ -24,7 +24,7 @@ from relax_fusion.dlight_rules import AttentionRule, ContractionRule, MatmulChai
 from relax_fusion.errors import TilingError
 from relax_fusion.estimator import candidates
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
-from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
+from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan, block_k
 from relax_fusion.estimator.families.triton_attention.family import TritonAttention
 from relax_fusion.estimator.families.triton_attention.tiles import padded
 from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
@@ -210,7 +210,8 @@ class Emulated:
         return not interpreted and CudaMatmul().refuses(work, H200) is None
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:
-        plan = CudaPlan(16, 64, 64, num_stages=2, num_warps=8, backend="triton", family="cuda")
+        tile = 16, 64, block_k(work.dtype)
+        plan = CudaPlan(*tile, num_stages=2, num_warps=8, backend="triton", family="cuda")
         made = emulated(work, plan, inputs, interpreter=_interpreter())
         return {name: values.astype("float64") for name, values in made.items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from relax_fusion.workload import NormMatmul
+from relax_fusion.workload.reference import numpy_dtype
 
 from ..support.accuracy import assert_accurate, nudged
 from ..support.small_workloads import (
@@ -28,7 +29,10 @@ from ..support.small_workloads import (
 from .backends import Run, draw, on_every_backend, zeros
 
 
-@on_every_backend(**{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()})
+@on_every_backend(
+    tf32=replace(PLAIN, **FLOAT, allow_tf32=True),
+    **{name: replace(work, **WIDE) for name, work in dtypes(PLAIN).items()},
+)
 def test_s1_sums_of_floats_are_float32(run: Run) -> None:
     given = zeros(run.work, rows=2)
     given["x"][:] = 1
@@ -38,7 +42,12 @@ def test_s1_sums_of_floats_are_float32(run: Run) -> None:
     assert (run(given)["out0"] == 131072 + K - 1).all()
 
 
-@on_every_backend(bytes=BYTES, signed=replace(BYTES, dtype="int8"))
+@on_every_backend(
+    bytes=BYTES,
+    signed=replace(BYTES, dtype="int8"),
+    long_lines=replace(BYTES, k=528),
+    signed_long_lines=replace(BYTES, dtype="int8", k=528),
+)
 def test_s2_sums_of_integers_are_exact(run: Run) -> None:
     given = zeros(run.work, rows=4)
     largest = np.iinfo(run.work.dtype).max
@@ -46,8 +55,15 @@ def test_s2_sums_of_integers_are_exact(run: Run) -> None:
     given["w0"][:] = largest
     given["x"][0, 0] = given["w0"][0, 0] = 1
     got = run(given)["out0"]
-    assert got[1, 1] == 520 * largest**2
-    assert got[0, 0] == 519 * largest**2 + 1 and got[0, 1] == 519 * largest**2 + largest
+    terms = run.work.k
+    assert got[1, 1] == terms * largest**2
+    assert got[0, 0] == (terms - 1) * largest**2 + 1
+    assert got[0, 1] == (terms - 1) * largest**2 + largest
+
+
+def scaled_bytes(out_dtype: str) -> NormMatmul:
+    outputs = (replace(BYTES.outputs[0], epilogue=("scale", "bias")),)
+    return replace(BYTES, k=2048, outputs=outputs, dtype="int8", out_dtype=out_dtype)
 
 
 @on_every_backend(float=replace(PLAIN, **FLOAT))
@@ -60,6 +76,26 @@ def test_s3_float32_is_multiplied_as_float32(run: Run) -> None:
 
 def test_s3_tf32_is_asked_for() -> None:
     assert not NormMatmul.allow_tf32 and not GATED_SILU.allow_tf32
+
+
+@on_every_backend(
+    single=scaled_bytes("float32"), half=scaled_bytes("float16"), brain=scaled_bytes("bfloat16")
+)
+def test_s5_steps_behind_sums_of_integers_are_float32(run: Run) -> None:
+    given = zeros(run.work, rows=4)
+    given["x"][:] = given["w0"][:] = 127
+    given["x"][1] = -128
+    given["scale0_0"][:], given["bias0_1"][:] = 2.0**-12, 0.25
+    got = run(given)["out0"]
+    for row, factor in enumerate((127, -128, 127, 127)):
+        total = np.float32(given["x"].shape[1] * factor * 127)
+        value = total * np.float32(2.0**-12) + np.float32(0.25)
+        assert (got[row] == value.astype(numpy_dtype(run.work.out_dtype))).all()
+    given["x"][0, 0] = 126  # an odd sum beyond 2^24
+    total = np.float32(127 * (given["x"].shape[1] * 127 - 1))
+    assert float(total) != 127 * (given["x"].shape[1] * 127 - 1)
+    value = total * np.float32(2.0**-12) + np.float32(0.25)
+    assert (run(given)["out0"][0] == value.astype(numpy_dtype(run.work.out_dtype))).all()
 
 
 def _length(work: Any) -> int:

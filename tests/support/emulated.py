@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from relax_fusion.cuda_kernels.source import TF32
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.launch.arguments import Out, Part, TensorMap, Workspace, is_tensor
 from relax_fusion.launch.cuda_source import CUDASource
+from relax_fusion.launch.kernel import TensorMapLayout
 from relax_fusion.triton_bridge.contraction import contraction_steps
 from relax_fusion.triton_bridge.steps import FixedWeights, SourceStep
 from relax_fusion.workload import GatedFFN, NormMatmul
@@ -53,10 +55,12 @@ FUNCTION = re.compile(
 MEMORY = "extern __shared__ __align__(1024) unsigned char memory[];"
 OWN_MEMORY = "unsigned char* const memory = on_cpu::shared_memory();"
 PRODUCTS = re.compile(
-    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.(\w+) .*?"
-    r"more, 1, 1, ([01]), 0;",
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.([fs]32)\.(\w+)\.(\w+) .*?"
+    r"more((?:, 1, 1)?)(?:, ([01]), 0)?;",
     re.DOTALL,
 )
+DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32}
+"""Elements of k of an instruction: 32 bytes."""
 
 UNWRITTEN = 0xFEED
 """The bits of a NaN that no conversion makes: what is in results, and around tensors."""
@@ -64,8 +68,8 @@ UNWRITTEN = 0xFEED
 ROWS_INDEX = 2
 """The argument that is the map of the rows; the other maps are of weights."""
 
-MARGIN = 256
-"""Elements in front of a tensor, and behind it."""
+MARGIN = 512
+"""Bytes in front of a tensor, and behind it."""
 
 
 class LaunchError(Exception):
@@ -107,8 +111,11 @@ def on_cpu(source: CUDASource) -> str:
     """Return the text of a kernel in C++ for this processor, and a function that launches it."""
     found = PRODUCTS.search(source.text)
     assert found is not None and source.text.count(MEMORY) == 1
-    lines, *dtypes, turned = found.groups()
-    assert {f'"{dtype}"' for dtype in dtypes} == {*re.findall(r"#define DTYPE (.*)", source.text)}
+    lines, depth, total, dtype, other, scales, turned = found.groups()
+    halves, integers = dtype in ("f16", "bf16"), dtype in ("s8", "u8")
+    assert dtype == other and int(depth) == DEPTHS[dtype]
+    assert (total == "s32", scales == "", turned is not None) == (integers, integers, halves)
+    assert not integers or int(lines) in (8, 24) or int(lines) % 16 == 0
     text = FUNCTION.sub(lambda f: "" if "asm" in f[0] else f[0], source.text)
     text = text.replace(MEMORY, OWN_MEMORY)
     assert not re.search(r"\basm\b", text)
@@ -116,7 +123,8 @@ def on_cpu(source: CUDASource) -> str:
         f"argument<{_c_type(kind)}>(arguments[{i}])" for i, kind in enumerate(source.params)
     )
     return f"""#define PRODUCT_LINES {lines}
-#define PRODUCT_TURNED {turned}
+#define PRODUCT_TURNED {turned or 0}
+#define PRODUCT_TYPE "{dtype}"
 #include "hopper.h"
 {text}
 template <class T> T argument(const void* at) {{
@@ -136,7 +144,8 @@ extern "C" const char* launch(void** arguments, on_cpu::Launch* how) {{
 def _c_type(kind: str) -> str:
     if kind.startswith("tensordesc"):
         return "TensorMap"
-    return {"*fp16": "Number*", "*bf16": "Number*", "i32": "int"}[kind]
+    halves = dict.fromkeys(("*fp16", "*bf16"), "unsigned short*")
+    return {**halves, "*fp32": "float*", "*i32": "int*", "i32": "int"}[kind]
 
 
 @cache
@@ -163,15 +172,19 @@ def library(text: str) -> Callable[..., bytes | None]:
     return launch
 
 
+BEFORE, BEHIND = slice(None, MARGIN), slice(-MARGIN, None)
+
+
 class Buffer:
     """A tensor in memory of its own, with margins."""
 
     def __init__(self, values: np.ndarray, later: bool = False) -> None:
         """Take the values; `later`, they come when the kernel in front has ended."""
-        self.values = np.ascontiguousarray(values).reshape(-1).view("uint16")
-        room = np.full(self.values.size + 2 * MARGIN + 32, UNWRITTEN, "uint16")
-        skipped = -room.ctypes.data % 64 // 2
-        self.around = room[skipped : skipped + self.values.size + 2 * MARGIN]
+        self.values = np.ascontiguousarray(values).reshape(-1).view("uint8")
+        size = -(-self.values.size // 2) * 2
+        room = np.full(size // 2 + MARGIN + 32, UNWRITTEN, "uint16").view("uint8")
+        skipped = -room.ctypes.data % 64
+        self.around = room[skipped : skipped + size + 2 * MARGIN]
         self.inside = self.around[MARGIN : MARGIN + self.values.size]
         self.later = later
         if not later:
@@ -187,8 +200,23 @@ class Buffer:
 
     def check(self) -> None:
         """Check that nothing has been written beside the tensor."""
-        assert (self.around[:MARGIN] == UNWRITTEN).all(), "written in front of a tensor"
-        assert (self.around[-MARGIN:] == UNWRITTEN).all(), "written behind a tensor"
+        before, behind = (self.around[part].view("uint16") for part in (BEFORE, BEHIND))
+        assert (before == UNWRITTEN).all(), "written in front of a tensor"
+        assert (behind == UNWRITTEN).all(), "written behind a tensor"
+
+    def results(self, like: np.ndarray) -> np.ndarray:
+        """Return what has been written; each element must have been."""
+        got = self.inside.view(like.dtype).reshape(like.shape)
+        words = got.view(f"uint{8 * got.itemsize}")
+        missing = np.argwhere(words == int(f"{UNWRITTEN:x}" * (got.itemsize // 2), 16))
+        assert not missing.size, f"{len(missing)} results are not written, first {missing[0]}"
+        return got
+
+
+def unwritten(like: np.ndarray) -> np.ndarray:
+    """Return an array of the same shape and dtype in which nothing has been written."""
+    words = np.full(like.nbytes // 2, UNWRITTEN, "uint16")
+    return words.view(like.dtype).reshape(like.shape)
 
 
 @dataclass
@@ -208,7 +236,7 @@ class Emulated:
         if self.clusters == 0:
             return 0  # as the launcher does
         dependent = self.source.options.dependent_launch
-        targets = [Buffer(np.full(out.shape, UNWRITTEN, "uint16")) for out in outs]
+        targets = [Buffer(unwritten(out)) for out in outs]
         left, boxes = iter(targets), iter(self.source.tensor_maps)
         buffers, arguments = [*targets], []
         for index, arg in enumerate(self.args):
@@ -217,7 +245,7 @@ class Emulated:
             if isinstance(array, np.ndarray):
                 buffers.append(Buffer(array, dependent and not (self.early and is_weight)))
             at = next(left).at if arg is None else buffers[-1].at
-            box = next(boxes).block if isinstance(arg, TensorMap) else ()
+            box = next(boxes) if isinstance(arg, TensorMap) else None
             arguments.append(_packed(arg, at, box))
         tensors = (_Tensor * len(buffers))(*(b.described for b in buffers))
         options = self.source.options
@@ -233,18 +261,18 @@ class Emulated:
         for buffer in buffers:
             buffer.check()
         for out, target in zip(outs, targets, strict=True):
-            missing = np.argwhere(target.inside.reshape(out.shape) == UNWRITTEN)
-            assert not missing.size, f"{len(missing)} results are not written, first {missing[0]}"
-            out.view("uint16")[:] = target.inside.reshape(out.shape)
+            out[:] = target.results(out)
         return int(launch.conflicts)
 
 
-def _packed(arg: Any, at: int, box: Sequence[int]) -> bytes:
-    """Return the bytes of an argument; those of a tensor map as `Map` of hopper.cpp has them."""
-    if isinstance(arg, TensorMap):
+def _packed(arg: Any, at: int, box: TensorMapLayout | None) -> bytes:
+    """Return the bytes of an argument; those of a tensor map as `Map` of machine.h has them."""
+    if isinstance(arg, TensorMap) and box is not None:
         (lines, k), (stride, step) = arg.layout(arg.of.shape)
-        assert tuple(arg.block) == tuple(box) and step == 1
-        return struct.pack("<16Q", at, k, lines, box[1], box[0], stride, *[0] * 10)
+        assert tuple(arg.block) == tuple(box.block) and step == 1
+        assert box.element_bytes == arg.of.itemsize
+        sizes = at, k, lines, box.block[1], box.block[0], stride
+        return struct.pack("<16Q", *sizes, box.element_bytes, box.element_type == TF32, *[0] * 8)
     return struct.pack("<i", arg) if isinstance(arg, int) else struct.pack("<Q", at)
 
 

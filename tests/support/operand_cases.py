@@ -8,10 +8,12 @@ is judged as one of float32 that is given rounded operands.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from relax_fusion.workload import GatedFFN, NormMatmul, Projection, Rope
+from relax_fusion.workload.reference import evaluate
 
 from .contraction_cases import GATED, ROWS, Arrays, Case, plain, turned
 
@@ -40,27 +42,38 @@ class IntegerCase(Case):
     """A product of integers of the whole range of their type."""
 
     def inputs(self) -> Arrays:
-        """Return x and the weight."""
+        """Return x and the weight, and float32 operands of the steps."""
         work, rng = self.work, np.random.default_rng(3)
         assert isinstance(work, NormMatmul)
         (p,) = work.outputs
         info = np.iinfo(work.dtype)
         shapes = {"x": (self.rows, work.k), "w0": (p.n, work.k)[:: 1 if p.layout == "nk" else -1]}
-        return {
+        factors = {
             name: rng.integers(info.min, info.max, shape, work.dtype, endpoint=True)
             for name, shape in shapes.items()
         }
+        behind = [o for o in work.graph.inputs if o.name not in factors]
+        return {**factors, **{o.name: rng.random(p.n, o.dtype) for o in behind}}
 
     def check(self, arrays: Arrays, results: list[np.ndarray], stored: bool = False) -> None:
-        """Assert that the result is exact."""
-        x, w = (array.astype(np.int64) for array in arrays.values())
-        assert isinstance(self.work, NormMatmul)
-        exact = x @ (w.T if self.work.outputs[0].layout == "nk" else w)
-        np.testing.assert_array_equal(results[0], exact)
+        """Assert that sums are exact; two products and a sum behind are rounded, and the result."""
+        exact = evaluate(self.work.graph, arrays)["out0"]
+        if self.work.out_dtype == "int32":
+            np.testing.assert_array_equal(results[0], exact)
+            return
+        unbiased = {n: 0 * a if n.startswith("bias") else a for n, a in arrays.items()}
+        products = np.abs(evaluate(self.work.graph, unbiased)["out0"])
+        single, stored = np.finfo("float32").eps, np.finfo(self.work.out_dtype).eps / 2
+        bound = single * products + (single + stored) * np.abs(exact)
+        assert (np.abs(results[0].astype("float64") - exact) <= bound).all()
 
 
 def integer_cases() -> list[IntegerCase]:
     """Return products of int8 and of uint8: edges that no tile has, copies of 16, 8 and 4 bytes."""
+
+    def scaled(name: str, **others: Any) -> IntegerCase:
+        outputs = (plain(80, "scale", 2.0**-8, "bias"),)
+        return IntegerCase(name, replace(INTEGERS, outputs=outputs, **others), others["rows"])
 
     def case(name: str, k: int, n: int, layout: str = "nk", rows=41, **other: str) -> IntegerCase:
         outputs = (Projection(n, layout),)
@@ -75,6 +88,9 @@ def integer_cases() -> list[IntegerCase]:
         case("one", 256, 64, rows=1),
         case("uint8", 208, 48, dtype="uint8"),
         case("uint8_kn", 128, 96, "kn", dtype="uint8"),
+        scaled("scaled", rows=41, out_dtype="float32"),
+        scaled("scaled_one", rows=1, out_dtype="float32"),
+        scaled("scaled_uint8", dtype="uint8", out_dtype="float16", rows=41),
     ]
 
 

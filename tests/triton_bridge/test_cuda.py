@@ -20,7 +20,7 @@ from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.triton_bridge.steps import SourceStep
 from relax_fusion.workload import Norm, NormMatmul, Projection
 
-from ..cuda_kernels.cases import gated, matmul, plan
+from ..cuda_kernels.cases import gated, integers, matmul, plan
 from ..support.emulated import H200, steps_of
 from ..support.launches import parameters
 from .common import kernels, launched
@@ -200,3 +200,33 @@ def test_what_the_driver_sees(tmp_path: Path) -> None:
     assert [e["box"] for e in encoded] == [[64, 32], [64, 32], [64, 16]]
     assert [e["dims"] for e in encoded] == [[136, 136], [136, 136], [136, 43]]
     assert {(e["type"], e["swizzle"], e["strides"][0]) for e in encoded} == {(6, 3, 272)}
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("work", "element", "kind", "depth"),
+    [
+        (integers("scale", out="float32"), 1, 0, 128),
+        (matmul("scale", dtype="float32", k=272), 4, 11, 32),
+    ],
+    ids=["int8", "tf32"],
+)
+def test_what_the_driver_sees_of_other_dtypes(
+    tmp_path: Path, work: NormMatmul, element: int, kind: int, depth: int
+) -> None:
+    (step,) = steps(work, plan(16, 64, block_k=depth))
+    kernel = step.source.compile("key", require_nvrtc())
+    assert kernel.params[3:5] == ("*fp32", "*fp32")  # the result, and the scales
+    weight, x, out, scale = (0x7F0000000000 + 0x100000 * i for i in range(4))
+    maps = [weight, 136, 272, 272, 1, weight, 136, 272, 272, 1, x, 43, 272, 272, 1]
+    call = [*maps, out, scale, 43, 136, 272, 9, 1, 1]
+    with Worker() as worker:
+        library = build_launcher(kernel, tmp_path)
+        driver = build_driver(tmp_path)
+        answer = worker.do(Job(driver, library, [call], sizes=(128, 128, 128, 8, 8, 4, 4, 4)))
+    assert answer.errors == []
+    encoded = answer.of("cuTensorMapEncodeTiled")
+    assert [e["box"] for e in encoded] == [[depth, 64], [depth, 64], [depth, 16]]
+    assert {(e["type"], e["swizzle"], e["strides"][0]) for e in encoded} == {
+        (kind, 3, 272 * element)
+    }

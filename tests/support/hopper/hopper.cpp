@@ -33,10 +33,12 @@ const char* launch(Launch& how, bool bfloat16, void (*kernel)(void**), void** ar
   return failure.empty() ? nullptr : failure.c_str();
 }
 
-float to_float(u16 bits) {
+float to_float(u16 bits) { return to_float(bits, machine->bfloat16); }
+
+float to_float(u16 bits, bool bfloat16) {
   const u32 sign = (u32)(bits & 0x8000) << 16;
   u32 wide = (u32)bits << 16;
-  if (!machine->bfloat16) {
+  if (!bfloat16) {
     const u32 exponent = bits >> 10 & 31, fraction = bits & 1023;
     if (exponent == 0) return (sign ? -1.0f : 1.0f) * std::ldexp((float)fraction, -24);
     wide = sign | (exponent == 31 ? 255 : exponent + 112) << 23 | fraction << 13;
@@ -110,16 +112,27 @@ void arrive(u32 barrier, int rank) {
   count_arrival(block, barrier);
 }
 
+// Round the bits of a float32 to nearest, to the 10 bits of fraction of a tf32.
+static u32 to_tf32(u32 bits) {
+  const bool finite = (bits >> 23 & 255) != 255;
+  return finite ? bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFFu : bits;
+}
+
 void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks) {
   Map map;
   std::memcpy(&map, &from, sizeof map);
-  if (2 * map.box_k != 128) fail("lines of a box are not as wide as the swizzle");
+  if (map.element_bytes * map.box_k != 128) fail("lines of a box are not as wide as the swizzle");
   if (to % 128) fail("a copy goes to an address that is no multiple of 128");
   Copy copy{{}, to, barrier, ranks};
+  const u64 size = map.element_bytes;
   for (u64 i = 0; i < map.box_lines; ++i)
     for (u64 j = 0; j < map.box_k; ++j) {
-      const bool inside = line + i < map.lines && k + j < map.k;
-      copy.elements.push_back(inside ? map.data[(line + i) * map.stride + k + j] : 0);
+      u32 bits = 0;
+      if (line + i < map.lines && k + j < map.k)
+        std::memcpy(&bits, map.data + ((line + i) * map.stride + k + j) * size, size);
+      if (map.rounds) bits = to_tf32(bits);
+      const unsigned char* const first = (const unsigned char*)&bits;
+      copy.bytes.insert(copy.bytes.end(), first, first + size);
     }
   if (machine->how.late) {
     machine->copies.push_back(copy);
@@ -168,9 +181,37 @@ void matrices(bool store, bool columns, u32 address, u32& first, u32& second) {
   second = own.value[1];
 }
 
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned) {
+void move_words(bool store, bool together, const u32 (&addresses)[2], u32 (&words)[2]) {
+  Lane& own = own_block().warps[self().warp].lanes[self().lane];
+  own = {addresses[0], {words[0], words[1]}, addresses[1]};
+  with_warp(store ? "st.shared" : "ld.shared", [store, together](Warp& warp) {
+    // 64 bits of 16 lanes are moved at once, or 32 of all
+    for (int part = 0; part < 2; ++part) {
+      u32 banks = 0;
+      for (int i = 0; i < 32; ++i) {
+        Lane& lane = warp.lanes[i];
+        const u32 at = part ? lane.next : lane.address;
+        if (together && part == 0 && (at % 8 || lane.next != at + 4))
+          fail("64 bits are moved at an address that is no multiple of 8");
+        unsigned char* const there = memory_at(own_block(), at, 4);
+        std::memcpy(store ? (void*)there : &lane.value[part],
+                    store ? (void*)&lane.value[part] : there, 4);
+        if (!together) banks |= 1u << at / 4 % 32;
+      }
+      if (together) {
+        for (int i = 16 * part; i < 16 * part + 16; ++i) banks |= 3u << warp.lanes[i].address / 4 % 32;
+      }
+      machine->how.conflicts += ~banks != 0;
+    }
+  });
+  words[0] = own.value[0];
+  words[1] = own.value[1];
+}
+
+void start_product(void* sums, const char* type, int count, u64 tall, u64 wide, bool more,
+                   bool turned) {
   if (!self().fenced) fail("products begin without products_begin");
-  self().begun.push_back({sums, count, tall, wide, more, turned});
+  self().begun.push_back({sums, type, count, tall, wide, more, turned});
 }
 
 void commit_products() {
@@ -235,8 +276,8 @@ void cluster_sync() {
   meet(machine->cluster, running, [] { return "cluster_sync"; });
 }
 
-float load_from(u32 address, u32 rank) {
-  float value;
+u32 load_from(u32 address, u32 rank) {
+  u32 value;
   std::memcpy(&value, memory_at(living(rank), address, 4), 4);
   return value;
 }

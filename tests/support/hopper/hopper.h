@@ -54,6 +54,7 @@ struct Launch {
 const char* launch(Launch& how, bool bfloat16, void (*kernel)(void**), void** arguments);
 
 float to_float(u16 bits);
+float to_float(u16 bits, bool bfloat16);
 u16 to_bits(float value);
 unsigned char* shared_memory();
 u32 address_of(const void* pointer);
@@ -66,7 +67,9 @@ void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32
 int own_rank();
 void change_registers(int count, bool more);
 void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned);
+void move_words(bool store, bool together, const u32 (&addresses)[2], u32 (&words)[2]);
+void start_product(void* sums, const char* type, int count, u64 tall, u64 wide, bool more,
+                   bool turned);
 void wait_for_products(int but);
 void commit_products();
 
@@ -104,7 +107,7 @@ void barrier_expect(u32 barrier, u32 bytes);
 void barrier_wait(u32 barrier, u32 parity);
 void barriers_ready();
 void cluster_sync();
-float load_from(u32 address, u32 rank);
+u32 load_from(u32 address, u32 rank);
 void wait_for_predecessor();
 void release_successor();
 void products_begin();
@@ -146,18 +149,30 @@ template <bool COLUMNS>
 void store_matrices(u32 address, u32 first, u32 second) {
   on_cpu::matrices(true, COLUMNS, address, first, second);
 }
+template <bool TOGETHER>
+void load_floats(u32 at, u32 next, float& first, float& second) {
+  u32 words[2];
+  on_cpu::move_words(false, TOGETHER, {at, next}, words);
+  memcpy(&first, &words[0], 4);
+  memcpy(&second, &words[1], 4);
+}
+template <bool TOGETHER>
+void store_words(u32 at, u32 next, u32 first, u32 second) {
+  u32 words[2] = {first, second};
+  on_cpu::move_words(true, TOGETHER, {at, next}, words);
+}
 inline void products_of_before() {
   on_cpu::commit_products();
   on_cpu::wait_for_products(1);
 }
 
 // Written for each form
-template <int COUNT>
-void multiply(float (&sums)[COUNT], u64 tall, u64 wide, int more) {
+template <class Sum, int COUNT>
+void multiply(Sum (&sums)[COUNT], u64 tall, u64 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, COUNT, tall, wide, more != 0, PRODUCT_TURNED);
+  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, tall, wide, more != 0, PRODUCT_TURNED);
 }
-template <int COUNT>
-void settle(float (&)[COUNT]) {
+template <class Sum, int COUNT>
+void settle(Sum (&)[COUNT]) {
   on_cpu::wait_for_products(0);
 }

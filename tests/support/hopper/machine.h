@@ -4,6 +4,7 @@
 
 #define PRODUCT_LINES 0
 #define PRODUCT_TURNED 0
+#define PRODUCT_TYPE "f16"
 #include "hopper.h"
 
 #include <ucontext.h>
@@ -31,7 +32,8 @@ constexpr int REGISTERS = 65536;     // of a multiprocessor
 constexpr u16 UNWRITTEN = 0xFEED;    // a NaN that no conversion makes
 
 struct Product {
-  float* sums;
+  void* sums;        // float, or int of integers
+  const char* type;  // of its operands, as PTX has it
   int count;
   u64 tall, wide;
   bool more, turned;  // `turned`: 64 tall lines lie side by side, for each element of k
@@ -60,7 +62,7 @@ struct Meeting {
 };
 
 struct Lane {
-  u32 address, value[2];
+  u32 address, value[2], next;
 };
 
 struct Warp {
@@ -79,13 +81,14 @@ struct Block {
 };
 
 struct Copy {
-  std::vector<u16> elements;
+  std::vector<unsigned char> bytes;
   u32 to, barrier, ranks;
 };
 
 struct Map {  // what Python has written to a TensorMap
-  const u16* data;
+  const unsigned char* data;
   u64 k, lines, box_k, box_lines, stride;  // `k` elements of a line, `stride` from line to line
+  u64 element_bytes, rounds;               // whether a copy rounds float32 to tf32
 };
 
 struct Machine {
@@ -149,9 +152,10 @@ unsigned char* memory_at(Block& block, u32 address, u32 bytes) {
   return block.memory + at;
 }
 
-u16 element_at(Block& block, u32 address) {
-  u16 bits;
-  std::memcpy(&bits, memory_at(block, address, 2), 2);
+template <class T>
+T element_at(Block& block, u32 address) {
+  T bits;
+  std::memcpy(&bits, memory_at(block, address, sizeof bits), sizeof bits);
   return bits;
 }
 

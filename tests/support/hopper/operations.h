@@ -45,14 +45,14 @@ void count_arrival(Block& block, u32 address) {
 // --- copies -----------------------------------------------------------------------------------
 
 void land(const Copy& copy) {
-  const u32 bytes = 2 * copy.elements.size();
+  const u32 bytes = copy.bytes.size();
   for (int rank = 0; rank < 16; ++rank) {
     if (!(copy.ranks >> rank & 1)) continue;
     Block& block = living(rank);
     Barrier& barrier = barrier_at(block, copy.barrier);
     if (!barrier.known) fail(name_of(block, copy.barrier) + " is not known to copies yet");
     for (u32 at = 0; at < bytes; at += 16)
-      std::memcpy(memory_at(block, swizzled(copy.to + at), 16), &copy.elements[at / 2], 16);
+      std::memcpy(memory_at(block, swizzled(copy.to + at), 16), &copy.bytes[at], 16);
     barrier.bytes -= bytes;
     complete_if_all_is_there(barrier);
   }
@@ -60,26 +60,51 @@ void land(const Copy& copy) {
 
 // --- products ---------------------------------------------------------------------------------
 
-// The operand of `lines` x 16 that a matrix descriptor tells.
-std::vector<float> operand_of(Block& block, u64 descriptor, int lines, bool turned = false) {
+constexpr int SLICE_BYTES = 32;  // of k
+
+int bytes_of(const std::string& type) { return type == "tf32" ? 4 : type[1] == '8' ? 1 : 2; }
+
+// An element as a number; of float32 the bits that tf32 has not are dropped.
+double number_at(Block& block, u32 address, const std::string& type) {
+  if (type == "s8") return element_at<signed char>(block, address);
+  if (type == "u8") return element_at<unsigned char>(block, address);
+  if (type != "tf32") return to_float(element_at<u16>(block, address), type == "bf16");
+  const u32 bits = element_at<u32>(block, address) & ~0x1FFFu;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// The operand of some lines x 32 bytes that a matrix descriptor tells.
+std::vector<double> operand_of(Block& block, u64 descriptor, int lines, const std::string& type,
+                               bool turned = false) {
   if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
     fail("a descriptor has another layout than the swizzle of 128 bytes");
   const u32 start = (descriptor & 0x3FFF) << 4, eight_lines = (descriptor >> 32 & 0x3FFF) << 4;
-  std::vector<float> values;
+  const int bytes = bytes_of(type);
+  std::vector<double> values;
   for (int line = 0; line < lines; ++line)
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < SLICE_BYTES / bytes; ++k) {
       const int down = turned ? k : line, across = turned ? line : k;
-      const u32 at = start + down / 8 * eight_lines + down % 8 * 128 + 2 * across;
-      values.push_back(to_float(element_at(block, swizzled(at))));
+      const u32 at = start + down / 8 * eight_lines + down % 8 * 128 + bytes * across;
+      values.push_back(number_at(block, swizzled(at), type));
     }
   return values;
+}
+
+// Add products of `depth` elements of k to a sum.
+template <class T>
+T added_to(T sum, const double* tall, const double* wide, int depth) {
+  for (int k = 0; k < depth; ++k) sum += (T)tall[k] * (T)wide[k];
+  return sum;
 }
 
 void compute(Block& block, const std::vector<Fiber*>& threads, u64 group) {
   for (size_t i = 0; i < threads[0]->groups[group].size(); ++i) {
     const Product first = threads[0]->groups[group][i];
-    const std::vector<float> tall = operand_of(block, first.tall, 64, first.turned);
-    const std::vector<float> wide = operand_of(block, first.wide, 2 * first.count);
+    const std::vector<double> tall = operand_of(block, first.tall, 64, first.type, first.turned);
+    const std::vector<double> wide = operand_of(block, first.wide, 2 * first.count, first.type);
+    const int depth = SLICE_BYTES / bytes_of(first.type);
     for (int thread = 0; thread < 128; ++thread) {
       const std::vector<Product>& own = threads[thread]->groups[group];
       if (own.size() <= i || own[i].tall != first.tall || own[i].wide != first.wide ||
@@ -88,9 +113,14 @@ void compute(Block& block, const std::vector<Fiber*>& threads, u64 group) {
       for (int j = 0; j < first.count; ++j) {
         const int row = 16 * (thread / 32) + thread % 32 / 4 + 8 * (j / 2 % 2);
         const int column = 8 * (j / 4) + 2 * (thread % 4) + j % 2;
-        float sum = first.more ? own[i].sums[j] : 0.0f;
-        for (int k = 0; k < 16; ++k) sum += tall[16 * row + k] * wide[16 * column + k];
-        own[i].sums[j] = sum;
+        const double *at_row = &tall[depth * row], *at_column = &wide[depth * column];
+        if (first.type[1] == '8') {  // integers
+          int& sum = static_cast<int*>(own[i].sums)[j];
+          sum = added_to(first.more ? sum : 0, at_row, at_column, depth);
+        } else {
+          float& sum = static_cast<float*>(own[i].sums)[j];
+          sum = added_to(first.more ? sum : 0.0f, at_row, at_column, depth);
+        }
       }
     }
   }

@@ -7,6 +7,11 @@ together wait for memory to give the weights once, and for L2 to give them to ea
 What comes before the first step and after the last of a tile is added.  Constants were fitted to
 52,758 timings on an H200, float16, each replay of a CUDA graph with a cold L2:
 `docs/experiments/2026-11-24-cuda_matmul.md`.
+
+Of integers, and of float32 as tf32, nothing was timed yet.  Assumed: a step, 128 bytes of k
+whatever the dtype, has the same operands and copies, and is multiplied at the dtype's own rate of
+the tensor cores, which is by the hardware; results of 4 bytes take twice as long on their way out
+as those of 2.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from ....hardware import DeviceSpec
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
-from .tiles import BLOCK_K, LINE_BYTES, PART, STORED_LINES, CudaPlan, clusters_at_once
+from .tiles import LINE_BYTES, PART, SLICES, CudaPlan, clusters_at_once, stored_lines
 
 FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
@@ -60,9 +65,12 @@ SUM_S, TURNED_PART = 56.6e-12, 0.235
 """What each sum of a tile takes on its way out, while nothing is multiplied; and which part more
 where rows are the tall operand, of which 64 bytes are stored at a time."""
 
+SUM_BYTES = 2
+"""Of the results for which `SUM_S` was fitted."""
+
 RESIDUAL_S = 0.5e-6
-"""What a residual adds, beside its bytes, each time that a warp group stores 32 lines where k is
-split: it waits for it.  Elsewhere it comes through the ring, and adds the time of its bytes:
+"""What a residual adds, beside its bytes, each time that a warp group stores 32 lines and waits
+for it.  One that comes through the ring adds the time of its bytes alone:
 `docs/experiments/2026-11-24-cuda_matmul-residuals.log`."""
 
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
@@ -90,6 +98,7 @@ class _Tile(NamedTuple):
     residents: int  # of a multiprocessor
     at_once: int  # clusters
     splits: int
+    depth: int  # elements of k of a step
     flops: float  # of a step, as all that follow up to `turn_s`
     operand_clocks: float
     copied_bytes: float
@@ -103,10 +112,11 @@ class _Tile(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
+def _tile(plan: CudaPlan, weights: int, sm_count: int, result_bytes: int) -> _Tile:
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
+    carry = SUM_S * result_bytes / SUM_BYTES
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
@@ -117,14 +127,17 @@ def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
         residents=plan.blocks,
         at_once=clusters_at_once(plan, sm_count),
         splits=plan.split_k,
-        flops=2.0 * parts * PART * wide * BLOCK_K,
-        operand_clocks=parts * (BLOCK_K // 16) * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
+        depth=plan.block_k,
+        flops=2.0 * parts * PART * wide * plan.block_k,
+        operand_clocks=parts * SLICES * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
         copied_bytes=(plan.block_m + weights * plan.block_n) * LINE_BYTES,
         weight_bytes=weights * plan.block_n * LINE_BYTES / plan.cluster_m,
         turn_s=LATENCY_S / plan.num_stages,
-        carry_s=SUM_S * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
+        carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
-        stores=plan.tall // (PART * plan.groups_tall) * ceil_div(int(wide), STORED_LINES),
+        stores=plan.tall
+        // (PART * plan.groups_tall)
+        * ceil_div(int(wide), stored_lines(result_bytes)),
         elements=sums / weights / plan.split_k,
         once_s=once,
     )
@@ -147,14 +160,14 @@ def _launch(
     dev: DeviceSpec,
     rows: int,
     columns: Sequence[int],
-    residual: bool,
+    waits: bool,
 ) -> _Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
     clusters = row_tiles * sum(ceil_div(each, tile.features) for each in columns)
     waves = ceil_div(clusters, tile.at_once)
     busiest = ceil_div(clusters * tile.residents, tile.at_once)  # tiles of one multiprocessor
-    steps = ceil_div(ceil_div(shape.k, BLOCK_K), tile.splits)
+    steps = ceil_div(ceil_div(shape.k, tile.depth), tile.splits)
     asked = clusters * tile.blocks * steps  # steps of all blocks
 
     clock, flops_per_s = dev.clock_hz, dev.tensor_flops_per_s(shape.dtype) * TENSOR_PART
@@ -169,14 +182,14 @@ def _launch(
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
     weight_bytes = shape.parts * n * shape.k * shape.in_bytes
-    moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
+    moved = weight_bytes + rows * (n * shape.out_bytes + shape.k * shape.in_bytes)
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
-    carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual and tile.splits > 1 else 0.0)
+    carry = tile.carry_s + (RESIDUAL_S * tile.stores if waits else 0.0)
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         carry += tile.elements * shape.slots / per_sm
@@ -195,7 +208,7 @@ def predict(
     columns: Sequence[Sequence[int]],
     dev: DeviceSpec,
     rows: int,
-    residual: bool = False,
+    waits: bool = False,
 ) -> Prediction:
     """Return what the launches of a workload cost, behind that of a norm.
 
@@ -211,17 +224,17 @@ def predict(
         The device.
     rows : int
         Rows of x.
-    residual : bool
-        Whether an epilogue adds one.
+    waits : bool
+        Whether an epilogue reads a residual from memory, and waits for it.
 
     Returns
     -------
     Prediction
         From launch to end, in seconds.
     """
-    tile = _tile(plan, shape.parts, dev.sm_count)
+    tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
+    all_of = [_launch(tile, shape, dev, rows, some, waits) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
     seconds = start + found.seconds
     beside = shape.side_row_bytes

@@ -8,10 +8,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
-from ....hardware.instructions import WARP_GROUP_MMA
-from ....workload import GatedFFN, NormMatmul, Projection
+from ....hardware.instructions import PIECE_BYTES
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection
+from ....workload.dtypes import step_dtype
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Prediction, ceil_div
+from ...prediction import Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -19,12 +20,14 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
+from .dtypes import lines_fit, refuses_dtypes
 from .tiles import (
-    BLOCK_K,
     FAMILY,
     PART,
     CudaPlan,
     accumulators,
+    block_k,
+    copies_residual,
     other_bytes,
     residual_steps,
     smem_bytes,
@@ -145,21 +148,23 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         capabilities = dev.capabilities
         if not (capabilities.tma and capabilities.clusters and capabilities.warp_group_mma):
             return f"family {FAMILY!r} needs TMA and wgmma (sm_90), which the {dev.label} lacks"
-        if work.dtype not in HALF_DTYPES or WARP_GROUP_MMA[work.dtype] is None:
-            return f"dtype is {work.dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
-        if work.out_dtype != work.dtype:
-            return f"results are {work.out_dtype}, family {FAMILY!r} stores {work.dtype}"
+        reason = refuses_dtypes(work)
+        if reason is not None:
+            return reason
         shape = matmul_shape(work)
         if shape.unpacked_bytes:
             return f"family {FAMILY!r} reads weights that are not packed"
-        if work.k % 8:
-            return f"k is {work.k}, rows of a tensor map must be multiples of 8 elements"
-        return next(filter(None, map(_refused, _projections(work))), None)
+        lanes = PIECE_BYTES // shape.in_bytes
+        if work.k % lanes:
+            return f"k is {work.k}, rows of a tensor map must be multiples of {lanes} elements"
+        refused = (_refused(p, work) for p in _projections(work))
+        return next(filter(None, refused), None)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
         weights = 2 if isinstance(work, GatedFFN) else 1
-        return iter(_plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes))
+        found = _plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes, work.dtype)
+        return iter(found)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
@@ -169,23 +174,22 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         for name, lines in zip(names, (tall, wide), strict=True):
             if getattr(plan, name) % lines:
                 yield f"{name} is {getattr(plan, name)}, must be a multiple of {lines}"
-        if plan.wide // plan.groups_wide > MOST_LINES:
-            yield f"a warp group has {plan.wide // plan.groups_wide} lines, at most {MOST_LINES}"
         if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
-        given = {"block_k": BLOCK_K, "num_warps": 4 * (plan.multiplying + 1)}
+        yield from _lines_violations(plan, work.dtype)
+        given = {"block_k": block_k(work.dtype), "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         least = LEAST_STAGES
         if _adds_residual(work):  # its stages are all held at once
-            least = max(least, residual_steps(plan, weights))
+            least = max(least, residual_steps(plan, weights, work.out_dtype))
             if plan.turns > 1:
                 yield "warp groups that take turns add no residual"
         if plan.num_stages < least:
             yield f"num_stages is {plan.num_stages}, must be at least {least}"
         yield from _register_violations(plan, weights)
-        yield from _cluster_violations(plan, weights, work.k)
+        yield from _cluster_violations(plan, weights, work)
         foot, room = (
             self.footprint(plan, work, dev),
             dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES,
@@ -205,7 +209,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         shape = matmul_shape(work, pairs=False)
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
         plan, rows = CudaPlan.of(plan), rows_of(work, size)
-        return cost.predict(plan, shape, columns, dev, rows, _adds_residual(work))
+        waits = _adds_residual(work) and not copies_residual(plan, work.out_dtype)
+        return cost.predict(plan, shape, columns, dev, rows, waits)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -232,13 +237,22 @@ def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
         yield f"a thread has {accumulators(plan, weights)} accumulators, at most {most} fit"
 
 
-def _cluster_violations(plan: CudaPlan, weights: int, k: int) -> Iterator[str]:
+def _lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
+    lines = plan.wide // plan.groups_wide
+    if lines > MOST_LINES:
+        yield f"a warp group has {lines} lines, at most {MOST_LINES}"
+    if not lines_fit(lines, dtype):
+        yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"
+
+
+def _cluster_violations(plan: CudaPlan, weights: int, work: MatmulWork) -> Iterator[str]:
     if plan.cluster not in (1, 2, 4, 8):
         yield f"a cluster has {plan.cluster} thread blocks, must be 1, 2, 4 or 8"
     if plan.split_k > 1 and plan.cluster > plan.split_k:
         yield f"split_k is {plan.split_k}, blocks that split k share no copies"
-    if plan.split_k > ceil_div(k, BLOCK_K):
-        yield f"split_k is {plan.split_k}, k has {ceil_div(k, BLOCK_K)} blocks"
+    steps = ceil_div(work.k, block_k(work.dtype))
+    if plan.split_k > steps:
+        yield f"split_k is {plan.split_k}, k has {steps} blocks"
     sums = 4 * weights * plan.block_m * plan.block_n
     if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
@@ -247,16 +261,23 @@ def _cluster_violations(plan: CudaPlan, weights: int, k: int) -> Iterator[str]:
             yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
 
 
-def _refused(projection: Projection) -> str | None:
+def _refused(projection: Projection, work: MatmulWork) -> str | None:
     """Return why there is no kernel with such an epilogue."""
+    lanes = PIECE_BYTES // DTYPE_BYTES[work.out_dtype]
+    steps = kernel_steps(projection.epilogue)
+    own = step_dtype(work.dtype)
     if not isinstance(projection.n, int):
         return f"the weight has {projection.n.name} columns, family {FAMILY!r} is made for a number"
-    if projection.n % 8:
-        return f"n is {projection.n}, family {FAMILY!r} stores 8 features at a time"
+    if projection.n % lanes:
+        return f"n is {projection.n}, family {FAMILY!r} stores {lanes} features at a time"
     if projection.rope is not None:
         return f"family {FAMILY!r} rotates no features"
-    if kernel_steps(projection.epilogue).count("residual") > 1:
+    if steps.count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
+    if "residual" in steps and own != work.out_dtype:
+        return f"a residual is {own}, results are {work.out_dtype}; must be of one dtype"
+    if projection.epilogue and work.out_dtype == "int32":
+        return f"results are int32, of which family {FAMILY!r} stores sums without steps"
     return None
 
 
@@ -271,27 +292,29 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 
 @lru_cache(maxsize=8)
-def _plans(weights: int, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
+def _plans(weights: int, sm_smem: int, block_smem: int, dtype: str) -> tuple[CudaPlan, ...]:
     """Return the plans for one weight, or for two of a gated pair, with as many stages as fit."""
     found: list[CudaPlan] = []
     for kind in KINDS[weights]:
         smem = min(sm_smem // kind.blocks - SYSTEM_SMEM_BYTES, block_smem)
         for wide in LINES:
             if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:
-                plan = _plan(kind, wide)
+                plan = _plan(kind, wide, block_k(dtype))
+                if next(_lines_violations(plan, dtype), None):
+                    continue
                 room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
                 stages = min(MOST_STAGES, room // stage_bytes(plan, weights))
                 found.append(replace(plan, num_stages=stages))
     return tuple(found)
 
 
-def _plan(kind: _Kind, wide: int) -> CudaPlan:
+def _plan(kind: _Kind, wide: int, step: int) -> CudaPlan:
     """Return the plan of one stage with so many lines of the wide operand."""
     rows, features = (kind.tall, wide) if kind.swapped else (wide, kind.tall)
     groups = kind.groups_tall, kind.groups_wide
     groups_m, groups_n = groups if kind.swapped else groups[::-1]
     return CudaPlan(
-        *(rows, features, BLOCK_K),
+        *(rows, features, step),
         split_k=kind.split_k,
         num_stages=1,
         num_warps=4 * (groups_m * groups_n * kind.turns + 1),

@@ -13,26 +13,25 @@ from typing import Annotated
 
 import pydantic
 
+from ....hardware.instructions import SLICE_BYTES
 from ....validation import Count
-from ....workload import GatedFFN, NormMatmul
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
 
 FAMILY = "cuda"
 
-BLOCK_K = 64
-"""Elements of k of a stage: 128 bytes, the widest swizzle of shared memory."""
-
 LINE_BYTES = 128
+"""Of k in a stage, for each line of an operand: the widest swizzle of shared memory."""
 
-STORED_LINES = 32
-"""Lines of the wide operand that a warp group stores at once."""
-
-STORE_BYTES = STORED_LINES * 64 * 2
-"""What a warp group carries through shared memory at once, on its way out."""
+SLICES = LINE_BYTES // SLICE_BYTES
+"""Instructions that multiply a stage, for each accumulator."""
 
 PART = 64
 """Lines of the tall operand of an accumulator."""
+
+STORE_BYTES = 4096
+"""What a warp group carries through shared memory at once, on its way out."""
 
 CLUSTERED_PART = 10 / 11
 """Part of the multiprocessors that clusters of 4 and 8 fill: they lie within one of the device's
@@ -128,14 +127,29 @@ class CudaPlan(TilePlan):
         return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}"
 
 
+def block_k(dtype: str) -> int:
+    """Return the elements of k of a stage."""
+    return LINE_BYTES // DTYPE_BYTES[dtype]
+
+
+def stored_lines(result_bytes: int) -> int:
+    """Return the lines of the wide operand that a warp group stores at once."""
+    return STORE_BYTES // (PART * result_bytes)
+
+
 def stage_bytes(plan: CudaPlan, weights: int) -> int:
     """Return the shared memory of one step along k; `weights` are 2 of a gated pair."""
     return (plan.block_m + weights * plan.block_n) * LINE_BYTES
 
 
-def residual_steps(plan: CudaPlan, weights: int) -> int:
+def copies_residual(plan: CudaPlan, out_dtype: str) -> bool:
+    """Return whether a residual comes through the ring, and is not read from memory."""
+    return plan.split_k == 1 and DTYPE_BYTES[out_dtype] == 2
+
+
+def residual_steps(plan: CudaPlan, weights: int, out_dtype: str) -> int:
     """Return the stages that the residual of a tile takes, each of 64 features or of several 64."""
-    if plan.split_k > 1:  # it is read from memory
+    if not copies_residual(plan, out_dtype):
         return 0
     of_stage = stage_bytes(plan, weights) // (plan.block_m * LINE_BYTES)
     return -(-plan.block_n // (PART * of_stage))
@@ -152,7 +166,7 @@ def smem_bytes(plan: CudaPlan, weights: int) -> int:
 
 
 def accumulators(plan: CudaPlan, weights: int) -> int:
-    """Return the float32 accumulators of a thread that multiplies."""
+    """Return the accumulators of a thread that multiplies, 4 bytes each."""
     return weights * (plan.tall // (PART * plan.groups_tall)) * (plan.wide // plan.groups_wide) // 2
 
 
