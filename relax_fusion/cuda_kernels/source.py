@@ -25,18 +25,23 @@ WGMMA_CAPABILITY = 90
 def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, name = form.plan, _NAMES[form.dtype]
-    weight = (BLOCK_K, PART) if form.turned else (plan.box_n, BLOCK_K)
+    weight = (BLOCK_K, PART) if form.turned else (form.run, BLOCK_K)
     boxes = [weight, weight, (plan.box_m, BLOCK_K), *[weight, weight] * (form.products - 1)]
     maps = [f"tensordesc<{name}[{', '.join(map(str, box))}]>" for box in boxes]
     pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual)
-    others = (*maps[:2], *pointers, "i32") * (form.products - 1)
+    angle = "*fp32" if form.rotated and form.rotated.dtype == "float32" else f"*{name}"
+    operands = [
+        (*pointers, *((angle, angle, "i32") if form.turns(i) else ()))
+        for i in range(form.products)
+    ]
+    others = [kind for own in operands[1:] for kind in (*maps[:2], *own, "i32")]
     return CUDASource(
         entry="matmul",
         text=form.text,
         capability=WGMMA_CAPABILITY,
-        params=(*maps[:3], *pointers, *("i32",) * 3, *others),
+        params=(*maps[:3], *operands[0], *("i32",) * 3, *others),
         block=(32 * plan.num_warps, 1, 1),
-        shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
+        shared_bytes=smem_bytes(plan, form.weights, form.half > 0),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),
         tensor_maps=tuple(
             TensorMapLayout(box, 2, _DRIVER_TYPES[form.dtype], _SWIZZLE_128B) for box in boxes

@@ -136,7 +136,7 @@ extern "C" const char* launch(void** arguments, on_cpu::Launch* how) {{
 def _c_type(kind: str) -> str:
     if kind.startswith("tensordesc"):
         return "TensorMap"
-    return {"*fp16": "Number*", "*bf16": "Number*", "i32": "int"}[kind]
+    return {"*fp16": "Number*", "*bf16": "Number*", "*fp32": "float*", "i32": "int"}[kind]
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
-from ....workload import GatedFFN, NormMatmul, Projection
+from ....workload import GatedFFN, NormMatmul, Projection, Rope
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
@@ -26,8 +26,10 @@ from .tiles import (
     CudaPlan,
     accumulators,
     other_bytes,
+    pairs_apart,
     smem_bytes,
     stage_bytes,
+    tile_weights,
     together,
 )
 
@@ -153,16 +155,16 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             return f"family {FAMILY!r} reads weights that are not packed"
         if work.k % 8:
             return f"k is {work.k}, rows of a tensor map must be multiples of 8 elements"
-        return next(filter(None, map(_refused, _projections(work))), None)
+        return next(filter(None, (_refused(p, work.dtype) for p in _projections(work))), None)
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
-        weights = 2 if isinstance(work, GatedFFN) else 1
-        return iter(_plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes))
+        smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
+        return iter(_plans(tile_weights(work), pairs_apart(work), smem))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
-        plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
+        plan, weights = CudaPlan.of(plan), tile_weights(work)
         tall, wide = PART * plan.groups_tall, 8 * plan.groups_wide
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
         for name, lines in zip(names, (tall, wide), strict=True):
@@ -190,9 +192,10 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the stages in shared memory, and the sums of a thread."""
-        plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
+        plan, weights = CudaPlan.of(plan), tile_weights(work)
         threads = plan.num_warps * dev.warp_size
-        return Footprint(smem_bytes(plan, weights), accumulators(plan, weights), threads)
+        smem = smem_bytes(plan, weights, pairs_apart(work))
+        return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
@@ -241,16 +244,36 @@ def _cluster_violations(plan: CudaPlan, weights: int, k: int) -> Iterator[str]:
             yield f"{lines} lines of {what} are copied at once, must be a multiple of 8 up to 256"
 
 
-def _refused(projection: Projection) -> str | None:
+def _refused(projection: Projection, dtype: str) -> str | None:
     """Return why there is no kernel with such an epilogue."""
     if not isinstance(projection.n, int):
         return f"the weight has {projection.n.name} columns, family {FAMILY!r} is made for a number"
     if projection.n % 8:
         return f"n is {projection.n}, family {FAMILY!r} stores 8 features at a time"
     if projection.rope is not None:
-        return f"family {FAMILY!r} rotates no features"
+        return _unrotated(projection, projection.rope, dtype)
     if kernel_steps(projection.epilogue).count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
+    return None
+
+
+def _unrotated(projection: Projection, rope: Rope, dtype: str) -> str | None:
+    """Return why the kernel cannot rotate features: it turns eight of a row at a time."""
+    if set(projection.epilogue) - {"bias"}:
+        return f"family {FAMILY!r} rotates a matmul with a bias, and with no other step before it"
+    apart, period = rope.distance, rope.period or projection.columns
+    pairs = f"pairs of rotated features are {apart} apart"
+    if apart > 1 and projection.layout == "kn" and apart % PART:
+        return f"{pairs}, of weights [k, n] it must be a multiple of {PART}"
+    if apart > 1 and apart % 8:
+        return f"{pairs}, family {FAMILY!r} needs a multiple of 8"
+    if apart > 1 and projection.columns % (2 * apart):
+        return f"n is {projection.columns}, {pairs}: must be a multiple of {2 * apart}"
+    if rope.head_dim % 8 or rope.width % 8 or period % 8:
+        sizes = f"{rope.width} features of heads of {rope.head_dim}, each {period},"
+        return f"{sizes} are rotated, family {FAMILY!r} needs multiples of 8"
+    if rope.dtype not in ("float32", dtype):
+        return f"angles are {rope.dtype}, family {FAMILY!r} takes float32 and {dtype}"
     return None
 
 
@@ -261,15 +284,18 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 
 @lru_cache(maxsize=8)
-def _plans(weights: int, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
-    """Return the plans for one weight, or for two of a gated pair, with as many stages as fit."""
-    found: list[CudaPlan] = []
+def _plans(weights: int, apart: bool, smem_bytes: tuple[int, int]) -> tuple[CudaPlan, ...]:
+    """Return the plans for one weight, or for two of a tile, with as many stages as fit.
+
+    `smem_bytes` are of a multiprocessor and of a block; `apart` is that of `other_bytes`.
+    """
+    (of_sm, of_block), found = smem_bytes, list[CudaPlan]()
     for kind in KINDS[weights]:
-        smem = min(sm_smem // kind.blocks - SYSTEM_SMEM_BYTES, block_smem)
+        smem = min(of_sm // kind.blocks - SYSTEM_SMEM_BYTES, of_block)
         for wide in LINES:
             if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:
                 plan = _plan(kind, wide)
-                room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+                room = smem - other_bytes(plan, apart) - 2 * 8 * MOST_STAGES
                 stages = min(MOST_STAGES, room // stage_bytes(plan, weights))
                 found.append(replace(plan, num_stages=stages))
     return tuple(found)
