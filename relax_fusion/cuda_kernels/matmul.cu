@@ -294,15 +294,14 @@ matmul(PARAMETERS) {
         if constexpr (!SWAPPED) {  // the features of this thread are the same in all rows
           #pragma unroll
           for (int i = 0; i < 2; ++i)
-            at.product.load(vectors[i], feature_of(tall_first + 16 * warp + 8 * i + lane / 4));
+            at.product.load(vectors[i], tall_first + 16 * warp + 8 * i + lane / 4);
         }
         if constexpr (ROTATED) {
           store_rotated(sums[part], sums[(WEIGHTS - 1) * PARTS + part], at.product,
-                        {store, group + 1, thread, rank, tall_first, wide_first, rows});
-          continue;
+                        {store, group + 1, forget(thread), rank, tall_first, wide_first, rows});
         }
         #pragma unroll
-        for (int top = 0; top < WIDE_PART; top += STORED) {
+        for (int top = ROTATED ? WIDE_PART : 0; top < WIDE_PART; top += STORED) {
           // 16 bytes of a row for each thread, twice
           auto for_eighths = [&](auto&& move) {
             #pragma unroll

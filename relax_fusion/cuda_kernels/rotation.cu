@@ -10,6 +10,9 @@
 //   Angle         type of their cosines and sines: Number or float
 
 constexpr int ROTATED_AT_ONCE = 16;  // lines of the wide operand that a warp group stores at once
+constexpr int ACCUMULATORS = WEIGHTS * (TALL / (64 * GROUPS_TALL)) * (WIDE / GROUPS_WIDE) / 2;
+// Whether angles are loaded one step ahead: where registers are left
+constexpr bool AHEAD = sizeof(Angle) == 2 && BLOCKS == 1 && ACCUMULATORS <= 128;
 
 constexpr bool APART = HALF > 0;
 constexpr int COLUMNS_OF_PAIR = APART ? 2 : 1;  // features of a column of a tile
@@ -119,7 +122,7 @@ __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const fl
   const int warp = share.thread / 32, lane = share.thread % 32;
   auto angles_of = [&](int top) {
     const auto at = share.eighth(top, product.columns());
-    Angles angles;
+    Angles angles = {};  // not left open: ptxas would keep registers for them from the start
     if (at.own) angles.load(product.rotation, at.row, feature_of(at.column));
     return angles;
   };
@@ -129,9 +132,10 @@ __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const fl
     for (int i = 0; i < 2; ++i) product.load(vectors[i], feature_of(column + i * step));
   };
   if constexpr (!SWAPPED) load_vectors(share.tall + 16 * warp + lane / 4, 8);
-  Angles next = angles_of(0);
+  Angles next;
   #pragma unroll
   for (int top = 0; top < wide_lines; top += ROTATED_AT_ONCE) {
+    if (!AHEAD || top == 0) next = angles_of(top);
     #pragma unroll
     for (int eight = top / 8; eight < min(top + ROTATED_AT_ONCE, wide_lines) / 8; ++eight) {
       if (BLOCKS_THAT_SPLIT > 1 && eight % BLOCKS_THAT_SPLIT != share.rank) continue;
@@ -149,7 +153,7 @@ __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const fl
     }
     threads_sync<128>(share.meeting);
     const Angles angles = next;
-    if (top + ROTATED_AT_ONCE < wide_lines) next = angles_of(top + ROTATED_AT_ONCE);
+    if (AHEAD && top + ROTATED_AT_ONCE < wide_lines) next = angles_of(top + ROTATED_AT_ONCE);
     const auto at = share.eighth(top, product.columns());
     if (at.own) {
       float values[COLUMNS_OF_PAIR][8];

@@ -128,6 +128,7 @@ void products_begin();
 inline void barrier_arrive_here(u32 barrier) { on_cpu::arrive(barrier, on_cpu::own_rank()); }
 inline void barrier_arrive_there(u32 barrier, u32 rank) { on_cpu::arrive(barrier, rank); }
 inline void prefetch(const void* pointer) { on_cpu::check_access((void*)((u64)pointer & ~15ull), 16); }
+inline int forget(int number) { return number; }
 inline int cluster_rank() { return on_cpu::own_rank(); }
 inline void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
   on_cpu::start_copy(to, from, k, line, barrier, 1u << on_cpu::own_rank());
