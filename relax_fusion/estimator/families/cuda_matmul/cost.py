@@ -65,6 +65,10 @@ RESIDUAL_S = 0.5e-6
 with residuals took 0.4 to 0.8 us more for each than their price (`2026-11-24-bench_widths.json`),
 before residuals were asked for ahead."""
 
+ROTATED_S = 0.4e-6
+"""What a rope adds for each 32 lines: in two steps, a warp group waits for angles from L2, and once
+more for its sums, which change hands as float32.  Assumed, not measured."""
+
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
 doubles; `MERGE_SUM_S` for each sum of a tile."""
@@ -147,7 +151,7 @@ def _launch(
     dev: DeviceSpec,
     rows: int,
     columns: Sequence[int],
-    residual: bool,
+    store_s: float,
 ) -> _Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
@@ -169,14 +173,15 @@ def _launch(
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
     weight_bytes = shape.parts * n * shape.k * shape.in_bytes
-    moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
+    results = 2 * n if shape.rotated else n  # of a row: both of a pair
+    moved = weight_bytes + rows * (results + shape.k) * shape.in_bytes
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
-    carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual else 0.0)
+    carry = tile.carry_s + store_s * tile.stores
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         carry += tile.elements * shape.slots / per_sm
@@ -195,7 +200,7 @@ def predict(
     columns: Sequence[Sequence[int]],
     dev: DeviceSpec,
     rows: int,
-    residual: bool = False,
+    store_s: float = 0.0,
 ) -> Prediction:
     """Return what the launches of a workload cost, behind that of a norm.
 
@@ -204,15 +209,15 @@ def predict(
     plan : CudaPlan
         The tiles.
     shape : MatmulShape
-        The workload, with the columns of rotated projections as they are (``pairs=False``).
+        The workload, whose rotated projections have columns of pairs where those are apart.
     columns : sequence of sequence of int
-        Features of the weights of each launch.
+        Columns of the weights of each launch.
     dev : DeviceSpec
         The device.
     rows : int
         Rows of x.
-    residual : bool
-        Whether an epilogue adds one.
+    store_s : float
+        What an epilogue adds each time that a warp group stores 32 lines, in seconds.
 
     Returns
     -------
@@ -221,7 +226,7 @@ def predict(
     """
     tile = _tile(plan, shape.parts, dev.sm_count)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
+    all_of = [_launch(tile, shape, dev, rows, some, store_s) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
     seconds = start + found.seconds
     beside = shape.side_row_bytes

@@ -199,10 +199,12 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
-        shape = matmul_shape(work, pairs=False)
+        shape = matmul_shape(work, pairs=pairs_apart(work))
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-        residual = any("residual" in p.epilogue for p in _projections(work))
-        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), residual)
+        projections = _projections(work)
+        residual = any("residual" in p.epilogue for p in projections)
+        store_s = cost.RESIDUAL_S * residual + cost.ROTATED_S * any(p.rope for p in projections)
+        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), store_s)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
