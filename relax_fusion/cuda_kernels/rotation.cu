@@ -10,9 +10,6 @@
 //   Angle         type of their cosines and sines: Number or float
 
 constexpr int ROTATED_AT_ONCE = 16;  // lines of the wide operand that a warp group stores at once
-constexpr int ACCUMULATORS = WEIGHTS * (TALL / (64 * GROUPS_TALL)) * (WIDE / GROUPS_WIDE) / 2;
-// Whether angles are loaded one step ahead: where registers are left
-constexpr bool AHEAD = sizeof(Angle) == 2 && BLOCKS == 1 && ACCUMULATORS <= 128;
 
 constexpr bool APART = HALF > 0;
 constexpr int COLUMNS_OF_PAIR = APART ? 2 : 1;  // features of a column of a tile
@@ -118,7 +115,9 @@ struct Share {
 template <int SUMS, class Product>
 __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const float (&high)[SUMS],
                                               const Product& product, const Share& share) {
-  constexpr int wide_lines = 2 * SUMS;
+  constexpr int wide_lines = 2 * SUMS, sums = WEIGHTS * TALL / (64 * GROUPS_TALL) * SUMS;
+  // Angles are loaded one step ahead, where registers are left for them
+  constexpr bool ahead = sizeof(Angle) == 2 && BLOCKS == 1 && sums <= 128;
   const int warp = share.thread / 32, lane = share.thread % 32;
   auto angles_of = [&](int top) {
     const auto at = share.eighth(top, product.columns());
@@ -135,7 +134,7 @@ __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const fl
   Angles next;
   #pragma unroll
   for (int top = 0; top < wide_lines; top += ROTATED_AT_ONCE) {
-    if (!AHEAD || top == 0) next = angles_of(top);
+    if (!ahead || top == 0) next = angles_of(top);
     #pragma unroll
     for (int eight = top / 8; eight < min(top + ROTATED_AT_ONCE, wide_lines) / 8; ++eight) {
       if (BLOCKS_THAT_SPLIT > 1 && eight % BLOCKS_THAT_SPLIT != share.rank) continue;
@@ -153,7 +152,7 @@ __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const fl
     }
     threads_sync<128>(share.meeting);
     const Angles angles = next;
-    if (AHEAD && top + ROTATED_AT_ONCE < wide_lines) next = angles_of(top + ROTATED_AT_ONCE);
+    if (ahead && top + ROTATED_AT_ONCE < wide_lines) next = angles_of(top + ROTATED_AT_ONCE);
     const auto at = share.eighth(top, product.columns());
     if (at.own) {
       float values[COLUMNS_OF_PAIR][8];

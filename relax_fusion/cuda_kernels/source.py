@@ -31,8 +31,7 @@ def matmul_source(form: MatmulForm) -> CUDASource:
     pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual)
     angle = "*fp32" if form.rotated and form.rotated.dtype == "float32" else f"*{name}"
     operands = [
-        (*pointers, *((angle, angle, "i32") if form.turns(i) else ()))
-        for i in range(form.products)
+        (*pointers, *((angle, angle, "i32") if form.turns(i) else ())) for i in range(form.products)
     ]
     others = [kind for own in operands[1:] for kind in (*maps[:2], *own, "i32")]
     return CUDASource(

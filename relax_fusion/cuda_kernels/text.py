@@ -24,9 +24,9 @@ _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
 class RotatedForm(NamedTuple):
     """How features of some products turn: heads of `head_dim`, whose first `width` features do.
 
-    The features of a pair are `distance` apart; `columns` angles of `dtype` turn a row.  `heads` has
-    for each product how many features of each period are of heads that turn, and the period; None
-    for a product that is not rotated, 0 for all of its features.
+    The features of a pair are `distance` apart; `columns` angles of `dtype` turn a row.  `heads`
+    has for each product how many features of each period are of heads that turn, and the period;
+    None for a product that is not rotated, 0 for all of its features.
     """
 
     head_dim: int

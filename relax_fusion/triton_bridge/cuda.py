@@ -56,7 +56,9 @@ def _rope_of(product: Product) -> Rope | None:
 def _rotated_form(products: Sequence[Product]) -> RotatedForm | None:
     """Return how products turn, of which at least one does."""
     ropes = list(map(_rope_of, products))
-    heads = tuple(rope and _heads(rope, p.n) for rope, p in zip(ropes, products, strict=True))
+    heads = tuple(
+        None if rope is None else _heads(rope, p.n) for rope, p in zip(ropes, products, strict=True)
+    )
     return next((RotatedForm(*angles_of(rope), heads) for rope in ropes if rope), None)
 
 
@@ -65,9 +67,7 @@ def _heads(rope: Rope, n: int) -> tuple[int, int]:
     return 0 if rope.features == n else rope.features, 0 if period == n else period
 
 
-def _arguments(
-    c: Contraction, form: MatmulForm, products: Sequence[Product], x: Any
-) -> list[Any]:
+def _arguments(c: Contraction, form: MatmulForm, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
     rows: list[Any] = [TensorMap(x, (form.plan.box_m, BLOCK_K))]
     found: list[Any] = []

@@ -170,7 +170,9 @@ ROTATED = {
         rotated((192, replace(SMALL_ROPE, dtype="float32")), dtype="bfloat16"),
         plan(64, 40, swapped=1),
     ),
-    "rotated_parts_of_heads": Case(rotated((192, replace(SMALL_ROPE, rotary_dim=16))), plan(16, 64)),
+    "rotated_parts_of_heads": Case(
+        rotated((192, replace(SMALL_ROPE, rotary_dim=16))), plan(16, 64)
+    ),
     "rotated_in_periods": Case(
         rotated((192, Rope(32, 64, "float16", DynamicDim("s"), period=96))), plan(32, 128)
     ),
