@@ -116,8 +116,9 @@ template <int SUMS, class Product>
 __device__ __forceinline__ void store_rotated(const float (&low)[SUMS], const float (&high)[SUMS],
                                               const Product& product, const Share& share) {
   constexpr int wide_lines = 2 * SUMS, sums = WEIGHTS * TALL / (64 * GROUPS_TALL) * SUMS;
-  // Angles are loaded one step ahead, where registers are left for them
-  constexpr bool ahead = sizeof(Angle) == 2 && BLOCKS == 1 && sums <= 128;
+  // Angles are loaded one step ahead, where registers are left for them: 88 are used otherwise
+  constexpr int registers = OTHER_REGISTERS > 0 ? OTHER_REGISTERS : 232;
+  constexpr bool ahead = BLOCKS == 1 && sums + 2 * SIDES * WORDS + 88 <= registers;
   const int warp = share.thread / 32, lane = share.thread % 32;
   auto angles_of = [&](int top) {
     const auto at = share.eighth(top, product.columns());
