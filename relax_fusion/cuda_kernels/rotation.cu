@@ -22,7 +22,7 @@ __device__ __forceinline__ int feature_of(int column) {
   return APART ? column + column / max(HALF, 1) * HALF : column;
 }
 
-// Load WORDS words that lie at a multiple of their size.
+// Load COUNT words that lie at a multiple of their size.
 template <int COUNT>
 __device__ __forceinline__ void load_words(u32 (&to)[COUNT], const void* from) {
   if constexpr (COUNT % 4 == 0) {
