@@ -108,6 +108,12 @@ __device__ __forceinline__ int cluster_rank() {
   return rank;
 }
 
+// The same number, of which nothing is known: what follows from it is not computed ahead.
+__device__ __forceinline__ int forget(int number) {
+  asm volatile("" : "+r"(number));
+  return number;
+}
+
 // Make initialised barriers known to the blocks and to the copies that use them.
 __device__ __forceinline__ void barriers_ready() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

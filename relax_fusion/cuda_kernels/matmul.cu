@@ -19,7 +19,9 @@
 //   STAGES, BLOCKS                   tiles in flight; blocks that a multiprocessor holds
 //   CLUSTER_ROWS, CLUSTER_FEATURES   tiles whose blocks are a cluster and share copies
 //   BLOCKS_THAT_SHARE, ..._SPLIT     their number; blocks of a cluster that share the sum over k
-//   WEIGHTS                          2: gate and up, whose products `epilogue` puts together
+//   WEIGHTS                          2: gate and up, whose products `epilogue` puts together, or
+//                                    both features of pairs, which `rotation.cu` turns
+//   RUN                              lines of a weight that lie side by side, of those copied at once
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
 //   ELEMENT_BYTES                    of an element of x and the weights
@@ -41,8 +43,9 @@ constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
 constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : SLICE >> 4;  // of wgmma, in 16 bytes
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
-constexpr int STORE_BYTES = 4096;                    // of a warp group, stored at once
-constexpr int STORED = STORE_BYTES / (64 * sizeof(Result));  // lines of the wide operand
+constexpr int PASSED_BYTES = 4096;                   // of a warp group, stored at once
+constexpr int STORE_BYTES = PASSED_BYTES * COLUMNS_OF_PAIR;
+constexpr int STORED = PASSED_BYTES / (64 * sizeof(Result));  // lines of the wide operand
 constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
 constexpr int PIECE = 16 / sizeof(Result);           // results in 16 bytes
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
@@ -70,11 +73,14 @@ struct Product {
   const Number* vectors[VECTORS + 1];
   const Result* residual;
   int features;
+  Rotation rotation;
+
+  __device__ __forceinline__ int columns() const { return features / COLUMNS_OF_PAIR; }
 
   // The operands along the features, of one of them.
   __device__ __forceinline__ void load(float (&to)[VECTORS + 1], int feature) const {
     #pragma unroll
-    for (int i = 0; i < VECTORS; ++i) to[i] = number(vectors[i][min(feature, features - 1)]);
+    for (int i = 0; i < VECTORS; ++i) to[i] = number(vectors[i][min(feature, features - 1 - HALF)]);
   }
 };
 
@@ -83,16 +89,21 @@ struct Tile {
   int feature, row;  // the first ones
 };
 
-// Copy LINES lines to all WANTING blocks, of which this one copies its share.
-template <int LINES, int WANTING>
+// Copy LINES lines to all WANTING blocks, of which this one copies its share; of a weight, as boxes
+// of lines that lie side by side.
+template <int LINES, int WANTING, bool OF_WEIGHT>
 __device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int step, int line,
                                            u32 barrier, int own, u16 ranks) {
-  constexpr int share = LINES / WANTING;
-  const int k = step * BLOCK_K, first = own * share;
-  if constexpr (WANTING > 1) {
-    copy_to(to + first * LINE, from, k, line + first, barrier, ranks);
-  } else {
-    copy(to, from, k, line, barrier);
+  constexpr int share = LINES / WANTING, box = OF_WEIGHT ? RUN : share;
+  const int k = step * BLOCK_K, first = WANTING > 1 ? own * share : 0;
+  #pragma unroll
+  for (int i = first; i < first + share; i += box) {
+    const int there = OF_WEIGHT ? feature_of(line + i) : line + i;
+    if constexpr (WANTING > 1) {
+      copy_to(to + i * LINE, from, k, there, barrier, ranks);
+    } else {
+      copy(to + i * LINE, from, k, there, barrier);
+    }
   }
 }
 
@@ -123,7 +134,7 @@ matmul(PARAMETERS) {
   const Product products[] = {PRODUCTS};
   constexpr int count = sizeof products / sizeof *products;
   auto tiles_of = [](const Product& product) {
-    return ceil_div(ceil_div(product.features, FEATURES), CLUSTER_FEATURES);
+    return ceil_div(ceil_div(product.columns(), FEATURES), CLUSTER_FEATURES);
   };
   int feature_tiles = 0;
   #pragma unroll
@@ -161,7 +172,7 @@ matmul(PARAMETERS) {
         for (int i = 0; i < WEIGHTS; ++i) {
           const TensorMap& from = i ? *at.product.up_weight : *at.product.weight;
           if constexpr (SWAPPED) {
-            copy_lines<WIDE, CLUSTER_ROWS>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
+            copy_lines<WIDE, CLUSTER_ROWS, true>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
                                            barrier, own_row, same_feature);
           } else {
             #pragma unroll
@@ -171,9 +182,9 @@ matmul(PARAMETERS) {
               if constexpr (TURNED) {  // lines of 64 features
                 #pragma unroll
                 for (int own = 0; own < BOX; own += 64)
-                  copy(there + own * LINE, from, feature + own, step * BLOCK_K, barrier);
+                  copy(there + own * LINE, from, feature_of(feature + own), step * BLOCK_K, barrier);
               } else {
-                copy_lines<BOX, CLUSTER_ROWS>(there, from, step, feature, barrier, own_row,
+                copy_lines<BOX, CLUSTER_ROWS, true>(there, from, step, feature, barrier, own_row,
                                               same_feature);
               }
             }
@@ -184,10 +195,10 @@ matmul(PARAMETERS) {
         if constexpr (SWAPPED) {
           #pragma unroll
           for (int part = 0; part < PARTS; ++part)
-            copy_lines<BOX, CLUSTER_FEATURES>(to + part * BOX * LINE, x, step, at.row + part * BOX,
+            copy_lines<BOX, CLUSTER_FEATURES, false>(to + part * BOX * LINE, x, step, at.row + part * BOX,
                                               barrier, own_feature, same_row);
         } else {
-          copy_lines<WIDE, CLUSTER_FEATURES>(to + TALL_BYTES, x, step, at.row, barrier, own_feature,
+          copy_lines<WIDE, CLUSTER_FEATURES, false>(to + TALL_BYTES, x, step, at.row, barrier, own_feature,
                                              same_row);
         }
       };
@@ -319,8 +330,12 @@ matmul(PARAMETERS) {
           for (int i = 0; i < 2; ++i)
             at.product.load(vectors[i], tall_first + 16 * warp + 8 * i + lane / 4);
         }
+        if constexpr (ROTATED) {
+          store_rotated(sums[part], sums[(WEIGHTS - 1) * PARTS + part], at.product,
+                        {store, group + 1, forget(thread), rank, tall_first, wide_first, rows});
+        }
         #pragma unroll
-        for (int top = 0; top < WIDE_PART; top += STORED) {
+        for (int top = ROTATED ? WIDE_PART : 0; top < WIDE_PART; top += STORED) {
           // 16 bytes of a row for each thread, twice
           auto for_pieces = [&](auto&& move) {
             #pragma unroll

@@ -36,17 +36,20 @@ WGMMA_CAPABILITY = 90
 def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, k = form.plan, block_k(form.dtype)
-    weight = _layout((k, PART) if form.turned else (plan.box_n, k), form.dtype)
+    weight = _layout((k, PART) if form.turned else (form.run, k), form.dtype)
     rows = [_layout((plan.box_m, k), form.dtype)]
     residual = [_layout((plan.box_m, PART), form.dtype)] if form.copies_residual else []
     of_each = [[weight, weight, *rows * (i == 0), *residual] for i in range(form.products)]
     result, vector = f"*{_NAMES[form.result_dtype]}", f"*{_NAMES[form.vector_dtype]}"
     read = [result] * (form.has_residual - form.copies_residual)
     pointers = (result, *[vector] * form.vectors, *read)
+    angle = f"*{_NAMES[form.rotated.dtype]}" if form.rotated else ""
     params = [
         kind
         for i, layouts in enumerate(of_each)
-        for kind in (*(kind for _, kind in layouts), *pointers, *("i32",) * (1 if i else 3))
+        for turning in [(angle, angle, "i32") if form.turns(i) else ()]
+        for maps in [(kind for _, kind in layouts)]
+        for kind in (*maps, *pointers, *turning, *("i32",) * (1 if i else 3))
     ]
     return CUDASource(
         entry="matmul",
@@ -54,7 +57,7 @@ def matmul_source(form: MatmulForm) -> CUDASource:
         capability=WGMMA_CAPABILITY,
         params=tuple(params),
         block=(32 * plan.num_warps, 1, 1),
-        shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
+        shared_bytes=smem_bytes(plan, form.weights, form.half > 0),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),
         tensor_maps=tuple(layout for layouts in of_each for layout, _ in layouts),
     )

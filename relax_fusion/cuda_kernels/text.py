@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from math import gcd
 from typing import NamedTuple
 
 from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual
@@ -39,6 +40,22 @@ _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
 """Activations whose functions have another name in ``maths.cu``."""
 
 
+class RotatedForm(NamedTuple):
+    """How features of some products turn: heads of `head_dim`, whose first `width` features do.
+
+    The features of a pair are `distance` apart; `columns` angles of `dtype` turn a row.  `heads`
+    has for each product how many features of each period are of heads that turn, and the period;
+    None for a product that is not rotated, 0 for all of its features.
+    """
+
+    head_dim: int
+    width: int
+    distance: int
+    columns: int
+    dtype: str
+    heads: tuple[tuple[int, int] | None, ...]
+
+
 @dataclass(frozen=True)
 class MatmulForm:
     """What a matmul kernel is compiled for; the sizes of its tensors come at run time.
@@ -67,6 +84,8 @@ class MatmulForm:
     out_dtype : str
         Of the results: "float16", "bfloat16", "float32", or "int32" of integers without steps;
         ``""`` stands for `dtype`.
+    rotated : RotatedForm, optional
+        How features turn behind a bias; then there are no steps.
     """
 
     plan: CudaPlan
@@ -79,6 +98,7 @@ class MatmulForm:
     dependent: bool = False
     early: bool = False
     out_dtype: str = ""
+    rotated: RotatedForm | None = None
 
     @property
     def result_dtype(self) -> str:
@@ -91,9 +111,25 @@ class MatmulForm:
         return step_dtype(self.dtype)
 
     @property
+    def half(self) -> int:
+        """Distance of the features of a pair that are those of two weights, or 0."""
+        rotated = self.rotated
+        return rotated.distance if rotated and rotated.distance > 1 else 0
+
+    @property
+    def weights(self) -> int:
+        """Weights of a tile: of gate and up, of low and high features of pairs, or one."""
+        return 2 if self.activation or self.half else 1
+
+    @property
+    def run(self) -> int:
+        """Lines of a weight that one copy brings: of pairs, those that lie side by side."""
+        return gcd(self.plan.box_n, self.half)
+
+    @property
     def vectors(self) -> int:
         """Operands along the features, biases first."""
-        first = (2 if self.activation else 1) if self.biased else 0
+        first = self.weights if self.biased else 0
         return first + sum(step.endswith(":row") for step in self.steps)
 
     @property
@@ -118,6 +154,7 @@ class MatmulForm:
                 self._epilogue(),
                 _shared("hopper.cu"),
                 self._products(),
+                _shared("rotation.cu"),
                 _shared("matmul.cu"),
             ]
         )
@@ -154,7 +191,8 @@ class MatmulForm:
             "CLUSTER_FEATURES": plan.cluster_n,
             "BLOCKS_THAT_SHARE": plan.cluster // plan.split_k,
             "BLOCKS_THAT_SPLIT": plan.split_k,
-            "WEIGHTS": 2 if self.activation else 1,
+            "WEIGHTS": self.weights,
+            "RUN": self.run,
             "VECTORS": self.vectors,
             "RESIDUAL": int(self.has_residual),
             "DEPENDENT": int(self.dependent),
@@ -162,9 +200,16 @@ class MatmulForm:
             "ELEMENT_BYTES": DTYPE_BYTES[self.dtype],
             "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.multiplying, 0),
             "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.multiplying, 0),
+            "ROTATED": int(self.rotated is not None),
+            "HALF": self.half,
+            "HEAD": self.rotated.head_dim if self.rotated else 8,
+            "WIDTH": self.rotated.width if self.rotated else 8,
+            "COLUMNS": self.rotated.columns if self.rotated else 8,
         }
+        angle = "float" if self.rotated and self.rotated.dtype == "float32" else "u16"
         return [
             *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
+            f"#define Angle {angle}",
             f"#define PARAMETERS {', '.join(self._parameters())}",
             f"#define PRODUCTS {', '.join(map(self._product, range(self.products)))}",
         ]
@@ -182,14 +227,28 @@ class MatmulForm:
             yield from (f"const Number* {name}" for name in self._vectors(i))
             if not self.copies_residual:
                 yield from (f"const Result* {name}" for name in residual)
+            if self.turns(i):
+                yield from (f"const Angle* cos{i}", f"const Angle* sin{i}", f"int positions{i}")
             yield from ["int rows", "int features0", "int k"] if i == 0 else [f"int features{i}"]
 
     def _product(self, i: int) -> str:
         vectors = ", ".join(self._vectors(i))
         copied = f"&residual{i}" if self.copies_residual else "nullptr"
         read = f"residual{i}" if self.has_residual and not self.copies_residual else "nullptr"
+        rotation = f", {self._rotation(i)}" if self.rotated else ""
         maps = f"&weight{i}, &up_weight{i}, {copied}"
-        return f"{{{maps}, out{i}, {{{vectors}}}, {read}, features{i}}}"
+        return f"{{{maps}, out{i}, {{{vectors}}}, {read}, features{i}{rotation}}}"
+
+    def _rotation(self, i: int) -> str:
+        heads = self.rotated.heads[i] if self.rotated else None
+        if heads is None:
+            return "{nullptr, nullptr, 0, 1, 1}"
+        features, period = (each or f"features{i}" for each in heads)
+        return f"{{cos{i}, sin{i}, {features}, {period}, positions{i}}}"
+
+    def turns(self, i: int) -> bool:
+        """Tell whether features of a product turn."""
+        return self.rotated is not None and self.rotated.heads[i] is not None
 
     def _vectors(self, i: int) -> list[str]:
         return [f"vector{i}_{number}" for number in range(self.vectors)]

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
-from ..cuda_kernels.text import MatmulForm
-from ..estimator.families.cuda_matmul.tiles import PART, CudaPlan, block_k, copies_residual
+from ..cuda_kernels.text import MatmulForm, RotatedForm
+from ..estimator.families.cuda_matmul.tiles import (
+    PART,
+    CudaPlan,
+    angles_of,
+    block_k,
+    split_alike,
+)
 from ..launch.arguments import Part, TensorMap
+from ..workload import Rope
 from .operands import Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
 
@@ -19,8 +25,7 @@ from .steps import Contraction, SourceStep, ceil_div
 def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
     """Yield a launch for all products next to each other that are alike but for their features."""
     plan = CudaPlan.of(c.plan)
-    for _, group in groupby(products, _likeness):
-        alike = list(group)
+    for alike in split_alike(products, _likeness, _rope_of):
         one = alike[0]
         form = MatmulForm(
             plan,
@@ -33,9 +38,10 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
             c.dependent,
             c.early(alike, x),
             c.work.out_dtype,
+            _rotated_form(alike),
         )
-        args = _arguments(c, plan, alike, x)
-        yield SourceStep(matmul_source(form), (_clusters(c, plan, alike),), args)
+        args = _arguments(c, form, alike, x)
+        yield SourceStep(matmul_source(form), (_clusters(c, form, alike),), args)
 
 
 def _likeness(product: Product) -> tuple[Any, ...]:
@@ -44,40 +50,64 @@ def _likeness(product: Product) -> tuple[Any, ...]:
     return product.layout, product.steps, biased, product.up is not None, product.activation
 
 
-def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
+def _rope_of(product: Product) -> Rope | None:
+    return product.angles.rope if product.angles else None
+
+
+def _rotated_form(products: Sequence[Product]) -> RotatedForm | None:
+    """Return how products turn, of which at least one does."""
+    ropes = list(map(_rope_of, products))
+    heads = tuple(
+        None if rope is None else _heads(rope, p.n) for rope, p in zip(ropes, products, strict=True)
+    )
+    return next((RotatedForm(*angles_of(rope), heads) for rope in ropes if rope), None)
+
+
+def _heads(rope: Rope, n: int) -> tuple[int, int]:
+    period = rope.period or n
+    return 0 if rope.features == n else rope.features, 0 if period == n else period
+
+
+def _arguments(c: Contraction, form: MatmulForm, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
-    rows: list[Any] = [TensorMap(x, (plan.box_m, block_k(c.work.dtype)))]
+    rows: list[Any] = [TensorMap(x, (form.plan.box_m, block_k(form.dtype)))]
     found: list[Any] = []
     for product in products:
         vectors, residuals = _operands(product)
-        if copies_residual(plan, c.work.out_dtype):
-            maps, residuals = [TensorMap(r, (plan.box_m, PART)) for r in residuals], []
-        else:
-            maps = []
+        maps = []
+        if form.copies_residual:
+            maps, residuals = [TensorMap(r, (form.plan.box_m, PART)) for r in residuals], []
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
-        found += [*_weights(c, product), *([] if found else rows), *maps]
-        found += [product.out, *_biases(product), *vectors, *residuals, *sizes]
+        found += [*_weights(form, product, c.work.k), *([] if found else rows), *maps]
+        found += [product.out, *_biases(product, form.half), *vectors, *residuals]
+        if product.angles:
+            turns = product.angles
+            found += [turns.cos, turns.sin, given_or(turns.positions, c.m)]
+        found += sizes
     return found
 
 
-def _weights(c: Contraction, product: Product) -> list[TensorMap]:
-    """Return the maps of the weights of gate and up, or of the only one twice."""
-    lines, step, k = CudaPlan.of(c.plan).box_n, block_k(c.work.dtype), c.work.k
+def _weights(form: MatmulForm, product: Product, k: int) -> list[TensorMap]:
+    """Return the maps of the weights of gate and up, of pairs, or of the only one twice."""
     n, is_kn = product.n, product.layout == "kn"
     both = product.weight, given_or(product.up, product.weight)
     width = n if is_kn else k
+    step = block_k(form.dtype)
+    box = (step, PART) if is_kn else (form.run, step)
+    if form.half:
+        both = product.weight, Part(product.weight, form.half * (1 if is_kn else k))
+    sizes = [(k, each) if is_kn else (each, k) for each in (n, n - form.half)]
     if product.merged != "no":
         both = _halves(product.weight, n if is_kn else n * k, product.merged)
         width *= 2 if is_kn else 1
-    shape, box = ((k, n), (step, PART)) if is_kn else ((n, k), (lines, step))
-    return [TensorMap(weight, box, shape, (width, 1)) for weight in both]
+    return [TensorMap(w, box, s, (width, 1)) for w, s in zip(both, sizes, strict=True)]
 
 
-def _biases(product: Product) -> list[Any]:
+def _biases(product: Product, half: int) -> list[Any]:
     if product.bias is None:
         return []
     if product.up is None:
-        return [product.bias]
+        return [product.bias, *([Part(product.bias, half)] if half else [])]
     if product.merged == "no":
         return [product.bias, product.up_bias]
     return [*_halves(product.bias, product.n, product.merged)]
@@ -98,9 +128,11 @@ def _operands(product: Product) -> tuple[list[Any], list[Any]]:
     return both
 
 
-def _clusters(c: Contraction, plan: CudaPlan, products: Sequence[Product]) -> Any:
+def _clusters(c: Contraction, form: MatmulForm, products: Sequence[Product]) -> Any:
     """Return how many clusters are launched: as many as have tiles, or as run at once."""
-    across = sum(-(-p.n // (plan.block_n * plan.cluster_n)) for p in products)
+    plan = form.plan
+    features = plan.block_n * plan.cluster_n * (2 if form.half else 1)
+    across = sum(-(-p.n // features) for p in products)
     tiles = ceil_div(c.rows, plan.block_m * plan.cluster_m) * across
     if plan.split_k > 1:  # a cluster computes one tile
         return tiles

@@ -11,7 +11,14 @@ import numpy as np
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
-from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, WeightLayout
+from relax_fusion.workload import (
+    DynamicDim,
+    GatedFFN,
+    NormMatmul,
+    Projection,
+    Rope,
+    WeightLayout,
+)
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 
 from ..support.accuracy import eps_of
@@ -52,6 +59,14 @@ def several(*widths: int) -> NormMatmul:
     return NormMatmul(ROWS, K, outputs, None, "float16", "float16")
 
 
+def rotated(
+    *outputs: tuple[int, Rope | None], dtype: str = "float16", layout: WeightLayout = "nk"
+) -> NormMatmul:
+    """Return matmuls with biases, of whose features some turn."""
+    found = tuple(Projection(n, layout, ("bias",), rope) for n, rope in outputs)
+    return NormMatmul(ROWS, K, found, None, dtype, dtype)
+
+
 def gated(merged: bool = True, gate_first: bool = True, **changes: Any) -> GatedFFN:
     """Return two matmuls with biases, and their product."""
     types = {"dtype": "float16", "out_dtype": "float16", "bias": True, **changes}
@@ -79,7 +94,8 @@ class Case:
         """Return operands of few bits, whose products and sums float32 holds."""
         rng, drawn = np.random.default_rng(len(self.work.graph.inputs)), {}
         for operand in self.work.graph.inputs:
-            shape, dtype = shape_of(operand, {"rows": self.rows}), numpy_dtype(operand.dtype)
+            shape = shape_of(operand, {"rows": self.rows, "positions0": self.rows // 2})
+            dtype = numpy_dtype(operand.dtype)
             if dtype.kind in "iu":
                 info = np.iinfo(dtype)
                 least, most = (info.min, info.max) if self.is_whole else (max(info.min, -8), 8)
@@ -200,3 +216,60 @@ CASES = {
     ),
     "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
 }
+
+ROPE = Rope(128, 128, "float16")
+SMALL_ROPE = Rope(64, 128, "float16")
+NEIGHBOURS = replace(SMALL_ROPE, pairing="neighbours")
+ROTATED = {
+    "rotated": Case(rotated((128, SMALL_ROPE)), plan(16, 64)),
+    "rotated_qkv": Case(
+        rotated((256, replace(ROPE, features=256)), (128, ROPE), (128, None)), plan(24, 64)
+    ),
+    "rotated_swapped": Case(
+        rotated((192, replace(SMALL_ROPE, dtype="float32")), dtype="bfloat16"),
+        plan(64, 40, swapped=1),
+    ),
+    "rotated_parts_of_heads": Case(
+        rotated((192, replace(SMALL_ROPE, rotary_dim=16))), plan(16, 64)
+    ),
+    "rotated_in_periods": Case(
+        rotated((192, Rope(32, 64, "float16", DynamicDim("s"), period=96))), plan(32, 128)
+    ),
+    "rotated_by_pair": Case(
+        rotated((128, replace(SMALL_ROPE, by_pair=True, positions=7))), plan(16, 64)
+    ),
+    "rotated_neighbours": Case(rotated((192, NEIGHBOURS), (72, None)), plan(24, 64)),
+    "rotated_neighbours_swapped": Case(
+        rotated((192, replace(NEIGHBOURS, by_pair=True)), (72, None)), plan(64, 40, swapped=1)
+    ),
+    "rotated_neighbours_by_pair": Case(
+        rotated((128, replace(NEIGHBOURS, by_pair=True, rotary_dim=24, dtype="float32"))),
+        plan(40, 128),
+    ),
+    "rotated_groups": Case(rotated((256, replace(ROPE, features=256))), plan(24, 128, groups_n=2)),
+    "rotated_groups_wide": Case(
+        rotated((128, ROPE), dtype="float16"), plan(64, 128, swapped=1, groups_n=2)
+    ),
+    "rotated_turns": Case(
+        rotated((256, SMALL_ROPE)), plan(64, 32, swapped=1, turns=2, cluster_m=2), 150
+    ),
+    "rotated_split": Case(rotated((128, ROPE), (128, None)), plan(24, 64, split_k=2)),
+    "rotated_split_swapped": Case(rotated((128, NEIGHBOURS)), plan(64, 48, swapped=1, split_k=2)),
+    "rotated_sharing": Case(rotated((128, SMALL_ROPE)), plan(16, 128, cluster_m=2, groups_n=2)),
+    "rotated_kn": Case(rotated((256, ROPE), layout="kn"), plan(16, 128)),
+    "rotated_neighbours_kn": Case(rotated((192, NEIGHBOURS), layout="kn"), plan(24, 64)),
+    "rotated_by_other_angles": Case(
+        rotated((128, ROPE), (128, replace(SMALL_ROPE, dtype="float32")), (128, SMALL_ROPE)),
+        plan(16, 64),
+    ),
+    "rotated_beside_steps": Case(
+        replace(
+            rotated((128, ROPE)),
+            outputs=(Projection(128, "nk", (), ROPE), Projection(72, "nk", (0.5, "residual"))),
+        ),
+        plan(24, 64),
+    ),
+}
+"""Features that turn: SMALL_ROPE has pairs 32 apart, ROPE 64, as heads of LLaMA have."""
+
+CASES |= ROTATED

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from relax_fusion.cuda_kernels.text import MatmulForm
+from relax_fusion.cuda_kernels.text import MatmulForm, RotatedForm
 from relax_fusion.estimator.families.cuda_matmul.family import MOST_ACCUMULATORS, CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
+from relax_fusion.workload import Rope
 
-from .cases import H200, gated, matmul, plan
+from .cases import H200, gated, matmul, plan, rotated
 
 STEPS = ("gelu", "multiply:0:row", "times:0.5", "add:1:row", "add:2:whole")
 IN_TURNS = STEPS[:-1]
@@ -65,6 +66,18 @@ OTHERS = {
 }
 """Other operands and results than halves."""
 
+ROTATED = {
+    "rotated": (plan(128, 64, num_stages=5), 64, "float16"),
+    "rotated_two_groups": (plan(176, 128, groups_n=2, num_stages=3), 64, "float16"),
+    "rotated_two_blocks": (plan(32, 64, num_stages=4, blocks=2), 64, "float16"),
+    "rotated_rows_tall": (plan(128, 176, swapped=1, groups_m=2, num_stages=3), 64, "float16"),
+    "rotated_turns": (plan(160, 64, turns=2, num_stages=4), 64, "float16"),
+    "rotated_float32": (plan(160, 64, turns=2, num_stages=4), 64, "float32"),
+    "rotated_neighbours": (plan(176, 256, groups_n=2, num_stages=3), 1, "float16"),
+}
+"""Plans, how far the features of a pair are apart, and the type of angles."""
+
+HEADS = ((0, 0), (0, 0), None)
 FORMS = {
     **{
         name: MatmulForm(p, "float16", "", True, steps, dependent=True, early=True)
@@ -73,6 +86,14 @@ FORMS = {
     },
     **{name: MatmulForm(p, "bfloat16", "silu", True, dependent=True) for name, p in GATED.items()},
     **OTHERS,
+    **{
+        name: MatmulForm(
+            *(p, "float16", "", True, (), 3),
+            dependent=True,
+            rotated=RotatedForm(128, 128, apart, 128, dtype, HEADS),
+        )
+        for name, (p, apart, dtype) in ROTATED.items()
+    },
 }
 KNOWN_SPILLS = {
     "two_groups_of_features": 72,
@@ -84,9 +105,13 @@ KNOWN_SPILLS = {
     "tf32": 100,
     "tf32_steps": 52,
     "float16_to_float32": 104,
+    "rotated_two_groups": 176,
+    "rotated_rows_tall": 136,
+    "rotated_turns": 16,
+    "rotated_float32": 56,
 }
-"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, or
-of results of four bytes."""
+"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, of
+results of four bytes, or with features that turn."""
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 
@@ -96,11 +121,11 @@ def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
     for form in FORMS.values():
         out, tf32 = form.result_dtype, form.dtype == "float32"
         changes = {"k": 4096, "dtype": form.dtype, "out_dtype": out, "allow_tf32": tf32}
-        work = replace(gated() if form.activation else matmul(), **changes)
+        one = rotated((256, Rope(128, 256, "float16"))) if form.half else matmul()
+        work = replace(gated() if form.activation else one, **changes)
         assert [*family.violations(form.plan, work, H200)] == []
-        weights = 2 if form.activation else 1
         groups = form.plan.multiplying
-        most[groups] = max(most[groups], accumulators(form.plan, weights))
+        most[groups] = max(most[groups], accumulators(form.plan, form.weights))
     assert most == MOST_ACCUMULATORS
 
 

@@ -30,11 +30,14 @@ HANGS_EMPTY, HANGS_FULL = (rf"no thread can go on:(.|\n)*{name}\[" for name in (
 ONE_SHARES = "if constexpr (BLOCKS_THAT_SHARE == 1)"
 ARRIVAL = "        if (before >= 0 && lane < BLOCKS_THAT_SHARE)\n"
 SYNC = "          threads_sync<128>(group + 1);\n"
-STORES = "          for_pieces([&](unsigned char* here, u64 there) {\n            *(uint4*)(at"
+PIECES = "          for_pieces([&](unsigned char* here, u64 there) {\n"
+STORES = PIECES + "            *(uint4*)(at.product.out"
 ENDS = "        }\n      }\n      for (int step = 0"
 EXPECT = "            barrier_expect(barrier, STAGE_BYTES{});\n            copy"
 WAIT = "      if constexpr (DEPENDENT) wait_for_predecessor();\n      for"
 ALL_GROUPS = "        threads_sync<128 * GROUPS>(ALL_GROUPS);"
+HEADS = "place < by.heads"
+ROTATED_SYNC = "    threads_sync<128>(share.meeting);\n"
 DEFECTS = {
     "an_arrival_is_missing": Defect("plain", ARRIVAL, "        if (false)\n", HANGS_EMPTY),
     "arrivals_at_block_0_only": Defect(
@@ -95,6 +98,28 @@ DEFECTS = {
     "registers": Defect(
         "groups_tall", "COPYING_REGISTERS = 40", "COPYING_REGISTERS = 48", "wait for registers"
     ),
+    "rotated_the_other_way": Defect(
+        "rotated", "at(cos[0], first) - y", "at(cos[0], first) + y", NUMBERS
+    ),
+    "angles_of_the_other_half": Defect("rotated", "at(cos[SIDES - 1]", "at(cos[0]", NUMBERS),
+    "all_of_a_head_turns": Defect(
+        "rotated_parts_of_heads", f"{HEADS} && inside < WIDTH", HEADS, "nor of a tensor"
+    ),
+    "values_turn": Defect("rotated_in_periods", f"{HEADS} && inside", "inside", NUMBERS),
+    "positions_do_not_repeat": Defect(
+        "rotated_in_periods", "(row % by.positions)", "row", "nor of a tensor"
+    ),
+    "angles_of_the_step_before": Defect(
+        "rotated_turns", "angles_of(top + ROTATED_AT_ONCE)", "angles_of(top)", NUMBERS
+    ),
+    "halves_side_by_side": Defect(
+        "rotated", "OF_WEIGHT ? feature_of(line + i) : line + i", "line + i", NUMBERS
+    ),
+    "pairs_behind_the_last": Defect(
+        "rotated_swapped", "row < rows && column < columns", "row < rows", "nor of a tensor"
+    ),
+    "no_wait_before_rotation": Defect("rotated", ROTATED_SYNC + "    const", "    const", NUMBERS),
+    "no_wait_behind_rotation": Defect("rotated_qkv", ROTATED_SYNC + "  }", "  }", NUMBERS),
 }
 
 
@@ -104,8 +129,8 @@ def test_a_defect_is_seen(defect: Defect) -> None:
 
     def broken(source: CUDASource) -> str:
         text = on_cpu(source)
-        if text.count(defect.right) != 1:
-            pytest.fail(f"the kernel has no such text once: {defect.right}")
+        if text.count(defect.right) != 1:  # no AssertionError, which would count as the defect seen
+            pytest.fail(f"{text.count(defect.right)} places of the text have {defect.right!r}")
         return text.replace(defect.right, defect.wrong)
 
     with (

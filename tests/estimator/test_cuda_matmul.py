@@ -20,7 +20,7 @@ from relax_fusion.estimator.families.cuda_matmul.tiles import (
 )
 from relax_fusion.estimator.families.triton_matmul.cost import NEXT_LAUNCH_S, NORM_S
 from relax_fusion.hardware import device
-from relax_fusion.workload import Projection
+from relax_fusion.workload import NormMatmul, Projection, Rope, WeightLayout
 
 from ..support.estimator_cases import GPU, gated_ffn, norm_matmul
 
@@ -203,6 +203,64 @@ SENTENCES = [
 @pytest.mark.parametrize(("wrong", "work", "sentence"), SENTENCES)
 def test_each_violation_has_its_sentence(wrong, work, sentence) -> None:
     assert sentence in [*FAMILY.violations(wrong, work, GPU)]
+
+
+def rotated(rope: Rope, n: int = 256, *steps: str, layout: WeightLayout = "nk") -> NormMatmul:
+    return replace(ALONE, outputs=(Projection(n, layout, steps, rope),))
+
+
+ROPE = Rope(128, 256, "float16")
+ROTATED = [
+    (rotated(ROPE), ""),
+    (rotated(replace(ROPE, dtype="float32", by_pair=True, positions=7), 256, "bias"), ""),
+    (rotated(replace(ROPE, pairing="neighbours", rotary_dim=96), 264), ""),
+    (rotated(ROPE, layout="kn"), ""),
+    (
+        rotated(ROPE, 256, "bias", "relu"),
+        "family 'cuda' rotates a matmul with a bias, and with no other step before it",
+    ),
+    (
+        rotated(Rope(64, 256, "float16"), layout="kn"),
+        "pairs of rotated features are 32 apart, of weights [k, n] it must be a multiple of 64",
+    ),
+    (
+        rotated(Rope(24, 240, "float16"), 240),
+        "pairs of rotated features are 12 apart, family 'cuda' needs a multiple of 8",
+    ),
+    (
+        rotated(ROPE, 264),
+        "n is 264, pairs of rotated features are 64 apart: must be a multiple of 128",
+    ),
+    (
+        rotated(replace(ROPE, pairing="neighbours", rotary_dim=20)),
+        "20 features of heads of 128, each 256, are rotated, family 'cuda' needs multiples of 8",
+    ),
+    (
+        rotated(replace(ROPE, dtype="bfloat16")),
+        "angles are bfloat16, family 'cuda' takes float32 and float16",
+    ),
+]
+
+
+@pytest.mark.parametrize(("work", "sentence"), ROTATED)
+def test_which_rotations_are_refused(work: NormMatmul, sentence: str) -> None:
+    assert (FAMILY.refuses(work, GPU) or "") == sentence
+
+
+def test_a_rotation_takes_longer_and_asks_for_both_features_of_a_pair() -> None:
+    turned, same = rotated(ROPE), replace(ALONE, outputs=(Projection(256, "nk"),))
+    pairs, features = plan(64, 64), plan(64, 128, groups_n=2, num_warps=12)
+    assert accumulators(pairs, 2) == 2 * accumulators(features, 1)  # one warp group less
+    assert FAMILY.footprint(pairs, turned, GPU).smem_bytes == smem_bytes(pairs, 2) + 4096
+    for rows in (16, 4096):
+        more, less = (
+            FAMILY.predict(p, work, GPU, rows) for p, work in ((pairs, turned), (features, same))
+        )
+        assert more.flops == less.flops
+        assert more.dram_bytes == less.dram_bytes + 2 * rows * 128 * 2  # of cosines and sines
+        assert more.seconds > less.seconds
+    found = list(FAMILY.plans(turned, GPU))
+    assert found and not [v for p in found for v in FAMILY.violations(p, turned, GPU)]
 
 
 @pytest.mark.parametrize(

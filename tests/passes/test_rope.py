@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import pytest
 
+from relax_fusion import make_target
+from relax_fusion.estimator import candidates, predict
+from relax_fusion.hardware.target import device_of
 from relax_fusion.workload import DynamicDim
 
-from ..support.chains import Chain, Rewrite, assert_numbers, calls, fused
-from ..support.rope_chains import EXPANDS, INPUTS, MATMUL, Q4, WIDE, Q, rope, turn, work
+from ..support.chains import Chain, Rewrite, assert_numbers, calls, fused, module, run_pass
+from ..support.rope_chains import (
+    EXPANDS,
+    INPUTS,
+    MATMUL,
+    NORM_MATMUL,
+    Q4,
+    WIDE,
+    H,
+    Q,
+    rope,
+    turn,
+    work,
+)
 
 REWRITES = [
     Rewrite(
@@ -144,3 +159,28 @@ CHAINS = [r.chain for r in REWRITES]
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)
+
+
+def test_heads_of_llama_go_to_the_kernel_with_the_least_price() -> None:
+    """Its queries and keys, normalised, on an H200."""
+    chain = Chain(
+        "llama",
+        "x[1,t,4096] g[4096] W[5120,4096] C[t,128] S[t,128]",
+        H
+        + "w = R.permute_dims(W, axes=[1, 0]); m = R.matmul(h, w)\n"
+        + "q = R.reshape(m, R.shape([1, t, 40, 128]))\n"
+        + WIDE
+        + turn("q", "c", "s", half=64),
+        "y",
+        dtype="float16",
+    )
+    target = make_target("h200")
+    given = {"target": target, "backend": "triton", "validate": False}
+    _, (decision,) = run_pass(module([chain]), NORM_MATMUL, **given)
+    assert decision.fused and decision.workload.outputs[0].rope.distance == 64
+    families = {box.rows: plan.family for box, plan in decision.plans.boxes}
+    assert families[None] == "cuda" and families[1] == "gemv"
+    work, dev = decision.workload, device_of(target)
+    offered = list(candidates(work, dev, "triton"))
+    best = min(offered, key=lambda plan: predict(work, plan, dev, 8192).seconds)
+    assert best.family == "cuda"

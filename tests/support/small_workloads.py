@@ -48,6 +48,9 @@ STEPS = projected("bias", "relu", "residual")
 ACTIVE = {name: projected("bias", name) for name in ACTIVATIONS}
 ROTATED = projected("bias")
 ROTATED = replace(ROTATED, outputs=(replace(ROTATED.outputs[0], rope=Rope(8, 8, "float32")),))
+HEAD = Projection(32, "nk", ("bias",), Rope(16, 16, "float32"))
+ROTATED_EIGHTS = replace(ROTATED, outputs=(HEAD,))
+"""With pairs of features 8 apart, which all kernels take."""
 GATED = GatedFFN(ROWS, K, N, "nk", True, True, "relu", None, "float16", "float16", bias=True)
 GATED_SILU = replace(GATED, activation="silu", norm=RMS, bias=False)
 CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), (0.5, "residual"), "float16", "float32")

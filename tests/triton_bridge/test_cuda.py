@@ -18,9 +18,9 @@ from relax_fusion.estimator.tile_plan import PLAN_TYPES, PlanTable
 from relax_fusion.launch.arguments import Out, Part, TensorMap
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.triton_bridge.steps import SourceStep
-from relax_fusion.workload import Norm, NormMatmul, Projection
+from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
-from ..cuda_kernels.cases import gated, integers, matmul, plan
+from ..cuda_kernels.cases import gated, integers, matmul, plan, rotated
 from ..support.emulated import H200, steps_of
 from ..support.launches import parameters
 from .common import kernels, launched
@@ -123,6 +123,36 @@ def test_products_that_are_alike_are_a_launch_behind_the_norm() -> None:
         assert found[f"features{index}"] == "136"
     assert arguments(last)["weight0"] == W.replace("w0", "w2")
     assert all(step.args[2].of is norm.args["y_ptr"] for step in (both, last))
+
+
+@pytest.mark.parametrize(("layout", "start"), [("nk", 64 * 136), ("kn", 64)])
+def test_pairs_of_a_rotation_are_two_weights_of_one_tensor(layout: Any, start: int) -> None:
+    rope = Rope(128, 128, "float32", DynamicDim("s"))
+    work = replace(rotated((256, rope), (128, None), layout=layout), rows=43)
+    (step,) = steps(work)
+    assert step.grid == (9,)  # tiles of 16 rows and 64 pairs
+    found = dict(zip(names(step), step.args, strict=True))
+    low, high = found["weight0"], found["up_weight0"]
+    assert (high.of.of, high.of.start) == (low.of, start)
+    sizes = (192, 136) if layout == "nk" else (136, 192)
+    assert tuple(map(int, high.shape)) == sizes and high.strides == low.strides
+    assert high.block == (64, 64)  # of a half of a head
+    assert [text(found[f"vector0_{i}"]) for i in (0, 1)] == ["bias0_0", "bias0_0 from 64"]
+    assert [text(found[name]) for name in ("cos0", "sin0")] == ["cos0", "sin0"]
+    assert "positions0" in str(found["positions0"]) and "cos1" not in found
+    kinds = dict(zip(names(step), step.source.params, strict=True))
+    assert (kinds["cos0"], kinds["positions0"], kinds["vector0_1"]) == ("*fp32", "i32", "*fp16")
+
+
+def test_products_that_are_rotated_alike_are_a_launch() -> None:
+    rope, other = Rope(128, 128, "float16"), Rope(64, 128, "float16")
+    alike = steps(rotated((128, rope), (256, replace(rope, features=256)), (128, None)))
+    apart = steps(rotated((128, rope), (128, replace(rope, dtype="float32")), (128, other)))
+    assert (len(alike), len(apart)) == (1, 3)
+    assert "{cos0, sin0, features0, features0, positions0}" in alike[0].source.text
+    assert "{nullptr, nullptr, 0, 1, 1}" in alike[0].source.text
+    found = dict(zip(names(alike[0]), alike[0].args, strict=True))
+    assert [text(found[f"positions{i}"]) for i in (0, 1)] == ["m", "m"]
 
 
 @pytest.mark.parametrize("early", [True, False])

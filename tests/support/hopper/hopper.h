@@ -79,9 +79,18 @@ void commit_products();
 #define blockIdx (on_cpu::current->block)
 #define gridDim (on_cpu::current->grid)
 
-struct uint4 {
+struct Four {
   u32 x, y, z, w;
+};
 
+// 16 bytes of memory, which moves check.
+struct uint4 : Four {
+  uint4(const uint4& other) : Four(other) { on_cpu::check_access(&other, 16); }
+  uint4& operator=(const Four& values) {
+    on_cpu::check_access(this, 16);
+    memmove(this, &values, 16);
+    return *this;
+  }
   uint4& operator=(const uint4& other) {
     on_cpu::check_access(this, 16);
     on_cpu::check_access(&other, 16);
@@ -90,7 +99,14 @@ struct uint4 {
   }
 };
 
+inline Four make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float __uint_as_float(u32 bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
 inline int min(int a, int b) { return a < b ? a : b; }
+inline constexpr int max(int a, int b) { return a < b ? b : a; }
 inline void __syncthreads() { on_cpu::sync_threads(0, 0); }
 inline void __syncwarp() { on_cpu::sync_warp(); }
 inline u32 __cvta_generic_to_shared(const void* pointer) { return on_cpu::address_of(pointer); }
@@ -114,6 +130,7 @@ void products_begin();
 
 inline void barrier_arrive_here(u32 barrier) { on_cpu::arrive(barrier, on_cpu::own_rank()); }
 inline void barrier_arrive_there(u32 barrier, u32 rank) { on_cpu::arrive(barrier, rank); }
+inline int forget(int number) { return number; }
 inline int cluster_rank() { return on_cpu::own_rank(); }
 inline void copy(u32 to, const TensorMap& from, int k, int line, u32 barrier) {
   on_cpu::start_copy(to, from, k, line, barrier, 1u << on_cpu::own_rank());

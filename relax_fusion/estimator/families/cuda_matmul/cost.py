@@ -73,6 +73,10 @@ RESIDUAL_S = 0.5e-6
 for it.  One that comes through the ring adds the time of its bytes alone:
 `docs/experiments/2026-11-24-cuda_matmul-residuals.log`."""
 
+ROTATED_S = 0.4e-6
+"""What a rope adds for each 32 lines: in two steps, a warp group waits for angles from L2, and once
+more for its sums, which change hands as float32.  Assumed, not measured."""
+
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
 doubles; `MERGE_SUM_S` for each sum of a tile."""
@@ -160,7 +164,7 @@ def _launch(
     dev: DeviceSpec,
     rows: int,
     columns: Sequence[int],
-    waits: bool,
+    store_s: float,
 ) -> _Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
@@ -182,14 +186,15 @@ def _launch(
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
     weight_bytes = shape.parts * n * shape.k * shape.in_bytes
-    moved = weight_bytes + rows * (n * shape.out_bytes + shape.k * shape.in_bytes)
+    results = 2 * n if shape.rotated else n  # of a row: both of a pair
+    moved = weight_bytes + rows * (results * shape.out_bytes + shape.k * shape.in_bytes)
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
     memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
-    carry = tile.carry_s + (RESIDUAL_S * tile.stores if waits else 0.0)
+    carry = tile.carry_s + store_s * tile.stores
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
         carry += tile.elements * shape.slots / per_sm
@@ -208,7 +213,7 @@ def predict(
     columns: Sequence[Sequence[int]],
     dev: DeviceSpec,
     rows: int,
-    waits: bool = False,
+    store_s: float = 0.0,
 ) -> Prediction:
     """Return what the launches of a workload cost, behind that of a norm.
 
@@ -217,15 +222,15 @@ def predict(
     plan : CudaPlan
         The tiles.
     shape : MatmulShape
-        The workload, with the columns of rotated projections as they are (``pairs=False``).
+        The workload, whose rotated projections have columns of pairs where those are apart.
     columns : sequence of sequence of int
-        Features of the weights of each launch.
+        Columns of the weights of each launch.
     dev : DeviceSpec
         The device.
     rows : int
         Rows of x.
-    waits : bool
-        Whether an epilogue reads a residual from memory, and waits for it.
+    store_s : float
+        What an epilogue adds each time that a warp group stores 32 lines, in seconds.
 
     Returns
     -------
@@ -234,7 +239,7 @@ def predict(
     """
     tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some, waits) for some in columns]
+    all_of = [_launch(tile, shape, dev, rows, some, store_s) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
     seconds = start + found.seconds
     beside = shape.side_row_bytes

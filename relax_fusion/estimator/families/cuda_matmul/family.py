@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import PIECE_BYTES
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection, Rope
 from ....workload.dtypes import step_dtype
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import Prediction, ceil_div
+from ...prediction import HALF_DTYPES, Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -29,9 +29,11 @@ from .tiles import (
     block_k,
     copies_residual,
     other_bytes,
+    pairs_apart,
     residual_steps,
     smem_bytes,
     stage_bytes,
+    tile_weights,
     together,
 )
 
@@ -162,13 +164,12 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
-        weights = 2 if isinstance(work, GatedFFN) else 1
-        found = _plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes, work.dtype)
-        return iter(found)
+        smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
+        return iter(_plans(tile_weights(work), pairs_apart(work), smem, work.dtype))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
-        plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
+        plan, weights = CudaPlan.of(plan), tile_weights(work)
         tall, wide = PART * plan.groups_tall, 8 * plan.groups_wide
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
         for name, lines in zip(names, (tall, wide), strict=True):
@@ -200,17 +201,19 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the stages in shared memory, and the sums of a thread."""
-        plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
+        plan, weights = CudaPlan.of(plan), tile_weights(work)
         threads = plan.num_warps * dev.warp_size
-        return Footprint(smem_bytes(plan, weights), accumulators(plan, weights), threads)
+        smem = smem_bytes(plan, weights, pairs_apart(work))
+        return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
-        shape = matmul_shape(work, pairs=False)
+        shape = matmul_shape(work, pairs=pairs_apart(work))
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-        plan, rows = CudaPlan.of(plan), rows_of(work, size)
+        plan, rows, projections = CudaPlan.of(plan), rows_of(work, size), _projections(work)
         waits = _adds_residual(work) and not copies_residual(plan, work.out_dtype)
-        return cost.predict(plan, shape, columns, dev, rows, waits)
+        store_s = cost.RESIDUAL_S * waits + cost.ROTATED_S * any(p.rope for p in projections)
+        return cost.predict(plan, shape, columns, dev, rows, store_s)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -271,7 +274,7 @@ def _refused(projection: Projection, work: MatmulWork) -> str | None:
     if projection.n % lanes:
         return f"n is {projection.n}, family {FAMILY!r} stores {lanes} features at a time"
     if projection.rope is not None:
-        return f"family {FAMILY!r} rotates no features"
+        return _unrotated(projection, projection.rope, work)
     if steps.count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
     if "residual" in steps and own != work.out_dtype:
@@ -285,6 +288,29 @@ def _adds_residual(work: MatmulWork) -> bool:
     return any("residual" in projection.epilogue for projection in _projections(work))
 
 
+def _unrotated(projection: Projection, rope: Rope, work: MatmulWork) -> str | None:
+    """Return why the kernel cannot rotate features: it turns eight of a row at a time."""
+    if work.dtype not in HALF_DTYPES or work.out_dtype != work.dtype:
+        types = f"of {work.dtype} to {work.out_dtype}"
+        return f"family {FAMILY!r} rotates results of {' and '.join(HALF_DTYPES)}, none {types}"
+    if set(projection.epilogue) - {"bias"}:
+        return f"family {FAMILY!r} rotates a matmul with a bias, and with no other step before it"
+    apart, period = rope.distance, rope.period or projection.columns
+    pairs = f"pairs of rotated features are {apart} apart"
+    if apart > 1 and projection.layout == "kn" and apart % PART:
+        return f"{pairs}, of weights [k, n] it must be a multiple of {PART}"
+    if apart > 1 and apart % 8:
+        return f"{pairs}, family {FAMILY!r} needs a multiple of 8"
+    if apart > 1 and projection.columns % (2 * apart):
+        return f"n is {projection.columns}, {pairs}: must be a multiple of {2 * apart}"
+    if rope.head_dim % 8 or rope.width % 8 or period % 8:
+        sizes = f"{rope.width} features of heads of {rope.head_dim}, each {period},"
+        return f"{sizes} are rotated, family {FAMILY!r} needs multiples of 8"
+    if rope.dtype not in ("float32", work.dtype):
+        return f"angles are {rope.dtype}, family {FAMILY!r} takes float32 and {work.dtype}"
+    return None
+
+
 def _projections(work: MatmulWork) -> tuple[Projection, ...]:
     if isinstance(work, GatedFFN):
         return (Projection(work.n, work.layout),)
@@ -292,17 +318,22 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 
 @lru_cache(maxsize=8)
-def _plans(weights: int, sm_smem: int, block_smem: int, dtype: str) -> tuple[CudaPlan, ...]:
-    """Return the plans for one weight, or for two of a gated pair, with as many stages as fit."""
-    found: list[CudaPlan] = []
+def _plans(
+    weights: int, apart: bool, smem_bytes: tuple[int, int], dtype: str
+) -> tuple[CudaPlan, ...]:
+    """Return the plans for one weight, or for two of a tile, with as many stages as fit.
+
+    `smem_bytes` are of a multiprocessor and of a block; `apart` is that of `other_bytes`.
+    """
+    (of_sm, of_block), found = smem_bytes, list[CudaPlan]()
     for kind in KINDS[weights]:
-        smem = min(sm_smem // kind.blocks - SYSTEM_SMEM_BYTES, block_smem)
+        smem = min(of_sm // kind.blocks - SYSTEM_SMEM_BYTES, of_block)
         for wide in LINES:
             if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:
                 plan = _plan(kind, wide, block_k(dtype))
                 if next(_lines_violations(plan, dtype), None):
                     continue
-                room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+                room = smem - other_bytes(plan, apart) - 2 * 8 * MOST_STAGES
                 stages = min(MOST_STAGES, room // stage_bytes(plan, weights))
                 found.append(replace(plan, num_stages=stages))
     return tuple(found)

@@ -7,17 +7,19 @@ operands are swapped, rows are.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import pydantic
 
 from ....hardware.instructions import SLICE_BYTES
 from ....validation import Count
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Rope
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
+
+T = TypeVar("T")
 
 FAMILY = "cuda"
 
@@ -155,14 +157,18 @@ def residual_steps(plan: CudaPlan, weights: int, out_dtype: str) -> int:
     return -(-plan.block_n // (PART * of_stage))
 
 
-def other_bytes(plan: CudaPlan) -> int:
-    """Return the shared memory beside the stages: a tile on its way out, and barriers."""
-    return plan.multiplying * STORE_BYTES + 2 * 8 * plan.num_stages
+def other_bytes(plan: CudaPlan, apart: bool = False) -> int:
+    """Return the shared memory beside the stages: a tile on its way out, and barriers.
+
+    `apart` tells whether features turn that are not neighbours: then both of a pair are on their
+    way at once.
+    """
+    return plan.multiplying * STORE_BYTES * (1 + apart) + 2 * 8 * plan.num_stages
 
 
-def smem_bytes(plan: CudaPlan, weights: int) -> int:
+def smem_bytes(plan: CudaPlan, weights: int, apart: bool = False) -> int:
     """Return the shared memory of a thread block."""
-    return plan.num_stages * stage_bytes(plan, weights) + other_bytes(plan)
+    return plan.num_stages * stage_bytes(plan, weights) + other_bytes(plan, apart)
 
 
 def accumulators(plan: CudaPlan, weights: int) -> int:
@@ -182,7 +188,42 @@ def together(work: NormMatmul | GatedFFN) -> list[list[int]]:
         return launches(work)
     outputs = work.outputs
     return [
-        list(alike)
+        alike
         for some in launches(work)
-        for _, alike in groupby(some, lambda i: (outputs[i].layout, outputs[i].epilogue))
+        for alike in split_alike(
+            some,
+            lambda i: (outputs[i].layout, outputs[i].epilogue),
+            lambda i: outputs[i].rope,
+        )
     ]
+
+
+def split_alike(
+    items: Sequence[T], likeness: Callable[[T], Hashable], rope_of: Callable[[T], Rope | None]
+) -> list[list[T]]:
+    """Return runs of products that a launch computes: alike, and rotated alike or not at all."""
+    found: list[list[T]] = []
+    for item in items:
+        last = found[-1] if found else []
+        ropes = [rope for each in (*last, item) if (rope := rope_of(each)) is not None]
+        if last and likeness(last[0]) == likeness(item) and len(set(map(angles_of, ropes))) <= 1:
+            last.append(item)
+        else:
+            found.append([item])
+    return found
+
+
+def angles_of(rope: Rope) -> tuple[int, int, int, int, str]:
+    """Return what a kernel is compiled for: a head, how much of it turns, by which angles."""
+    return rope.head_dim, rope.width, rope.distance, rope.columns, rope.dtype
+
+
+def pairs_apart(work: NormMatmul | GatedFFN) -> bool:
+    """Tell whether features turn that are not neighbours: those of a pair are of two weights."""
+    ropes = () if isinstance(work, GatedFFN) else (p.rope for p in work.outputs)
+    return any(rope is not None and rope.distance > 1 for rope in ropes)
+
+
+def tile_weights(work: NormMatmul | GatedFFN) -> int:
+    """Return the weights of a tile: 2 of a gated pair, and where pairs of features turn."""
+    return 2 if isinstance(work, GatedFFN) or pairs_apart(work) else 1
