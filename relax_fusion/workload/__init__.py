@@ -19,18 +19,10 @@ from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
 from .heads import Heads
 from .matmul_chain import MatmulChain
-from .norm_matmul import (
-    EPILOGUE_STEPS,
-    Norm,
-    NormMatmul,
-    Projection,
-    Rope,
-    Step,
-    WeightLayout,
-    operand_name,
-    operand_names,
-)
+from .norm import Norm
+from .norm_matmul import Adapter, NormMatmul, Projection, Rope, WeightLayout
 from .operators import ACTIVATIONS
+from .steps import EPILOGUE_STEPS, Step, operand_name, operand_names
 
 Workload = NormMatmul | GatedFFN | MatmulChain | Attention | Chain
 
@@ -40,6 +32,7 @@ __all__ = [
     "EPILOGUE_STEPS",
     "FLOAT_BYTES",
     "INTEGER_DTYPES",
+    "Adapter",
     "Atom",
     "Attention",
     "BiasOp",
