@@ -200,7 +200,7 @@ class NormMatmul(Described):
 
     @property
     def is_adapted(self) -> bool:
-        """Whether a projection has an adapter."""
+        """Whether a projection's weight has an adapter beside it."""
         return any(p.adapter is not None for p in self.outputs)
 
     @cached_property

@@ -11,14 +11,14 @@ from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
 from ....workload import GatedFFN, NormMatmul, Projection
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Prediction, ceil_div
+from ...prediction import HALF_DTYPES, Prediction, ceil_div, next_power
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
-from . import cost
+from . import adapters, cost
 from .tiles import (
     BLOCK_K,
     FAMILY,
@@ -106,6 +106,17 @@ KINDS = {
 fastest plan in some of 739 shapes that were timed
 (`docs/experiments/2026-11-24-cuda_matmul.md` says what was left out, and why)."""
 
+NARROW_COLUMNS = 128
+NARROW = (
+    _Kind(64, 1, 1, 1, 8, 8),
+    _Kind(64, 1, 1, 1, 8, 32, split_k=2),
+    _Kind(64, 1, 1, 1, 8, 48, split_k=4),
+    _Kind(64, 1, 1, 1, 8, 64, split_k=8),
+)
+"""Tiles that are tried as well for weights of so few features, as those of adapters: with rows as
+the tall operand nothing is multiplied in vain, and parts of k fill the chip.  None was timed.  Tiles
+of fewer features than there are, up to 64, would read x again and are not tried."""
+
 FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
 was timed with more."""
@@ -137,6 +148,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     plan = CudaPlan
     error = OWN_BASELINE_ERROR
+    adapts = True
     breaks = Breaks((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
@@ -158,7 +170,11 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
         weights = 2 if isinstance(work, GatedFFN) else 1
-        return iter(_plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes))
+        columns = max(p.columns for p in _projections(work))
+        narrow = weights == 1 and columns <= NARROW_COLUMNS
+        kinds = KINDS[weights] + NARROW * narrow
+        found = _plans(kinds, weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes)
+        return (p for p in found if not narrow or p.block_n >= min(PART, columns))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
@@ -199,7 +215,24 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         shape = matmul_shape(work, pairs=False)
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
         residual = any("residual" in p.epilogue for p in _projections(work))
-        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), residual)
+        rows, plan = rows_of(work, size), CudaPlan.of(plan)
+        if not work.is_adapted:
+            return cost.predict(plan, shape, columns, dev, rows, residual)
+        shape = replace(shape, k=adapters.longer(work))
+        whole = cost.predict(plan, shape, columns, dev, rows, residual)
+        first = [
+            (adapters.taken(p, low, dev, rows), self.predict(p, low, dev, size))
+            for low, p in self.narrow(work, dev, rows)
+        ]
+        return adapters.priced(whole, first, dev)
+
+    @staticmethod
+    def narrow(
+        work: MatmulWork, dev: DeviceSpec, rows: int | None
+    ) -> list[tuple[NormMatmul, CudaPlan]]:
+        """Return the first matmuls of adapters by launches, with the best plans of so many rows."""
+        rows = CudaMatmul.breaks.open_size if rows is None else max(1, rows)
+        return [(w, _best_plan(w, dev, rows)) for w in adapters.narrow_works(work)]
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -249,6 +282,8 @@ def _refused(projection: Projection) -> str | None:
         return f"n is {projection.n}, family {FAMILY!r} stores 8 features at a time"
     if projection.rope is not None:
         return f"family {FAMILY!r} rotates no features"
+    if projection.adapter is not None and projection.adapter.rank % 8:
+        return f"an adapter has rank {projection.adapter.rank}, lines are copied by 8 elements"
     if kernel_steps(projection.epilogue).count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
     return None
@@ -260,11 +295,29 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
     return work.outputs
 
 
+@lru_cache(maxsize=1024)
+def _best_plan(work: NormMatmul, dev: DeviceSpec, rows: int) -> CudaPlan:
+    """Return the cheapest plan of one warp group that multiplies narrow weights."""
+    family = CudaMatmul()
+    plans = family.worth(_narrow_plans(work, dev), work, dev, (rows, next_power(rows)))
+    return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
+
+
+@lru_cache(maxsize=64)
+def _narrow_plans(work: NormMatmul, dev: DeviceSpec) -> list[CudaPlan]:
+    family = CudaMatmul()
+    few = (CudaPlan.of(p) for p in family.plans(work, dev))
+    alone = (p for p in few if p.multiplying == 1 and p.cluster == p.split_k)
+    return [p for p in alone if next(family.violations(p, work, dev), None) is None]
+
+
 @lru_cache(maxsize=8)
-def _plans(weights: int, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
+def _plans(
+    kinds: tuple[_Kind, ...], weights: int, sm_smem: int, block_smem: int
+) -> tuple[CudaPlan, ...]:
     """Return the plans for one weight, or for two of a gated pair, with as many stages as fit."""
     found: list[CudaPlan] = []
-    for kind in KINDS[weights]:
+    for kind in kinds:
         smem = min(sm_smem // kind.blocks - SYSTEM_SMEM_BYTES, block_smem)
         for wide in LINES:
             if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:

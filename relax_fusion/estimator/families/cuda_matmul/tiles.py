@@ -14,7 +14,8 @@ from typing import Annotated
 import pydantic
 
 from ....validation import Count
-from ....workload import GatedFFN, NormMatmul
+from ....workload import GatedFFN, NormMatmul, Projection
+from ...prediction import ceil_div
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
 
@@ -162,5 +163,15 @@ def together(work: NormMatmul | GatedFFN) -> list[list[int]]:
     return [
         list(alike)
         for some in launches(work)
-        for _, alike in groupby(some, lambda i: (outputs[i].layout, outputs[i].epilogue))
+        for _, alike in groupby(
+            some, lambda i: (outputs[i].layout, outputs[i].epilogue, adapter_form(outputs[i]))
+        )
     ]
+
+
+def adapter_form(projection: Projection) -> tuple[int, str, float] | None:
+    """Return what adapters have in common whose projections a launch computes: steps, and A's."""
+    adapter = projection.adapter
+    if adapter is None:
+        return None
+    return ceil_div(adapter.rank, BLOCK_K), adapter.layout, adapter.scale

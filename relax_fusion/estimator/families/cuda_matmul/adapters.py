@@ -1,0 +1,61 @@
+"""Adapters of the matmul kernel in CUDA C++: the launches in front of it, and what they cost.
+
+A launch of the same kernel makes ``x A``, and that of ``x W`` goes on with ``(x A) B``: some more
+steps, of other tensors.  It begins when the one in front has, and waits for it before these steps
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ....hardware import DeviceSpec
+from ....workload import GatedFFN, NormMatmul
+from ...prediction import Prediction, ceil_div
+from ..triton_matmul.cost import NEXT_LAUNCH_S
+from .cost import FILL_S
+from .tiles import BLOCK_K, CudaPlan, together
+
+
+def narrow_works(work: NormMatmul | GatedFFN) -> list[NormMatmul]:
+    """Return the first matmuls of adapters, those of each launch together."""
+    if isinstance(work, GatedFFN):
+        return []
+    groups = ([work.outputs[i] for i in alike] for alike in together(work))
+    return [work.narrow(alike) for alike in groups if alike[0].adapter is not None]
+
+
+def longer(work: NormMatmul | GatedFFN) -> int:
+    """Return the elements of all steps: those along k, and along the longest rank."""
+    outputs = () if isinstance(work, GatedFFN) else work.outputs
+    rank = max(p.adapter.rank for p in outputs if p.adapter is not None)
+    return BLOCK_K * (ceil_div(work.k, BLOCK_K) + ceil_div(rank, BLOCK_K))
+
+
+def taken(plan: CudaPlan, work: NormMatmul, dev: DeviceSpec, rows: int) -> float:
+    """Return which part of the multiprocessors a launch of narrow weights takes."""
+    tiles = ceil_div(rows, plan.block_m) * sum(
+        ceil_div(p.columns, plan.block_n) for p in work.outputs
+    )
+    return min(1.0, tiles * plan.cluster / plan.blocks / dev.sm_count)
+
+
+def priced(
+    whole: Prediction, first: Sequence[tuple[float, Prediction]], dev: DeviceSpec
+) -> Prediction:
+    """Return the price of all launches.
+
+    The multiprocessors that a launch in front takes are free for the other when it ends; its sums
+    are wanted at the end.  No constant here was fitted.
+
+    Parameters
+    ----------
+    whole : Prediction
+        Of the launches of whole weights, all steps included.
+    first : sequence of (float, Prediction)
+        Of those in front, each with the part of the multiprocessors that it takes.
+    """
+    later = sum(NEXT_LAUNCH_S + part * (low.seconds - dev.launch_s) for part, low in first)
+    latest = FILL_S + max(low.seconds for _, low in first)
+    return replace(whole, seconds=max(whole.seconds + later, latest))
