@@ -20,6 +20,9 @@
 //   WEIGHTS                          2: gate and up, whose products `epilogue` puts together
 //   VECTORS, RESIDUAL                operands of `epilogue` along the features; one of all elements
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
+//   RELEASED                         its successor begins when it does: that waits where it has to
+//   ADAPTER_STEPS                    steps behind those of k, whose operands are `narrow` and
+//                                    `adapter`; only the narrow one comes from the predecessor
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
 constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
@@ -39,6 +42,7 @@ constexpr int STORED = 32;                           // lines of the wide operan
 constexpr int STORE_BYTES = STORED * 64 * 2;
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
+constexpr bool LATE = DEPENDENT && ADAPTER_STEPS > 0;  // waits when it comes to the narrow operand
 
 // Where 8 features lie in a tile on its way out, whose lines are rows: without bank conflicts.
 __device__ __forceinline__ int place_of(int line, int eighth) {
@@ -52,6 +56,7 @@ struct Product {
   Number* out;
   const Number *vectors[VECTORS + 1], *residual;
   int features;
+  const TensorMap *adapter, *narrow;
 
   // The operands along the features, of one of them.
   __device__ __forceinline__ void load(float (&to)[VECTORS + 1], int feature) const {
@@ -125,7 +130,8 @@ matmul(PARAMETERS) {
     return {product, (feature * CLUSTER_FEATURES + rank % CLUSTER_FEATURES) * FEATURES,
             (row * CLUSTER_ROWS + rank / CLUSTER_FEATURES % CLUSTER_ROWS) * ROWS};
   };
-  const int tiles = feature_tiles * row_tiles, all_steps = ceil_div(k, BLOCK_K);
+  const int steps_of_k = ceil_div(k, BLOCK_K), all_steps = steps_of_k + ADAPTER_STEPS;
+  const int tiles = feature_tiles * row_tiles;
   const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   const int begin = BLOCKS_THAT_SPLIT > 1 ? all_steps * rank / BLOCKS_THAT_SPLIT : 0;
   const int end = BLOCKS_THAT_SPLIT > 1 ? all_steps * (rank + 1) / BLOCKS_THAT_SPLIT : all_steps;
@@ -139,9 +145,12 @@ matmul(PARAMETERS) {
       for (int i = 0; i < CLUSTER_FEATURES; ++i) same_row |= 1 << (own_row * CLUSTER_FEATURES + i);
 
       auto copy_weights = [&](const Tile& at, int step, u32 to, u32 barrier) {
+        const bool adapted = ADAPTER_STEPS > 0 && step >= steps_of_k;
+        if (adapted) step -= steps_of_k;
         #pragma unroll
         for (int i = 0; i < WEIGHTS; ++i) {
-          const TensorMap& from = i ? *at.product.up_weight : *at.product.weight;
+          const TensorMap& from =
+              *(adapted ? at.product.adapter : i ? at.product.up_weight : at.product.weight);
           if constexpr (SWAPPED) {
             copy_lines<WIDE, CLUSTER_ROWS>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
                                            barrier, own_row, same_feature);
@@ -163,14 +172,18 @@ matmul(PARAMETERS) {
         }
       };
       auto copy_rows = [&](const Tile& at, int step, u32 to, u32 barrier) {
+        const bool adapted = ADAPTER_STEPS > 0 && step >= steps_of_k;
+        const TensorMap& from = adapted ? *at.product.narrow : x;
+        if (adapted) step -= steps_of_k;
+        if (LATE && adapted) wait_for_predecessor();
         if constexpr (SWAPPED) {
           #pragma unroll
           for (int part = 0; part < PARTS; ++part)
-            copy_lines<BOX, CLUSTER_FEATURES>(to + part * BOX * LINE, x, step, at.row + part * BOX,
-                                              barrier, own_feature, same_row);
+            copy_lines<BOX, CLUSTER_FEATURES>(to + part * BOX * LINE, from, step,
+                                              at.row + part * BOX, barrier, own_feature, same_row);
         } else {
-          copy_lines<WIDE, CLUSTER_FEATURES>(to + TALL_BYTES, x, step, at.row, barrier, own_feature,
-                                             same_row);
+          copy_lines<WIDE, CLUSTER_FEATURES>(to + TALL_BYTES, from, step, at.row, barrier,
+                                             own_feature, same_row);
         }
       };
 
@@ -184,7 +197,8 @@ matmul(PARAMETERS) {
           copy_weights(at, begin + under_way, ring + under_way * STAGE_BYTES, barrier);
         }
       }
-      if constexpr (DEPENDENT) wait_for_predecessor();
+      if constexpr (DEPENDENT && !LATE) wait_for_predecessor();
+      if constexpr (RELEASED) release_successor();
       for (int index = first; index < tiles; index += stride) {
         const Tile at = tile_of(index);
         for (int step = begin; step < end; ++step) {
@@ -200,13 +214,14 @@ matmul(PARAMETERS) {
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
-      if constexpr (DEPENDENT) release_successor();
+      if constexpr (LATE) wait_for_predecessor();
+      if constexpr (DEPENDENT && !RELEASED) release_successor();
     }
     __syncwarp();
     if constexpr (BLOCKS_THAT_SPLIT > 1) cluster_sync();
   } else {  // these multiply
     if constexpr (MULTIPLYING > 1) take_registers<OTHER_REGISTERS>();
-    if constexpr (DEPENDENT) wait_for_predecessor();
+    if constexpr (DEPENDENT && !LATE) wait_for_predecessor();
     const int turn = group / GROUPS, own = group % GROUPS;
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
@@ -257,6 +272,7 @@ matmul(PARAMETERS) {
       #pragma unroll
       for (int i = 0; i < WEIGHTS * PARTS; ++i) settle(sums[i]);
       if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
+      if constexpr (LATE) wait_for_predecessor();  // before anything is written
 
       if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
         threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it

@@ -26,15 +26,18 @@ def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, name = form.plan, _NAMES[form.dtype]
     weight = (BLOCK_K, PART) if form.turned else (plan.box_n, BLOCK_K)
-    boxes = [weight, weight, (plan.box_m, BLOCK_K), *[weight, weight] * (form.products - 1)]
+    rows = (plan.box_m, BLOCK_K)
+    added = [weight, rows] if form.adapter_steps else []
+    first, other = [weight, weight, rows, *added], [weight, weight, *added]
+    boxes = first + other * (form.products - 1)
     maps = [f"tensordesc<{name}[{', '.join(map(str, box))}]>" for box in boxes]
     pointers = (f"*{name}",) * (1 + form.vectors + form.has_residual)
-    others = (*maps[:2], *pointers, "i32") * (form.products - 1)
+    others = (*maps[len(first) : len(first) + len(other)], *pointers, "i32") * (form.products - 1)
     return CUDASource(
         entry="matmul",
         text=form.text,
         capability=WGMMA_CAPABILITY,
-        params=(*maps[:3], *pointers, *("i32",) * 3, *others),
+        params=(*maps[: len(first)], *pointers, *("i32",) * 3, *others),
         block=(32 * plan.num_warps, 1, 1),
         shared_bytes=smem_bytes(plan, 2 if form.activation else 1),
         options=LaunchOptions(plan.cluster, dependent_launch=form.dependent),

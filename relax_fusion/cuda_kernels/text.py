@@ -43,6 +43,12 @@ class MatmulForm:
     dependent, early : bool
         Whether it is launched before the kernel in front has ended, and whether weights are read
         before that.
+    released : bool
+        Whether the kernel behind it may begin when it does, because that waits for it by itself.
+    adapter_steps : int
+        Steps of 64 that it goes on for behind those along k, with the ``x A`` and the B of an
+        adapter of each product.  The kernel in front makes the former, and nothing else of what
+        this one reads; where that is dependent, it has to be `released`.
     """
 
     plan: CudaPlan
@@ -54,6 +60,8 @@ class MatmulForm:
     turned: bool = False
     dependent: bool = False
     early: bool = False
+    released: bool = False
+    adapter_steps: int = 0
 
     @property
     def vectors(self) -> int:
@@ -102,6 +110,8 @@ class MatmulForm:
             "RESIDUAL": int(self.has_residual),
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
+            "RELEASED": int(self.released),
+            "ADAPTER_STEPS": self.adapter_steps,
             "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.multiplying, 0),
             "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.multiplying, 0),
         }
@@ -115,6 +125,7 @@ class MatmulForm:
         """Yield the kernel's parameters: of the first product, rows and k among them; of others."""
         for i in range(self.products):
             maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
+            maps += [f"adapter{i}", f"narrow{i}"] if self.adapter_steps else []
             operands = [*self._vectors(i), *([f"residual{i}"] if self.has_residual else [])]
             yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
             yield f"Number* out{i}"
@@ -124,7 +135,9 @@ class MatmulForm:
     def _product(self, i: int) -> str:
         vectors = ", ".join(self._vectors(i))
         residual = f"residual{i}" if self.has_residual else "nullptr"
-        return f"{{&weight{i}, &up_weight{i}, out{i}, {{{vectors}}}, {residual}, features{i}}}"
+        adapter = f", &adapter{i}, &narrow{i}" if self.adapter_steps else ""
+        operands = f"out{i}, {{{vectors}}}, {residual}, features{i}{adapter}"
+        return f"{{&weight{i}, &up_weight{i}, {operands}}}"
 
     def _vectors(self, i: int) -> list[str]:
         return [f"vector{i}_{number}" for number in range(self.vectors)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -10,37 +11,65 @@ from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm
+from ..estimator.families.cuda_matmul.family import narrow_plan
 from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, CudaPlan
 from ..launch.arguments import Part, TensorMap
-from .operands import Product, given_or
+from ..workload import narrow_matmuls
+from .operands import AdapterWeights, Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
 
 
 def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
     """Yield a launch for all products next to each other that are alike but for their features."""
-    plan = CudaPlan.of(c.plan)
     for _, group in groupby(products, _likeness):
         alike = list(group)
-        one = alike[0]
-        form = MatmulForm(
-            plan,
-            c.work.dtype,
-            one.activation if one.up is not None else "",
-            one.bias is not None,
-            tuple(one.steps.split()),
-            len(alike),
-            one.layout == "kn",
-            c.dependent,
-            c.early(alike, x),
-        )
-        args = _arguments(c, plan, alike, x)
-        yield SourceStep(matmul_source(form), (_clusters(c, plan, alike),), args)
+        adapters = [p.adapter for p in alike if p.adapter is not None]
+        if adapters:  # in front, what makes x A
+            narrow = [_narrow(c, p, adapter) for p, adapter in zip(alike, adapters, strict=True)]
+            work = narrow_matmuls(c.work, [adapter.form for adapter in adapters])
+            plan = narrow_plan(work, c.dev, c.most_rows)
+            yield _step(replace(c, work=work, plan=plan), narrow, x, released=c.dependent)
+        yield _step(c, alike, x)
+
+
+def _step(c: Contraction, alike: Sequence[Product], x: Any, released: bool = False) -> SourceStep:
+    """Return the launch of products that are alike."""
+    plan, one = CudaPlan.of(c.plan), alike[0]
+    form = MatmulForm(
+        plan,
+        c.work.dtype,
+        one.activation if one.up is not None else "",
+        one.bias is not None,
+        tuple(one.steps.split()),
+        len(alike),
+        one.layout == "kn",
+        c.dependent,
+        # Behind a launch that makes x A, nothing but that is waited for
+        one.adapter is None and c.early(alike, x),
+        released,
+        _adapter_steps(one),
+    )
+    args = _arguments(c, plan, alike, x)
+    return SourceStep(matmul_source(form), (_clusters(c, plan, alike),), args)
 
 
 def _likeness(product: Product) -> tuple[Any, ...]:
     """Return what products that share a kernel have in common."""
-    biased = product.bias is not None
-    return product.layout, product.steps, biased, product.up is not None, product.activation
+    biased, low = product.bias is not None, product.adapter and product.adapter.form
+    form = low and (_adapter_steps(product), low.layout, low.scale)
+    return product.layout, product.steps, biased, product.up is not None, product.activation, form
+
+
+def _adapter_steps(product: Product) -> int:
+    return ceil_div(product.adapter.form.rank, BLOCK_K) if product.adapter is not None else 0
+
+
+def _narrow(c: Contraction, product: Product, adapter: AdapterWeights) -> Product:
+    """Return the product that makes ``scale x A``, in a workspace."""
+    form = adapter.form
+    out = c.workspace(("adapter", product.out), (c.rows, form.rank), c.work.dtype)
+    steps = f"times:{form.scale!r}" if form.scale != 1 else ""
+    return Product(adapter.a, form.rank, form.layout, out, steps=steps)
 
 
 def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
@@ -50,7 +79,12 @@ def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: A
     for product in products:
         operands = [product.out, *_biases(product), *_in_order(product)]
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
-        found += [*_weights(plan, product, c.work.k), *([] if found else rows), *operands, *sizes]
+        maps = [*_weights(plan, product, c.work.k), *([] if found else rows)]
+        if product.adapter is not None:
+            narrow = _narrow(c, product, product.adapter)
+            added = replace(product, weight=product.adapter.b)
+            maps += [_weights(plan, added, narrow.n)[0], TensorMap(narrow.out, rows[0].block)]
+        found += [*maps, *operands, *sizes]
     return found
 
 

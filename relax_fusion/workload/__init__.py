@@ -20,7 +20,14 @@ from .graph import Graph, in_order
 from .heads import Heads
 from .matmul_chain import MatmulChain
 from .norm import Norm
-from .norm_matmul import Adapter, NormMatmul, Projection, Rope, WeightLayout
+from .norm_matmul import (
+    Adapter,
+    NormMatmul,
+    Projection,
+    Rope,
+    WeightLayout,
+    narrow_matmuls,
+)
 from .operators import ACTIVATIONS
 from .steps import EPILOGUE_STEPS, Step, operand_name, operand_names
 
@@ -57,6 +64,7 @@ __all__ = [
     "Workload",
     "extent",
     "in_order",
+    "narrow_matmuls",
     "operand_name",
     "operand_names",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
@@ -17,6 +17,9 @@ from .norm import Norm, normalised
 from .roofline import Sizes
 from .steps import Step, epilogue
 from .values import Axis, AxisValue, Const, Expr, Read
+
+if TYPE_CHECKING:
+    from .gated_ffn import GatedFFN
 
 WeightLayout = Literal["nk", "kn"]
 
@@ -212,14 +215,9 @@ class NormMatmul(Described):
             found.append(replace(self, norm=None, outputs=(replace(whole, adapter=None),)))
             if low is not None:
                 up = Projection(p.n, p.layout, ("residual",))
-                found += [self.narrow((p,)), replace(found[-1], k=low.rank, outputs=(up,))]
+                found.append(narrow_matmuls(self, (low,)))
+                found.append(replace(found[-2], k=low.rank, outputs=(up,)))
         return found
-
-    def narrow(self, adapted: Sequence[Projection]) -> NormMatmul:
-        """Return the first matmuls of adapters, which make the tensors between two matmuls."""
-        each = (p.adapter for p in adapted)
-        down = (Projection(a.rank, a.layout, (a.scale,) * (a.scale != 1)) for a in each if a)
-        return replace(self, outputs=tuple(down), norm=None, out_dtype=self.dtype)
 
     def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
         """Count columns that are only known at run time as many as they are priced for."""
@@ -257,6 +255,12 @@ class NormMatmul(Described):
         unrotated = g.map(f"unrotated{index}", (i, j), value, "float32")
         result = g.tensor(out, (i.size, j.size), self.out_dtype)
         _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
+
+
+def narrow_matmuls(work: NormMatmul | GatedFFN, adapters: Sequence[Adapter]) -> NormMatmul:
+    """Return the first matmuls of adapters of the weights of `work`: what makes ``scale x A``."""
+    down = (Projection(a.rank, a.layout, (a.scale,) * (a.scale != 1)) for a in adapters)
+    return NormMatmul(work.rows, work.k, tuple(down), None, work.dtype, work.dtype)
 
 
 def product(

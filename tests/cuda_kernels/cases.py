@@ -11,7 +11,14 @@ import numpy as np
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
-from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Projection, WeightLayout
+from relax_fusion.workload import (
+    Adapter,
+    DynamicDim,
+    GatedFFN,
+    NormMatmul,
+    Projection,
+    WeightLayout,
+)
 from relax_fusion.workload.reference import evaluate, numpy_dtype
 
 from ..support.accuracy import eps_of
@@ -43,6 +50,14 @@ def several(*widths: int) -> NormMatmul:
     """Return matmuls of the same rows with biases, which a launch computes together."""
     outputs = tuple(Projection(n, "nk", ("bias",)) for n in widths)
     return NormMatmul(ROWS, K, outputs, None, "float16", "float16")
+
+
+def adapted(*ranks: int, steps: tuple[Any, ...] = (), **changes: Any) -> NormMatmul:
+    """Return matmuls with adapters, of as many weights as there are ranks."""
+    fields = {"k": K, "n": N, "dtype": "float16", "layout": "nk", "a": "nk", **changes}
+    each = (Adapter(rank, fields["a"], fields.get("scale", 0.5)) for rank in ranks)
+    outputs = (Projection(fields["n"], fields["layout"], steps, adapter=a) for a in each)
+    return NormMatmul(ROWS, fields["k"], tuple(outputs), None, fields["dtype"], fields["dtype"])
 
 
 def gated(merged: bool = True, gate_first: bool = True, **changes: Any) -> GatedFFN:
@@ -140,4 +155,14 @@ CASES = {
     "turned": Case(matmul("bias", layout="kn"), plan(16, 128, groups_n=2)),
     "turned_gate": Case(gated(layout="kn"), plan(16, 64)),
     "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
+    "adapter": Case(adapted(16), plan(16, 64)),
+    "adapter_steps": Case(adapted(72, steps=EVERY_STEP), plan(40, 128)),
+    "adapter_swapped": Case(
+        adapted(8, steps=("residual",), dtype="bfloat16", a="kn"), plan(64, 40, swapped=1)
+    ),
+    "adapter_split": Case(adapted(16, steps=("bias",), k=328), plan(16, 64, split_k=4)),
+    "adapter_shared": Case(adapted(64, scale=1.0), plan(32, 64, cluster_m=2, cluster_n=2)),
+    "adapter_turns": Case(adapted(24), plan(16, 64, turns=2, num_stages=3)),
+    "adapters": Case(adapted(16, 40, 8, steps=("bias",)), plan(16, 128, groups_n=2)),
+    "adapter_turned": Case(adapted(16, layout="kn"), plan(16, 64), early=False),
 }

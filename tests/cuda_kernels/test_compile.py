@@ -41,6 +41,19 @@ FORMS = {
         for name, p in LONG.items()
     },
     **{name: MatmulForm(p, "bfloat16", "silu", True, dependent=True) for name, p in GATED.items()},
+    **{
+        f"adapters_{name}": MatmulForm(
+            *(LONG[name], "float16", "", True), products=3, dependent=True, adapter_steps=1
+        )
+        for name in ("one_group", "two_groups_of_features", "turns_rows_tall", "split")
+    },
+    "narrow": MatmulForm(
+        *(plan(64, 64, swapped=1, num_stages=12, split_k=8), "float16"),
+        steps=("times:0.5",),
+        dependent=True,
+        early=True,
+        released=True,
+    ),
 }
 KNOWN_SPILLS = {
     "two_groups_of_rows": 16,
@@ -49,8 +62,12 @@ KNOWN_SPILLS = {
     "turns": 48,
     "turns_rows_tall": 528,
     "gated_rows_tall": 416,
+    "adapters_two_groups_of_features": 40,
+    "adapters_turns_rows_tall": 48,
+    "adapters_split": 76,
 }
-"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue."""
+"""Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue; with
+three adapters, of the thread that copies (none where they are left out)."""
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ....hardware import DeviceSpec
-from ....workload import GatedFFN, NormMatmul
+from ....workload import GatedFFN, NormMatmul, narrow_matmuls
 from ...prediction import Prediction, ceil_div
 from ..triton_matmul.cost import NEXT_LAUNCH_S
 from .cost import FILL_S
@@ -22,8 +22,8 @@ def narrow_works(work: NormMatmul | GatedFFN) -> list[NormMatmul]:
     """Return the first matmuls of adapters, those of each launch together."""
     if isinstance(work, GatedFFN):
         return []
-    groups = ([work.outputs[i] for i in alike] for alike in together(work))
-    return [work.narrow(alike) for alike in groups if alike[0].adapter is not None]
+    groups = ([work.outputs[i].adapter for i in alike] for alike in together(work))
+    return [narrow_matmuls(work, found) for alike in groups if (found := [a for a in alike if a])]
 
 
 def longer(work: NormMatmul | GatedFFN) -> int:

@@ -114,8 +114,8 @@ NARROW = (
     _Kind(64, 1, 1, 1, 8, 64, split_k=8),
 )
 """Tiles that are tried as well for weights of so few features, as those of adapters: with rows as
-the tall operand nothing is multiplied in vain, and parts of k fill the chip.  None was timed.  Tiles
-of fewer features than there are, up to 64, would read x again and are not tried."""
+the tall operand nothing is multiplied in vain, and parts of k fill the chip.  None was timed.
+Tiles of fewer features than there are, up to 64, would read x again and are not tried."""
 
 FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
@@ -220,19 +220,11 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             return cost.predict(plan, shape, columns, dev, rows, residual)
         shape = replace(shape, k=adapters.longer(work))
         whole = cost.predict(plan, shape, columns, dev, rows, residual)
+        lows = [(low, narrow_plan(low, dev, rows)) for low in adapters.narrow_works(work)]
         first = [
-            (adapters.taken(p, low, dev, rows), self.predict(p, low, dev, size))
-            for low, p in self.narrow(work, dev, rows)
+            (adapters.taken(p, low, dev, rows), self.predict(p, low, dev, size)) for low, p in lows
         ]
         return adapters.priced(whole, first, dev)
-
-    @staticmethod
-    def narrow(
-        work: MatmulWork, dev: DeviceSpec, rows: int | None
-    ) -> list[tuple[NormMatmul, CudaPlan]]:
-        """Return the first matmuls of adapters by launches, with the best plans of so many rows."""
-        rows = CudaMatmul.breaks.open_size if rows is None else max(1, rows)
-        return [(w, _best_plan(w, dev, rows)) for w in adapters.narrow_works(work)]
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -296,9 +288,20 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _best_plan(work: NormMatmul, dev: DeviceSpec, rows: int) -> CudaPlan:
-    """Return the cheapest plan of one warp group that multiplies narrow weights."""
+def narrow_plan(work: NormMatmul, dev: DeviceSpec, rows: int | None) -> CudaPlan:
+    """Return the cheapest plan by which one warp group makes the ``x A`` of adapters.
+
+    Parameters
+    ----------
+    work : NormMatmul
+        The first matmuls of adapters (`narrow_matmuls`).
+    dev : DeviceSpec
+        The device.
+    rows : int, optional
+        Up to which it serves; None if nothing bounds them.
+    """
     family = CudaMatmul()
+    rows = family.breaks.open_size if rows is None else max(1, rows)
     plans = family.worth(_narrow_plans(work, dev), work, dev, (rows, next_power(rows)))
     return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
 
