@@ -11,8 +11,9 @@ from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm
-from ..estimator.families.cuda_matmul.family import narrow_plan
+from ..estimator.families.cuda_matmul.adapters import narrow_plan
 from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, CudaPlan
+from ..estimator.registry import family_of
 from ..launch.arguments import Part, TensorMap
 from ..workload import narrow_matmuls
 from .operands import AdapterWeights, Product, given_or
@@ -27,7 +28,7 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
         if adapters:  # in front, what makes x A
             narrow = [_narrow(c, p, adapter) for p, adapter in zip(alike, adapters, strict=True)]
             work = narrow_matmuls(c.work, [adapter.form for adapter in adapters])
-            plan = narrow_plan(work, c.dev, c.most_rows)
+            plan = narrow_plan(family_of(c.plan, c.work, c.dev), work, c.dev, c.most_rows)
             yield _step(replace(c, work=work, plan=plan), narrow, x, released=c.dependent)
         yield _step(c, alike, x)
 

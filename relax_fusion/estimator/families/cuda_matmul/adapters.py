@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul, narrow_matmuls
-from ...prediction import Prediction, ceil_div
+from ...family import KernelFamily
+from ...prediction import Prediction, ceil_div, next_power
 from ..triton_matmul.cost import NEXT_LAUNCH_S
 from .cost import FILL_S
 from .tiles import BLOCK_K, CudaPlan, together
@@ -31,6 +33,37 @@ def longer(work: NormMatmul | GatedFFN) -> int:
     outputs = () if isinstance(work, GatedFFN) else work.outputs
     rank = max(p.adapter.rank for p in outputs if p.adapter is not None)
     return BLOCK_K * (ceil_div(work.k, BLOCK_K) + ceil_div(rank, BLOCK_K))
+
+
+@lru_cache(maxsize=1024)
+def narrow_plan(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int | None
+) -> CudaPlan:
+    """Return the cheapest plan by which one warp group makes the ``x A`` of adapters.
+
+    Parameters
+    ----------
+    family : KernelFamily
+        `CudaMatmul`.
+    work : NormMatmul
+        The first matmuls of adapters (`narrow_matmuls`).
+    dev : DeviceSpec
+        The device.
+    rows : int, optional
+        Up to which it serves; None if nothing bounds them.
+    """
+    rows = family.breaks.open_size if rows is None else max(1, rows)
+    plans = family.worth(_plans_alone(family, work, dev), work, dev, (rows, next_power(rows)))
+    return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
+
+
+@lru_cache(maxsize=64)
+def _plans_alone(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec
+) -> list[CudaPlan]:
+    plans = (CudaPlan.of(p) for p in family.plans(work, dev))
+    alone = (p for p in plans if p.multiplying == 1 and p.cluster == p.split_k)
+    return [p for p in alone if next(family.violations(p, work, dev), None) is None]
 
 
 def taken(plan: CudaPlan, work: NormMatmul, dev: DeviceSpec, rows: int) -> float:

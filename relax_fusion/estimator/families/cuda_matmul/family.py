@@ -11,7 +11,7 @@ from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
 from ....workload import GatedFFN, NormMatmul, Projection
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import HALF_DTYPES, Prediction, ceil_div, next_power
+from ...prediction import HALF_DTYPES, Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -220,7 +220,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             return cost.predict(plan, shape, columns, dev, rows, residual)
         shape = replace(shape, k=adapters.longer(work))
         whole = cost.predict(plan, shape, columns, dev, rows, residual)
-        lows = [(low, narrow_plan(low, dev, rows)) for low in adapters.narrow_works(work)]
+        lows = [
+            (low, adapters.narrow_plan(self, low, dev, rows)) for low in adapters.narrow_works(work)
+        ]
         first = [
             (adapters.taken(p, low, dev, rows), self.predict(p, low, dev, size)) for low, p in lows
         ]
@@ -285,33 +287,6 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
     if isinstance(work, GatedFFN):
         return (Projection(work.n, work.layout),)
     return work.outputs
-
-
-@lru_cache(maxsize=1024)
-def narrow_plan(work: NormMatmul, dev: DeviceSpec, rows: int | None) -> CudaPlan:
-    """Return the cheapest plan by which one warp group makes the ``x A`` of adapters.
-
-    Parameters
-    ----------
-    work : NormMatmul
-        The first matmuls of adapters (`narrow_matmuls`).
-    dev : DeviceSpec
-        The device.
-    rows : int, optional
-        Up to which it serves; None if nothing bounds them.
-    """
-    family = CudaMatmul()
-    rows = family.breaks.open_size if rows is None else max(1, rows)
-    plans = family.worth(_narrow_plans(work, dev), work, dev, (rows, next_power(rows)))
-    return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
-
-
-@lru_cache(maxsize=64)
-def _narrow_plans(work: NormMatmul, dev: DeviceSpec) -> list[CudaPlan]:
-    family = CudaMatmul()
-    few = (CudaPlan.of(p) for p in family.plans(work, dev))
-    alone = (p for p in few if p.multiplying == 1 and p.cluster == p.split_k)
-    return [p for p in alone if next(family.violations(p, work, dev), None) is None]
 
 
 @lru_cache(maxsize=8)
