@@ -74,8 +74,8 @@ def test_the_launch_in_front_is_waited_for() -> None:
 def test_launches_are_of_adapters_with_as_many_steps() -> None:
     many = work(4096, 16, 40, 72, None)
     assert [len(low.outputs) for low in adapters.narrow_works(many)] == [2, 1]
-    assert adapters.longer(many) == 4096 + 2 * 64
-    assert adapters.longer(work(4096, 8, k=72)) == 2 * 64 + 64
+    assert adapters.longer(many).k == 4096 + 2 * 64
+    assert adapters.longer(work(4096, 8, k=72)).k == 2 * 64 + 64
 
 
 def test_a_rank_that_cannot_be_copied_is_refused() -> None:

@@ -15,6 +15,7 @@ from ....hardware import DeviceSpec
 from ....workload import GatedFFN, NormMatmul, narrow_matmuls
 from ...family import KernelFamily
 from ...prediction import Prediction, ceil_div, next_power
+from ...shape import MatmulShape, matmul_shape
 from ..triton_matmul.cost import NEXT_LAUNCH_S
 from .cost import FILL_S
 from .tiles import BLOCK_K, CudaPlan, together
@@ -28,18 +29,21 @@ def narrow_works(work: NormMatmul | GatedFFN) -> list[NormMatmul]:
     return [narrow_matmuls(work, found) for alike in groups if (found := [a for a in alike if a])]
 
 
-def longer(work: NormMatmul | GatedFFN) -> int:
-    """Return the elements of all steps: those along k, and along the longest rank."""
+@lru_cache(maxsize=256)
+def longer(work: NormMatmul | GatedFFN) -> MatmulShape:
+    """Return the shape of a workload whose k has the longest rank behind it, in whole steps."""
     outputs = () if isinstance(work, GatedFFN) else work.outputs
     rank = max(p.adapter.rank for p in outputs if p.adapter is not None)
-    return BLOCK_K * (ceil_div(work.k, BLOCK_K) + ceil_div(rank, BLOCK_K))
+    steps = ceil_div(work.k, BLOCK_K) + ceil_div(rank, BLOCK_K)
+    return replace(matmul_shape(work, pairs=False), k=BLOCK_K * steps)
 
 
-@lru_cache(maxsize=1024)
 def narrow_plan(
     family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int | None
 ) -> CudaPlan:
     """Return the cheapest plan by which one warp group makes the ``x A`` of adapters.
+
+    That is of as many rows as the next power of two, so that few are priced.
 
     Parameters
     ----------
@@ -52,8 +56,15 @@ def narrow_plan(
     rows : int, optional
         Up to which it serves; None if nothing bounds them.
     """
-    rows = family.breaks.open_size if rows is None else max(1, rows)
-    plans = family.worth(_plans_alone(family, work, dev), work, dev, (rows, next_power(rows)))
+    most = family.breaks.open_size if rows is None else rows
+    return _cheapest(family, work, dev, next_power(most))
+
+
+@lru_cache(maxsize=1024)
+def _cheapest(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int
+) -> CudaPlan:
+    plans = family.worth(_plans_alone(family, work, dev), work, dev, (rows, rows))
     return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
 
 
@@ -64,6 +75,15 @@ def _plans_alone(
     plans = (CudaPlan.of(p) for p in family.plans(work, dev))
     alone = (p for p in plans if p.multiplying == 1 and p.cluster == p.split_k)
     return [p for p in alone if next(family.violations(p, work, dev), None) is None]
+
+
+@lru_cache(maxsize=4096)  # for all plans of the whole weights
+def in_front(
+    family: KernelFamily[NormMatmul], work: NormMatmul | GatedFFN, dev: DeviceSpec, rows: int
+) -> list[tuple[float, Prediction]]:
+    """Return what each launch of `narrow_works` costs, and the part of the device that it takes."""
+    lows = [(low, narrow_plan(family, low, dev, rows)) for low in narrow_works(work)]
+    return [(taken(p, low, dev, rows), family.predict(p, low, dev, rows)) for low, p in lows]
 
 
 def taken(plan: CudaPlan, work: NormMatmul, dev: DeviceSpec, rows: int) -> float:

@@ -218,15 +218,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         rows, plan = rows_of(work, size), CudaPlan.of(plan)
         if not work.is_adapted:
             return cost.predict(plan, shape, columns, dev, rows, residual)
-        shape = replace(shape, k=adapters.longer(work))
+        shape = adapters.longer(work)
         whole = cost.predict(plan, shape, columns, dev, rows, residual)
-        lows = [
-            (low, adapters.narrow_plan(self, low, dev, rows)) for low in adapters.narrow_works(work)
-        ]
-        first = [
-            (adapters.taken(p, low, dev, rows), self.predict(p, low, dev, size)) for low, p in lows
-        ]
-        return adapters.priced(whole, first, dev)
+        return adapters.priced(whole, adapters.in_front(self, work, dev, rows), dev)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
