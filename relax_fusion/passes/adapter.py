@@ -9,7 +9,6 @@ from ..matching import (
     Chain,
     Linear,
     adapted,
-    epilogue,
     linear,
     made_by,
     norm_matmul,
@@ -39,9 +38,9 @@ class FuseAdapters(FusingPass):
             ->
         o = R.call_tir(fuse_adapters_..., (x, W, A, B, b, t))
 
-        h = R.nn.rms_norm(x, g)                         # or layer_norm; all matmuls that read it
-            ->                                          # are taken along, with adapters or without
-        q, v, k = R.call_tir(fuse_adapters_..., (x, g, Wq, Aq, Bq, Wv, Av, Bv, Wk))
+        h = R.nn.rms_norm(x, g)                         # or layer_norm, with all that have adapters
+            ->                                          # of what reads it; others read h
+        h, q, v = R.call_tir(fuse_adapters_..., (x, g, Wq, Aq, Bq, Wv, Av, Bv))
 
     declines when:
         the adapter's rank or the weight's features are no multiple of 8, or not known; a weight is
@@ -77,7 +76,7 @@ class FuseAdapters(FusingPass):
 
 
 def _chains(view: BlockView, linears: list[Linear], made: set[relax.Var]) -> list[Chain]:
-    """Return the projections of the same rows, those with adapters first."""
+    """Return the projections of the same rows that have adapters."""
     chains: list[Chain] = []
     inside = set(made)
     for lin in linears:
@@ -85,8 +84,4 @@ def _chains(view: BlockView, linears: list[Linear], made: set[relax.Var]) -> lis
         if chain is not None:
             chains.append(chain)
             inside |= set(chain.covers)
-    for lin in linears:
-        if chains and lin.var not in inside:
-            chains.append(epilogue(view, lin, inside))
-            inside |= set(chains[-1].covers)
     return chains
