@@ -31,6 +31,7 @@ from .hardware.target import host_target, make_target
 from .options import PipelineOptions
 from .passes import (
     PATTERNS,
+    FuseAdapters,
     FuseAttentionChain,
     FuseChains,
     FuseGatedFFN,
@@ -50,6 +51,7 @@ from .transforms.fuse_dequantize import FuseDequantize
 from .triton_bridge import OUT, EmbedTritonKernels, call_tir_extern
 from .tuning import Tuning, tune
 from .workload import (
+    Adapter,
     Attention,
     DynamicDim,
     GatedFFN,
@@ -66,6 +68,7 @@ __all__ = [
     "OUT",
     "PATTERNS",
     "QUANTIZATIONS",
+    "Adapter",
     "Attention",
     "Box",
     "DatabaseError",
@@ -75,6 +78,7 @@ __all__ = [
     "DynamicDim",
     "EmbedTritonKernels",
     "EquivalenceError",
+    "FuseAdapters",
     "FuseAttentionChain",
     "FuseChains",
     "FuseDequantize",

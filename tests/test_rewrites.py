@@ -64,6 +64,7 @@ H200 = make_target("h200")
 FUSE = FuseOptions(CPU, always_fuse=True, validate="strict")
 PASSES: dict[str, tvm.transform.Pass] = {
     **{name: make(FUSE) for name, make in PATTERNS.items()},
+    "FuseAdapters": PATTERNS["FuseAdapters"](replace(FUSE, target=H200, backend="triton")),
     "FuseChains": PATTERNS["FuseChains"](replace(FUSE, target=H200, backend="triton")),
     "AttachFunctionAttrs": AttachFunctionAttrs({"n": 8}, {"decode": ["n"], "batch_verify": ["n"]}),
     "AttachNoAlias": AttachNoAlias(),

@@ -27,6 +27,9 @@
 //   ELEMENT_BYTES                    of an element of x and the weights
 //   Number, Result, Sum, Value       types: of vectors; of results and residuals; of what wgmma
 //                                    adds up; of what `epilogue` returns
+//   RELEASED                         its successor begins when it does: that waits where it has to
+//   ADAPTER_STEPS                    steps behind those of k, whose operands are `narrow` and
+//                                    `adapter`; only the narrow one comes from the predecessor
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
 constexpr int BLOCK_K = LINE / ELEMENT_BYTES;        // of a stage: the widest swizzle
@@ -56,6 +59,7 @@ constexpr int RESIDUAL_STEPS =                       // stages of a tile
     RESIDUAL && BLOCKS_THAT_SPLIT == 1 && !WORDS
         ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE)
         : 0;
+constexpr bool LATE = DEPENDENT && ADAPTER_STEPS > 0;  // waits when it comes to the narrow operand
 
 // Where 16 bytes lie in a tile on its way out, whose lines are rows: without bank conflicts.
 __device__ __forceinline__ int place_of(int line, int piece) {
@@ -73,6 +77,7 @@ struct Product {
   const Number* vectors[VECTORS + 1];
   const Result* residual;
   int features;
+  const TensorMap *adapter, *narrow;
   Rotation rotation;
 
   __device__ __forceinline__ int columns() const { return features / COLUMNS_OF_PAIR; }
@@ -154,7 +159,8 @@ matmul(PARAMETERS) {
     return {product, (feature * CLUSTER_FEATURES + rank % CLUSTER_FEATURES) * FEATURES,
             (row * CLUSTER_ROWS + rank / CLUSTER_FEATURES % CLUSTER_ROWS) * ROWS};
   };
-  const int tiles = feature_tiles * row_tiles, all_steps = ceil_div(k, BLOCK_K);
+  const int steps_of_k = ceil_div(k, BLOCK_K), all_steps = steps_of_k + ADAPTER_STEPS;
+  const int tiles = feature_tiles * row_tiles;
   const int first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   const int begin = BLOCKS_THAT_SPLIT > 1 ? all_steps * rank / BLOCKS_THAT_SPLIT : 0;
   const int end = BLOCKS_THAT_SPLIT > 1 ? all_steps * (rank + 1) / BLOCKS_THAT_SPLIT : all_steps;
@@ -168,9 +174,12 @@ matmul(PARAMETERS) {
       for (int i = 0; i < CLUSTER_FEATURES; ++i) same_row |= 1 << (own_row * CLUSTER_FEATURES + i);
 
       auto copy_weights = [&](const Tile& at, int step, u32 to, u32 barrier) {
+        const bool adapted = ADAPTER_STEPS > 0 && step >= steps_of_k;
+        if (adapted) step -= steps_of_k;
         #pragma unroll
         for (int i = 0; i < WEIGHTS; ++i) {
-          const TensorMap& from = i ? *at.product.up_weight : *at.product.weight;
+          const TensorMap& from =
+              *(adapted ? at.product.adapter : i ? at.product.up_weight : at.product.weight);
           if constexpr (SWAPPED) {
             copy_lines<WIDE, CLUSTER_ROWS, true>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
                                            barrier, own_row, same_feature);
@@ -192,14 +201,19 @@ matmul(PARAMETERS) {
         }
       };
       auto copy_rows = [&](const Tile& at, int step, u32 to, u32 barrier) {
+        const bool adapted = ADAPTER_STEPS > 0 && step >= steps_of_k;
+        const TensorMap& from = adapted ? *at.product.narrow : x;
+        if (adapted) step -= steps_of_k;
+        if (LATE && adapted) wait_for_predecessor();
         if constexpr (SWAPPED) {
           #pragma unroll
           for (int part = 0; part < PARTS; ++part)
-            copy_lines<BOX, CLUSTER_FEATURES, false>(to + part * BOX * LINE, x, step, at.row + part * BOX,
-                                              barrier, own_feature, same_row);
+            copy_lines<BOX, CLUSTER_FEATURES, false>(to + part * BOX * LINE, from, step,
+                                                     at.row + part * BOX, barrier, own_feature,
+                                                     same_row);
         } else {
-          copy_lines<WIDE, CLUSTER_FEATURES, false>(to + TALL_BYTES, x, step, at.row, barrier, own_feature,
-                                             same_row);
+          copy_lines<WIDE, CLUSTER_FEATURES, false>(to + TALL_BYTES, from, step, at.row, barrier,
+                                                    own_feature, same_row);
         }
       };
       auto copy_residual = [&](const Tile& at, int step, u32 to, u32 barrier) {
@@ -224,7 +238,8 @@ matmul(PARAMETERS) {
           copy_weights(at, begin + under_way, ring + under_way * STAGE_BYTES, barrier);
         }
       }
-      if constexpr (DEPENDENT) wait_for_predecessor();
+      if constexpr (DEPENDENT && !LATE) wait_for_predecessor();
+      if constexpr (RELEASED) release_successor();
       for (int index = first; index < tiles; index += stride) {
         const Tile at = tile_of(index);
         for (int step = begin; step < end; ++step) {
@@ -245,13 +260,14 @@ matmul(PARAMETERS) {
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
-      if constexpr (DEPENDENT) release_successor();
+      if constexpr (LATE) wait_for_predecessor();
+      if constexpr (DEPENDENT && !RELEASED) release_successor();
     }
     __syncwarp();
     if constexpr (BLOCKS_THAT_SPLIT > 1) cluster_sync();
   } else {  // these multiply
     if constexpr (MULTIPLYING > 1) take_registers<OTHER_REGISTERS>();
-    if constexpr (DEPENDENT) wait_for_predecessor();
+    if constexpr (DEPENDENT && !LATE) wait_for_predecessor();
     const int turn = group / GROUPS, own = group % GROUPS;
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
@@ -301,6 +317,7 @@ matmul(PARAMETERS) {
         barrier_wait(full + 8 * stage, parity);
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
+      if constexpr (LATE) wait_for_predecessor();  // before anything is written
 
       if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
         threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it

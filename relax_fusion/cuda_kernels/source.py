@@ -37,9 +37,10 @@ def matmul_source(form: MatmulForm) -> CUDASource:
     """Return the source of the kernel for a form, and how it is launched."""
     plan, k = form.plan, block_k(form.dtype)
     weight = _layout((k, PART) if form.turned else (form.run, k), form.dtype)
-    rows = [_layout((plan.box_m, k), form.dtype)]
-    residual = [_layout((plan.box_m, PART), form.dtype)] if form.copies_residual else []
-    of_each = [[weight, weight, *rows * (i == 0), *residual] for i in range(form.products)]
+    rows = _layout((plan.box_m, k), form.dtype)
+    added = [weight, rows] if form.adapter_steps else []
+    added += [_layout((plan.box_m, PART), form.dtype)] if form.copies_residual else []
+    of_each = [[weight, weight, *[rows] * (i == 0), *added] for i in range(form.products)]
     result, vector = f"*{_NAMES[form.result_dtype]}", f"*{_NAMES[form.vector_dtype]}"
     read = [result] * (form.has_residual - form.copies_residual)
     pointers = (result, *[vector] * form.vectors, *read)

@@ -86,6 +86,12 @@ class MatmulForm:
         ``""`` stands for `dtype`.
     rotated : RotatedForm, optional
         How features turn behind a bias; then there are no steps.
+    released : bool
+        Whether the kernel behind it may begin when it does, because that waits for it by itself.
+    adapter_steps : int
+        Steps of 64 that it goes on for behind those along k, with the ``x A`` and the B of an
+        adapter of each product.  The kernel in front makes the former, and nothing else of what
+        this one reads; where that is dependent, it has to be `released`.
     """
 
     plan: CudaPlan
@@ -99,6 +105,8 @@ class MatmulForm:
     early: bool = False
     out_dtype: str = ""
     rotated: RotatedForm | None = None
+    released: bool = False
+    adapter_steps: int = 0
 
     @property
     def result_dtype(self) -> str:
@@ -198,6 +206,8 @@ class MatmulForm:
             "DEPENDENT": int(self.dependent),
             "EARLY": int(self.early),
             "ELEMENT_BYTES": DTYPE_BYTES[self.dtype],
+            "RELEASED": int(self.released),
+            "ADAPTER_STEPS": self.adapter_steps,
             "COPYING_REGISTERS": COPYING_REGISTERS.get(plan.multiplying, 0),
             "OTHER_REGISTERS": OTHER_REGISTERS.get(plan.multiplying, 0),
             "ROTATED": int(self.rotated is not None),
@@ -218,11 +228,10 @@ class MatmulForm:
         """Yield the kernel's parameters: of the first product, rows and k among them; of others."""
         for i in range(self.products):
             maps = [f"weight{i}", f"up_weight{i}", *(["x"] if i == 0 else [])]
-            maps = [f"const __grid_constant__ TensorMap {name}" for name in maps]
+            maps += [f"adapter{i}", f"narrow{i}"] if self.adapter_steps else []
             residual = [f"residual{i}"] if self.has_residual else []
-            if self.copies_residual:
-                maps += [f"const __grid_constant__ TensorMap {name}" for name in residual]
-            yield from maps
+            maps += residual if self.copies_residual else []
+            yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
             yield f"Result* out{i}"
             yield from (f"const Number* {name}" for name in self._vectors(i))
             if not self.copies_residual:
@@ -235,9 +244,10 @@ class MatmulForm:
         vectors = ", ".join(self._vectors(i))
         copied = f"&residual{i}" if self.copies_residual else "nullptr"
         read = f"residual{i}" if self.has_residual and not self.copies_residual else "nullptr"
+        adapter = f"&adapter{i}, &narrow{i}" if self.adapter_steps else "nullptr, nullptr"
         rotation = f", {self._rotation(i)}" if self.rotated else ""
-        maps = f"&weight{i}, &up_weight{i}, {copied}"
-        return f"{{{maps}, out{i}, {{{vectors}}}, {read}, features{i}{rotation}}}"
+        maps, operands = f"&weight{i}, &up_weight{i}, {copied}", f"{{{vectors}}}, {read}"
+        return f"{{{maps}, out{i}, {operands}, features{i}, {adapter}{rotation}}}"
 
     def _rotation(self, i: int) -> str:
         heads = self.rotated.heads[i] if self.rotated else None

@@ -26,7 +26,8 @@ def coarse(values: Array) -> Array:
 
 def coarse_bindings(region: Region) -> Hook:
     """Return what rounds the bindings of a region that its kernel has to round."""
-    between = isinstance(region.match.workload, MatmulChain | Chain)
+    work = region.match.workload
+    between = isinstance(work, MatmulChain | Chain) or work.is_adapted
     kept = kept_roundings(region.values, between)
 
     def rounded(var: relax.Var, value: Value) -> Value:

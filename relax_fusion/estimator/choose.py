@@ -139,8 +139,10 @@ def choose(
         return Decline(Reason.NO_PLAN, beyond)
     found = list(options(work, dev, backend))
     if not found:
-        why = refusals(work, dev, "tir") or refusals(work, dev, "triton")
-        return Decline(Reason.NO_PLAN, "; ".join(why))
+        others = ("tir",) if work.is_adapted and backend == "tir" else ("tir", "triton")
+        why = next(filter(None, (refusals(work, dev, each) for each in others)), ())
+        nobody = f"no kernel of backend {backend!r} for the {dev.label} adds what adapters make"
+        return Decline(Reason.NO_PLAN, "; ".join(why) or nobody)
     times = measured.of(work) if measured is not None else {}
     chosen = list(_chosen(found, work, dev, backend, times))
     predictions = tuple(prediction for prediction, _ in chosen)

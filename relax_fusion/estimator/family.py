@@ -65,6 +65,8 @@ class KernelFamily(ABC, Generic[W]):
         Factor by which a predicted gain over separate kernels may be wrong.
     instead_of : tuple of type
         Families that are not looked at where this one has a plan: they are never faster.
+    adapts : bool
+        Whether its kernels add what adapters make (`Projection.adapter`).
     plan : type
         Its plans: `TilePlan`, or a dataclass that derives from it, with fields of its own.
     emitter : str
@@ -81,6 +83,7 @@ class KernelFamily(ABC, Generic[W]):
     takes: ClassVar[tuple[type, ...]]
     error: ClassVar[float]
     instead_of: ClassVar[tuple[type, ...]] = ()
+    adapts: ClassVar[bool] = False
     plan: ClassVar[type[TilePlan]] = TilePlan
     emitter: ClassVar[str] = ""
     breaks: ClassVar[Breaks] = Breaks()
@@ -179,6 +182,7 @@ _ATTRIBUTES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "takes": (lambda v: _all(type, v) and bool(v), "a tuple of classes of workloads"),
     "error": (lambda v: isinstance(v, int | float) and 0 < v < inf, "a number above 0"),
     "instead_of": (lambda v: _all(type, v), "a tuple of families' classes"),
+    "adapts": (lambda v: isinstance(v, bool), "a bool"),
     "plan": (_is_plan, "a dataclass that derives from TilePlan"),
     "emitter": (
         lambda v: isinstance(v, str) and bool(re.fullmatch(r"\w+(\.\w+)*:\w+", v)),

@@ -132,6 +132,7 @@ def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
         for family in FAMILIES
         if (family.kind, family.backend) == (dev.kind, backend)
         and isinstance(work, family.takes)
+        and (family.adapts or not work.is_adapted)
         and family.serves(work)
     ]
 

@@ -11,6 +11,7 @@ and `elements` what its elements are.
 """
 
 from .activations import activation
+from .adapter import adapted
 from .constants import binary
 from .epilogue import Chain, epilogue, named
 from .linear import Linear, linear
@@ -33,6 +34,7 @@ __all__ = [
     "Prologue",
     "Side",
     "activation",
+    "adapted",
     "binary",
     "epilogue",
     "linear",

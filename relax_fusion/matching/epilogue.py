@@ -31,7 +31,8 @@ MOST_BINDINGS = 9
 class Chain:
     """A projection with the steps after it that one kernel can take along.
 
-    `args` are the operands of its steps, in order, residuals in their own shape.  `angles` are the
+    `args` are the operands of its steps, in order, residuals in their own shape.  `adapter` has A
+    and B of what is added before them.  `angles` are the
     cosines and sines of a rotation, `after` bindings that move its result to where the graph wants
     it.  `declined` has what else could not be taken along, and why.
     """
@@ -45,6 +46,7 @@ class Chain:
     angles: tuple[KernelArg, ...] = ()
     after: tuple[tuple[relax.Var, relax.Expr], ...] = ()
     declined: tuple[tuple[str, Decline], ...] = ()
+    adapter: tuple[KernelArg, ...] = ()
 
 
 def epilogue(
@@ -79,6 +81,16 @@ def epilogue(
         start.var,
         dtype_of(start.var),
     )
+    return extended(view, chain, forbidden, accepts)
+
+
+def extended(
+    view: BlockView,
+    chain: Chain,
+    forbidden: set[relax.Var],
+    accepts: Callable[[tuple[Step, ...]], bool] = lambda steps: True,
+) -> Chain:
+    """Follow the steps after a chain, as `epilogue` does those after a projection."""
     while True:
         longer = _extend(view, chain, forbidden | set(chain.covers))
         if longer is None or not accepts(longer.projection.epilogue):

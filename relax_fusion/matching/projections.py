@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm import relax
@@ -194,9 +194,10 @@ def norm_matmul(
         names = operand_names(chain.projection.epilogue, index)
         args |= zip(names, rows, strict=True)
         weights |= chain.linear.weights(f"w{index}")
+        weights |= zip((f"w{index}_a", f"w{index}_b"), chain.adapter, strict=False)
         outs[f"out{index}"] = _out(chain.out, source, n, chain.out_dtype)
         covers += chain.covers
-    factors = [*(a.expr for a in before.args.values()), *(c.linear.weight for c in chains)]
+    factors = [*(a.expr for a in before.args.values()), *_weights_of(chains)]
     check_operands(factors, dtype, others)
     behind = [a.expr for name, a in args.items() if name not in before.args]
     check_operands(behind, step_dtype(dtype))
@@ -225,12 +226,18 @@ def norm_matmul(
     return Match.of(spelling, covers_tuple, (args, outs), work, after, declined)
 
 
+def _weights_of(chains: Sequence[Chain]) -> Iterator[relax.Expr]:
+    for chain in chains:
+        yield from (chain.linear.weight, *(arg.expr for arg in chain.adapter))
+
+
 def _spelling(before: Prologue, chains: Sequence[Chain]) -> str:
     layouts = {c.projection.layout for c in chains}
     parts = [before.spelling] if before.norm else []
     parts.append("matmul" if len(chains) == 1 else f"{len(chains)} matmuls")
     parts += sorted({"nk": "NT", "kn": "NN"}[layout] for layout in layouts)
     parts += ["packed"] if any(c.linear.packed for c in chains) else []
+    parts += ["adapter"] if any(c.adapter for c in chains) else []
     parts += named(chains[0].projection.epilogue)
     parts += ["rope"] if any(c.projection.rope for c in chains) else []
     return " ".join(parts)

@@ -9,6 +9,7 @@ from tvm.ir.transform import Pass
 
 from ..errors import PipelineError
 from ..validation import shown
+from .adapter import FuseAdapters
 from .attention import FuseAttentionChain
 from .chains import FuseChains
 from .gated_ffn import FuseGatedFFN
@@ -19,6 +20,7 @@ from .options import FuseOptions
 from .projections import FuseProjections
 
 PATTERNS: dict[str, Callable[[FuseOptions], Any]] = {
+    "FuseAdapters": FuseAdapters,
     "FuseChains": FuseChains,
     "FuseMatmulChain": FuseMatmulChain,
     "FuseGatedFFN": FuseGatedFFN,
@@ -64,6 +66,7 @@ def register_pass(made: Callable[[FuseOptions], Any], before: str = "FuseAttenti
 
 __all__ = [
     "PATTERNS",
+    "FuseAdapters",
     "FuseAttentionChain",
     "FuseChains",
     "FuseGatedFFN",

@@ -3,51 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm, RotatedForm
+from ..estimator.families.cuda_matmul.adapters import narrow_plan
 from ..estimator.families.cuda_matmul.tiles import (
+    ADAPTER_K,
     PART,
     CudaPlan,
     angles_of,
     block_k,
     split_alike,
 )
+from ..estimator.registry import family_of
 from ..launch.arguments import Part, TensorMap
-from ..workload import Rope
-from .operands import Product, given_or
+from ..workload import Rope, narrow_matmuls
+from .operands import AdapterWeights, Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
 
 
 def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
     """Yield a launch for all products next to each other that are alike but for their features."""
-    plan = CudaPlan.of(c.plan)
     for alike in split_alike(products, _likeness, _rope_of):
-        one = alike[0]
-        form = MatmulForm(
-            plan,
-            c.work.dtype,
-            one.activation if one.up is not None else "",
-            one.bias is not None,
-            tuple(one.steps.split()),
-            len(alike),
-            one.layout == "kn",
-            c.dependent,
-            c.early(alike, x),
-            c.work.out_dtype,
-            _rotated_form(alike),
-        )
-        args = _arguments(c, form, alike, x)
-        yield SourceStep(matmul_source(form), (_clusters(c, form, alike),), args)
+        adapters = [p.adapter for p in alike if p.adapter is not None]
+        if adapters:  # in front, what makes x A
+            narrow = [_narrow(c, p, adapter) for p, adapter in zip(alike, adapters, strict=True)]
+            work = narrow_matmuls(c.work, [adapter.form for adapter in adapters])
+            plan = narrow_plan(family_of(c.plan, c.work, c.dev), work, c.dev, c.most_rows)
+            yield _step(replace(c, work=work, plan=plan), narrow, x, released=c.dependent)
+        yield _step(c, alike, x)
+
+
+def _step(c: Contraction, alike: Sequence[Product], x: Any, released: bool = False) -> SourceStep:
+    """Return the launch of products that are alike."""
+    one = alike[0]
+    form = MatmulForm(
+        CudaPlan.of(c.plan),
+        c.work.dtype,
+        one.activation if one.up is not None else "",
+        one.bias is not None,
+        tuple(one.steps.split()),
+        len(alike),
+        one.layout == "kn",
+        c.dependent,
+        # Behind a launch that makes x A, nothing but that is waited for
+        one.adapter is None and c.early(alike, x),
+        c.work.out_dtype,
+        _rotated_form(alike),
+        released,
+        _adapter_steps(one),
+    )
+    args = _arguments(c, form, alike, x)
+    return SourceStep(matmul_source(form), (_clusters(c, form, alike),), args)
 
 
 def _likeness(product: Product) -> tuple[Any, ...]:
     """Return what products that share a kernel have in common."""
-    biased = product.bias is not None
-    return product.layout, product.steps, biased, product.up is not None, product.activation
+    biased, low = product.bias is not None, product.adapter and product.adapter.form
+    form = low and (_adapter_steps(product), low.layout, low.scale)
+    return product.layout, product.steps, biased, product.up is not None, product.activation, form
+
+
+def _adapter_steps(product: Product) -> int:
+    return ceil_div(product.adapter.form.rank, ADAPTER_K) if product.adapter is not None else 0
+
+
+def _narrow(c: Contraction, product: Product, adapter: AdapterWeights) -> Product:
+    """Return the product that makes ``scale x A``, in a workspace."""
+    form = adapter.form
+    out = c.workspace(("adapter", product.out), (c.rows, form.rank), c.work.dtype)
+    steps = f"times:{form.scale!r}" if form.scale != 1 else ""
+    return Product(adapter.a, form.rank, form.layout, out, steps=steps)
 
 
 def _rope_of(product: Product) -> Rope | None:
@@ -78,8 +108,12 @@ def _arguments(c: Contraction, form: MatmulForm, products: Sequence[Product], x:
         if form.copies_residual:
             maps, residuals = [TensorMap(r, (form.plan.box_m, PART)) for r in residuals], []
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
-        found += [*_weights(form, product, c.work.k), *([] if found else rows), *maps]
-        found += [product.out, *_biases(product, form.half), *vectors, *residuals]
+        found += [*_weights(form, product, c.work.k), *([] if found else rows)]
+        if product.adapter is not None:
+            narrow = _narrow(c, product, product.adapter)
+            added = replace(product, weight=product.adapter.b)
+            found += [_weights(form, added, narrow.n)[0], TensorMap(narrow.out, rows[0].block)]
+        found += [*maps, product.out, *_biases(product, form.half), *vectors, *residuals]
         if product.angles:
             turns = product.angles
             found += [turns.cos, turns.sin, given_or(turns.positions, c.m)]

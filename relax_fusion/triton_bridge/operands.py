@@ -10,12 +10,14 @@ from tvm import ir, tirx
 
 from ..estimator.families.triton_matmul.tiles import kernel_steps, launches
 from ..estimator.prediction import ceil_div
-from ..launch.arguments import Out
+from ..launch.arguments import Out, Workspace
 from ..workload import (
     ACTIVATIONS,
+    Adapter,
     DynamicDim,
     GatedFFN,
     NormMatmul,
+    Projection,
     Rope,
     Step,
     Workload,
@@ -47,6 +49,15 @@ class Angles:
 
 
 @dataclass(frozen=True)
+class AdapterWeights:
+    """An adapter beside a product's weight, and its A and B."""
+
+    form: Adapter
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
 class Product:
     """One matmul, or a gated pair of them, and where it reads and writes.
 
@@ -57,7 +68,7 @@ class Product:
     weight: Any
     n: int
     layout: str
-    out: Out
+    out: Out | Workspace
     up: Any = None
     bias: Any = None
     up_bias: Any = None
@@ -67,6 +78,7 @@ class Product:
     merged: str = "no"
     angles: Angles | None = None
     half: int = 0
+    adapter: AdapterWeights | None = None
 
     @property
     def weights(self) -> list[Any]:
@@ -161,7 +173,14 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
             operands=tuple(given[name] for name in names),
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
             half=p.rope.distance if p.rope else 0,
+            adapter=_adapter(p, given, index),
         )
+
+
+def _adapter(p: Projection, given: Mapping[str, Any], index: int) -> AdapterWeights | None:
+    if p.adapter is None:
+        return None
+    return AdapterWeights(p.adapter, given[f"w{index}_a"], given[f"w{index}_b"])
 
 
 def _spelled(steps: Sequence[Step]) -> Iterator[str]:

@@ -19,18 +19,17 @@ from .gated_ffn import GatedFFN
 from .graph import Graph, in_order
 from .heads import Heads
 from .matmul_chain import MatmulChain
+from .norm import Norm
 from .norm_matmul import (
-    EPILOGUE_STEPS,
-    Norm,
+    Adapter,
     NormMatmul,
     Projection,
     Rope,
-    Step,
     WeightLayout,
-    operand_name,
-    operand_names,
+    narrow_matmuls,
 )
 from .operators import ACTIVATIONS
+from .steps import EPILOGUE_STEPS, Step, operand_name, operand_names
 
 Workload = NormMatmul | GatedFFN | MatmulChain | Attention | Chain
 
@@ -40,6 +39,7 @@ __all__ = [
     "EPILOGUE_STEPS",
     "FLOAT_BYTES",
     "INTEGER_DTYPES",
+    "Adapter",
     "Atom",
     "Attention",
     "BiasOp",
@@ -64,6 +64,7 @@ __all__ = [
     "Workload",
     "extent",
     "in_order",
+    "narrow_matmuls",
     "operand_name",
     "operand_names",
 ]

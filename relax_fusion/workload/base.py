@@ -72,6 +72,11 @@ class Described:
         raise NotImplementedError
 
     @property
+    def is_adapted(self) -> bool:
+        """Whether a weight has an adapter beside it."""
+        return False
+
+    @property
     def ranged(self) -> dict[str, Dim]:
         """What plans are chosen by, as it is called in the graph: rows, and what else there is."""
         return {"rows": self.graph["x"].shape[-2]}

@@ -11,7 +11,8 @@ from .base import Atom, Described
 from .dims import Dim, DynamicDim
 from .dtypes import STORED_BYTES
 from .graph import Block, Graph
-from .norm_matmul import Norm, NormMatmul, Projection
+from .norm import Norm
+from .norm_matmul import NormMatmul, Projection
 from .roofline import Sizes, is_contraction, size_at
 from .values import Axis, Expr, Op, Read, parts, reads
 

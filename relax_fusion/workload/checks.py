@@ -16,8 +16,9 @@ from .dtypes import DTYPE_BYTES
 from .gated_ffn import GatedFFN
 from .heads import Heads
 from .matmul_chain import MatmulChain
-from .norm_matmul import EPILOGUE_STEPS, NormMatmul, Projection, Rope
+from .norm_matmul import Adapter, NormMatmul, Projection, Rope
 from .operators import ACTIVATIONS
+from .steps import EPILOGUE_STEPS
 
 _SIZES = ("k", "r", "n", "q_heads", "kv_heads", "head_dim", "v_dim", "window")
 _DIMS = ("rows", "batch", "q_len", "kv_len")
@@ -111,6 +112,8 @@ def _wrong_projection(projection: Projection) -> Iterator[str]:
     if projection.layout not in ("nk", "kn"):
         yield f"layout is {shown(projection.layout)}, must be 'nk' or 'kn'"
     yield from _unknown(projection.epilogue)
+    if projection.adapter is not None:
+        yield from _wrong_adapter(projection.adapter, projection)
     if rope is None:
         return
     if isinstance(n, DynamicDim):
@@ -119,6 +122,18 @@ def _wrong_projection(projection: Projection) -> Iterator[str]:
     if projection.epilogue not in ((), ("bias",)):
         yield f"steps are {shown(projection.epilogue)}, only a bias can come before a rotation"
     yield from _wrong_rope(rope, n)
+
+
+def _wrong_adapter(adapter: Adapter, projection: Projection) -> Iterator[str]:
+    """Yield what is wrong with what is added to a product."""
+    if adapter.rank < 1:
+        yield f"an adapter's rank is {adapter.rank}, must be an integer from 1 on"
+    if adapter.layout not in ("nk", "kn"):
+        yield f"an adapter's layout is {shown(adapter.layout)}, must be 'nk' or 'kn'"
+    if not isfinite(adapter.scale):
+        yield f"an adapter's scale is {adapter.scale}, must be finite"
+    if projection.rope is not None or projection.packed is not None:
+        yield "a projection with an adapter is rotated or packed, must be neither"
 
 
 def _wrong_rope(rope: Rope, n: int) -> Iterator[str]:

@@ -11,7 +11,8 @@ from .dims import Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator
 from .formats import Packed
 from .graph import Graph
-from .norm_matmul import Norm, NormMatmul, Projection, WeightLayout, normalised
+from .norm import Norm, normalised
+from .norm_matmul import NormMatmul, Projection, WeightLayout
 from .values import Axis, Expr, apply
 
 

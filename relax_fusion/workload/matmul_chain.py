@@ -9,7 +9,8 @@ from .base import Atom, Described
 from .builder import GraphBuilder
 from .dims import Dim, extent, renamed
 from .graph import Graph
-from .norm_matmul import NormMatmul, Projection, Step, WeightLayout, epilogue
+from .norm_matmul import NormMatmul, Projection, WeightLayout
+from .steps import Step, epilogue
 from .values import Axis
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from .base import Atom, Described
 from .builder import GraphBuilder, Handle
@@ -13,47 +13,15 @@ from .dims import PRICED_COLUMNS, Dim, extent, renamed
 from .dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .formats import Packed
 from .graph import Graph
-from .operators import ACTIVATIONS
+from .norm import Norm, normalised
 from .roofline import Sizes
-from .values import Axis, AxisValue, Const, Expr, Read, Size, apply
+from .steps import Step, epilogue
+from .values import Axis, AxisValue, Const, Expr, Read
 
-EPILOGUE_STEPS = ("bias", "residual", "scale", *ACTIVATIONS)
-
-Step: TypeAlias = str | float
-"""A step after a matmul: one of `EPILOGUE_STEPS`, or a number that multiplies."""
+if TYPE_CHECKING:
+    from .gated_ffn import GatedFFN
 
 WeightLayout = Literal["nk", "kn"]
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A normalisation over the last axis, with an optional residual add in front of it.
-
-    Parameters
-    ----------
-    kind : {"rms", "layer"}
-        ``x / sqrt(mean(x^2) + eps)`` or ``(x - mean) / sqrt(var + eps)``, times gamma (plus beta).
-    eps : float
-        Added to the mean square or the variance.
-    beta : bool
-        Whether a shift is added (LayerNorm only).
-    residual : bool
-        Whether the input is the sum of two tensors, added here.
-    returns_sum : bool
-        Whether that sum is an output too.
-    returns_norm : bool
-        Whether the normalised value is an output too (a post-norm residual reads it).
-    unit_offset : bool
-        Whether the rows are multiplied by ``1 + gamma``, as Gemma's are.
-    """
-
-    kind: Literal["rms", "layer"]
-    eps: float
-    beta: bool = False
-    residual: bool = False
-    returns_sum: bool = False
-    returns_norm: bool = False
-    unit_offset: bool = False
 
 
 @dataclass(frozen=True)
@@ -122,6 +90,27 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """A product of two narrow matrices beside a weight: ``x W + (scale x A) B`` (LoRA).
+
+    ``scale x A`` is rounded to the dtype, as the tensor between two matmuls.
+
+    Parameters
+    ----------
+    rank : int
+        Columns of A, and rows of B.
+    layout : {"nk", "kn"}
+        Of A: "nk" is the transposed ``[rank, k]``.  B lies as the weight does.
+    scale : float
+        A number that multiplies.
+    """
+
+    rank: int
+    layout: WeightLayout
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
 class Projection:
     """One matmul with its weight of `n` output features and the steps after it.
 
@@ -139,6 +128,8 @@ class Projection:
         A rotation after the epilogue, which then has no step but a bias.
     packed : Packed, optional
         How the weight is stored, where it takes fewer bits than its dtype has.
+    adapter : Adapter, optional
+        What is added to the product, before the steps.
     """
 
     n: Dim
@@ -146,6 +137,7 @@ class Projection:
     epilogue: tuple[Step, ...] = ()
     rope: Rope | None = None
     packed: Packed | None = None
+    adapter: Adapter | None = None
 
     @property
     def columns(self) -> int:
@@ -207,12 +199,25 @@ class NormMatmul(Described):
     @property
     def _is_alone(self) -> bool:
         """Whether no pass is left that fuses a part of it."""
-        return self.norm is None and len(self.outputs) == 1
+        return self.norm is None and len(self.outputs) == 1 and not self.is_adapted
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether a projection's weight has an adapter beside it."""
+        return any(p.adapter is not None for p in self.outputs)
 
     @cached_property
     def _parts(self) -> list[NormMatmul]:
-        outputs = [replace(p, rope=None) if self._is_alone else p for p in self.outputs]
-        return [replace(self, norm=None, outputs=(p,)) for p in outputs]
+        """What each projection comes to, an adapter's second matmul with the sum behind it."""
+        found = []
+        for p in self.outputs:
+            whole, low = replace(p, rope=None) if self._is_alone else p, p.adapter
+            found.append(replace(self, norm=None, outputs=(replace(whole, adapter=None),)))
+            if low is not None:
+                up = Projection(p.n, p.layout, ("residual",))
+                found.append(narrow_matmuls(self, (low,)))
+                found.append(replace(found[-2], k=low.rank, outputs=(up,)))
+        return found
 
     def _at(self, count: Callable[[Graph, Sizes], Any], sizes: Sizes) -> Any:
         """Count columns that are only known at run time as many as they are priced for."""
@@ -234,8 +239,17 @@ class NormMatmul(Described):
         i, k, x = source
         j, out = Axis(f"j{index}", renamed(projection.n, f"columns{index}")), f"out{index}"
         weight = projection.layout, projection.packed
-        value: Expr = product(g, (x, i, k, j), weight, self.dtype, index)
-        value = epilogue(g, projection.epilogue, (value, (i, j)), step_dtype(self.dtype), index)
+        value: Expr = product(g, (x, i, k, j), weight, self.dtype, str(index))
+        adapter = projection.adapter
+        if adapter is not None:
+            r, down = Axis(f"r{index}", adapter.rank), (adapter.layout, None)
+            total = product(g, (x, i, k, r), down, self.dtype, f"{index}_a")
+            scaled = total * Const(adapter.scale) if adapter.scale != 1 else total
+            low = g.map(f"low{index}", (i, r), scaled, self.dtype, rounds=True)
+            up = projection.layout, None
+            value = value + product(g, (low, i, r, j), up, self.dtype, f"{index}_b")
+        steps, dtype = projection.epilogue, step_dtype(self.dtype)
+        value = epilogue(g, steps, (value, (i, j)), dtype, index)
         if projection.rope is None:
             g.output(g.map(out, (i, j), value, self.out_dtype))
             return
@@ -244,30 +258,10 @@ class NormMatmul(Described):
         _rotated(g, projection.rope, (unrotated, result), (i, projection.columns), index)
 
 
-def normalised(g: GraphBuilder, norm: Norm | None, axes: tuple[Axis, Axis], dtype: str) -> Handle:
-    """Write down x ``[rows, k]`` and its norm; return what the matmuls read."""
-    i, k = axes
-    shape = (i.size, k.size)
-    x = g.input("x", shape, dtype)
-    if norm is None:
-        return x
-    if norm.residual:
-        residual = g.input("residual", shape, dtype)
-        x = g.map("x_sum", axes, x[i, k] + residual[i, k], dtype, rounds=True)
-        if norm.returns_sum:
-            g.output(x)
-    gamma = g.input("gamma", (k.size,), dtype)
-    beta = g.input("beta", (k.size,), dtype) if norm.beta else None
-    centred: Expr = x[i, k]
-    if norm.kind == "layer":
-        centred = centred - g.sum("mean_sum", (i,), (k,), x[i, k])[i] / Size(k.size)
-    square = g.sum("square_sum", (i,), (k,), centred * centred)
-    factor: Expr = gamma[k] + 1.0 if norm.unit_offset else gamma[k]
-    value = centred * apply("rsqrt", square[i] / Size(k.size) + norm.eps) * factor
-    result = g.map("x_norm", axes, value if beta is None else value + beta[k], dtype)
-    if norm.returns_norm:
-        g.output(result)
-    return result
+def narrow_matmuls(work: NormMatmul | GatedFFN, adapters: Sequence[Adapter]) -> NormMatmul:
+    """Return the first matmuls of adapters of the weights of `work`: what makes ``scale x A``."""
+    down = (Projection(a.rank, a.layout, (a.scale,) * (a.scale != 1)) for a in adapters)
+    return NormMatmul(work.rows, work.k, tuple(down), None, work.dtype, work.dtype)
 
 
 def product(
@@ -275,7 +269,7 @@ def product(
     source: tuple[Handle, Axis, Axis, Axis],
     weight: tuple[WeightLayout, Packed | None],
     dtype: str,
-    index: int,
+    index: str,
 ) -> Read:
     """Write down a weight and the matmul of x ``[i, k]`` by it; return an element ``[i, j]``."""
     (x, i, k, j), (layout, packed) = source, weight
@@ -283,39 +277,6 @@ def product(
     w = g.input(f"w{index}", shape, dtype, packed)
     factor = w[j, k] if layout == "nk" else w[k, j]
     return g.sum(f"acc{index}", (i, j), (k,), x[i, k] * factor, accumulator(dtype))[i, j]
-
-
-def operand_name(step: str, index: int, position: int) -> str:
-    """Return how a graph calls the operand of the step at a position of a projection's steps."""
-    return f"{step}{index}_{position}"
-
-
-def operand_names(steps: Sequence[Step], index: int) -> list[str]:
-    """Return how a graph calls the operands of the steps of projection number `index`, in order."""
-    named = ((s, p) for p, s in enumerate(steps) if isinstance(s, str) and s not in ACTIVATIONS)
-    return [operand_name(step, index, position) for step, position in named]
-
-
-def epilogue(
-    g: GraphBuilder,
-    steps: tuple[Step, ...],
-    element: tuple[Expr, tuple[Axis, ...]],
-    dtype: str,
-    index: int,
-) -> Expr:
-    """Write down the operands of steps after a matmul; return an element behind them."""
-    value, axes = element
-    for position, step in enumerate(steps):
-        if isinstance(step, float):
-            value = value * Const(step)
-        elif step in ACTIVATIONS:
-            value = apply(step, value)
-        else:
-            along = axes if step == "residual" else axes[-1:]
-            name = operand_name(step, index, position)
-            operand = g.input(name, [a.size for a in along], dtype)[along]
-            value = value * operand if step == "scale" else value + operand
-    return value
 
 
 def _rotated(

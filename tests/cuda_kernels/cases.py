@@ -12,6 +12,7 @@ from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
 from relax_fusion.estimator.families.cuda_matmul.tiles import CudaPlan
 from relax_fusion.hardware import DeviceSpec
 from relax_fusion.workload import (
+    Adapter,
     DynamicDim,
     GatedFFN,
     NormMatmul,
@@ -65,6 +66,14 @@ def rotated(
     """Return matmuls with biases, of whose features some turn."""
     found = tuple(Projection(n, layout, ("bias",), rope) for n, rope in outputs)
     return NormMatmul(ROWS, K, found, None, dtype, dtype)
+
+
+def adapted(*ranks: int, steps: tuple[Any, ...] = (), **changes: Any) -> NormMatmul:
+    """Return matmuls with adapters, of as many weights as there are ranks."""
+    fields = {"k": K, "n": N, "dtype": "float16", "layout": "nk", "a": "nk", **changes}
+    each = (Adapter(rank, fields["a"], fields.get("scale", 0.5)) for rank in ranks)
+    outputs = (Projection(fields["n"], fields["layout"], steps, adapter=a) for a in each)
+    return NormMatmul(ROWS, fields["k"], tuple(outputs), None, fields["dtype"], fields["dtype"])
 
 
 def gated(merged: bool = True, gate_first: bool = True, **changes: Any) -> GatedFFN:
@@ -215,6 +224,16 @@ CASES = {
         plan(64, 24, swapped=1),
     ),
     "turned_up_first": Case(gated(layout="kn", gate_first=False), plan(24, 64, split_k=2)),
+    "adapter": Case(adapted(16), plan(16, 64)),
+    "adapter_steps": Case(adapted(72, steps=EVERY_STEP), plan(40, 128)),
+    "adapter_swapped": Case(
+        adapted(8, steps=("residual",), dtype="bfloat16", a="kn"), plan(64, 40, swapped=1)
+    ),
+    "adapter_split": Case(adapted(16, steps=("bias",), k=328), plan(16, 64, split_k=4)),
+    "adapter_shared": Case(adapted(64, scale=1.0), plan(32, 64, cluster_m=2, cluster_n=2)),
+    "adapter_turns": Case(adapted(24), plan(16, 64, turns=2, num_stages=3)),
+    "adapters": Case(adapted(16, 40, 8, steps=("bias",)), plan(16, 128, groups_n=2)),
+    "adapter_turned": Case(adapted(16, layout="kn"), plan(16, 64), early=False),
 }
 
 ROPE = Rope(128, 128, "float16")

@@ -94,6 +94,19 @@ FORMS = {
         )
         for name, (p, apart, dtype) in ROTATED.items()
     },
+    **{
+        f"adapters_{name}": MatmulForm(
+            *(LONG[name], "float16", "", True), products=3, dependent=True, adapter_steps=1
+        )
+        for name in ("one_group", "two_groups_of_features", "turns_rows_tall", "split")
+    },
+    "narrow": MatmulForm(
+        *(plan(64, 64, swapped=1, num_stages=12, split_k=8), "float16"),
+        steps=("times:0.5",),
+        dependent=True,
+        early=True,
+        released=True,
+    ),
 }
 KNOWN_SPILLS = {
     "two_groups_of_features": 72,
@@ -109,9 +122,13 @@ KNOWN_SPILLS = {
     "rotated_rows_tall": 136,
     "rotated_turns": 16,
     "rotated_float32": 56,
+    "adapters_two_groups_of_features": 40,
+    "adapters_turns_rows_tall": 48,
+    "adapters_split": 76,
 }
 """Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, of
-results of four bytes, or with features that turn."""
+results of four bytes, or with features that turn; with three adapters, of the thread that copies
+(none where they are left out)."""
 
 needs_nvrtc = pytest.mark.skipif(find_nvrtc() is None, reason=f"needs {NEEDED}")
 

@@ -34,7 +34,8 @@ PIECES = "          for_pieces([&](unsigned char* here, u64 there) {\n"
 STORES = PIECES + "            *(uint4*)(at.product.out"
 ENDS = "        }\n      }\n      for (int step = 0"
 EXPECT = "            barrier_expect(barrier, STAGE_BYTES{});\n            copy"
-WAIT = "      if constexpr (DEPENDENT) wait_for_predecessor();\n      for"
+WAIT = "      if constexpr (DEPENDENT && !LATE) wait_for_predecessor();\n"
+RELEASE = "      if constexpr (RELEASED) release_successor();\n"
 ALL_GROUPS = "        threads_sync<128 * GROUPS>(ALL_GROUPS);"
 HEADS = "place < by.heads"
 ROTATED_SYNC = "    threads_sync<128>(share.meeting);\n"
@@ -91,10 +92,31 @@ DEFECTS = {
         *("split", "  if constexpr (CLUSTER > 1) cluster_sync();", "", "block . has ended")
     ),
     "copies_before_barriers": Defect("plain", "    barriers_ready();\n", "", "not known to copies"),
-    "reads_too_early": Defect("plain", WAIT, "for", NUMBERS),
+    "reads_too_early": Defect("plain", WAIT + RELEASE, RELEASE, NUMBERS),
     "reads_weights_too_early": Defect(
         "not_early", "if constexpr (DEPENDENT && EARLY)", "if constexpr (DEPENDENT)", NUMBERS
     ),
+    "adapter_reads_too_early": Defect(
+        "adapter", "        if (LATE && adapted) wait_for_predecessor();\n", "", NUMBERS
+    ),
+    "adapter_releases_too_early": Defect(
+        *(
+            "adapter_split",
+            "      if constexpr (LATE) wait_for_predecessor();\n      if",
+            "      if",
+        ),
+        "the next kernel begins before",
+    ),
+    "adapter_is_released_too_early": Defect(
+        "adapter", WAIT + RELEASE, RELEASE + WAIT, "the next kernel begins before"
+    ),
+    "adapter_begins_again": Defect(
+        "adapter_steps",
+        "        if (adapted) step -= steps_of_k;\n        if",
+        "        if",
+        NUMBERS,
+    ),
+    "adapter_has_other_rows": Defect("adapters", "*at.product.narrow : x", "x : x", NUMBERS),
     "registers": Defect(
         "groups_tall", "COPYING_REGISTERS = 40", "COPYING_REGISTERS = 48", "wait for registers"
     ),

@@ -11,7 +11,7 @@ from relax_fusion.estimator.families.triton_matmul.family import TritonMatmul
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware import device
 from relax_fusion.hardware.target import device_of
-from relax_fusion.workload import DynamicDim, GatedFFN, NormMatmul, Rope
+from relax_fusion.workload import Adapter, DynamicDim, GatedFFN, NormMatmul, Rope
 
 from ..support.contraction_cases import RMS, Case, cases, plain, turned
 from ..support.gpu import gpu_target, needs_gpu
@@ -27,12 +27,16 @@ LARGER_ROTATED = replace(LARGER, outputs=(turned(ROPE, 384, "bias"),))
 QUERIES, KEYS = (turned(replace(ROPE, features=n), n, "bias") for n in (384, 128))
 LARGER_TOGETHER = replace(LARGER, outputs=(QUERIES, KEYS, plain(128)))
 LARGER_TWO = replace(LARGER, norm=None, outputs=(plain(192, "bias"), plain(72, "gelu", "residual")))
+ADAPTED = [replace(plain(384, "bias", "residual"), adapter=Adapter(r, "nk", 0.5)) for r in (16, 72)]
+LARGER_ADAPTED = replace(LARGER, norm=None, outputs=(*ADAPTED, plain(72)))
 LARGER_WORKS = {
     "norm_matmul": LARGER,
     "gated": LARGER_GATED,
     "rotated": LARGER_ROTATED,
     "together": LARGER_TOGETHER,
     "two": LARGER_TWO,
+    "adapted": LARGER_ADAPTED,
+    "norm_adapted": replace(LARGER, outputs=(ADAPTED[0], ADAPTED[0])),
 }
 
 

@@ -117,7 +117,7 @@ class Llvm:
     works: dict[Workload, str] = field(default_factory=dict)
 
     def takes(self, work: Workload) -> bool:
-        if work.dtype in INTEGER_DTYPES:
+        if work.dtype in INTEGER_DTYPES or work.is_adapted:
             return False
         if self.panels and (isinstance(work, Attention) or work.dtype != "float16"):
             return False  # one dtype for less to compile
@@ -155,7 +155,7 @@ def _scheduled(work: Workload, name: str, panels: bool) -> tirx.PrimFunc:
 
 
 def _unsupported(work: Workload) -> bool:
-    if isinstance(work, MatmulChain):
+    if isinstance(work, MatmulChain) or work.is_adapted:
         return True
     family = TritonAttention() if isinstance(work, Attention) else TritonMatmul()
     return family.refuses(work, H200) is not None
@@ -253,11 +253,15 @@ class Gpu:
     family: str
 
     def takes(self, work: Workload) -> bool:
+        if self.backend == "tir" and work.is_adapted:
+            return False
         if self.backend == "tir":
             return self.family in ("", "mma") or not isinstance(work, Attention | MatmulChain)
         in_attention = self.family in ("pointer", "flash", "groups")
         in_contraction = self.family not in ("flash", "groups")
         fits = in_attention if isinstance(work, Attention) else in_contraction
+        if work.is_adapted:
+            return self.family == "cuda"
         return fits and not _unsupported(work)
 
     def __call__(self, work: Workload, inputs: Arrays) -> Arrays:

@@ -10,6 +10,7 @@ import pytest
 
 from ..support.small_workloads import (
     ACTIVE,
+    ADAPTED,
     ATTENTION,
     BIASED,
     BOUNDED,
@@ -22,6 +23,7 @@ from ..support.small_workloads import (
     LAYER_ADDED,
     MASKED,
     PLAIN,
+    RMS,
     RMS_ADDED,
     RMS_ROWS,
     ROTATED,
@@ -104,6 +106,12 @@ def test_n3_nan_in_a_weight_is_nan_in_its_pair(run: Run) -> None:
 def test_n3_nan_in_a_weight_of_a_chain(run: Run) -> None:
     assert np.isnan(spoilt(run, "w0", (4, 7))["out1"]).all()
     assert_nan(spoilt(run, "w1", (4, 7))["out1"], (slice(None), 4))
+
+
+@on_every_backend(adapted=ADAPTED, normed=replace(ADAPTED, norm=RMS))
+def test_n3_nan_in_a_weight_of_an_adapter(run: Run) -> None:
+    assert np.isnan(spoilt(run, "w0_a", (4, 7))["out0"]).all()
+    assert_nan(spoilt(run, "w0_b", (4, 7))["out0"], (slice(None), 4))
 
 
 @on_every_backend(steps=STEPS, **ACTIVE)

@@ -11,6 +11,7 @@ import pytest
 from relax_fusion.workload.reference import rounded
 
 from ..support.small_workloads import (
+    ADAPTED,
     ATTENTION,
     BRAIN,
     CHAIN,
@@ -152,7 +153,18 @@ def test_r6_the_tensor_between_two_matmuls_is_rounded(run: Run) -> None:
     assert (run(given)["out1"] == one).all()
 
 
-MARKED = {RMS_ADDED: "x_sum", LAYER_ADDED: "x_sum", CHAIN: "out0"}
+@on_every_backend(half=ADAPTED, brain=replace(ADAPTED, **BRAIN))
+def test_r6_the_tensor_of_an_adapter_is_rounded(run: Run) -> None:
+    given = zeros(run.work, rows=4)
+    one = 2048 if run.work.dtype == "float16" else 256
+    given["x"][:, :2] = one, 1
+    given["w0_a"][0, :2] = 1
+    given["w0_b"][:, 0] = 1
+    given["w0"][:, 0] = -2
+    assert (run(given)["out0"] == 0).all()  # of 2 * (one + 1) - 2 * one
+
+
+MARKED = {RMS_ADDED: "x_sum", LAYER_ADDED: "x_sum", CHAIN: "out0", ADAPTED: "low0"}
 
 
 @pytest.mark.parametrize("work", [*MARKED, GATED_SILU, STEPS, ROTATED, ATTENTION])

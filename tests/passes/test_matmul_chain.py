@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tvm
 
@@ -241,3 +243,21 @@ def machine():
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda c: c.name)
 def test_numbers(machine, chain: Chain) -> None:
     assert_numbers(*machine, chain)
+
+
+@pytest.mark.parametrize("rank", [8, 16, 64])
+@pytest.mark.parametrize("rows", [16, 256, 4096])
+def test_on_hopper_two_launches_are_faster_where_rows_or_weights_are_many(
+    rank: int, rows: int
+) -> None:
+    """And each is of the family whose tiles fit narrow matmuls, at least where it has few rows."""
+    sizes = f"x[{rows},4096] A[{rank},4096] B[14336,{rank}]"
+    chain = Chain("adapter", sizes, NT + "y = R.multiply(m, R.const(2.0, 'float16'))", "y")
+    options = {"target": make_target("h200"), "backend": "triton", "validate": False}
+    mod = module([replace(chain, dtype="float16")])
+    mod, (declined,) = run_pass(mod, PASS, **options)
+    assert declined.decline.reason is Reason.NOT_PROFITABLE
+    _, apart = run_pass(mod, "FuseMatmulEpilogue", **options)
+    families = [{plan.family for _, plan in d.plans.entries} for d in apart]
+    assert families[0] == {"cuda"} and len(families) == 2
+    assert families[1] == {"cuda"} or rows > 64

@@ -65,9 +65,6 @@ DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32}
 UNWRITTEN = 0xFEED
 """The bits of a NaN that no conversion makes: what is in results, and around tensors."""
 
-ROWS_INDEX = 2
-"""The argument that is the map of the rows; the other maps are of weights."""
-
 MARGIN = 512
 """Bytes in front of a tensor, and behind it."""
 
@@ -231,6 +228,16 @@ class Emulated:
     args: Sequence[Any]
     early: bool = False
 
+    @property
+    def later(self) -> list[bool]:
+        """Which arguments the kernel in front makes, as far as the launch knows."""
+        (given,) = re.findall(r"#define PARAMETERS (.*)", self.source.text)
+        names = [re.findall(r"\w+", one)[-1] for one in given.split(",")]
+        known = [name for name in names if self.early and "weight" in name]
+        if "narrow0" in names:
+            known = [name for name in names if not name.startswith("narrow")]
+        return [self.source.options.dependent_launch and name not in known for name in names]
+
     def run(self, outs: Sequence[np.ndarray], how: How = AT_ONCE) -> int:
         """Fill `outs`; return how often lanes that load or store matrices meet in a bank."""
         if self.clusters == 0:
@@ -239,11 +246,10 @@ class Emulated:
         targets = [Buffer(unwritten(out)) for out in outs]
         left, boxes = iter(targets), iter(self.source.tensor_maps)
         buffers, arguments = [*targets], []
-        for index, arg in enumerate(self.args):
+        for arg, later in zip(self.args, self.later, strict=True):
             array = arg.of if isinstance(arg, TensorMap) else arg
-            is_weight = isinstance(arg, TensorMap) and index != ROWS_INDEX
             if isinstance(array, np.ndarray):
-                buffers.append(Buffer(array, dependent and not (self.early and is_weight)))
+                buffers.append(Buffer(array, later))
             at = next(left).at if arg is None else buffers[-1].at
             box = next(boxes) if isinstance(arg, TensorMap) else None
             arguments.append(_packed(arg, at, box))
@@ -293,7 +299,7 @@ def emulated_launch(
             return tensors[outputs[value.index]]
         return tensors[value.name] if is_tensor(value) else values(value)
 
-    args = [None if isinstance(a, Out) else known(a) for a in step.args]
+    args = [None if _is_result(a) else known(a) for a in step.args]
     return Emulated(step.source, values(step.grid[0]), args)
 
 
@@ -323,7 +329,7 @@ def emulated(
     values = Values(params, list(inputs.values()))
     for step in steps_of(work, plan, params, dev, early):
         if isinstance(step, SourceStep):
-            outs = [tensors[names[a.index]] for a in step.args if isinstance(a, Out)]
+            outs = [_result(a, values, tensors, names) for a in step.args if _is_result(a)]
             launch = replace(emulated_launch(step, values, tensors, names), early=early)
             assert launch.run(outs, how) == 0, "lanes meet in banks"
             continue
@@ -334,6 +340,20 @@ def emulated(
         made = interpreter(floats, dtypes, [done])
         tensors |= {n: a.astype(numpy_dtype(dtypes[n])) for n, a in made.items()}
     return {name: tensors[name] for name in names}
+
+
+def _is_result(value: Any) -> bool:
+    return isinstance(value, Out | Workspace)
+
+
+def _result(
+    value: Out | Workspace, values: Values, tensors: Arrays, outputs: Sequence[str]
+) -> np.ndarray:
+    """Return what a launch fills: a result, or a workspace that another launch reads."""
+    if isinstance(value, Out):
+        return tensors[outputs[value.index]]
+    room = np.full([values(n) for n in value.shape], 77, numpy_dtype(value.dtype))
+    return tensors.setdefault(f"room{id(value)}", room)
 
 
 def steps_of(

@@ -10,6 +10,7 @@ from typing import Any
 
 from relax_fusion.workload import (
     ACTIVATIONS,
+    Adapter,
     Attention,
     DynamicDim,
     GatedFFN,
@@ -54,6 +55,8 @@ ROTATED_EIGHTS = replace(ROTATED, outputs=(HEAD,))
 GATED = GatedFFN(ROWS, K, N, "nk", True, True, "relu", None, "float16", "float16", bias=True)
 GATED_SILU = replace(GATED, activation="silu", norm=RMS, bias=False)
 CHAIN = MatmulChain(ROWS, K, R, N, ("nk", "nk"), ("bias",), (0.5, "residual"), "float16", "float32")
+ADAPTED = projected("bias")
+ADAPTED = replace(ADAPTED, outputs=(replace(ADAPTED.outputs[0], adapter=Adapter(R, "nk", 2.0)),))
 BYTES = NormMatmul(ROWS, 520, (Projection(N, "nk"),), None, "uint8", "int32")
 
 D = 16

@@ -20,7 +20,7 @@ from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.triton_bridge.steps import SourceStep
 from relax_fusion.workload import DynamicDim, Norm, NormMatmul, Projection, Rope
 
-from ..cuda_kernels.cases import gated, integers, matmul, plan, rotated
+from ..cuda_kernels.cases import adapted, gated, integers, matmul, plan, rotated
 from ..support.emulated import H200, steps_of
 from ..support.launches import parameters
 from .common import kernels, launched
@@ -155,6 +155,26 @@ def test_products_that_are_rotated_alike_are_a_launch() -> None:
     assert [text(found[f"positions{i}"]) for i in (0, 1)] == ["m", "m"]
 
 
+@pytest.mark.parametrize("norm", [None, Norm("rms", 1e-5)], ids=["plain", "normed"])
+def test_a_launch_in_front_makes_what_adapters_read(norm: Norm | None) -> None:
+    work = replace(adapted(16, 24, 72, steps=("bias",)), norm=norm)  # of 1, 1 and 2 steps of 64
+    *before, low, both, other_low, other = steps(work)
+    assert len(before) == (norm is not None)
+    for made, read, count in ((low, both, 2), (other_low, other, 1)):
+        args, of = (dict(zip(names(step), step.args, strict=True)) for step in (read, made))
+        for index in range(count):
+            assert args[f"narrow{index}"].of is of[f"out{index}"]
+            assert args[f"narrow{index}"].block == args["x"].block
+        assert args["x"].of is of["x"].of
+        assert "RELEASED = 1;" in made.source.text and "EARLY = 1;" in made.source.text
+        assert "RELEASED = 0;" in read.source.text and "EARLY = 0;" in read.source.text
+        assert "ADAPTER_STEPS = 0;" in made.source.text
+    found = [text(dict(zip(names(s), s.args, strict=True))["adapter0"]) for s in (both, other)]
+    assert found == ["64 lines of w0_b as [136, 16]", "64 lines of w2_b as [136, 72]"]
+    assert "ADAPTER_STEPS = 1;" in both.source.text and "ADAPTER_STEPS = 2;" in other.source.text
+    assert "sum *= 0.5f;" in low.source.text and "sum *=" not in both.source.text
+
+
 @pytest.mark.parametrize("early", [True, False])
 def test_weights_are_read_early_where_no_kernel_writes_them(early: bool) -> None:
     (step,) = steps(matmul(), early=early)
@@ -207,6 +227,15 @@ def test_plans_become_launches_of_compiled_kernels() -> None:
     for kernel in found:
         assert kernel.block == (256, 1, 1) and kernel.image.startswith(b"\x7fELF")
         assert kernel.options.dependent_launch
+
+
+@needs_nvrtc
+def test_an_adapter_becomes_two_compiled_kernels() -> None:
+    mod = emitted(adapted(16), PlanTable(((None, plan(64, 64)),)))
+    assert launched(mod) == ["matmul", "matmul"]
+    found = kernels(mod)["matmul"]
+    assert sorted(len(k.tensor_maps) for k in found) == [3, 5]
+    assert all(k.options.dependent_launch for k in found)
 
 
 @needs_nvrtc

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from relax_fusion.workload import (
+    Adapter,
     Atom,
     Attention,
     DynamicDim,
@@ -47,6 +48,15 @@ EXPECTED: dict[str, tuple[Workload, list[Atom]]] = {
     ),
     "alone": (alone(K), [Atom(0, alone(K), 10)]),
     "rotated": (alone(Q), [Atom(0, alone(replace(Q, rope=None)), 10), Atom(2 * 10 * 32 * 2)]),
+    "adapted": (
+        alone(replace(K, adapter=Adapter(8, "kn", 2.0)), K),
+        [
+            Atom(0, alone(K), 10),
+            Atom(0, alone(Projection(8, "kn", (2.0,))), 10),
+            Atom(0, replace(alone(Projection(16, "nk", ("residual",))), k=8), 10),
+            Atom(0, alone(K), 10),
+        ],
+    ),
     "gated": (
         GATED,
         [Atom(0, alone(Projection(96, "nk"), norm=RMS), 10), Atom(3 * OUT)],

@@ -78,6 +78,15 @@ void check_access(const void* pointer, u64 bytes) {
   fail("16 bytes are moved that are neither of shared memory nor of a tensor");
 }
 
+void check_store(const void* pointer) {
+  const u64 at = (u64)pointer;
+  for (int i = 0; i < machine->how.outs; ++i) {
+    const u64 out = (u64)machine->how.tensor[i].at;
+    if (out <= at && at < out + machine->how.tensor[i].bytes && !machine->predecessor_ended)
+      fail("a result is written before the kernel in front has ended");
+  }
+}
+
 void sync_threads(int name, int threads) {
   meet(own_block().meetings[name], threads ? threads : machine->how.threads, [name] {
     return "threads_sync(" + text(name) + ") of block " + text(self().rank);

@@ -59,6 +59,7 @@ u16 to_bits(float value);
 unsigned char* shared_memory();
 u32 address_of(const void* pointer);
 void check_access(const void* pointer, u64 bytes);
+void check_store(const void* pointer);
 void sync_threads(int name, int threads);
 void arrive_threads(int name, int threads);
 void sync_warp();
@@ -94,6 +95,7 @@ struct uint4 : Four {
   uint4& operator=(const uint4& other) {
     on_cpu::check_access(this, 16);
     on_cpu::check_access(&other, 16);
+    on_cpu::check_store(this);
     memmove(this, &other, 16);
     return *this;
   }

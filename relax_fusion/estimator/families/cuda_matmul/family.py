@@ -19,7 +19,7 @@ from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
-from . import cost
+from . import adapters, cost
 from .dtypes import lines_fit, refuses_dtypes
 from .tiles import (
     FAMILY,
@@ -112,6 +112,17 @@ KINDS = {
 fastest plan in some of 739 shapes that were timed
 (`docs/experiments/2026-11-24-cuda_matmul.md` says what was left out, and why)."""
 
+NARROW_COLUMNS = 128
+NARROW = (
+    _Kind(64, 1, 1, 1, 8, 8),
+    _Kind(64, 1, 1, 1, 8, 32, split_k=2),
+    _Kind(64, 1, 1, 1, 8, 48, split_k=4),
+    _Kind(64, 1, 1, 1, 8, 64, split_k=8),
+)
+"""Tiles that are tried as well for weights of so few features, as those of adapters: with rows as
+the tall operand nothing is multiplied in vain, and parts of k fill the chip.  None was timed.
+Tiles of fewer features than there are, up to 64, would read x again and are not tried."""
+
 FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
 was timed with more."""
@@ -143,6 +154,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     plan = CudaPlan
     error = OWN_BASELINE_ERROR
+    adapts = True
     breaks = Breaks((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
@@ -164,8 +176,13 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
+        weights = tile_weights(work)
+        columns = max(p.columns for p in _projections(work))
+        narrow = weights == 1 and columns <= NARROW_COLUMNS
         smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
-        return iter(_plans(tile_weights(work), pairs_apart(work), smem, work.dtype))
+        kinds = KINDS[weights] + NARROW * narrow
+        found = _plans(kinds, weights, pairs_apart(work), smem, work.dtype)
+        return (p for p in found if not narrow or p.block_n >= min(PART, columns))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
@@ -213,7 +230,11 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         plan, rows, projections = CudaPlan.of(plan), rows_of(work, size), _projections(work)
         waits = _adds_residual(work) and not copies_residual(plan, work.out_dtype)
         store_s = cost.RESIDUAL_S * waits + cost.ROTATED_S * any(p.rope for p in projections)
-        return cost.predict(plan, shape, columns, dev, rows, store_s)
+        if not work.is_adapted:
+            return cost.predict(plan, shape, columns, dev, rows, store_s)
+        shape = adapters.longer(work)
+        whole = cost.predict(plan, shape, columns, dev, rows, store_s)
+        return adapters.priced(whole, adapters.in_front(self, work, dev, rows), dev)
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -275,6 +296,10 @@ def _refused(projection: Projection, work: MatmulWork) -> str | None:
         return f"n is {projection.n}, family {FAMILY!r} stores {lanes} features at a time"
     if projection.rope is not None:
         return _unrotated(projection, projection.rope, work)
+    if projection.adapter is not None and projection.adapter.rank % 8:
+        return f"an adapter has rank {projection.adapter.rank}, lines are copied by 8 elements"
+    if projection.adapter is not None and work.dtype not in HALF_DTYPES:
+        return f"adapters are {work.dtype}, family {FAMILY!r} takes {' and '.join(HALF_DTYPES)}"
     if steps.count("residual") > 1:
         return f"an epilogue has several residuals, family {FAMILY!r} adds one"
     if "residual" in steps and own != work.out_dtype:
@@ -293,6 +318,8 @@ def _unrotated(projection: Projection, rope: Rope, work: MatmulWork) -> str | No
     if work.dtype not in HALF_DTYPES or work.out_dtype != work.dtype:
         types = f"of {work.dtype} to {work.out_dtype}"
         return f"family {FAMILY!r} rotates results of {' and '.join(HALF_DTYPES)}, none {types}"
+    if projection.adapter is not None:
+        return f"family {FAMILY!r} rotates a matmul without an adapter"
     if set(projection.epilogue) - {"bias"}:
         return f"family {FAMILY!r} rotates a matmul with a bias, and with no other step before it"
     apart, period = rope.distance, rope.period or projection.columns
@@ -319,14 +346,14 @@ def _projections(work: MatmulWork) -> tuple[Projection, ...]:
 
 @lru_cache(maxsize=8)
 def _plans(
-    weights: int, apart: bool, smem_bytes: tuple[int, int], dtype: str
+    kinds: tuple[_Kind, ...], weights: int, apart: bool, smem_bytes: tuple[int, int], dtype: str
 ) -> tuple[CudaPlan, ...]:
     """Return the plans for one weight, or for two of a tile, with as many stages as fit.
 
     `smem_bytes` are of a multiprocessor and of a block; `apart` is that of `other_bytes`.
     """
     (of_sm, of_block), found = smem_bytes, list[CudaPlan]()
-    for kind in KINDS[weights]:
+    for kind in kinds:
         smem = min(of_sm // kind.blocks - SYSTEM_SMEM_BYTES, of_block)
         for wide in LINES:
             if kind.least <= wide <= kind.most and wide % (8 * kind.groups_wide) == 0:

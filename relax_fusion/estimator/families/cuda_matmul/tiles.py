@@ -15,7 +15,8 @@ import pydantic
 
 from ....hardware.instructions import SLICE_BYTES
 from ....validation import Count
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Rope
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection, Rope
+from ...prediction import ceil_div
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
 
@@ -31,6 +32,9 @@ SLICES = LINE_BYTES // SLICE_BYTES
 
 PART = 64
 """Lines of the tall operand of an accumulator."""
+
+ADAPTER_K = LINE_BYTES // 2
+"""Elements of a rank in a stage: adapters are halves."""
 
 STORE_BYTES = 4096
 """What a warp group carries through shared memory at once, on its way out."""
@@ -192,7 +196,7 @@ def together(work: NormMatmul | GatedFFN) -> list[list[int]]:
         for some in launches(work)
         for alike in split_alike(
             some,
-            lambda i: (outputs[i].layout, outputs[i].epilogue),
+            lambda i: (outputs[i].layout, outputs[i].epilogue, adapter_form(outputs[i])),
             lambda i: outputs[i].rope,
         )
     ]
@@ -227,3 +231,11 @@ def pairs_apart(work: NormMatmul | GatedFFN) -> bool:
 def tile_weights(work: NormMatmul | GatedFFN) -> int:
     """Return the weights of a tile: 2 of a gated pair, and where pairs of features turn."""
     return 2 if isinstance(work, GatedFFN) or pairs_apart(work) else 1
+
+
+def adapter_form(projection: Projection) -> tuple[int, str, float] | None:
+    """Return what adapters have in common whose projections a launch computes: steps, and A's."""
+    adapter = projection.adapter
+    if adapter is None:
+        return None
+    return ceil_div(adapter.rank, ADAPTER_K), adapter.layout, adapter.scale

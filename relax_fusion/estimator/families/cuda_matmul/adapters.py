@@ -1,0 +1,114 @@
+"""Adapters of the matmul kernel in CUDA C++: the launches in front of it, and what they cost.
+
+A launch of the same kernel makes ``x A``, and that of ``x W`` goes on with ``(x A) B``: some more
+steps, of other tensors.  It begins when the one in front has, and waits for it before these steps
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from ....hardware import DeviceSpec
+from ....workload import GatedFFN, NormMatmul, narrow_matmuls
+from ...family import KernelFamily
+from ...prediction import Prediction, ceil_div, next_power
+from ...shape import MatmulShape, matmul_shape
+from ..triton_matmul.cost import NEXT_LAUNCH_S
+from .cost import FILL_S
+from .tiles import ADAPTER_K, CudaPlan, together
+
+
+def narrow_works(work: NormMatmul | GatedFFN) -> list[NormMatmul]:
+    """Return the first matmuls of adapters, those of each launch together."""
+    if isinstance(work, GatedFFN):
+        return []
+    groups = ([work.outputs[i].adapter for i in alike] for alike in together(work))
+    return [narrow_matmuls(work, found) for alike in groups if (found := [a for a in alike if a])]
+
+
+@lru_cache(maxsize=256)
+def longer(work: NormMatmul | GatedFFN) -> MatmulShape:
+    """Return the shape of a workload whose k has the longest rank behind it, in whole steps."""
+    outputs = () if isinstance(work, GatedFFN) else work.outputs
+    rank = max(p.adapter.rank for p in outputs if p.adapter is not None)
+    steps = ceil_div(work.k, ADAPTER_K) + ceil_div(rank, ADAPTER_K)
+    return replace(matmul_shape(work, pairs=False), k=ADAPTER_K * steps)
+
+
+def narrow_plan(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int | None
+) -> CudaPlan:
+    """Return the cheapest plan by which one warp group makes the ``x A`` of adapters.
+
+    That is of as many rows as the next power of two, so that few are priced.
+
+    Parameters
+    ----------
+    family : KernelFamily
+        `CudaMatmul`.
+    work : NormMatmul
+        The first matmuls of adapters (`narrow_matmuls`).
+    dev : DeviceSpec
+        The device.
+    rows : int, optional
+        Up to which it serves; None if nothing bounds them.
+    """
+    most = family.breaks.open_size if rows is None else rows
+    return _cheapest(family, work, dev, next_power(most))
+
+
+@lru_cache(maxsize=1024)
+def _cheapest(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec, rows: int
+) -> CudaPlan:
+    plans = family.worth(_plans_alone(family, work, dev), work, dev, (rows, rows))
+    return CudaPlan.of(min(plans, key=lambda p: family.predict(p, work, dev, rows).seconds))
+
+
+@lru_cache(maxsize=64)
+def _plans_alone(
+    family: KernelFamily[NormMatmul], work: NormMatmul, dev: DeviceSpec
+) -> list[CudaPlan]:
+    plans = (CudaPlan.of(p) for p in family.plans(work, dev))
+    alone = (p for p in plans if p.multiplying == 1 and p.cluster == p.split_k)
+    return [p for p in alone if next(family.violations(p, work, dev), None) is None]
+
+
+@lru_cache(maxsize=4096)  # for all plans of the whole weights
+def in_front(
+    family: KernelFamily[NormMatmul], work: NormMatmul | GatedFFN, dev: DeviceSpec, rows: int
+) -> list[tuple[float, Prediction]]:
+    """Return what each launch of `narrow_works` costs, and the part of the device that it takes."""
+    lows = [(low, narrow_plan(family, low, dev, rows)) for low in narrow_works(work)]
+    return [(taken(p, low, dev, rows), family.predict(p, low, dev, rows)) for low, p in lows]
+
+
+def taken(plan: CudaPlan, work: NormMatmul, dev: DeviceSpec, rows: int) -> float:
+    """Return which part of the multiprocessors a launch of narrow weights takes."""
+    tiles = ceil_div(rows, plan.block_m) * sum(
+        ceil_div(p.columns, plan.block_n) for p in work.outputs
+    )
+    return min(1.0, tiles * plan.cluster / plan.blocks / dev.sm_count)
+
+
+def priced(
+    whole: Prediction, first: Sequence[tuple[float, Prediction]], dev: DeviceSpec
+) -> Prediction:
+    """Return the price of all launches.
+
+    The multiprocessors that a launch in front takes are free for the other when it ends; its sums
+    are wanted at the end.  No constant here was fitted.
+
+    Parameters
+    ----------
+    whole : Prediction
+        Of the launches of whole weights, all steps included.
+    first : sequence of (float, Prediction)
+        Of those in front, each with the part of the multiprocessors that it takes.
+    """
+    later = sum(NEXT_LAUNCH_S + part * (low.seconds - dev.launch_s) for part, low in first)
+    latest = FILL_S + max(low.seconds for _, low in first)
+    return replace(whole, seconds=max(whole.seconds + later, latest))
