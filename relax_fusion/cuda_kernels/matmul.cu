@@ -9,6 +9,9 @@
 //
 // In front of this text stand the constants of a form, which `text.py` writes:
 //   SWAPPED                          whether rows of x are the tall operand
+//   REGISTERS                        whether the tall operand goes through registers
+//   BLOCK_K, TALL_LINE, TALL_UNITS   elements of k of a stage; bytes and elements that a stage has
+//                                    of a line of the tall operand's tensor
 //   TURNED                           whether weights are [k, features]; they are tall then
 //   TALL, GROUPS_TALL                lines of a tile (of each weight), and warp groups along them
 //   WIDE, GROUPS_WIDE                the same of the wide operand
@@ -22,7 +25,6 @@
 //   DEPENDENT, EARLY                 launched before its predecessor ends; weights are read then
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
-constexpr int BLOCK_K = 64;  // 128 bytes of k: the widest swizzle
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
 constexpr int MULTIPLYING = TURNS * GROUPS;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
@@ -30,9 +32,9 @@ constexpr int PARTS = TALL / BOX;                    // of a warp group, each of
 constexpr int WIDE_PART = WIDE / GROUPS_WIDE;        // lines of the wide operand of a warp group
 constexpr int SUMS = WIDE_PART / 2;                  // of a thread, for each part
 constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS : 1;
-constexpr int TALL_BYTES = TALL_TILES * TALL * LINE;
-constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
-constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : 2;  // 16 elements of k, in 16 bytes
+constexpr int TALL_BYTES = TALL_TILES * TALL * TALL_LINE;
+constexpr int PIECE_BYTES = WIDE_TILES * WIDE * LINE;  // of the wide operand, for 64 elements of k
+constexpr int STAGE_BYTES = TALL_BYTES + BLOCK_K / 64 * PIECE_BYTES;
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int STORED = 32;                           // lines of the wide operand stored at once
@@ -52,6 +54,7 @@ struct Product {
   Number* out;
   const Number *vectors[VECTORS + 1], *residual;
   int features;
+  const Number* scales[WEIGHTS];  // of packed weights
 
   // The operands along the features, of one of them.
   __device__ __forceinline__ void load(float (&to)[VECTORS + 1], int feature) const {
@@ -66,13 +69,13 @@ struct Tile {
 };
 
 // Copy LINES lines to all WANTING blocks, of which this one copies its share.
-template <int LINES, int WANTING>
-__device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int step, int line,
+template <int LINES, int WANTING, int BYTES = LINE>
+__device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int k, int line,
                                            u32 barrier, int own, u16 ranks) {
   constexpr int share = LINES / WANTING;
-  const int k = step * BLOCK_K, first = own * share;
+  const int first = own * share;
   if constexpr (WANTING > 1) {
-    copy_to(to + first * LINE, from, k, line + first, barrier, ranks);
+    copy_to(to + first * BYTES, from, k, line + first, barrier, ranks);
   } else {
     copy(to, from, k, line, barrier);
   }
@@ -143,20 +146,20 @@ matmul(PARAMETERS) {
         for (int i = 0; i < WEIGHTS; ++i) {
           const TensorMap& from = i ? *at.product.up_weight : *at.product.weight;
           if constexpr (SWAPPED) {
-            copy_lines<WIDE, CLUSTER_ROWS>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
-                                           barrier, own_row, same_feature);
+            copy_lines<WIDE, CLUSTER_ROWS>(to + TALL_BYTES + i * WIDE * LINE, from, step * BLOCK_K,
+                                           at.feature, barrier, own_row, same_feature);
           } else {
             #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-              const u32 there = to + (i * PARTS + part) * BOX * LINE;
+              const u32 there = to + (i * PARTS + part) * BOX * TALL_LINE;
               const int feature = at.feature + part * BOX;
               if constexpr (TURNED) {  // lines of 64 features
                 #pragma unroll
                 for (int own = 0; own < BOX; own += 64)
                   copy(there + own * LINE, from, feature + own, step * BLOCK_K, barrier);
               } else {
-                copy_lines<BOX, CLUSTER_ROWS>(there, from, step, feature, barrier, own_row,
-                                              same_feature);
+                copy_lines<BOX, CLUSTER_ROWS, TALL_LINE>(there, from, step * TALL_UNITS, feature,
+                                                         barrier, own_row, same_feature);
               }
             }
           }
@@ -166,11 +169,14 @@ matmul(PARAMETERS) {
         if constexpr (SWAPPED) {
           #pragma unroll
           for (int part = 0; part < PARTS; ++part)
-            copy_lines<BOX, CLUSTER_FEATURES>(to + part * BOX * LINE, x, step, at.row + part * BOX,
-                                              barrier, own_feature, same_row);
+            copy_lines<BOX, CLUSTER_FEATURES>(to + part * BOX * LINE, x, step * BLOCK_K,
+                                              at.row + part * BOX, barrier, own_feature, same_row);
         } else {
-          copy_lines<WIDE, CLUSTER_FEATURES>(to + TALL_BYTES, x, step, at.row, barrier, own_feature,
-                                             same_row);
+          #pragma unroll
+          for (int i = 0; i < BLOCK_K / 64; ++i)
+            copy_lines<WIDE, CLUSTER_FEATURES>(to + TALL_BYTES + i * PIECE_BYTES, x,
+                                               step * BLOCK_K + 64 * i, at.row, barrier,
+                                               own_feature, same_row);
         }
       };
 
@@ -211,6 +217,10 @@ matmul(PARAMETERS) {
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
     float sums[WEIGHTS * PARTS][SUMS];
+#if REGISTERS
+    constexpr int TALLS = TALL_TILES * PARTS;
+    ThroughRegisters<LINES<TALLS, BOX>, TALLS, PARTS, PIECE_BYTES> tall{{tall_group, warp, lane, k}};
+#endif
     if (TURNS > 1 && turn > 0) threads_arrive<256>(TURN);
     for (int index = first + turn * stride, number = turn; index < tiles;
          index += TURNS * stride, number += TURNS) {
@@ -231,11 +241,22 @@ matmul(PARAMETERS) {
       int before = -1;  // the stage whose products may still be under way
       // A parity tells only the next phase of a stage from the one before: wait for those in front
       if constexpr (TURNS > 1) threads_sync<256>(TURN + turn);
+#if REGISTERS
+      tall.lines.begin(at.product.scales, at.feature, at.product.features, begin);
+#endif
       for (int step = begin; step < end; ++step) {
         barrier_wait(full + 8 * stage, parity);
         const u32 base = ring + stage * STAGE_BYTES;
-        const u64 tall = operand(base + tall_group * 64 * LINE);
         const u64 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
+        const auto release = [&] {  // all products of the stage before have ended
+          if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
+        };
+#if REGISTERS
+        tall.lines.begin_stage(step, end - 1);
+        tall.multiply_stage(sums, memory + stage * STAGE_BYTES, wide, step > begin, release);
+#else
+        const u64 tall = operand(base + tall_group * 64 * LINE);
+        constexpr int tall_step = TURNED ? 16 * LINE >> 4 : 2;  // 16 elements of k, in 16 bytes
         products_begin();
         #pragma unroll
         for (int sixteen = 0; sixteen < BLOCK_K / 16; ++sixteen) {
@@ -243,13 +264,13 @@ matmul(PARAMETERS) {
           for (int i = 0; i < WEIGHTS * PARTS; ++i) {
             const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX;
             const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
-            multiply(sums[i], tall + (tall_lines * LINE >> 4) + TALL_STEP * sixteen,
+            multiply(sums[i], tall + (tall_lines * LINE >> 4) + tall_step * sixteen,
                      wide + (wide_lines * LINE >> 4) + 2 * sixteen, step > begin || sixteen > 0);
           }
         }
         products_of_before();
-        if (before >= 0 && lane < BLOCKS_THAT_SHARE)
-          barrier_arrive(empty + 8 * before, lane);
+        release();
+#endif
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }

@@ -14,16 +14,17 @@ from typing import Annotated
 import pydantic
 
 from ....validation import Count
-from ....workload import GatedFFN, NormMatmul
+from ....workload import GatedFFN, NormMatmul, Packed
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
 
 FAMILY = "cuda"
 
-BLOCK_K = 64
-"""Elements of k of a stage: 128 bytes, the widest swizzle of shared memory."""
+LINE_BYTES, LINE_K = 128, 64
+"""The widest swizzle of shared memory, and how many elements of k it holds."""
 
-LINE_BYTES = 128
+BLOCK_K = 64
+"""Elements of k of a stage where weights are not packed: one line."""
 
 STORED_LINES = 32
 """Lines of the wide operand that a warp group stores at once."""
@@ -128,9 +129,15 @@ class CudaPlan(TilePlan):
         return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}"
 
 
-def stage_bytes(plan: CudaPlan, weights: int) -> int:
+def line_bytes(plan: CudaPlan, packed: Packed | None) -> int:
+    """Return the bytes of one feature of a weight in a stage."""
+    return plan.block_k * (packed.bits if packed else 16) // 8
+
+
+def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> int:
     """Return the shared memory of one step along k; `weights` are 2 of a gated pair."""
-    return (plan.block_m + weights * plan.block_n) * LINE_BYTES
+    rows = plan.block_m * line_bytes(plan, None)
+    return rows + weights * plan.block_n * line_bytes(plan, packed)
 
 
 def other_bytes(plan: CudaPlan) -> int:
@@ -138,9 +145,9 @@ def other_bytes(plan: CudaPlan) -> int:
     return plan.multiplying * STORE_BYTES + 2 * 8 * plan.num_stages
 
 
-def smem_bytes(plan: CudaPlan, weights: int) -> int:
+def smem_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> int:
     """Return the shared memory of a thread block."""
-    return plan.num_stages * stage_bytes(plan, weights) + other_bytes(plan)
+    return plan.num_stages * stage_bytes(plan, weights, packed) + other_bytes(plan)
 
 
 def accumulators(plan: CudaPlan, weights: int) -> int:
