@@ -24,12 +24,10 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
 template <int COUNT>
 __device__ __forceinline__ void load_words(const void* from, u32 (&to)[COUNT]) {
   if constexpr (COUNT == 4) {
-    uint4 four;
-    four = *(const uint4*)from;
+    const uint4 four = *(const uint4*)from;
     to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
   } else if constexpr (COUNT == 2) {
-    uint2 two;
-    two = *(const uint2*)from;
+    const uint2 two = *(const uint2*)from;
     to[0] = two.x, to[1] = two.y;
   } else {
     to[0] = *(const u32*)from;
@@ -48,12 +46,15 @@ struct PackedLines {
   int rows[TALLS][2];  // where those of a line begin
   u32 now[TALLS][2][SCALE_WORDS], next[TALLS][2][SCALE_WORDS];
   int groups, line, turn, quarter;
+  u32 fields, large, factor, offset;  // as constants, they were moved to registers for each number
 
   __device__ __forceinline__ PackedLines(int tall_group, int warp, int lane, int k) {
     groups = GROUP > 0 ? ceil_div(k, GROUP) : 1;
     line = tall_group * 64 + 16 * warp + lane / 4;
     turn = (line * TALL_LINE >> 7 & TURNS_OF) << 4;
     quarter = lane % 4;
+    const u32 none = k >> 31;
+    fields = FIELDS ^ none, large = LARGE ^ none, factor = FACTOR ^ none, offset = OFFSET ^ none;
   }
 
   // Begin a tile: ask for the scales of its first step.
@@ -112,16 +113,16 @@ struct PackedLines {
   }
 
   // Two fields, each in a half of a word, to numbers.
-  static __device__ __forceinline__ u32 numbers_of(u32 fields, u32 scales) {
-    const u32 large = (fields & FIELDS) ^ LARGE;
+  __device__ __forceinline__ u32 numbers_of(u32 word, u32 scales) const {
+    const u32 both = (word & fields) ^ large;
     if constexpr (TALL_BITS == 8 && DTYPE[0] == 'b') {
       constexpr u32 floats = 0x4B000000;  // 2^23, whose last bit is 1
-      constexpr float offset = 8388608.0f + ZERO;
-      const float low = __uint_as_float(floats | large & 0xFFFF) - offset;
-      const float high = __uint_as_float(floats | large >> 16) - offset;
+      constexpr float zero = 8388608.0f + ZERO;
+      const float low = __uint_as_float(floats | both & 0xFFFF) - zero;
+      const float high = __uint_as_float(floats | both >> 16) - zero;
       return multiply_pairs(pack(low, high), scales);
     } else {
-      return multiply_pairs(multiply_add_pairs(large, FACTOR, OFFSET), scales);
+      return multiply_pairs(multiply_add_pairs(both, factor, offset), scales);
     }
   }
 
@@ -134,20 +135,20 @@ struct PackedLines {
       const u32 scale = __byte_perm(now[i][half][group / 2], 0, group % 2 ? 0x3232 : 0x1010);
       #pragma unroll
       for (int sixteen = 0; sixteen < PIECE / 16; ++sixteen) {
-        u32 fields[2];  // of eight elements, and of the next eight
+        u32 found[2];  // where eight elements are, and the next eight
         const u32* const own = words + 2 * sixteen * (TALL_BITS / 4);
         if constexpr (TALL_BITS == 8) {
-          fields[0] = __byte_perm(own[0], own[1], 0x1100 + 0x2222 * quarter);
-          fields[1] = __byte_perm(own[2], own[3], 0x1100 + 0x2222 * quarter);
+          found[0] = __byte_perm(own[0], own[1], 0x1100 + 0x2222 * quarter);
+          found[1] = __byte_perm(own[2], own[3], 0x1100 + 0x2222 * quarter);
         } else if constexpr (FIELDS == 0x00F0000F) {  // a byte of each word, twice
-          fields[0] = __byte_perm(own[0], own[1], 0x4040 + 0x1111 * quarter);
-          fields[1] = fields[0] >> 8;
+          found[0] = __byte_perm(own[0], own[1], 0x4040 + 0x1111 * quarter);
+          found[1] = found[0] >> 8;
         } else {
-          fields[0] = __byte_perm(own[0], own[0] >> 4, 0x4400 + 0x1111 * quarter);
-          fields[1] = __byte_perm(own[1], own[1] >> 4, 0x4400 + 0x1111 * quarter);
+          found[0] = __byte_perm(own[0], own[0] >> 4, 0x4400 + 0x1111 * quarter);
+          found[1] = __byte_perm(own[1], own[1] >> 4, 0x4400 + 0x1111 * quarter);
         }
-        to[sixteen][half] = numbers_of(fields[0], scale);
-        to[sixteen][2 + half] = numbers_of(fields[1], scale);
+        to[sixteen][half] = numbers_of(found[0], scale);
+        to[sixteen][2 + half] = numbers_of(found[1], scale);
       }
     }
   }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from math import prod
 from typing import Any
 
 from tvm import tirx
 
 from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm
-from ..estimator.families.cuda_matmul.tiles import BLOCK_K, PART, CudaPlan
+from ..estimator.families.cuda_matmul.tiles import LINE_K, PART, CudaPlan
 from ..launch.arguments import Part, TensorMap
 from .operands import Product, given_or
 from .steps import Contraction, SourceStep, ceil_div
@@ -30,6 +31,7 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
             tuple(one.steps.split()),
             len(alike),
             one.layout == "kn",
+            one.packed,
             c.dependent,
             c.early(alike, x),
         )
@@ -40,15 +42,16 @@ def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[
 def _likeness(product: Product) -> tuple[Any, ...]:
     """Return what products that share a kernel have in common."""
     biased = product.bias is not None
-    return product.layout, product.steps, biased, product.up is not None, product.activation
+    gated = product.up is not None
+    return product.layout, product.steps, biased, gated, product.activation, product.packed
 
 
 def _arguments(c: Contraction, plan: CudaPlan, products: Sequence[Product], x: Any) -> list[Any]:
     """Return the arguments in the order of the kernel's parameters."""
-    rows: list[Any] = [TensorMap(x, (plan.box_m, BLOCK_K))]
+    rows: list[Any] = [TensorMap(x, (plan.box_m, LINE_K))]
     found: list[Any] = []
     for product in products:
-        operands = [product.out, *_biases(product), *_in_order(product)]
+        operands = [product.out, *_scales(product), *_biases(product), *_in_order(product)]
         sizes = [product.n] if found else [c.m, product.n, c.work.k]
         found += [*_weights(plan, product, c.work.k), *([] if found else rows), *operands, *sizes]
     return found
@@ -58,12 +61,24 @@ def _weights(plan: CudaPlan, product: Product, k: int) -> list[TensorMap]:
     """Return the maps of the weights of gate and up, or of the only one twice."""
     n, is_kn = product.n, product.layout == "kn"
     both = product.weight, given_or(product.up, product.weight)
+    packed, step = product.packed, LINE_K
+    if packed is not None:  # counted in words
+        k, step = packed.words(k), plan.block_k // packed.fields
     width = n if is_kn else k
     if product.merged != "no":
         both = _halves(product.weight, n if is_kn else n * k, product.merged)
         width *= 2 if is_kn else 1
-    shape, box = ((k, n), (BLOCK_K, PART)) if is_kn else ((n, k), (plan.box_n, BLOCK_K))
+    shape, box = ((k, n), (step, PART)) if is_kn else ((n, k), (plan.box_n, step))
     return [TensorMap(weight, box, shape, (width, 1)) for weight in both]
+
+
+def _scales(product: Product) -> list[Any]:
+    if product.packed is None:
+        return []
+    if product.merged != "no":
+        elements = prod(map(int, product.scale.ty.shape.values)) // 2
+        return [*_halves(product.scale, elements, product.merged)]
+    return [scale for scale in (product.scale, product.up_scale) if scale is not None]
 
 
 def _biases(product: Product) -> list[Any]:

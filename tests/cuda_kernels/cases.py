@@ -72,8 +72,16 @@ class Case:
         """Return operands of few bits, whose products and sums float32 holds."""
         rng, drawn = np.random.default_rng(len(self.work.graph.inputs)), {}
         for operand in self.work.graph.inputs:
-            values = rng.integers(-7, 8, shape_of(operand, {"rows": self.rows})) / 8
-            values *= 1 / 8 if operand.name.startswith("w") else 1
+            shape, name = shape_of(operand, {"rows": self.rows}), operand.name
+            if np.dtype(operand.dtype).kind in "iu":  # words
+                limits = np.iinfo(operand.dtype)
+                drawn[name] = rng.integers(limits.min, limits.max, shape, operand.dtype, True)
+                continue
+            if name.endswith("_scale"):
+                drawn[name] = (2.0 ** rng.integers(-7, -3, shape)).astype(numpy_dtype(operand.dtype))
+                continue
+            values = rng.integers(-7, 8, shape) / 8
+            values *= 1 / 8 if name.startswith("w") else 1
             drawn[operand.name] = values.astype(numpy_dtype(operand.dtype))
         return drawn
 

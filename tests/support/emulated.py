@@ -54,7 +54,7 @@ MEMORY = "extern __shared__ __align__(1024) unsigned char memory[];"
 OWN_MEMORY = "unsigned char* const memory = on_cpu::shared_memory();"
 PRODUCTS = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(\w+)\.(\w+) .*?"
-    r"more, 1, 1, ([01]), 0;",
+    r"more, 1, 1, (?:([01]), )?0;",
     re.DOTALL,
 )
 
@@ -116,7 +116,7 @@ def on_cpu(source: CUDASource) -> str:
         f"argument<{_c_type(kind)}>(arguments[{i}])" for i, kind in enumerate(source.params)
     )
     return f"""#define PRODUCT_LINES {lines}
-#define PRODUCT_TURNED {turned}
+#define PRODUCT_TURNED {turned or 0}
 #include "hopper.h"
 {text}
 template <class T> T argument(const void* at) {{
@@ -244,7 +244,8 @@ def _packed(arg: Any, at: int, box: Sequence[int]) -> bytes:
     if isinstance(arg, TensorMap):
         (lines, k), (stride, step) = arg.layout(arg.of.shape)
         assert tuple(arg.block) == tuple(box) and step == 1
-        return struct.pack("<16Q", at, k, lines, box[1], box[0], stride, *[0] * 10)
+        size = arg.of.dtype.itemsize
+        return struct.pack("<16Q", at, k, lines, box[1], box[0], stride, size, *[0] * 9)
     return struct.pack("<i", arg) if isinstance(arg, int) else struct.pack("<Q", at)
 
 

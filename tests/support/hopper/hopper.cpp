@@ -69,11 +69,11 @@ void check_access(const void* pointer, u64 bytes) {
   const auto inside = [&](const void* from, u64 size) {
     return first >= from && first + bytes <= (const unsigned char*)from + size;
   };
-  if ((u64)pointer % bytes) fail("16 bytes are moved at an address that is no multiple of 16");
+  if ((u64)pointer % bytes) fail("bytes are moved at an address that is no multiple of their number");
   if (inside(own_block().memory, machine->how.shared_bytes)) return;
   for (int i = 0; i < machine->how.tensors; ++i)
     if (inside(machine->how.tensor[i].at, machine->how.tensor[i].bytes)) return;
-  fail("16 bytes are moved that are neither of shared memory nor of a tensor");
+  fail("bytes are moved that are neither of shared memory nor of a tensor");
 }
 
 void sync_threads(int name, int threads) {
@@ -113,13 +113,16 @@ void arrive(u32 barrier, int rank) {
 void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks) {
   Map map;
   std::memcpy(&map, &from, sizeof map);
-  if (2 * map.box_k != 128) fail("lines of a box are not as wide as the swizzle");
-  if (to % 128) fail("a copy goes to an address that is no multiple of 128");
-  Copy copy{{}, to, barrier, ranks};
+  const u32 width = map.size * map.box_k;
+  if (width != 32 && width != 64 && width != 128) fail("there is no swizzle as wide as the lines");
+  if (to % (8 * width)) fail("a copy goes to an address where its swizzle does not begin");
+  if (map.size * map.stride % 16) fail("lines of a tensor map are no multiples of 16 bytes");
+  Copy copy{{}, to, barrier, ranks, width};
   for (u64 i = 0; i < map.box_lines; ++i)
-    for (u64 j = 0; j < map.box_k; ++j) {
-      const bool inside = line + i < map.lines && k + j < map.k;
-      copy.elements.push_back(inside ? map.data[(line + i) * map.stride + k + j] : 0);
+    for (u64 j = 0; j < width; ++j) {
+      const bool inside = line + i < map.lines && k + j / map.size < map.k;
+      const u64 at = ((line + i) * map.stride + k) * map.size + j;
+      copy.bytes.push_back(inside ? map.data[at] : 0);
     }
   if (machine->how.late) {
     machine->copies.push_back(copy);
@@ -168,12 +171,14 @@ void matrices(bool store, bool columns, u32 address, u32& first, u32& second) {
   second = own.value[1];
 }
 
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned) {
+void start_product(float* sums, int count, const u32* registers, u64 tall, u64 wide, bool more,
+                   bool turned) {
   if (!self().fenced) fail("products begin without products_begin");
-  self().begun.push_back({sums, count, tall, wide, more, turned});
+  self().begun.push_back({sums, count, registers, tall, wide, more, turned});
 }
 
 void commit_products() {
+  self().fenced = false;
   self().groups.push_back(self().begun);
   self().begun.clear();
 }

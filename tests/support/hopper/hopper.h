@@ -66,7 +66,8 @@ void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32
 int own_rank();
 void change_registers(int count, bool more);
 void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
-void start_product(float* sums, int count, u64 tall, u64 wide, bool more, bool turned);
+void start_product(float* sums, int count, const u32* registers, u64 tall, u64 wide, bool more,
+                   bool turned);
 void wait_for_products(int but);
 void commit_products();
 
@@ -79,6 +80,9 @@ void commit_products();
 struct uint4 {
   u32 x, y, z, w;
 
+  uint4(const uint4& other) : x(other.x), y(other.y), z(other.z), w(other.w) {
+    on_cpu::check_access(&other, 16);
+  }
   uint4& operator=(const uint4& other) {
     on_cpu::check_access(this, 16);
     on_cpu::check_access(&other, 16);
@@ -87,15 +91,44 @@ struct uint4 {
   }
 };
 
+struct uint2 {
+  u32 x, y;
+
+  uint2(const uint2& other) : x(other.x), y(other.y) { on_cpu::check_access(&other, 8); }
+};
+
 inline int min(int a, int b) { return a < b ? a : b; }
 inline void __syncthreads() { on_cpu::sync_threads(0, 0); }
 inline void __syncwarp() { on_cpu::sync_warp(); }
 inline u32 __cvta_generic_to_shared(const void* pointer) { return on_cpu::address_of(pointer); }
 
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+  u32 chosen = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 which = selector >> 4 * i & 7;
+    chosen |= ((which < 4 ? low : high) >> which % 4 * 8 & 255) << 8 * i;
+  }
+  return chosen;
+}
+inline float __uint_as_float(u32 bits) {
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
 // Of maths.cu
 inline float number(u16 bits) { return on_cpu::to_float(bits); }
 inline u32 pack(float low, float high) {
   return on_cpu::to_bits(low) | (u32)on_cpu::to_bits(high) << 16;
+}
+
+// Of packed.cu
+inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+  return pack(number(a) * number(b) + number(c),
+              number(a >> 16) * number(b >> 16) + number(c >> 16));
+}
+inline u32 multiply_pairs(u32 a, u32 b) {
+  return pack(number(a) * number(b), number(a >> 16) * number(b >> 16));
 }
 
 // Of hopper.cu
@@ -156,7 +189,12 @@ inline void products_of_before() {
 template <int COUNT>
 void multiply(float (&sums)[COUNT], u64 tall, u64 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, COUNT, tall, wide, more != 0, PRODUCT_TURNED);
+  on_cpu::start_product(sums, COUNT, nullptr, tall, wide, more != 0, PRODUCT_TURNED);
+}
+template <int COUNT>
+void multiply(float (&sums)[COUNT], const u32 (&tall)[4], u64 wide, int more) {
+  static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
+  on_cpu::start_product(sums, COUNT, tall, 0, wide, more != 0, false);
 }
 template <int COUNT>
 void settle(float (&)[COUNT]) {

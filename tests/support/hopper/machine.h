@@ -33,6 +33,7 @@ constexpr u16 UNWRITTEN = 0xFEED;    // a NaN that no conversion makes
 struct Product {
   float* sums;
   int count;
+  const u32* registers;  // of this thread, for the tall operand; null where memory has it
   u64 tall, wide;
   bool more, turned;  // `turned`: 64 tall lines lie side by side, for each element of k
 };
@@ -79,13 +80,14 @@ struct Block {
 };
 
 struct Copy {
-  std::vector<u16> elements;
-  u32 to, barrier, ranks;
+  std::vector<unsigned char> bytes;
+  u32 to, barrier, ranks, width;  // of the swizzle, in bytes
 };
 
 struct Map {  // what Python has written to a TensorMap
-  const u16* data;
+  const unsigned char* data;
   u64 k, lines, box_k, box_lines, stride;  // `k` elements of a line, `stride` from line to line
+  u64 size;                                // of an element, in bytes
 };
 
 struct Machine {
@@ -155,7 +157,9 @@ u16 element_at(Block& block, u32 address) {
   return bits;
 }
 
-u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+u32 swizzled(u32 address, u32 width = 128) {
+  return address ^ (address >> 7 & width / 16 - 1) << 4;
+}
 
 }  // namespace
 }  // namespace on_cpu

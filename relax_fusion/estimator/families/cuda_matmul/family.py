@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
-from ....workload import GatedFFN, NormMatmul, Projection
+from ....workload import GatedFFN, NormMatmul, Packed, Projection
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction, ceil_div
 from ...shape import Size, matmul_shape, rows_of
@@ -19,6 +19,7 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
+from .packed import packed_of, packed_violations, refuses_packed
 from .tiles import (
     BLOCK_K,
     FAMILY,
@@ -149,8 +150,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         if work.out_dtype != work.dtype:
             return f"results are {work.out_dtype}, family {FAMILY!r} stores {work.dtype}"
         shape = matmul_shape(work)
-        if shape.unpacked_bytes:
-            return f"family {FAMILY!r} reads weights that are not packed"
+        if shape.unpacked_bytes and (reason := refuses_packed(work, shape.layouts)):
+            return reason
         if work.k % 8:
             return f"k is {work.k}, rows of a tensor map must be multiples of 8 elements"
         return next(filter(None, map(_refused, _projections(work))), None)
@@ -172,14 +173,18 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             yield f"a warp group has {plan.wide // plan.groups_wide} lines, at most {MOST_LINES}"
         if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
-        given = {"block_k": BLOCK_K, "num_warps": 4 * (plan.multiplying + 1)}
+        packed = packed_of(work)[0]
+        step = plan.block_k if packed else BLOCK_K
+        given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         if plan.num_stages < LEAST_STAGES:
             yield f"num_stages is {plan.num_stages}, must be at least {LEAST_STAGES}"
         yield from _register_violations(plan, weights)
-        yield from _cluster_violations(plan, weights, work.k)
+        if packed is not None:
+            yield from packed_violations(plan, weights, packed, work.k)
+        yield from _cluster_violations(plan, weights, work.k, packed)
         foot, room = (
             self.footprint(plan, work, dev),
             dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES,
@@ -192,7 +197,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return the stages in shared memory, and the sums of a thread."""
         plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
         threads = plan.num_warps * dev.warp_size
-        return Footprint(smem_bytes(plan, weights), accumulators(plan, weights), threads)
+        smem = smem_bytes(plan, weights, packed_of(work)[0])
+        return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
@@ -226,15 +232,17 @@ def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
         yield f"a thread has {accumulators(plan, weights)} accumulators, at most {most} fit"
 
 
-def _cluster_violations(plan: CudaPlan, weights: int, k: int) -> Iterator[str]:
+def _cluster_violations(
+    plan: CudaPlan, weights: int, k: int, packed: Packed | None
+) -> Iterator[str]:
     if plan.cluster not in (1, 2, 4, 8):
         yield f"a cluster has {plan.cluster} thread blocks, must be 1, 2, 4 or 8"
     if plan.split_k > 1 and plan.cluster > plan.split_k:
         yield f"split_k is {plan.split_k}, blocks that split k share no copies"
-    if plan.split_k > ceil_div(k, BLOCK_K):
-        yield f"split_k is {plan.split_k}, k has {ceil_div(k, BLOCK_K)} blocks"
+    if plan.split_k > ceil_div(k, plan.block_k):
+        yield f"split_k is {plan.split_k}, k has {ceil_div(k, plan.block_k)} blocks"
     sums = 4 * weights * plan.block_m * plan.block_n
-    if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights):
+    if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights, packed):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
     for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:
