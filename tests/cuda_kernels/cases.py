@@ -78,7 +78,9 @@ class Case:
                 drawn[name] = rng.integers(limits.min, limits.max, shape, operand.dtype, True)
                 continue
             if name.endswith("_scale"):
-                drawn[name] = (2.0 ** rng.integers(-7, -3, shape)).astype(numpy_dtype(operand.dtype))
+                drawn[name] = (2.0 ** rng.integers(-7, -3, shape)).astype(
+                    numpy_dtype(operand.dtype)
+                )
                 continue
             values = rng.integers(-7, 8, shape) / 8
             values *= 1 / 8 if name.startswith("w") else 1

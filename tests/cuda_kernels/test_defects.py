@@ -12,6 +12,7 @@ from relax_fusion.launch.cuda_source import CUDASource
 from ..support import emulated
 from ..support.emulated import LaunchError, needs_compiler, on_cpu
 from .cases import CASES, HOWS
+from .packed_cases import PACKED
 
 pytestmark = needs_compiler
 
@@ -28,7 +29,7 @@ class Defect(NamedTuple):
 NUMBERS = "wrong at"
 HANGS_EMPTY, HANGS_FULL = (rf"no thread can go on:(.|\n)*{name}\[" for name in ("empty", "full"))
 ONE_SHARES = "if constexpr (BLOCKS_THAT_SHARE == 1)"
-ARRIVAL = "        if (before >= 0 && lane < BLOCKS_THAT_SHARE)\n"
+ARRIVAL = "if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive"
 SYNC = "          threads_sync<128>(group + 1);\n"
 STORES = "          for_eighths([&](unsigned char* here, u64 there) {\n            *(uint4*)(out"
 ENDS = "        }\n      }\n      // A cluster"
@@ -36,7 +37,9 @@ EXPECT = "            barrier_expect(barrier, STAGE_BYTES{});\n            copy"
 WAIT = "      if constexpr (DEPENDENT) wait_for_predecessor();\n      for"
 ALL_GROUPS = "if constexpr (GROUPS > 1) threads_sync<128 * GROUPS>(ALL_GROUPS);"
 DEFECTS = {
-    "an_arrival_is_missing": Defect("plain", ARRIVAL, "        if (false)\n", HANGS_EMPTY),
+    "an_arrival_is_missing": Defect(
+        "plain", ARRIVAL, ARRIVAL.replace("before >= 0", "false"), HANGS_EMPTY
+    ),
     "arrivals_at_block_0_only": Defect(
         *(
             "split",
@@ -77,11 +80,36 @@ DEFECTS = {
         "groups_tall", "COPYING_REGISTERS = 40", "COPYING_REGISTERS = 48", "wait for registers"
     ),
 }
+DEFECTS |= {  # of packed weights
+    "one_set_of_registers": Defect("q4", "made[piece % 2]", "made[0]", NUMBERS),
+    "no_fence_behind_numbers": Defect(
+        "q4", "      products_begin();\n      #pragma", "      #pragma", "without products_begin"
+    ),
+    "numbers_before_their_products": Defect(
+        *("q4", "      products_of_before();\n", "      on_cpu::commit_products();\n", NUMBERS)
+    ),
+    "swizzle_of_words": Defect("q4", "& TURNS_OF) << 4", "& 0) << 4", NUMBERS),
+    "scales_of_another_step": Defect("q4", "ask(min(step + 1, last))", "ask(step)", NUMBERS),
+    "scales_of_another_group": Defect("q4", "? 0x3232 : 0x1010", "? 0x1010 : 0x1010", NUMBERS),
+    "scales_of_the_gate": Defect(
+        "q4_gate_first", "scales[i / (TALLS / WEIGHTS)]", "scales[0]", NUMBERS
+    ),
+    "scales_beyond_the_last_feature": Defect(
+        *("q4_steps_of_128", "line + 8 * half, features - 1)", "line + 8 * half, 1 << 30)"),
+        "nor of a tensor",
+    ),
+    "bytes_of_another_thread": Defect(
+        "q8",
+        "0x1100 + 0x2222 * quarter);\n          found[1]",
+        "0x1100);\n          found[1]",
+        NUMBERS,
+    ),
+}
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 def test_a_defect_is_seen(defect: Defect) -> None:
-    case = CASES[defect.case]
+    case = (CASES | PACKED)[defect.case]
 
     def broken(source: CUDASource) -> str:
         text = on_cpu(source)
