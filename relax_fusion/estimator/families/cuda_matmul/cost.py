@@ -16,10 +16,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
+from ....workload import Packed
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
-from .tiles import BLOCK_K, LINE_BYTES, PART, STORED_LINES, CudaPlan, clusters_at_once
+from .packed import PIECE
+from .tiles import PART, STORED_LINES, CudaPlan, clusters_at_once, line_bytes, stage_bytes
 
 FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
@@ -76,6 +78,10 @@ else each block goes on to its next tile."""
 CLUSTER_S = 0.908e-6
 """What blocks that share copies take longer to begin and to end."""
 
+UNPACK_CLOCKS = 50
+"""Clocks in which the four warps of a multiprocessor that can issue at once unpack 32 elements of k
+of 64 lines, beside products.  Counted in the instructions of the kernel, not measured."""
+
 STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
 """How times that overlap add up: as the sum of their powers.  The higher, the more the longest
 hides: within a step; of memory and L2; of these and the steps."""
@@ -86,12 +92,14 @@ class _Tile(NamedTuple):
 
     rows: int  # and features of the tiles of a cluster
     features: int
+    block_k: int
     blocks: int  # of a cluster
     residents: int  # of a multiprocessor
     at_once: int  # clusters
     splits: int
     flops: float  # of a step, as all that follow up to `turn_s`
     operand_clocks: float
+    unpack_clocks: float
     copied_bytes: float
     weight_bytes: float  # asked from L2: less than it gets where blocks share copies
     turn_s: float
@@ -103,24 +111,29 @@ class _Tile(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
+def _tile(plan: CudaPlan, weights: int, sm_count: int, packed: Packed | None) -> _Tile:
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
+    unpacked = parts * plan.block_k / PIECE * UNPACK_CLOCKS
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
     return _Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
+        block_k=plan.block_k,
         blocks=plan.cluster,
         residents=plan.blocks,
         at_once=clusters_at_once(plan, sm_count),
         splits=plan.split_k,
-        flops=2.0 * parts * PART * wide * BLOCK_K,
-        operand_clocks=parts * (BLOCK_K // 16) * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
-        copied_bytes=(plan.block_m + weights * plan.block_n) * LINE_BYTES,
-        weight_bytes=weights * plan.block_n * LINE_BYTES / plan.cluster_m,
+        flops=2.0 * parts * PART * wide * plan.block_k,
+        operand_clocks=parts
+        * (plan.block_k // 16)
+        * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
+        unpack_clocks=unpacked if packed else 0.0,
+        copied_bytes=stage_bytes(plan, weights, packed),
+        weight_bytes=weights * plan.block_n * line_bytes(plan, packed) / plan.cluster_m,
         turn_s=LATENCY_S / plan.num_stages,
         carry_s=SUM_S * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
@@ -154,7 +167,7 @@ def _launch(
     clusters = row_tiles * sum(ceil_div(each, tile.features) for each in columns)
     waves = ceil_div(clusters, tile.at_once)
     busiest = ceil_div(clusters * tile.residents, tile.at_once)  # tiles of one multiprocessor
-    steps = ceil_div(ceil_div(shape.k, BLOCK_K), tile.splits)
+    steps = ceil_div(ceil_div(shape.k, tile.block_k), tile.splits)
     asked = clusters * tile.blocks * steps  # steps of all blocks
 
     clock, flops_per_s = dev.clock_hz, dev.tensor_flops_per_s(shape.dtype) * TENSOR_PART
@@ -162,13 +175,14 @@ def _launch(
     read = tile.operand_clocks / clock
     copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
     turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
-    step = multiply**STEP_POWER + read**STEP_POWER + copy**STEP_POWER + turn**STEP_POWER
+    unpack = tile.unpack_clocks / clock
+    step = sum(each**STEP_POWER for each in (multiply, read, unpack, copy, turn))
     mine = busiest * steps
     inside = mine * step ** (1 / STEP_POWER)
     multiplied = asked * tile.flops / flops_per_s
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
-    weight_bytes = shape.parts * n * shape.k * shape.in_bytes
+    weight_bytes = shape.parts * n * shape.k * _element_bytes(shape)
     moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
@@ -185,8 +199,21 @@ def _launch(
     if tile.splits > 1:
         seconds += (waves - 1) * NEXT_BLOCK_S
     return _Launch(
-        seconds, waves, dram + ramp, max(l2, mine * copy), mine * max(multiply, read), mine * turn
+        seconds,
+        waves,
+        dram + ramp,
+        max(l2, mine * copy),
+        mine * max(multiply, read, unpack),
+        mine * turn,
     )
+
+
+def _element_bytes(shape: MatmulShape) -> float:
+    """Return the bytes of one element of a weight, with its part of a scale."""
+    if shape.packed is None:
+        return shape.in_bytes
+    group = shape.packed.group if shape.packed.group > 0 else shape.k
+    return shape.packed.bits / 8 + shape.in_bytes / group
 
 
 def predict(
@@ -219,7 +246,7 @@ def predict(
     Prediction
         From launch to end, in seconds.
     """
-    tile = _tile(plan, shape.parts, dev.sm_count)
+    tile = _tile(plan, shape.parts, dev.sm_count, shape.packed)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
     all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))

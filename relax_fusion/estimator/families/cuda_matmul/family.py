@@ -19,10 +19,11 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
-from .packed import packed_of, packed_violations, refuses_packed
+from .packed import packed_of, packed_plans, packed_violations, refuses_packed
 from .tiles import (
     BLOCK_K,
     FAMILY,
+    MOST_STAGES,
     PART,
     CudaPlan,
     accumulators,
@@ -111,7 +112,7 @@ FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
 was timed with more."""
 
-LEAST_STAGES, MOST_STAGES = 2, 12
+LEAST_STAGES = 2
 """A stage is handed back when the products of the next one have begun: one alone would hang."""
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
@@ -159,7 +160,9 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
         weights = 2 if isinstance(work, GatedFFN) else 1
-        return iter(_plans(weights, dev.smem_per_sm_bytes, dev.smem_per_block_bytes))
+        smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
+        packed = packed_of(work)[0]
+        return iter(packed_plans(weights, packed, *smem) if packed else _plans(weights, *smem))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""

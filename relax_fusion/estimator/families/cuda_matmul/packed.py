@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from ....workload import GatedFFN, NormMatmul, Packed
 from ...prediction import ceil_div
-from .tiles import FAMILY, PART, CudaPlan, accumulators, line_bytes
+from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
+from .tiles import (
+    FAMILY,
+    MOST_STAGES,
+    PART,
+    CudaPlan,
+    accumulators,
+    line_bytes,
+    other_bytes,
+    stage_bytes,
+)
 
 BITS = (4, 8)
 PIECE = 32
@@ -43,7 +56,7 @@ def refuses_packed(work: NormMatmul | GatedFFN, layouts: frozenset[str]) -> str 
     known = form.bits in BITS and form.number in ("", "int8") and form.lines == 1
     if not known or form.limit is not None or form.scale_dtype != work.dtype:
         what = f"{form.bits} bits, {form.number or 'unsigned'}, scales {form.scale_dtype or 'none'}"
-        return f"weights are of {what}; family {FAMILY!r} unpacks integers of 4 and 8 bits with a scale"
+        return f"weights are of {what}; family {FAMILY!r} unpacks integers of 4 and 8 bits"
     if form.group > 0 and form.group % PIECE:
         return f"{form.group} elements share a scale, family {FAMILY!r} takes multiples of {PIECE}"
     if form.zero is None or not 0 <= form.zero < 1 << form.bits:
@@ -79,3 +92,67 @@ def registers(plan: CudaPlan, weights: int, form: Packed) -> int:
     tall = weights * plan.tall // (PART * plan.groups_tall)
     each = 2 * PIECE // 4 + PIECE * form.bits // 16 + 4 * ceil_div(scales(plan, form), 2)
     return accumulators(plan, weights) + tall * each + OTHERS[min(plan.multiplying, 3)]
+
+
+class _Kind(NamedTuple):
+    """Tiles that differ in their rows alone, and in how k is split."""
+
+    tall: int
+    groups: int  # warp groups, side by side along the features
+    steps: tuple[int, ...]  # elements of k of a stage
+    rows: Iterable[int]
+    splits: tuple[int, ...] = (1,)
+    turns: int = 1
+    cluster_m: int = 1
+
+
+FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
+KINDS = {
+    1: (
+        _Kind(64, 1, (128, 256), FEW, (1, 2, 4, 8)),
+        _Kind(128, 2, (128,), FEW, (1, 2, 4, 8)),
+        _Kind(192, 3, (128,), FEW, (1, 2, 4)),
+        _Kind(128, 2, (64,), MANY, (1, 2)),
+        _Kind(128, 2, (64,), (96, 112, 128), cluster_m=2),
+        _Kind(192, 3, (64,), (*range(80, 177, 16),)),
+        _Kind(256, 2, (64,), (80, 96, 112, 128)),
+        _Kind(64, 1, (64,), MANY),
+        _Kind(64, 1, (64,), (*range(128, 257, 16),), turns=2),
+        _Kind(128, 1, (64,), (96, 112, 128), turns=2),
+    ),
+    2: (
+        _Kind(64, 1, (128, 256), FEW, (1, 2, 4)),
+        _Kind(128, 2, (64, 128), FEW, (1, 2)),
+        _Kind(192, 3, (64,), FEW),
+        _Kind(64, 1, (64,), (80, 96, 112, 128)),
+        _Kind(128, 2, (64,), (80, 96, 112, 128, 144)),
+        _Kind(64, 1, (64,), (96, 112, 128, 144), turns=2),
+    ),
+}
+"""Which plans are offered, for one weight and for a gated pair.  Not measured yet."""
+
+
+@lru_cache(maxsize=16)
+def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> tuple[CudaPlan, ...]:
+    """Return the plans for packed weights, with as many stages as fit."""
+    found = []
+    for kind in KINDS[weights]:
+        for step in kind.steps:
+            step = min(step, 128 * 8 // form.bits)
+            for rows in kind.rows:
+                plan = CudaPlan(
+                    *(rows, kind.tall, step),
+                    num_stages=1,
+                    num_warps=4 * (kind.groups * kind.turns + 1),
+                    backend="triton",
+                    family=FAMILY,
+                    groups_n=kind.groups,
+                    cluster_m=kind.cluster_m,
+                    turns=kind.turns,
+                )
+                smem = min(sm_smem - SYSTEM_SMEM_BYTES, block_smem)
+                room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+                stages = min(MOST_STAGES, room // stage_bytes(plan, weights, form))
+                plan = replace(plan, num_stages=max(1, stages))
+                found += [replace(plan, split_k=split) for split in kind.splits]
+    return tuple(dict.fromkeys(found))

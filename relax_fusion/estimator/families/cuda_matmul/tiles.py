@@ -26,6 +26,8 @@ LINE_BYTES, LINE_K = 128, 64
 BLOCK_K = 64
 """Elements of k of a stage where weights are not packed: one line."""
 
+MOST_STAGES = 12
+
 STORED_LINES = 32
 """Lines of the wide operand that a warp group stores at once."""
 
