@@ -52,7 +52,7 @@ class Product:
     """One matmul, or a gated pair of them, and where it reads and writes.
 
     `half` is the distance between the features of a pair, where they are paired: to be rotated, or
-    as those of other products of the same launch are.  `scale` and `up_scale` are of packed weights.
+    as those of other products of the same launch are.  Packed weights have scales.
     """
 
     weight: Any

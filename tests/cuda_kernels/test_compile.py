@@ -13,6 +13,8 @@ from relax_fusion.estimator.families.cuda_matmul.tiles import accumulators
 from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 
 from .cases import H200, gated, matmul, plan
+from .packed_cases import Q4, Q8, bfloat16, packed
+from .packed_cases import plan as packed_plan
 
 STEPS = ("gelu", "multiply:0:row", "times:0.5", "add:1:row", "add:2:whole")
 LONG = {
@@ -35,7 +37,33 @@ GATED = {
     "gated_split": plan(128, 64, num_stages=6, split_k=4),
     "gated_rows_tall": plan(128, 176, swapped=1, groups_n=2, num_stages=3),
 }
+PACKED = {
+    "packed": packed_plan(256, 64, num_stages=5),
+    "packed_steps_of_256": packed_plan(64, 64, 256, num_stages=3, split_k=4),
+    "packed_two_parts": packed_plan(128, 256, groups_n=2, num_stages=5),
+    "packed_two_groups": packed_plan(256, 128, groups_n=2, num_stages=5),
+    "packed_three_groups": packed_plan(176, 192, groups_n=3, num_stages=5),
+    "packed_turns": packed_plan(128, 128, turns=2, num_stages=5),
+}
+PACKED_GATED = {
+    "packed_gated": packed_plan(128, 64, num_stages=5),
+    "packed_gated_two_groups": packed_plan(144, 128, groups_n=2, num_stages=5),
+    "packed_gated_three_groups": packed_plan(64, 192, groups_n=3, num_stages=5),
+    "packed_gated_steps_of_256": packed_plan(64, 64, 256, num_stages=3),
+}
 FORMS = {
+    **{
+        name: MatmulForm(p, "float16", "", True, STEPS, packed=Q4, dependent=True, early=True)
+        for name, p in PACKED.items()
+    },
+    **{
+        name: MatmulForm(p, "bfloat16", "silu", True, packed=bfloat16(Q4), dependent=True)
+        for name, p in PACKED_GATED.items()
+    },
+    "packed_bytes": MatmulForm(packed_plan(128, 64, 128, num_stages=3), "float16", packed=Q8),
+    "packed_bytes_bfloat16": MatmulForm(
+        packed_plan(128, 64, num_stages=5), "bfloat16", packed=bfloat16(Q8)
+    ),
     **{
         name: MatmulForm(p, "float16", "", True, STEPS, dependent=True, early=True)
         for name, p in LONG.items()
@@ -49,6 +77,7 @@ KNOWN_SPILLS = {
     "turns": 48,
     "turns_rows_tall": 528,
     "gated_rows_tall": 416,
+    "packed_gated_three_groups": 8,
 }
 """Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue."""
 
@@ -59,6 +88,8 @@ def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
     family, most = CudaMatmul(), dict.fromkeys(MOST_ACCUMULATORS, 0)
     for form in FORMS.values():
         work = replace(gated() if form.activation else matmul(), k=4096)
+        if form.packed is not None:
+            work = replace(packed(work, form.packed, 4096), dtype=form.dtype, out_dtype=form.dtype)
         assert [*family.violations(form.plan, work, H200)] == []
         weights = 2 if form.activation else 1
         groups = form.plan.multiplying

@@ -19,7 +19,7 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
-from .packed import packed_of, packed_plans, packed_violations, refuses_packed
+from .packed import FEW_ROWS, packed_of, packed_plans, packed_violations, refuses_packed
 from .tiles import (
     BLOCK_K,
     FAMILY,
@@ -214,6 +214,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Leave out tiles that only pad, and tiles so low that many read each weight."""
+        if packed_of(work)[0] is not None and rows[1] <= FEW_ROWS:
+            return ()
         least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
         return (plan for plan in plans if least <= plan.block_m <= most)
 

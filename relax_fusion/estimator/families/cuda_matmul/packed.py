@@ -25,6 +25,9 @@ BITS = (4, 8)
 PIECE = 32
 """Elements of k that are unpacked at once, which share a scale."""
 
+FEW_ROWS = 16
+"""Rows up to which other families were measured, and are near what memory gives."""
+
 SWIZZLES = (32, 64, 128)
 """Bytes of a line that a swizzle of shared memory is made for."""
 
