@@ -14,12 +14,20 @@ from ..cuda_kernels.text import MatmulForm
 from ..estimator.families.cuda_matmul.tiles import LINE_K, PART, CudaPlan
 from ..launch.arguments import Part, TensorMap
 from .operands import Product, given_or
-from .steps import Contraction, SourceStep, ceil_div
+from .steps import AnyStep, Contraction, SourceStep, ceil_div
+from .unpacked import with_copies
 
 
-def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
-    """Yield a launch for all products next to each other that are alike but for their features."""
+def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[AnyStep]:
+    """Yield a launch for all products next to each other that are alike but for their features.
+
+    In front of it, where the plan says so, those that unpack weights to a copy.
+    """
     plan = CudaPlan.of(c.plan)
+    if plan.copied:
+        copies = [with_copies(c, product) for product in products]
+        yield from (step for _, steps in copies for step in steps)
+        products = [product for product, _ in copies]
     for _, group in groupby(products, _likeness):
         alike = list(group)
         one = alike[0]

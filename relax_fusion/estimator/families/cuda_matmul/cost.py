@@ -12,6 +12,7 @@ What comes before the first step and after the last of a tile is added.  Constan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -246,11 +247,16 @@ def predict(
     Prediction
         From launch to end, in seconds.
     """
+    copy_s = 0.0
+    if plan.copied:
+        moved = shape.parts * shape.n * shape.k * (_element_bytes(shape) + shape.in_bytes)
+        copy_s = NEXT_LAUNCH_S + moved / (READ_EFFICIENCY * dev.dram_bytes_per_s)
+        shape = replace(shape, packed=None)
     tile = _tile(plan, shape.parts, dev.sm_count, shape.packed)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
     all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
-    seconds = start + found.seconds
+    seconds = start + copy_s + found.seconds
     beside = shape.side_row_bytes
     if shape.has_norm:
         seconds += NORM_S["persistent"]
@@ -258,7 +264,7 @@ def predict(
     seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     terms: dict[Bound, float] = {
         "launch": start,
-        "dram": found.dram,
+        "dram": found.dram + copy_s,
         "l2": found.l2,
         "compute": found.compute,
         "latency": found.latency,

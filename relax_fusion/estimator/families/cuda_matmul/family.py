@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
@@ -19,7 +20,15 @@ from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import cost
-from .packed import FEW_ROWS, packed_of, packed_plans, packed_violations, refuses_packed
+from .packed import (
+    FEW_ROWS,
+    LEAST_COPIED,
+    packed_of,
+    packed_plans,
+    packed_violations,
+    refuses_packed,
+    unpacked_by,
+)
 from .tiles import (
     BLOCK_K,
     FAMILY,
@@ -161,13 +170,18 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Yield every tile with as many stages as fit."""
         weights = 2 if isinstance(work, GatedFFN) else 1
         smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
-        packed = packed_of(work)[0]
-        return iter(packed_plans(weights, packed, *smem) if packed else _plans(weights, *smem))
+        packed, plain = packed_of(work)[0], _plans(weights, *smem)
+        if packed is None:
+            return iter(plain)
+        copied = (replace(plan, copied=1) for plan in plain if plan.block_m >= LEAST_COPIED)
+        return chain(packed_plans(weights, packed, *smem), copied)
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
         plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
         tall, wide = PART * plan.groups_tall, 8 * plan.groups_wide
+        if plan.copied and packed_of(work)[0] is None:
+            yield "copied is 1, but weights are not packed"
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
         for name, lines in zip(names, (tall, wide), strict=True):
             if getattr(plan, name) % lines:
@@ -176,7 +190,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
             yield f"a warp group has {plan.wide // plan.groups_wide} lines, at most {MOST_LINES}"
         if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
-        packed = packed_of(work)[0]
+        packed = unpacked_by(plan, work)
         step = plan.block_k if packed else BLOCK_K
         given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
@@ -200,7 +214,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return the stages in shared memory, and the sums of a thread."""
         plan, weights = CudaPlan.of(plan), 2 if isinstance(work, GatedFFN) else 1
         threads = plan.num_warps * dev.warp_size
-        smem = smem_bytes(plan, weights, packed_of(work)[0])
+        smem = smem_bytes(plan, weights, unpacked_by(plan, work))
         return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:

@@ -28,6 +28,9 @@ PIECE = 32
 FEW_ROWS = 16
 """Rows up to which other families were measured, and are near what memory gives."""
 
+LEAST_COPIED = 96
+"""Rows of a tile from which on weights may be worth a copy, that many tiles read."""
+
 SWIZZLES = (32, 64, 128)
 """Bytes of a line that a swizzle of shared memory is made for."""
 
@@ -46,6 +49,11 @@ def packed_of(work: NormMatmul | GatedFFN) -> tuple[Packed | None, ...]:
     if isinstance(work, GatedFFN):
         return (work.packed,)
     return tuple(p.packed for p in work.outputs)
+
+
+def unpacked_by(plan: CudaPlan, work: NormMatmul | GatedFFN) -> Packed | None:
+    """Return how the weights are stored that the matmul itself unpacks; None if it has none."""
+    return None if plan.copied else packed_of(work)[0]
 
 
 def refuses_packed(work: NormMatmul | GatedFFN, layouts: frozenset[str]) -> str | None:

@@ -64,6 +64,8 @@ class CudaPlan(TilePlan):
         2: as many warp groups take turns at tiles, so that one stores while the other multiplies.
     blocks : int
         Thread blocks that a multiprocessor holds at once.
+    copied : int
+        1: packed weights are unpacked to a copy, by a launch in front.
     """
 
     swapped: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
@@ -73,6 +75,7 @@ class CudaPlan(TilePlan):
     cluster_n: Count = 1
     turns: Count = 1
     blocks: Count = 1
+    copied: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
 
     @property
     def groups(self) -> int:
@@ -127,8 +130,9 @@ class CudaPlan(TilePlan):
         tall = ", rows tall" if self.swapped else ""
         turns = ", in turns" if self.turns > 1 else ""
         two = f", {self.blocks} a multiprocessor" if self.blocks > 1 else ""
+        copied = ", of a copy" if self.copied else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}"
+        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}{copied}"
 
 
 def line_bytes(plan: CudaPlan, packed: Packed | None) -> int:
