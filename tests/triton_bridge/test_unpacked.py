@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from relax_fusion.estimator.families.cuda_matmul.family import CudaMatmul
+from relax_fusion.launch.nvrtc import require_nvrtc
 from relax_fusion.workload.reference import evaluate
 
 from ..cuda_kernels import cases
@@ -16,7 +18,8 @@ from ..cuda_kernels.cases import Case, gated, matmul
 from ..cuda_kernels.packed_cases import HALF_GATED, INT8, Q4, Q8, bfloat16, packed, plan
 from ..support.emulated import H200, emulated, needs_compiler
 from ..support.interpreted import Interpreter
-from .test_cuda import arguments, steps
+from .fake_driver import Job, Worker, build_driver, build_launcher
+from .test_cuda import arguments, needs_nvrtc, steps
 
 COPIES = {
     "q4": packed(matmul("bias")),
@@ -73,3 +76,23 @@ def test_only_packed_weights_are_copied() -> None:
     chosen = replace(cases.plan(16, 64), copied=1)
     wrong = "copied is 1, but weights are not packed"
     assert [*CudaMatmul().violations(chosen, matmul(), H200)] == [wrong]
+
+
+@needs_nvrtc
+def test_what_the_driver_sees_of_words(tmp_path: Path) -> None:
+    (step,) = steps(packed(matmul(), k=256), plan(16, 128, 128, groups_n=2))
+    kernel = step.source.compile("key", require_nvrtc())
+    words, x, out, scales = (0x7F0000000000 + 0x100000 * i for i in range(4))
+    maps = [words, 136, 32, 32, 1, words, 136, 32, 32, 1, x, 43, 256, 256, 1]
+    call = [*maps, out, scales, 43, 136, 256, 6, 1, 1]
+    sizes = (128, 128, 128, 8, 8, 4, 4, 4)
+    with Worker() as worker:
+        library = build_launcher(kernel, tmp_path)
+        answer = worker.do(Job(build_driver(tmp_path), library, [call], sizes=sizes))
+    assert answer.errors == []
+    assert kernel.shared_bytes == 2 * (16 * 256 + 128 * 64) + 2 * 4096 + 32
+    encoded = answer.of("cuTensorMapEncodeTiled")
+    assert [e["box"] for e in encoded] == [[16, 128], [16, 128], [64, 16]]
+    assert [e["dims"] for e in encoded] == [[32, 136], [32, 136], [256, 43]]
+    found = [(e["type"], e["swizzle"], e["strides"][0]) for e in encoded]
+    assert found == [(2, 2, 128), (2, 2, 128), (6, 3, 512)]
