@@ -227,8 +227,9 @@ def launch_text(step: AnyStep, shown: Callable[[Any], str]) -> Iterator[str]:
 def own_text(source: str) -> str:
     """Return a kernel in CUDA C++ with the names of files in the place of what they have."""
     for path in sorted(Path(cuda_kernels.__file__).parent.glob("*.cu")):
-        assert source.count(path.read_text()) == 1
+        assert source.count(path.read_text()) <= 1
         source = source.replace(path.read_text(), f"// here stands {path.name}\n")
+    assert "// here stands matmul.cu" in source
     return source
 
 

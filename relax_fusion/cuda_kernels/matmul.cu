@@ -11,6 +11,9 @@
 //
 // In front of this text stand the constants of a form, which `text.py` writes:
 //   SWAPPED                          whether rows of x are the tall operand
+//   REGISTERS                        whether the tall operand goes through registers
+//   BLOCK_K, TALL_LINE, TALL_UNITS   elements of k of a stage; bytes and elements that a stage has
+//                                    of a line of the tall operand's tensor
 //   TURNED                           whether weights are [k, features]; they are tall then
 //   TALL, GROUPS_TALL                lines of a tile (of each weight), and warp groups along them
 //   WIDE, GROUPS_WIDE                the same of the wide operand
@@ -32,8 +35,7 @@
 //                                    `adapter`; only the narrow one comes from the predecessor
 // and what no template can spell: multiply, settle, epilogue, PARAMETERS, and PRODUCTS made of them.
 
-constexpr int BLOCK_K = LINE / ELEMENT_BYTES;        // of a stage: the widest swizzle
-constexpr int SLICE = 32;                            // bytes of k of a wgmma
+constexpr int LINE_K = LINE / ELEMENT_BYTES;         // elements of k in a line: the widest swizzle
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
 constexpr int MULTIPLYING = TURNS * GROUPS;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
@@ -41,16 +43,16 @@ constexpr int PARTS = TALL / BOX;                    // of a warp group, each of
 constexpr int WIDE_PART = WIDE / GROUPS_WIDE;        // lines of the wide operand of a warp group
 constexpr int SUMS = WIDE_PART / 2;                  // of a thread, for each part
 constexpr int TALL_TILES = SWAPPED ? 1 : WEIGHTS, WIDE_TILES = SWAPPED ? WEIGHTS : 1;
-constexpr int TALL_BYTES = TALL_TILES * TALL * LINE;
-constexpr int STAGE_BYTES = TALL_BYTES + WIDE_TILES * WIDE * LINE;
-constexpr int TALL_STEP = TURNED ? 16 * LINE >> 4 : SLICE >> 4;  // of wgmma, in 16 bytes
+constexpr int TALL_BYTES = TALL_TILES * TALL * TALL_LINE;
+constexpr int PIECE_BYTES = WIDE_TILES * WIDE * LINE;  // of the wide operand, for LINE_K elements of k
+constexpr int STAGE_BYTES = TALL_BYTES + BLOCK_K / LINE_K * PIECE_BYTES;
 constexpr int ROWS = SWAPPED ? TALL : WIDE, FEATURES = SWAPPED ? WIDE : TALL;
 constexpr int CLUSTER = BLOCKS_THAT_SHARE * BLOCKS_THAT_SPLIT;
 constexpr int PASSED_BYTES = 4096;                   // of a warp group, stored at once
 constexpr int STORE_BYTES = PASSED_BYTES * COLUMNS_OF_PAIR;
 constexpr int STORED = PASSED_BYTES / (64 * sizeof(Result));  // lines of the wide operand
 constexpr bool WORDS = sizeof(Result) == 4;          // results are no halves, as matrices have
-constexpr int PIECE = 16 / sizeof(Result);           // results in 16 bytes
+constexpr int LANES = 16 / sizeof(Result);           // results in 16 bytes
 constexpr int ALL_GROUPS = 15, TURN = 4;             // names of barriers; before: of each warp group
 constexpr int WALKED = 8;                            // feature tiles that are walked together
 constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
@@ -78,6 +80,7 @@ struct Product {
   const Result* residual;
   int features;
   const TensorMap *adapter, *narrow;
+  const Number* scales[WEIGHTS];  // of packed weights
   Rotation rotation;
 
   __device__ __forceinline__ int columns() const { return features / COLUMNS_OF_PAIR; }
@@ -96,18 +99,18 @@ struct Tile {
 
 // Copy LINES lines to all WANTING blocks, of which this one copies its share; of a weight, as boxes
 // of lines that lie side by side.
-template <int LINES, int WANTING, bool OF_WEIGHT>
-__device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int step, int line,
+template <int LINES, int WANTING, bool OF_WEIGHT, int BYTES = LINE>
+__device__ __forceinline__ void copy_lines(u32 to, const TensorMap& from, int k, int line,
                                            u32 barrier, int own, u16 ranks) {
   constexpr int share = LINES / WANTING, box = OF_WEIGHT ? RUN : share;
-  const int k = step * BLOCK_K, first = WANTING > 1 ? own * share : 0;
+  const int first = WANTING > 1 ? own * share : 0;
   #pragma unroll
   for (int i = first; i < first + share; i += box) {
     const int there = OF_WEIGHT ? feature_of(line + i) : line + i;
     if constexpr (WANTING > 1) {
-      copy_to(to + i * LINE, from, k, there, barrier, ranks);
+      copy_to(to + i * BYTES, from, k, there, barrier, ranks);
     } else {
-      copy(to + i * LINE, from, k, there, barrier);
+      copy(to + i * BYTES, from, k, there, barrier);
     }
   }
 }
@@ -181,20 +184,21 @@ matmul(PARAMETERS) {
           const TensorMap& from =
               *(adapted ? at.product.adapter : i ? at.product.up_weight : at.product.weight);
           if constexpr (SWAPPED) {
-            copy_lines<WIDE, CLUSTER_ROWS, true>(to + TALL_BYTES + i * WIDE * LINE, from, step, at.feature,
-                                           barrier, own_row, same_feature);
+            copy_lines<WIDE, CLUSTER_ROWS, true>(to + TALL_BYTES + i * WIDE * LINE, from,
+                                                 step * BLOCK_K, at.feature, barrier, own_row,
+                                                 same_feature);
           } else {
             #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-              const u32 there = to + (i * PARTS + part) * BOX * LINE;
+              const u32 there = to + (i * PARTS + part) * BOX * TALL_LINE;
               const int feature = at.feature + part * BOX;
               if constexpr (TURNED) {  // lines of 64 features
                 #pragma unroll
                 for (int own = 0; own < BOX; own += 64)
                   copy(there + own * LINE, from, feature_of(feature + own), step * BLOCK_K, barrier);
               } else {
-                copy_lines<BOX, CLUSTER_ROWS, true>(there, from, step, feature, barrier, own_row,
-                                              same_feature);
+                copy_lines<BOX, CLUSTER_ROWS, true, TALL_LINE>(there, from, step * TALL_UNITS, feature,
+                                                               barrier, own_row, same_feature);
               }
             }
           }
@@ -208,12 +212,15 @@ matmul(PARAMETERS) {
         if constexpr (SWAPPED) {
           #pragma unroll
           for (int part = 0; part < PARTS; ++part)
-            copy_lines<BOX, CLUSTER_FEATURES, false>(to + part * BOX * LINE, from, step,
+            copy_lines<BOX, CLUSTER_FEATURES, false>(to + part * BOX * LINE, from, step * BLOCK_K,
                                                      at.row + part * BOX, barrier, own_feature,
                                                      same_row);
         } else {
-          copy_lines<WIDE, CLUSTER_FEATURES, false>(to + TALL_BYTES, from, step, at.row, barrier,
-                                                    own_feature, same_row);
+          #pragma unroll
+          for (int i = 0; i < BLOCK_K / LINE_K; ++i)
+            copy_lines<WIDE, CLUSTER_FEATURES, false>(to + TALL_BYTES + i * PIECE_BYTES, from,
+                                                      step * BLOCK_K + LINE_K * i, at.row, barrier,
+                                                      own_feature, same_row);
         }
       };
       auto copy_residual = [&](const Tile& at, int step, u32 to, u32 barrier) {
@@ -272,6 +279,10 @@ matmul(PARAMETERS) {
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
     Sum sums[WEIGHTS * PARTS][SUMS];
+#if REGISTERS
+    constexpr int TALLS = TALL_TILES * PARTS;
+    ThroughRegisters<LINES<TALLS, BOX>, TALLS, PARTS, PIECE_BYTES> tall{{tall_group, warp, lane, k}};
+#endif
     if (TURNS > 1 && turn > 0) threads_arrive<256>(TURN);
     for (int index = first + turn * stride, number = turn; index < tiles;
          index += TURNS * stride, number += TURNS) {
@@ -282,26 +293,37 @@ matmul(PARAMETERS) {
       int before = -1;  // the stage whose products may still be under way
       // A parity tells only the next phase of a stage from the one before: wait for those in front
       if constexpr (TURNS > 1) threads_sync<256>(TURN + turn);
+#if REGISTERS
+      tall.lines.begin(at.product.scales, at.feature, at.product.features, begin);
+#endif
       for (int step = begin; step < end; ++step) {
         barrier_wait(full + 8 * stage, parity);
         const u32 base = ring + stage * STAGE_BYTES;
-        const u64 tall = operand(base + tall_group * 64 * LINE);
         const u64 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
+        const auto release = [&] {  // all products of the stage before have ended
+          if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
+        };
+#if REGISTERS
+        tall.lines.begin_stage(step, end - 1);
+        tall.multiply_stage(sums, memory + stage * STAGE_BYTES, wide, step > begin, release);
+#else
+        const u64 tall = operand(base + tall_group * 64 * LINE);
+        constexpr int of_k = 32, tall_step = TURNED ? 16 * LINE : of_k;  // bytes of a wgmma
         products_begin();
         #pragma unroll
-        for (int slice = 0; slice < LINE / SLICE; ++slice) {
+        for (int slice = 0; slice < LINE / of_k; ++slice) {
           #pragma unroll
           for (int i = 0; i < WEIGHTS * PARTS; ++i) {
             const int tall_lines = (SWAPPED ? i % PARTS : i) * BOX;
             const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
-            multiply(sums[i], tall + (tall_lines * LINE >> 4) + TALL_STEP * slice,
-                     wide + (wide_lines * LINE >> 4) + (SLICE >> 4) * slice,
+            multiply(sums[i], tall + (tall_lines * LINE + tall_step * slice >> 4),
+                     wide + (wide_lines * LINE + of_k * slice >> 4),
                      step > begin || slice > 0);
           }
         }
         products_of_before();
-        if (before >= 0 && lane < BLOCKS_THAT_SHARE)
-          barrier_arrive(empty + 8 * before, lane);
+        release();
+#endif
         before = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
       }
@@ -357,11 +379,11 @@ matmul(PARAMETERS) {
           auto for_pieces = [&](auto&& move) {
             #pragma unroll
             for (int i = thread; i < STORE_BYTES / 16; i += 128) {
-              constexpr int pieces = (SWAPPED ? STORED : 64) / PIECE;
+              constexpr int pieces = (SWAPPED ? STORED : 64) / LANES;
               const int line = i / pieces, piece = i % pieces;
-              const int wide = top + (SWAPPED ? PIECE * piece : line);
+              const int wide = top + (SWAPPED ? LANES * piece : line);
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
-              const int feature = SWAPPED ? wide_first + wide : tall_first + PIECE * piece;
+              const int feature = SWAPPED ? wide_first + wide : tall_first + LANES * piece;
               const bool own = BLOCKS_THAT_SPLIT == 1 || wide / 8 % BLOCKS_THAT_SPLIT == rank;
               if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
                 move(store + place_of(line, piece), (u64)row * at.product.features + feature);

@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual
+import numpy as np
+
+from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual, line_bytes
+from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
+from ..workload.reference import numpy_dtype
 
 COPYING_REGISTERS, OTHER_REGISTERS = {2: 40, 3: 32}, {2: 232, 3: 160}
 """Registers of a thread that copies, and of one that multiplies, by warp groups that multiply:
@@ -78,6 +82,8 @@ class MatmulForm:
         Weights of the same rows, each with operands like these and a result of its own.
     turned : bool
         Whether weights are ``[k, n]``.
+    packed : Packed, optional
+        How weights are stored, which go through registers then.
     dependent, early : bool
         Whether it is launched before the kernel in front has ended, and whether weights are read
         before that.
@@ -101,6 +107,7 @@ class MatmulForm:
     steps: tuple[str, ...] = ()
     products: int = 1
     turned: bool = False
+    packed: Packed | None = None
     dependent: bool = False
     early: bool = False
     out_dtype: str = ""
@@ -151,6 +158,11 @@ class MatmulForm:
         return self.has_residual and copies_residual(self.plan, self.result_dtype)
 
     @property
+    def units(self) -> int:
+        """Elements of the tall operand's tensor that a stage has of a line."""
+        return self.plan.block_k // self.packed.fields if self.packed else self.plan.block_k
+
+    @property
     def text(self) -> str:
         """The whole source."""
         return "\n".join(
@@ -162,6 +174,7 @@ class MatmulForm:
                 self._epilogue(),
                 _shared("hopper.cu"),
                 self._products(),
+                *self._registers(),
                 _shared("rotation.cu"),
                 _shared("matmul.cu"),
             ]
@@ -188,6 +201,9 @@ class MatmulForm:
         numbers = {
             "SWAPPED": plan.swapped,
             "TURNED": int(self.turned),
+            "BLOCK_K": plan.block_k,
+            "TALL_LINE": line_bytes(plan, self.packed),
+            "TALL_UNITS": self.units,
             "TALL": plan.tall,
             "GROUPS_TALL": plan.groups_tall,
             "WIDE": plan.wide,
@@ -218,6 +234,7 @@ class MatmulForm:
         }
         angle = "float" if self.rotated and self.rotated.dtype == "float32" else "u16"
         return [
+            f"#define REGISTERS {int(self.packed is not None)}",
             *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
             f"#define Angle {angle}",
             f"#define PARAMETERS {', '.join(self._parameters())}",
@@ -233,7 +250,8 @@ class MatmulForm:
             maps += residual if self.copies_residual else []
             yield from (f"const __grid_constant__ TensorMap {name}" for name in maps)
             yield f"Result* out{i}"
-            yield from (f"const Number* {name}" for name in self._vectors(i))
+            operands = [*self._scales(i), *self._vectors(i)]
+            yield from (f"const Number* {name}" for name in operands)
             if not self.copies_residual:
                 yield from (f"const Result* {name}" for name in residual)
             if self.turns(i):
@@ -245,9 +263,10 @@ class MatmulForm:
         copied = f"&residual{i}" if self.copies_residual else "nullptr"
         read = f"residual{i}" if self.has_residual and not self.copies_residual else "nullptr"
         adapter = f"&adapter{i}, &narrow{i}" if self.adapter_steps else "nullptr, nullptr"
+        scales = f"{{{', '.join(self._scales(i))}}}"
         rotation = f", {self._rotation(i)}" if self.rotated else ""
         maps, operands = f"&weight{i}, &up_weight{i}, {copied}", f"{{{vectors}}}, {read}"
-        return f"{{{maps}, out{i}, {operands}, features{i}, {adapter}{rotation}}}"
+        return f"{{{maps}, out{i}, {operands}, features{i}, {adapter}, {scales}{rotation}}}"
 
     def _rotation(self, i: int) -> str:
         heads = self.rotated.heads[i] if self.rotated else None
@@ -262,6 +281,19 @@ class MatmulForm:
 
     def _vectors(self, i: int) -> list[str]:
         return [f"vector{i}_{number}" for number in range(self.vectors)]
+
+    def _scales(self, i: int) -> list[str]:
+        names = [f"scales{i}", f"up_scales{i}"][: 2 if self.activation else 1]
+        return names if self.packed is not None else []
+
+    def _registers(self) -> list[str]:
+        """Return what brings the tall operand to registers, where it goes through them."""
+        if self.packed is None:
+            return []
+        numbers = {"TALL_BITS": self.packed.bits, **_numbers_of(self.packed, self.dtype)}
+        constants = [f"constexpr unsigned {name} = {value:#x};" for name, value in numbers.items()]
+        source = ["#define LINES PackedLines", _shared("packed.cu")]
+        return [*constants, _shared("registers.cu"), *source]
 
     def _epilogue(self) -> str:
         """Return the function of a sum (a gate's and an up's), and of what is loaded."""
@@ -292,16 +324,23 @@ class MatmulForm:
         lines = self.plan.wide // self.plan.groups_wide
         count, own = lines // 2, _PRODUCTS[self.dtype]
         kind = "f" if accumulator(self.dtype) == "float32" else "r"
-        turned = f", {int(self.turned)}, 0" if self.dtype in _HALVES else ""
         sums = ", ".join(f'"+{kind}"(sums[{i}])' for i in range(count))
         registers = ", ".join(f"%{i}" for i in range(count))
+        if self.packed is not None:
+            tall, given = "const u32 (&tall)[4]", ", ".join(f'"r"(tall[{i}])' for i in range(4))
+            places = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
+            wide, turned = count + 4, ", 0"
+        else:
+            tall, given, places = "u64 tall", '"l"(tall)', f"%{count}"
+            wide = count + 1
+            turned = f", {int(self.turned)}, 0" if self.dtype in _HALVES else ""
         return f"""
 // sums[tall, wide] = tall * wide + (more ? sums : 0), {own.depth} elements of k
-__device__ __forceinline__ void multiply(Sum (&sums)[{count}], u64 tall, u64 wide, int more) {{
-  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
+__device__ __forceinline__ void multiply(Sum (&sums)[{count}], {tall}, u64 wide, int more) {{
+  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{wide + 1}, 0;\\n"
     "wgmma.mma_async.sync.aligned.m64n{lines}k{own.depth}.{own.types} {{{registers}}}, "
-    "%{count}, %{count + 1}, more{own.scales}{turned};\\n}}"
-    : {sums} : "l"(tall), "l"(wide), "r"(more));
+    "{places}, %{wide}, more{own.scales}{turned};\\n}}"
+    : {sums} : {given}, "l"(wide), "r"(more));
 }}
 
 // Wait until the sums are there.
@@ -309,6 +348,36 @@ __device__ __forceinline__ void settle(Sum (&sums)[{count}]) {{
   asm volatile("wgmma.wait_group.sync.aligned 0;" : {sums} :: "memory");
 }}
 """
+
+
+def _numbers_of(packed: Packed, dtype: str) -> dict[str, int]:
+    """Return how fields become numbers, as `packed.cu` has it."""
+    zero, flipped = packed.zero or 0, 0
+    if packed.number == "int8":  # as unsigned ones
+        zero, flipped = zero + 0x80, 0x80
+    group = {"GROUP": max(packed.group, 0)}
+    if packed.bits == 8 and dtype == "bfloat16":
+        none = {"FACTOR": 0, "OFFSET": 0}
+        return {**group, "FIELDS": 0xFF00FF, "LARGE": _twice(flipped), **none, "ZERO": zero}
+    large = 1024 if dtype == "float16" else 128
+    step = 16 if (packed.bits, dtype) == (4, "float16") else 1  # of the higher half
+    kind: Any = numpy_dtype(dtype)
+
+    def pair(low: float, high: float) -> int:
+        return int(np.array([low, high], kind).view("uint32")[0])
+
+    return {
+        **group,
+        "FIELDS": {(4, 16): 0xF0000F, (4, 1): 0xF000F, (8, 1): 0xFF00FF}[packed.bits, step],
+        "LARGE": pair(large, large) ^ _twice(flipped),
+        "FACTOR": pair(1, 1 / step),
+        "OFFSET": pair(-large - zero, -large / step - zero),
+        "ZERO": zero,
+    }
+
+
+def _twice(bits: int) -> int:
+    return bits << 16 | bits
 
 
 def _function(activation: str) -> str:

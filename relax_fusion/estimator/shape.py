@@ -13,6 +13,7 @@ from ..workload import (
     DynamicDim,
     GatedFFN,
     NormMatmul,
+    Packed,
     Projection,
     Workload,
 )
@@ -72,6 +73,8 @@ class MatmulShape:
         Whether pairs of features are turned that are not neighbours.
     unpacked_bytes : int
         All weights that are packed, as elements of `dtype`; 0 where none is.
+    packed : Packed, optional
+        How the first weight is stored, where it is packed.
     slots : int
         Instructions of a GPU's thread for the activations of an element, the most of any
         projection; where a gate is, beside those of silu.
@@ -94,6 +97,7 @@ class MatmulShape:
     rotated: bool
     allow_tf32: bool
     unpacked_bytes: int = 0
+    packed: Packed | None = None
     slots: int = 0
 
     @property
@@ -138,9 +142,8 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         runs = ((p, p.rope if pairs or _apart(p) else None) for p in work.outputs)
         contiguous = tuple(rope.distance if rope else p.columns for p, rope in runs)
         layouts = frozenset(p.layout for p in work.outputs)
-    packed = isinstance(work, GatedFFN) and work.packed is not None
-    if isinstance(work, NormMatmul):
-        packed = any(p.packed is not None for p in work.outputs)
+    weights = work.outputs if isinstance(work, NormMatmul) else (work,)
+    packed = next((w.packed for w in weights if w.packed is not None), None)
     unpacked = sum(n_parts) * parts * work.k * DTYPE_BYTES[work.dtype]
     x_row = sum(row[name] for name in ("x", "residual") if name in row)
     out_row = sum(each for name, each in row.items() if name.startswith("out"))
@@ -162,6 +165,7 @@ def matmul_shape(work: NormMatmul | GatedFFN, pairs: bool = True) -> MatmulShape
         rotated=isinstance(work, NormMatmul) and any(map(_apart, work.outputs)),
         allow_tf32=work.allow_tf32,
         unpacked_bytes=unpacked if packed else 0,
+        packed=packed,
         slots=_slots(work),
     )
 

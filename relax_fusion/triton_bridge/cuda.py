@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from tvm import tirx
@@ -12,7 +13,7 @@ from ..cuda_kernels.source import matmul_source
 from ..cuda_kernels.text import MatmulForm, RotatedForm
 from ..estimator.families.cuda_matmul.adapters import narrow_plan
 from ..estimator.families.cuda_matmul.tiles import (
-    ADAPTER_K,
+    HALF_K,
     PART,
     CudaPlan,
     angles_of,
@@ -23,11 +24,19 @@ from ..estimator.registry import family_of
 from ..launch.arguments import Part, TensorMap
 from ..workload import Rope, narrow_matmuls
 from .operands import AdapterWeights, Product, given_or
-from .steps import Contraction, SourceStep, ceil_div
+from .steps import AnyStep, Contraction, SourceStep, ceil_div
+from .unpacked import with_copies
 
 
-def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[SourceStep]:
-    """Yield a launch for all products next to each other that are alike but for their features."""
+def cuda_steps(c: Contraction, products: Sequence[Product], x: Any) -> Iterator[AnyStep]:
+    """Yield a launch for all products next to each other that are alike but for their features.
+
+    In front of it, where the plan says so, those that unpack weights to a copy.
+    """
+    if CudaPlan.of(c.plan).copied:
+        copies = [with_copies(c, product) for product in products]
+        yield from (step for _, steps in copies for step in steps)
+        products = [product for product, _ in copies]
     for alike in split_alike(products, _likeness, _rope_of):
         adapters = [p.adapter for p in alike if p.adapter is not None]
         if adapters:  # in front, what makes x A
@@ -49,6 +58,7 @@ def _step(c: Contraction, alike: Sequence[Product], x: Any, released: bool = Fal
         tuple(one.steps.split()),
         len(alike),
         one.layout == "kn",
+        one.packed,
         c.dependent,
         # Behind a launch that makes x A, nothing but that is waited for
         one.adapter is None and c.early(alike, x),
@@ -65,11 +75,12 @@ def _likeness(product: Product) -> tuple[Any, ...]:
     """Return what products that share a kernel have in common."""
     biased, low = product.bias is not None, product.adapter and product.adapter.form
     form = low and (_adapter_steps(product), low.layout, low.scale)
-    return product.layout, product.steps, biased, product.up is not None, product.activation, form
+    gate = product.up is not None, product.activation
+    return product.layout, product.packed, product.steps, biased, gate, form
 
 
 def _adapter_steps(product: Product) -> int:
-    return ceil_div(product.adapter.form.rank, ADAPTER_K) if product.adapter is not None else 0
+    return ceil_div(product.adapter.form.rank, HALF_K) if product.adapter is not None else 0
 
 
 def _narrow(c: Contraction, product: Product, adapter: AdapterWeights) -> Product:
@@ -113,7 +124,8 @@ def _arguments(c: Contraction, form: MatmulForm, products: Sequence[Product], x:
             narrow = _narrow(c, product, product.adapter)
             added = replace(product, weight=product.adapter.b)
             found += [_weights(form, added, narrow.n)[0], TensorMap(narrow.out, rows[0].block)]
-        found += [*maps, product.out, *_biases(product, form.half), *vectors, *residuals]
+        found += [*maps, product.out, *_scales(product), *_biases(product, form.half)]
+        found += [*vectors, *residuals]
         if product.angles:
             turns = product.angles
             found += [turns.cos, turns.sin, given_or(turns.positions, c.m)]
@@ -125,8 +137,10 @@ def _weights(form: MatmulForm, product: Product, k: int) -> list[TensorMap]:
     """Return the maps of the weights of gate and up, of pairs, or of the only one twice."""
     n, is_kn = product.n, product.layout == "kn"
     both = product.weight, given_or(product.up, product.weight)
-    width = n if is_kn else k
     step = block_k(form.dtype)
+    if product.packed is not None:  # counted in words
+        k, step = product.packed.words(k), form.units
+    width = n if is_kn else k
     box = (step, PART) if is_kn else (form.run, step)
     if form.half:
         both = product.weight, Part(product.weight, form.half * (1 if is_kn else k))
@@ -135,6 +149,15 @@ def _weights(form: MatmulForm, product: Product, k: int) -> list[TensorMap]:
         both = _halves(product.weight, n if is_kn else n * k, product.merged)
         width *= 2 if is_kn else 1
     return [TensorMap(w, box, s, (width, 1)) for w, s in zip(both, sizes, strict=True)]
+
+
+def _scales(product: Product) -> list[Any]:
+    if product.packed is None:
+        return []
+    if product.merged != "no":
+        elements = prod(map(int, product.scale.ty.shape.values)) // 2
+        return [*_halves(product.scale, elements, product.merged)]
+    return [scale for scale in (product.scale, product.up_scale) if scale is not None]
 
 
 def _biases(product: Product, half: int) -> list[Any]:

@@ -17,6 +17,7 @@ from ..workload import (
     DynamicDim,
     GatedFFN,
     NormMatmul,
+    Packed,
     Projection,
     Rope,
     Step,
@@ -62,7 +63,7 @@ class Product:
     """One matmul, or a gated pair of them, and where it reads and writes.
 
     `half` is the distance between the features of a pair, where they are paired: to be rotated, or
-    as those of other products of the same launch are.
+    as those of other products of the same launch are.  Packed weights have scales.
     """
 
     weight: Any
@@ -79,11 +80,15 @@ class Product:
     angles: Angles | None = None
     half: int = 0
     adapter: AdapterWeights | None = None
+    packed: Packed | None = None
+    scale: Any = None
+    up_scale: Any = None
 
     @property
     def weights(self) -> list[Any]:
         """The tensors of its weights."""
-        return [w for w in (self.weight, self.up) if w is not None]
+        tensors = (self.weight, self.up, self.scale, self.up_scale)
+        return [tensor for tensor in tensors if tensor is not None]
 
     def form(self, step: int) -> Form:
         """Return what a kernel is compiled for, whose tiles have `step` columns."""
@@ -174,6 +179,8 @@ def _products(work: NormMatmul, given: Mapping[str, Any]) -> Iterator[Product]:
             angles=Angles(p.rope, given[f"cos{index}"], given[f"sin{index}"]) if p.rope else None,
             half=p.rope.distance if p.rope else 0,
             adapter=_adapter(p, given, index),
+            packed=p.packed,
+            scale=given.get(f"w{index}_scale"),
         )
 
 
@@ -216,6 +223,9 @@ def _gated(work: GatedFFN, given: Mapping[str, Any]) -> Product:
         up_bias=given.get(f"bias{up}"),
         activation=work.activation,
         merged=merged,
+        packed=work.packed,
+        scale=given.get(f"w{gate}_scale"),
+        up_scale=None if work.merged else given.get(f"w{up}_scale"),
     )
 
 

@@ -104,15 +104,17 @@ class Case:
         rng, drawn = np.random.default_rng(len(self.work.graph.inputs)), {}
         for operand in self.work.graph.inputs:
             shape = shape_of(operand, {"rows": self.rows, "positions0": self.rows // 2})
-            dtype = numpy_dtype(operand.dtype)
-            if dtype.kind in "iu":
-                info = np.iinfo(dtype)
-                least, most = (info.min, info.max) if self.is_whole else (max(info.min, -8), 8)
-                drawn[operand.name] = rng.integers(least, most, shape, dtype, endpoint=True)
+            dtype, name = numpy_dtype(operand.dtype), operand.name
+            if dtype.kind in "iu":  # words hold all that there are
+                info, whole = np.iinfo(dtype), self.is_whole or name.startswith("w")
+                least, most = (info.min, info.max) if whole else (max(info.min, -8), 8)
+                drawn[name] = rng.integers(least, most, shape, dtype, endpoint=True)
                 continue
             values = rng.integers(-7, 8, shape) / 8
-            values *= 1 / 8 if operand.name.startswith("w") else 1
-            drawn[operand.name] = values.astype(dtype)
+            values *= 1 / 8 if name.startswith("w") else 1
+            if name.endswith("_scale"):
+                values = 2.0 ** rng.integers(-7, -3, shape)
+            drawn[name] = values.astype(dtype)
         return drawn
 
     @property

@@ -14,6 +14,8 @@ from relax_fusion.launch.nvrtc import NEEDED, find_nvrtc, require_nvrtc
 from relax_fusion.workload import Rope
 
 from .cases import H200, gated, matmul, plan, rotated
+from .packed_cases import Q4, Q8, bfloat16, packed
+from .packed_cases import plan as packed_plan
 
 STEPS = ("gelu", "multiply:0:row", "times:0.5", "add:1:row", "add:2:whole")
 IN_TURNS = STEPS[:-1]
@@ -78,7 +80,34 @@ ROTATED = {
 """Plans, how far the features of a pair are apart, and the type of angles."""
 
 HEADS = ((0, 0), (0, 0), None)
+PACKED = {
+    "packed": packed_plan(256, 64, num_stages=5),
+    "packed_steps_of_256": packed_plan(64, 64, 256, num_stages=3, split_k=4),
+    "packed_two_parts": packed_plan(128, 256, groups_n=2, num_stages=5),
+    "packed_two_groups": packed_plan(256, 128, groups_n=2, num_stages=5),
+    "packed_three_groups": packed_plan(176, 192, groups_n=3, num_stages=5),
+    "packed_turns": packed_plan(128, 128, turns=2, num_stages=5),
+}
+PACKED_GATED = {
+    "packed_gated": packed_plan(128, 64, num_stages=5),
+    "packed_gated_two_groups": packed_plan(144, 128, groups_n=2, num_stages=5),
+    "packed_gated_three_groups": packed_plan(64, 192, groups_n=3, num_stages=5),
+    "packed_gated_steps_of_256": packed_plan(64, 64, 256, num_stages=3),
+}
 FORMS = {
+    **{
+        name: MatmulForm(p, "float16", "", True, steps, packed=Q4, dependent=True, early=True)
+        for name, p in PACKED.items()
+        for steps in [STEPS if p.turns == 1 else IN_TURNS]
+    },
+    **{
+        name: MatmulForm(p, "bfloat16", "silu", True, packed=bfloat16(Q4), dependent=True)
+        for name, p in PACKED_GATED.items()
+    },
+    "packed_bytes": MatmulForm(packed_plan(128, 64, 128, num_stages=3), "float16", packed=Q8),
+    "packed_bytes_bfloat16": MatmulForm(
+        packed_plan(128, 64, num_stages=5), "bfloat16", packed=bfloat16(Q8)
+    ),
     **{
         name: MatmulForm(p, "float16", "", True, steps, dependent=True, early=True)
         for name, p in LONG.items()
@@ -125,6 +154,7 @@ KNOWN_SPILLS = {
     "adapters_two_groups_of_features": 40,
     "adapters_turns_rows_tall": 48,
     "adapters_split": 76,
+    "packed_gated_three_groups": 8,
 }
 """Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, of
 results of four bytes, or with features that turn; with three adapters, of the thread that copies
@@ -140,6 +170,8 @@ def test_forms_are_of_allowed_plans_and_have_the_most_accumulators() -> None:
         changes = {"k": 4096, "dtype": form.dtype, "out_dtype": out, "allow_tf32": tf32}
         one = rotated((256, Rope(128, 256, "float16"))) if form.half else matmul()
         work = replace(gated() if form.activation else one, **changes)
+        if form.packed is not None:
+            work = replace(packed(work, form.packed, 4096), dtype=form.dtype, out_dtype=form.dtype)
         assert [*family.violations(form.plan, work, H200)] == []
         groups = form.plan.multiplying
         most[groups] = max(most[groups], accumulators(form.plan, form.weights))

@@ -12,6 +12,7 @@ from relax_fusion.launch.cuda_source import CUDASource
 from ..support import emulated
 from ..support.emulated import LaunchError, needs_compiler, on_cpu
 from .cases import CASES, HOWS
+from .packed_cases import PACKED
 
 pytestmark = needs_compiler
 
@@ -28,7 +29,7 @@ class Defect(NamedTuple):
 NUMBERS = "wrong at"
 HANGS_EMPTY, HANGS_FULL = (rf"no thread can go on:(.|\n)*{name}\[" for name in ("empty", "full"))
 ONE_SHARES = "if constexpr (BLOCKS_THAT_SHARE == 1)"
-ARRIVAL = "        if (before >= 0 && lane < BLOCKS_THAT_SHARE)\n"
+ARRIVAL = "if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive"
 SYNC = "          threads_sync<128>(group + 1);\n"
 PIECES = "          for_pieces([&](unsigned char* here, u64 there) {\n"
 STORES = PIECES + "            *(uint4*)(at.product.out"
@@ -38,9 +39,12 @@ WAIT = "      if constexpr (DEPENDENT && !LATE) wait_for_predecessor();\n"
 RELEASE = "      if constexpr (RELEASED) release_successor();\n"
 ALL_GROUPS = "        threads_sync<128 * GROUPS>(ALL_GROUPS);"
 HEADS = "place < by.heads"
+BEFORE, RELEASES = "      products_of_before();\n", "      if (piece == 0) release();\n"
 ROTATED_SYNC = "    threads_sync<128>(share.meeting);\n"
 DEFECTS = {
-    "an_arrival_is_missing": Defect("plain", ARRIVAL, "        if (false)\n", HANGS_EMPTY),
+    "an_arrival_is_missing": Defect(
+        "plain", ARRIVAL, ARRIVAL.replace("before >= 0", "false"), HANGS_EMPTY
+    ),
     "arrivals_at_block_0_only": Defect(
         *(
             "split",
@@ -78,7 +82,7 @@ DEFECTS = {
         "tf32_swapped", "(piece ^ (line & 2)) << 4", "piece << 4", "meet in banks"
     ),
     "words_of_another_row": Defect("int8", "8 * (i / 2);", "8 * (i % 2);", NUMBERS),
-    "elements_of_k": Defect("int8_split", "LINE / ELEMENT_BYTES", "LINE / 2", "block_k|" + NUMBERS),
+    "elements_of_k": Defect("int8_split", "LINE / ELEMENT_BYTES", "LINE / 2", "outside of"),
     "mask_of_lines": Defect("parts", "own && wide < WIDE_PART && row", "own && row", NUMBERS),
     "stages_before_their_products": Defect(
         *("plain", "        products_of_before();\n", "        on_cpu::commit_products();\n"),
@@ -143,11 +147,36 @@ DEFECTS = {
     "no_wait_before_rotation": Defect("rotated", ROTATED_SYNC + "    const", "    const", NUMBERS),
     "no_wait_behind_rotation": Defect("rotated_qkv", ROTATED_SYNC + "  }", "  }", NUMBERS),
 }
+DEFECTS |= {  # of packed weights
+    "one_set_of_registers": Defect("q4", "made[piece % 2]", "made[0]", NUMBERS),
+    "no_fence_behind_numbers": Defect(
+        "q4", "      products_begin();\n      #pragma", "      #pragma", "without products_begin"
+    ),
+    "numbers_before_their_products": Defect(
+        *("q4", BEFORE + RELEASES, "      on_cpu::commit_products();\n" + RELEASES, NUMBERS)
+    ),
+    "swizzle_of_words": Defect("q4", "& TURNS_OF) << 4", "& 0) << 4", NUMBERS),
+    "scales_of_another_step": Defect("q4", "ask(min(step + 1, last))", "ask(step)", NUMBERS),
+    "scales_of_another_group": Defect("q4", "? 0x3232 : 0x1010", "? 0x1010 : 0x1010", NUMBERS),
+    "scales_of_the_gate": Defect(
+        "q4_gate_first", "scales[i / (TALLS / WEIGHTS)]", "scales[0]", NUMBERS
+    ),
+    "scales_beyond_the_last_feature": Defect(
+        *("q4_steps_of_128", "line + 8 * half, features - 1)", "line + 8 * half, 1 << 30)"),
+        "nor of a tensor",
+    ),
+    "bytes_of_another_thread": Defect(
+        "q8",
+        "0x1100 + 0x2222 * quarter);\n          found[1]",
+        "0x1100);\n          found[1]",
+        NUMBERS,
+    ),
+}
 
 
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 def test_a_defect_is_seen(defect: Defect) -> None:
-    case = CASES[defect.case]
+    case = (CASES | PACKED)[defect.case]
 
     def broken(source: CUDASource) -> str:
         text = on_cpu(source)

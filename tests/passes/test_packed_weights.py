@@ -117,6 +117,29 @@ def test_words_across_k_are_not_for_fused_kernels_of_a_gpu() -> None:
     assert all("words lie across k" in d.decline.detail for d in report.declined)
 
 
+def wide_matmul(name: str) -> tvm.IRModule:
+    """A matmul with a residual."""
+    size = 4096
+    bb = relax.BlockBuilder()
+    layer = Layer(bb, FORMATS[name])
+    x = layer.param((tirx.Var("n", "int64"), size), layer.format.dtype)
+    weight = layer.packed(size, size)
+    add_function(bb, "main", layer, lambda: [op.add(projected(layer, x, weight, size, size), x)])
+    return bb.get()
+
+
+@pytest.mark.parametrize("name", ["q4f16_1", "q4bf16_1", "q8f16_1"])
+def test_hopper_unpacks_in_registers_from_17_rows_on(name: str) -> None:
+    report = Report()
+    lowered(wide_matmul(name), "h200", phases=2, report=report, backend="mixed")
+    (decision,) = report.fused
+    families = {upper: plan.family for upper, plan in decision.plans.entries}
+    few = [family for upper, family in families.items() if upper and upper <= 16]
+    many = [family for upper, family in families.items() if not upper or upper > 16]
+    assert few and set(few) == {"few_rows"} and many and set(many) == {"cuda"}, families
+    assert "cuda " in report.text()
+
+
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize("name", ["e4m3_f32", "e4m3_words"])
 def test_every_code_of_a_byte(name: str, rows: int) -> None:

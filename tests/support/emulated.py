@@ -56,7 +56,7 @@ MEMORY = "extern __shared__ __align__(1024) unsigned char memory[];"
 OWN_MEMORY = "unsigned char* const memory = on_cpu::shared_memory();"
 PRODUCTS = re.compile(
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.([fs]32)\.(\w+)\.(\w+) .*?"
-    r"more((?:, 1, 1)?)(?:, ([01]), 0)?;",
+    r"more((?:, 1, 1)?)(?:(?:, ([01]))?, 0)?;",
     re.DOTALL,
 )
 DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32}
@@ -111,7 +111,9 @@ def on_cpu(source: CUDASource) -> str:
     lines, depth, total, dtype, other, scales, turned = found.groups()
     halves, integers = dtype in ("f16", "bf16"), dtype in ("s8", "u8")
     assert dtype == other and int(depth) == DEPTHS[dtype]
-    assert (total == "s32", scales == "", turned is not None) == (integers, integers, halves)
+    assert (total == "s32", scales == "") == (integers, integers)
+    in_memory = "#define REGISTERS 0" in source.text  # as registers, lines are never turned
+    assert (turned is not None) == (halves and in_memory)
     assert not integers or int(lines) in (8, 24) or int(lines) % 16 == 0
     text = FUNCTION.sub(lambda f: "" if "asm" in f[0] else f[0], source.text)
     text = text.replace(MEMORY, OWN_MEMORY)

@@ -55,7 +55,7 @@ def arguments(step: SourceStep) -> dict[str, str]:
     assert len(step.args) == len(step.source.params)
     for kind, arg in zip(step.source.params, step.args, strict=True):
         assert kind.startswith("tensordesc") == isinstance(arg, TensorMap)
-        assert (kind == "i32") == (text(arg) in ("m", "136"))
+        assert (kind == "i32") == (text(arg) in ("m", "136", "192"))
     return found
 
 

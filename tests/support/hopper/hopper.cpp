@@ -71,11 +71,11 @@ void check_access(const void* pointer, u64 bytes) {
   const auto inside = [&](const void* from, u64 size) {
     return first >= from && first + bytes <= (const unsigned char*)from + size;
   };
-  if ((u64)pointer % bytes) fail("16 bytes are moved at an address that is no multiple of 16");
+  if ((u64)pointer % bytes) fail("bytes are moved at an address that is no multiple of their number");
   if (inside(own_block().memory, machine->how.shared_bytes)) return;
   for (int i = 0; i < machine->how.tensors; ++i)
     if (inside(machine->how.tensor[i].at, machine->how.tensor[i].bytes)) return;
-  fail("16 bytes are moved that are neither of shared memory nor of a tensor");
+  fail("bytes are moved that are neither of shared memory nor of a tensor");
 }
 
 void check_store(const void* pointer) {
@@ -130,9 +130,11 @@ static u32 to_tf32(u32 bits) {
 void start_copy(u32 to, const TensorMap& from, int k, int line, u32 barrier, u32 ranks) {
   Map map;
   std::memcpy(&map, &from, sizeof map);
-  if (map.element_bytes * map.box_k != 128) fail("lines of a box are not as wide as the swizzle");
-  if (to % 128) fail("a copy goes to an address that is no multiple of 128");
-  Copy copy{{}, to, barrier, ranks};
+  const u32 width = map.element_bytes * map.box_k;
+  if (width != 32 && width != 64 && width != 128) fail("there is no swizzle as wide as the lines");
+  if (to % (8 * width)) fail("a copy goes to an address where its swizzle does not begin");
+  if (map.element_bytes * map.stride % 16) fail("lines of a tensor map are no multiples of 16 bytes");
+  Copy copy{{}, to, barrier, ranks, width};
   const u64 size = map.element_bytes;
   for (u64 i = 0; i < map.box_lines; ++i)
     for (u64 j = 0; j < map.box_k; ++j) {
@@ -217,13 +219,14 @@ void move_words(bool store, bool together, const u32 (&addresses)[2], u32 (&word
   words[1] = own.value[1];
 }
 
-void start_product(void* sums, const char* type, int count, u64 tall, u64 wide, bool more,
-                   bool turned) {
+void start_product(void* sums, const char* type, int count, const u32* registers, u64 tall,
+                   u64 wide, bool more, bool turned) {
   if (!self().fenced) fail("products begin without products_begin");
-  self().begun.push_back({sums, type, count, tall, wide, more, turned});
+  self().begun.push_back({sums, type, count, registers, tall, wide, more, turned});
 }
 
 void commit_products() {
+  self().fenced = false;
   self().groups.push_back(self().begun);
   self().begun.clear();
 }

@@ -69,7 +69,7 @@ int own_rank();
 void change_registers(int count, bool more);
 void matrices(bool store, bool columns, u32 address, u32& first, u32& second);
 void move_words(bool store, bool together, const u32 (&addresses)[2], u32 (&words)[2]);
-void start_product(void* sums, const char* type, int count, u64 tall, u64 wide, bool more,
+void start_product(void* sums, const char* type, int count, const u32* registers, u64 tall, u64 wide, bool more,
                    bool turned);
 void wait_for_products(int but);
 void commit_products();
@@ -107,16 +107,40 @@ inline float __uint_as_float(u32 bits) {
   memcpy(&value, &bits, 4);
   return value;
 }
+struct uint2 {
+  u32 x, y;
+
+  uint2(const uint2& other) : x(other.x), y(other.y) { on_cpu::check_access(&other, 8); }
+};
+
 inline int min(int a, int b) { return a < b ? a : b; }
 inline constexpr int max(int a, int b) { return a < b ? b : a; }
 inline void __syncthreads() { on_cpu::sync_threads(0, 0); }
 inline void __syncwarp() { on_cpu::sync_warp(); }
 inline u32 __cvta_generic_to_shared(const void* pointer) { return on_cpu::address_of(pointer); }
 
+inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
+  u32 chosen = 0;
+  for (int i = 0; i < 4; ++i) {
+    const u32 which = selector >> 4 * i & 7;
+    chosen |= ((which < 4 ? low : high) >> which % 4 * 8 & 255) << 8 * i;
+  }
+  return chosen;
+}
+
 // Of maths.cu
 inline float number(u16 bits) { return on_cpu::to_float(bits); }
 inline u32 pack(float low, float high) {
   return on_cpu::to_bits(low) | (u32)on_cpu::to_bits(high) << 16;
+}
+
+// Of packed.cu
+inline u32 multiply_add_pairs(u32 a, u32 b, u32 c) {
+  return pack(number(a) * number(b) + number(c),
+              number(a >> 16) * number(b >> 16) + number(c >> 16));
+}
+inline u32 multiply_pairs(u32 a, u32 b) {
+  return pack(number(a) * number(b), number(a >> 16) * number(b >> 16));
 }
 
 // Of hopper.cu
@@ -189,7 +213,12 @@ inline void products_of_before() {
 template <class Sum, int COUNT>
 void multiply(Sum (&sums)[COUNT], u64 tall, u64 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, tall, wide, more != 0, PRODUCT_TURNED);
+  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, nullptr, tall, wide, more != 0, PRODUCT_TURNED);
+}
+template <class Sum, int COUNT>
+void multiply(Sum (&sums)[COUNT], const u32 (&tall)[4], u64 wide, int more) {
+  static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
+  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, tall, 0, wide, more != 0, false);
 }
 template <class Sum, int COUNT>
 void settle(Sum (&)[COUNT]) {

@@ -35,6 +35,7 @@ struct Product {
   void* sums;        // float, or int of integers
   const char* type;  // of its operands, as PTX has it
   int count;
+  const u32* registers;  // of this thread, for the tall operand; null where memory has it
   u64 tall, wide;
   bool more, turned;  // `turned`: 64 tall lines lie side by side, for each element of k
 };
@@ -82,7 +83,7 @@ struct Block {
 
 struct Copy {
   std::vector<unsigned char> bytes;
-  u32 to, barrier, ranks;
+  u32 to, barrier, ranks, width;  // of the swizzle, in bytes
 };
 
 struct Map {  // what Python has written to a TensorMap
@@ -159,7 +160,9 @@ T element_at(Block& block, u32 address) {
   return bits;
 }
 
-u32 swizzled(u32 address) { return address ^ (address >> 7 & 7) << 4; }
+u32 swizzled(u32 address, u32 width = 128) {
+  return address ^ (address >> 7 & width / 16 - 1) << 4;
+}
 
 }  // namespace
 }  // namespace on_cpu

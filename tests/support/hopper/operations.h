@@ -52,7 +52,7 @@ void land(const Copy& copy) {
     Barrier& barrier = barrier_at(block, copy.barrier);
     if (!barrier.known) fail(name_of(block, copy.barrier) + " is not known to copies yet");
     for (u32 at = 0; at < bytes; at += 16)
-      std::memcpy(memory_at(block, swizzled(copy.to + at), 16), &copy.bytes[at], 16);
+      std::memcpy(memory_at(block, swizzled(copy.to + at, copy.width), 16), &copy.bytes[at], 16);
     barrier.bytes -= bytes;
     complete_if_all_is_there(barrier);
   }
@@ -99,12 +99,26 @@ T added_to(T sum, const double* tall, const double* wide, int depth) {
   return sum;
 }
 
+// The operand of 64 x 16 that the registers of a warp group are.
+std::vector<double> operand_of(const std::vector<Fiber*>& threads, u64 group, size_t product) {
+  std::vector<double> values(64 * 16);
+  for (int thread = 0; thread < 128; ++thread)
+    for (int i = 0; i < 8; ++i) {
+      const u32 both = threads[thread]->groups[group][product].registers[i / 2];
+      const int line = 16 * (thread / 32) + thread % 32 / 4 + 8 * (i / 2 % 2);
+      values[16 * line + 8 * (i / 4) + 2 * (thread % 4) + i % 2] = to_float(both >> 16 * (i % 2));
+    }
+  return values;
+}
+
 void compute(Block& block, const std::vector<Fiber*>& threads, u64 group) {
   for (size_t i = 0; i < threads[0]->groups[group].size(); ++i) {
     const Product first = threads[0]->groups[group][i];
-    const std::vector<double> tall = operand_of(block, first.tall, 64, first.type, first.turned);
-    const std::vector<double> wide = operand_of(block, first.wide, 2 * first.count, first.type);
-    const int depth = SLICE_BYTES / bytes_of(first.type);
+      const std::vector<double> tall =
+          first.registers ? operand_of(threads, group, i)
+                          : operand_of(block, first.tall, 64, first.type, first.turned);
+      const std::vector<double> wide = operand_of(block, first.wide, 2 * first.count, first.type);
+      const int depth = SLICE_BYTES / bytes_of(first.type);
     for (int thread = 0; thread < 128; ++thread) {
       const std::vector<Product>& own = threads[thread]->groups[group];
       if (own.size() <= i || own[i].tall != first.tall || own[i].wide != first.wide ||

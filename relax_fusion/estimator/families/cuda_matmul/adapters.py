@@ -18,7 +18,7 @@ from ...prediction import Prediction, ceil_div, next_power
 from ...shape import MatmulShape, matmul_shape
 from ..triton_matmul.cost import NEXT_LAUNCH_S
 from .cost import FILL_S
-from .tiles import ADAPTER_K, CudaPlan, together
+from .tiles import HALF_K, CudaPlan, together
 
 
 def narrow_works(work: NormMatmul | GatedFFN) -> list[NormMatmul]:
@@ -34,8 +34,8 @@ def longer(work: NormMatmul | GatedFFN) -> MatmulShape:
     """Return the shape of a workload whose k has the longest rank behind it, in whole steps."""
     outputs = () if isinstance(work, GatedFFN) else work.outputs
     rank = max(p.adapter.rank for p in outputs if p.adapter is not None)
-    steps = ceil_div(work.k, ADAPTER_K) + ceil_div(rank, ADAPTER_K)
-    return replace(matmul_shape(work, pairs=False), k=ADAPTER_K * steps)
+    steps = ceil_div(work.k, HALF_K) + ceil_div(rank, HALF_K)
+    return replace(matmul_shape(work, pairs=False), k=HALF_K * steps)
 
 
 def narrow_plan(

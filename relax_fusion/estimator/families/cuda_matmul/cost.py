@@ -17,14 +17,26 @@ as those of 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
+from ....workload import Packed
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
-from .tiles import LINE_BYTES, PART, SLICES, CudaPlan, clusters_at_once, stored_lines
+from .packed import PIECE
+from .tiles import (
+    HALF_K,
+    PART,
+    SLICES,
+    CudaPlan,
+    clusters_at_once,
+    line_bytes,
+    stage_bytes,
+    stored_lines,
+)
 
 FILL_S = 1.71e-6
 """From the start of a kernel to its first product, and from its last to its end."""
@@ -88,6 +100,10 @@ else each block goes on to its next tile."""
 CLUSTER_S = 0.908e-6
 """What blocks that share copies take longer to begin and to end."""
 
+UNPACK_CLOCKS = 50
+"""Clocks in which the four warps of a multiprocessor that can issue at once unpack 32 elements of k
+of 64 lines, beside products.  Counted in the instructions of the kernel, not measured."""
+
 STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
 """How times that overlap add up: as the sum of their powers.  The higher, the more the longest
 hides: within a step; of memory and L2; of these and the steps."""
@@ -98,6 +114,7 @@ class _Tile(NamedTuple):
 
     rows: int  # and features of the tiles of a cluster
     features: int
+    block_k: int
     blocks: int  # of a cluster
     residents: int  # of a multiprocessor
     at_once: int  # clusters
@@ -105,6 +122,7 @@ class _Tile(NamedTuple):
     depth: int  # elements of k of a step
     flops: float  # of a step, as all that follow up to `turn_s`
     operand_clocks: float
+    unpack_clocks: float
     copied_bytes: float
     weight_bytes: float  # asked from L2: less than it gets where blocks share copies
     turn_s: float
@@ -116,26 +134,32 @@ class _Tile(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def _tile(plan: CudaPlan, weights: int, sm_count: int, result_bytes: int) -> _Tile:
+def _tile(
+    plan: CudaPlan, weights: int, sm_count: int, result_bytes: int, packed: Packed | None
+) -> _Tile:
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
     carry = SUM_S * result_bytes / SUM_BYTES
+    slices = SLICES * (plan.block_k // HALF_K if packed else 1)
+    unpacked = parts * plan.block_k / PIECE * UNPACK_CLOCKS
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
     return _Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
+        block_k=plan.block_k,
         blocks=plan.cluster,
         residents=plan.blocks,
         at_once=clusters_at_once(plan, sm_count),
         splits=plan.split_k,
         depth=plan.block_k,
         flops=2.0 * parts * PART * wide * plan.block_k,
-        operand_clocks=parts * SLICES * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
-        copied_bytes=(plan.block_m + weights * plan.block_n) * LINE_BYTES,
-        weight_bytes=weights * plan.block_n * LINE_BYTES / plan.cluster_m,
+        operand_clocks=parts * slices * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
+        unpack_clocks=unpacked if packed else 0.0,
+        copied_bytes=stage_bytes(plan, weights, packed),
+        weight_bytes=weights * plan.block_n * line_bytes(plan, packed) / plan.cluster_m,
         turn_s=LATENCY_S / plan.num_stages,
         carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
@@ -179,13 +203,14 @@ def _launch(
     read = tile.operand_clocks / clock
     copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
     turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
-    step = multiply**STEP_POWER + read**STEP_POWER + copy**STEP_POWER + turn**STEP_POWER
+    unpack = tile.unpack_clocks / clock
+    step = sum(each**STEP_POWER for each in (multiply, read, unpack, copy, turn))
     mine = busiest * steps
     inside = mine * step ** (1 / STEP_POWER)
     multiplied = asked * tile.flops / flops_per_s
     inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
 
-    weight_bytes = shape.parts * n * shape.k * shape.in_bytes
+    weight_bytes = shape.parts * n * shape.k * _element_bytes(shape)
     results = 2 * n if shape.rotated else n  # of a row: both of a pair
     moved = weight_bytes + rows * (results * shape.out_bytes + shape.k * shape.in_bytes)
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
@@ -203,8 +228,21 @@ def _launch(
     if tile.splits > 1:
         seconds += (waves - 1) * NEXT_BLOCK_S
     return _Launch(
-        seconds, waves, dram + ramp, max(l2, mine * copy), mine * max(multiply, read), mine * turn
+        seconds,
+        waves,
+        dram + ramp,
+        max(l2, mine * copy),
+        mine * max(multiply, read, unpack),
+        mine * turn,
     )
+
+
+def _element_bytes(shape: MatmulShape) -> float:
+    """Return the bytes of one element of a weight, with its part of a scale."""
+    if shape.packed is None:
+        return shape.in_bytes
+    group = shape.packed.group if shape.packed.group > 0 else shape.k
+    return shape.packed.bits / 8 + shape.in_bytes / group
 
 
 def predict(
@@ -237,11 +275,16 @@ def predict(
     Prediction
         From launch to end, in seconds.
     """
-    tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes)
+    copy_s = 0.0
+    if plan.copied:
+        moved = shape.parts * shape.n * shape.k * (_element_bytes(shape) + shape.in_bytes)
+        copy_s = NEXT_LAUNCH_S + moved / (READ_EFFICIENCY * dev.dram_bytes_per_s)
+        shape = replace(shape, packed=None)
+    tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes, shape.packed)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
     all_of = [_launch(tile, shape, dev, rows, some, store_s) for some in columns]
     found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
-    seconds = start + found.seconds
+    seconds = start + copy_s + found.seconds
     beside = shape.side_row_bytes
     if shape.has_norm:
         seconds += NORM_S["persistent"]
@@ -249,7 +292,7 @@ def predict(
     seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     terms: dict[Bound, float] = {
         "launch": start,
-        "dram": found.dram,
+        "dram": found.dram + copy_s,
         "l2": found.l2,
         "compute": found.compute,
         "latency": found.latency,

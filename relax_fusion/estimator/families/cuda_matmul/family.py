@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import PIECE_BYTES
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection, Rope
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Packed, Projection, Rope
 from ....workload.dtypes import step_dtype
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction, ceil_div
@@ -21,8 +22,18 @@ from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
 from ..triton_matmul.tiles import kernel_steps
 from . import adapters, cost
 from .dtypes import lines_fit, refuses_dtypes
+from .packed import (
+    FEW_ROWS,
+    LEAST_COPIED,
+    packed_of,
+    packed_plans,
+    packed_violations,
+    refuses_packed,
+    unpacked_by,
+)
 from .tiles import (
     FAMILY,
+    MOST_STAGES,
     PART,
     CudaPlan,
     accumulators,
@@ -127,7 +138,7 @@ FEW_TILES = 32
 """Row tiles up to which tiles of less than 64 rows can be the fastest: they were in no shape that
 was timed with more."""
 
-LEAST_STAGES, MOST_STAGES = 2, 12
+LEAST_STAGES = 2
 """A stage is handed back when the products of the next one have begun: one alone would hang."""
 
 MOST_ACCUMULATORS = {1: 176, 2: 176, 3: 96}
@@ -166,8 +177,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         if reason is not None:
             return reason
         shape = matmul_shape(work)
-        if shape.unpacked_bytes:
-            return f"family {FAMILY!r} reads weights that are not packed"
+        if shape.unpacked_bytes and (reason := refuses_packed(work, shape.layouts)):
+            return reason
         lanes = PIECE_BYTES // shape.in_bytes
         if work.k % lanes:
             return f"k is {work.k}, rows of a tensor map must be multiples of {lanes} elements"
@@ -176,18 +187,23 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def plans(self, work: MatmulWork, dev: DeviceSpec) -> Iterator[TilePlan]:
         """Yield every tile with as many stages as fit."""
-        weights = tile_weights(work)
+        weights, packed = tile_weights(work), packed_of(work)[0]
         columns = max(p.columns for p in _projections(work))
-        narrow = weights == 1 and columns <= NARROW_COLUMNS
+        narrow = weights == 1 and columns <= NARROW_COLUMNS and packed is None
         smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
         kinds = KINDS[weights] + NARROW * narrow
         found = _plans(kinds, weights, pairs_apart(work), smem, work.dtype)
+        if packed is not None:
+            copied = (replace(plan, copied=1) for plan in found if plan.block_m >= LEAST_COPIED)
+            return chain(packed_plans(weights, packed, *smem), copied)
         return (p for p in found if not narrow or p.block_n >= min(PART, columns))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what the instructions, the copies and the registers do not allow."""
         plan, weights = CudaPlan.of(plan), tile_weights(work)
         tall, wide = PART * plan.groups_tall, 8 * plan.groups_wide
+        if plan.copied and packed_of(work)[0] is None:
+            yield "copied is 1, but weights are not packed"
         names = ("block_m", "block_n") if plan.swapped else ("block_n", "block_m")
         for name, lines in zip(names, (tall, wide), strict=True):
             if getattr(plan, name) % lines:
@@ -195,19 +211,25 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
         yield from _lines_violations(plan, work.dtype)
-        given = {"block_k": block_k(work.dtype), "num_warps": 4 * (plan.multiplying + 1)}
+        packed = unpacked_by(plan, work)
+        step = plan.block_k if packed else block_k(work.dtype)
+        given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         least = LEAST_STAGES
         if _adds_residual(work):  # its stages are all held at once
-            least = max(least, residual_steps(plan, weights, work.out_dtype))
+            least = max(
+                least, residual_steps(plan, weights, unpacked_by(plan, work), work.out_dtype)
+            )
             if plan.turns > 1:
                 yield "warp groups that take turns add no residual"
         if plan.num_stages < least:
             yield f"num_stages is {plan.num_stages}, must be at least {least}"
         yield from _register_violations(plan, weights)
-        yield from _cluster_violations(plan, weights, work)
+        if packed is not None:
+            yield from packed_violations(plan, weights, packed, work.k)
+        yield from _cluster_violations(plan, weights, work.k, packed)
         foot, room = (
             self.footprint(plan, work, dev),
             dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES,
@@ -220,7 +242,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return the stages in shared memory, and the sums of a thread."""
         plan, weights = CudaPlan.of(plan), tile_weights(work)
         threads = plan.num_warps * dev.warp_size
-        smem = smem_bytes(plan, weights, pairs_apart(work))
+        smem = smem_bytes(plan, weights, unpacked_by(plan, work), pairs_apart(work))
         return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
@@ -240,6 +262,8 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
         """Leave out tiles that only pad, and tiles so low that many read each weight."""
+        if packed_of(work)[0] is not None and rows[1] <= FEW_ROWS:
+            return ()
         least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
         return (plan for plan in plans if least <= plan.block_m <= most)
 
@@ -269,16 +293,18 @@ def _lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
         yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"
 
 
-def _cluster_violations(plan: CudaPlan, weights: int, work: MatmulWork) -> Iterator[str]:
+def _cluster_violations(
+    plan: CudaPlan, weights: int, k: int, packed: Packed | None
+) -> Iterator[str]:
     if plan.cluster not in (1, 2, 4, 8):
         yield f"a cluster has {plan.cluster} thread blocks, must be 1, 2, 4 or 8"
     if plan.split_k > 1 and plan.cluster > plan.split_k:
         yield f"split_k is {plan.split_k}, blocks that split k share no copies"
-    steps = ceil_div(work.k, block_k(work.dtype))
+    steps = ceil_div(k, plan.block_k)
     if plan.split_k > steps:
         yield f"split_k is {plan.split_k}, k has {steps} blocks"
     sums = 4 * weights * plan.block_m * plan.block_n
-    if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights):
+    if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights, packed):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
     for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:
@@ -318,8 +344,8 @@ def _unrotated(projection: Projection, rope: Rope, work: MatmulWork) -> str | No
     if work.dtype not in HALF_DTYPES or work.out_dtype != work.dtype:
         types = f"of {work.dtype} to {work.out_dtype}"
         return f"family {FAMILY!r} rotates results of {' and '.join(HALF_DTYPES)}, none {types}"
-    if projection.adapter is not None:
-        return f"family {FAMILY!r} rotates a matmul without an adapter"
+    if projection.adapter is not None or projection.packed is not None:
+        return f"family {FAMILY!r} rotates a matmul whose weight is not packed, without an adapter"
     if set(projection.epilogue) - {"bias"}:
         return f"family {FAMILY!r} rotates a matmul with a bias, and with no other step before it"
     apart, period = rope.distance, rope.period or projection.columns

@@ -8,14 +8,14 @@ operands are swapped, rows are.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 import pydantic
 
 from ....hardware.instructions import SLICE_BYTES
 from ....validation import Count
-from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Projection, Rope
+from ....workload import DTYPE_BYTES, GatedFFN, NormMatmul, Packed, Projection, Rope
 from ...prediction import ceil_div
 from ...tile_plan import TilePlan
 from ..triton_matmul.tiles import launches
@@ -27,14 +27,16 @@ FAMILY = "cuda"
 LINE_BYTES = 128
 """Of k in a stage, for each line of an operand: the widest swizzle of shared memory."""
 
+MOST_STAGES = 12
+
 SLICES = LINE_BYTES // SLICE_BYTES
 """Instructions that multiply a stage, for each accumulator."""
 
 PART = 64
 """Lines of the tall operand of an accumulator."""
 
-ADAPTER_K = LINE_BYTES // 2
-"""Elements of a rank in a stage: adapters are halves."""
+HALF_K = LINE_BYTES // 2
+"""Elements of k in a line of float16 or bfloat16."""
 
 STORE_BYTES = 4096
 """What a warp group carries through shared memory at once, on its way out."""
@@ -66,6 +68,8 @@ class CudaPlan(TilePlan):
         2: as many warp groups take turns at tiles, so that one stores while the other multiplies.
     blocks : int
         Thread blocks that a multiprocessor holds at once.
+    copied : int
+        1: packed weights are unpacked to a copy, by a launch in front.
     """
 
     swapped: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
@@ -75,6 +79,7 @@ class CudaPlan(TilePlan):
     cluster_n: Count = 1
     turns: Count = 1
     blocks: Count = 1
+    copied: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
 
     @property
     def groups(self) -> int:
@@ -129,12 +134,13 @@ class CudaPlan(TilePlan):
         tall = ", rows tall" if self.swapped else ""
         turns = ", in turns" if self.turns > 1 else ""
         two = f", {self.blocks} a multiprocessor" if self.blocks > 1 else ""
+        copied = ", of a copy" if self.copied else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}"
+        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}{copied}"
 
 
 def block_k(dtype: str) -> int:
-    """Return the elements of k of a stage."""
+    """Return the elements of k of a stage whose weights are not packed: one line."""
     return LINE_BYTES // DTYPE_BYTES[dtype]
 
 
@@ -143,9 +149,15 @@ def stored_lines(result_bytes: int) -> int:
     return STORE_BYTES // (PART * result_bytes)
 
 
-def stage_bytes(plan: CudaPlan, weights: int) -> int:
+def line_bytes(plan: CudaPlan, packed: Packed | None) -> int:
+    """Return the bytes of one feature of a weight in a stage."""
+    return plan.block_k * packed.bits // 8 if packed else LINE_BYTES
+
+
+def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> int:
     """Return the shared memory of one step along k; `weights` are 2 of a gated pair."""
-    return (plan.block_m + weights * plan.block_n) * LINE_BYTES
+    rows = plan.block_m * LINE_BYTES * (plan.block_k // HALF_K if packed else 1)
+    return rows + weights * plan.block_n * line_bytes(plan, packed)
 
 
 def copies_residual(plan: CudaPlan, out_dtype: str) -> bool:
@@ -153,11 +165,11 @@ def copies_residual(plan: CudaPlan, out_dtype: str) -> bool:
     return plan.split_k == 1 and DTYPE_BYTES[out_dtype] == 2
 
 
-def residual_steps(plan: CudaPlan, weights: int, out_dtype: str) -> int:
+def residual_steps(plan: CudaPlan, weights: int, packed: Packed | None, out_dtype: str) -> int:
     """Return the stages that the residual of a tile takes, each of 64 features or of several 64."""
     if not copies_residual(plan, out_dtype):
         return 0
-    of_stage = stage_bytes(plan, weights) // (plan.block_m * LINE_BYTES)
+    of_stage = stage_bytes(plan, weights, packed) // (plan.block_m * LINE_BYTES)
     return -(-plan.block_n // (PART * of_stage))
 
 
@@ -170,9 +182,11 @@ def other_bytes(plan: CudaPlan, apart: bool = False) -> int:
     return plan.multiplying * STORE_BYTES * (1 + apart) + 2 * 8 * plan.num_stages
 
 
-def smem_bytes(plan: CudaPlan, weights: int, apart: bool = False) -> int:
+def smem_bytes(
+    plan: CudaPlan, weights: int, packed: Packed | None = None, apart: bool = False
+) -> int:
     """Return the shared memory of a thread block."""
-    return plan.num_stages * stage_bytes(plan, weights) + other_bytes(plan, apart)
+    return plan.num_stages * stage_bytes(plan, weights, packed) + other_bytes(plan, apart)
 
 
 def accumulators(plan: CudaPlan, weights: int) -> int:
@@ -196,7 +210,7 @@ def together(work: NormMatmul | GatedFFN) -> list[list[int]]:
         for some in launches(work)
         for alike in split_alike(
             some,
-            lambda i: (outputs[i].layout, outputs[i].epilogue, adapter_form(outputs[i])),
+            lambda i: (replace(outputs[i], n=0, rope=None, adapter=None), adapter_form(outputs[i])),
             lambda i: outputs[i].rope,
         )
     ]
@@ -238,4 +252,4 @@ def adapter_form(projection: Projection) -> tuple[int, str, float] | None:
     adapter = projection.adapter
     if adapter is None:
         return None
-    return ceil_div(adapter.rank, ADAPTER_K), adapter.layout, adapter.scale
+    return ceil_div(adapter.rank, HALF_K), adapter.layout, adapter.scale
