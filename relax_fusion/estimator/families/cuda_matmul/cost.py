@@ -85,9 +85,10 @@ RESIDUAL_S = 0.5e-6
 for it.  One that comes through the ring adds the time of its bytes alone:
 `docs/experiments/2026-11-24-cuda_matmul-residuals.log`."""
 
-ROTATED_S = 0.4e-6
+ROTATED_S = 1.6e-6
 """What a rope adds for each 32 lines: in two steps, a warp group waits for angles from L2, and once
-more for its sums, which change hands as float32.  Assumed, not measured."""
+more for its sums, which change hands as float32.  Four matmuls of 16 to 777 rows took 1.6 to 2.5 us
+more for each (`2026-11-24-cuda_matmul-rope.log`)."""
 
 MERGE_S, MERGE_SUM_S = 0.32e-6, 0.217e-9
 """What adding up parts of k takes: `MERGE_S` once, and once more each time that their number
@@ -100,9 +101,21 @@ else each block goes on to its next tile."""
 CLUSTER_S = 0.908e-6
 """What blocks that share copies take longer to begin and to end."""
 
-UNPACK_CLOCKS = 50
-"""Clocks in which the four warps of a multiprocessor that can issue at once unpack 32 elements of k
-of 64 lines, beside products.  Counted in the instructions of the kernel, not measured."""
+UNPACK_CLOCKS = 171
+"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
+were fitted to 2,366 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed.log`): the plans
+that they choose are 4 % slower than the fastest in the mean, 22 % at most."""
+
+PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 24, 134, 0.71
+"""The same for one warp group, whose pieces of 32 elements follow each other: once, for each of its
+64 lines, and for each line of the wide operand of these."""
+
+UNPACKED_LATENCY_S = 2.9e-6
+"""`LATENCY_S` where weights are packed."""
+
+COPY_EFFICIENCY = 0.75
+"""Part of the peak bandwidth of memory that unpacking to a copy reaches: 17 to 89 us for four
+weights."""
 
 STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
 """How times that overlap add up: as the sum of their powers.  The higher, the more the longest
@@ -114,7 +127,6 @@ class _Tile(NamedTuple):
 
     rows: int  # and features of the tiles of a cluster
     features: int
-    block_k: int
     blocks: int  # of a cluster
     residents: int  # of a multiprocessor
     at_once: int  # clusters
@@ -142,14 +154,17 @@ def _tile(
     sums = weights * plan.block_m * plan.block_n
     carry = SUM_S * result_bytes / SUM_BYTES
     slices = SLICES * (plan.block_k // HALF_K if packed else 1)
-    unpacked = parts * plan.block_k / PIECE * UNPACK_CLOCKS
+    unpacked = 0.0
+    if packed is not None:
+        own = weights * plan.tall // (PART * plan.groups_tall)
+        chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / plan.turns
+        unpacked = plan.block_k / PIECE * max(parts * UNPACK_CLOCKS, chain)
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
     return _Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
-        block_k=plan.block_k,
         blocks=plan.cluster,
         residents=plan.blocks,
         at_once=clusters_at_once(plan, sm_count),
@@ -157,10 +172,10 @@ def _tile(
         depth=plan.block_k,
         flops=2.0 * parts * PART * wide * plan.block_k,
         operand_clocks=parts * slices * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
-        unpack_clocks=unpacked if packed else 0.0,
+        unpack_clocks=unpacked,
         copied_bytes=stage_bytes(plan, weights, packed),
         weight_bytes=weights * plan.block_n * line_bytes(plan, packed) / plan.cluster_m,
-        turn_s=LATENCY_S / plan.num_stages,
+        turn_s=(UNPACKED_LATENCY_S if packed else LATENCY_S) / plan.num_stages,
         carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
         stores=plan.tall
@@ -278,7 +293,7 @@ def predict(
     copy_s = 0.0
     if plan.copied:
         moved = shape.parts * shape.n * shape.k * (_element_bytes(shape) + shape.in_bytes)
-        copy_s = NEXT_LAUNCH_S + moved / (READ_EFFICIENCY * dev.dram_bytes_per_s)
+        copy_s = NEXT_LAUNCH_S + moved / (COPY_EFFICIENCY * dev.dram_bytes_per_s)
         shape = replace(shape, packed=None)
     tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes, shape.packed)
     start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain
+from math import gcd
 from typing import NamedTuple
 
 from ....hardware import DeviceSpec
@@ -153,6 +154,10 @@ MOST_LINES = 256
 MOST_COPIED = 256
 """Lines of a box of a tensor map (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 
+LEAST_RUN = 32
+"""Lines of a half of a head that a copy brings, where there are as many: copies of 8 lines, as tiles
+of 24, 40 and 56 would need, made matmuls with a rope take up to twice as long."""
+
 MOST_OF_TWO_BLOCKS = 64
 """Accumulators of a thread of two blocks of 256 threads, which have 128 registers each."""
 
@@ -192,7 +197,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         narrow = weights == 1 and columns <= NARROW_COLUMNS and packed is None
         smem = dev.smem_per_sm_bytes, dev.smem_per_block_bytes
         kinds = KINDS[weights] + NARROW * narrow
-        found = _plans(kinds, weights, pairs_apart(work), smem, work.dtype)
+        found = _plans(kinds, weights, pairs_apart(work) > 0, smem, work.dtype)
         if packed is not None:
             copied = (replace(plan, copied=1) for plan in found if plan.block_m >= LEAST_COPIED)
             return chain(packed_plans(weights, packed, *smem), copied)
@@ -211,6 +216,10 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         if "kn" in matmul_shape(work).layouts and (plan.swapped or plan.cluster_m > 1):
             yield "weights lie as [k, n], which are the tall operand of blocks that share no copies"
         yield from _lines_violations(plan, work.dtype)
+        if apart := pairs_apart(work):
+            run, most = gcd(plan.box_n, apart), min(plan.box_n, apart, LEAST_RUN)
+            if run < most:
+                yield f"{run} lines of a half of a head are copied at once, must be at least {most}"
         packed = unpacked_by(plan, work)
         step = plan.block_k if packed else block_k(work.dtype)
         given = {"block_k": step, "num_warps": 4 * (plan.multiplying + 1)}
@@ -242,12 +251,12 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Return the stages in shared memory, and the sums of a thread."""
         plan, weights = CudaPlan.of(plan), tile_weights(work)
         threads = plan.num_warps * dev.warp_size
-        smem = smem_bytes(plan, weights, unpacked_by(plan, work), pairs_apart(work))
+        smem = smem_bytes(plan, weights, unpacked_by(plan, work), pairs_apart(work) > 0)
         return Footprint(smem, accumulators(plan, weights), threads)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
-        shape = matmul_shape(work, pairs=pairs_apart(work))
+        shape = matmul_shape(work, pairs=pairs_apart(work) > 0)
         columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
         plan, rows, projections = CudaPlan.of(plan), rows_of(work, size), _projections(work)
         waits = _adds_residual(work) and not copies_residual(plan, work.out_dtype)

@@ -236,10 +236,13 @@ def angles_of(rope: Rope) -> tuple[int, int, int, int, str]:
     return rope.head_dim, rope.width, rope.distance, rope.columns, rope.dtype
 
 
-def pairs_apart(work: NormMatmul | GatedFFN) -> bool:
-    """Tell whether features turn that are not neighbours: those of a pair are of two weights."""
+def pairs_apart(work: NormMatmul | GatedFFN) -> int:
+    """Return how far the features of a pair are apart that turn, which are of two weights then.
+
+    0 where none turn, or neighbours.
+    """
     ropes = () if isinstance(work, GatedFFN) else (p.rope for p in work.outputs)
-    return any(rope is not None and rope.distance > 1 for rope in ropes)
+    return max((rope.distance for rope in ropes if rope and rope.distance > 1), default=0)
 
 
 def tile_weights(work: NormMatmul | GatedFFN) -> int:
