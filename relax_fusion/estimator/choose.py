@@ -12,10 +12,11 @@ from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
-from .baseline import best, predict_unfused
+from .baseline import predict_unfused, unfused_at
 from .launch_limits import launch_limits, launchable, most_rows
 from .measured import Measured, Times
 from .prediction import Prediction, format_seconds
+from .priced import asked_in, price
 from .ranges import by_box, check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
@@ -171,17 +172,29 @@ def _chosen(
     """Yield what each range costs by its best plans, and its cells with their plans."""
     every = ranges(work, together({o.family.breaks for o in found}))
     known = by_box(work, every, times)
-    for upper, cells, told in every:
-        usable, inside = launchable(found, work, upper), [sizes for _, sizes in cells]
-        measured = [known.get(box, {}) for box, _ in cells]
-        served_by, least = best(usable, work, dev, inside, told, measured)
+    inside = [[sizes for _, sizes in each.cells] for each in every]
+    measured = [[known.get(box, {}) for box, _ in each.cells] for each in every]
+    usable = [launchable(found, work, each.upper) for each in every]
+    asked = [
+        asked_in(some, work, dev, sizes, each.told, timed)
+        for each, some, sizes, timed in zip(every, usable, inside, measured, strict=True)
+    ]
+    priced = price(work, dev, asked)
+    least = {}
+    for each, column in zip(every, priced, strict=True):
+        option = column.cheapest(each.told)
+        least[each.told] = option.family.predict(option.plan, work, dev, each.told)
+    apart = unfused_at(work, dev, least, backend)
+    for (upper, cells, told), column, timed, alone in zip(
+        every, priced, measured, apart, strict=True
+    ):
+        served_by = column.best([sizes for _, sizes in cells], timed)
         boxes = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
         sizes = box_sizes(work, told)
         family, plan = next((o.family, o.plan) for box, o in boxes if box.holds(**sizes))
-        fused = family.predict(plan, work, dev, told)
-        alone = predict_unfused(work, dev, told, backend=backend, alone=least)
-        seconds = times.get(told, {}).get(plan)
-        prediction = RangePrediction(upper, told, fused, alone, least, family.error, seconds)
+        fused, seconds = family.predict(plan, work, dev, told), times.get(told, {}).get(plan)
+        own = fused, alone, least[told]
+        prediction = RangePrediction(upper, told, *own, family.error, seconds)
         yield prediction, [(box, option.plan) for box, option in boxes]
 
 

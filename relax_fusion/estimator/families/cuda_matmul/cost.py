@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ....hardware import DeviceSpec
+from ...arrays import overlapping
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
@@ -77,40 +80,44 @@ CLUSTER_S = 0.908e-6
 """What blocks that share copies take longer to begin and to end."""
 
 STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
-"""How times that overlap add up: as the sum of their powers.  The higher, the more the longest
-hides: within a step; of memory and L2; of these and the steps."""
+"""How times that overlap add up (`overlapping`): within a step; of memory and L2; of these and the
+steps."""
 
 
-class _Tile(NamedTuple):
-    """What a plan asks for on its own, whatever the workload's sizes are."""
+class Tile(NamedTuple):
+    """What a plan asks for on its own, whatever the workload's sizes are.
 
-    rows: int  # and features of the tiles of a cluster
-    features: int
-    blocks: int  # of a cluster
-    residents: int  # of a multiprocessor
-    at_once: int  # clusters
-    splits: int
-    flops: float  # of a step, as all that follow up to `turn_s`
-    operand_clocks: float
-    copied_bytes: float
-    weight_bytes: float  # asked from L2: less than it gets where blocks share copies
-    turn_s: float
-    carry_s: float  # once for each tile, or behind the last one where warp groups take turns
-    carried: bool  # behind each
-    stores: int  # of 32 lines, that a warp group does one after the other
-    elements: float  # whose activations a block computes
-    once_s: float  # once for each launch
+    Each field is a number, or an array with an element for each of many plans.
+    """
+
+    rows: Any  # and features of the tiles of a cluster
+    features: Any
+    blocks: Any  # of a cluster
+    residents: Any  # of a multiprocessor
+    at_once: Any  # clusters
+    splits: Any
+    flops: Any  # of a step, as all that follow up to `turn_s`
+    operand_clocks: Any
+    copied_bytes: Any
+    weight_bytes: Any  # asked from L2: less than it gets where blocks share copies
+    turn_s: Any
+    carry_s: Any  # once for each tile, or behind the last one where warp groups take turns
+    carried: Any  # whether behind each
+    stores: Any  # of 32 lines, that a warp group does one after the other
+    elements: Any  # whose activations a block computes
+    once_s: Any  # once for each launch
 
 
 @lru_cache(maxsize=1 << 12)
-def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
+def tile_of(plan: CudaPlan, weights: int, sm_count: int) -> Tile:
+    """Return the tile of a plan; `weights` are 2 of a gated pair."""
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
-    return _Tile(
+    return Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
         blocks=plan.cluster,
@@ -130,25 +137,25 @@ def _tile(plan: CudaPlan, weights: int, sm_count: int) -> _Tile:
     )
 
 
-class _Launch(NamedTuple):
-    """How long one launch takes, and the longest of its times."""
+class Launch(NamedTuple):
+    """How long launches take, and the longest of their times: numbers or arrays."""
 
-    seconds: float
-    waves: int
-    dram: float
-    l2: float
-    compute: float
-    latency: float
+    seconds: Any
+    waves: Any
+    dram: Any
+    l2: Any
+    compute: Any
+    latency: Any
 
 
 def _launch(
-    tile: _Tile,
+    tile: Tile,
     shape: MatmulShape,
     dev: DeviceSpec,
-    rows: int,
+    rows: Any,
     columns: Sequence[int],
     residual: bool,
-) -> _Launch:
+) -> Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
     clusters = row_tiles * sum(ceil_div(each, tile.features) for each in columns)
@@ -162,31 +169,74 @@ def _launch(
     read = tile.operand_clocks / clock
     copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
     turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
-    step = multiply**STEP_POWER + read**STEP_POWER + copy**STEP_POWER + turn**STEP_POWER
     mine = busiest * steps
-    inside = mine * step ** (1 / STEP_POWER)
+    inside = mine * overlapping(STEP_POWER, multiply, read, copy, turn)
     multiplied = asked * tile.flops / flops_per_s
-    inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
+    inside = inside + SLOWED_PART * np.minimum(inside, multiplied) * inside / (inside + SLOWED_S)
 
     weight_bytes = shape.parts * n * shape.k * shape.in_bytes
     moved = weight_bytes + rows * (n + shape.k) * shape.in_bytes
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
-    memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
+    memory = overlapping(MEMORY_POWER, dram, l2)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
     carry = tile.carry_s + (RESIDUAL_S * tile.stores if residual else 0.0)
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
-        carry += tile.elements * shape.slots / per_sm
-    seconds = (inside**WHOLE_POWER + memory**WHOLE_POWER) ** (1 / WHOLE_POWER)
-    seconds += ramp + (busiest if tile.carried else 1) * carry + tile.once_s
-    if tile.splits > 1:
-        seconds += (waves - 1) * NEXT_BLOCK_S
-    return _Launch(
-        seconds, waves, dram + ramp, max(l2, mine * copy), mine * max(multiply, read), mine * turn
-    )
+        carry = carry + tile.elements * shape.slots / per_sm
+    seconds = overlapping(WHOLE_POWER, inside, memory)
+    seconds += ramp + np.where(tile.carried, busiest, 1) * carry + tile.once_s
+    seconds += (tile.splits > 1) * (waves - 1) * NEXT_BLOCK_S
+    products = mine * np.maximum(multiply, read)
+    return Launch(seconds, waves, dram + ramp, np.maximum(l2, mine * copy), products, mine * turn)
+
+
+def launches(
+    tile: Tile,
+    shape: MatmulShape,
+    columns: Sequence[Sequence[int]],
+    dev: DeviceSpec,
+    rows: Any,
+    residual: bool = False,
+) -> Launch:
+    """Return what the launches of a workload cost, behind that of a norm.
+
+    Parameters
+    ----------
+    tile : Tile
+        Of one plan, or of many.
+    shape : MatmulShape
+        The workload, with the columns of rotated projections as they are (``pairs=False``).
+    columns : sequence of sequence of int
+        Features of the weights of each launch.
+    dev : DeviceSpec
+        The device.
+    rows : int or array
+        Rows of x; of many sizes an array of shape ``(sizes, 1)``.
+    residual : bool
+        Whether an epilogue adds one.
+
+    Returns
+    -------
+    Launch
+        `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
+    """
+    each = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
+    found = Launch(*map(sum, zip(*each, strict=True)))
+    seconds = start_s(columns, dev) + found.seconds
+    beside = shape.side_row_bytes
+    if shape.has_norm:
+        seconds += NORM_S["persistent"]
+        beside += shape.x_row_bytes + shape.k * shape.in_bytes  # read, and written for the matmul
+    seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    return found._replace(seconds=seconds)
+
+
+def start_s(columns: Sequence[Sequence[int]], dev: DeviceSpec) -> float:
+    """Return what launching takes, and filling the first stages."""
+    return dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
 
 
 def predict(
@@ -197,46 +247,17 @@ def predict(
     rows: int,
     residual: bool = False,
 ) -> Prediction:
-    """Return what the launches of a workload cost, behind that of a norm.
-
-    Parameters
-    ----------
-    plan : CudaPlan
-        The tiles.
-    shape : MatmulShape
-        The workload, with the columns of rotated projections as they are (``pairs=False``).
-    columns : sequence of sequence of int
-        Features of the weights of each launch.
-    dev : DeviceSpec
-        The device.
-    rows : int
-        Rows of x.
-    residual : bool
-        Whether an epilogue adds one.
-
-    Returns
-    -------
-    Prediction
-        From launch to end, in seconds.
-    """
-    tile = _tile(plan, shape.parts, dev.sm_count)
-    start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some, residual) for some in columns]
-    found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
-    seconds = start + found.seconds
-    beside = shape.side_row_bytes
-    if shape.has_norm:
-        seconds += NORM_S["persistent"]
-        beside += shape.x_row_bytes + shape.k * shape.in_bytes  # read, and written for the matmul
-    seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    """Return what the launches of one plan cost; parameters are those of `launches`."""
+    tile = tile_of(plan, shape.parts, dev.sm_count)
+    found = launches(tile, shape, columns, dev, rows, residual)
     terms: dict[Bound, float] = {
-        "launch": start,
+        "launch": start_s(columns, dev),
         "dram": found.dram,
         "l2": found.l2,
         "compute": found.compute,
         "latency": found.latency,
     }
-    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    moved = shape.weight_bytes + shape.row_bytes * rows
     return Prediction(
-        seconds, shape.weight_bytes + moved, shape.flops(rows), found.waves, largest(terms)
+        *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
     )

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from ....hardware import DeviceSpec
 from ....hardware.instructions import WARP_GROUP_MMA
 from ....workload import GatedFFN, NormMatmul, Projection
+from ...arrays import Seconds, Wanted, column, stacked
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
 from ...prediction import HALF_DTYPES, Prediction, ceil_div
-from ...shape import Size, matmul_shape, rows_of
+from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
@@ -197,9 +198,22 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
         shape = matmul_shape(work, pairs=False)
-        columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
-        residual = any("residual" in p.epilogue for p in _projections(work))
-        return cost.predict(CudaPlan.of(plan), shape, columns, dev, rows_of(work, size), residual)
+        launched = shape, _columns(work, shape), dev, rows_of(work, size), _has_residual(work)
+        return cost.predict(CudaPlan.of(plan), *launched)
+
+    def seconds(
+        self,
+        plans: Sequence[TilePlan],
+        work: MatmulWork,
+        dev: DeviceSpec,
+        sizes: Sequence[Size],
+        wanted: Wanted,
+    ) -> Seconds:
+        """Return what `predict` does, of all plans at all sizes."""
+        shape, rows = matmul_shape(work, pairs=False), column([rows_of(work, s) for s in sizes])
+        each = [cost.tile_of(CudaPlan.of(p), shape.parts, dev.sm_count) for p in plans]
+        launched = shape, _columns(work, shape), dev, rows, _has_residual(work)
+        return cost.launches(stacked(each), *launched).seconds
 
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
@@ -207,6 +221,15 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         """Leave out tiles that only pad, and tiles so low that many read each weight."""
         least, most = min(rows[0] // FEW_TILES, PART), max(rows[1], PART)
         return (plan for plan in plans if least <= plan.block_m <= most)
+
+
+def _columns(work: MatmulWork, shape: MatmulShape) -> list[list[int]]:
+    """Return the features of the weights of each launch."""
+    return [[shape.n_parts[i] for i in alike] for alike in together(work)]
+
+
+def _has_residual(work: MatmulWork) -> bool:
+    return any("residual" in projection.epilogue for projection in _projections(work))
 
 
 def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
