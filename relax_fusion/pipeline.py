@@ -10,7 +10,9 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +324,7 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         if options.report is not None:
             options.report.device = device_of(options.target).description
-        with options.target:
+        with options.target, no_cycles_collected():
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():
@@ -333,6 +335,21 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
         return mod
 
     return run
+
+
+@contextmanager
+def no_cycles_collected() -> Iterator[None]:
+    """Keep Python from looking for cycles, each time through all objects of TVM and of a module.
+
+    Modules are made of objects without cycles, which go when nothing refers to them any more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def dump(mod: ir.IRModule, path: Path) -> None:

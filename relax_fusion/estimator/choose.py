@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,9 +15,10 @@ from ..workload.checks import check_workload, too_large, without_zeros
 from .baseline import predict_unfused, unfused_at
 from .launch_limits import launch_limits, launchable, most_rows
 from .measured import Measured, Times
+from .pool import finer
 from .prediction import Prediction, format_seconds
-from .priced import asked_in, price
-from .ranges import by_box, check_boxes, ranges, together
+from .priced import Asked, asked_in, price
+from .ranges import Range, by_box, check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
@@ -169,33 +170,52 @@ def saved_s(choice: Choice | Decline) -> float:
 def _chosen(
     found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
-    """Yield what each range costs by its best plans, and its cells with their plans."""
-    every = ranges(work, together({o.family.breaks for o in found}))
+    """Yield what each range costs by its plans, and the boxes within it with their plans."""
+    breaks = together({o.family.breaks for o in found})
+    every = ranges(work, breaks)
     known = by_box(work, every, times)
-    inside = [[sizes for _, sizes in each.cells] for each in every]
-    measured = [[known.get(box, {}) for box, _ in each.cells] for each in every]
-    usable = [launchable(found, work, each.upper) for each in every]
-    asked = [
-        asked_in(some, work, dev, sizes, each.told, timed)
-        for each, some, sizes, timed in zip(every, usable, inside, measured, strict=True)
-    ]
-    priced = price(work, dev, asked)
-    least = {}
-    for each, column in zip(every, priced, strict=True):
-        option = column.cheapest(each.told)
-        least[each.told] = option.family.predict(option.plan, work, dev, each.told)
+    asked = [_asked(each, found, work, dev, known) for each in every]
+    least, served = {}, []
+    for each, column in zip(every, price(work, dev, asked), strict=True):
+        cheapest = column.cheapest(each.told)
+        least[each.told] = cheapest.family.predict(cheapest.plan, work, dev, each.told)
+        measured = [known.get(box, {}) for box, _ in each.cells]
+        by_cell = column.best([sizes for _, sizes in each.cells], measured)
+        served.append([(box, o) for (box, _), o in zip(each.cells, by_cell, strict=True)])
+    small = finer(work, dev, every, _without_times(asked, served, known), breaks.finer)
     apart = unfused_at(work, dev, least, backend)
-    for (upper, cells, told), column, timed, alone in zip(
-        every, priced, measured, apart, strict=True
-    ):
-        served_by = column.best([sizes for _, sizes in cells], timed)
-        boxes = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
-        sizes = box_sizes(work, told)
-        family, plan = next((o.family, o.plan) for box, o in boxes if box.holds(**sizes))
+    for (upper, _, told), cells, few, alone in zip(every, served, small, apart, strict=True):
+        boxes, sizes = few or cells, box_sizes(work, told)
+        family, plan = next(o for box, o in boxes if box.holds(**sizes))
         fused, seconds = family.predict(plan, work, dev, told), times.get(told, {}).get(plan)
-        own = fused, alone, least[told]
-        prediction = RangePrediction(upper, told, *own, family.error, seconds)
+        costs = fused, alone, least[told]
+        prediction = RangePrediction(upper, told, *costs, family.error, seconds)
         yield prediction, [(box, option.plan) for box, option in boxes]
+
+
+def _asked(
+    each: Range,
+    found: Sequence[Option],
+    work: Workload,
+    dev: DeviceSpec,
+    known: Mapping[Box, Times],
+) -> Asked:
+    """Return what is to be priced of a range."""
+    usable, cells = launchable(found, work, each.upper), [sizes for _, sizes in each.cells]
+    measured = [known.get(box, {}) for box, _ in each.cells]
+    return asked_in(usable, work, dev, cells, each.told, measured)
+
+
+def _without_times(
+    asked: Sequence[Asked],
+    served: Sequence[Sequence[tuple[Box, Option]]],
+    known: Mapping[Box, Times],
+) -> list[Asked]:
+    """Leave nothing to price of ranges with times, or whose families have no finer ones."""
+    return [
+        some if all(o.family.breaks.finer and box not in known for box, o in boxes) else ([], [])
+        for some, boxes in zip(asked, served, strict=True)
+    ]
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:

@@ -35,12 +35,16 @@ class Breaks:
         change the choice.
     batches, keys : tuple of int
         Last sizes of the ranges of an attention's batch and key positions.
+    finer : tuple of int
+        Last sizes of the small ranges inside of those of `uppers`, to each of which one of a few
+        kernels is assigned.  For families of which `KernelFamily.seconds` takes arrays.
     """
 
     uppers: tuple[int, ...] = (1, 16, 64, 256)
     open_size: int = 1024
     batches: tuple[int, ...] = (1, 8)
     keys: tuple[int, ...] = (256, 2048)
+    finer: tuple[int, ...] = ()
 
 
 OWN_BASELINE_ERROR = 0.97

@@ -57,6 +57,11 @@ class Priced:
         each = self._losses
         return [np.divide(sum(each[size] for size in cell), len(cell)) for cell in cells]
 
+    def worst(self, sizes: Sequence[Size]) -> Loss:
+        """Return the largest loss of every option at some sizes."""
+        each = self._losses
+        return np.max([each[size] for size in sizes], axis=0)
+
     def best(self, cells: Sequence[Sequence[Size]], measured: Sequence[Times] = ()) -> list[Option]:
         """Return an option for each cell, of as few options as do.
 
@@ -90,9 +95,13 @@ class Priced:
         return [self.options[min(chosen, key=loss.__getitem__)] for loss in losses]
 
     @cached_property
+    def losses_at(self) -> Seconds:
+        """The time of each option over the best, of shape ``(sizes, options)``."""
+        return self.seconds / self.seconds.min(axis=1, keepdims=True, initial=inf)
+
+    @cached_property
     def _losses(self) -> dict[Size, Loss]:
-        least = self.seconds.min(axis=1, keepdims=True)
-        return dict(zip(self.sizes, self.seconds / least, strict=True))
+        return dict(zip(self.sizes, self.losses_at, strict=True))
 
     def _at(self, size: Size) -> NDArray[np.float64]:
         return self.seconds[self.sizes.index(size)]
@@ -155,7 +164,8 @@ def asked_in(
     by_family: dict[Family, list[TilePlan]] = {}
     for option in found:
         by_family.setdefault(option.family, []).append(option.plan)
-    worth = [Option(f, p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)]
+    kept = {id(p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)}
+    worth = [option for option in found if id(option.plan) in kept]
     if not worth:
         lowest = max(rows[1], min((option.plan.block_m for option in found), default=0))
         worth = [option for option in found if option.plan.block_m <= lowest]

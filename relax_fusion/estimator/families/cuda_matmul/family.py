@@ -18,7 +18,7 @@ from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..matmuls import MatmulWork
 from ..triton_matmul.cost import SYSTEM_SMEM_BYTES
-from ..triton_matmul.tiles import kernel_steps
+from ..triton_matmul.tiles import FINER_ROWS, kernel_steps
 from . import cost
 from .tiles import (
     BLOCK_K,
@@ -138,7 +138,10 @@ class CudaMatmul(KernelFamily[MatmulWork]):
     takes = (NormMatmul, GatedFFN)
     plan = CudaPlan
     error = OWN_BASELINE_ERROR
-    breaks = Breaks((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096)
+    breaks = Breaks(
+        *((16, 32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024), 4096),
+        finer=FINER_ROWS,
+    )
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues, layouts and devices that the kernel is not for."""

@@ -18,6 +18,7 @@ from ..matmuls import MatmulWork
 from . import cost
 from .tiles import (
     FAMILIES,
+    FINER_ROWS,
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
@@ -60,7 +61,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     backend = "triton"
     takes = (NormMatmul, GatedFFN)
     error = OWN_BASELINE_ERROR
-    breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096)
+    breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=FINER_ROWS)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""

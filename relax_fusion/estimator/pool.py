@@ -1,0 +1,138 @@
+"""A few plans that serve all sizes: which of them serves which, in steps finer than ranges.
+
+Kernels of matmuls compute whole tiles, and multiprocessors whole waves of them, so the best plan
+changes back and forth as rows grow.  A plan is a kernel to compile; to run it for many small ranges
+costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import inf
+
+import numpy as np
+
+from ..hardware import DeviceSpec
+from ..workload import Attention, DynamicDim, Workload
+from .prediction import ceil_div
+from .priced import Asked, Priced, price
+from .ranges import Range
+from .registry import Option
+from .tile_plan import Box
+
+ALLOWED_LOSS = 0.035
+"""Part of the best time that a size may lose for the sake of fewer kernels.  What sizes lose
+between those that are looked at comes on top of it."""
+
+KEPT_LOSS = 0.01
+"""Part that sizes may lose more, for the plan of those in front of them to serve them as well."""
+
+FEW, PARTS = 8, 128
+"""Up to so many rows each number has its own small range; above, a part of the power of two."""
+
+MOST_COUNTED = 2.0
+"""Times the best time, beyond which it does not matter by how much a plan is slower."""
+
+
+def finer(
+    work: Workload,
+    dev: DeviceSpec,
+    every: Sequence[Range],
+    asked: Sequence[Asked],
+    steps: Sequence[int],
+) -> list[list[tuple[Box, Option]]]:
+    """Return options of a pool for the small ranges inside of each range; nothing for other ranges.
+
+    Parameters
+    ----------
+    every : sequence of Range
+        All ranges.
+    asked : sequence of Asked
+        Of each range the options that may serve it; none where it is to stay as it is.
+    steps : sequence of int
+        Sizes at which the plans of the pool are chosen (`Breaks.finer`), each with the next one.
+    """
+    if isinstance(work, Attention) or not isinstance(work.rows, DynamicDim) or not steps:
+        return [[] for _ in every]
+    offered = [[o for o in options if o.family.breaks.finer] for options, _ in asked]
+    spans = _spans(every, work.rows.upper or steps[-1])
+    points = [_both_ends(*span, steps) for span in spans]
+    pool = _cover(price(work, dev, list(_where(offered, points))))
+    offered = [[o for o in some if id(o.plan) in pool] for some in offered]
+    cuts = [_cuts(*span) for span in spans]
+    priced = price(work, dev, list(_where(offered, [[*chain(*some)] for some in cuts])))
+    found = [_served(*each) if each[0].options else [] for each in zip(priced, cuts, strict=True)]
+    if found[-1]:
+        found[-1][-1] = (Box(), found[-1][-1][1])
+    return found
+
+
+def _spans(every: Sequence[Range], last: int) -> list[tuple[int, int]]:
+    """Return the first size of each range, and the last that is looked at."""
+    firsts = [1, *(each.upper + 1 for each in every if each.upper)]
+    return [(n, each.upper or max(last, n)) for n, each in zip(firsts, every, strict=True)]
+
+
+def _where(offered: Sequence[list[Option]], sizes: Sequence[list[int]]) -> Iterator[Asked]:
+    """Yield options with the sizes at which to price them: none where there are no options."""
+    for options, some in zip(offered, sizes, strict=True):
+        yield options, some if options else []
+
+
+def _both_ends(first: int, last: int, steps: Sequence[int]) -> list[int]:
+    """Return the ends of a range, and each step within it with the size behind it."""
+    inside = [size for step in steps for size in (step, step + 1) if first <= size <= last]
+    return sorted({first, *inside, last})
+
+
+def _cuts(first: int, last: int) -> list[tuple[int, int]]:
+    """Return the first and last sizes of small ranges: multiples of 8, of more for large sizes.
+
+    All kernels have tiles of a multiple of 8 rows.
+    """
+    found = []
+    while first <= last:
+        step = 1 if first <= FEW else max(8, (1 << first.bit_length()) // PARTS)
+        end = min(last, ceil_div(first, step) * step)
+        found.append((first, end))
+        first = end + 1
+    return found
+
+
+def _served(priced: Priced, cuts: Sequence[tuple[int, int]]) -> list[tuple[Box, Option]]:
+    """Return an option for each small range, neighbours with the same one merged."""
+    found: list[tuple[Box, Option]] = []
+    last = -1
+    for cut in cuts:
+        worst = priced.worst(cut)
+        best = int(worst.argmin())
+        if found and worst[last] <= worst[best] + KEPT_LOSS:
+            found.pop()
+        else:
+            last = best
+        found.append((Box(cut[1]), priced.options[last]))
+    return found
+
+
+def _cover(priced: Sequence[Priced]) -> set[int]:
+    """Return plans by their ids, as few as are found, of which each size has one that is near best.
+
+    One after the other, that which is near enough at the most sizes; of equals, the nearest.
+    """
+    every = list(dict.fromkeys(id(o.plan) for own in priced for o in own.options))
+    column = {key: i for i, key in enumerate(every)}
+    parts = []
+    for own in priced:
+        parts.append(np.full((len(own.sizes), len(every)), inf))
+        parts[-1][:, [column[id(o.plan)] for o in own.options]] = own.losses_at
+    loss = np.concatenate(parts)
+    fits = loss <= 1 + ALLOWED_LOSS
+    left, pool = np.ones(len(loss), bool), set()
+    while left.any():
+        serves = fits[left].sum(axis=0)
+        total = np.minimum(loss[left], MOST_COUNTED).sum(axis=0)
+        taken = int(np.lexsort((total, -serves))[0])
+        pool.add(every[taken])
+        left &= ~fits[:, taken]
+    return pool
