@@ -10,9 +10,7 @@ the other.  A user can take five of the functions and replace one::
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +47,7 @@ from .transforms.annotate import (
     RefuseLowered,
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
+from .transforms.cycles import no_cycles_collected
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
@@ -117,8 +116,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
         passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
-    if options.report is not None:
-        report = options.report
+    if (report := options.report) is not None:
         passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
@@ -335,21 +333,6 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
         return mod
 
     return run
-
-
-@contextmanager
-def no_cycles_collected() -> Iterator[None]:
-    """Keep Python from looking for cycles, each time through all objects of TVM and of a module.
-
-    Modules are made of objects without cycles, which go when nothing refers to them any more.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def dump(mod: ir.IRModule, path: Path) -> None:

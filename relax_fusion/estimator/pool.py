@@ -21,7 +21,7 @@ from .ranges import Range
 from .registry import Option
 from .tile_plan import Box
 
-ALLOWED_LOSS = 0.035
+ALLOWED_LOSS = 0.03
 """Part of the best time that a size may lose for the sake of fewer kernels.  What sizes lose
 between those that are looked at comes on top of it."""
 
@@ -40,6 +40,7 @@ def finer(
     dev: DeviceSpec,
     every: Sequence[Range],
     asked: Sequence[Asked],
+    chosen: Sequence[Option],
     steps: Sequence[int],
 ) -> list[list[tuple[Box, Option]]]:
     """Return options of a pool for the small ranges inside of each range; nothing for other ranges.
@@ -50,6 +51,8 @@ def finer(
         All ranges.
     asked : sequence of Asked
         Of each range the options that may serve it; none where it is to stay as it is.
+    chosen : sequence of Option
+        Of each range the option that is best for all of it.  It serves where it loses little.
     steps : sequence of int
         Sizes at which the plans of the pool are chosen (`Breaks.finer`), each with the next one.
     """
@@ -58,11 +61,13 @@ def finer(
     offered = [[o for o in options if o.family.breaks.finer] for options, _ in asked]
     spans = _spans(every, work.rows.upper or steps[-1])
     points = [_both_ends(*span, steps) for span in spans]
-    pool = _cover(price(work, dev, list(_where(offered, points))))
+    own = {id(o.plan) for o, some in zip(chosen, offered, strict=True) if some}
+    pool = _cover(price(work, dev, list(_where(offered, points))), own)
     offered = [[o for o in some if id(o.plan) in pool] for some in offered]
     cuts = [_cuts(*span) for span in spans]
     priced = price(work, dev, list(_where(offered, [[*chain(*some)] for some in cuts])))
-    found = [_served(*each) if each[0].options else [] for each in zip(priced, cuts, strict=True)]
+    each = zip(priced, cuts, chosen, strict=True)
+    found = [_served(*one) if one[0].options else [] for one in each]
     if found[-1]:
         found[-1][-1] = (Box(), found[-1][-1][1])
     return found
@@ -100,22 +105,25 @@ def _cuts(first: int, last: int) -> list[tuple[int, int]]:
     return found
 
 
-def _served(priced: Priced, cuts: Sequence[tuple[int, int]]) -> list[tuple[Box, Option]]:
+def _served(
+    priced: Priced, cuts: Sequence[tuple[int, int]], chosen: Option
+) -> list[tuple[Box, Option]]:
     """Return an option for each small range, neighbours with the same one merged."""
     found: list[tuple[Box, Option]] = []
-    last = -1
+    own = next(i for i, o in enumerate(priced.options) if o.plan is chosen.plan)
+    last = own
     for cut in cuts:
         worst = priced.worst(cut)
-        best = int(worst.argmin())
-        if found and worst[last] <= worst[best] + KEPT_LOSS:
+        if worst[last] > 1 + ALLOWED_LOSS:
+            last = int(worst.argmin()) if worst[own] > 1 + ALLOWED_LOSS else own
+        option = priced.options[last]
+        if found and found[-1][1] is option:
             found.pop()
-        else:
-            last = best
-        found.append((Box(cut[1]), priced.options[last]))
+        found.append((Box(cut[1]), option))
     return found
 
 
-def _cover(priced: Sequence[Priced]) -> set[int]:
+def _cover(priced: Sequence[Priced], pool: set[int]) -> set[int]:
     """Return plans by their ids, as few as are found, of which each size has one that is near best.
 
     One after the other, that which is near enough at the most sizes; of equals, the nearest.
@@ -128,11 +136,11 @@ def _cover(priced: Sequence[Priced]) -> set[int]:
         parts[-1][:, [column[id(o.plan)] for o in own.options]] = own.losses_at
     loss = np.concatenate(parts)
     fits = loss <= 1 + ALLOWED_LOSS
-    left, pool = np.ones(len(loss), bool), set()
+    left = ~fits[:, [column[key] for key in pool if key in column]].any(axis=1)
     while left.any():
         serves = fits[left].sum(axis=0)
         total = np.minimum(loss[left], MOST_COUNTED).sum(axis=0)
         taken = int(np.lexsort((total, -serves))[0])
-        pool.add(every[taken])
+        pool = {*pool, every[taken]}
         left &= ~fits[:, taken]
     return pool

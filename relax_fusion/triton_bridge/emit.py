@@ -64,7 +64,7 @@ class _Fused:
             empty = empty_cases(self.work, self.plans, self.inputs, dev)
             found += [Range(when, [("", [(True, steps)])]) for when, steps in empty]
         others: Any = True  # no box of the plans before that are not for Triton
-        for here, bounds, plans in self._served():
+        for here, bounds, plans in self.served():
             if plans[0].backend == "triton":
                 ways = [(p.key, self._launches(p, bounds, dev, workspaces)) for p in plans]
                 found.append(Range(both(others, here), ways))
@@ -72,15 +72,16 @@ class _Fused:
                 others = both(others, tirx.Not(here))
         return found
 
-    def _served(self) -> list[tuple[Any, dict[str, int], tuple[TilePlan, ...]]]:
+    def served(self) -> list[tuple[Any, dict[str, int], tuple[TilePlan, ...]]]:
         """Return a condition, bounds and plans for each box; where the first that holds decides.
 
-        Plans that serve several ranges of rows come once, with a condition of all of them.
+        A plan that serves several ranges of rows comes once, with a condition of all of them.
         """
         found = bounds_of(self.work, self.boxes)
         every = list(dict.fromkeys(plans for _, plans in found))
         names = {name for bounds, _ in found for name in bounds}
-        if len(every) == len(found) or len(names) != 1 or self.others is not None:
+        measured = any(len(plans) > 1 for plans in every)
+        if len(every) == len(found) or len(names) != 1 or measured or self.others is not None:
             return [(within(b, self.dims) if b else True, b, plans) for b, plans in found]
         (name,) = names
         size, spans = self.dims[name], {plans: list[Any]() for plans in every}
