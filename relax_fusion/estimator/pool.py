@@ -22,13 +22,13 @@ from .registry import Option
 from .tile_plan import Box
 
 ALLOWED_LOSS = 0.03
-"""Part of the best time that a size may lose for the sake of fewer kernels.  What sizes lose
-between those that are looked at comes on top of it."""
+"""Part of the best time that the pool may lose at a size that is looked at, for fewer kernels."""
 
 KEPT_LOSS = 0.01
-"""Part that sizes may lose more, for the plan of those in front of them to serve them as well."""
+"""Part of the best time of the pool that a size may lose for the plan of its range, or that of the
+sizes in front of it, to serve it."""
 
-FEW, PARTS = 8, 128
+FEW, PARTS = 8, 256
 """Up to so many rows each number has its own small range; above, a part of the power of two."""
 
 MOST_COUNTED = 2.0
@@ -110,16 +110,16 @@ def _served(
 ) -> list[tuple[Box, Option]]:
     """Return an option for each small range, neighbours with the same one merged."""
     found: list[tuple[Box, Option]] = []
-    own = next(i for i, o in enumerate(priced.options) if o.plan is chosen.plan)
-    last = own
-    for cut in cuts:
-        worst = priced.worst(cut)
-        if worst[last] > 1 + ALLOWED_LOSS:
-            last = int(worst.argmin()) if worst[own] > 1 + ALLOWED_LOSS else own
+    worst = np.maximum(priced.losses_at[::2], priced.losses_at[1::2])  # of both ends
+    serves = worst <= worst.min(axis=1, keepdims=True) + KEPT_LOSS
+    own = last = next(i for i, o in enumerate(priced.options) if o.plan is chosen.plan)
+    for (_, upper), enough, best in zip(cuts, serves, worst.argmin(axis=1), strict=True):
+        if not enough[last]:
+            last = own if enough[own] else best
         option = priced.options[last]
         if found and found[-1][1] is option:
             found.pop()
-        found.append((Box(cut[1]), option))
+        found.append((Box(upper), option))
     return found
 
 

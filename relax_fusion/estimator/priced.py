@@ -57,11 +57,6 @@ class Priced:
         each = self._losses
         return [np.divide(sum(each[size] for size in cell), len(cell)) for cell in cells]
 
-    def worst(self, sizes: Sequence[Size]) -> Loss:
-        """Return the largest loss of every option at some sizes."""
-        each = self._losses
-        return np.max([each[size] for size in sizes], axis=0)
-
     def best(self, cells: Sequence[Sequence[Size]], measured: Sequence[Times] = ()) -> list[Option]:
         """Return an option for each cell, of as few options as do.
 

@@ -39,7 +39,7 @@ PERSISTENT_COLUMNS = {
 """Columns of a persistent tile, and of its two accumulators."""
 
 FINER_ROWS = (
-    *(1, 2, 4, 8, *range(16, 128, 16), *range(128, 256, 32), *range(256, 1024, 64)),
+    *(1, 2, 4, 8, *range(16, 128, 16), *range(128, 1024, 32)),
     *(*range(1024, 2048, 64), *range(2048, 4096, 128), *range(4096, 8192, 256)),
     *range(8192, 16385, 512),
 )
