@@ -47,6 +47,7 @@ from .transforms.annotate import (
     RefuseLowered,
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
+from .transforms.cycles import no_cycles_collected
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
@@ -115,8 +116,7 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
 
         passes.append(ir.transform.module_pass(lambda mod, _: partition_for_cublas(mod), 0))
-    if options.report is not None:
-        report = options.report
+    if (report := options.report) is not None:
         passes.append(ReportLeftovers(report.leftovers, report.decisions, options.disable))
     if options.cublas_gemm:
         passes.append(relax.transform.RunCodegen())
@@ -322,7 +322,7 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         if options.report is not None:
             options.report.device = device_of(options.target).description
-        with options.target:
+        with options.target, no_cycles_collected():
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():

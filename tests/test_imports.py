@@ -24,7 +24,13 @@ FLOORS = (
 FLOOR_OF = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 SIBLINGS = FLOORS[2]
 HEAVY = {"tvm", "tvm_ffi", "triton", "numpy", "torch"}
+ESTIMATOR = ROOT / "estimator"
 USES = {
+    ESTIMATOR / "arrays.py": {"numpy"},
+    ESTIMATOR / "pool.py": {"numpy"},
+    ESTIMATOR / "priced.py": {"numpy"},
+    ESTIMATOR / "families" / "cuda_matmul" / "cost.py": {"numpy"},
+    ESTIMATOR / "families" / "triton_matmul" / "cost.py": {"numpy"},
     ROOT / "workload" / "reference.py": {"numpy"},
     ROOT / "workload" / "unpacked.py": {"numpy"},
     ROOT / "hardware" / "target.py": {"tvm"},

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from math import gcd
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual, line_bytes
 from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
-from ..workload.reference import numpy_dtype
+from .unpacking import numbers_of
+from .wgmma import TallOperand, products_text
 
 COPYING_REGISTERS, OTHER_REGISTERS = {2: 40, 3: 32}, {2: 232, 3: 160}
 """Registers of a thread that copies, and of one that multiplies, by warp groups that multiply:
@@ -25,21 +24,6 @@ _HALVES = {"float16": "f16", "bfloat16": "bf16"}
 _C_TYPES = {**dict.fromkeys(_HALVES, "unsigned short"), "float32": "float", "int32": "int"}
 
 
-class _Products(NamedTuple):
-    """How ``wgmma`` of a dtype is written, behind its lines; it takes 32 bytes of k."""
-
-    depth: int
-    types: str
-    scales: str = ", 1, 1"
-
-
-_PRODUCTS = {
-    "float16": _Products(16, "f32.f16.f16"),
-    "bfloat16": _Products(16, "f32.bf16.bf16"),
-    "float32": _Products(8, "f32.tf32.tf32"),
-    "int8": _Products(32, "s32.s8.s8", ""),
-    "uint8": _Products(32, "s32.u8.u8", ""),
-}
 _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
 """Activations whose functions have another name in ``maths.cu``."""
 
@@ -155,7 +139,7 @@ class MatmulForm:
     @property
     def copies_residual(self) -> bool:
         """Whether a residual comes through the ring, by a tensor map."""
-        return self.has_residual and copies_residual(self.plan, self.result_dtype)
+        return self.has_residual and copies_residual(self.plan, DTYPE_BYTES[self.result_dtype])
 
     @property
     def units(self) -> int:
@@ -165,6 +149,10 @@ class MatmulForm:
     @property
     def text(self) -> str:
         """The whole source."""
+        plan = self.plan
+        tall: TallOperand = "turned" if self.turned else "lines"
+        if self.packed is not None:
+            tall = "registers"
         return "\n".join(
             [
                 f'#define DTYPE "{self._half}"',
@@ -173,7 +161,7 @@ class MatmulForm:
                 _shared("maths.cu"),
                 self._epilogue(),
                 _shared("hopper.cu"),
-                self._products(),
+                products_text(self.dtype, plan.wide // plan.groups_wide, tall),
                 *self._registers(),
                 _shared("rotation.cu"),
                 _shared("matmul.cu"),
@@ -290,7 +278,7 @@ class MatmulForm:
         """Return what brings the tall operand to registers, where it goes through them."""
         if self.packed is None:
             return []
-        numbers = {"TALL_BITS": self.packed.bits, **_numbers_of(self.packed, self.dtype)}
+        numbers = {"TALL_BITS": self.packed.bits, **numbers_of(self.packed, self.dtype)}
         constants = [f"constexpr unsigned {name} = {value:#x};" for name, value in numbers.items()]
         source = ["#define LINES PackedLines", _shared("packed.cu")]
         return [*constants, _shared("registers.cu"), *source]
@@ -318,66 +306,6 @@ class MatmulForm:
         body = "".join(f"  {line}\n" for line in [*lines, "return sum;"])
         arguments = "Value sum, Value up, const float* vector, float residual"
         return f"__device__ __forceinline__ Value epilogue({arguments}) {{\n{body}}}"
-
-    def _products(self) -> str:
-        """Return wgmma of as many rows as a warp group has, which no template can spell."""
-        lines = self.plan.wide // self.plan.groups_wide
-        count, own = lines // 2, _PRODUCTS[self.dtype]
-        kind = "f" if accumulator(self.dtype) == "float32" else "r"
-        sums = ", ".join(f'"+{kind}"(sums[{i}])' for i in range(count))
-        registers = ", ".join(f"%{i}" for i in range(count))
-        if self.packed is not None:
-            tall, given = "const u32 (&tall)[4]", ", ".join(f'"r"(tall[{i}])' for i in range(4))
-            places = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
-            wide, turned = count + 4, ", 0"
-        else:
-            tall, given, places = "u64 tall", '"l"(tall)', f"%{count}"
-            wide = count + 1
-            turned = f", {int(self.turned)}, 0" if self.dtype in _HALVES else ""
-        return f"""
-// sums[tall, wide] = tall * wide + (more ? sums : 0), {own.depth} elements of k
-__device__ __forceinline__ void multiply(Sum (&sums)[{count}], {tall}, u64 wide, int more) {{
-  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{wide + 1}, 0;\\n"
-    "wgmma.mma_async.sync.aligned.m64n{lines}k{own.depth}.{own.types} {{{registers}}}, "
-    "{places}, %{wide}, more{own.scales}{turned};\\n}}"
-    : {sums} : {given}, "l"(wide), "r"(more));
-}}
-
-// Wait until the sums are there.
-__device__ __forceinline__ void settle(Sum (&sums)[{count}]) {{
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : {sums} :: "memory");
-}}
-"""
-
-
-def _numbers_of(packed: Packed, dtype: str) -> dict[str, int]:
-    """Return how fields become numbers, as `packed.cu` has it."""
-    zero, flipped = packed.zero or 0, 0
-    if packed.number == "int8":  # as unsigned ones
-        zero, flipped = zero + 0x80, 0x80
-    group = {"GROUP": max(packed.group, 0)}
-    if packed.bits == 8 and dtype == "bfloat16":
-        none = {"FACTOR": 0, "OFFSET": 0}
-        return {**group, "FIELDS": 0xFF00FF, "LARGE": _twice(flipped), **none, "ZERO": zero}
-    large = 1024 if dtype == "float16" else 128
-    step = 16 if (packed.bits, dtype) == (4, "float16") else 1  # of the higher half
-    kind: Any = numpy_dtype(dtype)
-
-    def pair(low: float, high: float) -> int:
-        return int(np.array([low, high], kind).view("uint32")[0])
-
-    return {
-        **group,
-        "FIELDS": {(4, 16): 0xF0000F, (4, 1): 0xF000F, (8, 1): 0xFF00FF}[packed.bits, step],
-        "LARGE": pair(large, large) ^ _twice(flipped),
-        "FACTOR": pair(1, 1 / step),
-        "OFFSET": pair(-large - zero, -large / step - zero),
-        "ZERO": zero,
-    }
-
-
-def _twice(bits: int) -> int:
-    return bits << 16 | bits
 
 
 def _function(activation: str) -> str:

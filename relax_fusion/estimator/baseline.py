@@ -1,118 +1,19 @@
-"""The best plan of some, and what a chain costs that is left apart."""
+"""What a chain costs that is left apart."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, combinations, pairwise
+from itertools import pairwise
 
 from ..hardware import DeviceSpec
 from ..workload import Atom, NormMatmul, Workload
 from . import separate
-from .measured import Times
-from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, next_power, repeated
-from .registry import ON_CHANGE, Family, Option, options
-from .shape import Size, sizes_of, tiled_rows
-from .tile_plan import TilePlan
-
-MOST_KERNELS = 3
-"""Plans for the cells of one range of rows: each is a kernel to compile."""
-
-WORTH_A_KERNEL = 1.05
-"""By what factor the worst cell has to gain by as many plans as may be, for not taking fewer."""
-
-
-def best(
-    found: Sequence[Option],
-    work: Workload,
-    dev: DeviceSpec,
-    cells: Sequence[Sequence[Size]],
-    told: Size,
-    measured: Sequence[Times] = (),
-) -> tuple[list[Option], Prediction]:
-    """Return a plan for each cell, of as few plans as do, and the least price at the size `told`.
-
-    One plan is that which loses least over all sizes; of several, the worst cell decides.  What
-    counts is the mean of a plan's time over the best time at each size of a cell: a plan that pads
-    few rows to many is fast at the end of a range only.  Of equals, the first that was generated.
-
-    Parameters
-    ----------
-    measured : sequence of Times
-        For each cell what was measured in it; nothing by default.
-    """
-    worth = worth_pricing(found, work, dev, list(chain.from_iterable(cells)))
-    timed = {plan for times in measured for column in times.values() for plan in column}
-    timed -= {option.plan for option in worth}
-    worth += [option for option in found if option.plan in timed]
-    losses, least = losses_of(worth, work, dev, cells, told)
-    every = range(len(worth))
-    for loss, times in zip(losses, measured, strict=False):
-        loss[:] = _by_measurement(loss, [option.plan for option in worth], times)
-    weighed = [sum(len(c) * loss[i] for c, loss in zip(cells, losses, strict=True)) for i in every]
-    single = weighed.index(min(weighed))
-    bests = dict.fromkeys([single, *(loss.index(min(loss)) for loss in losses)])
-
-    def worst(plans: Sequence[int]) -> float:
-        return max(min(loss[i] for i in plans) for loss in losses)
-
-    few: list[tuple[int, ...]] = [(single,)]
-    for count in range(2, min(MOST_KERNELS, len(bests)) + 1):
-        few.append(min(combinations(bests, count), key=worst))
-    enough = WORTH_A_KERNEL * worst(few[-1])
-    chosen = next(plans for plans in few if worst(plans) <= enough)
-    served_by = [worth[min(chosen, key=loss.__getitem__)] for loss in losses]
-    return served_by, least
-
-
-def losses_of(
-    worth: Sequence[Option],
-    work: Workload,
-    dev: DeviceSpec,
-    cells: Sequence[Sequence[Size]],
-    told: Size,
-) -> tuple[list[list[float]], Prediction]:
-    """Return for each cell the mean loss of every plan, and the least price at the size `told`."""
-    prices = {
-        size: [o.family.predict(o.plan, work, dev, size) for o in worth]
-        for size in dict.fromkeys([*chain.from_iterable(cells), told])
-    }
-    least = {size: min(p.seconds for p in column) for size, column in prices.items()}
-    losses = [
-        [sum(prices[s][i].seconds / least[s] for s in cell) / len(cell) for i in range(len(worth))]
-        for cell in cells
-    ]
-    return losses, min(prices[told], key=lambda p: p.seconds)
-
-
-def _by_measurement(loss: list[float], plans: Sequence[TilePlan], times: Times) -> list[float]:
-    """Return losses by measured times; what was not measured comes behind, by its price."""
-    found: dict[int, list[float]] = {}
-    for column in times.values():
-        known = {i: column[plan] for i, plan in enumerate(plans) if plan in column}
-        for i, seconds in known.items():
-            found.setdefault(i, []).append(seconds / min(known.values()))
-    means = {i: sum(each) / len(each) for i, each in found.items()}
-    most = max(means.values(), default=0.0)
-    return [means.get(i, most + loss[i]) for i in range(len(plans))]
-
-
-def worth_pricing(
-    found: Sequence[Option], work: Workload, dev: DeviceSpec, sizes: Sequence[Size]
-) -> list[Option]:
-    """Return the plans that can be best at some of the sizes, as their families say.
-
-    Where no family offers one, the lowest tiles must do.
-    """
-    tiled = [tiled_rows(work, size) for size in sizes]
-    rows = min(tiled), next_power(max(tiled))
-    by_family: dict[Family, list[TilePlan]] = {}
-    for option in found:
-        by_family.setdefault(option.family, []).append(option.plan)
-    worth = [Option(f, p) for f, own in by_family.items() for p in f.worth(own, work, dev, rows)]
-    lowest = max(rows[1], min((option.plan.block_m for option in found), default=0))
-    return worth or [option for option in found if option.plan.block_m <= lowest]
+from .prediction import DRAM_EFFICIENCY, Prediction, in_a_row, repeated
+from .priced import asked_in, price
+from .registry import ON_CHANGE, Option, options
+from .shape import Size, sizes_of
 
 
 def predict_unfused(
@@ -136,15 +37,27 @@ def predict_unfused(
     alone : Prediction, optional
         What `work` costs by its best plan, if that is known: a matmul by itself has no parts.
     """
-    atoms = work.apart(**sizes_of(work, size))
-    if alone is not None and [atom.matmul for atom in atoms] == [work]:
-        return alone
-    parts = [_kernel(atom, dev, backend if atom.maker == "pass" else "tir") for atom in atoms]
-    seconds = parts[0].prediction.seconds
-    for before, part in pairwise(parts):
-        seconds += part.prediction.seconds - dev.launch_s + part.start_s
-        seconds -= part.early_s if before.is_matmul else 0.0
-    return replace(in_a_row([part.prediction for part in parts]), seconds=seconds)
+    return unfused_at(work, dev, {size: alone}, backend)[0]
+
+
+def unfused_at(
+    work: Workload, dev: DeviceSpec, sizes: Mapping[Size, Prediction | None], backend: str
+) -> list[Prediction]:
+    """Return what `predict_unfused` does at several sizes, of which matmuls are priced together.
+
+    Parameters
+    ----------
+    sizes : mapping of Size to Prediction
+        Sizes, each with what `work` costs there by its best plan, if that is known.
+    """
+    parts = {size: work.apart(**sizes_of(work, size)) for size in sizes}
+    known = {s: p for s, p in sizes.items() if p and [a.matmul for a in parts[s]] == [work]}
+    atoms = {atom for size in sizes if size not in known for atom in parts[size]}
+    kernels = _kernels(atoms, dev, backend)
+    return [
+        known.get(size) or _one_after_the_other([kernels[a] for a in parts[size]], dev)
+        for size in sizes
+    ]
 
 
 @dataclass(frozen=True)
@@ -169,20 +82,59 @@ class _Kernel:
     early_s: float = 0.0
 
 
-@lru_cache(maxsize=4096)  # chains of a model have the same parts
-def _kernel(atom: Atom, dev: DeviceSpec, backend: str) -> _Kernel:
+def _one_after_the_other(parts: Sequence[_Kernel], dev: DeviceSpec) -> Prediction:
+    seconds = parts[0].prediction.seconds
+    for before, part in pairwise(parts):
+        seconds += part.prediction.seconds - dev.launch_s + part.start_s
+        seconds -= part.early_s if before.is_matmul else 0.0
+    return replace(in_a_row([part.prediction for part in parts]), seconds=seconds)
+
+
+def _kernels(atoms: Iterable[Atom], dev: DeviceSpec, backend: str) -> dict[Atom, _Kernel]:
+    """Return what each of some kernels costs."""
+    rows: dict[tuple[NormMatmul, str], set[int]] = {}
+    for atom in atoms:
+        if atom.matmul and atom.maker != "tvm":
+            rows.setdefault((atom.matmul, _maker(atom, backend)), set()).add(_rows(atom, dev))
+    best = {key: _best(*key, dev, tuple(sorted(of))) for key, of in rows.items()}
+    none: _Best = {}
+    return {a: _kernel(a, dev, best.get((a.matmul, _maker(a, backend)), none)) for a in atoms}
+
+
+def _maker(atom: Atom, backend: str) -> str:
+    return backend if atom.maker == "pass" else "tir"
+
+
+def _rows(atom: Atom, dev: DeviceSpec) -> int:
+    """Return the rows of a matmul: on a GPU, of all matrices of a batch, which fill it together."""
+    return atom.rows * (atom.matrices if dev.kind == "gpu" else 1)
+
+
+_Best = dict[int, tuple[Option, Prediction]]
+"""The best plan of a matmul by its rows, and its price."""
+
+
+@lru_cache(maxsize=1024)  # chains of a model have the same parts
+def _best(matmul: NormMatmul, backend: str, dev: DeviceSpec, rows: tuple[int, ...]) -> _Best:
+    """Return the best plans of a matmul; nothing where there is none of ours."""
+    found = _plans(matmul, dev, backend)
+    if not found:
+        return {}
+    columns = price(matmul, dev, [asked_in(found, matmul, dev, [[n]], n) for n in rows])
+    best = {n: column.cheapest(n) for n, column in zip(rows, columns, strict=True)}
+    return {n: (o, o.family.predict(o.plan, matmul, dev, n)) for n, o in best.items()}
+
+
+def _kernel(atom: Atom, dev: DeviceSpec, best: _Best) -> _Kernel:
     """Return what one of the kernels costs.
 
     A matmul has the best plan of ours, or else TVM's schedule.  The matrices of a batch fill a GPU
     together, and follow each other on a CPU.
     """
-    found = _plans(atom.matmul, dev, backend) if atom.matmul and atom.maker != "tvm" else []
-    if not found:
+    if not best:
         return _Kernel(separate.price(atom, dev), separate.start_s(dev))
-    on_gpu, matmul = dev.kind == "gpu", atom.matmul
-    rows = atom.rows * (atom.matrices if on_gpu else 1)
-    (option,), _ = best(found, matmul, dev, [[rows]], rows)
-    priced = option.family.predict(option.plan, matmul, dev, rows)
+    option, priced = best[_rows(atom, dev)]
+    on_gpu = dev.kind == "gpu"
     is_triton = option.plan.backend == "triton"
     start_s = separate.start_s(dev) if is_triton else dev.launch_s
     if not on_gpu and atom.matrices > 1:
@@ -200,4 +152,4 @@ def _plans(matmul: NormMatmul, dev: DeviceSpec, backend: str) -> list[Option]:
     return list(options(matmul, dev, backend))
 
 
-ON_CHANGE.extend((_kernel.cache_clear, _plans.cache_clear))
+ON_CHANGE.extend((_best.cache_clear, _plans.cache_clear))

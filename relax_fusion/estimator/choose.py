@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,11 +12,13 @@ from ..errors import Decline, Reason, TilePlanError
 from ..hardware import DeviceSpec
 from ..workload import Workload
 from ..workload.checks import check_workload, too_large, without_zeros
-from .baseline import best, predict_unfused
+from .baseline import predict_unfused, unfused_at
 from .launch_limits import launch_limits, launchable, most_rows
 from .measured import Measured, Times
+from .pool import finer
 from .prediction import Prediction, format_seconds
-from .ranges import by_box, check_boxes, ranges, together
+from .priced import Asked, asked_in, price
+from .ranges import Range, by_box, check_boxes, ranges, together
 from .registry import ON_CHANGE, Option, option_of, options, refusals, violations
 from .shape import Size, box_sizes
 from .tile_plan import Box, PlanTable, TilePlan
@@ -170,21 +172,55 @@ def saved_s(choice: Choice | Decline) -> float:
 def _chosen(
     found: Sequence[Option], work: Workload, dev: DeviceSpec, backend: str, times: Times
 ) -> Iterator[tuple[RangePrediction, list[tuple[Box, TilePlan]]]]:
-    """Yield what each range costs by its best plans, and its cells with their plans."""
-    every = ranges(work, together({o.family.breaks for o in found}))
+    """Yield what each range costs by its plans, and the boxes within it with their plans."""
+    breaks = together({o.family.breaks for o in found})
+    every = ranges(work, breaks)
     known = by_box(work, every, times)
-    for upper, cells, told in every:
-        usable, inside = launchable(found, work, upper), [sizes for _, sizes in cells]
-        measured = [known.get(box, {}) for box, _ in cells]
-        served_by, least = best(usable, work, dev, inside, told, measured)
-        boxes = [(box, option) for (box, _), option in zip(cells, served_by, strict=True)]
-        sizes = box_sizes(work, told)
-        family, plan = next((o.family, o.plan) for box, o in boxes if box.holds(**sizes))
-        fused = family.predict(plan, work, dev, told)
-        alone = predict_unfused(work, dev, told, backend=backend, alone=least)
-        seconds = times.get(told, {}).get(plan)
-        prediction = RangePrediction(upper, told, fused, alone, least, family.error, seconds)
+    asked = [_asked(each, found, work, dev, known) for each in every]
+    least: dict[Size, Prediction] = {}
+    served: list[list[tuple[Box, Option]]] = []
+    for each, column in zip(every, price(work, dev, asked), strict=True):
+        cheapest = column.cheapest(each.told)
+        least[each.told] = cheapest.family.predict(cheapest.plan, work, dev, each.told)
+        measured = [known.get(box, {}) for box, _ in each.cells]
+        by_cell = column.best([sizes for _, sizes in each.cells], measured)
+        served.append([(box, o) for (box, _), o in zip(each.cells, by_cell, strict=True)])
+    by_price = _without_times(asked, served, known)
+    first = [boxes[0][1] for boxes in served]
+    small = finer(work, dev, every, by_price, first, breaks.finer)
+    apart = unfused_at(work, dev, least, backend)
+    for (upper, _, told), cells, few, alone in zip(every, served, small, apart, strict=True):
+        boxes, sizes = few or cells, box_sizes(work, told)
+        family, plan = next(o for box, o in boxes if box.holds(**sizes))
+        fused, seconds = family.predict(plan, work, dev, told), times.get(told, {}).get(plan)
+        costs = fused, alone, least[told]
+        prediction = RangePrediction(upper, told, *costs, family.error, seconds)
         yield prediction, [(box, option.plan) for box, option in boxes]
+
+
+def _asked(
+    each: Range,
+    found: Sequence[Option],
+    work: Workload,
+    dev: DeviceSpec,
+    known: Mapping[Box, Times],
+) -> Asked:
+    """Return what is to be priced of a range."""
+    usable, cells = launchable(found, work, each.upper), [sizes for _, sizes in each.cells]
+    measured = [known.get(box, {}) for box, _ in each.cells]
+    return asked_in(usable, work, dev, cells, each.told, measured)
+
+
+def _without_times(
+    asked: Sequence[Asked],
+    served: Sequence[Sequence[tuple[Box, Option]]],
+    known: Mapping[Box, Times],
+) -> list[Asked]:
+    """Leave nothing to price of ranges with times, or whose families have no finer ones."""
+    return [
+        some if all(o.family.breaks.finer and box not in known for box, o in boxes) else ([], [])
+        for some, boxes in zip(asked, served, strict=True)
+    ]
 
 
 def _checked(work: Workload, dev: DeviceSpec, table: PlanTable) -> Choice:

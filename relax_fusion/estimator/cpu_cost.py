@@ -121,7 +121,7 @@ def matmul_on_cpu(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int
     regions = len(shape.n_parts)
     regions += int(shape.has_norm)
     cycles += norm_cycles(shape, dev, rows)
-    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    moved = rows * shape.row_bytes
     traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
     return finish(traffic, dev, shape.flops(rows))
 

@@ -13,6 +13,7 @@ from ..errors import TilePlanError
 from ..hardware import DeviceSpec
 from ..validation import shown
 from . import cpu_cost, gpu_cost
+from .arrays import Seconds, Wanted, one_by_one
 from .prediction import Prediction, in_a_row
 from .shape import Size
 from .steps import Footprint, Step
@@ -34,12 +35,16 @@ class Breaks:
         change the choice.
     batches, keys : tuple of int
         Last sizes of the ranges of an attention's batch and key positions.
+    finer : tuple of int
+        Last sizes of the small ranges inside of those of `uppers`, to each of which one of a few
+        kernels is assigned.  For families of which `KernelFamily.seconds` takes arrays.
     """
 
     uppers: tuple[int, ...] = (1, 16, 64, 256)
     open_size: int = 1024
     batches: tuple[int, ...] = (1, 8)
     keys: tuple[int, ...] = (256, 2048)
+    finer: tuple[int, ...] = ()
 
 
 OWN_BASELINE_ERROR = 0.97
@@ -136,6 +141,20 @@ class KernelFamily(ABC, Generic[W]):
         if not parts:
             raise TilePlanError(f"family {type(self).__name__}: plan {plan.key} has no steps")
         return in_a_row(parts)
+
+    def seconds(
+        self,
+        plans: Sequence[TilePlan],
+        work: W,
+        dev: DeviceSpec,
+        sizes: Sequence[Size],
+        wanted: Wanted,
+    ) -> Seconds:
+        """Return the seconds that `predict` gives of plans at sizes, where they are wanted.
+
+        A family whose model takes arrays computes all of them together.
+        """
+        return one_by_one(wanted, lambda s, p: self.predict(plans[p], work, dev, sizes[s]).seconds)
 
     def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
         """Return what of a kernel is done before the one in front of it ends, beside launching."""

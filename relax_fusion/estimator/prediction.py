@@ -66,7 +66,7 @@ def in_a_row(parts: Sequence[Prediction]) -> Prediction:
 
 
 def ceil_div(a: int, b: int) -> int:
-    """Return ``a / b``, rounded up."""
+    """Return ``a / b``, rounded up; of arrays, for each element."""
     return -(-a // b)
 
 

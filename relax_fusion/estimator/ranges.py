@@ -84,11 +84,11 @@ class Range(NamedTuple):
 def together(every: Iterable[Breaks]) -> Breaks:
     """Return the union of where the best plans of several families may change."""
     every = list(every)
-    uppers, batches, keys = (
+    uppers, batches, keys, finer = (
         tuple(sorted({upper for breaks in every for upper in getattr(breaks, name)}))
-        for name in ("uppers", "batches", "keys")
+        for name in ("uppers", "batches", "keys", "finer")
     )
-    return Breaks(uppers, max(breaks.open_size for breaks in every), batches, keys)
+    return Breaks(uppers, max(breaks.open_size for breaks in every), batches, keys, finer)
 
 
 def ranges(work: Workload, breaks: Breaks) -> list[Range]:

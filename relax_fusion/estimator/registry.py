@@ -6,11 +6,10 @@ Nothing else in the estimator knows a workload or a family by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from threading import RLock
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import TilePlanError
 from ..hardware import DeviceSpec
@@ -137,8 +136,7 @@ def families(work: Workload, dev: DeviceSpec, backend: str) -> list[Family]:
     ]
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """A plan with the family that it is of."""
 
     family: Family

@@ -110,6 +110,11 @@ class MatmulShape:
         """Output columns."""
         return sum(self.n_parts)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per row of all that is read or written for each."""
+        return self.x_row_bytes + self.out_row_bytes + self.side_row_bytes
+
     def flops(self, rows: int) -> float:
         """Floating-point operations of the matmuls at `rows` rows."""
         return rows * self.row_flops

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from ..errors import Decline
 from ..hardware import DeviceSpec
 from ..workload import Workload
-from .baseline import losses_of, worth_pricing
 from .choose import choose
 from .launch_limits import launchable
+from .priced import asked_in, price
 from .ranges import Range, by_box, ranges, together
 from .registry import Option, options, predict
 from .shape import Size, box_sizes
@@ -84,8 +83,7 @@ def _nearest(
     """Return plans of which each is among the best in some cell of a range, the best first."""
     cells = [sizes for _, sizes in each.cells]
     usable = launchable(found, work, each.upper)
-    worth = worth_pricing(usable, work, dev, list(chain.from_iterable(cells)))
-    losses, _ = losses_of(worth, work, dev, cells, each.told)
-    ranked = [sorted(range(len(worth)), key=loss.__getitem__) for loss in losses]
+    (priced,) = price(work, dev, [asked_in(usable, work, dev, cells, each.told)])
+    ranked = [loss.argsort(kind="stable") for loss in priced.losses(cells)]
     in_turn = dict.fromkeys(i for places in zip(*ranked, strict=True) for i in places)
-    return [worth[i].plan for i in in_turn][:most]
+    return [priced.options[i].plan for i in in_turn][:most]

@@ -179,10 +179,11 @@ class Box:
         bounds = [f"{name} <= {upper}" for name, upper in self.bounds.items()]
         return ", ".join(bounds) or "any size"
 
-    @property
+    @cached_property
     def bounds(self) -> dict[str, int]:
         """The bounds that there are, by what they are of."""
-        return {name: upper for name, upper in vars(self).items() if upper is not None}
+        every = {"rows": self.rows, "keys": self.keys, "batch": self.batch}
+        return {name: upper for name, upper in every.items() if upper is not None}
 
     def holds(self, **sizes: int) -> bool:
         """Tell whether sizes are within the bounds; one that is not given is."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, TypeGuard
 
+import tvm_ffi
 from tvm import ir, relax
 
 from ..errors import Decline, Reason
@@ -250,9 +251,9 @@ def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
 
 def calls_in(expr: relax.Expr, *ops: str) -> list[relax.Call]:
     """Return the calls of the operators named `ops` in an expression or a function."""
-    found: list[relax.Expr] = []
-    relax.analysis.post_order_visit(expr, found.append)
-    return [node for node in found if is_call(node, *ops)]
+    found: list[relax.Call] = []
+    tvm_ffi.structural_walk(expr, (relax.Call, found.append))
+    return [call for call in found if is_call(call, *ops)]
 
 
 def belongs_to_a_library(func: relax.Function) -> bool:

@@ -271,7 +271,8 @@ def schedules_table(schedules: list[Scheduling]) -> str:
         return ""
     found: dict[tuple[str, str, str], list[str]] = {}
     for s in schedules:
-        tiles = "; ".join(plan.text for _, plan in s.plans.boxes) if s.plans else ""
+        plans = dict.fromkeys(plan for _, plan in s.plans.boxes) if s.plans else {}
+        tiles = "; ".join(plan.text for plan in plans)
         why = "; ".join(f"{rule}: {decline}" for rule, decline in s.refusals)
         found.setdefault((s.rule or "none", tiles, why), []).append(s.function)
     rows = [("rule", "functions", "first", "tiles", "could not")]

@@ -64,14 +64,36 @@ class _Fused:
             empty = empty_cases(self.work, self.plans, self.inputs, dev)
             found += [Range(when, [("", [(True, steps)])]) for when, steps in empty]
         others: Any = True  # no box of the plans before that are not for Triton
-        for bounds, plans in bounds_of(self.work, self.boxes):
-            here = within(bounds, self.dims) if bounds else True
+        for here, bounds, plans in self.served():
             if plans[0].backend == "triton":
                 ways = [(p.key, self._launches(p, bounds, dev, workspaces)) for p in plans]
                 found.append(Range(both(others, here), ways))
             elif here is not True:
                 others = both(others, tirx.Not(here))
         return found
+
+    def served(self) -> list[tuple[Any, dict[str, int], tuple[TilePlan, ...]]]:
+        """Return a condition, bounds and plans for each box; where the first that holds decides.
+
+        A plan that serves several ranges of rows comes once, with a condition of all of them.
+        """
+        found = bounds_of(self.work, self.boxes)
+        every = list(dict.fromkeys(plans for _, plans in found))
+        names = {name for bounds, _ in found for name in bounds}
+        measured = any(len(plans) > 1 for plans in every)
+        if len(every) == len(found) or len(names) != 1 or measured or self.others is not None:
+            return [(within(b, self.dims) if b else True, b, plans) for b, plans in found]
+        (name,) = names
+        size, spans = self.dims[name], {plans: list[Any]() for plans in every}
+        last: dict[tuple[TilePlan, ...], dict[str, int]] = {}
+        before: int | None = None
+        for bounds, plans in found:
+            inside = [size <= tirx.IntImm("int64", bounds[name])] if bounds else []
+            behind: list[Any] = [size > tirx.IntImm("int64", before)] if before is not None else []
+            spans[plans].append(tirx.all(*behind, *inside))
+            before, last[plans] = bounds.get(name), bounds
+        *closed, rest = sorted(every, key=lambda plans: not last[plans])
+        return [(tirx.any(*spans[p]), last[p], p) for p in closed] + [(True, last[rest], rest)]
 
     def _launches(
         self,

@@ -248,7 +248,7 @@ ROTATED = {
     ),
     "rotated_swapped": Case(
         rotated((192, replace(SMALL_ROPE, dtype="float32")), dtype="bfloat16"),
-        plan(64, 40, swapped=1),
+        plan(64, 32, swapped=1),
     ),
     "rotated_parts_of_heads": Case(
         rotated((192, replace(SMALL_ROPE, rotary_dim=16))), plan(16, 64)

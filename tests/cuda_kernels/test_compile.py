@@ -72,7 +72,7 @@ ROTATED = {
     "rotated": (plan(128, 64, num_stages=5), 64, "float16"),
     "rotated_two_groups": (plan(176, 128, groups_n=2, num_stages=3), 64, "float16"),
     "rotated_two_blocks": (plan(32, 64, num_stages=4, blocks=2), 64, "float16"),
-    "rotated_rows_tall": (plan(128, 176, swapped=1, groups_m=2, num_stages=3), 64, "float16"),
+    "rotated_rows_tall": (plan(128, 160, swapped=1, groups_m=2, num_stages=3), 64, "float16"),
     "rotated_turns": (plan(160, 64, turns=2, num_stages=4), 64, "float16"),
     "rotated_float32": (plan(160, 64, turns=2, num_stages=4), 64, "float32"),
     "rotated_neighbours": (plan(176, 256, groups_n=2, num_stages=3), 1, "float16"),

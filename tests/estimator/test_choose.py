@@ -20,7 +20,7 @@ from relax_fusion.estimator import (
     predict_unfused,
     violations,
 )
-from relax_fusion.estimator.baseline import best
+from relax_fusion.estimator.priced import price
 from relax_fusion.estimator.ranges import served
 from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
@@ -135,11 +135,11 @@ def test_the_open_range_is_priced_at_its_middle_and_end(monkeypatch, backend, dt
     module = sys.modules[choose.__module__]
     sizes = set()
 
-    def recorded(found, work, dev, cells, *others):
-        sizes.update(*cells)
-        return best(found, work, dev, cells, *others)
+    def recorded(work, dev, asked):
+        sizes.update(*(some for _, some in asked))
+        return price(work, dev, asked)
 
-    monkeypatch.setattr(module, "best", recorded)
+    monkeypatch.setattr(module, "price", recorded)
     choose.__wrapped__(norm_matmul(dtype=dtype), GPU, always=True, backend=backend)
     middle, end = sorted(s for s in sizes if s >= first)
     assert first < middle < end == last

@@ -188,7 +188,7 @@ DECLINES = {
     ),
     "dtype": (
         replace(half("dtype", TENSORS, LOW + SUM), dtype="float32"),
-        *(Reason.NO_PLAN, "dtype is float32, family 'cuda' takes float16 and bfloat16"),
+        *(Reason.NO_PLAN, "family 'cuda' multiplies it as tf32, which is not allowed"),
     ),
 }
 

@@ -141,7 +141,7 @@ def test_passes_from_outside_are_named_as_ours() -> None:
         (FusePointwiseConvolution, "FuseGatedFFN", f"pass {NAME}: there is one of this name"),
         (FusePointwiseConvolution(), "FuseGatedFFN", "must be a class that module_pass decorated"),
         (Undecorated, "FuseGatedFFN", "pass is .*; must be a class that module_pass decorated"),
-        (Other, "FuseGate", "pass Other: before is 'FuseGate'; must be of FuseChains, "),
+        (Other, "FuseGate", "pass Other: before is 'FuseGate'; must be of FuseAdapters, "),
         (Other, ["FuseGatedFFN"], "before is .*; must be of"),
     ],
 )

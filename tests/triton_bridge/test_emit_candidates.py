@@ -17,6 +17,7 @@ from tvm.target import Target
 from relax_fusion import PipelineOptions, Report
 from relax_fusion.errors import KernelError, PipelineError
 from relax_fusion.estimator.embedded import EMBEDDED_ATTR, Embedded
+from relax_fusion.estimator.shape import rows_of
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.launch.launcher import BEGIN, NEXT
 from relax_fusion.launch.mixed import PLACE
@@ -174,7 +175,8 @@ def test_reports_name_the_plans_of_each_range() -> None:
         assert [(r.get("rows"), len(r["plans"])) for r in record["autotune"]] == [
             (each.box.rows, len(each.plans)) for each in decision.embedded
         ]
-        assert record["autotune"][-1]["plans"][0] == decision.plans.boxes[-1][1].to_attr()
+        last = decision.plans.plan_for(rows_of(decision.workload, decision.predictions[-1].size))
+        assert record["autotune"][-1]["plans"][0] == last.to_attr()
         for each in decision.embedded:
             assert len(each.plans) == 4
             (line,) = [x for x in text.splitlines() if f"  {each.box}  " in x and told(each) in x]

@@ -137,7 +137,7 @@ class DotProducts(KernelFamily[MatmulWork]):
         if shape.has_norm:
             norm_s = shape.k * NORM_FLOPS_PER_ELEMENT * dev.sm_count / dev.fma_float32_flops_per_s
             block_s += norm_s
-        moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        moved = rows * shape.row_bytes
         missing = max(0.0, 1 - dev.l2_bytes * L2_SHARE / shape.weight_bytes)
         x_reads = tiles_n * (2 if shape.has_norm else 1)
         prologue = GEMV_PROLOGUE_LOADS if shape.has_norm else GEMV_FILL_LOADS

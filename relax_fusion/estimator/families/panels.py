@@ -154,7 +154,7 @@ class Panels(KernelFamily[MatmulWork]):
         cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
         copied = ceil_div(tiles, dev.sm_count) * plan.reg_m * shape.k
         cycles += copied * TILE_CYCLES_PER_ELEMENT
-        moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        moved = rows * shape.row_bytes
         regions = len(shape.n_parts) + 1 + int(shape.has_norm)
         traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
         return finish(traffic, dev, shape.flops(rows))

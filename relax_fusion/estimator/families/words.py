@@ -211,7 +211,7 @@ class Words(KernelFamily[MatmulWork]):
         tasks = sum(ceil_div(n, plan.block_n) for n in shape.n_parts)
         cycles = ceil_div(tasks, dev.sm_count) * task + norm_cycles(shape, dev, rows)
         cycles += ceil_div(tall, dev.sm_count) * plan.reg_m * work.k * ORDER_CYCLES_PER_ELEMENT
-        moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        moved = rows * shape.row_bytes
         regions = len(shape.n_parts) + 1 + int(shape.has_norm)
         traffic = Traffic(cycles, float(shape.weight_bytes + moved), 0.0, regions, tasks)
         return finish(traffic, dev, shape.flops(rows))

@@ -17,22 +17,25 @@ as those of 2.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ....hardware import DeviceSpec
 from ....workload import Packed
+from ...arrays import overlapping
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
-from .packed import PIECE
+from .packed import COPY_EFFICIENCY, UNPACKED_LATENCY_S, stored_bytes, unpack_clocks
 from .tiles import (
     HALF_K,
     PART,
     SLICES,
     CudaPlan,
     clusters_at_once,
+    copies_residual,
     line_bytes,
     stage_bytes,
     stored_lines,
@@ -101,68 +104,64 @@ else each block goes on to its next tile."""
 CLUSTER_S = 0.908e-6
 """What blocks that share copies take longer to begin and to end."""
 
-UNPACK_CLOCKS = 171
-"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
-were fitted to 2,366 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed.log`): the plans
-that they choose are 4 % slower than the fastest in the mean, 22 % at most."""
-
-PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 24, 134, 0.71
-"""The same for one warp group, whose pieces of 32 elements follow each other: once, for each of its
-64 lines, and for each line of the wide operand of these."""
-
-UNPACKED_LATENCY_S = 2.9e-6
-"""`LATENCY_S` where weights are packed."""
-
-COPY_EFFICIENCY = 0.75
-"""Part of the peak bandwidth of memory that unpacking to a copy reaches: 17 to 89 us for four
-weights."""
-
 STEP_POWER, MEMORY_POWER, WHOLE_POWER = 8, 2, 4
-"""How times that overlap add up: as the sum of their powers.  The higher, the more the longest
-hides: within a step; of memory and L2; of these and the steps."""
+"""How times that overlap add up (`overlapping`): within a step; of memory and L2; of these and the
+steps."""
 
 
-class _Tile(NamedTuple):
-    """What a plan asks for on its own, whatever the workload's sizes are."""
+class Tile(NamedTuple):
+    """What a plan asks for on its own, whatever the workload's sizes are.
 
-    rows: int  # and features of the tiles of a cluster
-    features: int
-    blocks: int  # of a cluster
-    residents: int  # of a multiprocessor
-    at_once: int  # clusters
-    splits: int
-    depth: int  # elements of k of a step
-    flops: float  # of a step, as all that follow up to `turn_s`
-    operand_clocks: float
-    unpack_clocks: float
-    copied_bytes: float
-    weight_bytes: float  # asked from L2: less than it gets where blocks share copies
-    turn_s: float
-    carry_s: float  # once for each tile, or behind the last one where warp groups take turns
-    carried: bool  # behind each
-    stores: int  # of 32 lines, that a warp group does one after the other
-    elements: float  # whose activations a block computes
-    once_s: float  # once for each launch
+    Each field is a number, or an array with an element for each of many plans.
+    """
+
+    rows: Any  # and features of the tiles of a cluster
+    features: Any
+    blocks: Any  # of a cluster
+    residents: Any  # of a multiprocessor
+    at_once: Any  # clusters
+    splits: Any
+    depth: Any  # elements of k of a step
+    flops: Any  # of a step, as all that follow up to `turn_s`
+    operand_clocks: Any
+    unpack_clocks: Any
+    copied_bytes: Any
+    weight_bytes: Any  # asked from L2: less than it gets where blocks share copies
+    turn_s: Any
+    carry_s: Any  # once for each tile, or behind the last one where warp groups take turns
+    carried: Any  # whether behind each
+    stores: Any  # of 32 lines, that a warp group does one after the other
+    waits: Any  # whether a residual is waited for at each
+    elements: Any  # whose activations a block computes
+    copied: Any  # whether packed weights are unpacked to a copy in front
+    once_s: Any  # once for each launch
+
+
+class Beside(NamedTuple):
+    """What an epilogue has beside steps of elements alone."""
+
+    residual: bool = False
+    rotated: bool = False
+
+
+NOTHING = Beside()
 
 
 @lru_cache(maxsize=1 << 12)
-def _tile(
+def tile_of(
     plan: CudaPlan, weights: int, sm_count: int, result_bytes: int, packed: Packed | None
-) -> _Tile:
+) -> Tile:
+    """Return the tile of a plan; `weights` are 2 of a gated pair, and of pairs that turn."""
+    packed = None if plan.copied else packed
     parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
     carry = SUM_S * result_bytes / SUM_BYTES
     slices = SLICES * (plan.block_k // HALF_K if packed else 1)
-    unpacked = 0.0
-    if packed is not None:
-        own = weights * plan.tall // (PART * plan.groups_tall)
-        chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / plan.turns
-        unpacked = plan.block_k / PIECE * max(parts * UNPACK_CLOCKS, chain)
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
         once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
-    return _Tile(
+    return Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
         blocks=plan.cluster,
@@ -172,7 +171,7 @@ def _tile(
         depth=plan.block_k,
         flops=2.0 * parts * PART * wide * plan.block_k,
         operand_clocks=parts * slices * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
-        unpack_clocks=unpacked,
+        unpack_clocks=unpack_clocks(plan, weights) if packed else 0.0,
         copied_bytes=stage_bytes(plan, weights, packed),
         weight_bytes=weights * plan.block_n * line_bytes(plan, packed) / plan.cluster_m,
         turn_s=(UNPACKED_LATENCY_S if packed else LATENCY_S) / plan.num_stages,
@@ -181,30 +180,32 @@ def _tile(
         stores=plan.tall
         // (PART * plan.groups_tall)
         * ceil_div(int(wide), stored_lines(result_bytes)),
+        waits=not copies_residual(plan, result_bytes),
         elements=sums / weights / plan.split_k,
+        copied=plan.copied,
         once_s=once,
     )
 
 
-class _Launch(NamedTuple):
-    """How long one launch takes, and the longest of its times."""
+class Launch(NamedTuple):
+    """How long launches take, and the longest of their times: numbers or arrays."""
 
-    seconds: float
-    waves: int
-    dram: float
-    l2: float
-    compute: float
-    latency: float
+    seconds: Any
+    waves: Any
+    dram: Any
+    l2: Any
+    compute: Any
+    latency: Any
 
 
 def _launch(
-    tile: _Tile,
+    tile: Tile,
     shape: MatmulShape,
     dev: DeviceSpec,
-    rows: int,
+    rows: Any,
     columns: Sequence[int],
-    store_s: float,
-) -> _Launch:
+    beside: Beside,
+) -> Launch:
     """Return what a launch takes for weights of so many features."""
     row_tiles, n = ceil_div(rows, tile.rows), sum(columns)
     clusters = row_tiles * sum(ceil_div(each, tile.features) for each in columns)
@@ -219,45 +220,95 @@ def _launch(
     copy = tile.copied_bytes / (FEED_BYTES_PER_CLOCK * clock)
     turn = tile.turn_s * waves / busiest  # blocks of one multiprocessor wait side by side
     unpack = tile.unpack_clocks / clock
-    step = sum(each**STEP_POWER for each in (multiply, read, unpack, copy, turn))
     mine = busiest * steps
-    inside = mine * step ** (1 / STEP_POWER)
+    inside = mine * overlapping(STEP_POWER, multiply, read, unpack, copy, turn)
     multiplied = asked * tile.flops / flops_per_s
-    inside += SLOWED_PART * min(inside, multiplied) * inside / (inside + SLOWED_S)
+    inside = inside + SLOWED_PART * np.minimum(inside, multiplied) * inside / (inside + SLOWED_S)
 
-    weight_bytes = shape.parts * n * shape.k * _element_bytes(shape)
+    element_bytes = np.where(
+        tile.copied, shape.in_bytes, stored_bytes(shape.packed, shape.in_bytes, shape.k)
+    )
+    weight_bytes = shape.parts * n * shape.k * element_bytes
     results = 2 * n if shape.rotated else n  # of a row: both of a pair
     moved = weight_bytes + rows * (results * shape.out_bytes + shape.k * shape.in_bytes)
     again = AGAIN_PART * weight_bytes * (1 - 1 / row_tiles)
     dram = (moved + again) / (READ_EFFICIENCY * dev.dram_bytes_per_s)
     l2 = asked * tile.weight_bytes / (L2_PART * dev.l2_bytes_per_s)
-    memory = (dram**MEMORY_POWER + l2**MEMORY_POWER) ** (1 / MEMORY_POWER)
+    memory = overlapping(MEMORY_POWER, dram, l2)
     ramp = RAMP_S * moved / (moved + RAMP_BYTES)
 
+    store_s = RESIDUAL_S * tile.waits * beside.residual + ROTATED_S * beside.rotated
     carry = tile.carry_s + store_s * tile.stores
     if shape.slots:
         per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
-        carry += tile.elements * shape.slots / per_sm
-    seconds = (inside**WHOLE_POWER + memory**WHOLE_POWER) ** (1 / WHOLE_POWER)
-    seconds += ramp + (busiest if tile.carried else 1) * carry + tile.once_s
-    if tile.splits > 1:
-        seconds += (waves - 1) * NEXT_BLOCK_S
-    return _Launch(
-        seconds,
-        waves,
-        dram + ramp,
-        max(l2, mine * copy),
-        mine * max(multiply, read, unpack),
-        mine * turn,
-    )
+        carry = carry + tile.elements * shape.slots / per_sm
+    seconds = overlapping(WHOLE_POWER, inside, memory)
+    seconds += ramp + np.where(tile.carried, busiest, 1) * carry + tile.once_s
+    seconds += (tile.splits > 1) * (waves - 1) * NEXT_BLOCK_S
+    products = mine * np.maximum(np.maximum(multiply, read), unpack)
+    return Launch(seconds, waves, dram + ramp, np.maximum(l2, mine * copy), products, mine * turn)
 
 
-def _element_bytes(shape: MatmulShape) -> float:
-    """Return the bytes of one element of a weight, with its part of a scale."""
+def launches(
+    tile: Tile,
+    shape: MatmulShape,
+    columns: Sequence[Sequence[int]],
+    dev: DeviceSpec,
+    rows: Any,
+    beside: Beside = NOTHING,
+) -> Launch:
+    """Return what the launches of a workload cost, behind that of a norm.
+
+    Parameters
+    ----------
+    tile : Tile
+        Of one plan, or of many.
+    shape : MatmulShape
+        The workload, whose rotated projections have columns of pairs where those are apart.
+    columns : sequence of sequence of int
+        Columns of the weights of each launch.
+    dev : DeviceSpec
+        The device.
+    rows : int or array
+        Rows of x; of many sizes an array of shape ``(sizes, 1)``.
+    beside : Beside
+        Whether an epilogue adds a residual, and rotates.
+
+    Returns
+    -------
+    Launch
+        `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
+    """
+    each = [_launch(tile, shape, dev, rows, some, beside) for some in columns]
+    found = Launch(*map(sum, zip(*each, strict=True)))
+    copied = tile.copied * _copy_s(shape, dev)
+    seconds = start_s(columns, dev) + copied + found.seconds
+    row_bytes = shape.side_row_bytes
+    if shape.has_norm:
+        seconds += NORM_S["persistent"]
+        row_bytes += (
+            shape.x_row_bytes + shape.k * shape.in_bytes
+        )  # read, and written for the matmul
+    seconds += rows * row_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    return found._replace(seconds=seconds, dram=found.dram + copied)
+
+
+def start_s(columns: Sequence[Sequence[int]], dev: DeviceSpec) -> float:
+    """Return what launching takes, and filling the first stages."""
+    return dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
+
+
+def _copy_s(shape: MatmulShape, dev: DeviceSpec) -> float:
+    """Return what unpacking weights to a copy takes."""
     if shape.packed is None:
-        return shape.in_bytes
-    group = shape.packed.group if shape.packed.group > 0 else shape.k
-    return shape.packed.bits / 8 + shape.in_bytes / group
+        return 0.0
+    moved = (
+        shape.parts
+        * shape.n
+        * shape.k
+        * (stored_bytes(shape.packed, shape.in_bytes, shape.k) + shape.in_bytes)
+    )
+    return NEXT_LAUNCH_S + moved / (COPY_EFFICIENCY * dev.dram_bytes_per_s)
 
 
 def predict(
@@ -266,53 +317,19 @@ def predict(
     columns: Sequence[Sequence[int]],
     dev: DeviceSpec,
     rows: int,
-    store_s: float = 0.0,
+    beside: Beside = NOTHING,
 ) -> Prediction:
-    """Return what the launches of a workload cost, behind that of a norm.
-
-    Parameters
-    ----------
-    plan : CudaPlan
-        The tiles.
-    shape : MatmulShape
-        The workload, whose rotated projections have columns of pairs where those are apart.
-    columns : sequence of sequence of int
-        Columns of the weights of each launch.
-    dev : DeviceSpec
-        The device.
-    rows : int
-        Rows of x.
-    store_s : float
-        What an epilogue adds each time that a warp group stores 32 lines, in seconds.
-
-    Returns
-    -------
-    Prediction
-        From launch to end, in seconds.
-    """
-    copy_s = 0.0
-    if plan.copied:
-        moved = shape.parts * shape.n * shape.k * (_element_bytes(shape) + shape.in_bytes)
-        copy_s = NEXT_LAUNCH_S + moved / (COPY_EFFICIENCY * dev.dram_bytes_per_s)
-        shape = replace(shape, packed=None)
-    tile = _tile(plan, shape.parts, dev.sm_count, shape.out_bytes, shape.packed)
-    start = dev.launch_s + FILL_S + (len(columns) - 1) * NEXT_LAUNCH_S
-    all_of = [_launch(tile, shape, dev, rows, some, store_s) for some in columns]
-    found = all_of[0] if len(all_of) == 1 else _Launch(*map(sum, zip(*all_of, strict=True)))
-    seconds = start + copy_s + found.seconds
-    beside = shape.side_row_bytes
-    if shape.has_norm:
-        seconds += NORM_S["persistent"]
-        beside += shape.x_row_bytes + shape.k * shape.in_bytes  # read, and written for the matmul
-    seconds += rows * beside / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    """Return what the launches of one plan cost; parameters are those of `launches`."""
+    tile = tile_of(plan, shape.parts, dev.sm_count, shape.out_bytes, shape.packed)
+    found = launches(tile, shape, columns, dev, rows, beside)
     terms: dict[Bound, float] = {
-        "launch": start,
-        "dram": found.dram + copy_s,
+        "launch": start_s(columns, dev),
+        "dram": found.dram,
         "l2": found.l2,
         "compute": found.compute,
         "latency": found.latency,
     }
-    moved = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+    moved = shape.weight_bytes + shape.row_bytes * rows
     return Prediction(
-        seconds, shape.weight_bytes + moved, shape.flops(rows), found.waves, largest(terms)
+        *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
     )

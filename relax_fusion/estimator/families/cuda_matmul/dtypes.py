@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ....hardware.instructions import WARP_GROUP_MMA
 from ....workload import INTEGER_DTYPES, GatedFFN
 from ...prediction import HALF_DTYPES
 from ...shape import matmul_shape
 from ..matmuls import MatmulWork
-from .tiles import FAMILY
+from .tiles import FAMILY, CudaPlan
 
 
 def refuses_dtypes(work: MatmulWork) -> str | None:
@@ -44,3 +46,16 @@ def lines_fit(lines: int, dtype: str) -> bool:
     Of integers they are 8, 24, or a multiple of 16 (PTX ISA, ``wgmma``).
     """
     return dtype not in INTEGER_DTYPES or lines in (8, 24) or lines % 16 == 0
+
+
+MOST_LINES = 256
+"""Of a warp group: the widest ``wgmma``."""
+
+
+def lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
+    """Yield why ``wgmma`` has no such number of wide lines."""
+    lines = plan.wide // plan.groups_wide
+    if lines > MOST_LINES:
+        yield f"a warp group has {lines} lines, at most {MOST_LINES}"
+    if not lines_fit(lines, dtype):
+        yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"

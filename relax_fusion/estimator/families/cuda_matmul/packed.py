@@ -44,6 +44,23 @@ OTHERS = {1: 60, 2: 32, 3: 30}
 REGISTERS = {1: 255, 2: 232, 3: 160}
 
 
+UNPACK_CLOCKS = 171
+"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
+were fitted to 2,366 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed.log`): the plans
+that they choose are 4 % slower than the fastest in the mean, 22 % at most."""
+
+PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 24, 134, 0.71
+"""The same for one warp group, whose pieces of 32 elements follow each other: once, for each of its
+64 lines, and for each line of the wide operand of these."""
+
+UNPACKED_LATENCY_S = 2.9e-6
+"""`cost.LATENCY_S` where weights are packed."""
+
+COPY_EFFICIENCY = 0.75
+"""Part of the peak bandwidth of memory that unpacking to a copy reaches: 17 to 89 us for four
+weights."""
+
+
 def packed_of(work: NormMatmul | GatedFFN) -> tuple[Packed | None, ...]:
     """Return how each weight is stored."""
     if isinstance(work, GatedFFN):
@@ -91,6 +108,21 @@ def packed_violations(plan: CudaPlan, weights: int, form: Packed, k: int) -> Ite
     needed, most = registers(plan, weights, form), REGISTERS[min(plan.multiplying, 3)]
     if needed > most:
         yield f"a thread needs {needed} registers, at most {most} there are"
+
+
+def unpack_clocks(plan: CudaPlan, weights: int) -> float:
+    """Return the clocks in which a stage is unpacked, beside products."""
+    own = weights * plan.tall // (PART * plan.groups_tall)
+    wide = plan.wide / plan.groups_wide
+    chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / plan.turns
+    return plan.block_k / PIECE * max(own * plan.groups * UNPACK_CLOCKS, chain)
+
+
+def stored_bytes(packed: Packed | None, in_bytes: int, k: int) -> float:
+    """Return the bytes of one element of a weight as it is stored, with its part of a scale."""
+    if packed is None:
+        return in_bytes
+    return packed.bits / 8 + in_bytes / (packed.group if packed.group > 0 else k)
 
 
 def scales(plan: CudaPlan, form: Packed) -> int:

@@ -160,14 +160,14 @@ def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> i
     return rows + weights * plan.block_n * line_bytes(plan, packed)
 
 
-def copies_residual(plan: CudaPlan, out_dtype: str) -> bool:
+def copies_residual(plan: CudaPlan, result_bytes: int) -> bool:
     """Return whether a residual comes through the ring, and is not read from memory."""
-    return plan.split_k == 1 and DTYPE_BYTES[out_dtype] == 2
+    return plan.split_k == 1 and result_bytes == 2
 
 
 def residual_steps(plan: CudaPlan, weights: int, packed: Packed | None, out_dtype: str) -> int:
     """Return the stages that the residual of a tile takes, each of 64 features or of several 64."""
-    if not copies_residual(plan, out_dtype):
+    if not copies_residual(plan, DTYPE_BYTES[out_dtype]):
         return 0
     of_stage = stage_bytes(plan, weights, packed) // (plan.block_m * LINE_BYTES)
     return -(-plan.block_n // (PART * of_stage))

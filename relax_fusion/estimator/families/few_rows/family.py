@@ -210,7 +210,7 @@ class FewRows(KernelFamily[MatmulWork]):
         elif work.norm is not None:
             seconds += NORM_S if _has_clusters(dev) else dev.launch_s
         terms["launch"] = launches * (dev.launch_s + FILL_S)
-        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        side = rows * shape.row_bytes
         return Prediction(
             seconds + terms["launch"],
             shape.weight_bytes + side,

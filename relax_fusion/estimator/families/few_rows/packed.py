@@ -238,7 +238,7 @@ class PackedRows(KernelFamily[MatmulWork]):
             front = FRONT_S if dev.capabilities.dependent_launch else dev.launch_s
             inside = own.keeps_row and not work.norm.residual
             terms["launch"] += INSIDE_S if inside else front
-        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        side = rows * shape.row_bytes
         return Prediction(
             seconds + terms["launch"],
             shape.weight_bytes + side,

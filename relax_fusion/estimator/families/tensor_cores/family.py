@@ -166,7 +166,7 @@ class TensorCores(KernelFamily[MatmulWork]):
             terms["dram"] += dram
             terms |= {name: terms[name] + time for name, time in times.items()}
             seconds += cost.mean([dram, sum(times.values())], "memory")
-        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
+        side = rows * shape.row_bytes
         if shape.has_norm:
             moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
             seconds += dev.launch_s + moved / bandwidth

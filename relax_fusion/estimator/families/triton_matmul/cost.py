@@ -9,10 +9,14 @@ L2: `2026-11-21-judge_estimator.json`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ....hardware import DeviceSpec
-from ...prediction import ceil_div
+from ...prediction import DRAM_EFFICIENCY, ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
 from .tiles import accumulators, smem_bytes
@@ -99,64 +103,77 @@ STREAM_THREADS, STREAM_REGISTERS = 256, 128
 """Threads of a streaming block, with its copying warp group, and the registers of each."""
 
 
-def waves(
-    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int, columns: Sequence[int]
-) -> Iterator[tuple[int, float, float, float]]:
-    """Yield how many waves a launch has, and their times in memory, L2 and tensor cores.
+class Tile(NamedTuple):
+    """What a plan asks for, whatever the number of rows is.
 
-    The last, which may fill only a part of the device, comes by itself.  `columns` are those of
-    each product.
+    Each field is a number, or an array with an element for each of many plans.
     """
-    n = sum(columns)
-    read = dev.dram_bytes_per_s * READ_EFFICIENCY
-    weight_bytes = n * shape.parts * shape.k * shape.in_bytes
-    if plan.family == "gemv":
-        idle = ceil_div(shape.k, plan.block_k) * plan.block_k / shape.k - 1
-        yield 1, weight_bytes * (1 + IDLE_LANES * idle) * rows / read, 0.0, 0.0
-        return
-    column_tiles = sum(ceil_div(c, plan.block_n) for c in columns)
-    tiles = ceil_div(rows, plan.block_m) * column_tiles * plan.split_k
-    slots = dev.sm_count * _resident(plan, shape, dev)
-    full, rest = divmod(tiles, slots)
-    in_flight = shape.parts * plan.block_n * plan.num_stages * plan.block_k * shape.in_bytes
-    waves = ceil_div(tiles, slots)
-    if plan.family in NARROW_LINES and plan.block_k * shape.in_bytes < WIDE_LINE_BYTES:
-        read /= 1 + NARROW_LINES[plan.family] * (1 - IN_STEP / waves)
-    feed, compute = _tile_seconds(shape, plan, dev, rows)
-    if plan.family != "persistent":  # whose programs go on to their next tile without a pause
-        compute += WAVE_S * (1 - 1 / waves)
-    for count, wide in ((full, slots), (1, rest)):
-        if count and wide:
-            # The nearer to what memory can give, the more in flight a little more takes
-            slowness = ((1 / read) ** 3 + (LATENCY_S / (wide * in_flight)) ** 3) ** (1 / 3)
-            share = ceil_div(wide, dev.sm_count)  # of the busiest multiprocessor
-            yield count, weight_bytes * wide / tiles * slowness, share * feed, share * compute
+
+    dots: Any  # whether each row is dot products by itself, which read all weights
+    rows: Any
+    columns: Any
+    splits: Any
+    slots: Any  # tiles that run at once
+    in_flight: Any  # bytes of weights
+    narrow: Any  # part that reading few bytes of a row at once adds, where programs drift apart
+    line_bytes: Any  # of a row or a column of a tile
+    lines: Any  # columns
+    feed_per_s: Any  # bytes that a multiprocessor fetches, and that it clears
+    empty_per_s: Any
+    compute_s: Any  # of a tile
+    wave_s: Any
+    start_s: Any
+    code_s: Any
+    norm_s: Any
+    norm_row_s: Any
 
 
-def _tile_seconds(
-    shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, rows: int
-) -> tuple[float, float]:
-    """Return how long one multiprocessor takes to fetch and to multiply one tile."""
-    columns = plan.block_n * shape.parts
+def tile_of(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, inside: bool) -> Tile:
+    """Return the tile of a plan; `inside` tells whether its matmul normalises."""
+    family, dots = plan.family, plan.family == "gemv"
     k = ceil_div(ceil_div(shape.k, plan.block_k), plan.split_k) * plan.block_k
-    line = k * shape.in_bytes  # of one row or column
-    feed = line * (min(plan.block_m, rows) + columns) / FEED_BYTES_PER_CLOCK[plan.family]
-    if plan.family != "pointer":
-        feed = max(feed, line * max(0, plan.block_m - rows) / EMPTY_BYTES_PER_CLOCK)
-    efficiency = TENSOR_EFFICIENCY[plan.family]
+    idle = ceil_div(shape.k, plan.block_k) * plan.block_k / shape.k - 1
+    is_narrow = plan.block_k * shape.in_bytes < WIDE_LINE_BYTES
+    clears = family in ("stream", "persistent")
+    norm_s, norm_row_s = 0.0, 0.0
+    if shape.has_norm and inside:
+        norm_row_s = NORM_INSIDE_S_PER_ROW if family == "pointer" else 0.0
+    elif shape.has_norm:
+        written = 2 * shape.k * shape.in_bytes
+        norm_s = NORM_S[family]
+        norm_row_s = written / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    return Tile(
+        dots=1 + IDLE_LANES * idle if dots else 0.0,
+        rows=plan.block_m,
+        columns=plan.block_n,
+        splits=plan.split_k,
+        slots=dev.sm_count * _resident(plan, shape, dev),
+        in_flight=shape.parts * plan.block_n * plan.num_stages * plan.block_k * shape.in_bytes,
+        narrow=NARROW_LINES.get(family, 0.0) if is_narrow else 0.0,
+        line_bytes=0 if dots else k * shape.in_bytes,
+        lines=plan.block_n * shape.parts,
+        feed_per_s=FEED_BYTES_PER_CLOCK.get(family, inf) * dev.clock_hz,
+        empty_per_s=EMPTY_BYTES_PER_CLOCK * dev.clock_hz if clears else inf,
+        compute_s=0.0 if dots else _compute_s(plan, shape, dev, k),
+        wave_s=WAVE_S if family in ("pointer", "stream") else 0.0,
+        start_s=FILL_S[family],
+        code_s=_code_s(shape, plan),
+        norm_s=norm_s,
+        norm_row_s=norm_row_s,
+    )
+
+
+def _compute_s(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec, k: int) -> float:
+    """Return how long one multiprocessor takes to multiply one tile, and for its activations."""
+    columns, efficiency = plan.block_n * shape.parts, TENSOR_EFFICIENCY[plan.family]
     reached = efficiency[max(c for c in efficiency if c <= max(columns, min(efficiency)))]
     per_sm = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * reached
+    slots_per_s = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
     compute = 2.0 * plan.block_m * columns * k / per_sm + k / plan.block_k * STEP_S[plan.family]
-    return feed / dev.clock_hz, compute + _activation_s(shape, plan, dev)
+    return compute + plan.block_m * plan.block_n * shape.slots / slots_per_s
 
 
-def _activation_s(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
-    """Return how long one multiprocessor takes for the activations of one tile."""
-    per_sm = SLOTS_PART * dev.fma_float32_flops_per_s / 2 / dev.sm_count
-    return plan.block_m * plan.block_n * shape.slots / per_sm
-
-
-def code_s(shape: MatmulShape, plan: TilePlan) -> float:
+def _code_s(shape: MatmulShape, plan: TilePlan) -> float:
     """Return how long a kernel waits for instructions that are fetched while it runs."""
     if plan.family == "gemv" or not shape.slots:
         return 0.0
@@ -166,7 +183,7 @@ def code_s(shape: MatmulShape, plan: TilePlan) -> float:
 
 def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     """Return how many thread blocks a multiprocessor holds at once."""
-    if plan.family == "persistent":
+    if plan.family in ("persistent", "gemv"):
         return 1
     threads = 32 * plan.num_warps
     registers = accumulators(plan, shape) + ACCUMULATOR_OVERHEAD
@@ -175,3 +192,96 @@ def _resident(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> int:
     by_smem = dev.smem_per_sm_bytes // (smem_bytes(plan, shape) + SYSTEM_SMEM_BYTES)
     by_registers = dev.registers_per_sm // (registers * threads)
     return max(1, min(by_smem, by_registers, dev.max_threads_per_sm // threads))
+
+
+class Launch(NamedTuple):
+    """How long launches take, beside starting, and what of it each of three is: numbers, arrays."""
+
+    seconds: Any
+    waves: Any
+    dram: Any
+    l2: Any
+    compute: Any
+
+
+def _launch(
+    tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any, columns: Sequence[int]
+) -> Launch:
+    """Return what a launch takes for weights of so many columns.
+
+    Its last wave, which may fill only a part of the device, has times of its own.
+    """
+    weight_bytes = sum(columns) * shape.parts * shape.k * shape.in_bytes
+    across = sum(ceil_div(c, tile.columns) for c in columns)
+    tiles: Any = np.where(tile.dots, 1, ceil_div(rows, tile.rows) * across * tile.splits)
+    full, rest = tiles // tile.slots, tiles % tile.slots
+    waves = ceil_div(tiles, tile.slots)
+    read = dev.dram_bytes_per_s * READ_EFFICIENCY
+    alone = weight_bytes * tile.dots * rows / read
+    read = read / (1 + tile.narrow * (1 - IN_STEP / waves))
+    feed = tile.line_bytes * (np.minimum(tile.rows, rows) + tile.lines) / tile.feed_per_s
+    empty = tile.line_bytes * np.maximum(0, tile.rows - rows) / tile.empty_per_s
+    feed = np.maximum(feed, empty)
+    compute = tile.compute_s + tile.wave_s * (1 - 1 / waves)
+    found = Launch(0.0, waves, 0.0, 0.0, 0.0)
+    for count, wide in ((full, tile.slots), (rest > 0, np.maximum(rest, 1))):
+        # The nearer to what memory can give, the more in flight a little more takes
+        memory, waiting = 1 / read, LATENCY_S / (wide * tile.in_flight)
+        slowness = np.cbrt(memory * memory * memory + waiting * waiting * waiting)
+        dram = np.where(tile.dots, alone, weight_bytes * wide / tiles * slowness)
+        share = ceil_div(wide, dev.sm_count)  # of the busiest multiprocessor
+        three = dram, share * feed, share * compute
+        found = Launch(
+            found.seconds + count * _together(*three),
+            waves,
+            *(past + count * now for past, now in zip(found[2:], three, strict=True)),
+        )
+    return found
+
+
+def _together(a: Any, b: Any, c: Any) -> Any:
+    """Return the longest of three times, and what it does not hide of the second longest."""
+    low, high = np.minimum(a, b), np.maximum(a, b)
+    return np.maximum(high, c) + OVERLAP * np.maximum(low, np.minimum(high, c))
+
+
+def launches(
+    tile: Tile,
+    shape: MatmulShape,
+    columns: Sequence[Sequence[int]],
+    dev: DeviceSpec,
+    rows: Any,
+) -> Launch:
+    """Return what the launches of a workload cost, that of a norm among them.
+
+    Parameters
+    ----------
+    tile : Tile
+        Of one plan, or of many.
+    shape : MatmulShape
+        The workload, with the columns of rotated projections as they are (``pairs=False``).
+    columns : sequence of sequence of int
+        Of the weights of each launch.
+    dev : DeviceSpec
+        The device.
+    rows : int or array
+        Rows of x; of many sizes an array of shape ``(sizes, 1)``.
+
+    Returns
+    -------
+    Launch
+        `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
+    """
+    each = [_launch(tile, shape, dev, rows, some) for some in columns]
+    found = Launch(*map(sum, zip(*each, strict=True)))
+    seconds = start_s(tile, columns, dev) + found.seconds
+    seconds += len(columns) * (tile.splits > 1) * (REDUCE_S + REDUCE_S_PER_ROW * rows)
+    seconds += tile.norm_s + tile.norm_row_s * rows
+    seconds += rows * shape.row_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
+    return found._replace(seconds=seconds)
+
+
+def start_s(tile: Tile, columns: Sequence[Sequence[int]], dev: DeviceSpec) -> Any:
+    """Return what launching takes, getting into stride, and fetching instructions."""
+    following = (len(columns) - 1) * NEXT_LAUNCH_S
+    return dev.launch_s + tile.start_s + following + len(columns) * tile.code_s

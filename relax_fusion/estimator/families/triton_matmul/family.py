@@ -8,8 +8,9 @@ from itertools import product
 from ....hardware import DeviceSpec
 from ....hardware.instructions import MMA
 from ....workload import ACTIVATIONS, DynamicDim, GatedFFN, NormMatmul, Projection
+from ...arrays import Seconds, Wanted, column, stacked
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -17,6 +18,7 @@ from ..matmuls import MatmulWork
 from . import cost
 from .tiles import (
     FAMILIES,
+    FINER_ROWS,
     PERSISTENT_COLUMNS,
     accumulator_columns,
     accumulators,
@@ -59,7 +61,7 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     backend = "triton"
     takes = (NormMatmul, GatedFFN)
     error = OWN_BASELINE_ERROR
-    breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096)
+    breaks = Breaks((1, 16, 32, 64, 128, 256, 384, 512, 768, 896, 1024), 4096, finer=FINER_ROWS)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes, epilogues and devices that the kernels are not for."""
@@ -129,33 +131,33 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to these kernels."""
         shape, rows = matmul_shape(work, pairs=False), rows_of(work, size)
-        bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
-        side = rows * (shape.x_row_bytes + shape.out_row_bytes + shape.side_row_bytes)
-        moved = shape.weight_bytes + side
-        columns = [[shape.n_parts[i] for i in together] for together in launches(work)]
-        following = (len(columns) - 1) * cost.NEXT_LAUNCH_S
-        seconds = dev.launch_s + cost.FILL_S[plan.family] + following
-        seconds += len(columns) * cost.code_s(shape, plan)
-        terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "l2": 0.0, "compute": 0.0}
-        waves = 0
-        for together in columns:
-            for count, dram, feed, compute in cost.waves(shape, plan, dev, rows, together):
-                terms["dram"] += count * dram
-                terms["l2"] += count * feed
-                terms["compute"] += count * compute
-                _, second, longest = sorted((dram, feed, compute))
-                seconds += count * (longest + cost.OVERLAP * second)
-                waves += count
-        if plan.split_k > 1:
-            seconds += len(columns) * (cost.REDUCE_S + cost.REDUCE_S_PER_ROW * rows)
-        if work.norm is not None:
-            if norm_inside(work, plan):
-                seconds += cost.NORM_INSIDE_S_PER_ROW * rows if plan.family == "pointer" else 0.0
-            else:
-                written = 2 * rows * shape.k * shape.in_bytes
-                seconds += cost.NORM_S[plan.family] + written / bandwidth
-        seconds += side / bandwidth
-        return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
+        tile = cost.tile_of(plan, shape, dev, norm_inside(work, plan))
+        columns = _columns(work, shape)
+        found = cost.launches(tile, shape, columns, dev, rows)
+        terms: dict[Bound, float] = {
+            "launch": cost.start_s(tile, columns, dev),
+            "dram": found.dram,
+            "l2": found.l2,
+            "compute": found.compute,
+        }
+        moved = shape.weight_bytes + rows * shape.row_bytes
+        return Prediction(
+            *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
+        )
+
+    def seconds(
+        self,
+        plans: Sequence[TilePlan],
+        work: MatmulWork,
+        dev: DeviceSpec,
+        sizes: Sequence[Size],
+        wanted: Wanted,
+    ) -> Seconds:
+        """Return what `predict` does, of all plans at all sizes."""
+        shape, rows = matmul_shape(work, pairs=False), column([rows_of(work, s) for s in sizes])
+        tiles = stacked([cost.tile_of(p, shape, dev, norm_inside(work, p)) for p in plans])
+        found = cost.launches(tiles, shape, _columns(work, shape), dev, rows)
+        return found.seconds
 
     def early_s(self, plan: TilePlan, dev: DeviceSpec) -> float:
         """Return what is done before the kernel in front ends."""
@@ -167,6 +169,11 @@ class TritonMatmul(KernelFamily[MatmulWork]):
         """Yield the rows of dot products."""
         if plan.family == "gemv":
             yield "the rows", most or 0
+
+
+def _columns(work: MatmulWork, shape: MatmulShape) -> list[list[int]]:
+    """Return the columns of the weights of each launch."""
+    return [[shape.n_parts[i] for i in together] for together in launches(work)]
 
 
 def _gemv_violations(plan: TilePlan, shape: MatmulShape) -> Iterator[str]:

@@ -38,6 +38,13 @@ PERSISTENT_COLUMNS = {
 }
 """Columns of a persistent tile, and of its two accumulators."""
 
+FINER_ROWS = (
+    *(1, 2, 4, 8, *range(16, 128, 16), *range(128, 1024, 32)),
+    *(*range(1024, 2048, 64), *range(2048, 4096, 128), *range(4096, 8192, 256)),
+    *range(8192, 16385, 512),
+)
+"""Rows at which it is looked, each with one more, whether a plan serves that loses little."""
+
 SMEM_RESERVE_BYTES = {"gemv": 0, "pointer": 4 << 10, "stream": 1 << 10, "persistent": 17 << 10}
 """Shared memory beside the stages: barriers and layout conversions."""
 
