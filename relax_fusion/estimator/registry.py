@@ -156,8 +156,8 @@ def candidates(work: Workload, dev: DeviceSpec, backend: str = "tir") -> Iterato
     ----------
     backend : {"tir", "triton", "mixed"}
         Who is to emit the kernel.  Where Triton has no kernel for `work`, plans for TIR; "mixed":
-        plans for both.  So "triton" is of other dtypes than float16 and bfloat16, of which not all
-        families of its back end have kernels.
+        plans for both.  So "triton" is of packed weights, and of other dtypes than float16 and
+        bfloat16, of which not all families of its back end have kernels.
     """
     return (option.plan for option in options(work, dev, backend))
 
@@ -166,7 +166,9 @@ def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
     """Yield `candidates` with their families."""
     left_out: set[type] = set()
     found = False
-    both = backend == "mixed" or (backend == "triton" and work.dtype not in HALF_DTYPES)
+    both = backend == "mixed"
+    if backend == "triton":  # each back end is the faster one of these at some sizes
+        both = work.is_packed or work.dtype not in HALF_DTYPES
     for each in ("triton", "tir") if both else (backend, "tir"):
         if found and not both:
             return

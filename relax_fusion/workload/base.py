@@ -77,6 +77,11 @@ class Described:
         return False
 
     @property
+    def is_packed(self) -> bool:
+        """Whether weights are stored as words."""
+        return False
+
+    @property
     def ranged(self) -> dict[str, Dim]:
         """What plans are chosen by, as it is called in the graph: rows, and what else there is."""
         return {"rows": self.graph["x"].shape[-2]}

@@ -74,6 +74,11 @@ class GatedFFN(Described):
         grouped = [outputs] if self.norm else [(p,) for p in outputs]
         return [NormMatmul(self.rows, self.k, each, self.norm, *dtypes) for each in grouped]
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether both weights are stored as words."""
+        return self.packed is not None
+
     def _graph(self) -> Graph:
         g = GraphBuilder()
         i, k = Axis("i", renamed(self.rows, "rows")), Axis("k", self.k)

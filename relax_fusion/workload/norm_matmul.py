@@ -206,6 +206,11 @@ class NormMatmul(Described):
         """Whether a projection's weight has an adapter beside it."""
         return any(p.adapter is not None for p in self.outputs)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether a projection's weight is stored as words."""
+        return any(p.packed is not None for p in self.outputs)
+
     @cached_property
     def _parts(self) -> list[NormMatmul]:
         """What each projection comes to, an adapter's second matmul with the sum behind it."""

@@ -26,6 +26,7 @@ from relax_fusion.estimator.registry import FAMILIES
 from relax_fusion.estimator.shape import rows_of
 from relax_fusion.estimator.tile_plan import Box, PlanTable, TilePlan
 from relax_fusion.hardware import device
+from relax_fusion.quantization import quantization
 from relax_fusion.workload import DynamicDim, MatmulChain, Norm, NormMatmul, Projection, Workload
 
 from ..support.estimator_cases import (
@@ -45,6 +46,14 @@ def chosen(work, dev, **options) -> Choice:
     found = choose(work, dev, **options)
     assert isinstance(found, Choice), str(found)
     return found
+
+
+def test_of_packed_weights_plans_of_both_back_ends_compete():
+    projection = Projection(6144, "nk", packed=quantization("q4f16_1").packed)
+    work = replace(norm_matmul(), outputs=(projection,))
+    entries = chosen(work, GPU, backend="triton").plans.entries
+    backends = {upper: plan.backend for upper, plan in entries}
+    assert backends[1] == backends[16] == "tir" and backends[64] == backends[None] == "triton"
 
 
 @pytest.mark.parametrize("dev", DEVICES.values(), ids=DEVICES)
