@@ -177,7 +177,7 @@ def options(work: Workload, dev: DeviceSpec, backend: str) -> Iterator[Option]:
                 continue
             for plan in family.plans(work, dev):
                 if next(family.violations(plan, work, dev), None) is None:
-                    left_out.update(family.instead_of)
+                    left_out.update(family.replaces(work))
                     found = True
                     yield Option(family, plan)
 

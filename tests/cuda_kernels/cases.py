@@ -250,6 +250,7 @@ ROTATED = {
         rotated((192, replace(SMALL_ROPE, dtype="float32")), dtype="bfloat16"),
         plan(64, 32, swapped=1),
     ),
+    "rotated_behind_the_last": Case(rotated((128, SMALL_ROPE)), plan(64, 96, swapped=1)),
     "rotated_parts_of_heads": Case(
         rotated((192, replace(SMALL_ROPE, rotary_dim=16))), plan(16, 64)
     ),

@@ -142,7 +142,7 @@ DEFECTS = {
         "rotated", "OF_WEIGHT ? feature_of(line + i) : line + i", "line + i", NUMBERS
     ),
     "pairs_behind_the_last": Defect(
-        "rotated_swapped", "row < rows && column < columns", "row < rows", "nor of a tensor"
+        "rotated_behind_the_last", "row < rows && column < columns", "row < rows", "nor of a tensor"
     ),
     "no_wait_before_rotation": Defect("rotated", ROTATED_SYNC + "    const", "    const", NUMBERS),
     "no_wait_behind_rotation": Defect("rotated_qkv", ROTATED_SYNC + "  }", "  }", NUMBERS),
