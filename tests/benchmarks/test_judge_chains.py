@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.judge import chains, feasibility
+from benchmarks.judge import chains, choices, feasibility
 from benchmarks.recording import facts
 from benchmarks.runner import main
 from relax_fusion.hardware import device
@@ -57,3 +57,12 @@ def test_feasibility_of_a_few_kernels(tmp_path) -> None:
     (path,) = tmp_path.glob("*-judge_feasibility.json")
     cases = json.loads(path.read_text())["cases"]
     assert len(cases) == 3 and all(e["right"] and e["compiled"] for e in cases)
+
+
+def test_a_range_loses_little_at_any_size(tmp_path) -> None:
+    arguments = ["--cases", "out", "--models", "bert-base", "--sizes", "60"]
+    assert main(choices.JudgeChoices, [*arguments, "--results", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*-judge_choices*.json")
+    (found,) = json.loads(path.read_text())["cases"]
+    assert 0 <= found["loss"] < 0.01 and found["worst"] < 0.05 and found["above"] < 0.02
+    assert choices.sizes_drawn(60, 0) == choices.sizes_drawn(60, 0) != choices.sizes_drawn(60, 1)
