@@ -1,4 +1,4 @@
-// Types, conversions and activations of the kernels; values are float32, sums of integers int32.
+// Types, loads, conversions and activations of the kernels; values are float32, sums of integers int32.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -29,6 +29,24 @@ __device__ __forceinline__ u32 pack(float low, float high) {
 __device__ __forceinline__ void unpack(u32 both, float& low, float& high) {
   low = number((u16)both);
   high = number((u16)(both >> 16));
+}
+
+// Load words, 16 or 8 bytes at once where they are as many, from a multiple of that.
+template <int COUNT>
+__device__ __forceinline__ void load_words(const void* from, u32 (&to)[COUNT]) {
+  constexpr int at_once = COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1;
+  #pragma unroll
+  for (int i = 0; i < COUNT; i += at_once) {
+    if constexpr (at_once == 4) {
+      const uint4 four = ((const uint4*)from)[i / 4];
+      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
+    } else if constexpr (at_once == 2) {
+      const uint2 two = ((const uint2*)from)[i / 2];
+      to[i] = two.x, to[i + 1] = two.y;
+    } else {
+      to[i] = ((const u32*)from)[i];
+    }
+  }
 }
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }

@@ -21,19 +21,6 @@ __device__ __forceinline__ u32 multiply_pairs(u32 a, u32 b) {
   return products;
 }
 
-template <int COUNT>
-__device__ __forceinline__ void load_words(const void* from, u32 (&to)[COUNT]) {
-  if constexpr (COUNT == 4) {
-    const uint4 four = *(const uint4*)from;
-    to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-  } else if constexpr (COUNT == 2) {
-    const uint2 two = *(const uint2*)from;
-    to[0] = two.x, to[1] = two.y;
-  } else {
-    to[0] = *(const u32*)from;
-  }
-}
-
 template <int TALLS, int BOX>
 struct PackedLines {
   static constexpr int WORDS = PIECE * TALL_BITS / 32;  // of a line, in a piece

@@ -22,21 +22,6 @@ __device__ __forceinline__ int feature_of(int column) {
   return APART ? column + column / max(HALF, 1) * HALF : column;
 }
 
-// Load COUNT words that lie at a multiple of their size.
-template <int COUNT>
-__device__ __forceinline__ void load_words(u32 (&to)[COUNT], const void* from) {
-  if constexpr (COUNT % 4 == 0) {
-    #pragma unroll
-    for (int i = 0; i < COUNT; i += 4) {
-      const uint4 four = ((const uint4*)from)[i / 4];
-      to[i] = four.x, to[i + 1] = four.y, to[i + 2] = four.z, to[i + 3] = four.w;
-    }
-  } else {
-    #pragma unroll
-    for (int i = 0; i < COUNT; ++i) to[i] = ((const u32*)from)[i];
-  }
-}
-
 // How a product turns: each `period` features begin with `heads` features of heads that do.
 struct Rotation {
   const Angle *cos, *sin;  // [positions, COLUMNS]
@@ -55,8 +40,8 @@ struct Angles {
     const u64 first = (u64)(row % by.positions) * COLUMNS + (BY_PAIR && !APART ? inside / 2 : inside);
     #pragma unroll
     for (int side = 0; side < SIDES; ++side) {
-      load_words(cos[side], by.cos + first + side * HALF);
-      load_words(sin[side], by.sin + first + side * HALF);
+      load_words(by.cos + first + side * HALF, cos[side]);
+      load_words(by.sin + first + side * HALF, sin[side]);
     }
   }
 
@@ -160,7 +145,7 @@ __device__ __forceinline__ void store_rotated(const Sum (&low)[SUMS], const Sum 
       #pragma unroll
       for (int side = 0; side < COLUMNS_OF_PAIR; ++side) {
         u32 words[8];
-        load_words(words, share.store + place_of_rotated(side, at.line, 8 * at.eighth));
+        load_words(share.store + place_of_rotated(side, at.line, 8 * at.eighth), words);
         #pragma unroll
         for (int i = 0; i < 8; ++i) values[side][i] = __uint_as_float(words[i]);
       }

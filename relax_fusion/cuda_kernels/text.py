@@ -23,7 +23,6 @@ for each thread anyway."""
 _HALVES = {"float16": "f16", "bfloat16": "bf16"}
 _C_TYPES = {**dict.fromkeys(_HALVES, "unsigned short"), "float32": "float", "int32": "int"}
 
-
 _FUNCTIONS = {"tanh": "hyperbolic_tangent"}
 """Activations whose functions have another name in ``maths.cu``."""
 

@@ -27,6 +27,12 @@ def stacked(each: Sequence[T]) -> T:
     return type(each[0])(*map(np.array, zip(*each, strict=True)))
 
 
+def summed(each: Sequence[T]) -> T:
+    """Return a tuple of sums, one for each field of some tuples."""
+    fields: list[Any] = [sum(values) for values in zip(*each, strict=True)]
+    return type(each[0])(*fields)
+
+
 def column(sizes: Sequence[int]) -> Any:
     """Return an array of sizes, of shape ``(sizes, 1)``."""
     return np.array(sizes)[:, None]

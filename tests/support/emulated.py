@@ -33,6 +33,7 @@ from relax_fusion.triton_bridge.steps import FixedWeights, SourceStep
 from relax_fusion.workload import GatedFFN, NormMatmul
 from relax_fusion.workload.reference import numpy_dtype, sizes_of
 
+from .buffers import Buffer, Tensor, unwritten
 from .interpreted import Interpreter
 from .launches import H200, Values, launch_of, parameters
 from .workloads import Arrays, shape_of
@@ -62,19 +63,9 @@ PRODUCTS = re.compile(
 DEPTHS = {"f16": 16, "bf16": 16, "tf32": 8, "s8": 32, "u8": 32}
 """Elements of k of an instruction: 32 bytes."""
 
-UNWRITTEN = 0xFEED
-"""The bits of a NaN that no conversion makes: what is in results, and around tensors."""
-
-MARGIN = 512
-"""Bytes in front of a tensor, and behind it."""
-
 
 class LaunchError(Exception):
     """A launch that hangs, or does what a GPU would not allow."""
-
-
-class _Tensor(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_void_p), ("bytes", ctypes.c_uint64), ("after", ctypes.c_void_p))
 
 
 class _Launch(ctypes.Structure):
@@ -83,7 +74,7 @@ class _Launch(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("blocks", "stages", "dependent", "late")),
         ("seed", ctypes.c_uint32),
         ("tensors", ctypes.c_int),
-        ("tensor", ctypes.POINTER(_Tensor)),
+        ("tensor", ctypes.POINTER(Tensor)),
         ("outs", ctypes.c_int),
         ("conflicts", ctypes.c_uint64),
     )
@@ -171,53 +162,6 @@ def library(text: str) -> Callable[..., bytes | None]:
     return launch
 
 
-BEFORE, BEHIND = slice(None, MARGIN), slice(-MARGIN, None)
-
-
-class Buffer:
-    """A tensor in memory of its own, with margins."""
-
-    def __init__(self, values: np.ndarray, later: bool = False) -> None:
-        """Take the values; `later`, they come when the kernel in front has ended."""
-        self.values = np.ascontiguousarray(values).reshape(-1).view("uint8")
-        size = -(-self.values.size // 2) * 2
-        room = np.full(size // 2 + MARGIN + 32, UNWRITTEN, "uint16").view("uint8")
-        skipped = -room.ctypes.data % 64
-        self.around = room[skipped : skipped + size + 2 * MARGIN]
-        self.inside = self.around[MARGIN : MARGIN + self.values.size]
-        self.later = later
-        if not later:
-            self.inside[:] = self.values
-
-    @property
-    def at(self) -> int:
-        return self.inside.ctypes.data
-
-    @property
-    def described(self) -> _Tensor:
-        return _Tensor(self.at, self.inside.nbytes, self.values.ctypes.data if self.later else None)
-
-    def check(self) -> None:
-        """Check that nothing has been written beside the tensor."""
-        before, behind = (self.around[part].view("uint16") for part in (BEFORE, BEHIND))
-        assert (before == UNWRITTEN).all(), "written in front of a tensor"
-        assert (behind == UNWRITTEN).all(), "written behind a tensor"
-
-    def results(self, like: np.ndarray) -> np.ndarray:
-        """Return what has been written; each element must have been."""
-        got = self.inside.view(like.dtype).reshape(like.shape)
-        words = got.view(f"uint{8 * got.itemsize}")
-        missing = np.argwhere(words == int(f"{UNWRITTEN:x}" * (got.itemsize // 2), 16))
-        assert not missing.size, f"{len(missing)} results are not written, first {missing[0]}"
-        return got
-
-
-def unwritten(like: np.ndarray) -> np.ndarray:
-    """Return an array of the same shape and dtype in which nothing has been written."""
-    words = np.full(like.nbytes // 2, UNWRITTEN, "uint16")
-    return words.view(like.dtype).reshape(like.shape)
-
-
 @dataclass
 class Emulated:
     """One launch: the kernel, its clusters and its arguments.
@@ -255,7 +199,7 @@ class Emulated:
             at = next(left).at if arg is None else buffers[-1].at
             box = next(boxes) if isinstance(arg, TensorMap) else None
             arguments.append(_packed(arg, at, box))
-        tensors = (_Tensor * len(buffers))(*(b.described for b in buffers))
+        tensors = (Tensor * len(buffers))(*(b.described for b in buffers))
         options = self.source.options
         launch = _Launch(
             *(self.clusters, options.num_ctas, self.source.block[0], self.source.shared_bytes),

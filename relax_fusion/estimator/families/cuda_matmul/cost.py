@@ -8,10 +8,11 @@ What comes before the first step and after the last of a tile is added.  Constan
 52,758 timings on an H200, float16, each replay of a CUDA graph with a cold L2:
 `docs/experiments/2026-11-24-cuda_matmul.md`.
 
-Of integers, and of float32 as tf32, nothing was timed yet.  Assumed: a step, 128 bytes of k
+For integers, and for float32 as tf32, they were not fitted anew.  Assumed: a step, 128 bytes of k
 whatever the dtype, has the same operands and copies, and is multiplied at the dtype's own rate of
 the tensor cores, which is by the hardware; results of 4 bytes take twice as long on their way out
-as those of 2.
+as those of 2.  `2026-11-24-cuda_matmul-dtypes.log` has prices beside times: int8 within 10 %, tf32
+up to 19 % above.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from ....hardware import DeviceSpec
 from ....workload import Packed
-from ...arrays import overlapping
+from ...arrays import overlapping, summed
 from ...prediction import DRAM_EFFICIENCY, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape
 from ..triton_matmul.cost import NEXT_LAUNCH_S, NORM_S, SLOTS_PART
@@ -153,7 +154,8 @@ def tile_of(
 ) -> Tile:
     """Return the tile of a plan; `weights` are 2 of a gated pair, and of pairs that turn."""
     packed = None if plan.copied else packed
-    parts = weights * plan.tall // PART * plan.groups_wide  # of 64 lines, each with its wide lines
+    tall = weights * plan.tall // PART  # tiles of 64 lines
+    parts = tall * plan.groups_wide  # each with its wide lines
     wide = plan.wide / plan.groups_wide
     sums = weights * plan.block_m * plan.block_n
     carry = SUM_S * result_bytes / SUM_BYTES
@@ -177,8 +179,9 @@ def tile_of(
         turn_s=(UNPACKED_LATENCY_S if packed else LATENCY_S) / plan.num_stages,
         carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
-        stores=plan.tall
-        // (PART * plan.groups_tall)
+        stores=tall
+        // weights
+        // plan.groups_tall
         * ceil_div(int(wide), stored_lines(result_bytes)),
         waits=not copies_residual(plan, result_bytes),
         elements=sums / weights / plan.split_k,
@@ -280,15 +283,14 @@ def launches(
         `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
     """
     each = [_launch(tile, shape, dev, rows, some, beside) for some in columns]
-    found = Launch(*map(sum, zip(*each, strict=True)))
+    found = summed(each)
     copied = tile.copied * _copy_s(shape, dev)
     seconds = start_s(columns, dev) + copied + found.seconds
     row_bytes = shape.side_row_bytes
     if shape.has_norm:
         seconds += NORM_S["persistent"]
-        row_bytes += (
-            shape.x_row_bytes + shape.k * shape.in_bytes
-        )  # read, and written for the matmul
+        # x is read, and written for the matmul
+        row_bytes += shape.x_row_bytes + shape.k * shape.in_bytes
     seconds += rows * row_bytes / (dev.dram_bytes_per_s * DRAM_EFFICIENCY)
     return found._replace(seconds=seconds, dram=found.dram + copied)
 
@@ -302,12 +304,8 @@ def _copy_s(shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return what unpacking weights to a copy takes."""
     if shape.packed is None:
         return 0.0
-    moved = (
-        shape.parts
-        * shape.n
-        * shape.k
-        * (stored_bytes(shape.packed, shape.in_bytes, shape.k) + shape.in_bytes)
-    )
+    element_bytes = stored_bytes(shape.packed, shape.in_bytes, shape.k) + shape.in_bytes
+    moved = shape.parts * shape.n * shape.k * element_bytes
     return NEXT_LAUNCH_S + moved / (COPY_EFFICIENCY * dev.dram_bytes_per_s)
 
 

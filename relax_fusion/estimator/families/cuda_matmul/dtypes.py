@@ -40,14 +40,6 @@ def result_dtypes(dtype: str) -> tuple[str, ...]:
     return ("float32", *HALF_DTYPES, *(["int32"] if dtype in INTEGER_DTYPES else []))
 
 
-def lines_fit(lines: int, dtype: str) -> bool:
-    """Tell whether an instruction has so many lines of the wide operand, a multiple of 8.
-
-    Of integers they are 8, 24, or a multiple of 16 (PTX ISA, ``wgmma``).
-    """
-    return dtype not in INTEGER_DTYPES or lines in (8, 24) or lines % 16 == 0
-
-
 MOST_LINES = 256
 """Of a warp group: the widest ``wgmma``."""
 
@@ -57,5 +49,5 @@ def lines_violations(plan: CudaPlan, dtype: str) -> Iterator[str]:
     lines = plan.wide // plan.groups_wide
     if lines > MOST_LINES:
         yield f"a warp group has {lines} lines, at most {MOST_LINES}"
-    if not lines_fit(lines, dtype):
+    if dtype in INTEGER_DTYPES and lines % 16 and lines not in (8, 24):  # PTX ISA, ``wgmma``
         yield f"a warp group has {lines} lines; of {dtype}, must be 8, 24 or a multiple of 16"

@@ -142,9 +142,7 @@ class CudaMatmul(KernelFamily[MatmulWork]):
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
         least = LEAST_STAGES
         if _adds_residual(work):  # its stages are all held at once
-            least = max(
-                least, residual_steps(plan, weights, unpacked_by(plan, work), work.out_dtype)
-            )
+            least = max(least, residual_steps(plan, weights, packed, work.out_dtype))
             if plan.turns > 1:
                 yield "warp groups that take turns add no residual"
         if plan.num_stages < least:
@@ -153,13 +151,13 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         if packed is not None:
             yield from packed_violations(plan, weights, packed, work.k)
         yield from _cluster_violations(plan, weights, work.k, packed)
-        foot, room = (
-            self.footprint(plan, work, dev),
-            dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES,
+        room = dev.smem_per_sm_bytes // plan.blocks - SYSTEM_SMEM_BYTES
+        needed, most = (
+            self.footprint(plan, work, dev).smem_bytes,
+            min(room, dev.smem_per_block_bytes),
         )
-        if foot.smem_bytes > min(room, dev.smem_per_block_bytes):
-            most = min(room, dev.smem_per_block_bytes)
-            yield f"needs {foot.smem_bytes} B of shared memory, there are {most} B for a block"
+        if needed > most:
+            yield f"needs {needed} B of shared memory, there are {most} B for a block"
 
     def footprint(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Footprint:
         """Return the stages in shared memory, and the sums of a thread."""
@@ -170,10 +168,11 @@ class CudaMatmul(KernelFamily[MatmulWork]):
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to this kernel."""
-        found = cost.predict(CudaPlan.of(plan), *_launched(work, dev, rows_of(work, size)))
+        rows = rows_of(work, size)
+        found = cost.predict(CudaPlan.of(plan), *_launched(work, dev, rows))
         if not work.is_adapted:
             return found
-        return adapters.priced(found, adapters.in_front(self, work, dev, rows_of(work, size)), dev)
+        return adapters.priced(found, adapters.in_front(self, work, dev, rows), dev)
 
     def seconds(
         self,
@@ -206,11 +205,10 @@ def _launched(
     work: MatmulWork, dev: DeviceSpec, rows: Any
 ) -> tuple[MatmulShape, list[list[int]], DeviceSpec, Any, cost.Beside]:
     """Return what `cost.launches` takes beside tiles."""
-    shape = matmul_shape(work, pairs=pairs_apart(work) > 0)
+    is_apart = pairs_apart(work) > 0
+    shape = adapters.longer(work) if work.is_adapted else matmul_shape(work, pairs=is_apart)
     columns = [[shape.n_parts[i] for i in alike] for alike in together(work)]
     rotated = any(projection.rope for projection in projections(work))
-    if work.is_adapted:
-        shape = adapters.longer(work)
     return shape, columns, dev, rows, cost.Beside(_adds_residual(work), rotated)
 
 

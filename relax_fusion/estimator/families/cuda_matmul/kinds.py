@@ -95,8 +95,9 @@ NARROW = (
     Kind(64, 1, 1, 1, 8, 64, split_k=8),
 )
 """Tiles that are tried as well for weights of so few features, as those of adapters: with rows as
-the tall operand nothing is multiplied in vain, and parts of k fill the chip.  None was timed.
-Tiles of fewer features than there are, up to 64, would read x again and are not tried."""
+the tall operand nothing is multiplied in vain, and parts of k fill the chip.  Timed for adapters
+alone (`2026-11-24-cuda_matmul-adapters.log`).  Tiles of fewer features than there are, up to 64,
+would read x again and are not tried."""
 
 LEAST_RUN = 32
 """Lines of a half of a head that a copy brings, where there are as many: copies of 8 lines, which

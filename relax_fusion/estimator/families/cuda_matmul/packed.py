@@ -172,7 +172,8 @@ KINDS = {
         _Kind(64, 1, (64,), (96, 112, 128, 144), turns=2),
     ),
 }
-"""Which plans are offered, for one weight and for a gated pair.  Not measured yet."""
+"""Which plans are offered, for one weight and for a gated pair.  Timed for q4f16_1 alone
+(`2026-11-24-cuda_matmul-packed.log`)."""
 
 
 @lru_cache(maxsize=16)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....hardware import DeviceSpec
+from ...arrays import summed
 from ...prediction import DRAM_EFFICIENCY, ceil_div
 from ...shape import MatmulShape
 from ...tile_plan import TilePlan
@@ -273,7 +274,7 @@ def launches(
         `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
     """
     each = [_launch(tile, shape, dev, rows, some) for some in columns]
-    found = Launch(*map(sum, zip(*each, strict=True)))
+    found = summed(each)
     seconds = start_s(tile, columns, dev) + found.seconds
     seconds += len(columns) * (tile.splits > 1) * (REDUCE_S + REDUCE_S_PER_ROW * rows)
     seconds += tile.norm_s + tile.norm_row_s * rows
