@@ -1,9 +1,10 @@
 // Instructions of Hopper: barriers, copies, clusters, matrices (PTX ISA 8.7, by their names there).
 //
-// `BLOCKS_THAT_SHARE` and `BLOCKS_THAT_SPLIT` are constants of the kernel: blocks of its cluster that
-// share copies, and that share a sum.
+// Constants of the kernel are `BLOCKS_THAT_SHARE` and `BLOCKS_THAT_SPLIT`, blocks of its cluster that
+// share copies, and that share a sum, and `GROUPS_THAT_SPLIT`, sets of warp groups that share one.
 
 constexpr int LINE = 128;  // bytes: the widest swizzle
+constexpr int SPLIT = BLOCKS_THAT_SPLIT * GROUPS_THAT_SPLIT;  // parts of a sum
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return (u32)__cvta_generic_to_shared(pointer);
@@ -74,11 +75,13 @@ __device__ __forceinline__ void copy_to(u32 to, const TensorMap& from, int first
       : "memory");
 }
 
-// Matrix descriptor (PTX ISA, "Matrix Descriptor Format"): 128-byte swizzle, eight lines after
-// eight lines.
-__device__ __forceinline__ u64 operand(u32 address) {
-  return (u64)((address & 0x3FFFF) >> 4) | (1ull << 16) | ((u64)(8 * LINE >> 4) << 32) |
-         (1ull << 62);
+// The higher word of matrix descriptors (PTX ISA, "Matrix Descriptor Format"): 128-byte swizzle,
+// eight lines 1024 bytes after eight lines.
+constexpr u32 LAYOUT = 0x40000040;
+
+// The lower word.
+__device__ __forceinline__ u32 operand(u32 address) {
+  return (address & 0x3FFFF) >> 4 | 1 << 16;
 }
 
 // The 32 bits that a block of the cluster has at an address.
@@ -90,13 +93,22 @@ __device__ __forceinline__ u32 load_from(u32 address, u32 rank) {
   return value;
 }
 
-// The sum of what all blocks of a cluster have at an address.
-__device__ __forceinline__ Sum sum_of_blocks(u32 address) {
+// The sum of what all sets of warp groups of all blocks of a cluster have, APART in each block.
+template <int APART>
+__device__ __forceinline__ Sum sum_of_parts(const Sum* first) {
   Sum sum = 0;
   #pragma unroll
-  for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) {
-    const u32 bits = load_from(address, rank);
-    sum += reinterpret_cast<const Sum&>(bits);
+  for (int split = 0; split < GROUPS_THAT_SPLIT; ++split) {
+    const Sum* from = first + split * APART;
+    if constexpr (BLOCKS_THAT_SPLIT == 1) {
+      sum += *from;
+    } else {
+      #pragma unroll
+      for (int rank = 0; rank < BLOCKS_THAT_SPLIT; ++rank) {
+        const u32 bits = load_from(shared_address(from), rank);
+        sum += reinterpret_cast<const Sum&>(bits);
+      }
+    }
   }
   return sum;
 }

@@ -5,9 +5,9 @@
 // group copies lines into a ring of stages, by the tensor memory accelerator; the others multiply,
 // and carry their sums through shared memory to rows of the result.  A block goes from tile to tile,
 // and the copies of the next begin while the last is stored.  A residual takes stages of the ring
-// behind the last step along k.  Where k is split, a cluster computes one tile: each block sums a
-// part of k, and then adds up all parts of some lines; the sums take the ring, and a residual is
-// read from memory.
+// behind the last step along k.  Where k is split, a cluster computes one tile: each block, and each
+// set of its warp groups, sums a part of k, and then adds up all parts of some lines; the sums take
+// the ring, and a residual is read from memory.
 //
 // In front of this text stand the constants of a form, which `text.py` writes:
 //   SWAPPED                          whether rows of x are the tall operand
@@ -19,6 +19,8 @@
 //   WIDE, GROUPS_WIDE                the same of the wide operand
 //   TURNS                            2: warp groups take turns at tiles, so that one stores its own
 //                                    while the other multiplies
+//   GROUPS_THAT_SPLIT                warp groups that share the sum over k: each takes every so
+//                                    many-th stage
 //   STAGES, BLOCKS                   tiles in flight; blocks that a multiprocessor holds
 //   CLUSTER_ROWS, CLUSTER_FEATURES   tiles whose blocks are a cluster and share copies
 //   BLOCKS_THAT_SHARE, ..._SPLIT     their number; blocks of a cluster that share the sum over k
@@ -37,7 +39,7 @@
 
 constexpr int LINE_K = LINE / ELEMENT_BYTES;         // elements of k in a line: the widest swizzle
 constexpr int GROUPS = GROUPS_TALL * GROUPS_WIDE;    // of a tile
-constexpr int MULTIPLYING = TURNS * GROUPS;
+constexpr int MULTIPLYING = TURNS * GROUPS_THAT_SPLIT * GROUPS;
 constexpr int BOX = 64 * GROUPS_TALL;                // lines of the tall operand that are copied at once
 constexpr int PARTS = TALL / BOX;                    // of a warp group, each of 64 lines
 constexpr int WIDE_PART = WIDE / GROUPS_WIDE;        // lines of the wide operand of a warp group
@@ -58,7 +60,7 @@ constexpr int WALKED = 8;                            // feature tiles that are w
 constexpr int RESIDUAL_BYTES = ROWS * LINE;          // of 64 features
 constexpr int RESIDUALS_OF_STAGE = STAGE_BYTES / RESIDUAL_BYTES;
 constexpr int RESIDUAL_STEPS =                       // stages of a tile
-    RESIDUAL && BLOCKS_THAT_SPLIT == 1 && !WORDS
+    RESIDUAL && SPLIT == 1 && !WORDS
         ? ceil_div(ceil_div(FEATURES, 64), RESIDUALS_OF_STAGE)
         : 0;
 constexpr bool LATE = DEPENDENT && ADAPTER_STEPS > 0;  // waits when it comes to the narrow operand
@@ -275,7 +277,9 @@ matmul(PARAMETERS) {
   } else {  // these multiply
     if constexpr (MULTIPLYING > 1) take_registers<OTHER_REGISTERS>();
     if constexpr (DEPENDENT && !LATE) wait_for_predecessor();
-    const int turn = group / GROUPS, own = group % GROUPS;
+    const int set = group / GROUPS, own = group % GROUPS;
+    const int turn = TURNS > 1 ? set : 0, split = GROUPS_THAT_SPLIT > 1 ? set : 0;
+    const int part_of_k = (BLOCKS_THAT_SPLIT > 1 ? rank * GROUPS_THAT_SPLIT : 0) + split;
     const int tall_group = own % GROUPS_TALL, wide_group = own / GROUPS_TALL;
     unsigned char* store = stores + group * STORE_BYTES;
     Sum sums[WEIGHTS * PARTS][SUMS];
@@ -288,26 +292,27 @@ matmul(PARAMETERS) {
          index += TURNS * stride, number += TURNS) {
       const Tile at = tile_of(index);
       const int steps = end - begin + RESIDUAL_STEPS;
-      int stage = number * steps % STAGES;
-      u32 parity = number * steps / STAGES % 2;
+      int stage = (number * steps + split) % STAGES;
+      u32 parity = (number * steps + split) / STAGES % 2;
       int before = -1;  // the stage whose products may still be under way
       // A parity tells only the next phase of a stage from the one before: wait for those in front
       if constexpr (TURNS > 1) threads_sync<256>(TURN + turn);
 #if REGISTERS
-      tall.lines.begin(at.product.scales, at.feature, at.product.features, begin);
+      tall.lines.begin(at.product.scales, at.feature, at.product.features, begin + split);
 #endif
-      for (int step = begin; step < end; ++step) {
+      for (int step = begin + split; step < end; step += GROUPS_THAT_SPLIT) {
         barrier_wait(full + 8 * stage, parity);
         const u32 base = ring + stage * STAGE_BYTES;
-        const u64 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
+        const u32 wide = operand(base + TALL_BYTES + wide_group * WIDE_PART * LINE);
         const auto release = [&] {  // all products of the stage before have ended
           if (before >= 0 && lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * before, lane);
         };
 #if REGISTERS
         tall.lines.begin_stage(step, end - 1);
-        tall.multiply_stage(sums, memory + stage * STAGE_BYTES, wide, step > begin, release);
+        tall.multiply_stage(sums, memory + stage * STAGE_BYTES, wide, step > begin + split,
+                            release);
 #else
-        const u64 tall = operand(base + tall_group * 64 * LINE);
+        const u32 tall = operand(base + tall_group * 64 * LINE);
         constexpr int of_k = 32, tall_step = TURNED ? 16 * LINE : of_k;  // bytes of a wgmma
         products_begin();
         #pragma unroll
@@ -318,14 +323,15 @@ matmul(PARAMETERS) {
             const int wide_lines = SWAPPED ? i / PARTS * WIDE : 0;
             multiply(sums[i], tall + (tall_lines * LINE + tall_step * slice >> 4),
                      wide + (wide_lines * LINE + of_k * slice >> 4),
-                     step > begin || slice > 0);
+                     step > begin + split || slice > 0);
           }
         }
         products_of_before();
         release();
 #endif
         before = stage;
-        if (++stage == STAGES) stage = 0, parity ^= 1;
+        stage += GROUPS_THAT_SPLIT;
+        if (stage >= STAGES) stage -= STAGES, parity ^= 1;
       }
       if constexpr (TURNS > 1) threads_arrive<256>(TURN + 1 - turn);
       #pragma unroll
@@ -341,21 +347,27 @@ matmul(PARAMETERS) {
       }
       if constexpr (LATE) wait_for_predecessor();  // before anything is written
 
-      if constexpr (BLOCKS_THAT_SPLIT > 1) {  // the ring is free: it takes sums for the other blocks to read
-        threads_sync<128 * GROUPS>(ALL_GROUPS);  // all warps have multiplied what is in it
-        Sum* mine = (Sum*)memory + group * WEIGHTS * PARTS * SUMS * 128 + thread;
+      if constexpr (SPLIT > 1) {  // the ring is free: it takes sums for others to read
+        constexpr int sums_of_group = WEIGHTS * PARTS * SUMS * 128;
+        threads_sync<128 * MULTIPLYING>(ALL_GROUPS);  // all warps have multiplied what is in it
+        Sum* mine = (Sum*)memory + group * sums_of_group + thread;
+        const Sum* first_part = (Sum*)memory + own * sums_of_group + thread;
         #pragma unroll
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {
           #pragma unroll
           for (int j = 0; j < SUMS; ++j) mine[(i * SUMS + j) * 128] = sums[i][j];
         }
-        cluster_sync();
+        if constexpr (BLOCKS_THAT_SPLIT > 1) {
+          cluster_sync();
+        } else {
+          threads_sync<128 * MULTIPLYING>(ALL_GROUPS);
+        }
         #pragma unroll
         for (int i = 0; i < WEIGHTS * PARTS; ++i) {
           #pragma unroll
           for (int j = 0; j < SUMS; ++j)
-            if (j / 4 % BLOCKS_THAT_SPLIT == rank)
-              sums[i][j] = sum_of_blocks(shared_address(mine + (i * SUMS + j) * 128));
+            if (j / 4 % SPLIT == part_of_k)
+              sums[i][j] = sum_of_parts<GROUPS * sums_of_group>(first_part + (i * SUMS + j) * 128);
         }
       }
 
@@ -371,7 +383,7 @@ matmul(PARAMETERS) {
         }
         if constexpr (ROTATED) {
           store_rotated(sums[part], sums[(WEIGHTS - 1) * PARTS + part], at.product,
-                        {store, group + 1, forget(thread), rank, tall_first, wide_first, rows});
+                        {store, group + 1, forget(thread), part_of_k, tall_first, wide_first, rows});
         }
         #pragma unroll
         for (int top = ROTATED ? WIDE_PART : 0; top < WIDE_PART; top += STORED) {
@@ -384,7 +396,7 @@ matmul(PARAMETERS) {
               const int wide = top + (SWAPPED ? LANES * piece : line);
               const int row = SWAPPED ? tall_first + line : wide_first + wide;
               const int feature = SWAPPED ? wide_first + wide : tall_first + LANES * piece;
-              const bool own = BLOCKS_THAT_SPLIT == 1 || wide / 8 % BLOCKS_THAT_SPLIT == rank;
+              const bool own = SPLIT == 1 || wide / 8 % SPLIT == part_of_k;
               if (own && wide < WIDE_PART && row < rows && feature < at.product.features)
                 move(store + place_of(line, piece), (u64)row * at.product.features + feature);
             }
@@ -397,7 +409,7 @@ matmul(PARAMETERS) {
           }
           #pragma unroll
           for (int eight = top / 8; eight < min(top + STORED, WIDE_PART) / 8; ++eight) {
-            if (BLOCKS_THAT_SPLIT > 1 && eight % BLOCKS_THAT_SPLIT != rank) continue;
+            if (SPLIT > 1 && eight % SPLIT != part_of_k) continue;
             // Two matrices of 8 x 8 of this warp; features lie across or down
             const int own = lane / 8 % 2, line = SWAPPED ? 16 * warp + 8 * own + lane % 8
                                                          : 8 * eight - top + lane % 8;
@@ -459,7 +471,7 @@ matmul(PARAMETERS) {
       for (int step = 0; step < RESIDUAL_STEPS; ++step)
         if (lane < BLOCKS_THAT_SHARE) barrier_arrive(empty + 8 * stage_of(step), lane);
       // A cluster has one tile; if the sums lived on, wgmma would wait for each other
-      if constexpr (BLOCKS_THAT_SPLIT > 1) break;
+      if constexpr (SPLIT > 1) break;
     }
   }
   if constexpr (CLUSTER > 1) cluster_sync();  // its neighbours use the memory of a block

@@ -41,7 +41,7 @@ struct PackedLines {
     turn = (line * TALL_LINE >> 7 & TURNS_OF) << 4;
     quarter = lane % 4;
     const u32 none = k >> 31;
-    fields = FIELDS ^ none, large = LARGE ^ none, factor = FACTOR ^ none, offset = OFFSET ^ none;
+    fields = FIELDS + none, large = LARGE + none, factor = FACTOR + none, offset = OFFSET + none;
   }
 
   // Begin a tile: ask for the scales of its first step.
@@ -79,7 +79,7 @@ struct PackedLines {
   __device__ __forceinline__ void begin_stage(int step, int last) {
     #pragma unroll
     for (int i = 0; i < TALLS * 2 * SCALE_WORDS; ++i) (&now[0][0][0])[i] = (&next[0][0][0])[i];
-    ask(min(step + 1, last));
+    ask(min(step + GROUPS_THAT_SPLIT, last));
   }
 
   __device__ __forceinline__ void take(const unsigned char* stage, int piece, Taken& taken) const {

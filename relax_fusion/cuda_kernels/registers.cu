@@ -22,7 +22,7 @@ struct ThroughRegisters {
   // Add a stage to the sums; `release` is called when all products before it have ended.
   template <int PRODUCTS_AT_ONCE, int SUMS, class Release>
   __device__ __forceinline__ void multiply_stage(float (&sums)[PRODUCTS_AT_ONCE][SUMS],
-                                                 const unsigned char* stage, u64 wide, bool more,
+                                                 const unsigned char* stage, u32 wide, bool more,
                                                  Release release) {
     typename Lines::Taken taken;
     lines.take(stage, 0, taken);

@@ -78,7 +78,7 @@ __device__ __forceinline__ int place_of_rotated(int side, int line, int column) 
 // What a thread of a warp group stores of 64 tall lines: their first line and the first wide one.
 struct Share {
   unsigned char* store;
-  int meeting, thread, rank, tall, wide, rows;
+  int meeting, thread, part, tall, wide, rows;
 
   // 8 columns of a row, of the wide lines from `top` on.
   struct Eighth {
@@ -90,7 +90,7 @@ struct Share {
     const int line = thread / across, eighth = thread % across;
     const int inside = top + (SWAPPED ? 8 * eighth : line);
     const int row = SWAPPED ? tall + line : wide + inside, column = SWAPPED ? wide + inside : tall + 8 * eighth;
-    const bool computed = BLOCKS_THAT_SPLIT == 1 || inside / 8 % BLOCKS_THAT_SPLIT == rank;
+    const bool computed = SPLIT == 1 || inside / 8 % SPLIT == part;
     return {line, eighth, row, column,
             computed && inside < WIDE / GROUPS_WIDE && row < rows && column < columns};
   }
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_rotated(const Sum (&low)[SUMS], const Sum 
     if (!ahead || top == 0) next = angles_of(top);
     #pragma unroll
     for (int eight = top / 8; eight < min(top + ROTATED_AT_ONCE, wide_lines) / 8; ++eight) {
-      if (BLOCKS_THAT_SPLIT > 1 && eight % BLOCKS_THAT_SPLIT != share.rank) continue;
+      if (SPLIT > 1 && eight % SPLIT != share.part) continue;
       if constexpr (SWAPPED) load_vectors(share.wide + 8 * eight + 2 * (lane % 4), 1);
       #pragma unroll
       for (int i = 0; i < 4 * COLUMNS_OF_PAIR; ++i) {

@@ -196,6 +196,7 @@ class MatmulForm:
             "WIDE": plan.wide,
             "GROUPS_WIDE": plan.groups_wide,
             "TURNS": plan.turns,
+            "GROUPS_THAT_SPLIT": plan.groups_k,
             "STAGES": plan.num_stages,
             "BLOCKS": plan.blocks,
             "CLUSTER_ROWS": plan.cluster_m,

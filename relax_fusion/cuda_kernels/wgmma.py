@@ -40,16 +40,19 @@ def products_text(dtype: str, lines: int, tall: TallOperand) -> str:
         places = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
         wide, turned = count + 4, ", 0"
     else:
-        argument, given, places = "u64 tall", '"l"(tall)', f"%{count}"
+        argument, given, places = "u32 tall", '"r"(tall)', "tall"
         wide = count + 1
         turned = f", {int(tall == 'turned')}, 0" if dtype in HALF_DTYPES else ""
+    layout = wide + 2
+    operand = "" if tall == "registers" else f"mov.b64 tall, {{%{count}, %{layout}}};\\n"
     return f"""
 // sums[tall, wide] = tall * wide + (more ? sums : 0), {own.depth} elements of k
-__device__ __forceinline__ void multiply(Sum (&sums)[{count}], {argument}, u64 wide, int more) {{
-  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{wide + 1}, 0;\\n"
+__device__ __forceinline__ void multiply(Sum (&sums)[{count}], {argument}, u32 wide, int more) {{
+  asm volatile("{{\\n.reg .pred more;\\n.reg .b64 tall, wide;\\n"
+    "setp.ne.b32 more, %{wide + 1}, 0;\\n{operand}mov.b64 wide, {{%{wide}, %{layout}}};\\n"
     "wgmma.mma_async.sync.aligned.m64n{lines}k{own.depth}.{own.types} {{{registers}}}, "
-    "{places}, %{wide}, more{own.scales}{turned};\\n}}"
-    : {sums} : {given}, "l"(wide), "r"(more));
+    "{places}, wide, more{own.scales}{turned};\\n}}"
+    : {sums} : {given}, "r"(wide), "r"(more), "n"(LAYOUT));
 }}
 
 // Wait until the sums are there.

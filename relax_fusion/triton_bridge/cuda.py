@@ -191,7 +191,7 @@ def _clusters(c: Contraction, form: MatmulForm, products: Sequence[Product]) -> 
     features = plan.block_n * plan.cluster_n * (2 if form.half else 1)
     across = sum(-(-p.n // features) for p in products)
     tiles = ceil_div(c.rows, plan.block_m * plan.cluster_m) * across
-    if plan.split_k > 1:  # a cluster computes one tile
+    if plan.parts > 1:  # a cluster computes one tile
         return tiles
     most = c.dev.sm_count * plan.blocks // plan.cluster
     if isinstance(tiles, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,10 @@ HOWS = (How(), How(late=True), How(seed=1), How(seed=2, late=True), How(seed=3))
 
 
 def plan(block_m: int, block_n: int, **fields: int) -> CudaPlan:
-    """Return a plan with two stages."""
-    groups = fields.get("groups_m", 1) * fields.get("groups_n", 1) * fields.get("turns", 1)
-    given = {"num_stages": 2, "num_warps": 4 * (groups + 1), **fields}
+    """Return a plan with two stages for each set of warp groups."""
+    sets = fields.get("groups_k", 1)
+    groups = prod(fields.get(name, 1) for name in ("groups_m", "groups_n", "groups_k", "turns"))
+    given = {"num_stages": 2 * sets, "num_warps": 4 * (groups + 1), **fields}
     given.setdefault("block_k", 64)
     return CudaPlan(block_m, block_n, backend="triton", family="cuda", **given)
 
@@ -182,6 +184,8 @@ CASES = {
     "sharing_both": Case(matmul("residual"), plan(32, 64, cluster_m=2, cluster_n=2)),
     "sharing_swapped": Case(gated(), plan(64, 32, swapped=1, cluster_m=2), 150),
     "split": Case(matmul("bias", "residual", k=520), plan(16, 64, split_k=2)),
+    "sets": Case(matmul("bias", "residual", k=456), plan(24, 64, groups_k=2)),
+    "sets_split": Case(matmul(k=400), plan(16, 64, groups_k=3, split_k=2)),
     "split_swapped": Case(matmul("residual", k=328), plan(64, 16, swapped=1, split_k=4)),
     "split_groups": Case(gated(), plan(32, 64, groups_m=2, split_k=2)),
     "turns": Case(matmul("bias", "gelu"), plan(16, 64, turns=2, num_stages=3)),
@@ -276,6 +280,7 @@ ROTATED = {
         rotated((256, SMALL_ROPE)), plan(64, 32, swapped=1, turns=2, cluster_m=2), 150
     ),
     "rotated_split": Case(rotated((128, ROPE), (128, None)), plan(24, 64, split_k=2)),
+    "rotated_sets": Case(rotated((128, ROPE)), plan(40, 64, groups_k=2)),
     "rotated_split_swapped": Case(rotated((128, NEIGHBOURS)), plan(64, 48, swapped=1, split_k=2)),
     "rotated_sharing": Case(rotated((128, SMALL_ROPE)), plan(16, 128, cluster_m=2, groups_n=2)),
     "rotated_kn": Case(rotated((256, ROPE), layout="kn"), plan(16, 128)),

@@ -60,6 +60,9 @@ PACKED = {
     "q4_sharing_both": Case(packed(matmul()), plan(32, 64, cluster_m=2, cluster_n=2)),
     "q4_split": Case(packed(matmul("bias", "residual"), k=576), plan(16, 64, split_k=2)),
     "q4_split_groups": Case(packed(gated(), k=768), plan(16, 128, 128, groups_n=2, split_k=4)),
+    "q4_sets": Case(packed(matmul("bias", "residual"), k=576), plan(16, 64, groups_k=2)),
+    "q4_sets_split": Case(packed(matmul(), k=640), plan(24, 64, 128, groups_k=2, split_k=2)),
+    "q4_sets_gated": Case(packed(gated(), k=768), plan(40, 64, 128, groups_k=3)),
     "q4_turns": Case(packed(matmul("bias")), plan(16, 64, turns=2, num_stages=3)),
     "q4_three_weights": Case(packed(several(136, 72, 200)), plan(16, 64)),
 }

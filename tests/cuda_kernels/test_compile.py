@@ -86,6 +86,7 @@ PACKED = {
     "packed_two_parts": packed_plan(128, 256, groups_n=2, num_stages=5),
     "packed_two_groups": packed_plan(256, 128, groups_n=2, num_stages=5),
     "packed_three_groups": packed_plan(176, 192, groups_n=3, num_stages=5),
+    "packed_sets": packed_plan(64, 64, 128, groups_k=3, num_stages=9),
     "packed_turns": packed_plan(128, 128, turns=2, num_stages=5),
 }
 PACKED_GATED = {
@@ -138,22 +139,22 @@ FORMS = {
     ),
 }
 KNOWN_SPILLS = {
-    "two_groups_of_features": 72,
+    "two_groups_of_features": 92,
     "turns": 16,
     "turns_rows_tall": 564,
     "gated_rows_tall": 416,
-    "int8": 100,
+    "int8": 112,
     "int8_turns": 44,
-    "tf32": 100,
+    "tf32": 112,
     "tf32_steps": 52,
     "float16_to_float32": 104,
     "rotated_two_groups": 176,
     "rotated_rows_tall": 136,
     "rotated_turns": 16,
     "rotated_float32": 56,
-    "adapters_two_groups_of_features": 40,
+    "adapters_two_groups_of_features": 52,
     "adapters_turns_rows_tall": 48,
-    "adapters_split": 76,
+    "adapters_split": 80,
     "packed_gated_three_groups": 8,
 }
 """Bytes that CUDA 13.0 stores beside the registers, at the end of a tile with a long epilogue, of

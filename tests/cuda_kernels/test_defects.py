@@ -37,7 +37,8 @@ ENDS = "        }\n      }\n      for (int step = 0"
 EXPECT = "            barrier_expect(barrier, STAGE_BYTES{});\n            copy"
 WAIT = "      if constexpr (DEPENDENT && !LATE) wait_for_predecessor();\n"
 RELEASE = "      if constexpr (RELEASED) release_successor();\n"
-ALL_GROUPS = "        threads_sync<128 * GROUPS>(ALL_GROUPS);"
+ALL_GROUPS = "        threads_sync<128 * MULTIPLYING>(ALL_GROUPS);  // all"
+SETS = "        } else {\n          threads_sync<128 * MULTIPLYING>(ALL_GROUPS);"
 HEADS = "place < by.heads"
 BEFORE, RELEASES = "      products_of_before();\n", "      if (piece == 0) release();\n"
 ROTATED_SYNC = "    threads_sync<128>(share.meeting);\n"
@@ -59,8 +60,8 @@ DEFECTS = {
     ),
     "parity": Defect("plain", "u32 parity = 1;", "u32 parity = 0;", HANGS_EMPTY),
     "bytes": Defect("plain", EXPECT.format(""), EXPECT.format(" - 128"), HANGS_FULL),
-    "swizzle": Defect("plain", "(1ull << 62)", "(2ull << 62)", "another layout"),
-    "distance_of_lines": Defect("plain", "(u64)(8 * LINE >> 4)", "(u64)(LINE >> 4)", NUMBERS),
+    "swizzle": Defect("plain", "LAYOUT = 0x40000040", "LAYOUT = 0x80000040", "another layout"),
+    "distance_of_lines": Defect("plain", "LAYOUT = 0x40000040", "LAYOUT = 0x40000008", NUMBERS),
     "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
     "banks": Defect("parts", "(piece ^ (line & 7)) << 4", "piece << 4", "meet in banks"),
     "mask_of_residual": Defect(
@@ -91,7 +92,14 @@ DEFECTS = {
     "no_fence": Defect("plain", "        products_begin();\n", "", "without products_begin"),
     "no_wait_before_stores": Defect("plain", SYNC + STORES, STORES, NUMBERS),
     "no_wait_behind_stores": Defect("groups_wide", SYNC + ENDS, ENDS, NUMBERS),
-    "no_wait_before_sums": Defect("split_groups", ALL_GROUPS, "", NUMBERS),
+    "no_wait_before_sums": Defect("split_groups", ALL_GROUPS, "//", NUMBERS),
+    "no_wait_for_sums_of_other_sets": Defect("sets", SETS, "        } else {", NUMBERS),
+    "sets_begin_at_the_same_stage": Defect(
+        "sets", "(number * steps + split) % STAGES", "number * steps % STAGES", HANGS_EMPTY
+    ),
+    "scales_of_the_next_stage": Defect(
+        "q4_sets", "ask(min(step + GROUPS_THAT_SPLIT, last))", "ask(min(step + 1, last))", NUMBERS
+    ),
     "no_wait_at_the_end": Defect(
         *("split", "  if constexpr (CLUSTER > 1) cluster_sync();", "", "block . has ended")
     ),

@@ -116,9 +116,19 @@ SENTENCES = [
     (
         replace(SMALL, cluster_m=2, split_k=2),
         ALONE,
-        "split_k is 2, blocks that split k share no copies",
+        "k is split in 2 parts, blocks that split k share no copies",
     ),
-    (replace(SMALL, split_k=8), norm_matmul(k=256), "split_k is 8, k has 4 blocks"),
+    (replace(SMALL, split_k=8), norm_matmul(k=256), "k is split in 8 parts, it has 4 blocks"),
+    (
+        replace(SMALL, groups_k=3, num_warps=16),
+        ALONE,
+        "num_stages is 4, must be a multiple of 3 sets",
+    ),
+    (
+        replace(SMALL, groups_k=3, num_warps=16, num_stages=3),
+        ALONE,
+        "num_stages is 3, must be at least 6",
+    ),
     (
         replace(WIDE, num_stages=2, split_k=2),
         ALONE,

@@ -108,6 +108,7 @@ def on_cpu(source: CUDASource) -> str:
     assert not integers or int(lines) in (8, 24) or int(lines) % 16 == 0
     text = FUNCTION.sub(lambda f: "" if "asm" in f[0] else f[0], source.text)
     text = text.replace(MEMORY, OWN_MEMORY)
+    (layout,) = re.findall(r"constexpr u32 LAYOUT = (\w+);", text)
     assert not re.search(r"\basm\b", text)
     arguments = ", ".join(
         f"argument<{_c_type(kind)}>(arguments[{i}])" for i, kind in enumerate(source.params)
@@ -115,6 +116,7 @@ def on_cpu(source: CUDASource) -> str:
     return f"""#define PRODUCT_LINES {lines}
 #define PRODUCT_TURNED {turned or 0}
 #define PRODUCT_TYPE "{dtype}"
+#define PRODUCT_LAYOUT {layout}
 #include "hopper.h"
 {text}
 template <class T> T argument(const void* at) {{

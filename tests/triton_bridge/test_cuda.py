@@ -191,6 +191,7 @@ def test_weights_are_read_early_where_no_kernel_writes_them(early: bool) -> None
         (43, plan(16, 64, cluster_m=2), 6),
         (4096, plan(16, 64, cluster_m=2), 66),
         (4096, plan(16, 64, split_k=2), 768),  # a cluster computes one tile
+        (4096, plan(16, 64, groups_k=2), 768),
         (40, plan(64, 40, swapped=1), 4),
     ],
 )

@@ -210,15 +210,17 @@ inline void products_of_before() {
 }
 
 // Written for each form
+inline u64 descriptor_of(u32 low) { return (u64)PRODUCT_LAYOUT << 32 | low; }
 template <class Sum, int COUNT>
-void multiply(Sum (&sums)[COUNT], u64 tall, u64 wide, int more) {
+void multiply(Sum (&sums)[COUNT], u32 tall, u32 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, nullptr, tall, wide, more != 0, PRODUCT_TURNED);
+  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, nullptr, descriptor_of(tall), descriptor_of(wide),
+                        more != 0, PRODUCT_TURNED);
 }
 template <class Sum, int COUNT>
-void multiply(Sum (&sums)[COUNT], const u32 (&tall)[4], u64 wide, int more) {
+void multiply(Sum (&sums)[COUNT], const u32 (&tall)[4], u32 wide, int more) {
   static_assert(2 * COUNT == PRODUCT_LINES, "wgmma has another number of sums");
-  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, tall, 0, wide, more != 0, false);
+  on_cpu::start_product(sums, PRODUCT_TYPE, COUNT, tall, 0, descriptor_of(wide), more != 0, false);
 }
 template <class Sum, int COUNT>
 void settle(Sum (&)[COUNT]) {

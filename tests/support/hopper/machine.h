@@ -5,6 +5,7 @@
 #define PRODUCT_LINES 0
 #define PRODUCT_TURNED 0
 #define PRODUCT_TYPE "f16"
+#define PRODUCT_LAYOUT 0
 #include "hopper.h"
 
 #include <ucontext.h>

@@ -122,6 +122,7 @@ class Tile(NamedTuple):
     residents: Any  # of a multiprocessor
     at_once: Any  # clusters
     splits: Any
+    alone: Any  # whether a block has one tile, as where k is split
     depth: Any  # elements of k of a step
     flops: Any  # of a step, as all that follow up to `turn_s`
     operand_clocks: Any
@@ -162,7 +163,9 @@ def tile_of(
     slices = SLICES * (plan.block_k // HALF_K if packed else 1)
     once = CLUSTER_S if plan.cluster > plan.split_k else 0.0
     if plan.split_k > 1:
-        once += MERGE_S * plan.split_k.bit_length() + MERGE_SUM_S * sums
+        once += MERGE_S * plan.split_k.bit_length()
+    if plan.parts > 1:
+        once += MERGE_SUM_S * sums
     return Tile(
         rows=plan.block_m * plan.cluster_m,
         features=plan.block_n * plan.cluster_n,
@@ -170,6 +173,7 @@ def tile_of(
         residents=plan.blocks,
         at_once=clusters_at_once(plan, sm_count),
         splits=plan.split_k,
+        alone=plan.parts > 1,
         depth=plan.block_k,
         flops=2.0 * parts * PART * wide * plan.block_k,
         operand_clocks=parts * slices * (OPERAND_CLOCKS + wide / WIDE_LINES_PER_CLOCK),
@@ -177,14 +181,14 @@ def tile_of(
         copied_bytes=stage_bytes(plan, weights, packed),
         weight_bytes=weights * plan.block_n * line_bytes(plan, packed) / plan.cluster_m,
         turn_s=(UNPACKED_LATENCY_S if packed else LATENCY_S) / plan.num_stages,
-        carry_s=carry * sums / plan.split_k * (1 + TURNED_PART * plan.swapped),
+        carry_s=carry * sums / plan.parts * (1 + TURNED_PART * plan.swapped),
         carried=plan.turns == 1,
         stores=tall
         // weights
         // plan.groups_tall
         * ceil_div(int(wide), stored_lines(result_bytes)),
         waits=not copies_residual(plan, result_bytes),
-        elements=sums / weights / plan.split_k,
+        elements=sums / weights / plan.parts,
         copied=plan.copied,
         once_s=once,
     )
@@ -247,7 +251,7 @@ def _launch(
         carry = carry + tile.elements * shape.slots / per_sm
     seconds = overlapping(WHOLE_POWER, inside, memory)
     seconds += ramp + np.where(tile.carried, busiest, 1) * carry + tile.once_s
-    seconds += (tile.splits > 1) * (waves - 1) * NEXT_BLOCK_S
+    seconds += tile.alone * (waves - 1) * NEXT_BLOCK_S
     products = mine * np.maximum(np.maximum(multiply, read), unpack)
     return Launch(seconds, waves, dram + ramp, np.maximum(l2, mine * copy), products, mine * turn)
 

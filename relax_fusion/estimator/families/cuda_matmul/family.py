@@ -140,11 +140,13 @@ class CudaMatmul(KernelFamily[MatmulWork]):
         for name, value in given.items():
             if getattr(plan, name) != value:
                 yield f"{name} is {getattr(plan, name)}, family {FAMILY!r} has {value} for this"
-        least = LEAST_STAGES
+        least = LEAST_STAGES * plan.groups_k
         if _adds_residual(work):  # its stages are all held at once
             least = max(least, residual_steps(plan, weights, packed, work.out_dtype))
             if plan.turns > 1:
                 yield "warp groups that take turns add no residual"
+        if plan.num_stages % plan.groups_k:  # each stage belongs to one set, which knows its parity
+            yield f"num_stages is {plan.num_stages}, must be a multiple of {plan.groups_k} sets"
         if plan.num_stages < least:
             yield f"num_stages is {plan.num_stages}, must be at least {least}"
         yield from _register_violations(plan, weights)
@@ -216,7 +218,7 @@ def _register_violations(plan: CudaPlan, weights: int) -> Iterator[str]:
     if plan.multiplying > max(MOST_ACCUMULATORS):
         yield f"{plan.multiplying} warp groups multiply, at most {max(MOST_ACCUMULATORS)}"
         return
-    if plan.turns > 1 and (plan.turns, plan.groups, plan.split_k) != (2, 1, 1):
+    if plan.turns > 1 and (plan.turns, plan.groups, plan.parts) != (2, 1, 1):
         yield f"{plan.groups} warp groups take {plan.turns} turns; must be 1 and 2, and k not split"
     most = MOST_ACCUMULATORS[plan.multiplying]
     if plan.turns > 1:
@@ -234,13 +236,13 @@ def _cluster_violations(
 ) -> Iterator[str]:
     if plan.cluster not in (1, 2, 4, 8):
         yield f"a cluster has {plan.cluster} thread blocks, must be 1, 2, 4 or 8"
-    if plan.split_k > 1 and plan.cluster > plan.split_k:
-        yield f"split_k is {plan.split_k}, blocks that split k share no copies"
+    if plan.parts > 1 and plan.cluster > plan.split_k:
+        yield f"k is split in {plan.parts} parts, blocks that split k share no copies"
     steps = ceil_div(k, plan.block_k)
-    if plan.split_k > steps:
-        yield f"split_k is {plan.split_k}, k has {steps} blocks"
-    sums = 4 * weights * plan.block_m * plan.block_n
-    if plan.split_k > 1 and sums > plan.num_stages * stage_bytes(plan, weights, packed):
+    if plan.parts > steps:
+        yield f"k is split in {plan.parts} parts, it has {steps} blocks"
+    sums = 4 * weights * plan.block_m * plan.block_n * plan.groups_k
+    if plan.parts > 1 and sums > plan.num_stages * stage_bytes(plan, weights, packed):
         yield f"the sums of a tile are {sums} B, its stages have room for less"
     for what, lines in (("rows", plan.box_m), ("weights", plan.box_n)):
         if lines % 8 or not 8 <= lines <= MOST_COPIED:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 from ....workload import GatedFFN, NormMatmul, Packed
@@ -44,16 +45,16 @@ OTHERS = {1: 60, 2: 32, 3: 30}
 REGISTERS = {1: 255, 2: 232, 3: 160}
 
 
-UNPACK_CLOCKS = 171
-"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next three
-were fitted to 2,366 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed.log`): the plans
-that they choose are 4 % slower than the fastest in the mean, 22 % at most."""
+UNPACK_CLOCKS = 137
+"""Clocks in which a multiprocessor unpacks 32 elements of k of 64 lines.  This and the next four
+were fitted to 530 timings of q4f16_1 on an H200 (`2026-11-24-cuda_matmul-packed_sets.log`): from 32
+rows on, the plans that they choose are 1.9 % slower than the fastest in the mean, 12 % at most."""
 
-PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 24, 134, 0.71
+PIECE_CLOCKS, TALL_CLOCKS, WIDE_CLOCKS = 91, 37, 1.16
 """The same for one warp group, whose pieces of 32 elements follow each other: once, for each of its
 64 lines, and for each line of the wide operand of these."""
 
-UNPACKED_LATENCY_S = 2.9e-6
+UNPACKED_LATENCY_S = 2.73e-6
 """`cost.LATENCY_S` where weights are packed."""
 
 COPY_EFFICIENCY = 0.75
@@ -114,7 +115,7 @@ def unpack_clocks(plan: CudaPlan, weights: int) -> float:
     """Return the clocks in which a stage is unpacked, beside products."""
     own = weights * plan.tall // (PART * plan.groups_tall)
     wide = plan.wide / plan.groups_wide
-    chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / plan.turns
+    chain = (PIECE_CLOCKS + own * (TALL_CLOCKS + WIDE_CLOCKS * wide)) / (plan.turns * plan.groups_k)
     return plan.block_k / PIECE * max(own * plan.groups * UNPACK_CLOCKS, chain)
 
 
@@ -147,13 +148,15 @@ class _Kind(NamedTuple):
     splits: tuple[int, ...] = (1,)
     turns: int = 1
     cluster_m: int = 1
+    sets: tuple[int, ...] = (1,)  # of warp groups, each with a part of k
 
 
 FEW, MANY = (*range(8, 65, 8),), (*range(80, 257, 16),)
 KINDS = {
     1: (
-        _Kind(64, 1, (128, 256), FEW, (1, 2, 4, 8)),
-        _Kind(128, 2, (128,), FEW, (1, 2, 4, 8)),
+        _Kind(64, 1, (128, 256), FEW, (1, 2), sets=(1, 2, 3)),
+        _Kind(64, 1, (128, 256), FEW, (4, 8)),
+        _Kind(128, 2, (128, 256), FEW, (1, 2, 4, 8)),
         _Kind(192, 3, (128,), FEW, (1, 2, 4)),
         _Kind(128, 2, (64,), MANY, (1, 2)),
         _Kind(128, 2, (64,), (96, 112, 128), cluster_m=2),
@@ -181,22 +184,22 @@ def packed_plans(weights: int, form: Packed, sm_smem: int, block_smem: int) -> t
     """Return the plans for packed weights, with as many stages as fit."""
     found = []
     for kind in KINDS[weights]:
-        for step in kind.steps:
-            step = min(step, 128 * 8 // form.bits)
-            for rows in kind.rows:
-                plan = CudaPlan(
-                    *(rows, kind.tall, step),
-                    num_stages=1,
-                    num_warps=4 * (kind.groups * kind.turns + 1),
-                    backend="triton",
-                    family=FAMILY,
-                    groups_n=kind.groups,
-                    cluster_m=kind.cluster_m,
-                    turns=kind.turns,
-                )
-                smem = min(sm_smem - SYSTEM_SMEM_BYTES, block_smem)
-                room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
-                stages = min(MOST_STAGES, room // stage_bytes(plan, weights, form))
-                plan = replace(plan, num_stages=max(1, stages))
-                found += [replace(plan, split_k=split) for split in kind.splits]
+        steps = {min(step, 128 * 8 // form.bits) for step in kind.steps}
+        for step, rows, sets in product(sorted(steps), kind.rows, kind.sets):
+            plan = CudaPlan(
+                *(rows, kind.tall, step),
+                num_stages=1,
+                num_warps=4 * (kind.groups * kind.turns * sets + 1),
+                backend="triton",
+                family=FAMILY,
+                groups_n=kind.groups,
+                groups_k=sets,
+                cluster_m=kind.cluster_m,
+                turns=kind.turns,
+            )
+            smem = min(sm_smem - SYSTEM_SMEM_BYTES, block_smem)
+            room = smem - other_bytes(plan) - 2 * 8 * MOST_STAGES
+            stages = min(MOST_STAGES, room // stage_bytes(plan, weights, form)) // sets * sets
+            plan = replace(plan, num_stages=max(sets, stages))
+            found += [replace(plan, split_k=split) for split in kind.splits]
     return tuple(dict.fromkeys(found))

@@ -64,6 +64,9 @@ class CudaPlan(TilePlan):
     cluster_m, cluster_n : int
         Thread blocks of a cluster along the rows and the features: those along the rows share the
         copies of weights, those along the features the copies of rows.
+    groups_k : int
+        Sets of these warp groups that share the sum over k of a tile, each with every so many-th
+        step.
     turns : int
         2: as many warp groups take turns at tiles, so that one stores while the other multiplies.
     blocks : int
@@ -77,6 +80,7 @@ class CudaPlan(TilePlan):
     groups_n: Count = 1
     cluster_m: Count = 1
     cluster_n: Count = 1
+    groups_k: Count = 1
     turns: Count = 1
     blocks: Count = 1
     copied: Annotated[int, pydantic.Field(ge=0, le=1)] = 0
@@ -89,12 +93,17 @@ class CudaPlan(TilePlan):
     @property
     def multiplying(self) -> int:
         """Warp groups that multiply."""
-        return self.groups * self.turns
+        return self.groups * self.groups_k * self.turns
 
     @property
     def cluster(self) -> int:
         """Thread blocks of a cluster."""
         return self.cluster_m * self.cluster_n * self.split_k
+
+    @property
+    def parts(self) -> int:
+        """Parts of the sum over k, of blocks and of warp groups."""
+        return self.split_k * self.groups_k
 
     @property
     def tall(self) -> int:
@@ -130,13 +139,14 @@ class CudaPlan(TilePlan):
     def text(self) -> str:
         """The tile for people to read."""
         parts = f", {self.split_k} parts" if self.split_k > 1 else ""
+        sets = f", {self.groups_k} sets of warp groups" if self.groups_k > 1 else ""
         shared = f", {self.cluster} blocks share" if self.cluster > self.split_k else ""
         tall = ", rows tall" if self.swapped else ""
         turns = ", in turns" if self.turns > 1 else ""
         two = f", {self.blocks} a multiprocessor" if self.blocks > 1 else ""
         copied = ", of a copy" if self.copied else ""
         tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return f"{self.family} {tile}{parts}{shared}{tall}{turns}{two}{copied}"
+        return f"{self.family} {tile}{parts}{sets}{shared}{tall}{turns}{two}{copied}"
 
 
 def block_k(dtype: str) -> int:
@@ -162,7 +172,7 @@ def stage_bytes(plan: CudaPlan, weights: int, packed: Packed | None = None) -> i
 
 def copies_residual(plan: CudaPlan, result_bytes: int) -> bool:
     """Return whether a residual comes through the ring, and is not read from memory."""
-    return plan.split_k == 1 and result_bytes == 2
+    return plan.parts == 1 and result_bytes == 2
 
 
 def residual_steps(plan: CudaPlan, weights: int, packed: Packed | None, out_dtype: str) -> int:
