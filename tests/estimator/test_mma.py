@@ -170,6 +170,12 @@ def test_few_rows_have_none_and_tiles_are_not_much_taller_than_the_rows():
     assert max(p.block_m for p in plans(norm_matmul())) == 256
 
 
+def test_a_short_reduction_has_short_steps():
+    for k, depths in ((4096, {64, 32}), (64, {64, 32}), (48, {32}), (32, {32}), (24, set())):
+        found = {plan.block_k for plan in plans(norm_matmul(k=k))}
+        assert found <= depths and bool(found) == bool(depths)
+
+
 def test_accumulators_of_a_pair_share_the_tile():
     for work, parts in ((norm_matmul(), 1), (gated_ffn(), 2)):
         sums = max(p.reg_m * p.reg_n * parts for p in plans(work))

@@ -19,6 +19,7 @@ from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits, refuses_scattered
+from ..triton_matmul.tiles import FINER_ROWS
 from . import cost
 from .tiles import (
     FAMILIES,
@@ -61,7 +62,7 @@ class TensorCores(KernelFamily[MatmulWork]):
     instead_of = (FmaTiles,)
     # More regimes than FMAs have, and tiles of 128 rows: the ranges that end at 512 and 1024,
     # which are usual, have one number of them.
-    breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096)
+    breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096, finer=FINER_ROWS)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes and devices that have no such instructions, and copies of odd sizes.
@@ -89,10 +90,8 @@ class TensorCores(KernelFamily[MatmulWork]):
         most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
         if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
             most = max(most, GROUP_ROWS)
-        unit = warp_columns(shape)
-        reworked = shape.dtype == "float32" or unit > WARP_TILE
-        elements = Elements(shape.parts, shape.in_bytes, lanes, unit, reworked)
-        for plan in chain(_groups(shape, lanes, dev), warp_plans(elements, dev)):
+        warps = warp_plans(Elements.of(shape, lanes), dev)
+        for plan in chain(_groups(shape, lanes, dev), warps):
             if plan.block_m <= most and columns_fit(shape, plan.block_n):
                 yield from _splits(plan, shape, dev)
 
@@ -168,12 +167,13 @@ class TensorCores(KernelFamily[MatmulWork]):
 
 def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield `plan`, and it with as many parts of the reduction as the device has room for."""
+    yield plan
     tiles = max(ceil_div(n, plan.block_n) for n in shape.n_parts)
-    for split in SPLITS:
-        whole = replace(plan, split_k=split)
-        much = split > 1 and tiles * split > 2 * dev.sm_count
-        if not much and next(_split_violations(whole, shape, dev), None) is None:
-            yield whole
+    for split in SPLITS[1:] if dev.capabilities.clusters else ():
+        parts = replace(plan, split_k=split)
+        much = tiles * split > 2 * dev.sm_count
+        if not much and next(_split_violations(parts, shape, dev), None) is None:
+            yield parts
 
 
 def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePlan]:

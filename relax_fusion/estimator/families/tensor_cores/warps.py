@@ -10,9 +10,18 @@ from typing import NamedTuple
 
 from ....hardware import DeviceSpec
 from ...gpu_cost import resident_blocks
+from ...shape import MatmulShape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
-from .tiles import BLOCKS, FAMILY, SYSTEM_SMEM_BYTES, WARP_TILE, filling_stages, warp_registers
+from .tiles import (
+    BLOCKS,
+    FAMILY,
+    SYSTEM_SMEM_BYTES,
+    WARP_TILE,
+    filling_stages,
+    warp_columns,
+    warp_registers,
+)
 
 GRIDS = ((2, 2), (1, 4), (4, 1), (2, 4), (4, 2), (1, 8), (8, 1))
 """Warps of a block along rows and columns: as many for each scheduler of a multiprocessor.  Copies
@@ -23,7 +32,7 @@ MOST_LINES = 256
 """Most rows of a block, and most columns of all its parts."""
 
 STEP_BYTES, STAGES = (128, 64), range(2, 9)
-"""Bytes of k, and stages."""
+"""Bytes of k, where k has as many, and stages."""
 
 
 class Elements(NamedTuple):
@@ -39,6 +48,8 @@ class Elements(NamedTuple):
         Elements that a copy moves.
     columns : int
         What the columns of a warp are a multiple of.
+    steps : tuple of int
+        Those of `STEP_BYTES` that k has.
     reworked : bool
         Whether a warp changes operands in registers: while it does, others multiply.
     """
@@ -47,7 +58,16 @@ class Elements(NamedTuple):
     size: int
     lanes: int
     columns: int
+    steps: tuple[int, ...]
     reworked: bool
+
+    @classmethod
+    def of(cls, shape: MatmulShape, lanes: int) -> Elements:
+        """Return those of a workload."""
+        columns = warp_columns(shape)
+        steps = tuple(step for step in STEP_BYTES if step <= shape.k * shape.in_bytes)
+        reworked = shape.dtype == "float32" or columns > WARP_TILE
+        return cls(shape.parts, shape.in_bytes, lanes, columns, steps, reworked)
 
 
 class _Tile(NamedTuple):
@@ -98,7 +118,7 @@ def _tiles(elements: Elements, dev: DeviceSpec) -> Iterator[_Tile]:
             continue
         if registers > min(dev.max_registers_per_thread, dev.registers_per_sm // threads):
             continue
-        for step in STEP_BYTES:
+        for step in elements.steps:
             copies = step // (elements.size * elements.lanes)  # of a line
             if block_m * copies % threads or block_n * copies % threads:
                 continue
