@@ -45,4 +45,5 @@ def generic_cpu(cores: int = 8, vector_bytes: int = 32) -> DeviceSpec:
         l1_bytes=32 << 10,  # Zen and Skylake; newer cores have 48 KB
         fma_per_cycle=fma_per_cycle,
         target_kind="llvm",
+        measured=True,
     )

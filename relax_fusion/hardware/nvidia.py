@@ -119,6 +119,7 @@ _H200 = DeviceSpec(
     max_threads_per_sm=2048,  # guide, 9.0
     max_blocks_per_sm=32,  # guide, 9.0
     warp_size=32,  # guide
+    measured=True,
 )
 
 _H100 = replace(
@@ -134,6 +135,7 @@ _H100_PCIE = replace(
     _H100,
     name="h100_pcie",
     label="H100 PCIe",
+    measured=False,
     sm_count=114,  # H100 wp, PCIe
     clock_hz=1.755e9,  # H100 wp, PCIe boost
     dram_bytes_per_s=2.0e12,  # H100 wp, PCIe
@@ -150,6 +152,7 @@ _A100 = replace(
     _H200,
     name="a100",
     label="A100 80GB SXM",
+    measured=False,
     arch="sm_80",  # guide
     capabilities=_AMPERE,
     sm_count=108,  # A100 wp
@@ -179,6 +182,7 @@ _RTX4090 = replace(
     _H200,
     name="rtx4090",
     label="RTX 4090",
+    measured=False,
     arch="sm_89",  # guide
     capabilities=_AMPERE,
     sm_count=128,  # AD102 wp
@@ -202,6 +206,7 @@ _RTX3080 = replace(
     _H200,
     name="rtx3080",
     label="RTX 3080",
+    measured=False,
     arch="sm_86",  # guide
     capabilities=_AMPERE,
     sm_count=68,  # GA102 wp, the 10 GB card

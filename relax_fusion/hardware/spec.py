@@ -65,6 +65,8 @@ class DeviceSpec:
         What its instructions offer to kernels.
     modelled_on : str
         Label of the device whose numbers these are, where a target named none; else empty.
+    measured : bool
+        Whether prices were compared with times of kernels on it; reports say where they were not.
     """
 
     name: str
@@ -100,6 +102,7 @@ class DeviceSpec:
     missing_dtypes: tuple[str, ...] = ()
     capabilities: Capabilities = NO_CAPABILITIES
     modelled_on: str = ""
+    measured: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what no device has, and numbers that contradict each other."""
@@ -148,8 +151,9 @@ class DeviceSpec:
 
     @property
     def description(self) -> str:
-        """The label, and the device that stands in where the target named none."""
-        return f"{self.label}, priced as {self.modelled_on}" if self.modelled_on else self.label
+        """The label, the device that stands in where the target named none, and a warning."""
+        priced = f", priced as {self.modelled_on}" if self.modelled_on else ""
+        return self.label + priced + (", whose prices were not measured" * (not self.measured))
 
     def can_generate(self, instruction: MatrixInstruction) -> bool:
         """Tell whether code that is generated for `arch` may use an instruction.

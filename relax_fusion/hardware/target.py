@@ -202,7 +202,7 @@ def _nvidia(arch: str, named: DeviceSpec | None) -> DeviceSpec:
     found = ARCHITECTURES[capability]
     smem = min(spec.smem_per_block_bytes, found.smem_per_block_bytes or sys.maxsize)
     lent = replace(spec, capabilities=found.capabilities, smem_per_block_bytes=smem, arch=arch)
-    return _standing_in(lent, arch)
+    return replace(_standing_in(lent, arch), measured=False)
 
 
 def _standing_in(spec: DeviceSpec, arch: str) -> DeviceSpec:

@@ -392,6 +392,10 @@ def test_explain_as_text_and_as_json(tmp_path, capsys):
     assert text.startswith("tiny, float32, batch 1, for ") and "FuseGatedFFN" in text
     assert "Kernels, by the rule that schedules them" in text and "CPUSpatialRule" in text
     assert "What each kernel computes" not in text and "checked" not in text
+    for target, warned in (("a100", True), ("h100", False)):
+        assert main(["explain", str(config), "--target", target, "-q"]) == 0
+        heading = capsys.readouterr().out.splitlines()[0]
+        assert (", whose prices were not measured: " in heading) == warned
     assert main(["explain", str(config), "--coverage", "-q"]) == 0
     covered = capsys.readouterr().out.split("Coverage (")[1]
     assert "total_len = 64" in covered and "2 of 2" in covered

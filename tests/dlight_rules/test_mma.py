@@ -14,7 +14,7 @@ from relax_fusion.compute import build_prim_func, contraction_prim_func
 from relax_fusion.dlight_rules import ContractionRule
 from relax_fusion.dlight_rules.tensor_cores import layout as mma_layout
 from relax_fusion.dlight_rules.tensor_cores.contraction import with_mma
-from relax_fusion.estimator import candidates, footprint
+from relax_fusion.estimator import candidates, footprint, violations
 from relax_fusion.estimator.tile_plan import PlanTable, TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import GatedFFN, Norm, NormMatmul
@@ -91,8 +91,10 @@ def test_clusters_add_up_parts_of_the_reduction(name: str) -> None:
     case = next(c for c in tensor_core_cases() if c.name == f"tensor_{name}")
     for family, split, k in (("mma", 4, 360), ("wgmma", 2, 96)):
         long = Case(name, replace(case.work, k=k + case.work.k % 8, rows=41))
-        for plan in plans(long.work, family)[:1]:
-            long.check(long.inputs(), computed(long, replace(plan, split_k=split)))
+        dev = device_of(make_target("h200"))
+        parts = [replace(plan, split_k=split) for plan in plans(long.work, family)]
+        for plan in [p for p in parts if not violations(p, long.work, dev)][:1]:
+            long.check(long.inputs(), computed(long, plan))
 
 
 def test_sums_may_need_more_room_than_operands() -> None:

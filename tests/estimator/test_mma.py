@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from random import Random
 
 import pytest
 
 from relax_fusion.estimator import Footprint, candidates, choose, footprint, predict, violations
-from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS
+from relax_fusion.estimator.families.matmuls import columns_fit
+from relax_fusion.estimator.families.tensor_cores.family import TensorCores
+from relax_fusion.estimator.families.tensor_cores.tiles import FAMILIES, SPLITS, SYSTEM_SMEM_BYTES
+from relax_fusion.estimator.families.tensor_cores.warps import GRIDS
+from relax_fusion.estimator.gpu_cost import resident_blocks
+from relax_fusion.estimator.shape import matmul_shape
 from relax_fusion.estimator.tile_plan import TilePlan
 from relax_fusion.hardware.target import device_of, make_target
 from relax_fusion.workload import NormMatmul, Projection, Rope
 
 from ..support.estimator_cases import AVX2, GPU, ROWS, attention, gated_ffn, norm_matmul
 
+DEVICES = [device_of(make_target(name)) for name in ("a100", "rtx3080", "rtx4090", "h200")]
 PLAN = TilePlan(
     *(128, 256, 64), reg_m=64, reg_n=64, lanes=8, num_stages=3, num_warps=8, family="mma"
 )
@@ -162,9 +170,61 @@ def test_few_rows_have_none_and_tiles_are_not_much_taller_than_the_rows():
     assert max(p.block_m for p in plans(norm_matmul())) == 256
 
 
+def test_a_short_reduction_has_short_steps():
+    for k, depths in ((4096, {64, 32}), (64, {64, 32}), (48, {32}), (32, {32}), (24, set())):
+        found = {plan.block_k for plan in plans(norm_matmul(k=k))}
+        assert found <= depths and bool(found) == bool(depths)
+
+
 def test_accumulators_of_a_pair_share_the_tile():
     for work, parts in ((norm_matmul(), 1), (gated_ffn(), 2)):
-        assert max(p.reg_n for p in plans(work)) * parts == 64
+        sums = max(p.reg_m * p.reg_n * parts for p in plans(work))
+        assert sums == 64 * 64  # 128 of a thread: with two sets of operands, more do not fit
+
+
+def merits(plan, work, dev):
+    """Return what makes a plan better than another one of the same block."""
+    foot, columns = footprint(work, plan, dev), plan.reg_n * matmul_shape(work).parts
+    products = plan.reg_m * columns / (plan.reg_m + columns)
+    ahead = plan.block_k * (plan.num_stages - 1)
+    residents = min(3, resident_blocks(foot, dev, SYSTEM_SMEM_BYTES))  # more are not looked for
+    return products, residents, ahead, plan.block_k
+
+
+@pytest.mark.parametrize("dev", DEVICES, ids=lambda dev: dev.name)
+@pytest.mark.parametrize("work", [norm_matmul(), gated_ffn()], ids=["one", "pair"])
+def test_whatever_tile_fits_there_is_one_as_good(work, dev):
+    found = {}
+    for plan in (p for p in plans(work, dev) if p.split_k == 1):
+        found.setdefault((plan.block_m, plan.block_n), []).append(merits(plan, work, dev))
+    for each in found.values():
+        assert not any(
+            all(a >= b for a, b in zip(*pair, strict=True)) for pair in permutations(each, 2)
+        )
+    draw, parts, fitting = Random(0), matmul_shape(work).parts, 0
+    while fitting < 200:
+        along_m, along_n = draw.choice(GRIDS)
+        reg_m, reg_n = (16 * draw.randint(1, 8) for _ in range(2))
+        plan = TilePlan(
+            *(reg_m * along_m, reg_n * along_n, draw.choice((32, 64))),
+            reg_m=reg_m,
+            reg_n=reg_n,
+            lanes=8,
+            num_stages=draw.randint(2, 8),
+            num_warps=along_m * along_n,
+            family="mma",
+        )
+        large = max(plan.block_m, plan.block_n * parts) > 256
+        if (
+            large
+            or violations(plan, work, dev)
+            or not columns_fit(matmul_shape(work), plan.block_n)
+        ):
+            continue
+        fitting += 1
+        own = merits(plan, work, dev)
+        better = found[plan.block_m, plan.block_n]
+        assert any(all(a >= b for a, b in zip(o, own, strict=True)) for o in better), plan
 
 
 def integers(layout="nk", **other):
@@ -180,9 +240,9 @@ def tf32(**other):
     ("work", "block_k", "lanes"), [(integers(), 128, 16), (tf32(), 32, 4)], ids=["int8", "tf32"]
 )
 def test_other_elements_fill_the_same_bytes(work, block_k, lanes):
-    plan = replace(PLAN, block_k=block_k, lanes=lanes)
+    plan = replace(PLAN, block_k=block_k, lanes=lanes, num_stages=4)
     assert plan in plans(work)
-    assert footprint(work, plan, GPU) == footprint(norm_matmul(), PLAN, GPU)
+    assert footprint(work, plan, GPU) == footprint(norm_matmul(), replace(PLAN, num_stages=4), GPU)
     assert {p.lanes for p in plans(work)} == {lanes}
 
 
@@ -222,8 +282,8 @@ def test_a_few_rows_fill_no_tile_but_take_the_lowest(work):
 
 
 def test_bytes_are_transposed_by_four_columns_of_a_lane():
-    assert {p.reg_n for p in plans(integers())} == {32, 48, 64}
-    assert {p.reg_n for p in plans(integers("kn"))} == {32, 64}
+    assert {16, 32, 48, 64} <= {p.reg_n for p in plans(integers())}
+    assert {p.reg_n % 32 for p in plans(integers("kn"))} == {0}
 
 
 def test_no_prediction_is_faster_than_the_tensor_cores():
@@ -233,3 +293,28 @@ def test_no_prediction_is_faster_than_the_tensor_cores():
     for plan in some:
         p = predict(work, plan, GPU, 4096)
         assert p.seconds > p.flops / (0.62 * GPU.tensor_float16_flops_per_s)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [norm_matmul(), gated_ffn(), integers("kn"), tf32()],
+    ids=["one", "pair", "int8", "tf32"],
+)
+def test_prices_of_many_plans_are_those_of_each(work):
+    family, sizes = TensorCores(), (17, 300, 4096)
+    some = [p for p in candidates(work, GPU) if p.family in FAMILIES][::9]
+    found = family.seconds(some, work, GPU, sizes, None)
+    each = [[family.predict(plan, work, GPU, size).seconds for plan in some] for size in sizes]
+    assert found.tolist() == each
+
+
+def test_two_warps_leave_schedulers_idle():
+    """With one block on a multiprocessor; twice as many blocks then take no longer to multiply."""
+    work = norm_matmul(rows=ROWS, n=132 * 64, norm=None)
+    two, four = (
+        replace(PLAN, block_m=m, block_n=64, reg_m=64, reg_n=32, num_warps=m // 32)
+        for m in (64, 128)
+    )
+    one, both = (predict(work, plan, GPU, plan.block_m) for plan in (two, four))
+    assert one.bound == both.bound
+    assert both.seconds < 1.02 * one.seconds

@@ -26,6 +26,14 @@ def test_every_name_leads_to_its_device():
         assert device(name.upper()) is spec
 
 
+def test_only_what_was_measured_has_no_warning():
+    measured = {spec.name for spec in DEVICES.values() if spec.measured}
+    assert measured == {"h200", "h100", "cpu"}
+    for spec in DEVICES.values():
+        warned = spec.description == f"{spec.label}, whose prices were not measured"
+        assert warned != spec.measured and (warned or spec.description == spec.label)
+
+
 def test_unknown_name_lists_the_known():
     with pytest.raises(TargetError, match=r"unknown device 'tpu'; known are a100, .*h200"):
         device("tpu")

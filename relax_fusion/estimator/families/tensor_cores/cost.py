@@ -9,13 +9,16 @@ plans of ``wgmma`` on one H200, float16, 64 to 1024 rows, which they meet to 7 %
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
 from ....workload import INTEGER_DTYPES
+from ...arrays import overlapping, summed
 from ...gpu_cost import resident_blocks
-from ...prediction import Bound, ceil_div
+from ...prediction import DRAM_EFFICIENCY, ceil_div
 from ...shape import MatmulShape
 from ...steps import Footprint
 from ...tile_plan import TilePlan
@@ -30,7 +33,8 @@ CROWDED_RATE = 0.73
 
 HOPPER_RATE = 0.45
 """The same for ``mma.sync`` on sm_90 with 64 x 64 results a warp: its operands pass through
-registers.  It falls with the square root of the products for each operand loaded."""
+registers.  It falls with the square root of the products for each operand loaded: to half for
+16 x 16, whose operands shared memory gives at no more than half the rate either."""
 
 NATIVE_RATE = 0.83
 """The same on devices whose own instruction it is.  Assumed, from what libraries reach there."""
@@ -54,7 +58,8 @@ ROUNDED_BYTES_PER_CLOCK = 110.0
 ``wgmma``, which reads them from there meanwhile: 85 to 130 with seven plans."""
 
 SCHEDULERS = 4
-"""Of a multiprocessor, each with matrix units of its own."""
+"""Of a multiprocessor, each with matrix units of its own: the warps of all of its blocks are dealt
+to them, and the one with most of them is the last to end."""
 
 FEED_BYTES_PER_CLOCK = 49.0
 """What one multiprocessor fetches from L2: 97 GB/s."""
@@ -72,8 +77,8 @@ they are."""
 READ_EFFICIENCY = 0.87
 """Reached part of the peak bandwidth, of weights."""
 
-OVERLAP = {"step": 6.0, "memory": 4.0}
-"""Exponents of the means: how well the parts of a step overlap, and all steps with memory."""
+MEMORY_POWER = 4
+"""How well all steps overlap with memory (`overlapping`); the parts of a step do by power 6."""
 
 CLUSTER_S = 0.57e-6
 """What the barriers of a cluster cost, and that its blocks end together."""
@@ -89,7 +94,71 @@ FILL_S = 1.8e-6
 """From the start of a kernel to its full stride, and from there to its last store."""
 
 
-def joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> float:
+class Tile(NamedTuple):
+    """What a plan asks for on its own, whatever the number of rows is.
+
+    Each field is a number, or an array with an element for each of many plans.
+    """
+
+    rows: Any  # and columns of each part
+    columns: Any
+    split: Any
+    depth: Any  # elements of k of a step
+    residents: Any  # blocks of a multiprocessor
+    usable: Any  # multiprocessors
+    warps: Any
+    warp_s: (
+        Any  # of a step of a warp with a scheduler to itself, as all that follow up to `least_s`
+    )
+    least_s: Any  # the same where it reworks operands, which others hide
+    feed_s: Any  # of the operands of a block
+    rounding_s: Any  # of the same, in place
+    latency_s: Any
+    joining_s: Any  # of a block, once
+
+
+class Launch(NamedTuple):
+    """How long the launches for some weights take, and their parts: numbers or arrays."""
+
+    seconds: Any
+    waves: Any
+    joining: Any
+    dram: Any
+    compute: Any
+    l2: Any
+    latency: Any
+
+
+def tile_of(plan: TilePlan, shape: MatmulShape, foot: Footprint, dev: DeviceSpec) -> Tile:
+    """Return the tile of a plan."""
+    columns, warps = plan.block_n * shape.parts, plan.num_warps
+    rate = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * _reached(plan, shape, dev)
+    flops = 2.0 * plan.block_m * columns * plan.block_k
+    warp_s = SCHEDULERS * flops / warps / rate
+    slices = plan.block_k * shape.in_bytes // SLICE_BYTES
+    reworking = slices * _reworked_registers(plan, shape) * REWORK_CLOCKS / dev.clock_hz
+    fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
+    groups, rounding = plan.family == mma.WARP_GROUPS, 0.0
+    if groups and shape.dtype == "float32":
+        rounding = 2 * fetched / (ROUNDED_BYTES_PER_CLOCK * dev.clock_hz)
+    return Tile(
+        rows=plan.block_m,
+        columns=plan.block_n,
+        split=plan.split_k,
+        depth=plan.block_k,
+        residents=resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES),
+        usable=dev.sm_count - (UNPAIRED if plan.split_k > 2 else 0),
+        warps=warps,
+        warp_s=warp_s,
+        least_s=warp_s + reworking if reworking else 0.0,
+        feed_s=fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz),
+        rounding_s=rounding,
+        latency_s=LATENCY_S / (plan.num_stages - (2 if groups else 1)),
+        joining_s=_joining_s(plan, shape, dev),
+    )
+
+
+def _joining_s(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> float:
     """Return how long a block takes to add up its share of the sums of its cluster."""
     if plan.split_k == 1:
         return 0.0
@@ -97,47 +166,66 @@ def joining_seconds(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec) -> floa
     return CLUSTER_S + sum_bytes / (EXCHANGED_BYTES_PER_CLOCK * dev.clock_hz)
 
 
-def mean(times: Sequence[float], kind: str) -> float:
-    """Return a little more than the longest of times that overlap."""
-    exponent = OVERLAP[kind]
-    return float(sum(time**exponent for time in times) ** (1 / exponent))
+def launches(tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any) -> Launch:
+    """Return what the launches of a workload cost, with that of its norm.
+
+    Parameters
+    ----------
+    tile : Tile
+        Of one plan, or of many.
+    rows : int or array
+        Rows of x; of many sizes an array of shape ``(sizes, 1)``.
+
+    Returns
+    -------
+    Launch
+        `seconds` are from launch to end; of many they have the shape ``(sizes, plans)``.
+    """
+    found = summed([_launch(tile, shape, dev, rows, n) for n in shape.n_parts])
+    bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
+    seconds = len(shape.n_parts) * (dev.launch_s + FILL_S) + found.joining + found.seconds
+    if shape.has_norm:
+        moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
+        seconds = seconds + dev.launch_s + moved / bandwidth
+    moved = shape.weight_bytes + rows * shape.row_bytes
+    seconds = np.maximum(seconds, dev.launch_s + moved / bandwidth)
+    if shape.unpacked_bytes:  # by a kernel in front, which writes them
+        unpacked = (shape.weight_bytes + shape.unpacked_bytes) / bandwidth
+        seconds = seconds + dev.launch_s + unpacked
+    return found._replace(seconds=seconds)
 
 
-def waves(
-    blocks: int, plan: TilePlan, foot: Footprint, dev: DeviceSpec
-) -> Iterator[tuple[int, int]]:
-    """Yield how many waves there are, and the blocks of the busiest multiprocessor in each."""
-    usable = dev.sm_count - (UNPAIRED if plan.split_k > 2 else 0)
-    resident = resident_blocks(foot, dev, mma.SYSTEM_SMEM_BYTES)
-    full, rest = divmod(blocks, usable * resident)
-    if full:
-        yield full, resident
-    if rest:
-        yield 1, ceil_div(rest, usable)
+def _launch(tile: Tile, shape: MatmulShape, dev: DeviceSpec, rows: Any, n: int) -> Launch:
+    """Return what the launch for a weight of `n` columns takes behind its start."""
+    blocks = ceil_div(rows, tile.rows) * ceil_div(n, tile.columns) * tile.split
+    full = blocks // (tile.usable * tile.residents)
+    rest = blocks - full * tile.usable * tile.residents
+    left = ceil_div(rest, tile.usable)  # of the busiest multiprocessor, in the last wave
+    ragged = np.where(n % tile.columns > 0, RAGGED, 1.0)
+    steps = ragged * ceil_div(shape.k, tile.depth * tile.split)
+    whole, last = _step(tile, tile.residents), _step(tile, left)
+    inside, compute, l2, latency = (
+        steps * (full * a + (rest > 0) * b) for a, b in zip(whole, last, strict=True)
+    )
+    joining = (full * tile.residents + left) * tile.joining_s
+    read = dev.dram_bytes_per_s * READ_EFFICIENCY
+    dram = n * shape.parts * shape.k * shape.in_bytes / read
+    seconds = overlapping(MEMORY_POWER, dram, inside)
+    return Launch(seconds, full + (rest > 0), joining, dram, compute, l2, latency)
 
 
-def step(shape: MatmulShape, plan: TilePlan, dev: DeviceSpec, blocks: int) -> dict[Bound, float]:
-    """Return what may determine the time of one step of `blocks` tiles of a multiprocessor."""
-    columns = plan.block_n * shape.parts
-    flops = 2.0 * plan.block_m * columns * plan.block_k
-    rate = dev.tensor_flops_per_s(shape.dtype) / dev.sm_count * _reached(plan, shape, dev)
-    products = blocks * flops / rate
-    reworked = _reworked_registers(plan, shape)
-    if reworked:  # a warp alone does not rework operands while it multiplies
-        warp_flops = flops * plan.reg_m * plan.reg_n / (plan.block_m * plan.block_n)
-        slices = plan.block_k * shape.in_bytes // SLICE_BYTES
-        alone = SCHEDULERS * warp_flops / rate + slices * reworked * REWORK_CLOCKS / dev.clock_hz
-        products = max(products, alone)
-    fetched = (plan.block_m + columns) * plan.block_k * shape.in_bytes
-    rounding = 0.0
-    if plan.family == mma.WARP_GROUPS and shape.dtype == "float32":
-        rounding = blocks * 2 * fetched / (ROUNDED_BYTES_PER_CLOCK * dev.clock_hz)
-    ahead = plan.num_stages - (2 if plan.family == mma.WARP_GROUPS else 1)
-    return {
-        "compute": products + rounding,
-        "l2": blocks * fetched / (FEED_BYTES_PER_CLOCK * dev.clock_hz) + rounding,
-        "latency": LATENCY_S / ahead + rounding,
-    }
+def _step(tile: Tile, blocks: Any) -> tuple[Any, Any, Any, Any]:
+    """Return the time of one step of `blocks` tiles of a multiprocessor, and what determines it.
+
+    Its parts are the products, what comes from L2, and the way of the operands.
+    """
+    rounding = blocks * tile.rounding_s
+    products = ceil_div(blocks * tile.warps, SCHEDULERS) * tile.warp_s
+    compute = np.maximum(products, tile.least_s) + rounding
+    l2 = blocks * tile.feed_s + rounding
+    latency = tile.latency_s + rounding
+    cubes = (time * time * time for time in (compute, l2, latency, STEP_S))
+    return np.cbrt(overlapping(2, *cubes)), compute, l2, latency
 
 
 def _reworked_registers(plan: TilePlan, shape: MatmulShape) -> int:

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain
 from math import gcd
 
 from ....hardware import DeviceSpec
 from ....hardware.instructions import SLICE_BYTES
 from ....workload import GatedFFN, NormMatmul
+from ...arrays import Seconds, Wanted, column, stacked
 from ...family import OWN_BASELINE_ERROR, Breaks, KernelFamily
-from ...prediction import DRAM_EFFICIENCY, HALF_DTYPES, Bound, Prediction, ceil_div, largest
+from ...prediction import HALF_DTYPES, Bound, Prediction, ceil_div, largest
 from ...shape import MatmulShape, Size, matmul_shape, rows_of
 from ...steps import Footprint
 from ...tile_plan import TilePlan
 from ..few_rows.family import FewRows
 from ..fma_tiles import FmaTiles
 from ..matmuls import MatmulWork, columns_fit, matmul_limits, refuses_scattered
+from ..triton_matmul.tiles import FINER_ROWS
 from . import cost
 from .tiles import (
     FAMILIES,
-    FAMILY,
     FEWEST_ROWS,
     GROUP_ALIGNMENT_BYTES,
     GROUP_COLUMNS,
@@ -30,23 +31,16 @@ from .tiles import (
     OVERHEAD_REGISTERS,
     SPLITS,
     SUM_BYTES,
-    SYSTEM_SMEM_BYTES,
     WARP_GROUPS,
     WARP_TILE,
     copied,
     copy_lanes,
+    filling_stages,
     unsupported,
     warp_columns,
+    warp_registers,
 )
-
-WARP_TILES = ((64, 64), (64, 48), (64, 32), (32, 64), (32, 32))
-"""Rows and columns (of all parts) that a warp accumulates."""
-
-WARP_GRIDS = ((2, 4), (4, 2), (2, 2), (1, 4), (2, 1), (1, 2))
-"""Warps of a block along rows and columns."""
-
-STEPS = ((128, 3), (128, 4), (64, 4))
-"""Bytes of k, and stages."""
+from .warps import Elements, warp_plans
 
 GROUP_TILES = (
     *((128, 256), (256, 128), (128, 192), (128, 128)),
@@ -54,9 +48,8 @@ GROUP_TILES = (
 )
 """Rows and columns (of all parts) of blocks of warp groups."""
 
-GROUP_STAGES, GROUP_BLOCKS = range(3, 9), (1, 2, 3)
-"""Stages: one is multiplied and one waits for its readers; what the others hold hides the way to
-memory.  And blocks of one multiprocessor, which share what shared memory it has."""
+GROUP_STAGES = range(3, 9)
+"""Of them one is multiplied, and one waits for its readers."""
 
 
 class TensorCores(KernelFamily[MatmulWork]):
@@ -69,7 +62,7 @@ class TensorCores(KernelFamily[MatmulWork]):
     instead_of = (FmaTiles,)
     # More regimes than FMAs have, and tiles of 128 rows: the ranges that end at 512 and 1024,
     # which are usual, have one number of them.
-    breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096)
+    breaks = Breaks((1, 8, 16, 32, 64, 128, 256, 384, 512, 896, 1024), 4096, finer=FINER_ROWS)
 
     def refuses(self, work: MatmulWork, dev: DeviceSpec) -> str | None:
         """Refuse dtypes and devices that have no such instructions, and copies of odd sizes.
@@ -97,7 +90,8 @@ class TensorCores(KernelFamily[MatmulWork]):
         most = 2 * max(rows, FEWEST_ROWS) if isinstance(rows, int) else max(GROUP_TILES)[0]
         if shape.dtype not in HALF_DTYPES:  # few rows have nothing better than these
             most = max(most, GROUP_ROWS)
-        for plan in chain(_groups(shape, lanes, dev), _warps(shape, lanes)):
+        warps = warp_plans(Elements.of(shape, lanes), dev)
+        for plan in chain(_groups(shape, lanes, dev), warps):
             if plan.block_m <= most and columns_fit(shape, plan.block_n):
                 yield from _splits(plan, shape, dev)
 
@@ -132,67 +126,62 @@ class TensorCores(KernelFamily[MatmulWork]):
         smem_bytes = lines * plan.block_k * shape.in_bytes * plan.num_stages
         if plan.split_k > 1:  # the sums take the place of the operands
             smem_bytes = max(smem_bytes, plan.block_m * shape.parts * plan.block_n * SUM_BYTES)
-        registers = plan.reg_m * columns // 32 + OVERHEAD_REGISTERS
         if plan.family == WARP_GROUPS:
             smem_bytes += GROUP_ALIGNMENT_BYTES
+            registers = plan.reg_m * columns // 32 + OVERHEAD_REGISTERS
         else:
-            registers += 2 * ((plan.reg_m + columns) * SLICE_BYTES // 32 // 4)
+            registers = warp_registers(plan.reg_m, columns)
         return Footprint(smem_bytes, registers, plan.num_warps * dev.warp_size)
 
     def predict(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec, size: Size) -> Prediction:
         """Return what the launches cost, by a model that was fitted to these kernels."""
         shape, rows = matmul_shape(work), rows_of(work, size)
-        foot = self.footprint(plan, work, dev)
-        bandwidth = dev.dram_bytes_per_s * DRAM_EFFICIENCY
-        read = dev.dram_bytes_per_s * cost.READ_EFFICIENCY
-        seconds = len(shape.n_parts) * (dev.launch_s + cost.FILL_S)
-        terms: dict[Bound, float] = {"launch": seconds, "dram": 0.0, "compute": 0.0, "latency": 0.0}
-        terms["l2"] = 0.0
-        steps, waves = ceil_div(shape.k, plan.block_k * plan.split_k), 0
-        for n in shape.n_parts:
-            times: dict[Bound, float] = {"compute": 0.0, "l2": 0.0, "latency": 0.0}
-            blocks = ceil_div(rows, plan.block_m) * ceil_div(n, plan.block_n) * plan.split_k
-            for count, share in cost.waves(blocks, plan, foot, dev):
-                step = cost.step(shape, plan, dev, share)
-                ragged = cost.RAGGED if n % plan.block_n else 1.0
-                slowest = max(step, key=lambda name: step[name])
-                mean = cost.mean([*step.values(), cost.STEP_S], "step")
-                times[slowest] += count * steps * ragged * mean
-                joining = count * share * cost.joining_seconds(shape, plan, dev)
-                terms["launch"] += joining
-                seconds += joining
-                waves += count
-            dram = n * shape.parts * shape.k * shape.in_bytes / read
-            terms["dram"] += dram
-            terms |= {name: terms[name] + time for name, time in times.items()}
-            seconds += cost.mean([dram, sum(times.values())], "memory")
-        side = rows * shape.row_bytes
-        if shape.has_norm:
-            moved = rows * (shape.x_row_bytes + shape.k * shape.in_bytes)
-            seconds += dev.launch_s + moved / bandwidth
-        moved = shape.weight_bytes + side
-        seconds = max(seconds, dev.launch_s + moved / bandwidth)
-        if shape.unpacked_bytes:  # by a kernel in front, which writes them
-            seconds += dev.launch_s + (shape.weight_bytes + shape.unpacked_bytes) / bandwidth
-        return Prediction(seconds, moved, shape.flops(rows), waves, largest(terms))
+        tile = cost.tile_of(plan, shape, self.footprint(plan, work, dev), dev)
+        found = cost.launches(tile, shape, dev, rows)
+        launching = len(shape.n_parts) * (dev.launch_s + cost.FILL_S) + found.joining
+        terms: dict[Bound, float] = {
+            "launch": launching,
+            "dram": found.dram,
+            "compute": found.compute,
+            "latency": found.latency,
+            "l2": found.l2,
+        }
+        moved = shape.weight_bytes + rows * shape.row_bytes
+        return Prediction(
+            *(float(found.seconds), moved, shape.flops(rows), int(found.waves), largest(terms))
+        )
+
+    def seconds(
+        self,
+        plans: Sequence[TilePlan],
+        work: MatmulWork,
+        dev: DeviceSpec,
+        sizes: Sequence[Size],
+        wanted: Wanted,
+    ) -> Seconds:
+        """Return what `predict` does, of all plans at all sizes."""
+        shape, rows = matmul_shape(work), column([rows_of(work, size) for size in sizes])
+        each = [cost.tile_of(p, shape, self.footprint(p, work, dev), dev) for p in plans]
+        return cost.launches(stacked(each), shape, dev, rows).seconds
 
 
 def _splits(plan: TilePlan, shape: MatmulShape, dev: DeviceSpec) -> Iterator[TilePlan]:
     """Yield `plan`, and it with as many parts of the reduction as the device has room for."""
+    yield plan
     tiles = max(ceil_div(n, plan.block_n) for n in shape.n_parts)
-    for split in SPLITS:
-        whole = replace(plan, split_k=split)
-        much = split > 1 and tiles * split > 2 * dev.sm_count
-        if not much and next(_split_violations(whole, shape, dev), None) is None:
-            yield whole
+    for split in SPLITS[1:] if dev.capabilities.clusters else ():
+        parts = replace(plan, split_k=split)
+        much = tiles * split > 2 * dev.sm_count
+        if not much and next(_split_violations(parts, shape, dev), None) is None:
+            yield parts
 
 
 def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePlan]:
     if unsupported(shape, dev, WARP_GROUPS) is not None or shape.layouts != {"nk"}:
         return
     for block_m, columns in GROUP_TILES:
-        block_n = columns // shape.parts
-        for stages in _group_stages((block_m + columns) * GROUP_LINE_BYTES, dev):
+        block_n, stage_bytes = columns // shape.parts, (block_m + columns) * GROUP_LINE_BYTES
+        for stages in filling_stages(stage_bytes, GROUP_STAGES, dev, GROUP_ALIGNMENT_BYTES):
             yield TilePlan(
                 *(block_m, block_n, GROUP_LINE_BYTES // shape.in_bytes),
                 reg_m=WARP_TILE,
@@ -201,32 +190,6 @@ def _groups(shape: MatmulShape, lanes: int, dev: DeviceSpec) -> Iterator[TilePla
                 num_stages=stages,
                 num_warps=block_m // WARP_TILE,
                 family=WARP_GROUPS,
-            )
-
-
-def _group_stages(stage_bytes: int, dev: DeviceSpec) -> list[int]:
-    """Return how many stages fill the shared memory of a multiprocessor, by its blocks."""
-    found = set()
-    for blocks in GROUP_BLOCKS:
-        room = min(dev.smem_per_block_bytes, dev.smem_per_sm_bytes // blocks - SYSTEM_SMEM_BYTES)
-        found.add(min((room - GROUP_ALIGNMENT_BYTES) // stage_bytes, max(GROUP_STAGES)))
-    return sorted((n for n in found if n in GROUP_STAGES), reverse=True)
-
-
-def _warps(shape: MatmulShape, lanes: int) -> Iterator[TilePlan]:
-    for (reg_m, columns), (along_m, along_n) in product(WARP_TILES, WARP_GRIDS):
-        if columns % (warp_columns(shape) * shape.parts):
-            continue
-        reg_n = columns // shape.parts
-        for step_bytes, stages in STEPS:
-            yield TilePlan(
-                *(reg_m * along_m, reg_n * along_n, step_bytes // shape.in_bytes),
-                reg_m=reg_m,
-                reg_n=reg_n,
-                lanes=lanes,
-                num_stages=stages,
-                num_warps=along_m * along_n,
-                family=FAMILY,
             )
 
 

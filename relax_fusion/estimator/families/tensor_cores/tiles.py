@@ -11,7 +11,7 @@ and ``num_stages`` tiles of both operands, ``block_k`` deep, in shared memory or
 from __future__ import annotations
 
 from ....hardware import DeviceSpec
-from ....hardware.instructions import COPY_BYTES, MMA, WARP_GROUP_MMA
+from ....hardware.instructions import COPY_BYTES, MMA, SLICE_BYTES, WARP_GROUP_MMA
 from ....workload import INTEGER_DTYPES
 from ...prediction import HALF_DTYPES
 from ...shape import MatmulShape
@@ -56,6 +56,9 @@ SPLITS = (1, 2, 3, 4, 6, 8)
 GROUP_ALIGNMENT_BYTES = 1024
 """What the stages of ``wgmma`` are aligned to, at the cost of as much shared memory."""
 
+BLOCKS = (1, 2, 3)
+"""Blocks of one multiprocessor, among which stages share what shared memory it has."""
+
 
 def unsupported(shape: MatmulShape, dev: DeviceSpec, family: str = FAMILY) -> str | None:
     """Return why no plan of a tensor-core family runs on `dev`; None if there may be one."""
@@ -94,3 +97,23 @@ def copy_lanes(shape: MatmulShape) -> tuple[int, ...]:
 def copied(shape: MatmulShape) -> tuple[int, ...]:
     """Return the extents along which operands are copied."""
     return (shape.k, *(shape.contiguous if "kn" in shape.layouts else ()))
+
+
+def warp_registers(reg_m: int, columns: int) -> int:
+    """Return the registers of a thread: sums, two sets of operands, and `OVERHEAD_REGISTERS`."""
+    operands = (reg_m + columns) * SLICE_BYTES // 32 // 4
+    return reg_m * columns // 32 + 2 * operands + OVERHEAD_REGISTERS
+
+
+def filling_stages(
+    stage_bytes: int, allowed: range, dev: DeviceSpec, beside_bytes: int = 0
+) -> list[int]:
+    """Return how many stages fill the shared memory of a multiprocessor, by its `BLOCKS`.
+
+    What they hold, beside the one that is multiplied, hides the way to memory.
+    """
+    most, found = max(allowed), set()
+    for blocks in BLOCKS:
+        room = min(dev.smem_per_block_bytes, dev.smem_per_sm_bytes // blocks - SYSTEM_SMEM_BYTES)
+        found.add(min((room - beside_bytes) // stage_bytes, most))
+    return sorted((n for n in found if n in allowed), reverse=True)
