@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
-from ..matching.pattern import belongs_to_a_library, is_call
+from ..matching.pattern import belongs_to_a_library, is_call, operator_of
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..transforms.modules import functions_of
 
@@ -210,7 +210,7 @@ def _sizes(func: relax.Function) -> Analyzer:
 def _name(value: relax.Expr) -> str:
     if isinstance(value, relax.TupleGetItem):
         return ITEM
-    return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, ir.Op) else ""
+    return operator_of(value)
 
 
 def is_empty(expr: relax.Expr) -> bool:
