@@ -37,6 +37,7 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .launch.cuda_kernels import CompileCUDAKernels
+from .matching.effects import remembered
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
@@ -322,7 +323,7 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         if options.report is not None:
             options.report.device = device_of(options.target).description
-        with options.target, no_cycles_collected():
+        with options.target, no_cycles_collected(), remembered():
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():

@@ -11,7 +11,9 @@ only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -106,6 +108,8 @@ class Memory:
         What is bound to each variable, in the same order.
     given, constants, returned, written : frozenset of int
         The places of parameters, of constants, of the result, and of all that is changed in sight.
+    looked_elsewhere : bool
+        Whether the function calls others of the module.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class Memory:
         self.effects: dict[relax.Var, Effects] = {}
         self.values: dict[relax.Var, relax.Expr] = {}
         self.given, self.constants, self.returned = NOWHERE, NOWHERE, NOWHERE
-        self._mod = mod
+        self._mod, self.looked_elsewhere = mod, False
         self._callees = {} if _callees is None else _callees
         self._numbers = itertools.count(1)
         self._kept: list[object] = [scope]  # identities are those of what is alive
@@ -257,6 +261,7 @@ class Memory:
 
     def _callee(self, gvar: ir.GlobalVar) -> _Summary | None:
         """Return what a function of the module does, None if that is not known."""
+        self.looked_elsewhere = True
         func = self._mod.functions.get(gvar) if self._mod is not None else None
         if isinstance(func, relax.Function) and gvar not in self._callees:
             self._callees[gvar] = None  # nothing is known of it inside of itself
@@ -293,6 +298,34 @@ class Memory:
         if isinstance(ty, relax.ShapeType | ir.PrimType):
             return NOWHERE
         return shared | {next(self._numbers)}
+
+
+_known: ContextVar[dict[str, tuple[relax.Function, Memory]] | None]
+_known = ContextVar("known", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Let passes share the `Memory` of functions that none of them changes, until the end."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def memory_of(name: str, func: relax.Function, mod: ir.IRModule) -> Memory:
+    """Return what the function of a name in a module does to memory."""
+    known = _known.get()
+    if known is None:
+        return Memory(func, mod)
+    before, memory = known.get(name) or (None, None)
+    if memory is None or not func.same_as(before):
+        memory = Memory(func, mod)
+        known.pop(name, None)
+        if not memory.looked_elsewhere:
+            known[name] = func, memory
+    return memory
 
 
 def free_vars(expr: relax.Expr) -> list[relax.Var]:
