@@ -37,6 +37,8 @@ from .dlight_rules import (
 from .errors import PipelineError
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .launch.cuda_kernels import CompileCUDAKernels
+from .launch.cuda_source import source_compiler
+from .matching.effects import remembered
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
@@ -66,6 +68,7 @@ from .transforms.report_leftovers import ReportLeftovers
 from .transforms.returned_views import ReturnReshapedViews, RewriteReshapes
 from .transforms.wide_indices import WidenIndices
 from .triton_bridge import EmbedTritonKernels, EmitTritonKernels
+from .triton_bridge.ahead import CompileAhead
 
 
 def phase0_annotate(options: PipelineOptions) -> list[Pass]:
@@ -110,7 +113,9 @@ def phase1_fuse(options: PipelineOptions) -> list[Pass]:
         relax.transform.CanonicalizeBindings(),
     ]
     passes += [make() for name, make in CANONICAL.items() if name not in options.disable]
-    passes += [make(options.fuse) for name, make in PATTERNS.items() if name not in options.disable]
+    ahead = [CompileAhead(options.target)] if has_triton(options.target) else []
+    for name, make in PATTERNS.items():
+        passes += [make(options.fuse), *ahead] if name not in options.disable else []
     passes += [WidenFloat8Products(options.target), FuseDequantize(), SeparateWrites()]
     if options.cublas_gemm:
         from tvm.relax.backend.cuda.cublas import partition_for_cublas
@@ -322,7 +327,7 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
     def run(mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         if options.report is not None:
             options.report.device = device_of(options.target).description
-        with options.target, no_cycles_collected():
+        with options.target, no_cycles_collected(), remembered(), source_compiler():
             for file, phase, doing in phases:
                 if options.progress is not None:
                     with as_themselves():

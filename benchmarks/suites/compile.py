@@ -1,17 +1,22 @@
 """How long compiling LLaMA-3.1-8B for an H200 takes, and how much memory: no weights, no GPU.
 
-The limit that we hold ourselves to is 30 s and 4 GB on 2 cores; of the processor's time, validation
-of every match (`--validate`) may take a tenth.
+It is the first compilation on a machine that is timed: kernels are kept in an empty directory, not
+in the user's cache, so that each one is compiled.  The limit that we hold ourselves to is 20 s and
+4 GB on 2 cores; of the processor's time, validation of every match (`--validate`) may take a tenth.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
+import tempfile
 import time
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+from unittest import mock
 
 import tvm
 from tvm import relax
@@ -23,7 +28,7 @@ from benchmarks.suite import Suite
 from relax_fusion import models
 from relax_fusion.equivalence import Checker
 
-LIMIT_S, LIMIT_GB, LIMIT_VALIDATION = 30.0, 4.0, 0.1
+LIMIT_S, LIMIT_GB, LIMIT_VALIDATION = 20.0, 4.0, 0.1
 
 
 def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
@@ -37,6 +42,16 @@ def timed(call: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
             spent.append(time.process_time() - start)
 
     return run
+
+
+@contextmanager
+def empty_cache() -> Iterator[None]:
+    """Keep compiled kernels in a directory of its own, which is removed afterwards."""
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        mock.patch.dict(os.environ, RELAX_FUSION_CACHE_DIR=directory),
+    ):
+        yield
 
 
 class Compile(Suite):
@@ -58,6 +73,7 @@ class Compile(Suite):
         self.checks: list[float] = []
         Checker.check = timed(Checker.check, self.checks)  # type: ignore[method-assign]
 
+    @empty_cache()
     def measured(self, item: tuple[str]) -> Entry:
         stages: list[tuple[str, float]] = []
         start, cpu_start = time.perf_counter(), time.process_time()

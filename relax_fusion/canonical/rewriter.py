@@ -9,9 +9,10 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
-from ..matching.effects import Memory, free_vars, reads_of
+from ..matching.effects import Memory, free_vars, memory_of, reads_of
 from ..matching.expressions import substitute
-from ..matching.pattern import belongs_to_a_library, is_call
+from ..matching.identity import Identity, items_of
+from ..matching.pattern import belongs_to_a_library, is_call, operator_of
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..transforms.modules import functions_of
 
@@ -47,7 +48,7 @@ def canonicalise(mod: ir.IRModule, rules: Mapping[str, Rule]) -> ir.IRModule:
     for gvar, func in functions_of(mod, relax.Function).items():
         if belongs_to_a_library(func):
             continue
-        rewriter = Rewriter(Memory(func, mod), rules, _sizes(func), builder)
+        rewriter = Rewriter(memory_of(gvar.name_hint, func, mod), rules, _sizes(func), builder)
         results = free_vars(func.body.body)
         builder.begin_scope(func.params)  # sizes of tensors are no less than 0
         read = _without_unread(func.body.blocks, results, rewriter.memory)
@@ -82,7 +83,7 @@ class Rewriter:
         self.defs: dict[relax.Var, relax.Expr] = {}
         self.names: dict[relax.Var, relax.Expr] = {}
         self.inner: dict[tuple[str | int | relax.Var, ...], list[relax.Var]] = {}
-        self.read: set[relax.Var] = set()
+        self.read: set[Identity] = set()
         self.var = relax.Var("none")
 
     def block(self, block: relax.BindingBlock) -> relax.BindingBlock:
@@ -90,15 +91,16 @@ class Rewriter:
         if not isinstance(block, relax.DataflowBlock):
             return block
         self.bindings, self.defs, self.names, self.inner = [], {}, {}, {}
-        self.read = {v for binding in block.bindings for v in reads_of(binding.value)}
-        for binding in block.bindings:
+        bindings = items_of(block.bindings)
+        self.read = {hash(v) for binding in bindings for v in reads_of(binding.value)}
+        for binding in bindings:
             self._binding(binding)
         return relax.DataflowBlock(self.bindings)
 
     def _binding(self, binding: relax.Binding) -> None:
         var, value = binding.var, self._renamed(binding.value)
         self.var = var
-        shared = not isinstance(var, relax.DataflowVar) and var in self.read
+        shared = not isinstance(var, relax.DataflowVar) and hash(var) in self.read
         if shared or isinstance(binding, relax.MatchCast) or not self.memory.is_constant(var):
             self._keep(var, value, isinstance(binding, relax.MatchCast))
             return
@@ -210,7 +212,7 @@ def _sizes(func: relax.Function) -> Analyzer:
 def _name(value: relax.Expr) -> str:
     if isinstance(value, relax.TupleGetItem):
         return ITEM
-    return value.op.name if isinstance(value, relax.Call) and isinstance(value.op, ir.Op) else ""
+    return operator_of(value)
 
 
 def is_empty(expr: relax.Expr) -> bool:
@@ -234,16 +236,19 @@ def _without_unread(
     blocks: list[relax.BindingBlock], results: list[relax.Var], memory: Memory
 ) -> list[relax.BindingBlock]:
     """Leave out what dataflow blocks compute by operators, or name again, and nothing reads."""
-    read, left = set(results), []
+    read, left = {*map(hash, results)}, []
     for block in reversed(blocks):
         kept = []
-        for binding in reversed(block.bindings):
-            effect = memory.effects.get(binding.var)
-            named = bool(_name(binding.value)) or isinstance(binding.value, relax.Var | relax.Tuple)
-            plain = named and not (effect is not None and effect.written)
-            inner = isinstance(binding.var, relax.DataflowVar)
-            if binding.var in read or not inner or not plain:
+        for binding in reversed(items_of(block.bindings)):
+            var, value = binding.var, binding.value
+            if hash(var) in read or not isinstance(var, relax.DataflowVar):
+                is_read = True
+            else:
+                effect = memory.effects.get(var)
+                named = bool(_name(value)) or isinstance(value, relax.Var | relax.Tuple)
+                is_read = not named or (effect is not None and bool(effect.written))
+            if is_read:
                 kept.append(binding)
-                read.update(reads_of(binding.value))
+                read.update(map(hash, reads_of(value)))
         left.append(type(block)(kept[::-1]))
     return left[::-1]

@@ -21,7 +21,7 @@ from ..hardware.target import is_cuda
 from ..matching.modules import module_of
 from ..transforms.modules import KERNELS_ATTR, with_functions
 from .body import kernel_attr
-from .cuda_source import CUDASource, LaunchCall, compile_sources, source_of
+from .cuda_source import CUDASource, LaunchCall, SourceCompiler, source_of
 from .kernel import CompiledKernel
 from .nvrtc import Nvrtc
 
@@ -73,8 +73,9 @@ class CompileCUDAKernels:
             sources |= {source.entry: source for source in made}
             if made:
                 launching[gvar] = func
-        compiled = compile_sources(sources.values(), self.nvrtc)
-        kernels = {name: compiled[source] for name, source in sources.items()}
+        with SourceCompiler(self.nvrtc) as compiler:
+            compiler.start(sources.values())
+            kernels = {name: compiler.kernel(source) for name, source in sources.items()}
         return with_functions(mod, {g: _launching(f, kernels) for g, f in launching.items()})
 
     def _on_cuda(self, mod: ir.IRModule) -> Iterator[tuple[ir.GlobalVar, tirx.PrimFunc]]:

@@ -6,9 +6,11 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from threading import Event, Semaphore
 
 import tvm
 from tvm import ir, tirx
@@ -20,7 +22,7 @@ from ..matching.modules import module_of
 from .abi import c_type
 from .cache import KernelCache
 from .kernel import CompiledKernel, LaunchOptions, TensorMapLayout, check_entry
-from .nvrtc import OPTIONS, Nvrtc
+from .nvrtc import OPTIONS, Nvrtc, find_nvrtc, require_nvrtc
 
 _FORMAT = 2
 _FORCE = "TVM_COMPILE_FORCE_FALLBACK"
@@ -84,29 +86,98 @@ class CUDASource:
         return kernel
 
 
-def compile_sources(
-    sources: Iterable[CUDASource], nvrtc: Nvrtc, cache: KernelCache | None = None
-) -> dict[CUDASource, CompiledKernel]:
-    """Compile kernels, several at a time; those in the cache are read from it.
+class SourceCompiler:
+    """Compiles kernels in threads, while others work; those in the cache are read from it.
 
-    Raises
-    ------
-    KernelError
-        If one does not compile.
+    NVRTC needs no Python, so as many threads run as this process may use cores.
+
+    Parameters
+    ----------
+    nvrtc : Nvrtc, optional
+        The compiler; that which is installed by default.
+    cache : KernelCache, optional
+        Where compiled kernels are kept; the user's own by default.
     """
-    cache = cache or KernelCache()
 
-    def compiled(source: CUDASource) -> CompiledKernel:
-        key = source.key(nvrtc)
-        kernel = cache.get(key)
-        if kernel is None:
-            kernel = source.compile(key, nvrtc)
-            cache.put(key, kernel)
-        return kernel
+    def __init__(self, nvrtc: Nvrtc | None = None, cache: KernelCache | None = None):
+        self._nvrtc, self._cache = nvrtc, cache or KernelCache()
+        self._jobs = len(os.sched_getaffinity(0))
+        self._pool, self._slots = ThreadPoolExecutor(self._jobs), Semaphore(self._jobs)
+        self._open = Event()
+        self._open.set()
+        self._made: dict[CUDASource, Future[CompiledKernel]] = {}
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        distinct = list(dict.fromkeys(sources))
-        return dict(zip(distinct, pool.map(compiled, distinct), strict=True))
+    def start(self, sources: Iterable[CUDASource]) -> None:
+        """Begin to compile those of `sources` that are new."""
+        for source in sources:
+            if source not in self._made:
+                self._made[source] = self._pool.submit(self._compiled, source)
+
+    def kernel(self, source: CUDASource) -> CompiledKernel:
+        """Return a kernel that was started, when it is there.
+
+        Raises
+        ------
+        KernelError
+            If it does not compile.
+        """
+        return self._made[source].result()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Compile nothing in a block that forks: whatever is under way may hold locks."""
+        self._open.clear()  # else threads would take the slots that they give back again
+        for _ in range(self._jobs):
+            self._slots.acquire()
+        try:
+            yield
+        finally:
+            self._slots.release(self._jobs)
+            self._open.set()
+
+    def __enter__(self) -> SourceCompiler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for what is under way, and leave out what has not begun."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _compiled(self, source: CUDASource) -> CompiledKernel:
+        self._open.wait()
+        with self._slots:
+            nvrtc = self._nvrtc or require_nvrtc()
+            key = source.key(nvrtc)
+            kernel = self._cache.get(key)
+            if kernel is None:
+                kernel = source.compile(key, nvrtc)
+                self._cache.put(key, kernel)
+            return kernel
+
+
+_running: ContextVar[SourceCompiler | None] = ContextVar("running", default=None)
+
+
+@contextmanager
+def source_compiler() -> Iterator[SourceCompiler]:
+    """Give the compiler of the block around, a pipeline's; without one, make it for this block.
+
+    Behind the block that made it, none of its threads is left.
+    """
+    running = _running.get()
+    if running is not None:
+        yield running
+        return
+    with SourceCompiler() as compiler:
+        token = _running.set(compiler)
+        try:
+            yield compiler
+        finally:
+            _running.reset(token)
+
+
+def compiler_of_pipeline() -> SourceCompiler | None:
+    """Return the compiler of the block around, None if there is none, or no NVRTC."""
+    return _running.get() if find_nvrtc() is not None else None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,16 @@ only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from tvm import ir, relax
+
+from .identity import Identity, items_of
 
 Places: TypeAlias = frozenset[int]
 """Pieces of memory, numbered within one `Memory`."""
@@ -59,8 +64,7 @@ ONLY_READ = frozenset({"relax.assert_op", "relax.call_dps_packed", "relax.print"
 """Calls of the world outside that neither write nor return what they are given."""
 
 
-@dataclass(frozen=True)
-class Effects:
+class Effects(NamedTuple):
     """What evaluating a binding does to memory.
 
     Parameters
@@ -104,6 +108,8 @@ class Memory:
         What is bound to each variable, in the same order.
     given, constants, returned, written : frozenset of int
         The places of parameters, of constants, of the result, and of all that is changed in sight.
+    looked_elsewhere : bool
+        Whether the function calls others of the module.
     """
 
     def __init__(
@@ -115,21 +121,24 @@ class Memory:
         self.effects: dict[relax.Var, Effects] = {}
         self.values: dict[relax.Var, relax.Expr] = {}
         self.given, self.constants, self.returned = NOWHERE, NOWHERE, NOWHERE
-        self._mod = mod
+        self._mod, self.looked_elsewhere = mod, False
         self._callees = {} if _callees is None else _callees
         self._numbers = itertools.count(1)
-        self._storage: dict[relax.Expr, Storage] = {}
-        self._order: dict[relax.Var, int] = {}
-        self._sources: dict[relax.Var, list[relax.Var]] = {}
-        self._last: dict[relax.Var, int] = {}
+        self._kept: list[object] = [scope]  # identities are those of what is alive
+        self._storage: dict[Identity, Storage] = {}
+        self._order: dict[Identity, int] = {}
+        self._sources: dict[Identity, list[Identity]] = {}
+        self._last: dict[Identity, int] = {}
         if isinstance(scope, relax.Function):
             self.given = _union(self.of(p) for p in scope.params)
             storage, _ = self._sequence(scope.body)
             self.returned = _flat(storage)
-            self._use(reads_of(scope.body))
+            self._use(map(hash, reads_of(scope.body)))
         else:
             self._block(scope)
-        self._writers = [(v, e.written) for v, e in self.effects.items() if e.written - HIDDEN]
+        self._writers = [
+            (self._order[hash(v)], e.written) for v, e in self.effects.items() if e.written - HIDDEN
+        ]
         self.written = _union(places for _, places in self._writers) - HIDDEN
 
     def of(self, expr: relax.Expr) -> Places:
@@ -146,20 +155,20 @@ class Memory:
 
     def changes(self, expr: relax.Expr, since: relax.Var, until: relax.Var) -> bool:
         """Tell whether `expr` may change between the bindings of two variables."""
-        return self._changes(self.of(expr), self._order[since], self._order[until] - 1)
+        first, last = self._order[hash(since)], self._order[hash(until)] - 1
+        return self._changes(self.of(expr), first, last)
 
     def changes_in_use(self, var: relax.Var, since: relax.Var) -> bool:
         """Tell whether what `var` holds may change from behind the binding of `since` on.
 
         What happens behind the last use of `var`, under any of its names, does not count.
         """
-        start = self._order[since]
-        return self._changes(self.of(var), start, self._last.get(var, start))
+        start = self._order[hash(since)]
+        return self._changes(self.of(var), start, self._last.get(hash(var), start))
 
     def _changes(self, places: Places, after: int, last: int) -> bool:
         return any(
-            after < self._order[var] <= last and not places.isdisjoint(written)
-            for var, written in self._writers
+            after < at <= last and not places.isdisjoint(written) for at, written in self._writers
         )
 
     # --- evaluation --------------------------------------------------------------------------
@@ -173,26 +182,26 @@ class Memory:
         return self._at(_last_expr(body)), _both(*inside)
 
     def _block(self, block: relax.BindingBlock) -> None:
-        for binding in block.bindings:
+        for binding in items_of(block.bindings):
             var, value = binding.var, binding.value
-            storage, effect = self._evaluate(value, var.ty)
-            self._storage[var] = storage
+            storage, (touched, written) = self._evaluate(value, var.ty)
+            key, places, reads = hash(var), _flat(storage), reads_of(value)
+            self._storage[key] = storage
             if isinstance(value, relax.Call):
-                effect = _both(effect, Effects(touched=_flat(storage)))
-            reads = reads_of(value)
-            self._use(reads)
-            self._order[var] = len(self._order)
-            self._sources[var] = [v for v in reads if not self.of(v).isdisjoint(_flat(storage))]
-            self.effects[var], self.values[var] = effect, value
+                touched |= places
+            self._use(map(hash, reads))
+            self._order[key] = len(self._order)
+            self._sources[key] = [hash(v) for v in reads if not self.of(v).isdisjoint(places)]
+            self.effects[var], self.values[var] = Effects(touched, written), value
 
-    def _use(self, variables: Iterable[relax.Var]) -> None:
+    def _use(self, variables: Iterable[Identity]) -> None:
         """Note that variables, and all that they may be other names of, are used here."""
         here, stack = len(self._order), list(variables)
         while stack:
-            var = stack.pop()
-            if self._last.get(var) != here:
-                self._last[var] = here
-                stack += self._sources.get(var, ())
+            key = stack.pop()
+            if self._last.get(key) != here:
+                self._last[key] = here
+                stack += self._sources.get(key, ())
 
     def _evaluate(self, value: relax.Expr, ty: ir.Type) -> tuple[Storage, Effects]:
         """Return where a value lies, and what it takes to make it."""
@@ -213,10 +222,11 @@ class Memory:
         return self._new(ty), Effects()
 
     def _call(self, call: relax.Call, ty: ir.Type) -> tuple[Storage, Effects]:
-        op, handed = call.op, _union(map(self.of, call.args))
+        op, args = call.op, items_of(call.args)
+        handed = _union(map(self.of, args))
         if isinstance(op, ir.GlobalVar) and (callee := self._callee(op)) is not None:
             written, returned = (
-                _union(self.of(a) for a, yes in zip(call.args, flags, strict=True) if yes)
+                _union(self.of(a) for a, yes in zip(args, flags, strict=True) if yes)
                 for flags in (callee.written, callee.returned)
             )
             written |= HIDDEN if callee.hidden else NOWHERE
@@ -230,7 +240,7 @@ class Memory:
             return self._new(ty), Effects(handed | HIDDEN, HIDDEN)
         if name in VIEWS:
             return self._new(ty, handed), Effects(handed)
-        if name and op.get_attr("FPurity"):
+        if name and _is_pure(name):
             return self._new(ty), Effects(handed)
         handed |= self.of(op)
         return self._new(ty, handed), Effects(handed | HIDDEN, handed | HIDDEN)
@@ -251,6 +261,7 @@ class Memory:
 
     def _callee(self, gvar: ir.GlobalVar) -> _Summary | None:
         """Return what a function of the module does, None if that is not known."""
+        self.looked_elsewhere = True
         func = self._mod.functions.get(gvar) if self._mod is not None else None
         if isinstance(func, relax.Function) and gvar not in self._callees:
             self._callees[gvar] = None  # nothing is known of it inside of itself
@@ -264,14 +275,17 @@ class Memory:
         return self._callees.get(gvar)
 
     def _at(self, expr: relax.Expr) -> Storage:
+        known = self._storage.get(hash(expr))
+        if known is not None:
+            return known
         if isinstance(expr, relax.Var | ir.GenericConst):
-            if expr not in self._storage:
-                self._storage[expr] = self._new(expr.ty)
-                if isinstance(expr, ir.GenericConst):
-                    self.constants |= _flat(self._storage[expr])
-            return self._storage[expr]
+            self._kept.append(expr)
+            made = self._storage[hash(expr)] = self._new(expr.ty)
+            if isinstance(expr, ir.GenericConst):
+                self.constants |= _flat(made)
+            return made
         if isinstance(expr, relax.Tuple):
-            return tuple(map(self._at, expr.fields))
+            return tuple(map(self._at, items_of(expr.fields)))
         if isinstance(expr, relax.TupleGetItem):
             whole = self._at(expr.tuple_value)
             return whole[int(expr.index)] if isinstance(whole, tuple) else whole
@@ -280,17 +294,45 @@ class Memory:
     def _new(self, ty: ir.Type, shared: Places = NOWHERE) -> Storage:
         """Return places of their own for the tensors in a value, which may lie in `shared` too."""
         if isinstance(ty, ir.TupleType):
-            return tuple(self._new(t, shared) for t in ty.fields)
+            return tuple(self._new(t, shared) for t in items_of(ty.fields))
         if isinstance(ty, relax.ShapeType | ir.PrimType):
             return NOWHERE
         return shared | {next(self._numbers)}
+
+
+_known: ContextVar[dict[str, tuple[relax.Function, Memory]] | None]
+_known = ContextVar("known", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Let passes share the `Memory` of functions that none of them changes, until the end."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def memory_of(name: str, func: relax.Function, mod: ir.IRModule) -> Memory:
+    """Return what the function of a name in a module does to memory."""
+    known = _known.get()
+    if known is None:
+        return Memory(func, mod)
+    before, memory = known.get(name) or (None, None)
+    if memory is None or not func.same_as(before):
+        memory = Memory(func, mod)
+        known.pop(name, None)
+        if not memory.looked_elsewhere:
+            known[name] = func, memory
+    return memory
 
 
 def free_vars(expr: relax.Expr) -> list[relax.Var]:
     """Return the Relax variables read by a bound value, but not those inside a nested function."""
     if isinstance(expr, relax.Var):
         return [expr]
-    return list(relax.analysis.free_vars(expr))
+    return items_of(relax.analysis.free_vars(expr))
 
 
 def reads_of(value: relax.Expr) -> list[relax.Var]:
@@ -301,6 +343,11 @@ def reads_of(value: relax.Expr) -> list[relax.Var]:
     elif isinstance(value, relax.If):
         found += [v for b in (value.true_branch, value.false_branch) for v in reads_of(b)]
     return found
+
+
+@lru_cache
+def _is_pure(operator: str) -> bool:
+    return bool(ir.Op.get(operator).get_attr("FPurity"))
 
 
 def _last_expr(body: relax.Expr) -> relax.Expr:

@@ -13,6 +13,7 @@ from ..workload.dtypes import accumulator, step_dtype
 from .activations import activation
 from .casts import narrows
 from .constants import binary, scaled
+from .identity import Identity
 from .linear import Linear
 from .movements import keeps_features
 from .pattern import BlockView, KernelArg, is_call
@@ -201,11 +202,13 @@ def _activation_after(view: BlockView, chain: Chain) -> Chain | None:
 
 def _ends_after(view: BlockView, var: relax.Var) -> list[relax.Var]:
     """Return the bindings reachable from `var` in few steps, nearest first."""
-    found: list[relax.Var] = []
+    found: dict[Identity, relax.Var] = {}
     level = [var]
     for _ in range(MOST_BINDINGS):
-        level = [u for v in level for u in view.uses(v) if u not in found]
-        found.extend(dict.fromkeys(level))
+        level = list(
+            {hash(u): u for v in level for u in view.uses(v) if hash(u) not in found}.values()
+        )
+        found |= {hash(u): u for u in level}
         if len(found) > 16:
             break
-    return found
+    return list(found.values())

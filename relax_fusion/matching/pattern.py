@@ -17,6 +17,7 @@ from tvm import ir, relax
 from ..errors import Decline, Reason
 from ..workload import Operand, Workload, in_order
 from .effects import Memory, free_vars
+from .identity import Identity, items_of
 
 PrimExpr: TypeAlias = ir.Expr
 Shape: TypeAlias = Sequence[PrimExpr | int]
@@ -161,18 +162,20 @@ class BlockView:
         self.mod = mod
         self.bounds = bounds or {}
         self.memory = memory or Memory(block, mod)
-        self.bindings = list(block.bindings)
-        self.index = {b.var: i for i, b in enumerate(self.bindings)}
+        self.bindings = items_of(block.bindings)
         self.defs = {b.var: b.value for b in self.bindings}
-        self.reads = {b.var: list(dict.fromkeys(free_vars(b.value))) for b in self.bindings}
-        self.users: dict[relax.Var, list[relax.Var]] = {}
-        for binding in self.bindings:
-            for var in self.reads[binding.var]:
-                self.users.setdefault(var, []).append(binding.var)
+        self.index = {var: i for i, var in enumerate(self.defs)}
+        self.reads = {var: free_vars(value) for var, value in self.defs.items()}
+        self._users: dict[Identity, list[relax.Var]] = {}
+        for var, reads in self.reads.items():
+            for read in reads:
+                self._users.setdefault(hash(read), []).append(var)
         # A plain block is only looked at: what it could fuse is declined as impure.
-        outputs = self.bindings if isinstance(block, relax.DataflowBlock) else []
-        self.is_output = {b.var for b in outputs if not isinstance(b.var, relax.DataflowVar)}
+        outputs = self.defs if isinstance(block, relax.DataflowBlock) else ()
+        self.is_output = {v for v in outputs if not isinstance(v, relax.DataflowVar)}
         self.casts = {b.var for b in self.bindings if isinstance(b, relax.MatchCast)}
+        self._bound = {hash(v): value for v, value in self.defs.items() if v not in self.casts}
+        self._calls: dict[Identity, tuple[relax.Expr, str]] = {}
         self.taken: dict[relax.Var, Match] = {}
         self.spans: list[tuple[int, int]] = []
 
@@ -191,20 +194,32 @@ class BlockView:
 
         A constant that is overwritten has no value: `expr` is what holds it.
         """
-        held = seen = expr
-        while isinstance(seen, relax.Var) and seen in self.defs and seen not in self.casts:
-            held, seen = seen, self.defs[seen]
-        changes = isinstance(seen, ir.GenericConst) and not self.memory.is_constant(held)
-        return expr if changes else seen
+        return self._defined(expr)[0]
 
     def call(self, expr: relax.Expr, *ops: str) -> relax.Call | None:
         """Return the call of one of `ops` that defines `expr`, or None."""
-        value = self.definition(expr)
-        return value if is_call(value, *ops) else None
+        value, operator = self._defined(expr)
+        return value if operator in ops else None
+
+    def _defined(self, expr: relax.Expr) -> tuple[relax.Expr, str]:
+        """Return the value bound to `expr`, and the operator that it calls; "" if it calls none."""
+        key = hash(expr)
+        known = self._calls.get(key)
+        if known is not None:
+            return known
+        held = value = expr
+        while (inner := self._bound.get(hash(value))) is not None:
+            held, value = value, inner
+        if isinstance(value, ir.GenericConst) and not self.memory.is_constant(held):
+            value = expr
+        found = value, operator_of(value)
+        if key in self._bound:  # this object stays alive
+            self._calls[key] = found
+        return found
 
     def uses(self, var: relax.Var) -> list[relax.Var]:
         """Return the bindings of this block that read `var`."""
-        return self.users.get(var, [])
+        return self._users.get(hash(var), [])
 
     def escapes(self, var: relax.Var) -> bool:
         """Tell whether `var` is read outside this block."""
@@ -244,9 +259,25 @@ class BlockView:
             first = min(earlier)
 
 
+def operator_of(expr: relax.Expr | None) -> str:
+    """Return the name of the operator that `expr` calls; "" if it calls none."""
+    if not isinstance(expr, relax.Call):
+        return ""
+    op = expr.op
+    name = _OPERATORS.get(hash(op))
+    if name is None:
+        if not isinstance(op, ir.Op):
+            return ""
+        name = _OPERATORS[hash(op)] = str(op.name)
+    return name
+
+
+_OPERATORS: dict[Identity, str] = {}  # they live as long as the process
+
+
 def is_call(expr: relax.Expr | None, *ops: str) -> TypeGuard[relax.Call]:
     """Tell whether `expr` is a call of one of the operators named `ops`."""
-    return isinstance(expr, relax.Call) and isinstance(expr.op, ir.Op) and expr.op.name in ops
+    return operator_of(expr) in ops
 
 
 def calls_in(expr: relax.Expr, *ops: str) -> list[relax.Call]:

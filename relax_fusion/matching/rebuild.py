@@ -27,38 +27,40 @@ def order(view: BlockView, matches: list[Match]) -> list[Match | int] | None:
     The original order is kept where it can be.  A binding that writes memory stays behind all that
     touched it before, and in front of all that touches it later.  None if that leaves no order.
     """
-    owner: dict[int, int] = {}
-    for number, match in enumerate(matches):
-        owner.update({view.index[v]: -1 - number for v in match.covers})
-    items = sorted({owner.get(i, i) for i in range(len(view.bindings))})
+    owner = list(range(len(view.bindings)))  # of each binding: itself, or the number of its kernel
     position: dict[int, int] = {}
-    for i, number in owner.items():
-        position[number] = min(i, position.get(number, i))
+    for number, match in enumerate(matches):
+        places = [view.index[v] for v in match.covers]
+        position[-1 - number] = min(places)
+        for i in places:
+            owner[i] = -1 - number
+    items = sorted(set(owner))
     needs: dict[int, set[int]] = {item: set() for item in items}
-    for i, binding in enumerate(view.bindings):
-        me = owner.get(i, i)
-        before = [view.index[v] for v in view.reads[binding.var] if v in view.index]
-        needs[me] |= {owner.get(j, j) for j in before} - {me}
-    makers = {v: {owner.get(i, i)} for v, i in view.index.items()}
+    at = {hash(v): i for v, i in view.index.items()}
+    for me, reads in zip(owner, view.reads.values(), strict=True):
+        before = (at.get(hash(v)) for v in reads)
+        needs[me].update(owner[j] for j in before if j is not None)
+    makers = [{me} for me in owner]
     for number, match in enumerate(matches):
         for var in computed(view, match):
-            makers[var].add(-1 - number)
+            makers[view.index[var]].add(-1 - number)
     for writer, other in _clashes(view):
-        me, late = owner.get(view.index[writer], view.index[writer]), view.index[other]
-        for item in makers[other] - {me}:
-            first, then = (item, me) if late < view.index[writer] else (me, item)
+        me = owner[writer]
+        for item in makers[other]:
+            first, then = (item, me) if other < writer else (me, item)
             needs[then].add(first)
+    for item, others in needs.items():
+        others.discard(item)
     return _topological(items, needs, position, matches)
 
 
-def _clashes(view: BlockView) -> Iterator[tuple[relax.Var, relax.Var]]:
-    """Yield bindings that write memory, each with every other one that touches the same."""
-    effects = {v: view.memory.effects[v] for v in view.index}
-    writers = [v for v, effect in effects.items() if effect.written]
-    for writer in writers:
-        for var, effect in effects.items():
-            if var is not writer and not effect.touched.isdisjoint(effects[writer].written):
-                yield writer, var
+def _clashes(view: BlockView) -> Iterator[tuple[int, int]]:
+    """Yield places of bindings that write, each with that of every other that touches the same."""
+    effects = [view.memory.effects[v] for v in view.index]
+    for writer, (_, written) in enumerate(effects):
+        for other, (touched, _) in enumerate(effects if written else ()):
+            if other != writer and not touched.isdisjoint(written):
+                yield writer, other
 
 
 def computed(view: BlockView, match: Match) -> set[relax.Var]:
@@ -94,8 +96,9 @@ def overwritten(view: BlockView, match: Match) -> str | None:
     """Say what a kernel would read too late, as it is written before its last operand is there."""
     inside = computed(view, match)
     end = max(view.index[v] for v in match.covers)
-    for writer, other in _clashes(view):
-        if other in inside and view.index[other] < view.index[writer] < end:
+    for first, then in ((other, writer) for writer, other in _clashes(view)):
+        other, writer = view.bindings[first].var, view.bindings[then].var
+        if first < then < end and other in inside:
             places = view.memory.effects[writer].written
             names = [v for v in (*view.reads[other], other) if view.memory.of(v) & places]
             name = names[0].name if names else other.name

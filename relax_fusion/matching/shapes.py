@@ -13,6 +13,7 @@ from tvm.target import Target
 from ..errors import Decline, Reason
 from ..workload import FLOAT_BYTES, Dim, DynamicDim
 from .expressions import found_in
+from .identity import items_of
 from .pattern import PrimExpr, Refused, Shape, guard
 
 _ANALYZER = Analyzer()
@@ -23,7 +24,7 @@ def shape_of(expr: relax.Expr) -> list[PrimExpr] | None:
     ty = expr.ty
     if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
         return None
-    return list(ty.shape.values)
+    return items_of(ty.shape.values)
 
 
 def dtype_of(expr: relax.Expr) -> str:

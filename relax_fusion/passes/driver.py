@@ -20,7 +20,7 @@ from ..estimator import Choice, choose
 from ..estimator.embedded import EMBEDDED_ATTR, Embedded, as_given, embedded
 from ..estimator.tile_plan import PlanTable
 from ..hardware.target import device_of, require_tf32
-from ..matching.effects import Memory
+from ..matching.effects import memory_of
 from ..matching.pattern import BlockView, Match, Matcher, Refused, belongs_to_a_library
 from ..matching.rebuild import Kernel, order, overwritten, rebuild
 from ..matching.shapes import elsewhere
@@ -114,7 +114,7 @@ class _Fuser:
     def function(self, name: str, func: relax.Function) -> relax.Function | None:
         """Return the function with its chains fused, None if nothing changed."""
         blocks, changed = [], False
-        memory = Memory(func, self.mod)
+        memory = memory_of(name, func, self.mod)
         for block in func.body.blocks:
             view = BlockView(block, self.mod, self.options.bounds, memory)
             matches = self._matches(name, view)
@@ -168,7 +168,7 @@ class _Fuser:
 
     def _orderable(self, function: str, view: BlockView, matches: list[Match]) -> list[Match]:
         """Drop, one by one, matches that cannot be ordered together with those before them."""
-        if order(view, matches) is not None:
+        if not matches or order(view, matches) is not None:
             return matches
         kept: list[Match] = []
         for match in matches:

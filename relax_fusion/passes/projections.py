@@ -73,13 +73,13 @@ def _others(view: BlockView, first: Linear) -> Iterator[Linear]:
     """Yield the projections of the same rows, up to the first kernel that needs `first`."""
     if not isinstance(first.x, relax.Var):
         return
-    same = {lin.var: lin for lin in readers_of(view, first.x) if lin.x.same_as(first.x)}
-    names = [binding.var for binding in view.bindings]
-    needing = set(view.uses(first.var))
-    for var in names[names.index(first.var) + 1 :]:
-        if var in needing:
-            if is_call(view.defs[var], *_KERNELS):
+    same = {hash(lin.var): lin for lin in readers_of(view, first.x) if lin.x.same_as(first.x)}
+    needing = {*map(hash, view.uses(first.var))}
+    for binding in view.bindings[view.index[first.var] + 1 :]:
+        key = hash(binding.var)
+        if key in needing:
+            if is_call(binding.value, *_KERNELS):
                 return
-            needing |= set(view.uses(var))
-        elif var in same and view.is_free(*same[var].covers):
-            yield same[var]
+            needing.update(map(hash, view.uses(binding.var)))
+        elif key in same and view.is_free(*same[key].covers):
+            yield same[key]

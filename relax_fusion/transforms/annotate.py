@@ -13,7 +13,8 @@ import tvm
 from tvm import ir, relax, tirx
 
 from ..errors import PipelineError
-from ..matching.pattern import calls_in
+from ..matching.expressions import found_in
+from ..matching.pattern import calls_in, operator_of
 from ..matching.shapes import as_dim, shape_of, shape_text
 from ..validation import MOST_ELEMENTS
 from .modules import functions_of, with_functions
@@ -33,21 +34,16 @@ class RefuseLowered:
 
     def transform_module(self, mod: ir.IRModule, _ctx: tvm.transform.PassContext) -> ir.IRModule:
         """Return `mod` itself."""
-        found: list[str] = []
-
-        def visit(expr: relax.Expr) -> None:
-            op = expr.op if isinstance(expr, relax.Call) else None
-            name = op.global_symbol if isinstance(op, relax.ExternFunc) else getattr(op, "name", "")
-            if name.startswith(_LOWERED):
-                found.append(name)
-
         for gvar, func in functions_of(mod, relax.Function).items():
-            relax.analysis.post_order_visit(func, visit)
-            if found:
-                raise PipelineError(
-                    f"function {gvar.name_hint!r} calls {found[0]}: a pipeline has lowered it "
-                    "already; compile it with relax_pipeline=None, or give the module from before"
-                )
+            for call in found_in(func, relax.Call):
+                op = call.op
+                name = op.global_symbol if isinstance(op, relax.ExternFunc) else operator_of(call)
+                if name.startswith(_LOWERED):
+                    raise PipelineError(
+                        f"function {gvar.name_hint!r} calls {name}: a pipeline has lowered it "
+                        "already; compile it with relax_pipeline=None, or give the module from "
+                        "before"
+                    )
         return mod
 
 

@@ -11,7 +11,7 @@ from tvm import ir, relax, s_tir, tirx
 
 from ..matching.decoding_groups import Group, group_of
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
-from ..matching.effects import Memory, free_vars
+from ..matching.effects import Memory, free_vars, memory_of
 from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
 from ..matching.shapes import shape_of
@@ -65,7 +65,7 @@ class FuseDequantize:
         fuser = _Fuser(mod)
         updated: dict[ir.GlobalVar, relax.Function] = {}
         for gvar, func in functions_of(mod, relax.Function).items():
-            new = None if belongs_to_a_library(func) else fuser.function(func)
+            new = None if belongs_to_a_library(func) else fuser.function(gvar.name_hint, func)
             if new is not None:
                 updated[gvar] = new
         if not updated:
@@ -83,9 +83,9 @@ class _Fuser:
         self.builder = relax.BlockBuilder(mod)
         self.kernels: dict[int, list[tuple[relax.Function, ir.GlobalVar | None]]] = {}
 
-    def function(self, func: relax.Function) -> relax.Function | None:
+    def function(self, name: str, func: relax.Function) -> relax.Function | None:
         """Return a function whose readers decode their weights; None if it has none of them."""
-        blocks, memory = list(func.body.blocks), Memory(func, self.mod)
+        blocks, memory = list(func.body.blocks), memory_of(name, func, self.mod)
         found = [self._block(block, memory) for block in blocks]
         if not any(found):
             return None

@@ -9,8 +9,9 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
-from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
+from ..matching.effects import HIDDEN, Memory, free_vars, memory_of, reads_of
 from ..matching.expressions import substitute
+from ..matching.identity import items_of
 from ..matching.pattern import is_call
 from .modules import functions_of, rewritten, with_functions
 
@@ -44,7 +45,7 @@ class SeparateWrites:
         """Return the module with its blocks cut; `mod` itself where nothing is to be done."""
         updated: dict[ir.GlobalVar, ir.BaseFunc] = {}
         for gvar, func in functions_of(mod, relax.Function).items():
-            memory = Memory(func, mod)
+            memory = memory_of(gvar.name_hint, func, mod)
             if not memory.written:
                 continue
             updated |= {g: mod[g].with_attr("op_pattern", OPAQUE) for g in _in_place(memory)}
@@ -142,8 +143,9 @@ class _Separator:
     def _cut(self, block: relax.DataflowBlock) -> list[relax.BindingBlock]:
         """Return a dataflow block in pieces; in between, the writes that nothing may pass."""
         pieces: list[list[relax.Binding]] = [[]]
-        for i, binding in enumerate(block.bindings):
-            if binding.var in self.unread or self._passed(pieces[-1], block.bindings[i:]):
+        bindings = items_of(block.bindings)
+        for i, binding in enumerate(bindings):
+            if binding.var in self.unread or self._passed(pieces[-1], bindings[i:]):
                 pieces += [[binding], []]
             else:
                 pieces[-1].append(binding)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import tvm
 from tvm import ir, relax
 
-from ..matching.pattern import is_call
+from ..matching.expressions import found_in
+from ..matching.pattern import calls_in
 from .modules import functions_of, with_functions
 
 
@@ -43,14 +44,7 @@ class PlanMemory:
 
 
 def _misleads_the_planner(func: relax.Function) -> bool:
-    inside: list[relax.Expr] = []
-    devices: set[int] = set()
-
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.If | relax.Function):
-            inside.append(node)
-        elif is_call(node, "relax.builtin.alloc_tensor"):
-            devices.add(int(node.args[2].value))
-
-    relax.analysis.post_order_visit(func.body, visit)
-    return bool(inside) or len(devices) > 1
+    if found_in(func.body, relax.If) or found_in(func.body, relax.Function):
+        return True
+    allocated = calls_in(func.body, "relax.builtin.alloc_tensor")
+    return len({int(call.args[2].value) for call in allocated}) > 1

@@ -58,9 +58,7 @@ class RecordLaunches:
 
 def _calls(func: relax.Function) -> Iterator[tuple[str, relax.Call]]:
     """Return the calls of kernels in order, with their names."""
-    nodes: list[relax.Expr] = []
-    relax.analysis.post_order_visit(func, nodes.append)
-    for node in nodes:
+    for node in found_in(func, relax.Call):
         if is_call(node, *_KERNELS):
             yield node.args[0].name_hint, node
         elif is_call(node, *_OUTSIDE) and isinstance(node.args[0], relax.ExternFunc):

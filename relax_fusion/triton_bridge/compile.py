@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -76,8 +76,15 @@ def try_kernels(
     *,
     cache: KernelCache | None = None,
     jobs: int | None = None,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> list[Made]:
     """Compile kernels as `compile_kernels` does; of one that does not compile, return the error.
+
+    Parameters
+    ----------
+    meanwhile : callable
+        Called when processes that compile have been forked, to begin other work in threads.  They
+        must not have locks that Python, Triton or the C library know when this function is called.
 
     Raises
     ------
@@ -93,20 +100,23 @@ def try_kernels(
     }
     missing = {k: s for k, s in zip(keys, sources, strict=True) if k not in done}
     with _nothing_kept():
-        for key, made in _each(missing, jobs or len(os.sched_getaffinity(0))):
+        for key, made in _each(missing, jobs or len(os.sched_getaffinity(0)), meanwhile):
             done[key] = made
             if isinstance(made, CompiledKernel):
                 cache.put(key, made)
     return [done[key] for key in keys]
 
 
-def _each(sources: Mapping[str, KernelSource], jobs: int) -> Iterator[tuple[str, Made]]:
+def _each(
+    sources: Mapping[str, KernelSource], jobs: int, meanwhile: Callable[[], None]
+) -> Iterator[tuple[str, Made]]:
     """Yield kernels or errors by their keys, compiled in forked processes where there are several.
 
     Triton's front end is Python: threads would wait for each other.  A process that is forked has
     the kernels' functions already; it runs no destructor of what it inherits, as of GPU memory.
     """
     if min(jobs, len(sources)) < 2:
+        meanwhile()
         yield from ((key, _attempt(key, source)) for key, source in sources.items())
         return
     forked = multiprocessing.get_context("fork")
@@ -115,7 +125,8 @@ def _each(sources: Mapping[str, KernelSource], jobs: int) -> Iterator[tuple[str,
         warnings.simplefilter("ignore", DeprecationWarning)
         pool = ProcessPoolExecutor(workers, forked, _begin, ({**sources},))
         with pool:
-            made = pool.map(_compile_here, sources)
+            made = pool.map(_compile_here, sources)  # all processes are forked here
+            meanwhile()
             try:
                 yield from zip(sources, made, strict=True)
             except BrokenProcessPool as err:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +21,8 @@ from ..estimator.tile_plan import Box, PlanTable, TilePlan
 from ..hardware import DeviceSpec
 from ..hardware.target import compute_capability, device_of
 from ..launch.arguments import Workspace, is_number
-from ..launch.cuda_source import compile_sources
+from ..launch.cuda_source import source_compiler
 from ..launch.mixed import Others
-from ..launch.nvrtc import require_nvrtc
 from ..launch.prim_func import ExternFunc
 from ..matching.expressions import found_in
 from ..matching.pattern import is_call
@@ -39,7 +39,7 @@ from .steps import AnyStep, FixedWeights, SourceStep, Step
 
 
 @dataclass(frozen=True)
-class _Fused:
+class Fused:
     """A PrimFunc to be replaced: what it computes, its plans, and its parameters.
 
     Those are tensors, and for the keys to read of a preallocated cache a number.  Where some plans
@@ -151,7 +151,7 @@ class EmitTritonKernels:
         fused = {
             gvar: found
             for gvar, func in mod.functions_items()
-            if isinstance(func, tirx.PrimFunc) and (found := _fused(func)) is not None
+            if isinstance(func, tirx.PrimFunc) and (found := fused_of(func)) is not None
         }
         if not fused:
             return mod
@@ -159,7 +159,7 @@ class EmitTritonKernels:
         made = self._make(fused)
         return _Rewriter(mod, fused, made).run()
 
-    def _make(self, fused: dict[ir.GlobalVar, _Fused]) -> dict[ir.GlobalVar, ExternFunc]:
+    def _make(self, fused: dict[ir.GlobalVar, Fused]) -> dict[ir.GlobalVar, ExternFunc]:
         """Compile the kernels of all functions, then write the functions."""
         dev = device_of(self.target)
         ranges = {gvar: f.cases(dev) for gvar, f in fused.items()}
@@ -181,18 +181,21 @@ def _compiled(
         for outputs, s in every
         if isinstance(s, Step)
     }
-    kernels = dict(zip(special, try_kernels([s for s, _ in special.values()]), strict=True))
     sources = [s.source for _, s in every if isinstance(s, SourceStep)]
-    made = compile_sources(sources, require_nvrtc()) if sources else {}
-    return [
-        (made[s.source], s.args)
-        if isinstance(s, SourceStep)
-        else (kernels[id(s)], special[id(s)][1])
-        for _, s in every
-    ]
+    with source_compiler() as compiler, ExitStack() as fork:
+        fork.enter_context(compiler.paused())
+        fork.callback(compiler.start, sources)  # in threads, beside the processes of Triton
+        made = try_kernels([s for s, _ in special.values()], meanwhile=fork.close)
+        kernels = dict(zip(special, made, strict=True))
+        return [
+            (compiler.kernel(s.source), s.args)
+            if isinstance(s, SourceStep)
+            else (kernels[id(s)], special[id(s)][1])
+            for _, s in every
+        ]
 
 
-def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, _Fused]) -> None:
+def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, Fused]) -> None:
     """Refuse calls that would stay as they are, of functions that take other arguments then."""
     for gvar, func in mod.functions_items():
         for call in found_in(func, ir.Call):
@@ -205,7 +208,7 @@ def _check_calls(mod: ir.IRModule, fused: Mapping[ir.GlobalVar, _Fused]) -> None
                     )
 
 
-def _fused(func: tirx.PrimFunc) -> _Fused | None:
+def fused_of(func: tirx.PrimFunc) -> Fused | None:
     """Return what a PrimFunc computes if its plans are for Triton."""
     work, plans = description(func) or (None, None)
     if work is None or plans is None:
@@ -223,7 +226,7 @@ def _fused(func: tirx.PrimFunc) -> _Fused | None:
     if EMBEDDED_ATTR in attrs:
         boxes = plans_of_attr(attrs[EMBEDDED_ATTR])
     dims = dims_of(graph, params)
-    return _Fused(work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
+    return Fused(work, plans, boxes, inputs, outputs, dims, others, Fixed.of(func))
 
 
 def _tensor(param: ir.Var) -> relax.TensorType:
@@ -237,7 +240,7 @@ class _Rewriter(relax.PyExprMutator):
     def __init__(
         self,
         mod: ir.IRModule,
-        fused: dict[ir.GlobalVar, _Fused],
+        fused: dict[ir.GlobalVar, Fused],
         made: dict[ir.GlobalVar, ExternFunc],
     ):
         kept = with_functions(mod, {}, without=made)

@@ -22,6 +22,7 @@ from benchmarks.suites.cpu_q4 import model as q4_model
 from benchmarks.suites.cpu_q4 import suite as cpu_q4
 from benchmarks.suites.matmul import cases
 from relax_fusion.cli.measure import Run
+from relax_fusion.launch.cache import KernelCache
 from relax_fusion.models import LlamaConfig
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
@@ -248,13 +249,20 @@ def test_imported(run, monkeypatch) -> None:
 def test_compile(run, monkeypatch) -> None:
     monkeypatch.setattr(compiling.models, "zoo_config", lambda _: MODEL)
     monkeypatch.setattr(compiling, "LIMIT_GB", 1e9)
-    monkeypatch.setattr(tvm, "compile", lambda mod, target, relax_pipeline: None)
+    found: list[Path] = []
+
+    def compile_nothing(*_: object, **__: object) -> None:
+        found.append(KernelCache().directory)
+
+    monkeypatch.setattr(tvm, "compile", compile_nothing)
     monkeypatch.setattr(compiling.Checker, "check", compiling.Checker.check)  # put back afterwards
     status, record = run("run compile --validate --max-seq-len 32")
     (entry,) = record["cases"]
     assert status == 0 and entry["total_s"] > 0 and entry["matches"] == 0
     monkeypatch.setattr(compiling, "LIMIT_S", 0.0)
     assert run("run compile --validate --max-seq-len 32")[0] == 1
+    # Each begins with a cache of its own, which is empty
+    assert len({*found, KernelCache().directory}) == 3 and not any(d.exists() for d in found)
     spent: list[float] = []
     assert compiling.timed(lambda x: x + 1, spent)(2) == 3 and len(spent) == 1
 

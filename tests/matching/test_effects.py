@@ -7,7 +7,7 @@ import tvm
 from tvm import ir, relax
 
 from relax_fusion import Reason
-from relax_fusion.matching.effects import HIDDEN, Memory
+from relax_fusion.matching.effects import HIDDEN, Memory, memory_of, remembered
 from relax_fusion.matching.pattern import BlockView
 from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
@@ -311,3 +311,31 @@ def test_in_place_results_are_their_arguments(body: str, alias: bool) -> None:
     relax.analysis.well_formed(mod)
     (last,) = [b.value for b in mod["main"].body.blocks[0].bindings if b.var.name == "y"]
     assert isinstance(last, relax.Var) == alias
+
+
+def test_passes_share_the_memory_of_functions_that_stay_as_they_are() -> None:
+    mod = tvm.script.from_source(
+        HEADER
+        + f"""
+    @R.function
+    def plain(x: {MATRIX}) -> {MATRIX}:
+        return R.add(x, x)
+
+    @R.function
+    def calling(x: {MATRIX}) -> {MATRIX}:
+        cls = Module
+        return cls.writes_second(x, x)
+"""
+    )
+    plain, calling = mod["plain"], mod["calling"]
+    changed = plain.with_attr("relax_fusion.changed", 1)
+    assert memory_of("plain", plain, mod) is not memory_of("plain", plain, mod)
+    with remembered():
+        first = memory_of("plain", plain, mod)
+        assert memory_of("plain", plain, mod) is first
+        assert memory_of("plain", changed, mod) is not first
+        assert memory_of("plain", plain, mod) is not first  # only the last one is kept
+        # What another function does may change without this one
+        assert memory_of("calling", calling, mod) is not memory_of("calling", calling, mod)
+    with remembered():
+        assert memory_of("plain", plain, mod) is not first

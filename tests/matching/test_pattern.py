@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tvm import tirx
+from tvm import relax, tirx
 
 from relax_fusion import DynamicDim, NormMatmul, Projection, Reason
 from relax_fusion.matching.pattern import BlockView, Match, Refused, free_vars, guard
@@ -28,6 +28,21 @@ def test_definitions_look_through_aliases(view: BlockView) -> None:
     v = named(view)
     assert view.call(v["b"], "relax.nn.relu") is not None
     assert view.call(v["b"], "relax.add") is None
+
+
+def test_definitions_compare_no_variables(view: BlockView, monkeypatch: pytest.MonkeyPatch) -> None:
+    v = named(view)
+    compared: list[object] = []
+
+    def same(one: relax.Var, other: object) -> bool:
+        compared.append(one)
+        return one.same_as(other)
+
+    monkeypatch.setattr(relax.DataflowVar, "__eq__", same)
+    for _ in range(2):
+        assert view.call(v["b"], "relax.nn.relu") is not None
+        assert [u.name for u in view.uses(v["d"])] == ["e"]
+    assert not compared
 
 
 def test_users_and_escapes(view: BlockView) -> None:

@@ -92,7 +92,7 @@ def compiled(*args: Any, **kwargs: Any) -> CompiledKernel:
     return compile_kernels([source(*args, **kwargs)])[0]
 
 
-def not_compiled(sources: Sequence[KernelSource]) -> list[CompiledKernel]:
+def not_compiled(sources: Sequence[KernelSource], **_: Any) -> list[CompiledKernel]:
     """Return kernels without code, in the place of `compile_kernels`."""
     return [_kernel(source.key(), source, _nothing_built(source)) for source in sources]
 

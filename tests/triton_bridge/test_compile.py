@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import struct
@@ -393,3 +394,16 @@ def test_scratch_memory_is_aligned_as_tvm_allocates_it() -> None:
         check_resources(kernel, profiler_bytes=0)
     with pytest.raises(KernelError, match="compiled with Triton's profiler"):
         check_resources(one(add_source()), profiler_bytes=8)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_other_work_begins_when_processes_are_forked(cache: KernelCache, jobs: int) -> None:
+    found: list[int] = []
+
+    def meanwhile() -> None:
+        found.append(len(multiprocessing.active_children()))
+
+    assert len(try_kernels(several(), cache=cache, jobs=jobs, meanwhile=meanwhile)) > 1
+    assert found == [jobs if jobs > 1 else 0]
+    try_kernels(several(), cache=cache, jobs=jobs, meanwhile=meanwhile)
+    assert found[1:] == [0]  # all are in the cache: it begins all the same

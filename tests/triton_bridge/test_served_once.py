@@ -12,7 +12,7 @@ from relax_fusion.compute import build_prim_func
 from relax_fusion.estimator import Choice, choose
 from relax_fusion.hardware import device
 from relax_fusion.matching.expressions import substitute
-from relax_fusion.triton_bridge.emit import _fused
+from relax_fusion.triton_bridge.emit import fused_of
 from relax_fusion.workload import DynamicDim, NormMatmul, Projection
 
 ROWS = (1, 2, 7, 8, 9, 16, 17, 64, 65, 200, 256, 1000, 1024, 1025, 1100, 2048, 2049, 5000, 70000)
@@ -27,7 +27,7 @@ def test_conditions_send_each_size_to_its_plan(bound: int | None) -> None:
     boxes = choice.plans.boxes
     plans = [plan for _, plan in boxes]
     assert len(set(plans)) < len(plans) and all(a != b for a, b in pairwise(plans))
-    fused = _fused(build_prim_func(work, choice.plans))
+    fused = fused_of(build_prim_func(work, choice.plans))
     assert fused is not None
     served = fused.served()
     assert sorted(p.key for _, _, (p,) in served) == sorted(p.key for p in set(plans))
