@@ -54,6 +54,12 @@ STREAM_ACCUMULATORS = 64
 """The same for `stream`, whose threads get fewer registers."""
 
 
+POINTER_ROWS = 64
+"""Rows beyond which "pointer" takes longer than its price for gated pairs whose weights L2 does not
+hold: 1.11 and 1.21 of it with two and four tiles of rows (`2026-11-21-judge_estimator-wide.json`
+and the others), 1.30 at 192 rows of Qwen2.5-7B's (`2026-11-24-bench_widths-seed5.md`)."""
+
+
 class TritonMatmul(KernelFamily[MatmulWork]):
     """Norm, matmul or gated projections: "gemv", "pointer", "stream" and "persistent"."""
 
@@ -98,9 +104,14 @@ class TritonMatmul(KernelFamily[MatmulWork]):
     def worth(
         self, plans: Sequence[TilePlan], work: MatmulWork, dev: DeviceSpec, rows: tuple[int, int]
     ) -> Iterable[TilePlan]:
-        """Offer the lowest tiles of tensor cores to any number of rows but one."""
+        """Offer the lowest tiles of tensor cores to any number of rows but one.
+
+        Many rows of gated pairs are left to kernels that copy whole tiles, where there are any.
+        """
         most = rows[1] if rows[1] == 1 else max(rows[1], LEAST_ROWS)
-        return (plan for plan in plans if plan.block_m <= most)
+        many = isinstance(work, GatedFFN) and rows[0] > POINTER_ROWS
+        copying = many and any(p.family in HOPPER_FAMILIES for p in plans)
+        return (p for p in plans if p.block_m <= most and not (copying and p.family == "pointer"))
 
     def violations(self, plan: TilePlan, work: MatmulWork, dev: DeviceSpec) -> Iterator[str]:
         """Yield what tiles, copies and epilogues ask for, and what a block has not."""
