@@ -182,10 +182,11 @@ def _compiled(
         if isinstance(s, Step)
     }
     sources = [s.source for _, s in every if isinstance(s, SourceStep)]
-    with source_compiler() as compiler, ExitStack() as fork:
-        fork.enter_context(compiler.paused())
-        fork.callback(compiler.start, sources)  # in threads, beside the processes of Triton
-        made = try_kernels([s for s, _ in special.values()], meanwhile=fork.close)
+    with source_compiler() as compiler:
+        with ExitStack() as fork:
+            fork.enter_context(compiler.paused())
+            fork.callback(compiler.start, sources)  # in threads, beside the processes of Triton
+            made = try_kernels([s for s, _ in special.values()], meanwhile=fork.close)
         kernels = dict(zip(special, made, strict=True))
         return [
             (compiler.kernel(s.source), s.args)
