@@ -11,7 +11,6 @@ the other.  A user can take five of the functions and replace one::
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -34,11 +33,10 @@ from .dlight_rules import (
     ScheduleKernels,
     SingleThreadRule,
 )
-from .errors import PipelineError
 from .hardware.target import device_of, has_triton, is_cuda, is_gpu, is_webgpu, most_lanes
 from .launch.cuda_kernels import CompileCUDAKernels
 from .launch.cuda_source import source_compiler
-from .matching.effects import remembered
+from .matching.remembered import remembered
 from .options import PipelineOptions, make_options
 from .passes import PATTERNS
 from .transforms.annotate import (
@@ -50,6 +48,7 @@ from .transforms.annotate import (
 )
 from .transforms.cuda_graph import CaptureCUDAGraphs
 from .transforms.cycles import no_cycles_collected
+from .transforms.debug_dump import dump
 from .transforms.device_targets import BindDeviceTargets
 from .transforms.ffi_errors import as_themselves
 from .transforms.fixed_arguments import MarkFixedArguments
@@ -338,18 +337,3 @@ def run_phases(options: PipelineOptions, phases: Sequence[Phase]) -> Pass:
         return mod
 
     return run
-
-
-def dump(mod: ir.IRModule, path: Path) -> None:
-    """Write a module as TVMScript, constants left out, making the directory if needed.
-
-    Raises
-    ------
-    PipelineError
-        If the file cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(mod.script(show_meta=False) + "\n", encoding="utf-8")
-    except OSError as err:
-        raise PipelineError(f"debug_dump: {path} cannot be written ({err.strerror})") from err

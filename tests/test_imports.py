@@ -30,6 +30,7 @@ USES = {
     ESTIMATOR / "pool.py": {"numpy"},
     ESTIMATOR / "priced.py": {"numpy"},
     ESTIMATOR / "families" / "cuda_matmul" / "cost.py": {"numpy"},
+    ESTIMATOR / "families" / "tensor_cores" / "cost.py": {"numpy"},
     ESTIMATOR / "families" / "triton_matmul" / "cost.py": {"numpy"},
     ROOT / "workload" / "reference.py": {"numpy"},
     ROOT / "workload" / "unpacked.py": {"numpy"},

@@ -104,6 +104,7 @@ PASSES: dict[str, tvm.transform.Pass] = {
 OTHERS = ("relax_fusion", "RefuseLowered", "AttachAdditionalPrimFuncs", "AttachMetadata")
 OTHERS += ("EmbedTritonKernels", "RecordLaunches", "ReportLeftovers", "CompileCUDAKernels")
 OTHERS += ("LiftWorkspaces", "MarkFixedArguments", "ReadSingleElements", "RunThreadsInTurn")
+OTHERS += ("CompileAhead",)
 """The pipeline; passes that only look, or refuse, or attach what TVMScript does not show; and those
 of CUDA sources and of MLC-LLM's models, whose rewrites have tests of their own."""
 

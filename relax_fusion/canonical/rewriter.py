@@ -9,10 +9,11 @@ from tvm import ir, relax, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal
 
-from ..matching.effects import Memory, free_vars, memory_of, reads_of
+from ..matching.effects import Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.identity import Identity, items_of
 from ..matching.pattern import belongs_to_a_library, is_call, operator_of
+from ..matching.remembered import memory_of
 from ..matching.shapes import dtype_of, same_shape, shape_of
 from ..transforms.modules import functions_of
 

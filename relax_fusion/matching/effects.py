@@ -11,9 +11,7 @@ only.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -298,34 +296,6 @@ class Memory:
         if isinstance(ty, relax.ShapeType | ir.PrimType):
             return NOWHERE
         return shared | {next(self._numbers)}
-
-
-_known: ContextVar[dict[str, tuple[relax.Function, Memory]] | None]
-_known = ContextVar("known", default=None)
-
-
-@contextmanager
-def remembered() -> Iterator[None]:
-    """Let passes share the `Memory` of functions that none of them changes, until the end."""
-    token = _known.set({})
-    try:
-        yield
-    finally:
-        _known.reset(token)
-
-
-def memory_of(name: str, func: relax.Function, mod: ir.IRModule) -> Memory:
-    """Return what the function of a name in a module does to memory."""
-    known = _known.get()
-    if known is None:
-        return Memory(func, mod)
-    before, memory = known.get(name) or (None, None)
-    if memory is None or not func.same_as(before):
-        memory = Memory(func, mod)
-        known.pop(name, None)
-        if not memory.looked_elsewhere:
-            known[name] = func, memory
-    return memory
 
 
 def free_vars(expr: relax.Expr) -> list[relax.Var]:

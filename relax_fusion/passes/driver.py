@@ -20,9 +20,9 @@ from ..estimator import Choice, choose
 from ..estimator.embedded import EMBEDDED_ATTR, Embedded, as_given, embedded
 from ..estimator.tile_plan import PlanTable
 from ..hardware.target import device_of, require_tf32
-from ..matching.effects import memory_of
 from ..matching.pattern import BlockView, Match, Matcher, Refused, belongs_to_a_library
 from ..matching.rebuild import Kernel, order, overwritten, rebuild
+from ..matching.remembered import memory_of
 from ..matching.shapes import elsewhere
 from ..report.decision import Decision
 from ..validation import shown

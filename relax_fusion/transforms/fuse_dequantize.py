@@ -11,9 +11,10 @@ from tvm import ir, relax, s_tir, tirx
 
 from ..matching.decoding_groups import Group, group_of
 from ..matching.dequantized import Dequantized, dequantized, tensors_of
-from ..matching.effects import Memory, free_vars, memory_of
+from ..matching.effects import Memory, free_vars
 from ..matching.expressions import loads_of
 from ..matching.pattern import BlockView, belongs_to_a_library, is_call
+from ..matching.remembered import memory_of
 from ..matching.shapes import shape_of
 from ..matching.stages import Stage, read_stages
 from .modules import functions_of

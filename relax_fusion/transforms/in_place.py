@@ -9,10 +9,11 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
-from ..matching.effects import HIDDEN, Memory, free_vars, memory_of, reads_of
+from ..matching.effects import HIDDEN, Memory, free_vars, reads_of
 from ..matching.expressions import substitute
 from ..matching.identity import items_of
 from ..matching.pattern import is_call
+from ..matching.remembered import memory_of
 from .modules import functions_of, rewritten, with_functions
 
 FORCE_PURE = "relax.force_pure"

@@ -7,8 +7,9 @@ import tvm
 from tvm import ir, relax
 
 from relax_fusion import Reason
-from relax_fusion.matching.effects import HIDDEN, Memory, memory_of, remembered
+from relax_fusion.matching.effects import HIDDEN, Memory
 from relax_fusion.matching.pattern import BlockView
+from relax_fusion.matching.remembered import memory_of, remembered
 from relax_fusion.transforms.in_place import NameInPlaceResults, SeparateWrites
 from relax_fusion.transforms.legalize import FoldReshapes, FuseTransposeMatmul, UnshareTransposes
 from relax_fusion.transforms.norms import LegalizeNorms
