@@ -60,8 +60,12 @@ DEFECTS = {
     ),
     "parity": Defect("plain", "u32 parity = 1;", "u32 parity = 0;", HANGS_EMPTY),
     "bytes": Defect("plain", EXPECT.format(""), EXPECT.format(" - 128"), HANGS_FULL),
-    "swizzle": Defect("plain", "LAYOUT = 0x40000040", "LAYOUT = 0x80000040", "another layout"),
-    "distance_of_lines": Defect("plain", "LAYOUT = 0x40000040", "LAYOUT = 0x40000008", NUMBERS),
+    "swizzle": Defect(
+        "plain", "PRODUCT_LAYOUT 0x40000040", "PRODUCT_LAYOUT 0x80000040", "another layout"
+    ),
+    "distance_of_lines": Defect(
+        "plain", "PRODUCT_LAYOUT 0x40000040", "PRODUCT_LAYOUT 0x40000008", NUMBERS
+    ),
     "transposed": Defect("plain", "store_matrices<!SWAPPED>", "store_matrices<SWAPPED>", NUMBERS),
     "banks": Defect("parts", "(piece ^ (line & 7)) << 4", "piece << 4", "meet in banks"),
     "mask_of_residual": Defect(
@@ -164,7 +168,9 @@ DEFECTS |= {  # of packed weights
         *("q4", BEFORE + RELEASES, "      on_cpu::commit_products();\n" + RELEASES, NUMBERS)
     ),
     "swizzle_of_words": Defect("q4", "& TURNS_OF) << 4", "& 0) << 4", NUMBERS),
-    "scales_of_another_step": Defect("q4", "ask(min(step + 1, last))", "ask(step)", NUMBERS),
+    "scales_of_another_step": Defect(
+        "q4", "ask(min(step + GROUPS_THAT_SPLIT, last))", "ask(step)", NUMBERS
+    ),
     "scales_of_another_group": Defect("q4", "? 0x3232 : 0x1010", "? 0x1010 : 0x1010", NUMBERS),
     "scales_of_the_gate": Defect(
         "q4_gate_first", "scales[i / (TALLS / WEIGHTS)]", "scales[0]", NUMBERS
