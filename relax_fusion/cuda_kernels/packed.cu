@@ -33,7 +33,8 @@ struct PackedLines {
   int rows[TALLS][2];  // where those of a line begin
   u32 now[TALLS][2][SCALE_WORDS], next[TALLS][2][SCALE_WORDS];
   int groups, line, turn, quarter;
-  u32 fields, large, factor, offset;  // as constants, they were moved to registers for each number
+  // In registers: as constants they were moved there for each number, and flips were taken apart
+  u32 fields, large, factor, offset;
 
   __device__ __forceinline__ PackedLines(int tall_group, int warp, int lane, int k) {
     groups = GROUP > 0 ? ceil_div(k, GROUP) : 1;

@@ -176,7 +176,7 @@ KINDS = {
     ),
 }
 """Which plans are offered, for one weight and for a gated pair.  Timed for q4f16_1 alone
-(`2026-11-24-cuda_matmul-packed.log`)."""
+(`2026-11-24-cuda_matmul-packed.log`, `-packed_sets.log`)."""
 
 
 @lru_cache(maxsize=16)

@@ -107,9 +107,7 @@ class Tile(NamedTuple):
     residents: Any  # blocks of a multiprocessor
     usable: Any  # multiprocessors
     warps: Any
-    warp_s: (
-        Any  # of a step of a warp with a scheduler to itself, as all that follow up to `least_s`
-    )
+    warp_s: Any  # of a step of a warp alone on a scheduler, as what follows up to `least_s`
     least_s: Any  # the same where it reworks operands, which others hide
     feed_s: Any  # of the operands of a block
     rounding_s: Any  # of the same, in place
