@@ -9,7 +9,12 @@ from importlib.resources import files
 from math import gcd
 from typing import NamedTuple
 
-from ..estimator.families.cuda_matmul.tiles import CudaPlan, copies_residual, line_bytes, lines_copied
+from ..estimator.families.cuda_matmul.tiles import (
+    CudaPlan,
+    copies_residual,
+    line_bytes,
+    lines_copied,
+)
 from ..workload import Packed
 from ..workload.dtypes import DTYPE_BYTES, accumulator, step_dtype
 from .unpacking import numbers_of
